@@ -1,6 +1,7 @@
 // Package atomicfile replaces a file as a whole.
 //
-// A library would use a new temporary name at each attempt, and leave one more file after each kill.
+// A library would use a new temporary name at each attempt, and leave one more file after each
+// kill.
 package atomicfile
 
 import (

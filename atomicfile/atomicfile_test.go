@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// Goal: a file is replaced as a whole, readable for its owner alone, and nothing is left beside it, also on an error.
+// Goal: a file is replaced as a whole, readable for its owner alone, and nothing is left beside it,
+// also on an error.
 func TestWrite(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "f")

@@ -10,9 +10,12 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// What the bench dial measures besides dialling: how soon connections end that are taken back, and what --encrypt costs.
+// What the bench dial measures besides dialling: how soon connections end that are taken back, and
+// what --encrypt costs.
 
-// revocations: from when a proc begins to take its endpoint back until who dialled it, on the same machine and on another, sees the end. The two procs' clocks are the same, as the machines are of one host.
+// revocations: from when a proc begins to take its endpoint back until who dialled it, on the same
+// machine and on another, sees the end. The two procs' clocks are the same, as the machines are of
+// one host.
 func (r *Run) revocations(ctx context.Context, near, far *connections) error {
 	count := 100
 	if r.Quick {
@@ -32,7 +35,8 @@ func (r *Run) revocations(ctx context.Context, near, far *connections) error {
 		if err := r.print(Line{Metric: on.metric, Unit: "ms", Ours: median(ms), N: len(ms)}); err != nil {
 			return err
 		}
-		if err := r.print(Line{Metric: strings.Replace(on.metric, "_ms", "_p99_ms", 1), Unit: "ms", Ours: quantile(ms, 0.99), N: len(ms)}); err != nil {
+		if err := r.print(Line{Metric: strings.Replace(on.metric, "_ms", "_p99_ms", 1), Unit: "ms",
+			Ours: quantile(ms, 0.99), N: len(ms)}); err != nil {
 			return err
 		}
 	}
@@ -42,7 +46,8 @@ func (r *Run) revocations(ctx context.Context, near, far *connections) error {
 // revoked has connections taken back, one after another.
 func (a *connections) revoked(ctx context.Context, count int) (ms []float64, err error) {
 	const address = "/connection-revoked"
-	ids, err := a.at.Spawn(ctx, sigma.Descriptor{Program: a.path, Args: []string{"serve-revoked", "sigma", address}, Start: sigma.StartedByCall, Memory: connectionMemory})
+	ids, err := a.at.Spawn(ctx, sigma.Descriptor{Program: a.path, Args: []string{"serve-revoked", "sigma", address},
+		Start: sigma.StartedByCall, Memory: connectionMemory})
 	if err == nil {
 		err = a.at.WaitStart(ctx, ids[0])
 	}
@@ -50,7 +55,8 @@ func (a *connections) revoked(ctx context.Context, count int) (ms []float64, err
 		return nil, err
 	}
 	defer a.at.Kill(context.WithoutCancel(ctx), ids[0])
-	text, err := a.from.output(ctx, sigma.Descriptor{Program: a.path, Args: []string{"revoked", "sigma", address, strconv.Itoa(count)}, Memory: connectionMemory})
+	text, err := a.from.output(ctx, sigma.Descriptor{Program: a.path, Args: []string{"revoked", "sigma", address,
+		strconv.Itoa(count)}, Memory: connectionMemory})
 	if err != nil {
 		return nil, err
 	}
@@ -67,7 +73,8 @@ func (a *connections) revoked(ctx context.Context, count int) (ms []float64, err
 	return ms, nil
 }
 
-// encrypted: dials, round trips and a stream between two machines that encrypt, beside TLS 1.3 of plain programs on the same way, which shakes hands for each connection, too.
+// encrypted: dials, round trips and a stream between two machines that encrypt, beside TLS 1.3 of
+// plain programs on the same way, which shakes hands for each connection, too.
 func (r *Run) encrypted(ctx context.Context, local string) error {
 	blocks, dials, trips, streamed := 10, 200, 5000, 4096
 	if r.Quick {
@@ -92,7 +99,8 @@ func (r *Run) encrypted(ctx context.Context, local string) error {
 	if err := a.plain(ctx, "tls", "tls", "10.77.0.1:0", within(m1.pid), within(m2.pid)); err != nil {
 		return err
 	}
-	if err := a.measure(ctx, blocks, dials, dials, "dial", free, microseconds("dial_p50_us", "dial_p99_us")); err != nil {
+	if err := a.measure(ctx, blocks, dials, dials, "dial", free,
+		microseconds("dial_p50_us", "dial_p99_us")); err != nil {
 		return err
 	}
 	if err := a.measure(ctx, blocks, trips, trips, "echo", free, microseconds("rtt_us", "rtt_p99_us")); err != nil {
@@ -105,7 +113,8 @@ func (r *Run) encrypted(ctx context.Context, local string) error {
 		metric, unit string
 		more         bool
 		n            int
-	}{{"dial_p50_us", "us", false, dials}, {"rtt_us", "us", false, trips}, {"echo_cpu_us", "us", false, trips}, {"bytes_per_s", "B/s", true, 1}} {
+	}{{"dial_p50_us", "us", false, dials}, {"rtt_us", "us", false, trips}, {"echo_cpu_us", "us", false, trips},
+		{"bytes_per_s", "B/s", true, 1}} {
 		if err := a.print("sigma", free, m.metric, "encrypted_"+m.metric, m.unit, m.more, m.n, "tls"); err != nil {
 			return err
 		}

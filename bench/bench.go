@@ -1,7 +1,10 @@
-// Package bench measures sigmaOS side by side with what people use instead, in one run on one machine (goals.md, Method). A Bench boots its own system in a temporary
-// directory, runs its arms interleaved, prints JSON lines in which ratio > 1 always means that ours is better, and keeps the raw samples.
+// Package bench measures sigmaOS side by side with what people use instead, in one run on one
+// machine (goals.md, Method). A Bench boots its own system in a temporary directory, runs its arms
+// interleaved, prints JSON lines in which ratio > 1 always means that ours is better, and keeps the
+// raw samples.
 //
-// It assumes root, and that the programs of sigmaOS lie in one directory (Config.Bin). User: cmd/bench.
+// It assumes root, and that the programs of sigmaOS lie in one directory (Config.Bin). User:
+// cmd/bench.
 package bench
 
 import (
@@ -33,7 +36,9 @@ type Bench struct {
 
 // List gives all benches, in the order in which `all` runs them.
 func List() []Bench {
-	return []Bench{startBench(), coldstartBench(), startRateBench(), densityBench(), mrBench(), sdkBench(), recoverBench(), placementBench(), burstBench(), endpointBench(), dialBench(), callBench(), namesBench(), filesBench(), lcbeBench(), fairBench(), neighbourBench()}
+	return []Bench{startBench(), coldstartBench(), startRateBench(), densityBench(), mrBench(), sdkBench(),
+		recoverBench(), placementBench(), burstBench(), endpointBench(), dialBench(), callBench(), namesBench(),
+		filesBench(), lcbeBench(), fairBench(), neighbourBench()}
 }
 
 // Config says how to run a bench.
@@ -72,7 +77,8 @@ type Run struct {
 	samples map[string][]float64 // raw, by arm and metric
 }
 
-// A bench that hangs ends after these, far beyond what it takes, and keeps nobody else from the machine.
+// A bench that hangs ends after these, far beyond what it takes, and keeps nobody else from the
+// machine.
 const (
 	quickMax = 3 * time.Minute
 	fullMax  = 30 * time.Minute
@@ -150,7 +156,8 @@ func (r *Run) keep() error {
 		return err
 	}
 	now := time.Now().UTC()
-	doc := map[string]any{"bench": r.bench, "time": now.Format(time.RFC3339), "commit": commit(), "machine": machine(), "quick": r.Quick, "lines": r.lines, "samples": r.samples}
+	doc := map[string]any{"bench": r.bench, "time": now.Format(time.RFC3339), "commit": commit(), "machine": machine(),
+		"quick": r.Quick, "lines": r.lines, "samples": r.samples}
 	b, err := json.Marshal(doc)
 	if err != nil {
 		return err
@@ -184,8 +191,10 @@ func commit() string {
 func machine() map[string]any {
 	release, _ := os.ReadFile("/proc/sys/kernel/osrelease")
 	load, _ := os.ReadFile("/proc/loadavg")
-	return map[string]any{"cores": runtime.NumCPU(), "kernel": strings.TrimSpace(string(release)), "cpu": procField("/proc/cpuinfo", "model name"),
-		"memory": procField("/proc/meminfo", "MemTotal"), "load": strings.TrimSpace(string(load)), "go": runtime.Version()}
+	return map[string]any{"cores": runtime.NumCPU(), "kernel": strings.TrimSpace(string(release)),
+		"cpu":    procField("/proc/cpuinfo", "model name"),
+		"memory": procField("/proc/meminfo", "MemTotal"), "load": strings.TrimSpace(string(load)),
+		"go": runtime.Version()}
 }
 
 func procField(path, name string) string {

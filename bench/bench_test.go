@@ -15,7 +15,8 @@ import (
 func TestCountFiles(t *testing.T) {
 	dir := t.TempDir()
 	long := strings.Repeat("x", 3<<20)
-	for name, text := range map[string]string{"a": "one two,One2three", "b": long + " end", "c": "", "d": strings.Repeat("word ", 500_000)} {
+	for name, text := range map[string]string{"a": "one two,One2three", "b": long + " end", "c": "",
+		"d": strings.Repeat("word ", 500_000)} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
 			t.Fatal(err)
 		}
@@ -69,7 +70,8 @@ func TestBetween(t *testing.T) {
 
 // Only cgroups that are made for one proc are counted: those of groups stay with their realm.
 func TestIsLeaf(t *testing.T) {
-	for name, want := range map[string]bool{"12": true, "spare-7": true, "be": false, "default": false, "spare-": false, "": false, "sigma-a6b0f8ef": false} {
+	for name, want := range map[string]bool{"12": true, "spare-7": true, "be": false, "default": false, "spare-": false,
+		"": false, "sigma-a6b0f8ef": false} {
 		if got := isLeaf(name); got != want {
 			t.Errorf("%q: got %v", name, got)
 		}
@@ -77,8 +79,10 @@ func TestIsLeaf(t *testing.T) {
 }
 
 func TestLeaks(t *testing.T) {
-	booted, warm := footprint{processes: 5, leaves: 4, mounts: 3, namespaces: 9, files: 50}, footprint{processes: 9, files: 60}
-	if got := (footprint{processes: 6, leaves: 4, mounts: 3, namespaces: 11, files: 60}).leaks(booted, warm); got != [...]int{1, 0, 0, 2, 0} {
+	booted, warm := footprint{processes: 5, leaves: 4, mounts: 3, namespaces: 9, files: 50},
+		footprint{processes: 9, files: 60}
+	if got := (footprint{processes: 6, leaves: 4, mounts: 3, namespaces: 11, files: 60}).leaks(booted,
+		warm); got != [...]int{1, 0, 0, 2, 0} {
 		t.Errorf("got %v of %v", got, leakMetrics)
 	}
 }
@@ -96,7 +100,8 @@ func TestPhases(t *testing.T) {
 // What stands side by side is of the same blocks.
 func TestSeries(t *testing.T) {
 	all, some := series{0: 1, 1: 2, 2: 9}, series{0: 4, 2: 6, 3: 7}
-	if a, b := all.with(some), some.with(all); len(a) != 2 || len(b) != 2 || a.median() != 9 || b.median() != 6 || len(all) != 3 {
+	if a, b := all.with(some), some.with(all); len(a) != 2 || len(b) != 2 || a.median() != 9 || b.median() != 6 ||
+		len(all) != 3 {
 		t.Errorf("got %v and %v of %v", a, b, all)
 	}
 	if got := all.with(some, nil); len(got) != 0 {

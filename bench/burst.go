@@ -18,14 +18,24 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// burstBench: how long does it take until a burst of latency-critical procs, each of which reserves a core, all run on machines that they fill to the last core (000 §6.2, Table 6.2: 720 procs on ten machines)? The machines are those of
-// sigma up --machines on this host, and their cores are *scaled*: each proc reserves so small a part of a core that all reservations together are what the machines offer. What is measured is therefore what placing and starting cost on
-// this host's cores together, not on ten machines. warm: the program is on all machines; cold: on none, it is fetched from the object store; spin: as warm, but each proc computes as soon as it runs, so that the last ones start on a host whose
-// processors are busy (in 000 each had its own). The time is from before the first Spawn to the first line of main of the last. The peer is docker run with a daemon of the bench's own, the same burst, of at most burstPeers containers;
-// what is compared is how many per second. The table of 000: 2.03 s with all machines at hand, 6.65 and 22.07 s with growing, Lambda 1.79 and 2.26, Kubernetes 80 and 104.
+// burstBench: how long does it take until a burst of latency-critical procs, each of which reserves
+// a core, all run on machines that they fill to the last core (000 §6.2, Table 6.2: 720 procs on
+// ten machines)? The machines are those of sigma up --machines on this host, and their cores are
+// *scaled*: each proc reserves so small a part of a core that all reservations together are what
+// the machines offer. What is measured is therefore what placing and starting cost on this host's
+// cores together, not on ten machines. warm: the program is on all machines; cold: on none, it is
+// fetched from the object store; spin: as warm, but each proc computes as soon as it runs, so that
+// the last ones start on a host whose processors are busy (in 000 each had its own). The time is
+// from before the first Spawn to the first line of main of the last. The peer is docker run with a
+// daemon of the bench's own, the same burst, of at most burstPeers containers; what is compared is
+// how many per second. The table of 000: 2.03 s with all machines at hand, 6.65 and 22.07 s with
+// growing, Lambda 1.79 and 2.26, Kubernetes 80 and 104.
 func burstBench() Bench {
-	return Bench{Name: "burst", Question: "how long until a burst of procs that reserve all cores of several machines runs?",
-		Metrics: []string{"burst_warm_s", "burst_cold_s", "burst_spin_s", "burst_start_p50_ms", "burst_procs_per_s"}, AnyMachines: true, run: runBurst}
+	return Bench{Name: "burst",
+		Question: "how long until a burst of procs that reserve all cores of several machines runs?",
+		Metrics: []string{"burst_warm_s", "burst_cold_s", "burst_spin_s", "burst_start_p50_ms",
+			"burst_procs_per_s"},
+		AnyMachines: true, run: runBurst}
 }
 
 const (
@@ -60,8 +70,10 @@ func runBurst(ctx context.Context, r *Run) (err error) {
 	if a.local, err = r.buildStart(ctx); err != nil {
 		return err
 	}
-	r.note("booting a system of %d machines; each proc reserves a scaled core, which is %d thousandths of a core", a.machines, a.scaled())
-	if a.c, err = testenv.StartCluster(testenv.ClusterOptions{Kind: testenv.Local, Machines: a.machines, CPU: runtime.NumCPU(), Bin: r.Bin, Realms: []sigma.RealmID{realm}}); err != nil {
+	r.note("booting a system of %d machines; each proc reserves a scaled core, which is %d thousandths of a core",
+		a.machines, a.scaled())
+	if a.c, err = testenv.StartCluster(testenv.ClusterOptions{Kind: testenv.Local, Machines: a.machines,
+		CPU: runtime.NumCPU(), Bin: r.Bin, Realms: []sigma.RealmID{realm}}); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, a.c.Close()) }()
@@ -109,8 +121,10 @@ func runBurst(ctx context.Context, r *Run) (err error) {
 		r.note("docker: %v", err)
 	}
 	paper := paperBurst
-	for _, l := range []Line{{Metric: "burst_warm_s", Unit: "s", Ours: median(arms["warm"]), Peer: "thesis_720_cores", Theirs: &paper, N: blocks * a.procs},
-		{Metric: "burst_cold_s", Unit: "s", Ours: median(arms["cold"]), N: blocks * a.procs}, {Metric: "burst_spin_s", Unit: "s", Ours: median(arms["spin"]), N: blocks * a.procs},
+	for _, l := range []Line{{Metric: "burst_warm_s", Unit: "s", Ours: median(arms["warm"]), Peer: "thesis_720_cores",
+		Theirs: &paper, N: blocks * a.procs},
+		{Metric: "burst_cold_s", Unit: "s", Ours: median(arms["cold"]), N: blocks * a.procs},
+		{Metric: "burst_spin_s", Unit: "s", Ours: median(arms["spin"]), N: blocks * a.procs},
 		{Metric: "burst_start_p50_ms", Unit: "ms", Ours: median(starts), N: len(starts)}} {
 		if err := r.print(l); err != nil {
 			return err
@@ -123,7 +137,8 @@ func runBurst(ctx context.Context, r *Run) (err error) {
 	if err := r.print(line); err != nil {
 		return err
 	}
-	return r.keepPlot(plotCurves(axes{title: fmt.Sprintf("%d procs on %d machines of one host with %d cores (scaled)", a.procs, a.machines, runtime.NumCPU()), x: "s since the first Spawn", y: "procs that run"}, a.curves))
+	return r.keepPlot(plotCurves(axes{title: fmt.Sprintf("%d procs on %d machines of one host with %d cores (scaled)",
+		a.procs, a.machines, runtime.NumCPU()), x: "s since the first Spawn", y: "procs that run"}, a.curves))
 }
 
 // scaled is the part of a core that a proc reserves.
@@ -140,9 +155,11 @@ func running(name string, ms []float64) curve {
 	return c
 }
 
-// burst spawns all procs, and tells how long after the first Spawn each was at its first line, in ms. Then it ends them.
+// burst spawns all procs, and tells how long after the first Spawn each was at its first line, in
+// ms. Then it ends them.
 func (a *burstArms) burst(ctx context.Context, program, mode string) (ms []float64, err error) {
-	ds := slices.Repeat([]sigma.Descriptor{{Program: program, Args: []string{mode}, Name: "burst", Memory: burstMemory, Class: sigma.LatencyCritical, CPU: a.scaled()}}, a.procs)
+	ds := slices.Repeat([]sigma.Descriptor{{Program: program, Args: []string{mode}, Name: "burst", Memory: burstMemory,
+		Class: sigma.LatencyCritical, CPU: a.scaled()}}, a.procs)
 	begin := monotonic()
 	var ids []sigma.ProcID
 	for chunk := range slices.Chunk(ds, burstChunk) {
@@ -179,7 +196,8 @@ func (a *burstArms) burst(ctx context.Context, program, mode string) (ms []float
 	return ms, g.wait(gctx)
 }
 
-// markMost is how long a proc that has started may take to its first line, on a host whose processors are all busy.
+// markMost is how long a proc that has started may take to its first line, on a host whose
+// processors are all busy.
 const markMost = 20 * time.Second
 
 // mark reads what a proc printed, as soon as it has.
@@ -211,7 +229,8 @@ func (a *burstArms) cold(ctx context.Context) ([]float64, error) {
 		return nil, err
 	}
 	copied := a.local + "-" + name
-	if err := os.WriteFile(copied, fmt.Append(bytes, name), 0o755); err != nil { // what is behind its end makes another file of it
+	if err := os.WriteFile(copied, fmt.Append(bytes, name),
+		0o755); err != nil { // what is behind its end makes another file of it
 		return nil, err
 	}
 	program, err := a.s.install(ctx, copied, name)

@@ -17,12 +17,22 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// callBench: how many calls per second does package call make, beside grpc-go and net/http, and what does one cost the processors? Two machines joined by a veth pair (sigma up --machines 2); the same program, programs/calls, is client
-// and server of all arms: as procs, and as ordinary processes over a UNIX socket, which on one machine is the fastest that they have, or over TCP from one machine's network to the other's. One client calls, alone or from 64 goroutines;
-// arguments come back as they are. On one machine ours is what a dial gives (ring), and the same forced to its socket (unix_); between the machines what a dial gives (veth_). The processors' time counts both sides and the machines'
-// daemons. On a busy host best-effort procs have what is left; the peers therefore run in groups beside those of the procs, which have no more. Expected: alone ours costs a wake-up for each side and no goroutine hand-over, or none of both in the ring while each side has a processor; many share system calls and wake-ups. Large arguments are copied, by all the same.
+// callBench: how many calls per second does package call make, beside grpc-go and net/http, and
+// what does one cost the processors? Two machines joined by a veth pair (sigma up --machines 2);
+// the same program, programs/calls, is client and server of all arms: as procs, and as ordinary
+// processes over a UNIX socket, which on one machine is the fastest that they have, or over TCP
+// from one machine's network to the other's. One client calls, alone or from 64 goroutines;
+// arguments come back as they are. On one machine ours is what a dial gives (ring), and the same
+// forced to its socket (unix_); between the machines what a dial gives (veth_). The processors'
+// time counts both sides and the machines' daemons. On a busy host best-effort procs have what is
+// left; the peers therefore run in groups beside those of the procs, which have no more. Expected:
+// alone ours costs a wake-up for each side and no goroutine hand-over, or none of both in the ring
+// while each side has a processor; many share system calls and wake-ups. Large arguments are
+// copied, by all the same.
 func callBench() Bench {
-	b := Bench{Name: "call", Question: "how many calls per second are made on one machine and between two, beside grpc-go and net/http?", run: runCall}
+	b := Bench{Name: "call",
+		Question: "how many calls per second are made on one machine and between two, beside grpc-go and net/http?",
+		run:      runCall}
 	for _, i := range callItems() {
 		b.Metrics = append(b.Metrics, i.metric("calls_per_s"), i.metric("cpu_us_per_call"))
 	}
@@ -41,7 +51,8 @@ type callItem struct {
 }
 
 func callItems() (out []callItem) {
-	for _, x := range []callItem{{"", "sigma", "here", 0, 0}, {"unix_", "socket", "here", 0, 0}, {"veth_", "sigma", "there", 0, 0}} {
+	for _, x := range []callItem{{"", "sigma", "here", 0, 0}, {"unix_", "socket", "here", 0, 0},
+		{"veth_", "sigma", "there", 0, 0}} {
 		for _, size := range []int{64, 64 << 10} {
 			for _, flight := range []int{1, 64} {
 				x.size, x.flight = size, flight
@@ -79,11 +90,13 @@ type callArms struct {
 
 func runCall(ctx context.Context, r *Run) (err error) {
 	blocks := 10
-	a := &callArms{r: r, span: time.Second, address: map[string]string{}, calls: map[string][]float64{}, cpu: map[string][]float64{}}
+	a := &callArms{r: r, span: time.Second, address: map[string]string{}, calls: map[string][]float64{},
+		cpu: map[string][]float64{}}
 	if r.Quick {
 		blocks, a.span = 3, 200*time.Millisecond
 	}
-	if a.c, err = testenv.StartCluster(testenv.ClusterOptions{Kind: testenv.Local, Machines: 2, Bin: r.Bin, Realms: []sigma.RealmID{realm}}); err != nil {
+	if a.c, err = testenv.StartCluster(testenv.ClusterOptions{Kind: testenv.Local, Machines: 2, Bin: r.Bin,
+		Realms: []sigma.RealmID{realm}}); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, a.c.Close()) }()
@@ -137,9 +150,11 @@ func (a *callArms) prepare(ctx context.Context) error {
 	for _, x := range []struct {
 		kind, server string
 		near         sigma.MachineID
-	}{{"sigma", "there", a.c.Machine(1).Name}, {"sigma", "here", a.c.Machine(0).Name}, {"socket", "here", a.c.Machine(0).Name}} {
+	}{{"sigma", "there", a.c.Machine(1).Name}, {"sigma", "here", a.c.Machine(0).Name},
+		{"socket", "here", a.c.Machine(0).Name}} {
 		path := "/calls-" + x.kind + "-" + x.server
-		ids, err := a.s.Spawn(ctx, sigma.Descriptor{Program: a.path, Args: []string{"serve", x.kind, path}, Start: sigma.StartedByCall, Memory: callMemory, Near: x.near})
+		ids, err := a.s.Spawn(ctx, sigma.Descriptor{Program: a.path, Args: []string{"serve", x.kind, path},
+			Start: sigma.StartedByCall, Memory: callMemory, Near: x.near})
 		if err == nil {
 			err = a.s.WaitStart(ctx, ids[0])
 		}
@@ -148,7 +163,8 @@ func (a *callArms) prepare(ctx context.Context) error {
 		}
 		a.address[x.kind+" "+x.server] = path
 	}
-	if out, err := a.c.Machine(0).Command(ctx, "machine", "cordon", "m2").CombinedOutput(); err != nil { // clients are at m1
+	if out, err := a.c.Machine(0).Command(ctx, "machine", "cordon",
+		"m2").CombinedOutput(); err != nil { // clients are at m1
 		return fmt.Errorf("cordon: %w\n%s", err, out)
 	}
 	for machine, path := range []string{a.address["sigma here"], a.address["sigma there"]} {
@@ -167,7 +183,8 @@ func (a *callArms) prepare(ctx context.Context) error {
 	return nil
 }
 
-// group makes a group of processes beside that of our server at path, as far as processors are concerned.
+// group makes a group of processes beside that of our server at path, as far as processors are
+// concerned.
 func (a *callArms) group(machine int, path string) error {
 	pids, err := commanded("serve", "sigma", path)
 	if err != nil || len(pids) == 0 {
@@ -194,11 +211,13 @@ func (a *callArms) group(machine int, path string) error {
 	return errors.New("procs are in no groups with a share of the processors")
 }
 
-// inside is the program as a process of the host in a machine's network, in the group beside our procs'.
+// inside is the program as a process of the host in a machine's network, in the group beside our
+// procs'.
 func (a *callArms) inside(ctx context.Context, machine int, args ...string) *exec.Cmd {
 	const enter = `echo $$ > "$0/cgroup.procs" && exec "$@"`
 	space := fmt.Sprintf("--net=/proc/%d/ns/net", a.c.Machine(machine).PID("keeper"))
-	return exec.CommandContext(ctx, "sh", append([]string{"-c", enter, a.groups[machine], "nsenter", space, a.local}, args...)...)
+	return exec.CommandContext(ctx, "sh", append([]string{"-c", enter, a.groups[machine], "nsenter", space, a.local},
+		args...)...)
 }
 
 // serve starts a peer's server.
@@ -247,14 +266,17 @@ func (a *callArms) measure(ctx context.Context, server string, flight, size, blo
 	return interleave(blocks, arms...)
 }
 
-// client runs a client and gives its calls per second and the microseconds of the processors that each cost.
+// client runs a client and gives its calls per second and the microseconds of the processors that
+// each cost.
 func (a *callArms) client(ctx context.Context, kind, server string, flight, size int) (calls, cpu float64, err error) {
-	args := []string{"call", kind, a.address[kind+" "+server], strconv.Itoa(size), strconv.Itoa(flight), strconv.FormatInt(a.span.Milliseconds(), 10)}
+	args := []string{"call", kind, a.address[kind+" "+server], strconv.Itoa(size), strconv.Itoa(flight),
+		strconv.FormatInt(a.span.Milliseconds(), 10)}
 	var out []byte
 	daemons := a.daemons()
 	ours := kind == "sigma" || kind == "socket"
 	if ours {
-		out, err = a.s.output(ctx, sigma.Descriptor{Program: a.path, Args: args, Memory: callMemory, Near: a.c.Machine(0).Name})
+		out, err = a.s.output(ctx, sigma.Descriptor{Program: a.path, Args: args, Memory: callMemory,
+			Near: a.c.Machine(0).Name})
 	} else {
 		out, err = a.inside(ctx, 0, args...).Output()
 		if e := (*exec.ExitError)(nil); errors.As(err, &e) {
@@ -268,7 +290,10 @@ func (a *callArms) client(ctx context.Context, kind, server string, flight, size
 	if _, err := fmt.Sscan(string(out), &made, &took, &used); err != nil {
 		return 0, 0, fmt.Errorf("%q: %w", out, err)
 	}
-	if ours && server == "there" { // theirs only if they carry the bytes; it counts calls of the warm-up too, and the start of the client
+	if ours &&
+		server == "there" {
+		// theirs only if they carry the bytes; it counts calls of the warm-up too, and the start of
+		// the client
 		used += float64(a.daemons() - daemons)
 	}
 	return made / took * 1e9, used / made / 1e3, nil
@@ -289,9 +314,11 @@ func (a *callArms) print(i callItem) error {
 	for _, peer := range callPeers {
 		theirs := callArm(peer, i.server, i.flight, i.size)
 		n := len(a.calls[own])
-		err := a.r.print(Line{Metric: i.metric("calls_per_s"), Unit: "1/s", Ours: median(a.calls[own]), Peer: peer, Theirs: pointer(median(a.calls[theirs])), N: n}.between(ratios(a.calls[own], a.calls[theirs])))
+		err := a.r.print(Line{Metric: i.metric("calls_per_s"), Unit: "1/s", Ours: median(a.calls[own]), Peer: peer,
+			Theirs: pointer(median(a.calls[theirs])), N: n}.between(ratios(a.calls[own], a.calls[theirs])))
 		if err == nil {
-			err = a.r.print(Line{Metric: i.metric("cpu_us_per_call"), Unit: "us", Ours: median(a.cpu[own]), Peer: peer, Theirs: pointer(median(a.cpu[theirs])), N: n}.between(ratios(a.cpu[theirs], a.cpu[own])))
+			err = a.r.print(Line{Metric: i.metric("cpu_us_per_call"), Unit: "us", Ours: median(a.cpu[own]), Peer: peer,
+				Theirs: pointer(median(a.cpu[theirs])), N: n}.between(ratios(a.cpu[theirs], a.cpu[own])))
 		}
 		if err != nil {
 			return err

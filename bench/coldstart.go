@@ -20,14 +20,20 @@ import (
 //go:embed programs/coldstart.c
 var coldstartSource string
 
-// coldstartBench: how long does it take from Spawn to the first line of main of a program that this machine has never seen? Each start is of a copy with bytes of its own,
-// which lies in the object store; each message between the machine and the store takes 0.2 ms longer, in each direction. The large program is of 30 MB and reads 64 KiB from its
-// middle before it says that it has started; what was fetched by then (in truth: by its end) is told as a fraction. A program's own warm start, of the same copy once all of it is here,
-// is the floor. The peer copies the program from one file to another, without any delay, and posix_spawns it without any isolation: what a machine does that
-// fetches whole. Expected: a few round trips over the warm start; the peer's time grows with the size.
+// coldstartBench: how long does it take from Spawn to the first line of main of a program that this
+// machine has never seen? Each start is of a copy with bytes of its own, which lies in the object
+// store; each message between the machine and the store takes 0.2 ms longer, in each direction. The
+// large program is of 30 MB and reads 64 KiB from its middle before it says that it has started;
+// what was fetched by then (in truth: by its end) is told as a fraction. A program's own warm
+// start, of the same copy once all of it is here, is the floor. The peer copies the program from
+// one file to another, without any delay, and posix_spawns it without any isolation: what a machine
+// does that fetches whole. Expected: a few round trips over the warm start; the peer's time grows
+// with the size.
 func coldstartBench() Bench {
-	return Bench{Name: "coldstart", Question: "how long from Spawn to the first line of main of a program that was never on the machine?",
-		Metrics: []string{"small_p50_ms", "small_warm_p50_ms", "large_p50_ms", "large_warm_p50_ms", "large_fetched_fraction"}, run: runColdstart}
+	return Bench{Name: "coldstart",
+		Question: "how long from Spawn to the first line of main of a program that was never on the machine?",
+		Metrics: []string{"small_p50_ms", "small_warm_p50_ms", "large_p50_ms", "large_warm_p50_ms",
+			"large_fetched_fraction"}, run: runColdstart}
 }
 
 const (
@@ -72,14 +78,20 @@ func runColdstart(ctx context.Context, r *Run) error {
 	if err := s.coldStart(ctx, small, false); err != nil { // so that sessions are there
 		return err
 	}
-	err = interleave(rounds, func() error { return s.coldStart(ctx, small, true) }, func() error { return s.coldStart(ctx, large, true) },
-		func() error { return r.copyStart(ctx, small, spawner) }, func() error { return r.copyStart(ctx, large, spawner) })
+	err = interleave(rounds, func() error {
+		return s.coldStart(ctx, small, true)
+	}, func() error { return s.coldStart(ctx, large, true) },
+		func() error {
+			return r.copyStart(ctx, small, spawner)
+		}, func() error { return r.copyStart(ctx, large, spawner) })
 	if err != nil {
 		return err
 	}
 	for _, p := range []*coldProgram{small, large} {
 		for _, l := range []Line{
-			{Metric: p.name + "_p50_ms", Ours: median(p.cold), Theirs: pointer(median(p.copied)), Ratio: pointer(median(ratios(p.copied, p.cold))), Floor: pointer(median(p.warm)), Peer: "copy_and_spawn"},
+			{Metric: p.name + "_p50_ms", Ours: median(p.cold), Theirs: pointer(median(p.copied)),
+				Ratio: pointer(median(ratios(p.copied, p.cold))), Floor: pointer(median(p.warm)),
+				Peer: "copy_and_spawn"},
 			{Metric: p.name + "_warm_p50_ms", Ours: median(p.warm)},
 		} {
 			l.Unit, l.N = "ms", len(p.cold)
@@ -88,7 +100,8 @@ func runColdstart(ctx context.Context, r *Run) error {
 			}
 		}
 	}
-	return r.print(Line{Metric: "large_fetched_fraction", Unit: "1", Ours: median(large.fraction), N: len(large.fraction)})
+	return r.print(Line{Metric: "large_fetched_fraction", Unit: "1", Ours: median(large.fraction),
+		N: len(large.fraction)})
 }
 
 // buildCold compiles the program; the large one has random bytes in it.
@@ -175,7 +188,8 @@ func (s *system) coldStart(ctx context.Context, p *coldProgram, count bool) erro
 	}
 	if count {
 		p.cold = append(p.cold, s.r.sample(p.name, "cold_ms", cold))
-		p.warm = append(p.warm, s.r.sample(p.name, "warm_ms", median(warm[1:]))) // the first may find the last chunk just arrived
+		p.warm = append(p.warm, s.r.sample(p.name, "warm_ms",
+			median(warm[1:]))) // the first may find the last chunk just arrived
 		p.fraction = append(p.fraction, s.r.sample(p.name, "fetched_fraction", (after-before)/float64(len(text))))
 	}
 	return s.Remove(ctx, path)
@@ -202,7 +216,8 @@ func (s *system) timedStart(ctx context.Context, path string) (float64, error) {
 	return startedAfter(string(text), begin)
 }
 
-// startedAfter reads what the program printed: its first line of main, and when it had read what it reads.
+// startedAfter reads what the program printed: its first line of main, and when it had read what it
+// reads.
 func startedAfter(text string, begin int64) (float64, error) {
 	_, touched, _ := strings.Cut(strings.TrimSpace(text), " ")
 	ns, err := strconv.ParseInt(touched, 10, 64)
@@ -226,7 +241,8 @@ func (s *system) metric(ctx context.Context, name string) (float64, error) {
 	return 0, fmt.Errorf("there is no metric %s", name)
 }
 
-// copyStart is the peer: a whole copy, then posix_spawn by the C program, so that nothing of this one's size is forked.
+// copyStart is the peer: a whole copy, then posix_spawn by the C program, so that nothing of this
+// one's size is forked.
 func (r *Run) copyStart(ctx context.Context, p *coldProgram, spawner string) error {
 	from, to := filepath.Join(r.dir, "peer-from"), filepath.Join(r.dir, "peer-to")
 	if err := os.WriteFile(from, p.next(), 0o755); err != nil {

@@ -16,20 +16,42 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// endpointBench: what does a connection between two procs cost, once it is there, beside plain sockets? The same program, programs/connection, is server and client of all arms (connectionarms.go). Round trips are of 64 bytes, one after another; streams are of 64 KiB blocks, until the server
-// has read all. Each block starts a client of each arm anew, placed by the bench: both sides where the scheduler has them, each on a processor of its own, or both on one. Endpoints are measured with each transport forced, and with the automatic choice; first_N_us is what a connection and its first N
-// round trips cost together (002 Fig 7), the median of 13 connections of a client (3 from the 257th on), and up to 10,000 of one of another client; a quick run measures them on sockets in one block of three only, as they take ten times as long there and vary little, and has ten blocks of streams, which last 5 ms each, and seven connections of 10,000 messages, as five and three said little; cpu_us is the processor time of both sides for a round trip; many_us is a message to and from each of 1,000 connections, divided by 1,000. Expected: on the socket an endpoint is as fast as a UNIX socket between two processes in cgroups as deep as ours, which is
-// slower than one between processes in none; in the ring it is ten times as fast while both sides have a processor each, and no slower where they share one. Between machines it is as fast as TCP on the same way once no sigmad relays.
+// endpointBench: what does a connection between two procs cost, once it is there, beside plain
+// sockets? The same program, programs/connection, is server and client of all arms
+// (connectionarms.go). Round trips are of 64 bytes, one after another; streams are of 64 KiB
+// blocks, until the server has read all. Each block starts a client of each arm anew, placed by the
+// bench: both sides where the scheduler has them, each on a processor of its own, or both on one.
+// Endpoints are measured with each transport forced, and with the automatic choice; first_N_us is
+// what a connection and its first N round trips cost together (002 Fig 7), the median of 13
+// connections of a client (3 from the 257th on), and up to 10,000 of one of another client; a quick
+// run measures them on sockets in one block of three only, as they take ten times as long there and
+// vary little, and has ten blocks of streams, which last 5 ms each, and seven connections of 10,000
+// messages, as five and three said little; cpu_us is the processor time of both sides for a round
+// trip; many_us is a message to and from each of 1,000 connections, divided by 1,000. Expected: on
+// the socket an endpoint is as fast as a UNIX socket between two processes in cgroups as deep as
+// ours, which is slower than one between processes in none; in the ring it is ten times as fast
+// while both sides have a processor each, and no slower where they share one. Between machines it
+// is as fast as TCP on the same way once no sigmad relays.
 func endpointBench() Bench {
-	return Bench{Name: "endpoint", Question: "how fast are connections between procs, beside plain sockets, containers and overlays?", Metrics: []string{"ring_rtt_us", "unix_rtt_us", "auto_rtt_us", "ring_apart_rtt_us", "ring_together_rtt_us", "ring_bytes_per_s", "unix_bytes_per_s", "auto_bytes_per_s", "ring_cpu_us",
-		"first_1_us", "first_64_us", "first_1024_us", "first_10000_us", "auto_beside_best", "auto_many_us", "machines_rtt_us", "machines_bytes_per_s", "machines_apart_rtt_us", "machines_apart_bytes_per_s", "machines_together_rtt_us", "machines_together_bytes_per_s"}, run: runEndpoint}
+	return Bench{Name: "endpoint",
+		Question: "how fast are connections between procs, beside plain sockets, containers and overlays?",
+		Metrics: []string{"ring_rtt_us", "unix_rtt_us", "auto_rtt_us", "ring_apart_rtt_us", "ring_together_rtt_us",
+			"ring_bytes_per_s", "unix_bytes_per_s", "auto_bytes_per_s", "ring_cpu_us",
+			"first_1_us", "first_64_us", "first_1024_us", "first_10000_us", "auto_beside_best", "auto_many_us",
+			"machines_rtt_us", "machines_bytes_per_s", "machines_apart_rtt_us", "machines_apart_bytes_per_s",
+			"machines_together_rtt_us", "machines_together_bytes_per_s"}, run: runEndpoint}
 }
 
-// dialBench: how long does it take to be connected? From the call of Dial until the first byte of a server that sends one when it has accepted; the endpoint is known, as the address of the peers is. Arms as in endpointBench.
-// Expected: slower than connect(2) by the way through sigmad, which passes each side its socket.
+// dialBench: how long does it take to be connected? From the call of Dial until the first byte of a
+// server that sends one when it has accepted; the endpoint is known, as the address of the peers
+// is. Arms as in endpointBench. Expected: slower than connect(2) by the way through sigmad, which
+// passes each side its socket.
 func dialBench() Bench {
-	return Bench{Name: "dial", Question: "how long does it take to connect to a proc, beside plain connect and accept?", Metrics: []string{"dial_p50_us", "dial_p99_us", "machines_dial_p50_us", "machines_dial_p99_us", "machines_dial_cpu_us",
-		"revoke_ms", "revoke_far_ms", "encrypted_dial_p50_us", "encrypted_rtt_us", "encrypted_bytes_per_s"}, run: runDial}
+	return Bench{Name: "dial", Question: "how long does it take to connect to a proc, beside plain connect and accept?",
+		Metrics: []string{"dial_p50_us", "dial_p99_us", "machines_dial_p50_us", "machines_dial_p99_us",
+			"machines_dial_cpu_us",
+			"revoke_ms", "revoke_far_ms", "encrypted_dial_p50_us", "encrypted_rtt_us", "encrypted_bytes_per_s"},
+		run: runDial}
 }
 
 // ours are the networks that are endpoints on one machine, with the name of each in metrics.
@@ -55,7 +77,8 @@ func (s series) over(under series) (out []float64) {
 	return out
 }
 
-// with keeps the blocks in which the others were measured too: figures that stand side by side are of the same ones.
+// with keeps the blocks in which the others were measured too: figures that stand side by side are
+// of the same ones.
 func (s series) with(others ...series) series {
 	out := maps.Clone(s)
 	for _, o := range others {
@@ -92,8 +115,10 @@ func prefix(placement string) string {
 	return placement + "_"
 }
 
-// client runs a client and gives its figures, and last the processor time of both sides for each of count.
-func (a *connections) client(ctx context.Context, what string, on *arm, placement string, count, want int) ([]float64, error) {
+// client runs a client and gives its figures, and last the processor time of both sides for each of
+// count.
+func (a *connections) client(ctx context.Context, what string, on *arm, placement string, count, want int) ([]float64,
+	error) {
 	args := []string{what, on.network, on.address, strconv.Itoa(count)}
 	server, client := a.all, a.all
 	switch placement {
@@ -137,20 +162,26 @@ func (a *connections) client(ctx context.Context, what string, on *arm, placemen
 	return figures, nil
 }
 
-// A quick run of more than blocksQuick blocks has an arm that is spare, and sockets' first messages, in one of seldom only: these take ten times as long as a ring's, and change little from block to block.
+// A quick run of more than blocksQuick blocks has an arm that is spare, and sockets' first
+// messages, in one of seldom only: these take ten times as long as a ring's, and change little from
+// block to block.
 const (
 	blocksQuick = 5
 	seldom      = 3
 )
 
-// measure runs blocks of one kind of client over all arms, want figures each beside the processor time; use makes a block's figures of what it printed.
-func (a *connections) measure(ctx context.Context, blocks, count, want int, what, placement string, use func([]float64) map[string]float64) error {
+// measure runs blocks of one kind of client over all arms, want figures each beside the processor
+// time; use makes a block's figures of what it printed.
+func (a *connections) measure(ctx context.Context, blocks, count, want int, what, placement string,
+	use func([]float64) map[string]float64) error {
 	var arms []func() error
 	for _, on := range a.arms {
-		if on.spare && (placement != free || what == "first" || what == "many") || on.network == "ring" && what == "many" { // which is not printed
+		if on.spare && (placement != free || what == "first" || what == "many") || on.network == "ring" &&
+			what == "many" { // which is not printed
 			continue
 		}
-		rare := a.r.Quick && blocks > blocksQuick && (on.spare || what == "first" && (on.network == "socket" || on.network == "unix"))
+		rare := a.r.Quick && blocks > blocksQuick && (on.spare || what == "first" &&
+			(on.network == "socket" || on.network == "unix"))
 		next := 0
 		arms = append(arms, func() error {
 			block := next
@@ -179,7 +210,8 @@ func (a *connections) measure(ctx context.Context, blocks, count, want int, what
 	return interleave(blocks, arms...)
 }
 
-// print puts out a figure of one of ours as a metric beside each of the peers that was measured so; more says that more is better.
+// print puts out a figure of one of ours as a metric beside each of the peers that was measured so;
+// more says that more is better.
 func (a *connections) print(name, placement, metric, as, unit string, more bool, n int, peers ...string) error {
 	for _, peer := range peers {
 		ours, theirs := a.figures[figure{name, placement, metric}], a.figures[figure{peer, placement, metric}]
@@ -191,7 +223,8 @@ func (a *connections) print(name, placement, metric, as, unit string, more bool,
 		if more {
 			rs = ours.over(theirs)
 		}
-		if err := a.r.print(Line{Metric: as, Unit: unit, Ours: ours.median(), Peer: peer, Theirs: pointer(theirs.median()), N: n * len(ours)}.between(rs)); err != nil {
+		if err := a.r.print(Line{Metric: as, Unit: unit, Ours: ours.median(), Peer: peer,
+			Theirs: pointer(theirs.median()), N: n * len(ours)}.between(rs)); err != nil {
 			return err
 		}
 	}
@@ -213,14 +246,16 @@ var (
 
 // endpointSizes are how many blocks of each kind there are, and how much a client of one does.
 type endpointSizes struct {
-	blocks, streams, longs            int // of round trips and short connections, of streams, of connections of 10,000 messages
+	blocks, streams,
+	longs int // of round trips and short connections, of streams, of connections of 10,000 messages
 	trips, streamed, machinesStreamed int // round trips; blocks of 64 KiB on one machine and between two
 }
 
 func runEndpoint(ctx context.Context, r *Run) error {
 	n := endpointSizes{blocks: 20, streams: 20, longs: 10, trips: 5000, streamed: 4096, machinesStreamed: 4096}
 	if r.Quick {
-		n = endpointSizes{blocks: blocksQuick, streams: 10, longs: 7, trips: 1500, streamed: 256, machinesStreamed: 1024}
+		n = endpointSizes{blocks: blocksQuick, streams: 10, longs: 7, trips: 1500, streamed: 256,
+			machinesStreamed: 1024}
 	}
 	a, err := r.newConnections(ctx, "ring", "socket", "sigma")
 	if err != nil {
@@ -247,19 +282,24 @@ func runEndpoint(ctx context.Context, r *Run) error {
 	for _, on := range b.arms { // the same way without a machine is the peer that matters
 		on.spare = r.Quick && on.name != "sigma" && on.name != "veth"
 	}
-	for _, placement := range b.placements() { // anywhere, it is chance which of two programs the scheduler has on one processor
-		if err := b.measure(ctx, n.blocks, n.trips, n.trips, "echo", placement, microseconds("rtt_us", "rtt_p99_us")); err != nil {
+	// anywhere, it is chance which of two programs the scheduler has on one processor
+	for _, placement := range b.placements() {
+		if err := b.measure(ctx, n.blocks, n.trips, n.trips, "echo", placement,
+			microseconds("rtt_us", "rtt_p99_us")); err != nil {
 			return err
 		}
-		if err := b.measure(ctx, n.streams, n.machinesStreamed, 1, "stream", placement, perSecond(n.machinesStreamed)); err != nil {
+		if err := b.measure(ctx, n.streams, n.machinesStreamed, 1, "stream", placement,
+			perSecond(n.machinesStreamed)); err != nil {
 			return err
 		}
 		for _, metric := range []string{"rtt_us", "rtt_p99_us", "echo_cpu_us", "stream_cpu_us"} {
-			if err := b.print("sigma", placement, metric, "machines_"+prefix(placement)+metric, "us", false, n.trips, betweenHosts...); err != nil {
+			if err := b.print("sigma", placement, metric, "machines_"+prefix(placement)+metric, "us", false, n.trips,
+				betweenHosts...); err != nil {
 				return err
 			}
 		}
-		if err := b.print("sigma", placement, "bytes_per_s", "machines_"+prefix(placement)+"bytes_per_s", "B/s", true, 1, betweenHosts...); err != nil {
+		if err := b.print("sigma", placement, "bytes_per_s", "machines_"+prefix(placement)+"bytes_per_s", "B/s", true,
+			1, betweenHosts...); err != nil {
 			return err
 		}
 	}
@@ -276,7 +316,8 @@ func perSecond(streamed int) func([]float64) map[string]float64 {
 // trips measures round trips and streams in all placements.
 func (a *connections) trips(ctx context.Context, n endpointSizes) error {
 	for _, placement := range a.placements() {
-		if err := a.measure(ctx, n.blocks, n.trips, n.trips, "echo", placement, microseconds("rtt_us", "rtt_p99_us")); err != nil {
+		if err := a.measure(ctx, n.blocks, n.trips, n.trips, "echo", placement,
+			microseconds("rtt_us", "rtt_p99_us")); err != nil {
 			return err
 		}
 		if err := a.measure(ctx, n.streams, n.streamed, 1, "stream", placement, perSecond(n.streamed)); err != nil {
@@ -285,11 +326,13 @@ func (a *connections) trips(ctx context.Context, n endpointSizes) error {
 		for _, network := range []string{"ring", "socket", "sigma"} {
 			name := ours[network] + "_" + prefix(placement)
 			for _, metric := range []string{"rtt_us", "rtt_p99_us", "echo_cpu_us", "stream_cpu_us"} {
-				if err := a.print(network, placement, metric, name+metric, "us", false, n.trips, onHost...); err != nil {
+				if err := a.print(network, placement, metric, name+metric, "us", false, n.trips,
+					onHost...); err != nil {
 					return err
 				}
 			}
-			if err := a.print(network, placement, "bytes_per_s", name+"bytes_per_s", "B/s", true, 1, onHost...); err != nil {
+			if err := a.print(network, placement, "bytes_per_s", name+"bytes_per_s", "B/s", true, 1,
+				onHost...); err != nil {
 				return err
 			}
 		}
@@ -306,7 +349,8 @@ func (a *connections) placements() []string {
 	return []string{free, apart, together}
 }
 
-// firsts measures what a connection and its first messages cost together, and the automatic choice beside the better of the two transports at each number of messages.
+// firsts measures what a connection and its first messages cost together, and the automatic choice
+// beside the better of the two transports at each number of messages.
 func (a *connections) firsts(ctx context.Context, n endpointSizes) error {
 	short, long := []int{1, 64, 256, 1024}, []int{10000}
 	metric := func(n int) string { return fmt.Sprintf("first_%d_us", n) }
@@ -325,7 +369,8 @@ func (a *connections) firsts(ctx context.Context, n endpointSizes) error {
 			}
 		}
 		for _, n := range slices.Concat(short, long) {
-			if err := a.print("sigma", placement, metric(n), prefix(placement)+metric(n), "us", false, 1, onHost...); err != nil {
+			if err := a.print("sigma", placement, metric(n), prefix(placement)+metric(n), "us", false, 1,
+				onHost...); err != nil {
 				return err
 			}
 			figures := func(name string) series { return a.figures[figure{name, placement, metric(n)}] }
@@ -336,7 +381,9 @@ func (a *connections) firsts(ctx context.Context, n endpointSizes) error {
 			if of("socket").median() < of("ring").median() {
 				best = "socket"
 			}
-			if err := a.r.print(Line{Metric: "auto_beside_best", Unit: prefix(placement) + metric(n), Ours: of("sigma").median(), Peer: best, Theirs: pointer(of(best).median()), N: len(of("sigma"))}.between(of(best).over(of("sigma")))); err != nil {
+			if err := a.r.print(Line{Metric: "auto_beside_best", Unit: prefix(placement) + metric(n),
+				Ours: of("sigma").median(), Peer: best, Theirs: pointer(of(best).median()),
+				N: len(of("sigma"))}.between(of(best).over(of("sigma")))); err != nil {
 				return err
 			}
 		}
@@ -357,7 +404,8 @@ func (a *connections) many(ctx context.Context, blocks int) error {
 		return err
 	}
 	for _, network := range []string{"socket", "sigma"} {
-		if err := a.print(network, free, "many_us", ours[network]+"_many_us", "us", false, rounds, onHost...); err != nil {
+		if err := a.print(network, free, "many_us", ours[network]+"_many_us", "us", false, rounds,
+			onHost...); err != nil {
 			return err
 		}
 	}
@@ -374,7 +422,8 @@ func runDial(ctx context.Context, r *Run) error {
 		return err
 	}
 	defer a.end()
-	if err := a.measure(ctx, blocks, dials, dials, "dial", free, microseconds("dial_p50_us", "dial_p99_us")); err != nil {
+	if err := a.measure(ctx, blocks, dials, dials, "dial", free,
+		microseconds("dial_p50_us", "dial_p99_us")); err != nil {
 		return err
 	}
 	for _, metric := range []string{"dial_p50_us", "dial_p99_us", "dial_cpu_us"} {
@@ -387,7 +436,8 @@ func runDial(ctx context.Context, r *Run) error {
 		return err
 	}
 	defer b.end()
-	if err := b.measure(ctx, blocks/2, dials, dials, "dial", free, microseconds("dial_p50_us", "dial_p99_us")); err != nil {
+	if err := b.measure(ctx, blocks/2, dials, dials, "dial", free,
+		microseconds("dial_p50_us", "dial_p99_us")); err != nil {
 		return err
 	}
 	for _, metric := range []string{"dial_p50_us", "dial_p99_us", "dial_cpu_us"} {
@@ -406,7 +456,8 @@ func runDial(ctx context.Context, r *Run) error {
 // buildConnection makes the program that is server and client.
 func (r *Run) buildConnection(ctx context.Context) (string, error) {
 	local := filepath.Join(r.dir, "connection")
-	return local, r.make(ctx, "env", "CGO_ENABLED=0", "go", "build", "-trimpath", "-o", local, "./bench/programs/connection")
+	return local, r.make(ctx, "env", "CGO_ENABLED=0", "go", "build", "-trimpath", "-o", local,
+		"./bench/programs/connection")
 }
 
 // output is what a command prints; placed is called when it runs.

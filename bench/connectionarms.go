@@ -16,8 +16,11 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// The arms of endpoint and dial. On one machine: endpoints with each transport; a UNIX socket between two ordinary processes, and between two in cgroups like those of procs (contained); TCP on the loopback. Between machines: endpoints of two machines on this host; TCP on the same way, veth and a
-// bridge; through a VXLAN between two network namespaces; between two containers on a bridge of docker's.
+// The arms of endpoint and dial. On one machine: endpoints with each transport; a UNIX socket
+// between two ordinary processes, and between two in cgroups like those of procs (contained); TCP
+// on the loopback. Between machines: endpoints of two machines on this host; TCP on the same way,
+// veth and a bridge; through a VXLAN between two network namespaces; between two containers on a
+// bridge of docker's.
 
 // arm is one way to connect a client to a server.
 type arm struct {
@@ -74,23 +77,27 @@ func (r *Run) newConnections(ctx context.Context, own ...string) (a *connections
 	return a, a.plain(ctx, "tcp", "tcp", "127.0.0.1:0", nil, nil)
 }
 
-// proc starts a server as a proc of one machine, whose clients will be procs of another, or of the same.
+// proc starts a server as a proc of one machine, whose clients will be procs of another, or of the
+// same.
 func (a *connections) proc(ctx context.Context, server, client *system, name, network, path string) error {
 	address := "/connection-" + network
-	ids, err := server.Spawn(ctx, sigma.Descriptor{Program: path, Args: []string{"serve", network, address}, Start: sigma.StartedByCall, Memory: connectionMemory})
+	ids, err := server.Spawn(ctx, sigma.Descriptor{Program: path, Args: []string{"serve", network, address},
+		Start: sigma.StartedByCall, Memory: connectionMemory})
 	if err == nil {
 		err = server.WaitStart(ctx, ids[0])
 	}
 	if err != nil {
 		return err
 	}
-	a.arms = append(a.arms, &arm{name: name, network: network, address: address, listens: address, server: a.all, run: func(ctx context.Context, args []string, placed func() error) ([]byte, error) {
-		return client.outputOf(ctx, sigma.Descriptor{Program: path, Args: args, Memory: connectionMemory}, placed)
-	}})
+	a.arms = append(a.arms, &arm{name: name, network: network, address: address, listens: address, server: a.all,
+		run: func(ctx context.Context, args []string, placed func() error) ([]byte, error) {
+			return client.outputOf(ctx, sigma.Descriptor{Program: path, Args: args, Memory: connectionMemory}, placed)
+		}})
 	return nil
 }
 
-// plain starts a server as an ordinary process. in and by are what the server and its clients are started by: in a cgroup, or in a network namespace.
+// plain starts a server as an ordinary process. in and by are what the server and its clients are
+// started by: in a cgroup, or in a network namespace.
 func (a *connections) plain(ctx context.Context, name, network, listens string, in, by []string) error {
 	command := append(slices.Clone(in), a.local, "serve", network, listens)
 	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
@@ -110,10 +117,11 @@ func (a *connections) plain(ctx context.Context, name, network, listens string, 
 	if err != nil {
 		return fmt.Errorf("%s: %w", strings.Join(command, " "), err)
 	}
-	a.arms = append(a.arms, &arm{name: name, network: network, address: strings.TrimSpace(line), listens: listens, server: a.all, run: func(ctx context.Context, args []string, placed func() error) ([]byte, error) {
-		command := slices.Concat(by, []string{a.local}, args)
-		return output(exec.CommandContext(ctx, command[0], command[1:]...), placed)
-	}})
+	a.arms = append(a.arms, &arm{name: name, network: network, address: strings.TrimSpace(line), listens: listens,
+		server: a.all, run: func(ctx context.Context, args []string, placed func() error) ([]byte, error) {
+			command := slices.Concat(by, []string{a.local}, args)
+			return output(exec.CommandContext(ctx, command[0], command[1:]...), placed)
+		}})
 	return nil
 }
 
@@ -170,7 +178,8 @@ func (r *Run) newMachines(ctx context.Context, local string) (a *connections, er
 // within starts a command in the network of a process.
 func within(pid int) []string { return []string{"nsenter", fmt.Sprintf("--net=/proc/%d/ns/net", pid)} }
 
-// vxlan is TCP between two network namespaces that see each other through a VXLAN only, as pods of two nodes do.
+// vxlan is TCP between two network namespaces that see each other through a VXLAN only, as pods of
+// two nodes do.
 func (a *connections) vxlan(ctx context.Context) error {
 	name := func(i int) string { return fmt.Sprintf("%s-%d", filepath.Base(a.r.dir), i) }
 	ip := func(args ...string) error { return do(ctx, append([]string{"ip"}, args...)) }
@@ -180,13 +189,15 @@ func (a *connections) vxlan(ctx context.Context) error {
 		}
 		a.ends = append(a.ends, func() { do(context.Background(), []string{"ip", "netns", "delete", name(i)}) })
 	}
-	if err := ip("-n", name(0), "link", "add", "eth0", "type", "veth", "peer", "name", "eth0", "netns", name(1)); err != nil {
+	if err := ip("-n", name(0), "link", "add", "eth0", "type", "veth", "peer", "name", "eth0", "netns",
+		name(1)); err != nil {
 		return err
 	}
 	for i := range 2 {
 		for _, args := range [][]string{
 			{"address", "add", fmt.Sprintf("10.78.0.%d/24", i+1), "dev", "eth0"}, {"link", "set", "eth0", "up"},
-			{"link", "add", "vx", "type", "vxlan", "id", "7", "remote", fmt.Sprintf("10.78.0.%d", 2-i), "dstport", "4789", "dev", "eth0"},
+			{"link", "add", "vx", "type", "vxlan", "id", "7", "remote", fmt.Sprintf("10.78.0.%d", 2-i), "dstport",
+				"4789", "dev", "eth0"},
 			{"address", "add", fmt.Sprintf("10.79.0.%d/24", i+1), "dev", "vx"}, {"link", "set", "vx", "up"},
 		} {
 			if err := ip(append([]string{"-n", name(i)}, args...)...); err != nil {
@@ -222,16 +233,23 @@ func (a *connections) docker(ctx context.Context) error {
 		}
 	})
 	a.ends = append(a.ends, func() { do(context.Background(), d.command("kill", "server", "client")) })
-	for name, args := range map[string][]string{"server": {"serve", "tcp", "0.0.0.0:" + dockerPort}, "client": {"serve", "tcp", "127.0.0.1:0"}} { // clients run in a container that is there: to start one for each says nothing of a connection
+	for name, args := range map[string][]string{"server": {"serve", "tcp", "0.0.0.0:" + dockerPort},
+		"client": {"serve", "tcp",
+			"127.0.0.1:0"}} {
+		// clients run in a container that is there: to start one for each says nothing of a
+		// connection
 		ip := map[string]string{"server": "10.80.0.2", "client": "10.80.0.3"}[name]
-		if err := run(append([]string{"run", "--detach", "--rm", "--name", name, "--network", network, "--ip", ip, dockerImage, "/start"}, args...)...); err != nil {
+		if err := run(append([]string{"run", "--detach", "--rm", "--name", name, "--network", network, "--ip", ip,
+			dockerImage, "/start"}, args...)...); err != nil {
 			return err
 		}
 	}
-	a.arms = append(a.arms, &arm{name: "docker", network: "tcp", address: "10.80.0.2:" + dockerPort, listens: "0.0.0.0:" + dockerPort, server: a.all, run: func(ctx context.Context, args []string, placed func() error) ([]byte, error) {
-		command := append(d.command("exec", "client", "/start"), args...)
-		return output(exec.CommandContext(ctx, command[0], command[1:]...), placed)
-	}})
+	a.arms = append(a.arms, &arm{name: "docker", network: "tcp", address: "10.80.0.2:" + dockerPort,
+		listens: "0.0.0.0:" + dockerPort, server: a.all, run: func(ctx context.Context, args []string,
+			placed func() error) ([]byte, error) {
+			command := append(d.command("exec", "client", "/start"), args...)
+			return output(exec.CommandContext(ctx, command[0], command[1:]...), placed)
+		}})
 	return nil
 }
 

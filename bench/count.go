@@ -5,8 +5,10 @@ import (
 	"os"
 )
 
-// The single process that MapReduce is compared with: what a careful programmer writes in an hour. A table tells letters, the hash is made while the word is read, words
-// lie in an open-addressing table whose keys are in one long array, and files are read in large blocks into one buffer. It shares no code with apps/mr.
+// The single process that MapReduce is compared with: what a careful programmer writes in an hour.
+// A table tells letters, the hash is made while the word is read, words lie in an open-addressing
+// table whose keys are in one long array, and files are read in large blocks into one buffer. It
+// shares no code with apps/mr.
 
 type wordSlot struct {
 	hash   uint64
@@ -36,7 +38,8 @@ const (
 	fnvPrime  = 1099511628211
 )
 
-// text counts the words of buf and returns where an unfinished last one starts, len(buf) if there is none.
+// text counts the words of buf and returns where an unfinished last one starts, len(buf) if there
+// is none.
 func (t *wordTable) text(buf []byte, end bool) int {
 	for i := 0; i < len(buf); {
 		if !t.letter[buf[i]] {

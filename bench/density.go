@@ -16,15 +16,20 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// densityBench: how much memory does one sleeping static proc cost, with everything that exists because of it: its own pages, page tables, kernel objects, cgroup, init, and the
-// growth of launcher and daemons? Available memory of the machine is read before and after N are asleep, several times. Reclaimable slab counts as
-// available there, but what living procs hold of it cannot be reclaimed, so its growth is added. Others who use the machine meanwhile disturb; accounted_kib_per_proc is what
-// the kernel charged to the system's own cgroups, and the launcher's growth, which they do not disturb, but which misses what the kernel charges to nobody. The
-// peer is the same program asleep without any isolation, as often; extra_kib_per_proc is what a proc costs beyond it. next_start_p50_ms is the start of one more. Expected: some 100 KiB beyond the peer, mostly
-// kernel objects of two processes and a PID namespace.
+// densityBench: how much memory does one sleeping static proc cost, with everything that exists
+// because of it: its own pages, page tables, kernel objects, cgroup, init, and the growth of
+// launcher and daemons? Available memory of the machine is read before and after N are asleep,
+// several times. Reclaimable slab counts as available there, but what living procs hold of it
+// cannot be reclaimed, so its growth is added. Others who use the machine meanwhile disturb;
+// accounted_kib_per_proc is what the kernel charged to the system's own cgroups, and the launcher's
+// growth, which they do not disturb, but which misses what the kernel charges to nobody. The peer
+// is the same program asleep without any isolation, as often; extra_kib_per_proc is what a proc
+// costs beyond it. next_start_p50_ms is the start of one more. Expected: some 100 KiB beyond the
+// peer, mostly kernel objects of two processes and a PID namespace.
 func densityBench() Bench {
 	return Bench{Name: "density", Question: "how much memory does one sleeping static proc cost, all included?",
-		Metrics: append([]string{"kib_per_proc", "extra_kib_per_proc", "accounted_kib_per_proc", "next_start_p50_ms", "cpu_ms_per_start", "leaked_kib_per_start"}, leakMetrics[:]...), run: runDensity}
+		Metrics: append([]string{"kib_per_proc", "extra_kib_per_proc", "accounted_kib_per_proc", "next_start_p50_ms",
+			"cpu_ms_per_start", "leaked_kib_per_start"}, leakMetrics[:]...), run: runDensity}
 }
 
 type densityArms struct {
@@ -63,16 +68,21 @@ func runDensity(ctx context.Context, r *Run) error {
 	}
 	leaks.isWarm()
 	r.note("%d blocks of %d sleeping procs", blocks, a.n)
-	if err := interleave(blocks, func() error { return a.oursBlock(ctx) }, func() error { return a.peerBlock(ctx) }); err != nil {
+	if err := interleave(blocks, func() error {
+		return a.oursBlock(ctx)
+	}, func() error { return a.peerBlock(ctx) }); err != nil {
 		return err
 	}
 	theirs := median(a.theirs)
 	lines := []Line{
-		{Metric: "kib_per_proc", Unit: "KiB", Ours: median(a.ours), Theirs: &theirs, Ratio: pointer(median(ratios(a.theirs, a.ours))), Peer: "posix_spawn", Floor: pointer(theirs), N: blocks * a.n},
+		{Metric: "kib_per_proc", Unit: "KiB", Ours: median(a.ours), Theirs: &theirs,
+			Ratio: pointer(median(ratios(a.theirs, a.ours))), Peer: "posix_spawn", Floor: pointer(theirs),
+			N: blocks * a.n},
 		{Metric: "extra_kib_per_proc", Unit: "KiB", Ours: median(a.ours) - theirs, Floor: pointer(0), N: blocks * a.n},
 		{Metric: "accounted_kib_per_proc", Unit: "KiB", Ours: median(a.accounted), N: blocks * a.n},
 		{Metric: "cpu_ms_per_start", Unit: "ms", Ours: median(a.cpu), N: blocks * a.n},
-		{Metric: "next_start_p50_ms", Unit: "ms", Ours: median(a.full), Peer: "empty_machine", Theirs: pointer(median(a.empty)), Ratio: pointer(median(a.empty) / median(a.full)), N: len(a.full)},
+		{Metric: "next_start_p50_ms", Unit: "ms", Ours: median(a.full), Peer: "empty_machine",
+			Theirs: pointer(median(a.empty)), Ratio: pointer(median(a.empty) / median(a.full)), N: len(a.full)},
 	}
 	for _, l := range lines {
 		if err := r.print(l); err != nil {
@@ -82,8 +92,9 @@ func runDensity(ctx context.Context, r *Run) error {
 	return leaks.report(blocks * a.n)
 }
 
-// occupied is how much memory is in use, in KiB, once two readings agree. Free pages that the kernel keeps at hand for each processor, which can be 100 MiB after
-// many procs have ended, count as in use in its own figure; here they do not.
+// occupied is how much memory is in use, in KiB, once two readings agree. Free pages that the
+// kernel keeps at hand for each processor, which can be 100 MiB after many procs have ended, count
+// as in use in its own figure; here they do not.
 func occupied(ctx context.Context) float64 {
 	read := func() float64 {
 		os.ReadFile("/proc/sys/vm/stat_refresh") // brings the counters of all processors together
@@ -131,7 +142,8 @@ func kibField(path, name string) float64 {
 	return n
 }
 
-// charged is what the kernel charges to the system's cgroups, and the launcher's own memory, in KiB.
+// charged is what the kernel charges to the system's cgroups, and the launcher's own memory, in
+// KiB.
 func (a *densityArms) charged() float64 {
 	sum := 0.0
 	for _, p := range a.s.family() {
@@ -147,12 +159,14 @@ func (a *densityArms) charged() float64 {
 	return sum
 }
 
-// places says how much memory is where, in KiB: kinds of the kernel's, and the daemons, whose memory is mostly in AnonPages too.
+// places says how much memory is where, in KiB: kinds of the kernel's, and the daemons, whose
+// memory is mostly in AnonPages too.
 type places map[string]float64
 
 func (a *densityArms) where() places {
 	out := places(a.s.footprint().memory)
-	for _, kind := range []string{"AnonPages", "KernelStack", "PageTables", "SUnreclaim", "SReclaimable", "Percpu", "Shmem"} {
+	for _, kind := range []string{"AnonPages", "KernelStack", "PageTables", "SUnreclaim", "SReclaimable", "Percpu",
+		"Shmem"} {
 		out[kind] = kibField("/proc/meminfo", kind)
 	}
 	return out
@@ -175,7 +189,8 @@ func (a *densityArms) oursBlock(ctx context.Context) error {
 	for len(ids) < a.n {
 		ds := make([]sigma.Descriptor, min(100, a.n-len(ids)))
 		for i := range ds {
-			ds[i] = sigma.Descriptor{Program: a.program, Name: "sleep", Args: []string{"sleep"}, Memory: sigma.MemoryLeast}
+			ds[i] = sigma.Descriptor{Program: a.program, Name: "sleep", Args: []string{"sleep"},
+				Memory: sigma.MemoryLeast}
 		}
 		more, err := a.s.Spawn(ctx, ds...)
 		if err != nil {

@@ -16,8 +16,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// dockerd is a docker daemon of the bench's own: its state, its socket and its cgroups are the bench's, it makes no bridge and no firewall rules, and nothing is left of it after stop.
-// Its processes, and those of containers, are in cgroups below one, by which its processor time is counted.
+// dockerd is a docker daemon of the bench's own: its state, its socket and its cgroups are the
+// bench's, it makes no bridge and no firewall rules, and nothing is left of it after stop. Its
+// processes, and those of containers, are in cgroups below one, by which its processor time is
+// counted.
 type dockerd struct {
 	r      *Run
 	dir    string
@@ -40,8 +42,10 @@ func (r *Run) startDocker(ctx context.Context, program string) (d *dockerd, err 
 	if err != nil {
 		return nil, err
 	}
-	d = &dockerd{r: r, dir: filepath.Join(r.dir, "docker"), group: filepath.Base(r.dir) + "-docker", ended: make(chan error, 1)}
-	for _, dir := range []string{"/run/docker/plugins", "/run/docker", "/run/containerd/s", "/run/containerd", "/etc/docker/key.json"} { // there is no option for them
+	d = &dockerd{r: r, dir: filepath.Join(r.dir, "docker"), group: filepath.Base(r.dir) + "-docker",
+		ended: make(chan error, 1)}
+	for _, dir := range []string{"/run/docker/plugins", "/run/docker", "/run/containerd/s", "/run/containerd",
+		"/etc/docker/key.json"} { // there is no option for them
 		if _, err := os.Stat(dir); err != nil {
 			d.made = append(d.made, dir)
 		}
@@ -63,8 +67,10 @@ func (r *Run) startDocker(ctx context.Context, program string) (d *dockerd, err 
 		return nil, err
 	}
 	defer log.Close()
-	d.cmd = exec.Command(daemon, "--host", d.socket(), "--data-root", filepath.Join(d.dir, "data"), "--exec-root", filepath.Join(d.dir, "exec"), "--pidfile", filepath.Join(d.dir, "pid"),
-		"--config-file", config, "--cgroup-parent", "/"+d.group+"/containers", "--iptables=false", "--ip6tables=false", "--ip-forward=false", "--ip-masq=false", "--bridge=none")
+	d.cmd = exec.Command(daemon, "--host", d.socket(), "--data-root", filepath.Join(d.dir, "data"), "--exec-root",
+		filepath.Join(d.dir, "exec"), "--pidfile", filepath.Join(d.dir, "pid"),
+		"--config-file", config, "--cgroup-parent", "/"+d.group+"/containers", "--iptables=false", "--ip6tables=false",
+		"--ip-forward=false", "--ip-masq=false", "--bridge=none")
 	d.cmd.Stdout, d.cmd.Stderr = log, log
 	d.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // ^C reaches it through stop
 	if err := d.cmd.Start(); err != nil {
@@ -94,14 +100,16 @@ func (d *dockerd) command(args ...string) []string {
 
 // run is what starts the program once, as isolated as a proc.
 func (d *dockerd) run() []string {
-	return d.command("run", "--rm", "--network", "none", "--memory", "64m", "--pids-limit", "64", "--cap-drop", "ALL", "--user", "60000:60000", "--read-only", "--security-opt", "no-new-privileges",
+	return d.command("run", "--rm", "--network", "none", "--memory", "64m", "--pids-limit", "64", "--cap-drop", "ALL",
+		"--user", "60000:60000", "--read-only", "--security-opt", "no-new-privileges",
 		dockerImage, "/start")
 }
 
 // roots are the places where cgroups are mounted.
 func cgroupMounts() []string {
 	var out []string
-	for _, dir := range []string{"cpuacct", "memory", "pids", "cpu", "cpuset", "devices", "freezer", "blkio", "systemd", "unified", "cpu,cpuacct", "perf_event", "net_cls,net_prio", "hugetlb", "rdma", "misc", ""} {
+	for _, dir := range []string{"cpuacct", "memory", "pids", "cpu", "cpuset", "devices", "freezer", "blkio", "systemd",
+		"unified", "cpu,cpuacct", "perf_event", "net_cls,net_prio", "hugetlb", "rdma", "misc", ""} {
 		if _, err := os.Stat(filepath.Join("/sys/fs/cgroup", dir, "cgroup.procs")); err == nil {
 			out = append(out, filepath.Join("/sys/fs/cgroup", dir))
 		}
@@ -117,7 +125,8 @@ func (d *dockerd) enterGroups() error {
 		if err == nil {
 			err = os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(d.cmd.Process.Pid)), 0)
 		}
-		if err == nil || filepath.Base(root) == "cpuset" { // a new cpuset has no processors, which docker looks after for containers
+		if err == nil ||
+			filepath.Base(root) == "cpuset" { // a new cpuset has no processors, which docker looks after for containers
 			continue
 		}
 		return err

@@ -14,12 +14,19 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// fairBench: do realms that compete have equal parts of the processors, and those with shares parts in their ratio (001 §6.4, Fig 10)? Four realms start one after the other and keep more procs than the machine has room for on its cores:
-// two of them 64 procs of 10 ms, so that some wait all the time, two of them 8 of 1 s of processor time. Of all of them 32 fit into memory; the others wait at two shards of besched. Then three of them go on with 1, 2 and 4 shares. What each realm's procs use is read of their cgroups each second; the index is Jain's, over what each has for
-// each of its shares, of each whole second from 1 s after the last change. No peer: 001 prints a plot. Expected: the kernel sees to it on each machine, so near 1 as long as each realm has as many procs running as there are cores.
+// fairBench: do realms that compete have equal parts of the processors, and those with shares parts
+// in their ratio (001 §6.4, Fig 10)? Four realms start one after the other and keep more procs than
+// the machine has room for on its cores: two of them 64 procs of 10 ms, so that some wait all the
+// time, two of them 8 of 1 s of processor time. Of all of them 32 fit into memory; the others wait
+// at two shards of besched. Then three of them go on with 1, 2 and 4 shares. What each realm's
+// procs use is read of their cgroups each second; the index is Jain's, over what each has for each
+// of its shares, of each whole second from 1 s after the last change. No peer: 001 prints a plot.
+// Expected: the kernel sees to it on each machine, so near 1 as long as each realm has as many
+// procs running as there are cores.
 func fairBench() Bench {
-	return Bench{Name: "fair", Question: "do realms that compete have equal parts of the processors, or parts in the ratio of their shares?",
-		Metrics: []string{"jain_least", "jain_median", "shares_error", "cpu_busy"}, run: runFair}
+	return Bench{Name: "fair",
+		Question: "do realms that compete have equal parts of the processors, or parts in the ratio of their shares?",
+		Metrics:  []string{"jain_least", "jain_median", "shares_error", "cpu_busy"}, run: runFair}
 }
 
 // fairRealms are the realms of the bench, in the order in which they start.
@@ -30,7 +37,8 @@ var fairRealms = [...]struct {
 	shares uint32
 	goes   bool // before those with shares compete
 }{
-	{name: "one", ms: 10, procs: 64, shares: 1}, {name: "two", ms: 1000, procs: 8, shares: 2}, {name: "three", ms: 10, procs: 64, shares: 4}, {name: "four", ms: 1000, procs: 8, goes: true},
+	{name: "one", ms: 10, procs: 64, shares: 1}, {name: "two", ms: 1000, procs: 8, shares: 2},
+	{name: "three", ms: 10, procs: 64, shares: 4}, {name: "four", ms: 1000, procs: 8, goes: true},
 }
 
 // fairWindow is one second.
@@ -78,7 +86,8 @@ type fair struct {
 	windows []fairWindow
 }
 
-// fairSlots procs fit into the machine's memory at a time; the others wait at the two shards, which decide who is next.
+// fairSlots procs fit into the machine's memory at a time; the others wait at the two shards, which
+// decide who is next.
 const fairSlots = 32
 
 // slot is the memory of a proc of which fairSlots fit.
@@ -96,7 +105,8 @@ func runFair(ctx context.Context, r *Run) error {
 		return err
 	}
 	f := &fair{r: r, driver: filepath.Join(r.dir, "driver")}
-	if err := r.make(ctx, "env", "CGO_ENABLED=0", "go", "build", "-trimpath", "-o", f.driver, "./bench/programs/driver"); err != nil {
+	if err := r.make(ctx, "env", "CGO_ENABLED=0", "go", "build", "-trimpath", "-o", f.driver,
+		"./bench/programs/driver"); err != nil {
 		return err
 	}
 	if f.s, err = r.bootIn(ctx, "data", "--bescheds", "2"); err != nil {
@@ -174,7 +184,8 @@ func (f *fair) realms(ctx context.Context, local string) (clients []*sdk.Client,
 	return clients, nil
 }
 
-// drive starts the proc that keeps a realm's procs spawned. It is a best-effort proc of the realm like them.
+// drive starts the proc that keeps a realm's procs spawned. It is a best-effort proc of the realm
+// like them.
 func (f *fair) drive(ctx context.Context, i int, c *sdk.Client) (sigma.ProcID, error) {
 	w := fairRealms[i]
 	ids, err := c.Spawn(ctx, sigma.Descriptor{Program: f.drivers, Memory: driverMemory,
@@ -221,7 +232,8 @@ func (f *fair) watch(ctx context.Context, seconds, active int, shares bool) erro
 	return nil
 }
 
-// describe tells what each realm that competes used in a window, and how many processes it has, with those that the launcher keeps ready.
+// describe tells what each realm that competes used in a window, and how many processes it has,
+// with those that the launcher keeps ready.
 func (f *fair) describe(w fairWindow) string {
 	var b strings.Builder
 	for i := range w.active {
@@ -264,8 +276,10 @@ func (f *fair) print() error {
 		f.r.note("realm %s with %d shares had %.3f of its part", fairRealms[i].name, fairRealms[i].shares, is)
 		worst = max(worst, math.Abs(is-1))
 	}
-	for _, l := range []Line{{Metric: "jain_least", Unit: "1", Ours: quantile(indices, 0), N: len(indices)}, {Metric: "jain_median", Unit: "1", Ours: median(indices), N: len(indices)},
-		{Metric: "shares_error", Unit: "1", Ours: worst, N: 3}, {Metric: "cpu_busy", Unit: "1", Ours: median(busy), N: len(busy)}} {
+	for _, l := range []Line{{Metric: "jain_least", Unit: "1", Ours: quantile(indices, 0), N: len(indices)},
+		{Metric: "jain_median", Unit: "1", Ours: median(indices), N: len(indices)},
+		{Metric: "shares_error", Unit: "1", Ours: worst, N: 3}, {Metric: "cpu_busy", Unit: "1", Ours: median(busy),
+			N: len(busy)}} {
 		if err := f.r.print(l); err != nil {
 			return err
 		}
@@ -279,23 +293,30 @@ func (f *fair) plot() string {
 	colours := [...]string{"#4269d0", "#efb118", "#3ca951", "#ff725c"}
 	n, most := len(f.windows), float64(runtime.NumCPU())
 	var b strings.Builder
-	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="-40 -20 %d %d" font-family="sans-serif" font-size="11">`+"\n", width+140, height+low+60)
+	fmt.Fprintf(&b,
+		`<svg xmlns="http://www.w3.org/2000/svg" viewBox="-40 -20 %d %d" font-family="sans-serif" font-size="11">`+"\n",
+		width+140, height+low+60)
 	each := float64(width) / float64(n)
 	for at, w := range f.windows {
 		y := float64(height)
 		for i, used := range w.used {
 			h := used / most * height
 			y -= h
-			fmt.Fprintf(&b, `<rect x="%.1f" y="%.1f" width="%.1f" height="%.1f" fill="%s"/>`+"\n", float64(at)*each, y, each-1, h, colours[i])
+			fmt.Fprintf(&b, `<rect x="%.1f" y="%.1f" width="%.1f" height="%.1f" fill="%s"/>`+"\n", float64(at)*each, y,
+				each-1, h, colours[i])
 		}
 		if w.counts && w.active > 1 {
-			fmt.Fprintf(&b, `<circle cx="%.1f" cy="%.1f" r="2"/>`+"\n", (float64(at)+0.5)*each, float64(height)+20+low*(1-jain(w.parts())))
+			fmt.Fprintf(&b, `<circle cx="%.1f" cy="%.1f" r="2"/>`+"\n", (float64(at)+0.5)*each,
+				float64(height)+20+low*(1-jain(w.parts())))
 		}
 	}
 	for i := range fairRealms {
-		fmt.Fprintf(&b, `<text x="%d" y="%d" fill="%s">%s (%d ms)</text>`+"\n", width+6, height-10-16*i, colours[i], fairRealms[i].name, fairRealms[i].ms)
+		fmt.Fprintf(&b, `<text x="%d" y="%d" fill="%s">%s (%d ms)</text>`+"\n", width+6, height-10-16*i, colours[i],
+			fairRealms[i].name, fairRealms[i].ms)
 	}
-	fmt.Fprintf(&b, `<text x="-36" y="8">%.0f cores</text><text x="-36" y="%d">Jain 1</text><text x="0" y="%d">%d s</text>`+"\n</svg>\n", most, height+24, height+low+36, n)
+	fmt.Fprintf(&b,
+		`<text x="-36" y="8">%.0f cores</text><text x="-36" y="%d">Jain 1</text><text x="0" y="%d">%d s</text>`+
+			"\n</svg>\n", most, height+24, height+low+36, n)
 	return b.String()
 }
 

@@ -18,14 +18,26 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// filesBench: what do files cost a program that is a proc, beside the host's own files and a plain copy over TCP? Two machines joined by a veth pair (sigma up --machines 2); the same program, programs/files, is the reader and
-// writer of all arms: as a proc of the first machine, and as an ordinary process. Files of the host lie in the same file system, the TCP server is in the second machine's network, and tls is the same with the
-// encryption that sigmaOS has between machines. Files to be read are made in all arms by writes of 1 MiB, as it matters to who reads whether the kernel caches them in large or in small pieces. Large files are read and written in pieces of 1 MiB; 2 MB files as in 000 Table 6.3, in pieces of 8 KiB one after another (sync) and in one call (async); small ones have 4 KiB.
-// Everything is in the page cache but for ux_read_cold, before which the file is dropped from it; _durable counts until the bytes are on the disk and the file has its name, which the other writes have after the time that
-// is measured. The reads and writes _by_messages, and _streamed, use no passed descriptors of files. mount is the tree as sigma mount shows it, read by an ordinary process when nothing is in the cache of the mount itself. s3client is minio-go with a server of the same protocol
-// (gofakes3, in memory) in the first machine's network. Each figure in bytes per second has one of processor time for each byte beside it, of the same samples: of who reads or writes, of the daemons and of the peers' servers.
+// filesBench: what do files cost a program that is a proc, beside the host's own files and a plain
+// copy over TCP? Two machines joined by a veth pair (sigma up --machines 2); the same program,
+// programs/files, is the reader and writer of all arms: as a proc of the first machine, and as an
+// ordinary process. Files of the host lie in the same file system, the TCP server is in the second
+// machine's network, and tls is the same with the encryption that sigmaOS has between machines.
+// Files to be read are made in all arms by writes of 1 MiB, as it matters to who reads whether the
+// kernel caches them in large or in small pieces. Large files are read and written in pieces of 1
+// MiB; 2 MB files as in 000 Table 6.3, in pieces of 8 KiB one after another (sync) and in one call
+// (async); small ones have 4 KiB. Everything is in the page cache but for ux_read_cold, before
+// which the file is dropped from it; _durable counts until the bytes are on the disk and the file
+// has its name, which the other writes have after the time that is measured. The reads and writes
+// _by_messages, and _streamed, use no passed descriptors of files. mount is the tree as sigma mount
+// shows it, read by an ordinary process when nothing is in the cache of the mount itself. s3client
+// is minio-go with a server of the same protocol (gofakes3, in memory) in the first machine's
+// network. Each figure in bytes per second has one of processor time for each byte beside it, of
+// the same samples: of who reads or writes, of the daemons and of the peers' servers.
 func filesBench() Bench {
-	b := Bench{Name: "files", Question: "how fast are files, here and on another machine, beside native ones and a plain copy over TCP?", run: runFiles}
+	b := Bench{Name: "files",
+		Question: "how fast are files, here and on another machine, beside native ones and a plain copy over TCP?",
+		run:      runFiles}
 	for _, i := range filesItems {
 		b.Metrics = append(b.Metrics, i.metric)
 		if m, ok := i.processor(); ok {
@@ -50,7 +62,8 @@ type filesItem struct {
 	cold   bool     // drop what is cached first
 }
 
-// processor is the metric of the processor time for each byte that goes with one of bytes per second.
+// processor is the metric of the processor time for each byte that goes with one of bytes per
+// second.
 func (i filesItem) processor() (string, bool) {
 	base, ok := strings.CutSuffix(i.metric, "_bytes_per_s")
 	return base + "_cpu_ns_per_byte", ok && i.figure == 0 && !i.cold
@@ -68,34 +81,55 @@ var (
 	besideS3   = []string{"native", "s3client"}
 	filesItems = []filesItem{
 		{metric: "ux_read_bytes_per_s", what: "read", store: "sigma", path: "/ux/m1/large", peers: beside},
-		{metric: "ux_read_cold_bytes_per_s", what: "read", store: "sigma", path: "/ux/m1/large", peers: beside, cold: true},
+		{metric: "ux_read_cold_bytes_per_s", what: "read", store: "sigma", path: "/ux/m1/large", peers: beside,
+			cold: true},
 		{metric: "ux_read_by_messages_bytes_per_s", what: "read", store: "stream", path: "/ux/m1/large", peers: beside},
 		{metric: "ux_write_bytes_per_s", what: "write", store: "hidden", path: "/ux/m1/written", peers: beside},
-		{metric: "ux_write_durable_bytes_per_s", what: "write", store: "hidden", path: "/ux/m1/written", peers: beside, figure: 1},
-		{metric: "ux_write_by_messages_bytes_per_s", what: "write", store: "sigma", path: "/ux/m1/inplace", peers: beside},
+		{metric: "ux_write_durable_bytes_per_s", what: "write", store: "hidden", path: "/ux/m1/written", peers: beside,
+			figure: 1},
+		{metric: "ux_write_by_messages_bytes_per_s", what: "write", store: "sigma", path: "/ux/m1/inplace",
+			peers: beside},
 		{metric: "remote_read_bytes_per_s", what: "read", store: "sigma", path: "/ux/m2/large", peers: besideTCP},
 		{metric: "remote_write_bytes_per_s", what: "write", store: "hidden", path: "/ux/m2/written", peers: besideTCP},
-		{metric: "remote_write_durable_bytes_per_s", what: "write", store: "hidden", path: "/ux/m2/written", peers: besideTCP, figure: 1},
+		{metric: "remote_write_durable_bytes_per_s", what: "write", store: "hidden", path: "/ux/m2/written",
+			peers: besideTCP, figure: 1},
 		{metric: "s3_read_bytes_per_s", what: "read", store: "sigma", path: "/s3/files/large", peers: beside},
-		{metric: "s3_read_streamed_bytes_per_s", what: "read", store: "stream", path: "/s3/files/large", peers: besideS3},
+		{metric: "s3_read_streamed_bytes_per_s", what: "read", store: "stream", path: "/s3/files/large",
+			peers: besideS3},
 		{metric: "s3_write_bytes_per_s", what: "write", store: "hidden", path: "/s3/files/written", peers: besideS3},
 		{metric: "mount_read_bytes_per_s", what: "read", store: "mount", path: "/ux/m1/large", peers: beside},
-		{metric: "ux_2mb_sync_read_bytes_per_s", what: "read", store: "stream", path: "/ux/m1/bulk", peers: beside, size: bulk, piece: sync8},
-		{metric: "ux_2mb_async_read_bytes_per_s", what: "read", store: "sigma", path: "/ux/m1/bulk", peers: beside, size: bulk, piece: bulk},
-		{metric: "ux_2mb_sync_write_bytes_per_s", what: "write", store: "sigma", path: "/ux/m1/bulkw", peers: beside, size: bulk, piece: sync8},
-		{metric: "ux_2mb_async_write_bytes_per_s", what: "write", store: "hidden", path: "/ux/m1/bulkw", peers: beside, size: bulk, piece: bulk},
-		{metric: "remote_2mb_sync_read_bytes_per_s", what: "read", store: "sigma", path: "/ux/m2/bulk", size: bulk, piece: sync8},
-		{metric: "remote_2mb_async_read_bytes_per_s", what: "read", store: "sigma", path: "/ux/m2/bulk", peers: besideTCP, size: bulk, piece: bulk},
-		{metric: "remote_2mb_sync_write_bytes_per_s", what: "write", store: "sigma", path: "/ux/m2/bulkw", size: bulk, piece: sync8},
-		{metric: "remote_2mb_async_write_bytes_per_s", what: "write", store: "hidden", path: "/ux/m2/bulkw", peers: besideTCP, size: bulk, piece: bulk},
-		{metric: "s3_2mb_async_read_bytes_per_s", what: "read", store: "sigma", path: "/s3/files/bulk", peers: beside, size: bulk, piece: bulk},
-		{metric: "s3_2mb_async_write_bytes_per_s", what: "write", store: "hidden", path: "/s3/files/bulkw", peers: beside, size: bulk, piece: bulk},
-		{metric: "memfs_2mb_sync_read_bytes_per_s", what: "read", store: "sigma", path: "/files-tree/bulk", size: bulk, piece: sync8},
-		{metric: "memfs_2mb_async_read_bytes_per_s", what: "read", store: "sigma", path: "/files-tree/bulk", size: bulk, piece: bulk},
-		{metric: "memfs_2mb_async_write_bytes_per_s", what: "write", store: "sigma", path: "/files-tree/bulkw", size: bulk, piece: bulk},
-		{metric: "small_read_us", what: "get", store: "sigma", path: "/ux/m1/small", peers: beside, size: small, figure: 2},
-		{metric: "small_write_us", what: "put", store: "sigma", path: "/ux/m1/smallw", peers: beside, size: small, figure: 2},
-		{metric: "remote_small_read_us", what: "get", store: "sigma", path: "/ux/m2/small", peers: besideTCP[:1], size: small, figure: 2},
+		{metric: "ux_2mb_sync_read_bytes_per_s", what: "read", store: "stream", path: "/ux/m1/bulk", peers: beside,
+			size: bulk, piece: sync8},
+		{metric: "ux_2mb_async_read_bytes_per_s", what: "read", store: "sigma", path: "/ux/m1/bulk", peers: beside,
+			size: bulk, piece: bulk},
+		{metric: "ux_2mb_sync_write_bytes_per_s", what: "write", store: "sigma", path: "/ux/m1/bulkw", peers: beside,
+			size: bulk, piece: sync8},
+		{metric: "ux_2mb_async_write_bytes_per_s", what: "write", store: "hidden", path: "/ux/m1/bulkw", peers: beside,
+			size: bulk, piece: bulk},
+		{metric: "remote_2mb_sync_read_bytes_per_s", what: "read", store: "sigma", path: "/ux/m2/bulk", size: bulk,
+			piece: sync8},
+		{metric: "remote_2mb_async_read_bytes_per_s", what: "read", store: "sigma", path: "/ux/m2/bulk",
+			peers: besideTCP, size: bulk, piece: bulk},
+		{metric: "remote_2mb_sync_write_bytes_per_s", what: "write", store: "sigma", path: "/ux/m2/bulkw", size: bulk,
+			piece: sync8},
+		{metric: "remote_2mb_async_write_bytes_per_s", what: "write", store: "hidden", path: "/ux/m2/bulkw",
+			peers: besideTCP, size: bulk, piece: bulk},
+		{metric: "s3_2mb_async_read_bytes_per_s", what: "read", store: "sigma", path: "/s3/files/bulk", peers: beside,
+			size: bulk, piece: bulk},
+		{metric: "s3_2mb_async_write_bytes_per_s", what: "write", store: "hidden", path: "/s3/files/bulkw",
+			peers: beside, size: bulk, piece: bulk},
+		{metric: "memfs_2mb_sync_read_bytes_per_s", what: "read", store: "sigma", path: "/files-tree/bulk", size: bulk,
+			piece: sync8},
+		{metric: "memfs_2mb_async_read_bytes_per_s", what: "read", store: "sigma", path: "/files-tree/bulk", size: bulk,
+			piece: bulk},
+		{metric: "memfs_2mb_async_write_bytes_per_s", what: "write", store: "sigma", path: "/files-tree/bulkw",
+			size: bulk, piece: bulk},
+		{metric: "small_read_us", what: "get", store: "sigma", path: "/ux/m1/small", peers: beside, size: small,
+			figure: 2},
+		{metric: "small_write_us", what: "put", store: "sigma", path: "/ux/m1/smallw", peers: beside, size: small,
+			figure: 2},
+		{metric: "remote_small_read_us", what: "get", store: "sigma", path: "/ux/m2/small", peers: besideTCP[:1],
+			size: small, figure: 2},
 	}
 )
 
@@ -121,7 +155,8 @@ func runFiles(ctx context.Context, r *Run) (err error) {
 	if r.Quick {
 		blocks, a.large = 3, 64<<20
 	}
-	if a.c, err = testenv.StartCluster(testenv.ClusterOptions{Kind: testenv.Local, Machines: 2, Bin: r.Bin, Realms: []sigma.RealmID{realm}}); err != nil {
+	if a.c, err = testenv.StartCluster(testenv.ClusterOptions{Kind: testenv.Local, Machines: 2, Bin: r.Bin,
+		Realms: []sigma.RealmID{realm}}); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, a.c.Close()) }()
@@ -175,14 +210,16 @@ func (a *fileArms) prepare(ctx context.Context) error {
 	if err := a.s.Mkdir(ctx, "/s3/files", 0o755); err != nil {
 		return err
 	}
-	ids, err := a.s.Spawn(ctx, sigma.Descriptor{Program: a.path, Args: []string{"tree", "/files-tree"}, Start: sigma.StartedByCall, Memory: 4 * filesMemory})
+	ids, err := a.s.Spawn(ctx, sigma.Descriptor{Program: a.path, Args: []string{"tree", "/files-tree"},
+		Start: sigma.StartedByCall, Memory: 4 * filesMemory})
 	if err == nil {
 		err = a.s.WaitStart(ctx, ids[0])
 	}
 	return err
 }
 
-// serve starts a peer's server: of plain copies in the second machine's network, of objects in the first's, where they are used.
+// serve starts a peer's server: of plain copies in the second machine's network, of objects in the
+// first's, where they are used.
 func (a *fileArms) serve(ctx context.Context, kind string) error {
 	machine, host := 1, ""
 	if kind == "s3client" {
@@ -223,7 +260,8 @@ func (a *fileArms) mountTree(ctx context.Context) error {
 		return fmt.Errorf("mount: %w\n%s", err, out)
 	}
 	a.ends = append(a.ends, func() {
-		if out, err := a.c.Machine(0).Command(context.WithoutCancel(ctx), "unmount", a.mount).CombinedOutput(); err != nil {
+		if out, err := a.c.Machine(0).Command(context.WithoutCancel(ctx), "unmount",
+			a.mount).CombinedOutput(); err != nil {
 			a.r.note("unmount: %v\n%s", err, out)
 		}
 	})
@@ -289,7 +327,8 @@ func (a *fileArms) measure(ctx context.Context, i filesItem, blocks int) error {
 	return err
 }
 
-// compare prints the figures of one metric beside those of each peer. more says that more is better.
+// compare prints the figures of one metric beside those of each peer. more says that more is
+// better.
 func (a *fileArms) compare(line Line, i filesItem, figures map[string][]float64, more bool) error {
 	ours := figures[i.store]
 	line.Ours = median(ours)
@@ -334,7 +373,8 @@ func (a *fileArms) make(ctx context.Context, i filesItem) error {
 	return nil
 }
 
-// one runs one arm and gives its figure, the mean of its repetitions, and the nanoseconds of the processors for each byte.
+// one runs one arm and gives its figure, the mean of its repetitions, and the nanoseconds of the
+// processors for each byte.
 func (a *fileArms) one(ctx context.Context, i filesItem, store string, count int) (figure, cpu float64, err error) {
 	path, before := i.path, a.daemons()
 	native := store == "native" || a.server[store] != ""
@@ -392,7 +432,8 @@ func (a *fileArms) daemons() (sum time.Duration) {
 	return sum
 }
 
-// processTime is what a process has used, to the nanosecond (clock_getcpuclockid(3)); /proc/PID/stat has hundredths of seconds, which are much beside a file.
+// processTime is what a process has used, to the nanosecond (clock_getcpuclockid(3));
+// /proc/PID/stat has hundredths of seconds, which are much beside a file.
 func processTime(pid int) time.Duration {
 	var t unix.Timespec
 	if pid <= 0 || unix.ClockGettime(int32(^pid<<3|2), &t) != nil {
@@ -401,7 +442,8 @@ func processTime(pid int) time.Duration {
 	return time.Duration(t.Nano())
 }
 
-// drop has a file read from the disk the next time, if its item wants that; one of the mount, from what is mounted.
+// drop has a file read from the disk the next time, if its item wants that; one of the mount, from
+// what is mounted.
 func (a *fileArms) drop(i filesItem, store string) error {
 	name := filepath.Join(a.c.Machine(0).DataDir, "sigmad", "ux", "realms", realm, "tree", filepath.Base(i.path))
 	switch {

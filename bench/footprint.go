@@ -12,7 +12,8 @@ import (
 	"time"
 )
 
-// footprint is what a system holds on the host, what the launcher keeps ready for later starts included: an idle one keeps nothing.
+// footprint is what a system holds on the host, what the launcher keeps ready for later starts
+// included: an idle one keeps nothing.
 type footprint struct {
 	processes  int
 	leaves     int // cgroups of services and procs, and those that are kept for procs to come
@@ -23,11 +24,14 @@ type footprint struct {
 }
 
 // leakMetrics are in the order in which they are printed.
-var leakMetrics = [...]string{"leaked_processes", "leaked_cgroups", "leaked_mounts", "leaked_namespaces", "leaked_descriptors"}
+var leakMetrics = [...]string{"leaked_processes", "leaked_cgroups", "leaked_mounts", "leaked_namespaces",
+	"leaked_descriptors"}
 
-// leaks tells what there is more of than when the system had just booted; of descriptors, than when it was warm: some are for connections that are made when they are first needed.
+// leaks tells what there is more of than when the system had just booted; of descriptors, than when
+// it was warm: some are for connections that are made when they are first needed.
 func (f footprint) leaks(booted, warm footprint) [len(leakMetrics)]int {
-	return [...]int{f.processes - booted.processes, f.leaves - booted.leaves, f.mounts - booted.mounts, f.namespaces - booted.namespaces, f.files - warm.files}
+	return [...]int{f.processes - booted.processes, f.leaves - booted.leaves, f.mounts - booted.mounts,
+		f.namespaces - booted.namespaces, f.files - warm.files}
 }
 
 // footprint counts.
@@ -73,8 +77,9 @@ func (s *system) footprint() footprint {
 	return f
 }
 
-// space is the init of the PID namespace that all procs share, which the launcher makes when it is first needed and keeps: the oldest child of the launcher proper that has its name, and
-// no children that anybody but the launcher started. 0: there is none yet.
+// space is the init of the PID namespace that all procs share, which the launcher makes when it is
+// first needed and keeps: the oldest child of the launcher proper that has its name, and no
+// children that anybody but the launcher started. 0: there is none yet.
 func (s *system) space(family []process) int {
 	parents := map[int]bool{}
 	for _, p := range family {
@@ -89,7 +94,8 @@ func (s *system) space(family []process) int {
 	return oldest
 }
 
-// isLeaf tells the cgroups that are made for one proc from those of groups, which stay with their realm.
+// isLeaf tells the cgroups that are made for one proc from those of groups, which stay with their
+// realm.
 func isLeaf(name string) bool {
 	_, err := strconv.ParseUint(strings.TrimPrefix(name, "spare-"), 10, 64)
 	return err == nil
@@ -110,7 +116,8 @@ func (s *system) cgroupRoots() []string {
 	return roots
 }
 
-// settleMax is how long a system may take to be idle: what the launcher keeps ready is given up 10 s after the last start.
+// settleMax is how long a system may take to be idle: what the launcher keeps ready is given up 10
+// s after the last start.
 const settleMax = 20 * time.Second
 
 // settle waits until no more is held than before, or a deadline, and returns what there is.
@@ -143,8 +150,10 @@ func (c *leakCheck) isWarm() {
 	c.held = c.s.held()
 }
 
-// held is the memory that cannot be had back from the system while it lives, in KiB: that of its processes and of the kernel's objects for them, as its cgroups count them, and of
-// launcher and keeper, which are in none. Others on the machine do not disturb it, as they would what the machine has left.
+// held is the memory that cannot be had back from the system while it lives, in KiB: that of its
+// processes and of the kernel's objects for them, as its cgroups count them, and of launcher and
+// keeper, which are in none. Others on the machine do not disturb it, as they would what the
+// machine has left.
 func (s *system) held() (sum float64) {
 	for _, p := range s.family() {
 		if s.launcher(p) {
@@ -156,7 +165,8 @@ func (s *system) held() (sum float64) {
 		stat, _ := os.ReadFile(root + "/memory.stat")
 		for line := range strings.Lines(string(stat)) {
 			name, value, _ := strings.Cut(strings.TrimSpace(line), " ")
-			if name == "total_rss" || name == "anon" || name == "kernel" { // of the first version of cgroups; of the second
+			if name == "total_rss" || name == "anon" ||
+				name == "kernel" { // of the first version of cgroups; of the second
 				n, _ := strconv.ParseFloat(value, 64)
 				sum += n / 1024
 			}
@@ -165,17 +175,20 @@ func (s *system) held() (sum float64) {
 	return sum
 }
 
-// report prints what was left over, in which nothing is best. What is remembered of procs that have ended, some 4 KiB each of the last 8,192 of a realm, is in the memory.
+// report prints what was left over, in which nothing is best. What is remembered of procs that have
+// ended, some 4 KiB each of the last 8,192 of a realm, is in the memory.
 func (c *leakCheck) report(starts int) error {
 	r := c.s.r
 	after := c.s.settle(c.booted, c.warm)
 	for i, n := range after.leaks(c.booted, c.warm) {
-		if err := r.print(Line{Metric: leakMetrics[i], Unit: "1", Ours: float64(n), Peer: "none", Theirs: pointer(0), Floor: pointer(0), N: starts}); err != nil {
+		if err := r.print(Line{Metric: leakMetrics[i], Unit: "1", Ours: float64(n), Peer: "none", Theirs: pointer(0),
+			Floor: pointer(0), N: starts}); err != nil {
 			return err
 		}
 	}
 	grown := c.s.held() - c.held
-	if err := r.print(Line{Metric: "leaked_kib_per_start", Unit: "KiB", Ours: grown / float64(max(starts, 1)), Peer: "none", Theirs: pointer(0), Floor: pointer(0), N: starts}); err != nil {
+	if err := r.print(Line{Metric: "leaked_kib_per_start", Unit: "KiB", Ours: grown / float64(max(starts, 1)),
+		Peer: "none", Theirs: pointer(0), Floor: pointer(0), N: starts}); err != nil {
 		return err
 	}
 	var text strings.Builder

@@ -51,7 +51,8 @@ func (r *Run) buildGo(ctx context.Context) (string, error) {
 	return local, r.make(ctx, "go", "build", "-trimpath", "-o", local, source)
 }
 
-// buildPython links CPython's own library statically. No Debian package has a static interpreter; the library is in libpython3-dev, and where Python was built from source.
+// buildPython links CPython's own library statically. No Debian package has a static interpreter;
+// the library is in libpython3-dev, and where Python was built from source.
 func (r *Run) buildPython(ctx context.Context) (string, error) {
 	local := filepath.Join(r.dir, "hello-python")
 	if err := os.WriteFile(local+".c", []byte(pythonSource), 0o644); err != nil {
@@ -69,7 +70,8 @@ func (r *Run) buildPython(ctx context.Context) (string, error) {
 			return "", err
 		}
 		args := append([]string{"-static", "-O1", "-w", flags[0], "-o", local, local + ".c"}, flags[1:]...)
-		if failed = r.make(ctx, "cc", append(args, "-lm", "-ldl", "-lpthread", "-lutil", "-lz", "-lexpat")...); failed == nil {
+		if failed = r.make(ctx, "cc", append(args, "-lm", "-ldl", "-lpthread", "-lutil", "-lz",
+			"-lexpat")...); failed == nil {
 			return local, nil
 		}
 	}

@@ -20,14 +20,24 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// lcbeBench: what does a latency-critical (LC) service notice of best-effort (BE) work that takes all the rest of its machine (001 §6.4, Fig 11), and how much does that work get done? The service is two procs (programs/service): one makes calls over an
-// endpoint at random times whether or not those before are answered (open loop), 400 a second; the other computes for 1 ms for each, and for each third reads a name and a file of 4 KiB first. Beside them four processes for each core compute, or write and
-// read files of 256 KiB. The same program is in all arms: solo and ours are procs of sigmaOS, with nothing and with that work beside them; plain_solo and shares are ordinary processes in two cgroups, with the weights that k8s would give (1024
-// for the core, 2 for the rest), which is what 001 does, with a UNIX socket and files of the host; docker is as shares, by --cpu-shares. Each arm's group outweighs whatever else the host does. Arms take turns, with the same arrivals, and the latencies of all
-// turns of an arm are one sample: the 99th percentile of a turn alone is its fourth slowest call or so. Best-effort work is compared in operations and bytes a second, and in processor time. A realm's file costs more than a host's: there is a
-// protocol, and another process, between; so fewer operations are to be expected when files are written. Expected: within 1.15 of its own solo for ours.
+// lcbeBench: what does a latency-critical (LC) service notice of best-effort (BE) work that takes
+// all the rest of its machine (001 §6.4, Fig 11), and how much does that work get done? The service
+// is two procs (programs/service): one makes calls over an endpoint at random times whether or not
+// those before are answered (open loop), 400 a second; the other computes for 1 ms for each, and
+// for each third reads a name and a file of 4 KiB first. Beside them four processes for each core
+// compute, or write and read files of 256 KiB. The same program is in all arms: solo and ours are
+// procs of sigmaOS, with nothing and with that work beside them; plain_solo and shares are ordinary
+// processes in two cgroups, with the weights that k8s would give (1024 for the core, 2 for the
+// rest), which is what 001 does, with a UNIX socket and files of the host; docker is as shares, by
+// --cpu-shares. Each arm's group outweighs whatever else the host does. Arms take turns, with the
+// same arrivals, and the latencies of all turns of an arm are one sample: the 99th percentile of a
+// turn alone is its fourth slowest call or so. Best-effort work is compared in operations and bytes
+// a second, and in processor time. A realm's file costs more than a host's: there is a protocol,
+// and another process, between; so fewer operations are to be expected when files are written.
+// Expected: within 1.15 of its own solo for ours.
 func lcbeBench() Bench {
-	b := Bench{Name: "lc-be", Question: "what does a latency-critical service notice of best-effort work beside it?", Parts: []string{"compute", "files"}, run: runLCBE}
+	b := Bench{Name: "lc-be", Question: "what does a latency-critical service notice of best-effort work beside it?",
+		Parts: []string{"compute", "files"}, run: runLCBE}
 	for _, prefix := range []string{"", "io_"} {
 		for _, m := range []string{"lc_p50_ms", "lc_p99_ms", "lc_p99_of_solo", "be_of_what_lc_leaves", "be_ops_per_s"} {
 			b.Metrics = append(b.Metrics, prefix+m)
@@ -82,7 +92,8 @@ func runLCBE(ctx context.Context, r *Run) (err error) {
 		blocks, a.each = 5, time.Second
 	}
 	a.local = filepath.Join(r.dir, "service")
-	if err := r.make(ctx, "env", "CGO_ENABLED=0", "go", "build", "-trimpath", "-o", a.local, "./bench/programs/service"); err != nil {
+	if err := r.make(ctx, "env", "CGO_ENABLED=0", "go", "build", "-trimpath", "-o", a.local,
+		"./bench/programs/service"); err != nil {
 		return err
 	}
 	if err := os.MkdirAll(a.files(), 0o755); err != nil {
@@ -187,14 +198,17 @@ func (a *lcbe) note(name string, got served) error {
 
 // caller and work give arguments of programs/service.
 func (a *lcbe) caller(place string, delay time.Duration) []string {
-	return []string{"call", place, fmt.Sprint(delay.Seconds()), fmt.Sprint(a.each.Seconds()), strconv.Itoa(lcbeRate), strconv.Itoa(lcbeWork), strconv.Itoa(a.block)}
+	return []string{"call", place, fmt.Sprint(delay.Seconds()), fmt.Sprint(a.each.Seconds()), strconv.Itoa(lcbeRate),
+		strconv.Itoa(lcbeWork), strconv.Itoa(a.block)}
 }
 
 func (a *lcbe) work(kind, place string, processes int) []string {
 	return []string{kind, place, fmt.Sprint((a.each + time.Minute).Seconds()), strconv.Itoa(processes)} // at most
 }
 
-// measure runs the caller beside what has been started. All of the arm is in group, and the work in be. What LC leaves is what the machine has without the service, and without what runs outside of the arm.
+// measure runs the caller beside what has been started. All of the arm is in group, and the work in
+// be. What LC leaves is what the machine has without the service, and without what runs outside of
+// the arm.
 func (a *lcbe) measure(call func() ([]byte, error), group string, be func() time.Duration) (got served, err error) {
 	time.Sleep(lcbeRunning) // they begin
 	others := func() time.Duration { return busy() - groupCPU(group) }
@@ -279,14 +293,16 @@ func (a *lcbe) ours(ctx context.Context, kind string) (got served, err error) {
 		return err
 	}
 	const objects = "sigma:/s3/load"
-	if err := start(sigma.Descriptor{Args: []string{"serve", objects}, Class: sigma.LatencyCritical, CPU: lcbeServer}); err != nil {
+	if err := start(sigma.Descriptor{Args: []string{"serve", objects}, Class: sigma.LatencyCritical,
+		CPU: lcbeServer}); err != nil {
 		return got, err
 	}
 	for i := range a.bestEffortProcs {
 		if kind == "" {
 			break
 		}
-		if err := start(sigma.Descriptor{Args: a.work(kind, []string{"sigma:/ux/~local", objects}[i%2], 1), Memory: 64 * sigma.MiB}); err != nil {
+		if err := start(sigma.Descriptor{Args: a.work(kind, []string{"sigma:/ux/~local", objects}[i%2], 1),
+			Memory: 64 * sigma.MiB}); err != nil {
 			return got, err
 		}
 	}
@@ -295,7 +311,8 @@ func (a *lcbe) ours(ctx context.Context, kind string) (got served, err error) {
 		used = func() time.Duration { return groupCPU(a.group + "/rest") }
 	}
 	got, err = a.measure(func() ([]byte, error) {
-		return a.s.output(ctx, sigma.Descriptor{Program: a.program, Args: a.caller(objects, 0), Class: sigma.LatencyCritical, CPU: lcbeCaller})
+		return a.s.output(ctx, sigma.Descriptor{Program: a.program, Args: a.caller(objects, 0),
+			Class: sigma.LatencyCritical, CPU: lcbeCaller})
 	}, a.group, used)
 	if err != nil {
 		return got, err
@@ -358,11 +375,13 @@ func (a *lcbe) inContainers(ctx context.Context, kind string) (got served, err e
 		return exec.CommandContext(ctx, args[0], args[1:]...)
 	}
 	run := func(shares int, args ...string) []string {
-		return append([]string{"run", "--network", "none", "--cpu-shares", strconv.Itoa(shares), "--volume", a.files() + ":/files"}, args...)
+		return append([]string{"run", "--network", "none", "--cpu-shares", strconv.Itoa(shares), "--volume",
+			a.files() + ":/files"}, args...)
 	}
 	start := func(role string, shares int, args ...string) (name string, err error) {
 		name = fmt.Sprintf("%s-%d", role, a.containers)
-		out, err := docker(run(shares, append([]string{"--detach", "--name", name, dockerImage, "/start"}, args...)...)...).CombinedOutput()
+		out, err := docker(run(shares, append([]string{"--detach", "--name", name, dockerImage, "/start"},
+			args...)...)...).CombinedOutput()
 		if err != nil {
 			err = fmt.Errorf("%w: %.200s", err, bytes.TrimSpace(out))
 		}
@@ -416,8 +435,12 @@ func (a *lcbe) ofSolo(name string) float64 {
 func (a *lcbe) print() error {
 	for _, name := range slices.Sorted(maps.Keys(a.of)) {
 		arm := a.of[name]
-		a.r.note("%-12s p50 %.2f p99 %.2f ms, %.2f of solo's (blocks: %.2f ms, %.2f to %.2f; %.2f of solo's), best effort had %.2f of what it left, did %.0f operations and %.1f MB a second", name, median(arm.latency), quantile(arm.latency, 0.99),
-			a.ofSolo(name), median(arm.p99), quantile(arm.p99, 0), quantile(arm.p99, 1), median(ratios(arm.p99, a.of[a.solo(name)].p99)), median(arm.share), median(arm.ops), median(arm.bytes)/1e6)
+		a.r.note(
+			"%-12s p50 %.2f p99 %.2f ms, %.2f of solo's (blocks: %.2f ms, %.2f to %.2f; %.2f of solo's), best effort "+
+				"had %.2f of what it left, did %.0f operations and %.1f MB a second", name, median(arm.latency),
+			quantile(arm.latency, 0.99),
+			a.ofSolo(name), median(arm.p99), quantile(arm.p99, 0), quantile(arm.p99, 1),
+			median(ratios(arm.p99, a.of[a.solo(name)].p99)), median(arm.share), median(arm.ops), median(arm.bytes)/1e6)
 	}
 	for _, prefix := range []string{"", "io "} {
 		if a.of[prefix+"ours"] == nil { // it was not asked for
@@ -428,7 +451,9 @@ func (a *lcbe) print() error {
 				continue
 			}
 			for _, f := range a.figures(prefix) {
-				l := Line{Metric: strings.ReplaceAll(prefix, " ", "_") + f.metric, Unit: f.unit, Ours: f.of(prefix + "ours"), Peer: peer, Theirs: pointer(f.of(prefix + peer)), N: len(a.of[prefix+"ours"].latency)}
+				l := Line{Metric: strings.ReplaceAll(prefix, " ", "_") + f.metric, Unit: f.unit,
+					Ours: f.of(prefix + "ours"), Peer: peer, Theirs: pointer(f.of(prefix + peer)),
+					N: len(a.of[prefix+"ours"].latency)}
 				l.Ratio = pointer(l.Ours / *l.Theirs)
 				if f.less {
 					l.Ratio = pointer(*l.Theirs / l.Ours)
@@ -458,12 +483,15 @@ func (a *lcbe) figures(prefix string) []lcbeFigure {
 		{"be_ops_per_s", "1/s", false, func(arm string) float64 { return median(a.of[arm].ops) }},
 	}
 	if prefix != "" {
-		all = append(all, lcbeFigure{"be_bytes_per_s", "B/s", false, func(arm string) float64 { return median(a.of[arm].bytes) }})
+		all = append(all, lcbeFigure{"be_bytes_per_s", "B/s", false, func(arm string) float64 {
+			return median(a.of[arm].bytes)
+		}})
 	}
 	return all
 }
 
-// printPrice tells which part of a processor the launcher's loop has taken while it looked every few milliseconds.
+// printPrice tells which part of a processor the launcher's loop has taken while it looked every
+// few milliseconds.
 func (a *lcbe) printPrice(ctx context.Context) error {
 	text, _, err := a.s.Get(ctx, "/sys/metrics")
 	if err != nil {
@@ -475,12 +503,14 @@ func (a *lcbe) printPrice(ctx context.Context) error {
 		return v
 	}
 	looks, pushes, cpu := figure("looks_total"), figure("pushes_total"), figure("cpu_seconds_total")
-	a.r.note("the launcher looked %.0f times, for %.1f us each, and pushed best-effort work aside after %.0f", looks, cpu/max(1, looks)*1e6, pushes)
+	a.r.note("the launcher looked %.0f times, for %.1f us each, and pushed best-effort work aside after %.0f", looks,
+		cpu/max(1, looks)*1e6, pushes)
 	arms := 0 // in which both compute
 	for _, name := range []string{"ours", "io ours"} {
 		if arm := a.of[name]; arm != nil {
 			arms += len(arm.p99)
 		}
 	}
-	return a.r.print(Line{Metric: "yield_cpu", Unit: "1", Ours: cpu / (float64(arms) * a.each.Seconds()), N: int(looks)})
+	return a.r.print(Line{Metric: "yield_cpu", Unit: "1", Ours: cpu / (float64(arms) * a.each.Seconds()),
+		N: int(looks)})
 }

@@ -19,13 +19,18 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// mrBench: how fast does MapReduce on sigmaOS count words, end to end? Two inputs: the source tree of the Go distribution (11,000 small files, where requests count), and the same
-// text in four large files (where the reading of bytes counts). Ours is from the start of the job until its result is recorded: spawning, listing, mapping, shuffling
-// through ux, reducing, writing. The peers read the same files from the local disk: an optimised counter in one process on one core, and coreutils. All files are in
-// the page cache. Results of all arms must be equal. Expected: on large files about cores times the single process; on small files the requests are most of the work.
+// mrBench: how fast does MapReduce on sigmaOS count words, end to end? Two inputs: the source tree
+// of the Go distribution (11,000 small files, where requests count), and the same text in four
+// large files (where the reading of bytes counts). Ours is from the start of the job until its
+// result is recorded: spawning, listing, mapping, shuffling through ux, reducing, writing. The
+// peers read the same files from the local disk: an optimised counter in one process on one core,
+// and coreutils. All files are in the page cache. Results of all arms must be equal. Expected: on
+// large files about cores times the single process; on small files the requests are most of the
+// work.
 func mrBench() Bench {
 	return Bench{Name: "mr", Question: "how fast does MapReduce count words, end to end?",
-		Metrics: []string{"bytes_per_s", "bytes_per_s_per_core", "large_bytes_per_s", "large_bytes_per_s_per_core"}, run: runMR}
+		Metrics: []string{"bytes_per_s", "bytes_per_s_per_core", "large_bytes_per_s", "large_bytes_per_s_per_core"},
+		run:     runMR}
 }
 
 // input is one of the inputs.
@@ -100,7 +105,8 @@ func (r *Run) compareMR(ctx context.Context, s *system, program string, in *mrIn
 		if err != nil {
 			return err
 		}
-		single = append(single, r.sample("single_process", in.prefix+"bytes_per_s", float64(in.bytes)/time.Since(begin).Seconds()))
+		single = append(single, r.sample("single_process", in.prefix+"bytes_per_s",
+			float64(in.bytes)/time.Since(begin).Seconds()))
 		return in.check("single_process", n)
 	}
 	if err := interleave(blocks, oursArm, singleArm); err != nil {
@@ -109,15 +115,18 @@ func (r *Run) compareMR(ctx context.Context, s *system, program string, in *mrIn
 	cores := float64(runtime.NumCPU())
 	theirs := median(single)
 	lines := []Line{
-		{Metric: in.prefix + "bytes_per_s", Ours: median(ours), Peer: "single_process", Theirs: &theirs, Ratio: pointer(median(ratios(ours, single))), Floor: pointer(theirs * cores)},
-		{Metric: in.prefix + "bytes_per_s_per_core", Ours: median(ours) / cores, Peer: "single_process", Theirs: pointer(theirs), Ratio: pointer(median(ratios(ours, single)) / cores), Floor: pointer(theirs)},
+		{Metric: in.prefix + "bytes_per_s", Ours: median(ours), Peer: "single_process", Theirs: &theirs,
+			Ratio: pointer(median(ratios(ours, single))), Floor: pointer(theirs * cores)},
+		{Metric: in.prefix + "bytes_per_s_per_core", Ours: median(ours) / cores, Peer: "single_process",
+			Theirs: pointer(theirs), Ratio: pointer(median(ratios(ours, single)) / cores), Floor: pointer(theirs)},
 	}
 	if in.prefix == "" { // coreutils take ten times as long
 		v, err := r.runCoreutils(ctx, in)
 		if err != nil {
 			return err
 		}
-		lines = append(lines, Line{Metric: "bytes_per_s", Ours: median(ours), Peer: "coreutils", Theirs: &v, Ratio: pointer(median(ours) / v), Floor: pointer(theirs * cores)})
+		lines = append(lines, Line{Metric: "bytes_per_s", Ours: median(ours), Peer: "coreutils", Theirs: &v,
+			Ratio: pointer(median(ours) / v), Floor: pointer(theirs * cores)})
 	}
 	for _, l := range lines {
 		l.Unit, l.N = "B/s", len(ours)

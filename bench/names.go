@@ -14,23 +14,31 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// namesBench: what do names cost a program, beside the services that people keep names in? The same program, programs/names, is the client of all arms: as a proc of sigmaOS, and as an ordinary process that uses etcd (of the version that
-// named embeds, with its settings, by its own client) or ZooKeeper (Debian's, as it comes). All are one server on this machine, and answer a write when it is on disk. Each block starts a client of each arm anew. A get is what the service's
-// clients usually do: sigmaOS what the machine knows, etcd what its majority knows, ZooKeeper what the server knows; newest is the read that is linearizable at all three. same_etcd has the names in that same etcd (sigma up --etcd).
-// Expected: a get is one round trip to sigmad; newest and put are that and a round trip to named, which answers reads from memory and writes when etcd has.
+// namesBench: what do names cost a program, beside the services that people keep names in? The same
+// program, programs/names, is the client of all arms: as a proc of sigmaOS, and as an ordinary
+// process that uses etcd (of the version that named embeds, with its settings, by its own client)
+// or ZooKeeper (Debian's, as it comes). All are one server on this machine, and answer a write when
+// it is on disk. Each block starts a client of each arm anew. A get is what the service's clients
+// usually do: sigmaOS what the machine knows, etcd what its majority knows, ZooKeeper what the
+// server knows; newest is the read that is linearizable at all three. same_etcd has the names in
+// that same etcd (sigma up --etcd). Expected: a get is one round trip to sigmad; newest and put are
+// that and a round trip to named, which answers reads from memory and writes when etcd has.
 func namesBench() Bench {
 	metrics := []string{"get_per_s", "put_per_s", "cpu_us_per_get", "cpu_us_per_put", "watch_fanout_ms"}
 	for _, i := range namesItems {
 		metrics = append(metrics, i.metric+"_p50_us", i.metric+"_p99_us")
 	}
-	return Bench{Name: "names", Question: "what do names cost, beside etcd and ZooKeeper?", Metrics: append(metrics, "same_etcd_get_p50_us", "same_etcd_put_p50_us"), run: runNames}
+	return Bench{Name: "names", Question: "what do names cost, beside etcd and ZooKeeper?",
+		Metrics: append(metrics, "same_etcd_get_p50_us", "same_etcd_put_p50_us"), run: runNames}
 }
 
-// namesItems are measured one operation after another. Writes wait for the disk, so there are fewer of them.
+// namesItems are measured one operation after another. Writes wait for the disk, so there are fewer
+// of them.
 var namesItems = []struct {
 	item, metric string
 	count        int
-}{{"bare", "bare_call", 5000}, {"get", "cached_get", 5000}, {"newest", "get", 1000}, {"put", "put", 150}, {"create", "create", 100}, {"ephemeral", "ephemeral_create", 100},
+}{{"bare", "bare_call", 5000}, {"get", "cached_get", 5000}, {"newest", "get", 1000}, {"put", "put", 150},
+	{"create", "create", 100}, {"ephemeral", "ephemeral_create", 100},
 	{"list", "list_100", 300}, {"rename", "rename", 100}, {"resolve", "resolve_4", 2000}}
 
 const (
@@ -72,7 +80,8 @@ func runNames(ctx context.Context, r *Run) error {
 		return err
 	}
 	for _, i := range namesItems {
-		if err := a.measure(ctx, blocks, i.item, i.count/share, microseconds(i.metric+"_p50_us", i.metric+"_p99_us")); err != nil {
+		if err := a.measure(ctx, blocks, i.item, i.count/share, microseconds(i.metric+"_p50_us",
+			i.metric+"_p99_us")); err != nil {
 			return err
 		}
 	}
@@ -177,12 +186,16 @@ func (a *nameServices) zookeeper(ctx context.Context) (*exec.Cmd, string, error)
 		return nil, "", err
 	}
 	address := "127.0.0.1:" + strconv.Itoa(port)
-	config := fmt.Sprintf("dataDir=%s\nclientPortAddress=127.0.0.1\nclientPort=%d\nadmin.enableServer=false\nmaxClientCnxns=0\n", dir, port)
+	config :=
+		fmt.Sprintf(
+			"dataDir=%s\nclientPortAddress=127.0.0.1\nclientPort=%d\nadmin.enableServer=false\nmaxClientCnxns=0\n", dir,
+			port)
 	file := filepath.Join(dir, "zoo.cfg")
 	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
 		return nil, "", err
 	}
-	return a.server(ctx, exec.CommandContext(ctx, java, "-cp", zookeeperJar, "-Dzookeeper.jmx.log4j.disable=true", "org.apache.zookeeper.server.quorum.QuorumPeerMain", file), address)
+	return a.server(ctx, exec.CommandContext(ctx, java, "-cp", zookeeperJar, "-Dzookeeper.jmx.log4j.disable=true",
+		"org.apache.zookeeper.server.quorum.QuorumPeerMain", file), address)
 }
 
 // server runs a peer's server, which is known by address or else prints it, until the bench ends.
@@ -208,7 +221,8 @@ func (a *nameServices) server(ctx context.Context, cmd *exec.Cmd, address string
 }
 
 // measure runs blocks of one item over all arms.
-func (a *nameServices) measure(ctx context.Context, blocks int, item string, count int, use func([]float64) map[string]float64) error {
+func (a *nameServices) measure(ctx context.Context, blocks int, item string, count int,
+	use func([]float64) map[string]float64) error {
 	var arms []func() error
 	for _, arm := range a.arms {
 		if arm.name == sameEtcd && !slices.Contains(sameItems, item) {
@@ -235,8 +249,10 @@ func (a *nameServices) measure(ctx context.Context, blocks int, item string, cou
 	return interleave(blocks, arms...)
 }
 
-// client runs programs/names once and gives its figures, and the CPU time that it used if it is no proc.
-func (a *nameServices) client(ctx context.Context, arm *nameService, item string, count int) (figures []float64, cpu time.Duration, err error) {
+// client runs programs/names once and gives its figures, and the CPU time that it used if it is no
+// proc.
+func (a *nameServices) client(ctx context.Context, arm *nameService, item string, count int) (figures []float64,
+	cpu time.Duration, err error) {
 	args := []string{arm.kind, arm.address, item, strconv.Itoa(count)}
 	var out []byte
 	if arm.s != nil {
@@ -301,13 +317,15 @@ func (a *nameServices) print(blocks, share int) error {
 			}
 		}
 	}
-	bare := Line{Metric: "cached_get_p50_us", Unit: "us", Ours: median(ours["cached_get_p50_us"]), Peer: "bare_call", Theirs: pointer(median(ours["bare_call_p50_us"])), N: blocks * namesItems[1].count / share}
+	bare := Line{Metric: "cached_get_p50_us", Unit: "us", Ours: median(ours["cached_get_p50_us"]), Peer: "bare_call",
+		Theirs: pointer(median(ours["bare_call_p50_us"])), N: blocks * namesItems[1].count / share}
 	if err := a.r.print(bare.between(ratios(ours["bare_call_p50_us"], ours["cached_get_p50_us"]))); err != nil {
 		return err
 	}
 	if same, etcd := by[sameEtcd], by["etcd"]; same != nil {
 		for _, m := range []string{"get_p50_us", "put_p50_us"} {
-			l := Line{Metric: sameEtcd + "_" + m, Unit: "us", Ours: median(same[m]), Peer: "etcd", Theirs: pointer(median(etcd[m])), N: len(same[m])}
+			l := Line{Metric: sameEtcd + "_" + m, Unit: "us", Ours: median(same[m]), Peer: "etcd",
+				Theirs: pointer(median(etcd[m])), N: len(same[m])}
 			if err := a.r.print(l.between(ratios(etcd[m], same[m]))); err != nil {
 				return err
 			}
@@ -316,7 +334,8 @@ func (a *nameServices) print(blocks, share int) error {
 	for _, m := range []struct {
 		metric, unit string
 		more         bool
-	}{{"get_per_s", "1/s", true}, {"put_per_s", "1/s", true}, {"cpu_us_per_get", "us", false}, {"cpu_us_per_put", "us", false}, {"watch_fanout_ms", "ms", false}} {
+	}{{"get_per_s", "1/s", true}, {"put_per_s", "1/s", true}, {"cpu_us_per_get", "us", false},
+		{"cpu_us_per_put", "us", false}, {"watch_fanout_ms", "ms", false}} {
 		if err := line(m.metric, m.unit, m.more, blocks); err != nil {
 			return err
 		}

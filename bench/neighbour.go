@@ -16,11 +16,18 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// neighbourBench: what does a flood by one realm cost another? Two procs of one realm (programs/flood) ask for as much of one kind as they can, in 32 loops each, while a latency-critical proc of another realm (programs/probe) reads a name and starts
-// best-effort procs, one after the other; beside SQL it asks a database of its realm too. Each flood has a realm of its own, which is removed after it. theirs is the same measured before the flood; ratio is quiet by beside, so that 0.33 is three times as long. Expected: the flood's own programs take processor time, of which the other realm has its
-// part; beyond that, requests of one realm do not wait for more than a turn of the other's (ADR 34), so that no p99 is beyond 3 times quiet.
+// neighbourBench: what does a flood by one realm cost another? Two procs of one realm
+// (programs/flood) ask for as much of one kind as they can, in 32 loops each, while a
+// latency-critical proc of another realm (programs/probe) reads a name and starts best-effort
+// procs, one after the other; beside SQL it asks a database of its realm too. Each flood has a
+// realm of its own, which is removed after it. theirs is the same measured before the flood; ratio
+// is quiet by beside, so that 0.33 is three times as long. Expected: the flood's own programs take
+// processor time, of which the other realm has its part; beyond that, requests of one realm do not
+// wait for more than a turn of the other's (ADR 34), so that no p99 is beyond 3 times quiet.
 func neighbourBench() Bench {
-	b := Bench{Name: "neighbour", Question: "how much longer do a realm's reads and starts take beside a flood by another realm?", Parts: neighbourFloods, run: runNeighbour}
+	b := Bench{Name: "neighbour",
+		Question: "how much longer do a realm's reads and starts take beside a flood by another realm?",
+		Parts:    neighbourFloods, run: runNeighbour}
 	for _, f := range neighbourFloods {
 		b.Metrics = append(b.Metrics, f+"_get_p99_ms", f+"_spawn_p99_ms")
 	}
@@ -29,7 +36,8 @@ func neighbourBench() Bench {
 }
 
 // neighbourFloods are the kinds of programs/flood, and sessions, which the bench makes.
-var neighbourFloods = []string{"lc", "be", "dial", "names", "leases", "fences", "events", "watches", "s3", "sql", "list", "sessions"}
+var neighbourFloods = []string{"lc", "be", "dial", "names", "leases", "fences", "events", "watches", "s3", "sql",
+	"list", "sessions"}
 
 // neighbour is one run of the bench.
 type neighbour struct {
@@ -49,7 +57,8 @@ func runNeighbour(ctx context.Context, r *Run) (err error) {
 		return err
 	}
 	n.program = filepath.Join(r.dir, "flood")
-	if err := r.make(ctx, "env", "CGO_ENABLED=0", "go", "build", "-trimpath", "-o", r.dir, "./bench/programs/flood", "./bench/programs/probe"); err != nil {
+	if err := r.make(ctx, "env", "CGO_ENABLED=0", "go", "build", "-trimpath", "-o", r.dir, "./bench/programs/flood",
+		"./bench/programs/probe"); err != nil {
 		return err
 	}
 	if n.s, err = r.boot(ctx); err != nil {
@@ -85,7 +94,8 @@ func (n *neighbour) measure(ctx context.Context, arm, flood string) (map[string]
 	if flood == "sql" {
 		args = append(args, "/db/probe")
 	}
-	ids, err := n.s.Spawn(ctx, sigma.Descriptor{Program: n.probe, Args: args, Class: sigma.LatencyCritical, CPU: probeCPU, Memory: probeMemory})
+	ids, err := n.s.Spawn(ctx, sigma.Descriptor{Program: n.probe, Args: args, Class: sigma.LatencyCritical,
+		CPU: probeCPU, Memory: probeMemory})
 	if err != nil {
 		return nil, err
 	}
@@ -133,7 +143,8 @@ func (n *neighbour) beside(ctx context.Context, flood string) error {
 		if beside, err = n.measure(ctx, flood, flood); err == nil {
 			for _, metric := range slices.Sorted(maps.Keys(quiet)) {
 				q := quiet[metric]
-				l := Line{Metric: flood + "_" + strings.TrimSuffix(metric, "_ms") + "_p99_ms", Ours: beside[metric], Theirs: &q, Unit: "ms", Peer: "quiet", Ratio: pointer(q / beside[metric]), N: 1}
+				l := Line{Metric: flood + "_" + strings.TrimSuffix(metric, "_ms") + "_p99_ms", Ours: beside[metric],
+					Theirs: &q, Unit: "ms", Peer: "quiet", Ratio: pointer(q / beside[metric]), N: 1}
 				if err = n.r.print(l); err != nil {
 					break
 				}
@@ -146,7 +157,8 @@ func (n *neighbour) beside(ctx context.Context, flood string) error {
 	return err
 }
 
-// awaitIdle waits until the host's processors had little to do for half a second: what a flood left behind is being removed.
+// awaitIdle waits until the host's processors had little to do for half a second: what a flood left
+// behind is being removed.
 func awaitIdle(ctx context.Context) error {
 	const look, most = 500 * time.Millisecond, 20 * time.Second
 	for began := time.Now(); ; {

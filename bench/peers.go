@@ -12,7 +12,8 @@ import (
 	"go.uber.org/zap"
 )
 
-// ServeEtcd runs an etcd of one member in dir, on a port of the loopback that it prints, until ctx ends: of the version that named embeds, and with its way of writing to disk.
+// ServeEtcd runs an etcd of one member in dir, on a port of the loopback that it prints, until ctx
+// ends: of the version that named embeds, and with its way of writing to disk.
 func ServeEtcd(ctx context.Context, dir string, out io.Writer) error {
 	var urls []url.URL
 	for range 2 {

@@ -43,11 +43,16 @@ func (a *startArms) timings(ctx context.Context) (out []sigma.Timing, err error)
 
 // meaning says what happens in a phase, for people who have read of other systems' (001 Table 3).
 func meaning(p sigma.Phase) string {
-	return [...]string{"waiting for a turn and for room on a machine", "finding the program; pipes, socket, request to the launcher", "to a child that is ready: limits, Landlock rules, descriptors",
-		"of the child to the one program; its turn on a processor", "execveat of the program's descriptor, and the launcher's seeing that", "word of it at sigmad", "until it calls Started, if it does", ""}[min(p, sigma.PhaseCount)]
+	return [...]string{"waiting for a turn and for room on a machine",
+		"finding the program; pipes, socket, request to the launcher",
+		"to a child that is ready: limits, Landlock rules, descriptors",
+		"of the child to the one program; its turn on a processor",
+		"execveat of the program's descriptor, and the launcher's seeing that", "word of it at sigmad",
+		"until it calls Started, if it does", ""}[min(p, sigma.PhaseCount)]
 }
 
-// reportPhases prints the parts of a start, as lines, for people, and as the table of docs/internals/start-time.md beside the raw samples.
+// reportPhases prints the parts of a start, as lines, for people, and as the table of
+// docs/internals/start-time.md beside the raw samples.
 func (a *startArms) reportPhases(ctx context.Context) error {
 	timings, err := a.timings(ctx)
 	if err != nil {
@@ -72,7 +77,8 @@ func (a *startArms) reportPhases(ctx context.Context) error {
 			values = append(values, float64(t[i])/float64(time.Millisecond))
 		}
 		row(i.String(), meaning(i), values)
-		if err := a.r.print(Line{Metric: "phase_" + i.String() + "_p50_ms", Unit: "ms", Ours: median(values), N: len(values)}); err != nil {
+		if err := a.r.print(Line{Metric: "phase_" + i.String() + "_p50_ms", Unit: "ms", Ours: median(values),
+			N: len(values)}); err != nil {
 			return err
 		}
 	}

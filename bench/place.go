@@ -43,7 +43,9 @@ func nth(all unix.CPUSet, n int) (one unix.CPUSet) {
 // placeMost is how long a process that is to be placed may take to begin.
 const placeMost = 10 * time.Second
 
-// place has all threads of the processes in whose command lines these words follow each other run on some processors, and waits until there is such a process. Processes of procs, containers and this host are placed alike, from outside.
+// place has all threads of the processes in whose command lines these words follow each other run
+// on some processors, and waits until there is such a process. Processes of procs, containers and
+// this host are placed alike, from outside.
 func place(on unix.CPUSet, words ...string) error {
 	end := time.Now().Add(placeMost)
 	for {
@@ -87,7 +89,8 @@ func wrapper(line []byte) bool {
 	return slices.Contains([]string{"docker", "sh", "ip"}, filepath.Base(string(name)))
 }
 
-// placeProcess places all threads of a process. Those that they make later begin where their maker is, so it is over when there were no new ones.
+// placeProcess places all threads of a process. Those that they make later begin where their maker
+// is, so it is over when there were no new ones.
 func placeProcess(pid int, on unix.CPUSet) error {
 	placed := map[int]bool{}
 	for before := -1; before != len(placed); {
@@ -110,7 +113,9 @@ func placeProcess(pid int, on unix.CPUSet) error {
 	return nil
 }
 
-// twins are cgroups like those of two procs: with the same controllers, as far below the root, two beside each other. What a plain process does in one costs what the kernel takes for any container.
+// twins are cgroups like those of two procs: with the same controllers, as far below the root, two
+// beside each other. What a plain process does in one costs what the kernel takes for any
+// container.
 type twins struct {
 	name string
 	made []string
@@ -171,7 +176,8 @@ func (t *twins) make(dir string) error {
 
 // enter is what starts a command in one of the two.
 func (t *twins) enter(i int) []string {
-	return []string{"sh", "-c", "for d in " + strings.Join(t.last[i], " ") + `; do echo $$ > $d/cgroup.procs || exit 1; done; exec "$0" "$@"`}
+	return []string{"sh", "-c", "for d in " + strings.Join(t.last[i],
+		" ") + `; do echo $$ > $d/cgroup.procs || exit 1; done; exec "$0" "$@"`}
 }
 
 // remove removes them, when nobody is in them any more.

@@ -20,9 +20,12 @@ import (
 	"sigmaos.dev/treekit"
 )
 
-// placementBench: how many best-effort procs can one besched place in a second (001 §6.1, Table 4)? The procs are never run: a machine that is given one says at once that it ended, and
-// what it used. First the pure core alone, in one goroutine; then a besched in a process of its own over one machine's session, with machine and besched on the same cores.
-// Expected: the core is bound by maps and heaps, a few hundred nanoseconds each; the process by the codec, since calls carry many. Then whole machines (placementload.go).
+// placementBench: how many best-effort procs can one besched place in a second (001 §6.1, Table 4)?
+// The procs are never run: a machine that is given one says at once that it ended, and what it
+// used. First the pure core alone, in one goroutine; then a besched in a process of its own over
+// one machine's session, with machine and besched on the same cores. Expected: the core is bound by
+// maps and heaps, a few hundred nanoseconds each; the process by the codec, since calls carry many.
+// Then whole machines (placementload.go).
 func placementBench() Bench {
 	metrics := []string{"core_placements_per_s", "besched_placements_per_s", "machines_starts_per_s"}
 	for _, part := range placementLoads {
@@ -33,7 +36,9 @@ func placementBench() Bench {
 			metrics = append(metrics, fmt.Sprintf("machines_start_%s_ms_at_%.0f", q, 100*part))
 		}
 	}
-	return Bench{Name: "placement", Question: "how many procs does one besched place in a second, and how long does a start take on several machines at 10, 50 and 90 % of their load?", Metrics: metrics, AnyMachines: true, run: runPlacement}
+	return Bench{Name: "placement",
+		Question: "how many procs does one besched place in a second, and how long does a start take on several " +
+			"machines at 10, 50 and 90 % of their load?", Metrics: metrics, AnyMachines: true, run: runPlacement}
 }
 
 // Of the benchmark's load.
@@ -76,7 +81,8 @@ func (r *Run) placements(ctx context.Context, blocks int, each time.Duration) er
 	if err != nil {
 		return err
 	}
-	if err := r.print(Line{Metric: "core_placements_per_s", Unit: "1/s/core, none run", Ours: median(core), N: len(core)}); err != nil {
+	if err := r.print(Line{Metric: "core_placements_per_s", Unit: "1/s/core, none run", Ours: median(core),
+		N: len(core)}); err != nil {
 		return err
 	}
 	theirs := float64(paperPlacements)
@@ -84,13 +90,15 @@ func (r *Run) placements(ctx context.Context, blocks int, each time.Duration) er
 	for i := range over {
 		over[i] = process[i] / theirs
 	}
-	if err := r.print(Line{Metric: "besched_placements_per_s", Unit: "1/s, none run", Ours: median(process), Peer: "paper_24_machines", Theirs: &theirs, N: len(process)}.between(over)); err != nil {
+	if err := r.print(Line{Metric: "besched_placements_per_s", Unit: "1/s, none run", Ours: median(process),
+		Peer: "paper_24_machines", Theirs: &theirs, N: len(process)}.between(over)); err != nil {
 		return err
 	}
 	return r.printLatencies(ctx, b, median(process), each)
 }
 
-// coreLoad is a core whose machines are full: one ends some procs, tells what they used, and offers its room again, while others spawn.
+// coreLoad is a core whose machines are full: one ends some procs, tells what they used, and offers
+// its room again, while others spawn.
 type coreLoad struct {
 	c       *besched.Core
 	running [placementMachines][]besched.Job
@@ -135,7 +143,8 @@ func (l *coreLoad) spawn(n int) {
 	jobs := make([]besched.Job, n)
 	for i := range jobs {
 		l.number++
-		jobs[i] = besched.Job{ID: sigma.ProcID("p" + strconv.Itoa(l.number)), Realm: placementRealm(l.random(placementRealms)), Memory: sigma.Bytes(1+l.random(4)) * sigma.MiB / 2,
+		jobs[i] = besched.Job{ID: sigma.ProcID("p" + strconv.Itoa(l.number)),
+			Realm: placementRealm(l.random(placementRealms)), Memory: sigma.Bytes(1+l.random(4)) * sigma.MiB / 2,
 			Home: placementLife(l.random(placementMachines))}
 	}
 	gs, _ := l.c.Enqueue(jobs)
@@ -164,10 +173,12 @@ func (l *coreLoad) park(m int) {
 	l.ticket++
 	l.parked[m] = l.ticket
 	l.where[l.ticket] = m
-	l.granted(l.c.Park(l.ticket, placementLife(m).Machine, besched.Offer{Memory: free, Load: uint32(len(l.running[m]))}))
+	l.granted(l.c.Park(l.ticket, placementLife(m).Machine,
+		besched.Offer{Memory: free, Load: uint32(len(l.running[m]))}))
 }
 
-// run places for a time and returns how many in a second of CPU time, with what the load and the collection of garbage take.
+// run places for a time and returns how many in a second of CPU time, with what the load and the
+// collection of garbage take.
 func (l *coreLoad) run(d time.Duration) float64 {
 	before, cpu, began := l.placed, cpuUsed(), time.Now()
 	for time.Since(began) < d {
@@ -176,7 +187,8 @@ func (l *coreLoad) run(d time.Duration) float64 {
 			n := min(len(l.running[m]), 8)
 			for _, j := range l.running[m][:n] {
 				used := time.Duration(1+l.random(50)) * time.Millisecond
-				l.c.Charge(placementLife(m).Machine, []besched.Charge{{Realm: j.Realm, Used: used, Prepaid: j.Prepaid, Ended: 1, Whole: used, Held: -int64(j.Memory)}})
+				l.c.Charge(placementLife(m).Machine, []besched.Charge{{Realm: j.Realm, Used: used, Prepaid: j.Prepaid,
+					Ended: 1, Whole: used, Held: -int64(j.Memory)}})
 			}
 			l.running[m] = append(l.running[m][:0], l.running[m][n:]...)
 			l.park(m)
@@ -273,7 +285,8 @@ func (p *beschedProcess) call(ctx context.Context, method string, encode, decode
 	return sigmap.Parse(reply, decode)
 }
 
-// run spawns and takes as many as besched places, for a time. Room comes back at once, and what is spawned is never more than some thousands ahead of what is placed.
+// run spawns and takes as many as besched places, for a time. Room comes back at once, and what is
+// spawned is never more than some thousands ahead of what is placed.
 func (p *beschedProcess) run(ctx context.Context, d time.Duration) (float64, error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
@@ -303,7 +316,8 @@ func (p *beschedProcess) run(ctx context.Context, d time.Duration) (float64, err
 				jobs := make([]besched.Job, placementBatch)
 				for i := range jobs {
 					n := p.number.Add(1)
-					jobs[i] = besched.Job{ID: sigma.ProcID(fmt.Sprintf("p%019d", n)), Realm: placementRealm(int(n) % placementRealms), Memory: sigma.MiB}
+					jobs[i] = besched.Job{ID: sigma.ProcID(fmt.Sprintf("p%019d", n)),
+						Realm: placementRealm(int(n) % placementRealms), Memory: sigma.MiB}
 				}
 				fail(p.call(ctx, besched.CallEnqueue, func(c *sigmap.Coder) { besched.CodeJobs(c, &jobs) }, nil))
 				spawned.Add(placementBatch)
@@ -331,7 +345,8 @@ func (p *beschedProcess) run(ctx context.Context, d time.Duration) (float64, err
 				}
 				charges := make([]besched.Charge, len(got.Jobs))
 				for i, j := range got.Jobs {
-					charges[i] = besched.Charge{Realm: j.Realm, Used: j.Prepaid, Prepaid: j.Prepaid, Ended: 1, Whole: j.Prepaid, Held: -int64(j.Memory)}
+					charges[i] = besched.Charge{Realm: j.Realm, Used: j.Prepaid, Prepaid: j.Prepaid, Ended: 1,
+						Whole: j.Prepaid, Held: -int64(j.Memory)}
 				}
 				fail(p.call(ctx, besched.CallCharge, func(c *sigmap.Coder) { besched.CodeCharges(c, &charges) }, nil))
 			}
@@ -360,11 +375,13 @@ func (p *beschedProcess) run(ctx context.Context, d time.Duration) (float64, err
 	}
 }
 
-// ServeBesched is the process that placement measures: a besched that serves the session on its file descriptor 3.
+// ServeBesched is the process that placement measures: a besched that serves the session on its
+// file descriptor 3.
 func ServeBesched(ctx context.Context) error {
 	conn, err := session.FromFile(os.NewFile(3, "session"))
 	if err != nil {
 		return err
 	}
-	return treekit.Serve(ctx, conn, treekit.Config{Tree: besched.NewService(), Principal: sigma.Principal{Realm: sigma.SystemRealm, Machine: "m", System: true}})
+	return treekit.Serve(ctx, conn, treekit.Config{Tree: besched.NewService(),
+		Principal: sigma.Principal{Realm: sigma.SystemRealm, Machine: "m", System: true}})
 }

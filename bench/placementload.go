@@ -13,9 +13,14 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// placementLoads are the parts of the most that is started per second at which starts are timed, on the machines of sigma up --machines N (001 §6.1 has 24 real ones, which start 36,650 procs per second, p50 5.8 and p90 11.6 ms). First each machine
-// keeps a window of procs in flight, which tells the most; then each is offered its part of 10, 50 and 90 % of that, open loop, as startrate does: whether or not earlier procs have started. A start counts from the moment that was
-// intended to the first line of main. All machines are on this host, so its cores, not the schedulers, bound the rate. Expected: a start of some ms at 10 and 50 %, on whatever machine; at 90 % the queue for the host's processors.
+// placementLoads are the parts of the most that is started per second at which starts are timed, on
+// the machines of sigma up --machines N (001 §6.1 has 24 real ones, which start 36,650 procs per
+// second, p50 5.8 and p90 11.6 ms). First each machine keeps a window of procs in flight, which
+// tells the most; then each is offered its part of 10, 50 and 90 % of that, open loop, as startrate
+// does: whether or not earlier procs have started. A start counts from the moment that was intended
+// to the first line of main. All machines are on this host, so its cores, not the schedulers, bound
+// the rate. Expected: a start of some ms at 10 and 50 %, on whatever machine; at 90 % the queue for
+// the host's processors.
 var placementLoads = [...]float64{0.1, 0.5, 0.9}
 
 const placementMachinesDefault = 3
@@ -33,7 +38,8 @@ func (r *Run) placementLoads(ctx context.Context) (err error) {
 		return err
 	}
 	r.note("booting a system of %d machines", n)
-	c, err := testenv.StartCluster(testenv.ClusterOptions{Kind: testenv.Local, Machines: n, CPU: runtime.NumCPU(), Bin: r.Bin, Realms: []sigma.RealmID{realm}})
+	c, err := testenv.StartCluster(testenv.ClusterOptions{Kind: testenv.Local, Machines: n, CPU: runtime.NumCPU(),
+		Bin: r.Bin, Realms: []sigma.RealmID{realm}})
 	if err != nil {
 		return err
 	}
@@ -56,15 +62,20 @@ func (r *Run) placementLoads(ctx context.Context) (err error) {
 		}
 		arms = append(arms, a)
 	}
-	if _, err := onEach(ctx, arms, func(ctx context.Context, a *rateArms) (rateTrial, error) { return a.saturate(ctx, time.Second) }); err != nil { // warm
+	if _, err := onEach(ctx, arms, func(ctx context.Context, a *rateArms) (rateTrial, error) {
+		return a.saturate(ctx, time.Second)
+	}); err != nil { // warm
 		return err
 	}
-	most, err := onEach(ctx, arms, func(ctx context.Context, a *rateArms) (rateTrial, error) { return a.saturate(ctx, saturate) })
+	most, err := onEach(ctx, arms, func(ctx context.Context, a *rateArms) (rateTrial, error) {
+		return a.saturate(ctx, saturate)
+	})
 	if err != nil {
 		return err
 	}
 	paper := 36650.0
-	if err := r.print(Line{Metric: "machines_starts_per_s", Unit: "1/s, each run", Ours: most.perS, Peer: "paper_24_machines", Theirs: &paper, N: most.starts}); err != nil {
+	if err := r.print(Line{Metric: "machines_starts_per_s", Unit: "1/s, each run", Ours: most.perS,
+		Peer: "paper_24_machines", Theirs: &paper, N: most.starts}); err != nil {
 		return err
 	}
 	curves := []curve{{name: "p50"}, {name: "p90"}}
@@ -75,11 +86,13 @@ func (r *Run) placementLoads(ctx context.Context) (err error) {
 		if err != nil {
 			return err
 		}
-		r.note("offered %.0f/s on %d machines: %.0f/s, the last were through %v after the end", part*most.perS, n, t.perS, t.drain.Round(time.Millisecond))
+		r.note("offered %.0f/s on %d machines: %.0f/s, the last were through %v after the end", part*most.perS, n,
+			t.perS, t.drain.Round(time.Millisecond))
 		for i, q := range [...]float64{0.5, 0.9} {
 			ms := quantile(t.ms, q)
 			curves[i].x, curves[i].y = append(curves[i].x, part*most.perS), append(curves[i].y, ms)
-			if err := r.print(Line{Metric: fmt.Sprintf("machines_start_p%.0f_ms_at_%.0f", 100*q, 100*part), Unit: "ms", Ours: ms, N: len(t.ms)}); err != nil {
+			if err := r.print(Line{Metric: fmt.Sprintf("machines_start_p%.0f_ms_at_%.0f", 100*q, 100*part), Unit: "ms",
+				Ours: ms, N: len(t.ms)}); err != nil {
 				return err
 			}
 		}
@@ -87,11 +100,13 @@ func (r *Run) placementLoads(ctx context.Context) (err error) {
 			r.sample(fmt.Sprintf("load_%.0f", 100*part), "start_ms", ms)
 		}
 	}
-	return r.keepPlot(plotCurves(axes{title: fmt.Sprintf("starts on %d machines of one host with %d cores", n, runtime.NumCPU()), x: "procs offered per second", y: "ms until main"}, curves))
+	return r.keepPlot(plotCurves(axes{title: fmt.Sprintf("starts on %d machines of one host with %d cores", n,
+		runtime.NumCPU()), x: "procs offered per second", y: "ms until main"}, curves))
 }
 
 // onEach has all machines do the same at a time, and adds up what came of it.
-func onEach(ctx context.Context, arms []*rateArms, do func(context.Context, *rateArms) (rateTrial, error)) (sum rateTrial, err error) {
+func onEach(ctx context.Context, arms []*rateArms, do func(context.Context, *rateArms) (rateTrial,
+	error)) (sum rateTrial, err error) {
 	trials := make([]rateTrial, len(arms))
 	g, gctx := newGroup(ctx)
 	for i, a := range arms {

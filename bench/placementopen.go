@@ -16,7 +16,8 @@ import (
 // openTick is how often spawns are sent, which go in one call then, as a busy machine's do.
 const openTick = time.Millisecond
 
-// latencies has jobs come to besched at a rate, whether or not earlier ones were placed, and tells how long after its intended moment each was granted, in µs. It is over when all were.
+// latencies has jobs come to besched at a rate, whether or not earlier ones were placed, and tells
+// how long after its intended moment each was granted, in µs. It is over when all were.
 func (p *beschedProcess) latencies(ctx context.Context, rate float64, d time.Duration) (us []float64, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, d+30*time.Second, errors.New("besched does not place what was sent"))
 	defer cancel()
@@ -40,9 +41,12 @@ func (p *beschedProcess) latencies(ctx context.Context, rate float64, d time.Dur
 				jobs := make([]besched.Job, min(due-sent, 2*placementBatch))
 				for i := range jobs {
 					sent++
-					jobs[i] = besched.Job{ID: sigma.ProcID(fmt.Sprintf("p%019d", base+sent)), Realm: placementRealm(int(sent) % placementRealms), Memory: sigma.MiB}
+					jobs[i] = besched.Job{ID: sigma.ProcID(fmt.Sprintf("p%019d", base+sent)),
+						Realm: placementRealm(int(sent) % placementRealms), Memory: sigma.MiB}
 				}
-				if err := p.call(ctx, besched.CallEnqueue, func(c *sigmap.Coder) { besched.CodeJobs(c, &jobs) }, nil); err != nil {
+				if err := p.call(ctx, besched.CallEnqueue, func(c *sigmap.Coder) {
+					besched.CodeJobs(c, &jobs)
+				}, nil); err != nil {
 					return err
 				}
 			}
@@ -55,7 +59,9 @@ func (p *beschedProcess) latencies(ctx context.Context, rate float64, d time.Dur
 			for {
 				var got besched.Pulled
 				offer := besched.Offer{Memory: besched.GrantMax * sigma.MiB}
-				err := p.call(pulling, besched.CallPull, func(c *sigmap.Coder) { besched.CodeOffer(c, &offer) }, got.Code)
+				err := p.call(pulling, besched.CallPull, func(c *sigmap.Coder) {
+					besched.CodeOffer(c, &offer)
+				}, got.Code)
 				if pulling.Err() != nil {
 					return nil
 				}
@@ -66,7 +72,8 @@ func (p *beschedProcess) latencies(ctx context.Context, rate float64, d time.Dur
 				charges := make([]besched.Charge, len(got.Jobs))
 				mu.Lock()
 				for i, j := range got.Jobs {
-					charges[i] = besched.Charge{Realm: j.Realm, Used: j.Prepaid, Prepaid: j.Prepaid, Ended: 1, Whole: j.Prepaid, Held: -int64(j.Memory)}
+					charges[i] = besched.Charge{Realm: j.Realm, Used: j.Prepaid, Prepaid: j.Prepaid, Ended: 1,
+						Whole: j.Prepaid, Held: -int64(j.Memory)}
 					if n, err := strconv.ParseInt(string(j.ID[1:]), 10, 64); err == nil && n > base {
 						us = append(us, max(0, now.Seconds()-float64(n-base)/rate)*1e6)
 					}
@@ -77,7 +84,9 @@ func (p *beschedProcess) latencies(ctx context.Context, rate float64, d time.Dur
 					enough()
 					return nil
 				}
-				if err := p.call(ctx, besched.CallCharge, func(c *sigmap.Coder) { besched.CodeCharges(c, &charges) }, nil); err != nil {
+				if err := p.call(ctx, besched.CallCharge, func(c *sigmap.Coder) {
+					besched.CodeCharges(c, &charges)
+				}, nil); err != nil {
 					return err
 				}
 			}
@@ -96,7 +105,8 @@ func (r *Run) printLatencies(ctx context.Context, p *beschedProcess, most float6
 		}
 		for _, q := range [...]float64{0.5, 0.99} {
 			v := r.sample("besched", fmt.Sprintf("p%.0f_us_at_%.0f", 100*q, 100*part), quantile(us, q))
-			if err := r.print(Line{Metric: fmt.Sprintf("besched_p%.0f_us_at_%.0f", 100*q, 100*part), Unit: "us", Ours: v, N: len(us)}); err != nil {
+			if err := r.print(Line{Metric: fmt.Sprintf("besched_p%.0f_us_at_%.0f", 100*q, 100*part), Unit: "us",
+				Ours: v, N: len(us)}); err != nil {
 				return err
 			}
 		}

@@ -31,24 +31,31 @@ func plotCurves(a axes, curves []curve) string {
 	stepX, stepY := step(mostX), step(mostY)
 	mostX, mostY = math.Ceil(mostX/stepX)*stepX, math.Ceil(mostY/stepY)*stepY
 	var b strings.Builder
-	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="-60 -40 %d %d" font-family="sans-serif" font-size="11">`+"\n", width+220, height+90)
+	fmt.Fprintf(&b,
+		`<svg xmlns="http://www.w3.org/2000/svg" viewBox="-60 -40 %d %d" font-family="sans-serif" font-size="11">`+"\n",
+		width+220, height+90)
 	fmt.Fprintf(&b, `<text x="0" y="-20" font-size="13">%s</text>`+"\n", a.title)
 	for x := 0.0; x <= mostX+stepX/2; x += stepX {
 		at := x / mostX * width
-		fmt.Fprintf(&b, `<line x1="%.1f" y1="0" x2="%.1f" y2="%d" stroke="#ddd"/><text x="%.1f" y="%d" text-anchor="middle">%.4g</text>`+"\n", at, at, height, at, height+16, x)
+		fmt.Fprintf(&b,
+			`<line x1="%.1f" y1="0" x2="%.1f" y2="%d" stroke="#ddd"/><text x="%.1f" y="%d" text-anchor="middle">%.4g</text>`+"\n", at, at, height, at, height+16, x)
 	}
 	for y := 0.0; y <= mostY+stepY/2; y += stepY {
 		at := height - y/mostY*height
-		fmt.Fprintf(&b, `<line x1="0" y1="%.1f" x2="%d" y2="%.1f" stroke="#ddd"/><text x="-6" y="%.1f" text-anchor="end">%.4g</text>`+"\n", at, width, at, at+4, y)
+		fmt.Fprintf(&b,
+			`<line x1="0" y1="%.1f" x2="%d" y2="%.1f" stroke="#ddd"/><text x="-6" y="%.1f" text-anchor="end">%.4g</text>`+"\n", at, width, at, at+4, y)
 	}
-	fmt.Fprintf(&b, `<text x="%d" y="%d" text-anchor="middle">%s</text><text x="-50" y="-6">%s</text>`+"\n", width/2, height+36, a.x, a.y)
+	fmt.Fprintf(&b, `<text x="%d" y="%d" text-anchor="middle">%s</text><text x="-50" y="-6">%s</text>`+"\n", width/2,
+		height+36, a.x, a.y)
 	for i, c := range curves {
 		colour := colours[i%len(colours)]
 		var points strings.Builder
 		for j := range c.x {
 			fmt.Fprintf(&points, "%.1f,%.1f ", c.x[j]/mostX*width, height-c.y[j]/mostY*height)
 		}
-		fmt.Fprintf(&b, `<polyline points="%s" fill="none" stroke="%s" stroke-width="2"/><text x="%d" y="%d" fill="%s">%s</text>`+"\n", strings.TrimSpace(points.String()), colour, width+8, 12+16*i, colour, c.name)
+		fmt.Fprintf(&b,
+			`<polyline points="%s" fill="none" stroke="%s" stroke-width="2"/><text x="%d" y="%d" fill="%s">%s</text>`+
+				"\n", strings.TrimSpace(points.String()), colour, width+8, 12+16*i, colour, c.name)
 	}
 	b.WriteString("</svg>\n")
 	return b.String()

@@ -14,11 +14,15 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// recoverBench: how long does it take until those who wait hear of a failure? Three machines, one of them a control machine. A machine that runs procs for others is killed (kill -9 of all its processes), cut off or
-// paused, or its keeper is, and returns; the time is from that moment until each waiter elsewhere is answered. Then each daemon of the control machine is killed, while some clients that connected before ask for what needs it, one request after the other;
-// the time is the longest that each of them is without a good answer. No peer: what
-// others do in such a case depends on how they are set up. Expected: below 0.1 s where the kernel tells of the end of connections and the system believes it, 1.5 to 1.75 s (machines.DefaultTiming)
-// where only silence tells.
+// recoverBench: how long does it take until those who wait hear of a failure? Three machines, one
+// of them a control machine. A machine that runs procs for others is killed (kill -9 of all its
+// processes), cut off or paused, or its keeper is, and returns; the time is from that moment until
+// each waiter elsewhere is answered. Then each daemon of the control machine is killed, while some
+// clients that connected before ask for what needs it, one request after the other; the time is the
+// longest that each of them is without a good answer. No peer: what others do in such a case
+// depends on how they are set up. Expected: below 0.1 s where the kernel tells of the end of
+// connections and the system believes it, 1.5 to 1.75 s (machines.DefaultTiming) where only silence
+// tells.
 func recoverBench() Bench {
 	metrics := []string{}
 	for _, f := range machineFaults {
@@ -27,7 +31,8 @@ func recoverBench() Bench {
 	for _, d := range daemonFaults {
 		metrics = append(metrics, d.metric)
 	}
-	return Bench{Name: "recover", Question: "how long until those who wait hear of a failure?", Metrics: metrics, run: runRecover}
+	return Bench{Name: "recover", Question: "how long until those who wait hear of a failure?", Metrics: metrics,
+		run: runRecover}
 }
 
 const recoverMemory = 32 * sigma.MiB
@@ -36,14 +41,25 @@ var machineFaults = [...]struct {
 	metric   string
 	do, undo func(c *testenv.Cluster, v *testenv.Machine) error
 }{
-	{"machine_killed_ms", func(_ *testenv.Cluster, v *testenv.Machine) error { return v.Kill() }, func(_ *testenv.Cluster, v *testenv.Machine) error { return v.Restart() }},
-	{"machine_cut_ms", func(c *testenv.Cluster, v *testenv.Machine) error { c.Partition(v); return nil }, func(c *testenv.Cluster, _ *testenv.Machine) error { c.Heal(); return nil }},
-	{"machine_paused_ms", func(_ *testenv.Cluster, v *testenv.Machine) error { return v.Pause() }, func(_ *testenv.Cluster, v *testenv.Machine) error { return v.Resume() }},
-	{"keeper_killed_ms", func(_ *testenv.Cluster, v *testenv.Machine) error { return v.KillDaemon("keeper") }, func(_ *testenv.Cluster, v *testenv.Machine) error { return v.Restart() }},
+	{"machine_killed_ms", func(_ *testenv.Cluster, v *testenv.Machine) error {
+		return v.Kill()
+	}, func(_ *testenv.Cluster, v *testenv.Machine) error { return v.Restart() }},
+	{"machine_cut_ms", func(c *testenv.Cluster, v *testenv.Machine) error {
+		c.Partition(v)
+		return nil
+	}, func(c *testenv.Cluster, _ *testenv.Machine) error { c.Heal(); return nil }},
+	{"machine_paused_ms", func(_ *testenv.Cluster, v *testenv.Machine) error {
+		return v.Pause()
+	}, func(_ *testenv.Cluster, v *testenv.Machine) error { return v.Resume() }},
+	{"keeper_killed_ms", func(_ *testenv.Cluster, v *testenv.Machine) error {
+		return v.KillDaemon("keeper")
+	}, func(_ *testenv.Cluster, v *testenv.Machine) error { return v.Restart() }},
 }
 
 var daemonFaults = [...]struct{ metric, daemon string }{
-	{"sigmad_killed_ms", "sigmad"}, {"named_killed_ms", "named"}, {"besched_killed_ms", "besched"}, {"lcsched_killed_ms", "lcsched"}, {"s3d_killed_ms", "s3d"}, {"dbd_killed_ms", "dbd"}, {"machined_killed_ms", "machined"}, {"launcher_killed_ms", "launcher"},
+	{"sigmad_killed_ms", "sigmad"}, {"named_killed_ms", "named"}, {"besched_killed_ms", "besched"},
+	{"lcsched_killed_ms", "lcsched"}, {"s3d_killed_ms", "s3d"}, {"dbd_killed_ms", "dbd"},
+	{"machined_killed_ms", "machined"}, {"launcher_killed_ms", "launcher"},
 }
 
 // recovery is one run of the bench.
@@ -133,8 +149,10 @@ func retry(ctx context.Context, do func(context.Context) error) error {
 	}
 }
 
-// lose ends the life of the last machine and measures when those who wait at the first for procs there are answered; then it has the machine return.
-func (a *recovery) lose(ctx context.Context, metric string, do, undo func(*testenv.Cluster, *testenv.Machine) error) error {
+// lose ends the life of the last machine and measures when those who wait at the first for procs
+// there are answered; then it has the machine return.
+func (a *recovery) lose(ctx context.Context, metric string, do,
+	undo func(*testenv.Cluster, *testenv.Machine) error) error {
 	v := a.c.Machine(a.c.Size() - 1)
 	client, err := a.c.Machine(0).Client(ctx, sigma.DefaultRealm)
 	if err != nil {
@@ -178,15 +196,18 @@ func (a *recovery) lose(ctx context.Context, metric string, do, undo func(*teste
 	}
 	return retry(ctx, func(ctx context.Context) error {
 		now, err := a.c.Machine(0).Members(ctx)
-		if m := now[v.Name]; err == nil && (m.State != sigma.MachineAlive || m.Incarnation == before[v.Name].Incarnation) {
+		if m := now[v.Name]; err == nil && (m.State != sigma.MachineAlive ||
+			m.Incarnation == before[v.Name].Incarnation) {
 			err = fmt.Errorf("it is %+v", m)
 		}
 		return err
 	})
 }
 
-// spread spawns procs that sleep, by way of client, until some run at v. They say that they should be near it: else machines that have their program already are preferred.
-func (a *recovery) spread(ctx context.Context, client *sdk.Client, v *testenv.Machine) (all, there []sigma.ProcID, err error) {
+// spread spawns procs that sleep, by way of client, until some run at v. They say that they should
+// be near it: else machines that have their program already are preferred.
+func (a *recovery) spread(ctx context.Context, client *sdk.Client, v *testenv.Machine) (all, there []sigma.ProcID,
+	err error) {
 	for range 30 {
 		ds := make([]sigma.Descriptor, 6)
 		for i := range ds {
@@ -225,13 +246,15 @@ func (a *recovery) spread(ctx context.Context, client *sdk.Client, v *testenv.Ma
 	return all, nil, fmt.Errorf("no proc went to %s", v.Name)
 }
 
-// waiters ask at the same time what needs the daemon that is killed, for at least so long afterwards.
+// waiters ask at the same time what needs the daemon that is killed, for at least so long
+// afterwards.
 const (
 	waiters   = 4
 	crashTime = 1500 * time.Millisecond
 )
 
-// crash kills a daemon of the control machine while clients ask for what needs it, and measures for how long each has no good answer at most.
+// crash kills a daemon of the control machine while clients ask for what needs it, and measures for
+// how long each has no good answer at most.
 func (a *recovery) crash(ctx context.Context, metric, daemon string) error {
 	m := a.c.Machine(0)
 	all, ctx := newGroup(ctx)

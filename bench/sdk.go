@@ -9,14 +9,18 @@ import (
 	"time"
 )
 
-// sdkBench: what does linking the SDK add to the start of a Go program? Two programs are started by turns outside any container and waited for: an empty one, and one that links
-// the SDK and does nothing. Expected: the pages and initialisers of net and context, a few hundred microseconds. It builds the programs, so it runs in a clone.
+// sdkBench: what does linking the SDK add to the start of a Go program? Two programs are started by
+// turns outside any container and waited for: an empty one, and one that links the SDK and does
+// nothing. Expected: the pages and initialisers of net and context, a few hundred microseconds. It
+// builds the programs, so it runs in a clone.
 func sdkBench() Bench {
-	return Bench{Name: "sdk", Question: "how much longer does a Go program start because it links the SDK?", Metrics: []string{"sdk_extra_ms"}, run: runSDK}
+	return Bench{Name: "sdk", Question: "how much longer does a Go program start because it links the SDK?",
+		Metrics: []string{"sdk_extra_ms"}, run: runSDK}
 }
 
 func runSDK(ctx context.Context, r *Run) error {
-	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-o", r.dir+"/", "./bench/programs/sdkempty", "./bench/programs/sdkuser")
+	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-o", r.dir+"/", "./bench/programs/sdkempty",
+		"./bench/programs/sdkuser")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		return fmt.Errorf("cannot build the programs (run it in a clone): %w\n%s", err, out)
@@ -52,5 +56,6 @@ func runSDK(ctx context.Context, r *Run) error {
 		extra = append(extra, with[i]-without[i])
 	}
 	theirs := median(without)
-	return r.print(Line{Metric: "sdk_extra_ms", Unit: "ms", Ours: median(extra), Peer: "empty_go_program", Theirs: &theirs, Floor: pointer(0), N: blocks * n})
+	return r.print(Line{Metric: "sdk_extra_ms", Unit: "ms", Ours: median(extra), Peer: "empty_go_program",
+		Theirs: &theirs, Floor: pointer(0), N: blocks * n})
 }

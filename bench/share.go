@@ -25,7 +25,8 @@ func (r *Run) buildShare(ctx context.Context) (string, error) {
 	return local, r.make(ctx, "cc", "-static", "-O2", "-pthread", "-o", local, local+".c")
 }
 
-// mostShares makes a cgroup outweigh what else the host does, so that that disturbs all arms alike, and little.
+// mostShares makes a cgroup outweigh what else the host does, so that that disturbs all arms alike,
+// and little.
 const mostShares = 262144
 
 // hostGroup is a cgroup of the bench's own, with others below it, outside of sigmaOS.
@@ -46,7 +47,8 @@ func cpuFile(group, file string) string {
 func makeHostGroup(name string, children ...string) (hostGroup, error) {
 	g := hostGroup{name}
 	for _, root := range cgroupMounts() {
-		if base := filepath.Base(root); base != "cpu" && base != "cpuacct" && base != "cpu,cpuacct" && base != "cgroup" {
+		if base := filepath.Base(root); base != "cpu" && base != "cpuacct" && base != "cpu,cpuacct" &&
+			base != "cgroup" {
 			continue
 		}
 		os.Mkdir(filepath.Join(root, name), 0o755)

@@ -18,12 +18,17 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// startBench: how long does it take from Spawn to the first line of main of an isolated proc that is warm (its program is on the machine)? Starts follow one another, each
-// after the end of the one before; the program tells the monotonic clock at its first line, which is the spawner's clock too. The floor and first peer is the least that Linux
-// needs: posix_spawn of the same static program from a small C program, without any isolation. The others are containers (see there), posix_spawned by the same
-// program, which counts until the first line of main too. Expected: a few times the floor, most of it namespaces and cgroup; bwrap some ms, runc and crun ten and more, docker a hundred
-// and more. Programs in Go and Python, which take their time before the first line, are started beside the C program by us, posix_spawn and runc; to each container
-// they are the same static files. Where the time of ours goes is told by the traces that sigmad keeps (sigma inspect --timing).
+// startBench: how long does it take from Spawn to the first line of main of an isolated proc that
+// is warm (its program is on the machine)? Starts follow one another, each after the end of the one
+// before; the program tells the monotonic clock at its first line, which is the spawner's clock
+// too. The floor and first peer is the least that Linux needs: posix_spawn of the same static
+// program from a small C program, without any isolation. The others are containers (see there),
+// posix_spawned by the same program, which counts until the first line of main too. Expected: a few
+// times the floor, most of it namespaces and cgroup; bwrap some ms, runc and crun ten and more,
+// docker a hundred and more. Programs in Go and Python, which take their time before the first
+// line, are started beside the C program by us, posix_spawn and runc; to each container they are
+// the same static files. Where the time of ours goes is told by the traces that sigmad keeps (sigma
+// inspect --timing).
 func startBench() Bench {
 	metrics := []string{"warm_start_p50_ms", "warm_start_p99_ms", "cpu_ms_per_start"}
 	for _, l := range languages() {
@@ -32,7 +37,8 @@ func startBench() Bench {
 	for _, phase := range phases() {
 		metrics = append(metrics, "phase_"+phase+"_p50_ms")
 	}
-	return Bench{Name: "start", Question: "how long from Spawn to the first line of main of a warm, isolated proc?", Metrics: metrics, run: runStart}
+	return Bench{Name: "start", Question: "how long from Spawn to the first line of main of a warm, isolated proc?",
+		Metrics: metrics, run: runStart}
 }
 
 // startArm is one way to start.
@@ -69,7 +75,8 @@ func runStart(ctx context.Context, r *Run) error {
 	if err != nil {
 		return err
 	}
-	a := &startArms{r: r, spawner: local, local: local, ours: startArm{name: "ours", n: n}, peers: []*startArm{{name: "posix_spawn", n: n}}}
+	a := &startArms{r: r, spawner: local, local: local, ours: startArm{name: "ours", n: n},
+		peers: []*startArm{{name: "posix_spawn", n: n}}}
 	for _, c := range containers() {
 		a.addContainer(ctx, c, n/10)
 	}
@@ -119,7 +126,8 @@ func runStart(ctx context.Context, r *Run) error {
 	return a.reportPhases(ctx)
 }
 
-// inLanguage makes arms for a program in another language. The containers are few here: what one adds to a start does not depend on the language.
+// inLanguage makes arms for a program in another language. The containers are few here: what one
+// adds to a start does not depend on the language.
 func (a *startArms) inLanguage(ctx context.Context, l language, n int) (*startArms, error) {
 	local, err := l.build(a.r, ctx)
 	if err != nil {
@@ -175,9 +183,12 @@ func (a *startArms) report() error {
 	o, floor := &a.ours, a.peers[0]
 	for _, p := range a.peers {
 		for _, l := range []Line{
-			Line{Metric: "warm_start_p50_ms", Ours: median(o.all), Theirs: pointer(median(p.all)), Floor: pointer(median(floor.all))}.between(ratios(p.p50, o.p50)),
-			{Metric: "warm_start_p99_ms", Ours: quantile(o.all, 0.99), Theirs: pointer(quantile(p.all, 0.99)), Ratio: pointer(quantile(p.all, 0.99) / quantile(o.all, 0.99)), Floor: pointer(median(floor.all))},
-			Line{Metric: "cpu_ms_per_start", Ours: median(o.cpu), Theirs: pointer(median(p.cpu)), Floor: pointer(median(floor.cpu))}.between(ratios(p.cpu, o.cpu)),
+			Line{Metric: "warm_start_p50_ms", Ours: median(o.all), Theirs: pointer(median(p.all)),
+				Floor: pointer(median(floor.all))}.between(ratios(p.p50, o.p50)),
+			{Metric: "warm_start_p99_ms", Ours: quantile(o.all, 0.99), Theirs: pointer(quantile(p.all, 0.99)),
+				Ratio: pointer(quantile(p.all, 0.99) / quantile(o.all, 0.99)), Floor: pointer(median(floor.all))},
+			Line{Metric: "cpu_ms_per_start", Ours: median(o.cpu), Theirs: pointer(median(p.cpu)),
+				Floor: pointer(median(floor.cpu))}.between(ratios(p.cpu, o.cpu)),
 		} {
 			l.Unit, l.Peer, l.N = "ms", p.name, len(o.all)
 			if err := a.r.print(l); err != nil {
@@ -192,7 +203,8 @@ func (a *startArms) report() error {
 func (a *startArms) reportLanguage(i int) error {
 	o, floor := &a.ours, a.peers[0]
 	for _, p := range a.peers {
-		l := Line{Metric: languages()[i].name + "_start_p50_ms", Unit: "ms", Ours: median(o.all), Peer: strings.TrimSuffix(p.name, "-"+languages()[i].name), Theirs: pointer(median(p.all)),
+		l := Line{Metric: languages()[i].name + "_start_p50_ms", Unit: "ms", Ours: median(o.all),
+			Peer: strings.TrimSuffix(p.name, "-"+languages()[i].name), Theirs: pointer(median(p.all)),
 			Floor: pointer(median(floor.all)), N: len(o.all)}.between(ratios(p.p50, o.p50))
 		if err := a.r.print(l); err != nil {
 			return err

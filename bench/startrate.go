@@ -17,15 +17,20 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// startRateBench: how many starts per second does one machine sustain, with refill of whatever is kept ready and teardown? First as many procs as there is room for in a window are kept
-// in flight, which tells what the machine can do at most. Then load is open loop: bursts are spawned over the admin socket at intended times, whether or not earlier ones
-// have started, each proc is waited for until it has exited and is gone, and the time of a start counts from the intended time to the first line of main. The highest
-// offered rate, of fixed steps below the most, is reported whose p99 is within p99Most and whose backlog is gone within drainMost of its end. Client, daemons and
-// procs share the machine's cores. Expected: kernel work of namespaces, cgroup and exec on all cores; the floor is posix_spawn of the same program on all cores.
+// startRateBench: how many starts per second does one machine sustain, with refill of whatever is
+// kept ready and teardown? First as many procs as there is room for in a window are kept in flight,
+// which tells what the machine can do at most. Then load is open loop: bursts are spawned over the
+// admin socket at intended times, whether or not earlier ones have started, each proc is waited for
+// until it has exited and is gone, and the time of a start counts from the intended time to the
+// first line of main. The highest offered rate, of fixed steps below the most, is reported whose
+// p99 is within p99Most and whose backlog is gone within drainMost of its end. Client, daemons and
+// procs share the machine's cores. Expected: kernel work of namespaces, cgroup and exec on all
+// cores; the floor is posix_spawn of the same program on all cores.
 func startRateBench() Bench {
 	return Bench{Name: "startrate", Question: "how many starts per second does a machine sustain, with teardown?",
-		Metrics: append([]string{"starts_per_s", "start_p99_ms", "start_p50_ms", "cpu_ms_per_start", "saturated_starts_per_s", "leaked_kib_per_start"}, leakMetrics[:]...),
-		run:     runStartRate}
+		Metrics: append([]string{"starts_per_s", "start_p99_ms", "start_p50_ms", "cpu_ms_per_start",
+			"saturated_starts_per_s", "leaked_kib_per_start"}, leakMetrics[:]...),
+		run: runStartRate}
 }
 
 const (
@@ -99,7 +104,8 @@ func runStartRate(ctx context.Context, r *Run) error {
 			return err
 		}
 		starts += t.starts
-		r.note("offered %.0f/s for %v: %.0f/s, p50 %.2f ms, p99 %.2f ms, the last were through %v after the end", t.offered, length, t.perS, median(t.ms), quantile(t.ms, 0.99), t.drain.Round(time.Millisecond))
+		r.note("offered %.0f/s for %v: %.0f/s, p50 %.2f ms, p99 %.2f ms, the last were through %v after the end",
+			t.offered, length, t.perS, median(t.ms), quantile(t.ms, 0.99), t.drain.Round(time.Millisecond))
 		if best.starts == 0 || t.sustained() || quantile(t.ms, 0.99) < quantile(best.ms, 0.99) {
 			best = t
 		}
@@ -122,11 +128,15 @@ func (a *rateArms) report(t, most rateTrial, floor float64) error {
 		a.r.sample("ours", "start_ms", v)
 	}
 	for _, l := range []Line{
-		{Metric: "starts_per_s", Unit: "1/s", Ours: t.perS, Peer: "posix_spawn", Theirs: &floor, Ratio: pointer(t.perS / floor), Floor: pointer(floor), N: t.starts},
+		{Metric: "starts_per_s", Unit: "1/s", Ours: t.perS, Peer: "posix_spawn", Theirs: &floor,
+			Ratio: pointer(t.perS / floor), Floor: pointer(floor), N: t.starts},
 		{Metric: "start_p99_ms", Unit: "ms", Ours: quantile(t.ms, 0.99), N: len(t.ms)},
 		{Metric: "start_p50_ms", Unit: "ms", Ours: median(t.ms), N: len(t.ms)},
-		{Metric: "cpu_ms_per_start", Unit: "ms", Ours: t.cpuMS, Peer: "posix_spawn", Theirs: pointer(1e3 * float64(runtime.NumCPU()) / floor), Ratio: pointer(1e3 * float64(runtime.NumCPU()) / floor / t.cpuMS), N: t.starts},
-		{Metric: "saturated_starts_per_s", Unit: "1/s", Ours: most.perS, Peer: "posix_spawn", Theirs: &floor, Ratio: pointer(most.perS / floor), Floor: pointer(floor), N: most.starts},
+		{Metric: "cpu_ms_per_start", Unit: "ms", Ours: t.cpuMS, Peer: "posix_spawn",
+			Theirs: pointer(1e3 * float64(runtime.NumCPU()) / floor),
+			Ratio:  pointer(1e3 * float64(runtime.NumCPU()) / floor / t.cpuMS), N: t.starts},
+		{Metric: "saturated_starts_per_s", Unit: "1/s", Ours: most.perS, Peer: "posix_spawn", Theirs: &floor,
+			Ratio: pointer(most.perS / floor), Floor: pointer(floor), N: most.starts},
 	} {
 		if err := a.r.print(l); err != nil {
 			return err
@@ -135,7 +145,8 @@ func (a *rateArms) report(t, most rateTrial, floor float64) error {
 	return nil
 }
 
-// floorRate is how often per second the machine can posix_spawn the program and wait for it, on all cores.
+// floorRate is how often per second the machine can posix_spawn the program and wait for it, on all
+// cores.
 func (r *Run) floorRate(ctx context.Context, local string, seconds int) (float64, error) {
 	var total atomic.Int64
 	g, ctx := newGroup(ctx)
@@ -223,7 +234,8 @@ func (a *rateArms) open(ctx context.Context, rate float64, length time.Duration)
 		for time.Since(begin) < at {
 			<-tick.C
 		}
-		// Never more than asked for so far: a burst that is late is not made up for by a larger one, for the bursts that were missed follow at once.
+		// Never more than asked for so far: a burst that is late is not made up for by a larger
+		// one, for the bursts that were missed follow at once.
 		n := int(rate*at.Seconds()) - spawned
 		if n <= 0 {
 			continue

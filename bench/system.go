@@ -133,7 +133,8 @@ func (s *system) cpu() (sum time.Duration) {
 	return sum
 }
 
-// cpuByPart divides it: this process, the launcher with its keeper, and each daemon, and what ran in or became procs.
+// cpuByPart divides it: this process, the launcher with its keeper, and each daemon, and what ran
+// in or became procs.
 func (s *system) cpuByPart() map[string]time.Duration {
 	var self syscall.Rusage
 	syscall.Getrusage(syscall.RUSAGE_SELF, &self)

@@ -15,12 +15,15 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// Goal: under random enqueues, cancels, offers, withdrawals, and machines that come and go, no job is granted twice or after its cancellation, none exceeds its credit, each
-// realm's jobs come in order, none of a machine that went is left, and there are leases only while no job waits, of the kind that the number of machines allows.
+// Goal: under random enqueues, cancels, offers, withdrawals, and machines that come and go, no job
+// is granted twice or after its cancellation, none exceeds its credit, each realm's jobs come in
+// order, none of a machine that went is left, and there are leases only while no job waits, of the
+// kind that the number of machines allows.
 func TestCoreRandom(t *testing.T) {
 	for seed := range uint64(100) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
-			w := &random{t: t, r: rand.New(rand.NewPCG(seed, 1)), c: NewCore(), waiting: map[sigma.ProcID]Job{}, credits: map[Ticket]parked{}, leased: map[Ticket]parked{}, attending: map[sigma.MachineID]sigma.Life{},
+			w := &random{t: t, r: rand.New(rand.NewPCG(seed, 1)), c: NewCore(), waiting: map[sigma.ProcID]Job{},
+				credits: map[Ticket]parked{}, leased: map[Ticket]parked{}, attending: map[sigma.MachineID]sigma.Life{},
 				next: map[sigma.RealmID]int{}, order: map[sigma.RealmID]int{}, number: map[sigma.ProcID]int{}}
 			for i := range 500 {
 				w.step(Ticket(i + 1))
@@ -60,7 +63,8 @@ func (w *random) step(tk Ticket) {
 		for range w.r.IntN(4) {
 			realm := sigma.RealmID(fmt.Sprint("r", w.r.IntN(3)))
 			w.next[realm]++
-			j := Job{ID: sigma.ProcID(fmt.Sprint(realm, "-", w.next[realm])), Realm: realm, Memory: sigma.Bytes(1+w.r.IntN(8)) * sigma.MiB, Home: w.attending[m]}
+			j := Job{ID: sigma.ProcID(fmt.Sprint(realm, "-", w.next[realm])), Realm: realm,
+				Memory: sigma.Bytes(1+w.r.IntN(8)) * sigma.MiB, Home: w.attending[m]}
 			if w.number[j.ID] = w.next[realm]; j.Home.Machine != "" {
 				w.waiting[j.ID] = j
 			}
@@ -75,7 +79,8 @@ func (w *random) step(tk Ticket) {
 		}
 	case 3:
 		if w.attending[m].Machine != "" {
-			w.park(tk, m, Offer{Memory: sigma.Bytes(1+w.r.IntN(20)) * sigma.MiB, Load: uint32(w.r.IntN(9)), Ask: w.r.IntN(2) == 0})
+			w.park(tk, m, Offer{Memory: sigma.Bytes(1+w.r.IntN(20)) * sigma.MiB, Load: uint32(w.r.IntN(9)),
+				Ask: w.r.IntN(2) == 0})
 		}
 	case 4:
 		for tk := range w.credits {
@@ -170,7 +175,8 @@ func (w *random) check() {
 	}
 	for id, m := range w.c.machines {
 		if m.leases != leases[id] || m.full && len(m.credits) > 0 {
-			w.t.Fatalf("%s has %d leases, and %d are counted; full: %v with %d credits", id, leases[id], m.leases, m.full, len(m.credits))
+			w.t.Fatalf("%s has %d leases, and %d are counted; full: %v with %d credits", id, leases[id], m.leases,
+				m.full, len(m.credits))
 		}
 		if m.leases > 0 && !m.full {
 			lent++
@@ -180,11 +186,13 @@ func (w *random) check() {
 		w.t.Fatalf("%d machines count as lent to, want %d", w.c.lent, lent)
 	}
 	if w.c.Waiting() != len(w.waiting) || len(w.c.leases) != len(w.leased) || w.c.credits.free() != len(w.credits) {
-		w.t.Fatalf("%d wait, want %d; %d leases, want %d; %d credits, want %d", w.c.Waiting(), len(w.waiting), len(w.c.leases), len(w.leased), w.c.credits.free(), len(w.credits))
+		w.t.Fatalf("%d wait, want %d; %d leases, want %d; %d credits, want %d", w.c.Waiting(), len(w.waiting),
+			len(w.c.leases), len(w.leased), w.c.credits.free(), len(w.credits))
 	}
 }
 
-// A burst is spread by load and size: of 12 jobs the machine of four cores, which runs two procs, gets as many as make it no fuller than the idle one of two cores.
+// A burst is spread by load and size: of 12 jobs the machine of four cores, which runs two procs,
+// gets as many as make it no fuller than the idle one of two cores.
 func TestLeastLoaded(t *testing.T) {
 	c := NewCore()
 	for m, cpu := range map[sigma.MachineID]sigma.MilliCPU{"home": 1000, "small": 2000, "large": 4000, "full": 64000} {
@@ -217,7 +225,8 @@ func TestTurns(t *testing.T) {
 	for i := range 10 {
 		jobs = append(jobs, Job{ID: sigma.ProcID(fmt.Sprint("a", i)), Realm: "a", Memory: 1, Home: m})
 	}
-	c.Enqueue(append(jobs, Job{ID: "b0", Realm: "b", Memory: 1, Home: m}, Job{ID: "b1", Realm: "b", Memory: 1, Home: m}))
+	c.Enqueue(append(jobs, Job{ID: "b0", Realm: "b", Memory: 1, Home: m}, Job{ID: "b1", Realm: "b", Memory: 1,
+		Home: m}))
 	got := c.Park(1, "m", Offer{Memory: 5})[0].Jobs
 	want := []sigma.ProcID{"a0", "b0", "a1", "b1", "a2"}
 	for i, j := range got {
@@ -238,7 +247,8 @@ func attended(t *testing.T, s *Service, m sigma.MachineID) (v *visit, leave func
 	return v, func() { cancel(); <-ended }
 }
 
-// Goal: a puller that gives up leaves no credit behind, and a grant made in the same moment is not lost.
+// Goal: a puller that gives up leaves no credit behind, and a grant made in the same moment is not
+// lost.
 func TestServicePull(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := NewService()
@@ -264,8 +274,9 @@ func TestServicePull(t *testing.T) {
 	})
 }
 
-// Goal: nobody starves by leases, and a machine alone has no limit. Machine A has a lease for all; when B attends, it ends, and the next one is shared; when a job of B waits, that ends at
-// once too, A's next credit gives the job its turn, and only then is there a lease again.
+// Goal: nobody starves by leases, and a machine alone has no limit. Machine A has a lease for all;
+// when B attends, it ends, and the next one is shared; when a job of B waits, that ends at once
+// too, A's next credit gives the job its turn, and only then is there a lease again.
 func TestServiceLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := NewService()
@@ -323,7 +334,8 @@ func TestServiceLease(t *testing.T) {
 	})
 }
 
-// Goal: a machine that attends anew, because the end of its session has not been seen yet, ends all that the old session has; one in an older life does not.
+// Goal: a machine that attends anew, because the end of its session has not been seen yet, ends all
+// that the old session has; one in an older life does not.
 func TestServiceAnew(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := NewService()
@@ -338,16 +350,19 @@ func TestServiceAnew(t *testing.T) {
 				t.Errorf("a call of the old session: got %v, want stale", err)
 			}
 		}
-		if err := old.enqueue(t.Context(), []Job{{ID: "p", Realm: "a", Memory: 1}}); sigma.KindOf(err) != sigma.KindStale {
+		if err := old.enqueue(t.Context(),
+			[]Job{{ID: "p", Realm: "a", Memory: 1}}); sigma.KindOf(err) != sigma.KindStale {
 			t.Errorf("a job by the old session: %v", err)
 		}
-		if err := s.visit("m").attend(t.Context(), sigma.Life{Machine: "m"}, 1000, 1); sigma.KindOf(err) != sigma.KindStale {
+		if err := s.visit("m").attend(t.Context(), sigma.Life{Machine: "m"}, 1000,
+			1); sigma.KindOf(err) != sigma.KindStale {
 			t.Errorf("an older life: %v", err)
 		}
 		now.enqueue(t.Context(), []Job{{ID: "p", Realm: "a", Memory: 1}})
 		other, _ := attended(t, s, "other")
 		other.cancel(t.Context(), "p")
-		if got, err := now.pull(t.Context(), Offer{Memory: 1}); err != nil || len(got.Jobs) != 1 || got.Jobs[0].Home != life("m") {
+		if got, err := now.pull(t.Context(), Offer{Memory: 1}); err != nil || len(got.Jobs) != 1 ||
+			got.Jobs[0].Home != life("m") {
 			t.Errorf("got %+v, %v, want its own job, which another machine cannot cancel", got, err)
 		}
 	})
@@ -355,7 +370,8 @@ func TestServiceAnew(t *testing.T) {
 
 func TestServiceCalls(t *testing.T) {
 	s := NewService()
-	if _, err := s.Attach(t.Context(), sigma.Principal{Realm: "a", Proc: "p"}, ""); sigma.KindOf(err) != sigma.KindPermission {
+	if _, err := s.Attach(t.Context(), sigma.Principal{Realm: "a", Proc: "p"},
+		""); sigma.KindOf(err) != sigma.KindPermission {
 		t.Errorf("a tenant attached: %v", err)
 	}
 	f, err := s.Attach(t.Context(), sigma.Principal{System: true}, "")
@@ -366,7 +382,9 @@ func TestServiceCalls(t *testing.T) {
 		method  string
 		payload []byte
 		want    sigma.Kind
-	}{{"nothing", nil, sigma.KindUnsupported}, {CallEnqueue, []byte{255, 255}, sigma.KindInvalid}, {CallPull, nil, sigma.KindInvalid}, {CallHold, nil, sigma.KindInvalid}, {CallCancel, []byte{9}, sigma.KindInvalid},
+	}{{"nothing", nil, sigma.KindUnsupported}, {CallEnqueue, []byte{255, 255}, sigma.KindInvalid},
+		{CallPull, nil, sigma.KindInvalid}, {CallHold, nil, sigma.KindInvalid},
+		{CallCancel, []byte{9}, sigma.KindInvalid},
 		{CallAttend, []byte{1}, sigma.KindInvalid}} {
 		if _, _, err := f.(sigma.Caller).Call(t.Context(), c.method, c.payload, nil); sigma.KindOf(err) != c.want {
 			t.Errorf("%s: got %v, want %v", c.method, err, c.want)
@@ -374,10 +392,14 @@ func TestServiceCalls(t *testing.T) {
 	}
 }
 
-// What machines say is read without a fault, and what was read changes no invariant of the accounts, whatever the numbers.
+// What machines say is read without a fault, and what was read changes no invariant of the
+// accounts, whatever the numbers.
 func FuzzCodes(f *testing.F) {
-	charges, age, shares, offer := []Charge{{Realm: "a", Used: 1, Prepaid: 2, Ended: 3, Whole: 4}}, time.Second, []RealmShares{{"a", 2}}, Offer{Memory: 5, Load: 6, Ask: true}
-	for _, put := range []func(*sigmap.Coder){func(c *sigmap.Coder) { CodeCharges(c, &charges) }, func(c *sigmap.Coder) { CodeShares(c, &age, &shares) }, func(c *sigmap.Coder) { CodeOffer(c, &offer) }} {
+	charges, age, shares, offer := []Charge{{Realm: "a", Used: 1, Prepaid: 2, Ended: 3, Whole: 4}}, time.Second,
+		[]RealmShares{{"a", 2}}, Offer{Memory: 5, Load: 6, Ask: true}
+	for _, put := range []func(*sigmap.Coder){func(c *sigmap.Coder) {
+		CodeCharges(c, &charges)
+	}, func(c *sigmap.Coder) { CodeShares(c, &age, &shares) }, func(c *sigmap.Coder) { CodeOffer(c, &offer) }} {
 		b, _ := sigmap.Payload(put)
 		f.Add(b)
 	}
@@ -406,7 +428,8 @@ func FuzzCodes(f *testing.F) {
 			c.Park(1, "m", o)
 		}
 		for realm, q := range c.turns.accounts {
-			if math.IsNaN(q.used) || math.IsInf(q.used, 0) || math.IsNaN(q.mean) || math.IsInf(q.mean, 0) || q.mean < 0 {
+			if math.IsNaN(q.used) || math.IsInf(q.used, 0) || math.IsNaN(q.mean) || math.IsInf(q.mean, 0) ||
+				q.mean < 0 {
 				t.Errorf("the account of %s is %v, a job of it costs %v", realm, q.used, q.mean)
 			}
 		}

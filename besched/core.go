@@ -1,19 +1,29 @@
-// Package besched is the queue of best-effort procs (001 §4.3): spawns wait in their realm's queue until a machine that has room, and has said so by parking a credit, takes
-// them. Core is the pure state machine, Service the shell that answers calls.
+// Package besched is the queue of best-effort procs (001 §4.3): spawns wait in their realm's queue
+// until a machine that has room, and has said so by parking a credit, takes them. Core is the pure
+// state machine, Service the shell that answers calls.
 //
-// While no job waits there is no turn to take: then each machine gets a lease, which is the right to place procs for itself without asking (docs/adr/0006-placement-leases.md).
-// That of a machine that is alone is for all it has room for; with several, each places only as many as it has cores, and the others go where the load is least for the
-// machine's size. As soon as a job waits, all leases are recalled, and everything goes through the queue again.
+// While no job waits there is no turn to take: then each machine gets a lease, which is the right
+// to place procs for itself without asking (docs/adr/0006-placement-leases.md). That of a machine
+// that is alone is for all it has room for; with several, each places only as many as it has cores,
+// and the others go where the load is least for the machine's size. As soon as a job waits, all
+// leases are recalled, and everything goes through the queue again.
 //
-// Whose turn it is decides what the realms' procs used, in proportion to the realms' shares, not how many there were of them (docs/adr/0012-turns-by-what-was-used.md). Memory
-// is the admission, and who holds far more than its part of it loses its turn (docs/adr/0039-memory-has-its-part-in-turns.md). A job that fits nowhere when it is its realm's turn is overtaken by as much memory as it asks for; then a machine is kept for it alone.
+// Whose turn it is decides what the realms' procs used, in proportion to the realms' shares, not
+// how many there were of them (docs/adr/0012-turns-by-what-was-used.md). Memory is the admission,
+// and who holds far more than its part of it loses its turn
+// (docs/adr/0039-memory-has-its-part-in-turns.md). A job that fits nowhere when it is its realm's
+// turn is overtaken by as much memory as it asks for; then a machine is kept for it alone.
 //
-// It promises that every job is granted at most once while it is known here, that jobs of one realm are granted in order (but for those that wait for a machine that they should be near), that no realm with a waiting job is passed over for ever, and that no
-// machine has a lease for longer than its recall takes while a job waits, nor one for a machine alone while there are two. Jobs are not kept across a crash (001 §3.4), nor beyond
-// the session of the machine they are from: their homes send them again. That no proc starts twice is therefore not this package's promise but the home's, from which
-// whoever is granted a job takes it (schedd).
+// It promises that every job is granted at most once while it is known here, that jobs of one realm
+// are granted in order (but for those that wait for a machine that they should be near), that no
+// realm with a waiting job is passed over for ever, and that no machine has a lease for longer than
+// its recall takes while a job waits, nor one for a machine alone while there are two. Jobs are not
+// kept across a crash (001 §3.4), nor beyond the session of the machine they are from: their homes
+// send them again. That no proc starts twice is therefore not this package's promise but the
+// home's, from which whoever is granted a job takes it (schedd).
 //
-// A system has several, its shards, which do not know of one another: Offers is the machine's side, which brings them together (docs/adr/0027-besched-is-a-fleet.md).
+// A system has several, its shards, which do not know of one another: Offers is the machine's side,
+// which brings them together (docs/adr/0027-besched-is-a-fleet.md).
 //
 // Users: cmd/besched; kernel and sim for Offers and the names of the methods.
 package besched
@@ -26,7 +36,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// GrantMax bounds the jobs of one grant, so that one machine does not take a whole burst while others are about to ask.
+// GrantMax bounds the jobs of one grant, so that one machine does not take a whole burst while
+// others are about to ask.
 const GrantMax = 64
 
 // Job is one proc that waits for a machine.
@@ -56,7 +67,8 @@ const (
 	LeaseShared       // of one of several: while it runs fewer procs than it has cores
 )
 
-// Grant gives jobs, or a lease, to whoever parked the credit, which is used up by it. A lease has the number of the credit.
+// Grant gives jobs, or a lease, to whoever parked the credit, which is used up by it. A lease has
+// the number of the credit.
 type Grant struct {
 	Ticket Ticket
 	Jobs   []Job // none if it is a lease, or the word whether the machine is kept for a job
@@ -112,7 +124,8 @@ type Core struct {
 
 // NewCore makes an empty queue.
 func NewCore() *Core {
-	return &Core{machines: map[sigma.MachineID]*machine{}, where: map[sigma.ProcID]*waiting{}, turns: newTurns(), aside: newAside()}
+	return &Core{machines: map[sigma.MachineID]*machine{}, where: map[sigma.ProcID]*waiting{}, turns: newTurns(),
+		aside: newAside()}
 }
 
 // Waiting counts the jobs that wait.
@@ -156,7 +169,8 @@ func (c *Core) Home(id sigma.ProcID) sigma.Life {
 // Largest is the most memory that a machine here has.
 func (c *Core) Largest() sigma.Bytes { return c.largest }
 
-// Attend makes a machine known, which offers memory and cores and sends jobs from now on. It must not attend yet. The leases returned are recalled, because they were for a machine alone.
+// Attend makes a machine known, which offers memory and cores and sends jobs from now on. It must
+// not attend yet. The leases returned are recalled, because they were for a machine alone.
 func (c *Core) Attend(life sigma.Life, cpu sigma.MilliCPU, memory sigma.Bytes) []Ticket {
 	m := &machine{life: life, cpu: max(1, uint64(cpu)), memory: memory, held: map[sigma.RealmID]int64{}}
 	c.machines[life.Machine] = m
@@ -193,7 +207,8 @@ func (c *Core) Gone(life sigma.Life) ([]Grant, []Ticket) {
 	}
 	c.asideGone(life)
 	grants, recalled := c.matched()
-	return grants, append(recalled, c.recall(LeaseShared, len(c.machines) == 1)...) // who is left may have the other kind
+	return grants, append(recalled, c.recall(LeaseShared,
+		len(c.machines) == 1)...) // who is left may have the other kind
 }
 
 // recall takes the leases of a kind back, if so.
@@ -211,7 +226,8 @@ func (c *Core) recall(kind Lease, so bool) (out []Ticket) {
 	return out
 }
 
-// Enqueue adds jobs of machines that attend; others' are ignored, as are jobs that are there already. The leases returned are recalled, because a job waits.
+// Enqueue adds jobs of machines that attend; others' are ignored, as are jobs that are there
+// already. The leases returned are recalled, because a job waits.
 func (c *Core) Enqueue(jobs []Job) ([]Grant, []Ticket) {
 	if c.Waiting() == 0 {
 		c.turns.settle()
@@ -294,7 +310,8 @@ func (c *Core) Leave(t Ticket) bool {
 	return i >= 0
 }
 
-// Charge takes note of what procs used on a machine. It must be told of the memory that procs hold there once it attends, and of each change after that.
+// Charge takes note of what procs used on a machine. It must be told of the memory that procs hold
+// there once it attends, and of each change after that.
 func (c *Core) Charge(machine sigma.MachineID, charges []Charge) {
 	m := c.machines[machine]
 	for _, ch := range charges {
@@ -311,7 +328,8 @@ func (c *Core) Charge(machine sigma.MachineID, charges []Charge) {
 // Shares sets those of all realms; one that is not named has 1.
 func (c *Core) Shares(of map[sigma.RealmID]uint32) { c.turns.setShares(of) }
 
-// span bounds, in seconds for each share, how far one realm's turn can be ahead of or behind the others'.
+// span bounds, in seconds for each share, how far one realm's turn can be ahead of or behind the
+// others'.
 func (c *Core) span() float64 { return spanMax.Seconds() * float64(c.cpu) / 1000 }
 
 func (c *Core) remove(w *waiting) {
@@ -322,8 +340,9 @@ func (c *Core) remove(w *waiting) {
 	c.turns.remove(w)
 }
 
-// match gives jobs to credits, that of the realm whose turn it is to the machine with the least load that has room, and leases to those who are left when no job is. A realm
-// whose first job fits nowhere is passed over, until it has been for so long that a machine is kept for it.
+// match gives jobs to credits, that of the realm whose turn it is to the machine with the least
+// load that has room, and leases to those who are left when no job is. A realm whose first job fits
+// nowhere is passed over, until it has been for so long that a machine is kept for it.
 func (c *Core) match() (out []Grant) {
 	var given []*credit
 	give := func(cr *credit, q *queue) {
@@ -396,8 +415,11 @@ func (c *Core) tell(out []Grant) []Grant {
 	return out
 }
 
-// lend gives leases to those who ask for one, if no job waits. A lease uses a credit up until the machine has parked the next one, so of several machines half keep theirs (but one that has the only credit while there is no lease): a job that comes meanwhile would find none, wait, and so have all leases
-// recalled, again and again where jobs come faster than credits. Machines that have a lease and are full do not count: they will park nothing for as long as they are.
+// lend gives leases to those who ask for one, if no job waits. A lease uses a credit up until the
+// machine has parked the next one, so of several machines half keep theirs (but one that has the
+// only credit while there is no lease): a job that comes meanwhile would find none, wait, and so
+// have all leases recalled, again and again where jobs come faster than credits. Machines that have
+// a lease and are full do not count: they will park nothing for as long as they are.
 func (c *Core) lend(out []Grant) []Grant {
 	if c.Waiting() > 0 || c.credits.asks == 0 {
 		return out
@@ -426,7 +448,8 @@ func (c *Core) count(m *machine, leases int, full bool) {
 	}
 }
 
-// keep reserves a machine for the first job of a realm: that with the most room of those that are large enough, and not more than half of all. It reports whether there was one.
+// keep reserves a machine for the first job of a realm: that with the most room of those that are
+// large enough, and not more than half of all. It reports whether there was one.
 func (c *Core) keep(q *queue) bool {
 	if len(c.kept) > 0 && 2*(len(c.kept)+1) > len(c.machines) {
 		return false

@@ -16,7 +16,8 @@ type credit struct {
 	at      int   // in the heap; -1 if it has GrantMax jobs, or is gone
 }
 
-// before orders credits by what the load of the machine would be for its size; the oldest of several.
+// before orders credits by what the load of the machine would be for its size; the oldest of
+// several.
 func (cr *credit) before(other *credit) bool {
 	a, b := (uint64(cr.Load)+1)*other.machine.cpu, (uint64(other.Load)+1)*cr.machine.cpu
 	return a < b || a == b && cr.ticket < other.ticket
@@ -89,7 +90,8 @@ func (cs *credits) use(cr *credit, memory sigma.Bytes) {
 	}
 }
 
-// best is the first with so much room whose machine is kept for nobody; nil if there is none. Nearly always it is the first of all.
+// best is the first with so much room whose machine is kept for nobody; nil if there is none.
+// Nearly always it is the first of all.
 func (cs *credits) best(memory sigma.Bytes) (best *credit) {
 	for i, cr := range cs.heap {
 		if cr.Memory < memory || cr.machine.kept != nil {

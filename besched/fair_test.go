@@ -43,7 +43,8 @@ func (h runs) Swap(i, j int)      { h[i], h[j] = h[j], h[i] }
 func (h *runs) Push(x any)        { *h = append(*h, x.(*ran)) }
 func (h *runs) Pop() any          { o := *h; x := o[len(o)-1]; *h = o[:len(o)-1]; return x }
 
-// plant is machines with as many cores as jobs of memory 1 fit, that run what the core gives them, in virtual time.
+// plant is machines with as many cores as jobs of memory 1 fit, that run what the core gives them,
+// in virtual time.
 type plant struct {
 	t       *testing.T
 	r       *rand.Rand
@@ -65,7 +66,8 @@ const (
 )
 
 func newPlant(t *testing.T, seed uint64, machines int, tenants ...*tenant) *plant {
-	p := &plant{t: t, r: rand.New(rand.NewPCG(seed, 7)), c: NewCore(), tenants: tenants, byRealm: map[sigma.RealmID]*tenant{}, parked: map[Ticket]int{}}
+	p := &plant{t: t, r: rand.New(rand.NewPCG(seed, 7)), c: NewCore(), tenants: tenants,
+		byRealm: map[sigma.RealmID]*tenant{}, parked: map[Ticket]int{}}
 	shares := map[sigma.RealmID]uint32{}
 	for i, tn := range tenants {
 		tn.realm = sigma.RealmID(fmt.Sprint("r", i))
@@ -124,7 +126,8 @@ func (p *plant) feed(tn *tenant) {
 	var jobs []Job
 	for range backlog {
 		tn.number++
-		jobs = append(jobs, Job{ID: sigma.ProcID(fmt.Sprint(tn.realm, "-", tn.number)), Realm: tn.realm, Memory: tn.memory, Home: life("m0")})
+		jobs = append(jobs, Job{ID: sigma.ProcID(fmt.Sprint(tn.realm, "-", tn.number)), Realm: tn.realm,
+			Memory: tn.memory, Home: life("m0")})
 	}
 	if n == 0 {
 		tn.since = p.now
@@ -160,7 +163,8 @@ func (p *plant) granted(gs []Grant) {
 			p.running[m]++
 			tn := p.byRealm[j.Realm]
 			tn.waits, tn.since = max(tn.waits, p.now-tn.since), p.now
-			heap.Push(&p.runs, &ran{Job: j, machine: m, begun: p.now, end: p.now + tn.length/2 + time.Duration(p.r.Int64N(int64(tn.length)))})
+			heap.Push(&p.runs, &ran{Job: j, machine: m, begun: p.now,
+				end: p.now + tn.length/2 + time.Duration(p.r.Int64N(int64(tn.length)))})
 		}
 	}
 }
@@ -176,7 +180,8 @@ func (p *plant) ended(r *ran) {
 	}
 	held := r.end - r.begun
 	cost := Cost(time.Duration(r.Memory)*held, r.Memory, held, plantMemory*1000, plantMemory)
-	p.c.Charge(p.name(r.machine), []Charge{{Realm: r.Realm, Used: cost, Prepaid: r.Prepaid, Ended: 1, Whole: cost, Held: -int64(r.Memory)}})
+	p.c.Charge(p.name(r.machine), []Charge{{Realm: r.Realm, Used: cost, Prepaid: r.Prepaid, Ended: 1, Whole: cost,
+		Held: -int64(r.Memory)}})
 }
 
 // check: no job waits that fits what is free and kept for nobody.
@@ -205,10 +210,14 @@ func (p *plant) jain(from, to time.Duration) float64 {
 	return sum * sum / (n * squares)
 }
 
-// Goal (001 §4.3, §6.4): realms that always have work get CPU time in the ratio of their shares, whatever the length of their jobs, in each window once they are all there; the machines are always busy.
+// Goal (001 §4.3, §6.4): realms that always have work get CPU time in the ratio of their shares,
+// whatever the length of their jobs, in each window once they are all there; the machines are
+// always busy.
 func TestFairByUse(t *testing.T) {
 	for seed := range uint64(8) {
-		p := newPlant(t, seed, 4, &tenant{length: 10 * time.Millisecond, memory: 1}, &tenant{length: time.Second, memory: 1}, &tenant{length: 100 * time.Millisecond, memory: 1, from: 2 * time.Second},
+		p := newPlant(t, seed, 4, &tenant{length: 10 * time.Millisecond, memory: 1},
+			&tenant{length: time.Second, memory: 1}, &tenant{length: 100 * time.Millisecond, memory: 1,
+				from: 2 * time.Second},
 			&tenant{length: 30 * time.Millisecond, memory: 1, from: 4 * time.Second})
 		p.run(14 * time.Second)
 		if j := p.jain(7*time.Second, 12*time.Second); j < 0.995 {
@@ -225,7 +234,9 @@ func TestFairByUse(t *testing.T) {
 // Goal: shares of 1:2:4 give CPU in that ratio within 5 %, with short and long jobs.
 func TestFairByShares(t *testing.T) {
 	for seed := range uint64(8) {
-		p := newPlant(t, seed, 4, &tenant{shares: 1, length: 200 * time.Millisecond, memory: 1}, &tenant{shares: 2, length: 10 * time.Millisecond, memory: 1}, &tenant{shares: 4, length: 50 * time.Millisecond, memory: 1})
+		p := newPlant(t, seed, 4, &tenant{shares: 1, length: 200 * time.Millisecond, memory: 1},
+			&tenant{shares: 2, length: 10 * time.Millisecond, memory: 1},
+			&tenant{shares: 4, length: 50 * time.Millisecond, memory: 1})
 		p.run(12 * time.Second)
 		total := func(tn *tenant) (d time.Duration) {
 			for w := 2; w < 11; w++ {
@@ -242,12 +253,17 @@ func TestFairByShares(t *testing.T) {
 	}
 }
 
-// Goal: when shares change, the new ones hold within a second, whatever the realms used under the old ones: one that had all for a while pays for it no longer, and one that waited is owed nothing.
+// Goal: when shares change, the new ones hold within a second, whatever the realms used under the
+// old ones: one that had all for a while pays for it no longer, and one that waited is owed
+// nothing.
 func TestSharesChange(t *testing.T) {
 	for seed := range uint64(8) {
-		p := newPlant(t, seed, 4, &tenant{shares: 1, length: 10 * time.Millisecond, memory: 1}, &tenant{shares: 1, length: 500 * time.Millisecond, memory: 1}, &tenant{shares: 1, length: 50 * time.Millisecond, memory: 1})
+		p := newPlant(t, seed, 4, &tenant{shares: 1, length: 10 * time.Millisecond, memory: 1},
+			&tenant{shares: 1, length: 500 * time.Millisecond, memory: 1},
+			&tenant{shares: 1, length: 50 * time.Millisecond, memory: 1})
 		p.run(2 * time.Second)
-		for i, debt := range []time.Duration{0, 60 * time.Second, -60 * time.Second} { // as if the machines had been far from the ratio
+		for i, debt := range []time.Duration{0, 60 * time.Second,
+			-60 * time.Second} { // as if the machines had been far from the ratio
 			p.c.Charge(p.name(0), []Charge{{Realm: p.tenants[i].realm, Used: debt}})
 		}
 		p.run(3 * time.Second)
@@ -269,7 +285,9 @@ func TestSharesChange(t *testing.T) {
 	}
 }
 
-// Goal: that another realm's share changes, or is reported to have, forgives a realm nothing and owes it nothing: one that used much keeps waiting for what others did not have, however often shares are told.
+// Goal: that another realm's share changes, or is reported to have, forgives a realm nothing and
+// owes it nothing: one that used much keeps waiting for what others did not have, however often
+// shares are told.
 func TestDebtsOutliveOthersShares(t *testing.T) {
 	c := NewCore()
 	c.Attend(life("m"), 1000, 1000)
@@ -297,7 +315,8 @@ func TestDebtsOutliveOthersShares(t *testing.T) {
 	}
 }
 
-// Goal: of reports of shares that machines make, one that is older than what is known changes nothing, whenever it comes.
+// Goal: of reports of shares that machines make, one that is older than what is known changes
+// nothing, whenever it comes.
 func TestOlderSharesAreIgnored(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := NewService()
@@ -326,7 +345,9 @@ func TestOlderSharesAreIgnored(t *testing.T) {
 	})
 }
 
-// Goal: what a realm is charged with in advance is bounded as its debts are, however long its jobs were said to have run: with a machine that is lost it is never given back. Nor do absurd reports make an account that is no number, or keep a realm from its turns for longer.
+// Goal: what a realm is charged with in advance is bounded as its debts are, however long its jobs
+// were said to have run: with a machine that is lost it is never given back. Nor do absurd reports
+// make an account that is no number, or keep a realm from its turns for longer.
 func TestPrepaidIsBounded(t *testing.T) {
 	for _, whole := range []time.Duration{10 * time.Hour, math.MaxInt64, math.MinInt64} {
 		c := NewCore()
@@ -334,11 +355,13 @@ func TestPrepaidIsBounded(t *testing.T) {
 		var jobs []Job
 		for i := range 1000 {
 			for _, realm := range []sigma.RealmID{"long", "short"} {
-				jobs = append(jobs, Job{ID: sigma.ProcID(fmt.Sprint(realm, i)), Realm: realm, Memory: 1, Home: life("m")})
+				jobs = append(jobs, Job{ID: sigma.ProcID(fmt.Sprint(realm, i)), Realm: realm, Memory: 1,
+					Home: life("m")})
 			}
 		}
 		c.Enqueue(jobs)
-		c.Charge("m", []Charge{{Realm: "long", Used: -whole, Prepaid: whole, Ended: math.MaxUint32, Whole: whole}, {Realm: "long", Used: whole, Prepaid: -whole, Ended: 1, Whole: whole}})
+		c.Charge("m", []Charge{{Realm: "long", Used: -whole, Prepaid: whole, Ended: math.MaxUint32, Whole: whole},
+			{Realm: "long", Used: whole, Prepaid: -whole, Ended: 1, Whole: whole}})
 		given := map[sigma.RealmID]int{}
 		for tk := range Ticket(12) { // 768 jobs of 20 ms, more than twice what spanMax is
 			for _, j := range c.Park(tk+1, "m", Offer{Memory: 100})[0].Jobs {
@@ -353,9 +376,11 @@ func TestPrepaidIsBounded(t *testing.T) {
 	}
 }
 
-// Goal: a newcomer starts even with those who were there, who had all for a long time: it neither waits for what they did not need, nor keeps them from running.
+// Goal: a newcomer starts even with those who were there, who had all for a long time: it neither
+// waits for what they did not need, nor keeps them from running.
 func TestNewcomer(t *testing.T) {
-	old, young := &tenant{length: 20 * time.Millisecond, memory: 1}, &tenant{length: 20 * time.Millisecond, memory: 1, from: 60 * time.Second}
+	old, young := &tenant{length: 20 * time.Millisecond, memory: 1}, &tenant{length: 20 * time.Millisecond, memory: 1,
+		from: 60 * time.Second}
 	p := newPlant(t, 1, 2, old, young)
 	p.run(64 * time.Second)
 	for w := 61; w < 63; w++ {
@@ -365,12 +390,14 @@ func TestNewcomer(t *testing.T) {
 	}
 }
 
-// Goal: a job as large as a machine is given one in bounded time, though small ones of another realm would always fit: after it was overtaken by its own size, and one machine's jobs
-// have ended. The small ones go on meanwhile.
+// Goal: a job as large as a machine is given one in bounded time, though small ones of another
+// realm would always fit: after it was overtaken by its own size, and one machine's jobs have
+// ended. The small ones go on meanwhile.
 func TestLargeIsNotStarved(t *testing.T) {
 	for seed := range uint64(8) {
 		for _, machines := range []int{1, 3} {
-			small, large := &tenant{length: 100 * time.Millisecond, memory: 1}, &tenant{length: 100 * time.Millisecond, memory: plantMemory, from: time.Second}
+			small, large := &tenant{length: 100 * time.Millisecond, memory: 1}, &tenant{length: 100 * time.Millisecond,
+				memory: plantMemory, from: time.Second}
 			p := newPlant(t, seed, machines, small, large)
 			p.run(10 * time.Second)
 			if large.waits > 2*time.Second || large.number == 0 || p.c.turns.accounts[large.realm].served == 0 {
@@ -383,7 +410,8 @@ func TestLargeIsNotStarved(t *testing.T) {
 	}
 }
 
-// Goal: a machine that is kept for a job is everybody's again when the job is canceled or the machine leaves, and the next one is kept when it leaves.
+// Goal: a machine that is kept for a job is everybody's again when the job is canceled or the
+// machine leaves, and the next one is kept when it leaves.
 func TestKept(t *testing.T) {
 	c := NewCore()
 	for _, m := range []sigma.MachineID{"home", "a"} {

@@ -10,15 +10,18 @@ import (
 )
 
 const (
-	// heldBand is how many times its part of memory a realm may hold and still have its turn: enough that turns make up for what its procs used too little.
+	// heldBand is how many times its part of memory a realm may hold and still have its turn:
+	// enough that turns make up for what its procs used too little.
 	heldBand = 1.5
-	// AwayFor is how long at the least, and half of how long at the most, memory is spared that was left by procs of a realm whose last job was given: its next ones come when those are over.
+	// AwayFor is how long at the least, and half of how long at the most, memory is spared that was
+	// left by procs of a realm whose last job was given: its next ones come when those are over.
 	AwayFor = 50 * time.Millisecond
 	// awayMax bounds the absences that are remembered; with more the older ones end.
 	awayMax = 1024
 )
 
-// parts is what those hold between whom memory is to be divided: the realms that wait, and those that are away for a moment (docs/adr/0039-memory-has-its-part-in-turns.md).
+// parts is what those hold between whom memory is to be divided: the realms that wait, and those
+// that are away for a moment (docs/adr/0039-memory-has-its-part-in-turns.md).
 type parts struct {
 	held   sigma.Bytes
 	shares float64     // whole numbers
@@ -47,7 +50,8 @@ func (q *queue) spared() sigma.Bytes {
 // above is what a realm that waits holds for each share, but for as much as its first job wants.
 func (q *queue) above() float64 { return float64(q.held-min(q.held, q.first.Memory)) / q.shares }
 
-// over says whether a realm that waits holds so much more than its part that it loses its turn: by one more job at the least, so that parts of few jobs are no rule.
+// over says whether a realm that waits holds so much more than its part that it loses its turn: by
+// one more job at the least, so that parts of few jobs are no rule.
 func (t *turns) over(q *queue) bool {
 	return q.above()*t.parts.shares > heldBand*float64(t.parts.held)
 }
@@ -79,7 +83,8 @@ func (h *overHeap) Pop() any {
 	return q
 }
 
-// sort has the first ones of a class where they belong: those that hold too much aside. Each realm changes sides only when what is held has changed.
+// sort has the first ones of a class where they belong: those that hold too much aside. Each realm
+// changes sides only when what is held has changed.
 func (t *turns) sort(c *class) {
 	for len(c.over) > 0 && !t.over(c.over[0]) {
 		q := heap.Pop(&c.over).(*queue)
@@ -93,7 +98,8 @@ func (t *turns) sort(c *class) {
 	}
 }
 
-// fix gives a realm that waits its place anew in its class, after a change of what it used or holds.
+// fix gives a realm that waits its place anew in its class, after a change of what it used or
+// holds.
 func (q *queue) fix() {
 	if q.aside {
 		heap.Fix(&q.class.over, q.at)
@@ -128,7 +134,9 @@ func (t *turns) relent() {
 	p.period++
 }
 
-// holds takes note that a realm's procs hold so much more memory of a machine, or less if it is negative. What is given counts at once, and ends are told later, so that more than the machine has may be counted for a moment.
+// holds takes note that a realm's procs hold so much more memory of a machine, or less if it is
+// negative. What is given counts at once, and ends are told later, so that more than the machine
+// has may be counted for a moment.
 func (c *Core) holds(m *machine, realm sigma.RealmID, change int64) {
 	held := m.held[realm]
 	const most = int64(memoryMax)
@@ -155,7 +163,8 @@ func (c *Core) forget(m *machine) {
 // Sparing reports whether a realm may be away; then the shell calls Relent after AwayFor.
 func (c *Core) Sparing() bool { return len(c.turns.parts.away) > 0 }
 
-// Relent ends absences that have lasted for AwayFor: others may have the memory that was spared for those realms.
+// Relent ends absences that have lasted for AwayFor: others may have the memory that was spared for
+// those realms.
 func (c *Core) Relent() []Grant {
 	c.turns.relent()
 	return c.match()

@@ -9,7 +9,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// places is a machine with room for some jobs at a time, of which two compute and the others wait for them, as procs do that share processors.
+// places is a machine with room for some jobs at a time, of which two compute and the others wait
+// for them, as procs do that share processors.
 type places struct {
 	t       *testing.T
 	r       *rand.Rand
@@ -23,7 +24,8 @@ type places struct {
 const placesMemory = 32
 
 func newPlaces(t *testing.T, seed uint64, shares map[sigma.RealmID]uint32) *places {
-	p := &places{t: t, r: rand.New(rand.NewPCG(seed, 7)), c: NewCore(), free: placesMemory, running: map[sigma.RealmID][]Job{}, spawned: map[sigma.RealmID]int{}}
+	p := &places{t: t, r: rand.New(rand.NewPCG(seed, 7)), c: NewCore(), free: placesMemory,
+		running: map[sigma.RealmID][]Job{}, spawned: map[sigma.RealmID]int{}}
 	p.c.Attend(life("m"), 2000, placesMemory)
 	p.c.Shares(shares)
 	return p
@@ -33,7 +35,8 @@ func newPlaces(t *testing.T, seed uint64, shares map[sigma.RealmID]uint32) *plac
 func (p *places) spawn(realm sigma.RealmID, n int) {
 	for range n {
 		p.spawned[realm]++
-		gs, _ := p.c.Enqueue([]Job{{ID: sigma.ProcID(fmt.Sprint(realm, p.spawned[realm])), Realm: realm, Memory: 1, Home: life("m")}})
+		gs, _ := p.c.Enqueue([]Job{{ID: sigma.ProcID(fmt.Sprint(realm, p.spawned[realm])), Realm: realm, Memory: 1,
+			Home: life("m")}})
 		p.granted(gs)
 	}
 	p.park()
@@ -69,7 +72,9 @@ func (p *places) end(realm sigma.RealmID, used time.Duration) {
 	p.spawn(realm, 1)
 }
 
-// Goal: a realm of long procs that keeps as many waiting as one of short ones does not get all memory because places of short procs become free more often: who waits has a third of its part at the least, whatever others hold, and the parts go by shares.
+// Goal: a realm of long procs that keeps as many waiting as one of short ones does not get all
+// memory because places of short procs become free more often: who waits has a third of its part at
+// the least, whatever others hold, and the parts go by shares.
 func TestLongDoNotHoldAllMemory(t *testing.T) {
 	for seed := range uint64(8) {
 		for _, shares := range []uint32{1, 4} {
@@ -86,14 +91,17 @@ func TestLongDoNotHoldAllMemory(t *testing.T) {
 				}
 				part := placesMemory * int(shares) / int(shares+1)
 				if n := len(p.running["short"]); i > 100 && (n < part/2-1 || n > part*3/2+1) {
-					t.Fatalf("seed %d, %d shares: the short ones have %d of %d places after %d ends", seed, shares, n, placesMemory, i)
+					t.Fatalf("seed %d, %d shares: the short ones have %d of %d places after %d ends", seed, shares, n,
+						placesMemory, i)
 				}
 			}
 		}
 	}
 }
 
-// Goal: a realm whose procs are all on machines for a moment finds the places that they leave when its next ones come, although another one waits all the time with procs that are long; but only for so long as AwayFor says, and only those.
+// Goal: a realm whose procs are all on machines for a moment finds the places that they leave when
+// its next ones come, although another one waits all the time with procs that are long; but only
+// for so long as AwayFor says, and only those.
 func TestPlacesAreSparedForWhoComesAgain(t *testing.T) {
 	p := newPlaces(t, 1, nil)
 	p.spawn("long", 64)
@@ -118,7 +126,8 @@ func TestPlacesAreSparedForWhoComesAgain(t *testing.T) {
 		j := p.running["short"][0]
 		p.running["short"] = p.running["short"][1:]
 		p.free += j.Memory
-		p.c.Charge("m", []Charge{{Realm: "short", Used: time.Millisecond, Prepaid: j.Prepaid, Ended: 1, Whole: time.Millisecond, Held: -1}})
+		p.c.Charge("m", []Charge{{Realm: "short", Used: time.Millisecond, Prepaid: j.Prepaid, Ended: 1,
+			Whole: time.Millisecond, Held: -1}})
 		p.park()
 	}
 	if n := len(p.running["long"]); n > placesMemory-7 {
@@ -135,7 +144,8 @@ func TestPlacesAreSparedForWhoComesAgain(t *testing.T) {
 	}
 }
 
-// Goal: of several realms that hold far more than their parts all are passed, not only the first: one that holds nothing has its turn though all of them used less.
+// Goal: of several realms that hold far more than their parts all are passed, not only the first:
+// one that holds nothing has its turn though all of them used less.
 func TestAllThatHoldTooMuchArePassed(t *testing.T) {
 	p := newPlaces(t, 1, nil)
 	for _, realm := range []sigma.RealmID{"a", "b", "c"} {
@@ -152,11 +162,13 @@ func TestAllThatHoldTooMuchArePassed(t *testing.T) {
 		p.end("a", time.Millisecond)
 	}
 	if n := len(p.running["d"]); n < 4 {
-		t.Errorf("d has %d of 6 places; a to c have %d, %d, %d", n, len(p.running["a"]), len(p.running["b"]), len(p.running["c"]))
+		t.Errorf("d has %d of 6 places; a to c have %d, %d, %d", n, len(p.running["a"]), len(p.running["b"]),
+			len(p.running["c"]))
 	}
 }
 
-// Goal: what is counted of a realm's memory is what it holds, whatever the order in which ends and grants come, and nothing of a machine that is gone.
+// Goal: what is counted of a realm's memory is what it holds, whatever the order in which ends and
+// grants come, and nothing of a machine that is gone.
 func TestHeldIsCounted(t *testing.T) {
 	p := newPlaces(t, 1, nil)
 	p.spawn("a", 64)

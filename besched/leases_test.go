@@ -7,8 +7,10 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Goal: while machines get their leases one after the other there is always a credit for a job that comes meanwhile, so that none waits and no lease is recalled; in the end all have one. Else, with many machines and jobs that come faster than
-// credits, all leases would be given and recalled again and again.
+// Goal: while machines get their leases one after the other there is always a credit for a job that
+// comes meanwhile, so that none waits and no lease is recalled; in the end all have one. Else, with
+// many machines and jobs that come faster than credits, all leases would be given and recalled
+// again and again.
 func TestLeasesLeaveCreditsForJobs(t *testing.T) {
 	for _, machines := range []int{2, 3, 10, 101} {
 		c := NewCore()
@@ -40,7 +42,8 @@ func TestLeasesLeaveCreditsForJobs(t *testing.T) {
 		}
 		for len(again) > 0 {
 			if jobs++; jobs <= 3*machines {
-				see(c.Enqueue([]Job{{ID: sigma.ProcID(fmt.Sprint("j", jobs)), Realm: "r", Memory: 1, Home: sigma.Life{Machine: "m0", Incarnation: 1}}}))
+				see(c.Enqueue([]Job{{ID: sigma.ProcID(fmt.Sprint("j", jobs)), Realm: "r", Memory: 1,
+					Home: sigma.Life{Machine: "m0", Incarnation: 1}}}))
 				if c.Waiting() > 0 {
 					t.Fatalf("%d machines: job %d waits", machines, jobs)
 				}
@@ -55,7 +58,9 @@ func TestLeasesLeaveCreditsForJobs(t *testing.T) {
 	}
 }
 
-// Goal: machines that have a lease and are full keep nobody else from one: of four, three fill up, by procs of their own or by what they are granted; the fourth, which alone has room, is given a lease as soon as it asks.
+// Goal: machines that have a lease and are full keep nobody else from one: of four, three fill up,
+// by procs of their own or by what they are granted; the fourth, which alone has room, is given a
+// lease as soon as it asks.
 func TestFullMachinesKeepNobodyFromALease(t *testing.T) {
 	c := NewCore()
 	ticket, leased := Ticket(0), map[sigma.MachineID]bool{}
@@ -86,14 +91,16 @@ func TestFullMachinesKeepNobodyFromALease(t *testing.T) {
 	}
 	c.Leave(parked["m0"])
 	c.Leave(parked["m1"])
-	gs, _ := c.Enqueue([]Job{{ID: "all", Realm: "r", Memory: sigma.GiB, Home: sigma.Life{Machine: "m0", Incarnation: 1}}})
+	gs, _ := c.Enqueue([]Job{{ID: "all", Realm: "r", Memory: sigma.GiB, Home: sigma.Life{Machine: "m0",
+		Incarnation: 1}}})
 	if len(gs) != 1 || of[gs[0].Ticket] != "m2" || c.lent != 0 {
 		t.Fatalf("granted are %v, %d are counted", gs, c.lent)
 	}
 	if park("m3"); !leased["m3"] {
 		t.Error("the machine that has room has no lease")
 	}
-	if _, recalled := c.Enqueue([]Job{{ID: "j", Realm: "r", Memory: 1, Home: sigma.Life{Machine: "m0", Incarnation: 1}}}); len(recalled) != 4 || c.lent != 0 { // of all four
+	if _, recalled := c.Enqueue([]Job{{ID: "j", Realm: "r", Memory: 1, Home: sigma.Life{Machine: "m0",
+		Incarnation: 1}}}); len(recalled) != 4 || c.lent != 0 { // of all four
 		t.Errorf("%d leases were recalled, %d machines are lent to", len(recalled), c.lent)
 	}
 }

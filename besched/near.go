@@ -9,8 +9,11 @@ import (
 
 // How jobs come to the machine where their data is.
 //
-// A job that should be near a machine (Job.Near) is given to that machine as long as it has room. If it has none, others of the same batch included, the job is set aside, as if it had not been sent yet: it has no turn, delays nobody, and no lease is recalled for it. When the machine parks a
-// credit with room for it, or after sigma.NearWait (Hurry), it goes to the end of its realm's queue, so that its realm has its part and no more.
+// A job that should be near a machine (Job.Near) is given to that machine as long as it has room.
+// If it has none, others of the same batch included, the job is set aside, as if it had not been
+// sent yet: it has no turn, delays nobody, and no lease is recalled for it. When the machine parks
+// a credit with room for it, or after sigma.NearWait (Hurry), it goes to the end of its realm's
+// queue, so that its realm has its part and no more.
 
 // aside are the jobs that wait for the machine that they should be near.
 type aside struct {
@@ -51,7 +54,8 @@ func (c *Core) knows(id sigma.ProcID) bool {
 	return len(c.aside.jobs) > 0 && c.Expecting(id)
 }
 
-// expects reports whether a job is to wait for the machine that it should be near: one that attends and is large enough.
+// expects reports whether a job is to wait for the machine that it should be near: one that attends
+// and is large enough.
 func (c *Core) expects(j *Job) bool {
 	if j.Near == "" {
 		return false
@@ -60,7 +64,8 @@ func (c *Core) expects(j *Job) bool {
 	return m != nil && m.memory >= j.Memory && (m.kept != nil || m.roomAt(j.Memory) == nil)
 }
 
-// hopes reports whether a job came with the batch that is being queued and found that its machine has room, which others of the batch have taken meanwhile.
+// hopes reports whether a job came with the batch that is being queued and found that its machine
+// has room, which others of the batch have taken meanwhile.
 func (c *Core) hopes(w *waiting) bool {
 	return len(c.aside.hope) > 0 && w.hopes && c.expects(&w.Job)
 }
@@ -71,7 +76,8 @@ func (c *Core) setAside(w *waiting) {
 	c.aside.add(w.Job)
 }
 
-// despair ends the batch: who hopes for a machine that has no more room waits for it, beside the queues.
+// despair ends the batch: who hopes for a machine that has no more room waits for it, beside the
+// queues.
 func (c *Core) despair() {
 	for _, w := range c.aside.hope {
 		if c.where[w.ID] == w && c.hopes(w) {
@@ -88,7 +94,8 @@ func (c *Core) Expecting(id sigma.ProcID) bool {
 	return is
 }
 
-// Hurry has a job wait no more for the machine that it should be near, if it still does. The leases returned are recalled, because a job waits.
+// Hurry has a job wait no more for the machine that it should be near, if it still does. The leases
+// returned are recalled, because a job waits.
 func (c *Core) Hurry(id sigma.ProcID) ([]Grant, []Ticket) {
 	j, is := c.aside.jobs[id]
 	if !is {
@@ -107,7 +114,8 @@ func (c *Core) queue(j Job) {
 	c.where[j.ID] = c.turns.add(j)
 }
 
-// admit queues the jobs that are aside for a machine as far as it has room, so that none waits without recalling leases: if nobody waits the machine takes them all.
+// admit queues the jobs that are aside for a machine as far as it has room, so that none waits
+// without recalling leases: if nobody waits the machine takes them all.
 func (c *Core) admit(machine sigma.MachineID, room sigma.Bytes) {
 	if c.machines[machine].kept != nil {
 		return

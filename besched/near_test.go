@@ -8,8 +8,9 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Goal: a job that should be near a machine is given to it, however loaded, if it has room; waits for it aside if it has none, without delaying others or recalling a lease; goes to it when it has room, and anywhere after a while, or at once when the machine
-// is gone, too small or not known.
+// Goal: a job that should be near a machine is given to it, however loaded, if it has room; waits
+// for it aside if it has none, without delaying others or recalling a lease; goes to it when it has
+// room, and anywhere after a while, or at once when the machine is gone, too small or not known.
 func TestNearMachine(t *testing.T) {
 	of := map[Ticket]sigma.MachineID{}
 	var c *Core
@@ -41,7 +42,8 @@ func TestNearMachine(t *testing.T) {
 		return said(c.Park(ticket, m, Offer{Memory: memory, Load: load}), nil)
 	}
 	spawn := func(id string, near sigma.MachineID) string {
-		return said(c.Enqueue([]Job{{ID: sigma.ProcID(id), Realm: "r", Memory: 100, Near: near, Home: sigma.Life{Machine: "a", Incarnation: 1}}}))
+		return said(c.Enqueue([]Job{{ID: sigma.ProcID(id), Realm: "r", Memory: 100, Near: near,
+			Home: sigma.Life{Machine: "a", Incarnation: 1}}}))
 	}
 	want := func(what, got, want string) {
 		t.Helper()
@@ -57,7 +59,8 @@ func TestNearMachine(t *testing.T) {
 	park("a", 1000, 0)
 	park("c", 10, 0)
 	want("its machine has no room", spawn("3", "c"), "")
-	if q := c.Queues(); !c.Expecting("3") || c.Waiting() != 0 || len(q) != 1 || q[0].Jobs != 1 || c.Home("3").Machine != "a" {
+	if q := c.Queues(); !c.Expecting("3") || c.Waiting() != 0 || len(q) != 1 || q[0].Jobs != 1 ||
+		c.Home("3").Machine != "a" {
 		t.Errorf("3 is not aside: %v", q)
 	}
 	want("again", spawn("3", "c"), "")
@@ -92,7 +95,10 @@ func TestNearMachine(t *testing.T) {
 	want("and it goes where there is room", said(c.Hurry("10")), "10>b ")
 }
 
-// Goal: of a batch whose procs should be near one machine nothing goes elsewhere while that has room or is about to: what its credit cannot take, by number or by memory, waits beside the queues, recalls no lease, and goes there with the next credits. Other jobs of the batch take what is free elsewhere.
+// Goal: of a batch whose procs should be near one machine nothing goes elsewhere while that has
+// room or is about to: what its credit cannot take, by number or by memory, waits beside the
+// queues, recalls no lease, and goes there with the next credits. Other jobs of the batch take what
+// is free elsewhere.
 func TestNearBatch(t *testing.T) {
 	for _, memory := range []sigma.Bytes{sigma.GiB, 1000} { // 64 jobs of a grant, or 10 by memory
 		c := NewCore()
@@ -126,7 +132,8 @@ func TestNearBatch(t *testing.T) {
 		park("a", memory)
 		var jobs []Job
 		for i := range 200 {
-			jobs = append(jobs, Job{ID: sigma.ProcID(fmt.Sprint("near", i)), Realm: "r", Memory: 100, Near: "a", Home: life("b")})
+			jobs = append(jobs, Job{ID: sigma.ProcID(fmt.Sprint("near", i)), Realm: "r", Memory: 100, Near: "a",
+				Home: life("b")})
 		}
 		jobs = append(jobs, Job{ID: "any", Realm: "s", Memory: 100, Home: life("b")})
 		see(c.Enqueue(jobs))
@@ -145,7 +152,8 @@ func TestNearBatch(t *testing.T) {
 	}
 }
 
-// Goal: who should be near a machine takes no more than others of its realm's part: with every job of one realm near a machine and none of the other's, both have as many.
+// Goal: who should be near a machine takes no more than others of its realm's part: with every job
+// of one realm near a machine and none of the other's, both have as many.
 func TestNearTakesTurns(t *testing.T) {
 	c := NewCore()
 	r := rand.New(rand.NewPCG(1, 1))
@@ -157,7 +165,8 @@ func TestNearTakesTurns(t *testing.T) {
 	near := 0
 	for i := range 8000 {
 		for _, realm := range []sigma.RealmID{"near", "any"} {
-			j := Job{ID: sigma.ProcID(fmt.Sprint(realm, i)), Realm: realm, Memory: 100, Home: sigma.Life{Machine: "m0", Incarnation: 1}}
+			j := Job{ID: sigma.ProcID(fmt.Sprint(realm, i)), Realm: realm, Memory: 100, Home: sigma.Life{Machine: "m0",
+				Incarnation: 1}}
 			if realm == "near" {
 				j.Near = name(r.IntN(4))
 			}

@@ -14,18 +14,27 @@ type Shard string
 const ShardsMax = 8
 
 const (
-	// reparkDelay is how long a credit that is large already stays parked after more became free: when many procs end, most of them together change it once.
+	// reparkDelay is how long a credit that is large already stays parked after more became free:
+	// when many procs end, most of them together change it once.
 	reparkDelay = 5 * time.Millisecond
-	// turnMax is how long a machine with little room leaves its credit at one shard that does not use it, while jobs may wait at another.
+	// turnMax is how long a machine with little room leaves its credit at one shard that does not
+	// use it, while jobs may wait at another.
 	turnMax = 5 * time.Millisecond
 )
 
-// Offers decides what one machine offers to which shard of the fleet (docs/adr/0027-besched-is-a-fleet.md): a pure state machine, for the kernel and for the simulator. Not safe for concurrent use.
+// Offers decides what one machine offers to which shard of the fleet
+// (docs/adr/0027-besched-is-a-fleet.md): a pure state machine, for the kernel and for the
+// simulator. Not safe for concurrent use.
 //
-// A machine attends at every shard. A lease of a shard says that no job waits there; with the leases of all the machine places by itself. While it has much room, or nobody waits, it has a credit parked at each shard, so that
-// a job is granted at once wherever it was sent, to the machine with the least load of all. What two shards grant at the same moment may be more than there is; the machine declines the rest. While it has little room and
-// jobs wait, that would be most of the grants: then there is one credit, which goes from one shard where jobs may wait to the next, at each grant and at the latest after turnMax. So no job waits for room that there is for longer
-// than the shards' number of turns. A shard that keeps the machine for a large job has its credit alone, until that job came or is gone.
+// A machine attends at every shard. A lease of a shard says that no job waits there; with the
+// leases of all the machine places by itself. While it has much room, or nobody waits, it has a
+// credit parked at each shard, so that a job is granted at once wherever it was sent, to the
+// machine with the least load of all. What two shards grant at the same moment may be more than
+// there is; the machine declines the rest. While it has little room and jobs wait, that would be
+// most of the grants: then there is one credit, which goes from one shard where jobs may wait to
+// the next, at each grant and at the latest after turnMax. So no job waits for room that there is
+// for longer than the shards' number of turns. A shard that keeps the machine for a large job has
+// its credit alone, until that job came or is gone.
 type Offers struct {
 	capacity sigma.Bytes
 	closed   bool
@@ -94,7 +103,8 @@ func (o *Offers) Parked() (n int) {
 // Close says whether new procs are not wanted here.
 func (o *Offers) Close(closed bool) { o.closed = closed }
 
-// Granted takes note that a parked credit was used: for jobs, for a lease, or for the word whether the machine is kept.
+// Granted takes note that a parked credit was used: for jobs, for a lease, or for the word whether
+// the machine is kept.
 func (o *Offers) Granted(shard Shard, jobs int, lease Lease, kept bool) {
 	s := o.find(shard)
 	if s == nil {
@@ -127,7 +137,8 @@ func (o *Offers) Recalled(shard Shard) {
 	}
 }
 
-// Leased says whether all shards that are attended gave a lease, and whether one of them is for one of several machines.
+// Leased says whether all shards that are attended gave a lease, and whether one of them is for one
+// of several machines.
 func (o *Offers) Leased() (all, shared bool) {
 	for _, s := range o.stands {
 		if s.lease == NoLease {
@@ -159,7 +170,8 @@ func (o *Offers) next() {
 	}
 }
 
-// Plan says what is to be done now that so much memory is free and so many procs run, and when it is to be asked again at the latest; zero = when something happens.
+// Plan says what is to be done now that so much memory is free and so many procs run, and when it
+// is to be asked again at the latest; zero = when something happens.
 func (o *Offers) Plan(now time.Time, free sigma.Bytes, load uint32) (moves []Move, again time.Time) {
 	waiting := o.waiting()
 	little := waiting > 0 && len(o.stands) > 1 && free < o.capacity/2
@@ -183,7 +195,8 @@ func (o *Offers) Plan(now time.Time, free sigma.Bytes, load uint32) (moves []Mov
 	}
 	for _, s := range o.stands {
 		wants := !o.closed && free >= sigma.MemoryLeast && s.lease != LeaseAlone && (only == "" || only == s.shard)
-		offer := Offer{Memory: free, Load: load, Ask: s.lease == NoLease, Elsewhere: len(o.stands) > 1 && o.kept == "", Kept: o.kept == s.shard}
+		offer := Offer{Memory: free, Load: load, Ask: s.lease == NoLease, Elsewhere: len(o.stands) > 1 && o.kept == "",
+			Kept: o.kept == s.shard}
 		switch {
 		case s.leaving:
 		case s.parked && (!wants || o.stale(now, s, offer)):
@@ -202,10 +215,12 @@ func (o *Offers) Plan(now time.Time, free sigma.Bytes, load uint32) (moves []Mov
 	return moves, again
 }
 
-// stale reports whether what is parked at a shard is to be offered anew: at once if a large job may wait for what became free, or it says something wrong, and soon if it could say more.
+// stale reports whether what is parked at a shard is to be offered anew: at once if a large job may
+// wait for what became free, or it says something wrong, and soon if it could say more.
 func (o *Offers) stale(now time.Time, s *stand, offer Offer) bool {
 	was := s.offer
-	if was.Ask != offer.Ask || was.Elsewhere != offer.Elsewhere || was.Kept != offer.Kept || offer.Memory > was.Memory && was.Memory < o.capacity/2 {
+	if was.Ask != offer.Ask || was.Elsewhere != offer.Elsewhere || was.Kept != offer.Kept ||
+		offer.Memory > was.Memory && was.Memory < o.capacity/2 {
 		return true
 	}
 	if more := offer.Memory > was.Memory; !more && (s.lease == NoLease && len(o.stands) == 1 || was == offer) {

@@ -10,7 +10,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// shards are bescheds that one machine attends at, and the messages between them, which take 1 ms each.
+// shards are bescheds that one machine attends at, and the messages between them, which take 1 ms
+// each.
 type fleet struct {
 	t       *testing.T
 	o       *Offers
@@ -33,7 +34,8 @@ type message struct {
 const fleetMemory = 64 * sigma.MiB
 
 func newFleet(t *testing.T, n int) *fleet {
-	f := &fleet{t: t, o: NewOffers(fleetMemory), cores: map[Shard]*Core{}, parked: map[Shard]Ticket{}, leases: map[Shard]Ticket{}, free: fleetMemory, granted: map[sigma.ProcID]time.Duration{}}
+	f := &fleet{t: t, o: NewOffers(fleetMemory), cores: map[Shard]*Core{}, parked: map[Shard]Ticket{},
+		leases: map[Shard]Ticket{}, free: fleetMemory, granted: map[sigma.ProcID]time.Duration{}}
 	for i := range n {
 		name := Shard(fmt.Sprint("s", i))
 		f.cores[name] = NewCore()
@@ -128,7 +130,8 @@ func (f *fleet) move(m Move) {
 	f.later(func() { f.done(s, f.cores[s].Park(t, "m", m.Offer), nil) })
 }
 
-// Goal: while nobody waits, a job is granted wherever it is sent; a machine that is alone then has leases of all shards, and no credit parked.
+// Goal: while nobody waits, a job is granted wherever it is sent; a machine that is alone then has
+// leases of all shards, and no credit parked.
 func TestOffersIdle(t *testing.T) {
 	f := newFleet(t, 3)
 	f.run(20 * time.Millisecond)
@@ -148,7 +151,9 @@ func TestOffersIdle(t *testing.T) {
 	}
 }
 
-// Goal: a machine whose memory is full, with jobs at all shards, takes them by turns as memory becomes free, with hardly a grant that it must decline; a job that waits at one shard alone is found in bounded time.
+// Goal: a machine whose memory is full, with jobs at all shards, takes them by turns as memory
+// becomes free, with hardly a grant that it must decline; a job that waits at one shard alone is
+// found in bounded time.
 func TestOffersFull(t *testing.T) {
 	f := newFleet(t, 2)
 	f.run(20 * time.Millisecond)
@@ -194,7 +199,8 @@ func TestOffersFull(t *testing.T) {
 	}
 }
 
-// Goal: a job as large as the machine, at one shard, gets it although small ones wait at the other, for whom there would always be room; after that they go on.
+// Goal: a job as large as the machine, at one shard, gets it although small ones wait at the other,
+// for whom there would always be room; after that they go on.
 func TestOffersLarge(t *testing.T) {
 	f := newFleet(t, 2)
 	f.run(20 * time.Millisecond)
@@ -223,7 +229,9 @@ func TestOffersLarge(t *testing.T) {
 	}
 }
 
-// Goal: whatever becomes of leases, grants and shards, at most one credit is parked at a shard, none where the machine does not attend, and while there is little room and jobs may wait, none is parked at two shards at once.
+// Goal: whatever becomes of leases, grants and shards, at most one credit is parked at a shard,
+// none where the machine does not attend, and while there is little room and jobs may wait, none is
+// parked at two shards at once.
 func TestOffersRandom(t *testing.T) {
 	for seed := range uint64(200) {
 		r := rand.New(rand.NewPCG(seed, 9))
@@ -273,7 +281,9 @@ func TestOffersRandom(t *testing.T) {
 				}
 				parked[m.Shard] = true
 			}
-			if only := slices.DeleteFunc(slices.Clone(o.stands), func(s *stand) bool { return !s.parked || s.leaving }); o.waiting() > 0 && free < fleetMemory/2 && len(only) > 1 && o.kept == "" {
+			if only := slices.DeleteFunc(slices.Clone(o.stands), func(s *stand) bool {
+				return !s.parked || s.leaving
+			}); o.waiting() > 0 && free < fleetMemory/2 && len(only) > 1 && o.kept == "" {
 				t.Fatalf("seed %d: with little room %d credits are parked", seed, len(only))
 			}
 			if !again.IsZero() && again.Before(now) {

@@ -3,9 +3,11 @@ package besched
 import "sigmaos.dev/sigma"
 
 const (
-	// recentMachines that ran a program last are remembered; with more of them there is nothing to prefer.
+	// recentMachines that ran a program last are remembered; with more of them there is nothing to
+	// prefer.
 	recentMachines = 4
-	// recentMax programs are remembered in each of two generations, of which the older is dropped when the younger is full.
+	// recentMax programs are remembered in each of two generations, of which the older is dropped
+	// when the younger is full.
 	recentMax = 4096
 )
 
@@ -47,7 +49,9 @@ func (r *recent) on(program uint64) *[recentMachines]sigma.MachineID {
 	return r.old[program]
 }
 
-// bestFor is the credit for a job: that of the machine that it should be near, else that of a machine that ran its program recently, if it has a core that is free, else that of the least load. nil if there is none with room.
+// bestFor is the credit for a job: that of the machine that it should be near, else that of a
+// machine that ran its program recently, if it has a core that is free, else that of the least
+// load. nil if there is none with room.
 func (c *Core) bestFor(j *Job) *credit {
 	if cr := c.near(j); cr != nil {
 		return cr

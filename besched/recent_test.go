@@ -7,7 +7,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Goal: a machine that ran a program recently is given the next proc of it, although another has less to do, as long as a core of it is free; and memory decides before that.
+// Goal: a machine that ran a program recently is given the next proc of it, although another has
+// less to do, as long as a core of it is free; and memory decides before that.
 func TestRecentMachineIsPreferred(t *testing.T) {
 	c := NewCore()
 	for _, m := range []sigma.MachineID{"home", "a", "b"} {
@@ -24,7 +25,8 @@ func TestRecentMachineIsPreferred(t *testing.T) {
 				t.Fatalf("granted %v, the %d-th", gs, i)
 			}
 		}
-		gs, _ := c.Enqueue([]Job{{ID: sigma.ProcID(fmt.Sprint("p", n)), Realm: "r", Program: program, Memory: memory, Home: life("home")}})
+		gs, _ := c.Enqueue([]Job{{ID: sigma.ProcID(fmt.Sprint("p", n)), Realm: "r", Program: program, Memory: memory,
+			Home: life("home")}})
 		if len(gs) != 1 || len(gs[0].Jobs) != 1 {
 			t.Fatalf("granted %v", gs)
 		}

@@ -11,7 +11,8 @@ import (
 	"sigmaos.dev/treekit"
 )
 
-// Methods of the service's root file. The machine that calls is the Principal's, stamped from its link.
+// Methods of the service's root file. The machine that calls is the Principal's, stamped from its
+// link.
 //
 //	attend   incarnation, cpu, memory -> -    makes the machine known, and lasts until its end, or until the machine attends anew; then all that it has here is dropped.
 //	                                          The other calls wait for the one of their session
@@ -151,7 +152,8 @@ const lookAgain = 250 * time.Millisecond
 
 // Service answers machines. It is a tree whose root is one callable file. Safe for concurrent use.
 type Service struct {
-	// Decided is told why jobs wait, and must not block; nil = nobody asks. Not changed once the service is used.
+	// Decided is told why jobs wait, and must not block; nil = nobody asks. Not changed once the
+	// service is used.
 	Decided func(decision.Record)
 
 	mu        sync.Mutex
@@ -180,7 +182,8 @@ var _ sigma.Tree = (*Service)(nil)
 
 // NewService makes an empty one.
 func NewService() *Service {
-	return &Service{core: NewCore(), waiting: map[Ticket]chan Grant{}, holding: map[Ticket]chan struct{}{}, attending: map[sigma.MachineID]*visit{}}
+	return &Service{core: NewCore(), waiting: map[Ticket]chan Grant{}, holding: map[Ticket]chan struct{}{},
+		attending: map[sigma.MachineID]*visit{}}
 }
 
 // Attach implements sigma.Tree; only the provider's programs may.
@@ -277,7 +280,10 @@ func (v *visit) account(ctx context.Context, method string, payload []byte) ([]b
 		if err := sigmap.Parse(payload, func(c *sigmap.Coder) { CodeShares(c, &age, &rs) }); err != nil {
 			return nil, err
 		}
-		at := time.Now().Add(-max(0, age)) // by this clock, for those of machines differ; how long the call was under way is not known, so that one which was late may count until the next, a second later
+		at := time.Now().Add(-max(0,
+			// by this clock, for those of machines differ; how long the call was under way is not
+			// known, so that one which was late may count until the next, a second later
+			age))
 		if err := v.attends(ctx); err != nil {
 			return nil, err
 		}
@@ -310,7 +316,8 @@ func (v *visit) attend(ctx context.Context, life sigma.Life, cpu sigma.MilliCPU,
 	s.mu.Lock()
 	if old := s.attending[v.machine]; old == v || old != nil && old.life.Incarnation > life.Incarnation {
 		s.mu.Unlock()
-		return sigma.Errorf(op, sigma.KindStale, "machine %s attends already, in its life %d", v.machine, old.life.Incarnation)
+		return sigma.Errorf(op, sigma.KindStale, "machine %s attends already, in its life %d", v.machine,
+			old.life.Incarnation)
 	} else if old != nil { // whose session will be seen to have ended
 		s.endLocked(old)
 	}
@@ -463,7 +470,8 @@ func (s *Service) relent() {
 	s.grantLocked(s.core.Relent())
 }
 
-// pull parks a credit until it is granted jobs, or a lease. A grant that was made is never dropped: when the caller gives up at the same moment it gets the jobs after all.
+// pull parks a credit until it is granted jobs, or a lease. A grant that was made is never dropped:
+// when the caller gives up at the same moment it gets the jobs after all.
 func (v *visit) pull(ctx context.Context, o Offer) (Pulled, error) {
 	if err := v.attends(ctx); err != nil {
 		return Pulled{}, err

@@ -10,7 +10,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Charge is what procs of one realm used on one machine since its last report. Costs are those that Cost tells.
+// Charge is what procs of one realm used on one machine since its last report. Costs are those that
+// Cost tells.
 type Charge struct {
 	Realm   sigma.RealmID
 	Used    time.Duration // cost of all that were reported
@@ -20,9 +21,11 @@ type Charge struct {
 	Held    int64         // bytes by which what its procs hold there has changed, but for jobs that this shard gave
 }
 
-// Cost is what a proc's realm is charged with: the CPU time, or the part of the machine's CPU that belongs to the memory that the proc kept from others, if that is more. Memory counts half,
-// so that of procs that compute, however slowly because there are many, the CPU alone decides.
-func Cost(cpu time.Duration, memory sigma.Bytes, held time.Duration, machineCPU sigma.MilliCPU, machineMemory sigma.Bytes) time.Duration {
+// Cost is what a proc's realm is charged with: the CPU time, or the part of the machine's CPU that
+// belongs to the memory that the proc kept from others, if that is more. Memory counts half, so
+// that of procs that compute, however slowly because there are many, the CPU alone decides.
+func Cost(cpu time.Duration, memory sigma.Bytes, held time.Duration, machineCPU sigma.MilliCPU,
+	machineMemory sigma.Bytes) time.Duration {
 	if machineMemory == 0 {
 		return max(cpu, 0)
 	}
@@ -31,7 +34,8 @@ func Cost(cpu time.Duration, memory sigma.Bytes, held time.Duration, machineCPU 
 }
 
 const (
-	// spanMax is how long, with all machines, a realm can be made to wait for what it had, or others for what it could not have: what is beyond that is forgiven.
+	// spanMax is how long, with all machines, a realm can be made to wait for what it had, or
+	// others for what it could not have: what is beyond that is forgiven.
 	spanMax = 5 * time.Second
 	// guess is what a job is thought to cost before one of its realm ended.
 	guess = 20 * time.Millisecond
@@ -63,14 +67,16 @@ type queue struct {
 	granted     uint64  // jobs
 	many        int     // jobs that wait
 	first, last *waiting
-	class       *class      // of first; nil if there is none
-	at          int         // in class
-	aside       bool        // in class.over
-	held        sigma.Bytes // that procs hold that took turns; of those that were placed under leases, from the first look on
-	had         sigma.Bytes // that it held when it went away
-	away        uint64      // parts.period in which it did; 0 if it is not
-	overtaken   sigma.Bytes // by so much, while its first job did not fit when it was its turn
-	kept        *machine    // for its first job
+	class       *class // of first; nil if there is none
+	at          int    // in class
+	aside       bool   // in class.over
+	// that procs hold that took turns; of those that were placed under leases, from the first look
+	// on
+	held      sigma.Bytes
+	had       sigma.Bytes // that it held when it went away
+	away      uint64      // parts.period in which it did; 0 if it is not
+	overtaken sigma.Bytes // by so much, while its first job did not fit when it was its turn
+	kept      *machine    // for its first job
 }
 
 func (q *queue) before(other *queue) bool {
@@ -98,7 +104,8 @@ func (h *queueHeap) Pop() any {
 	return q
 }
 
-// turns are the realms' accounts. Each says how much the realm used for each of its shares, compared with the others that wait: an amount without a zero, which only grows.
+// turns are the realms' accounts. Each says how much the realm used for each of its shares,
+// compared with the others that wait: an amount without a zero, which only grows.
 type turns struct {
 	accounts map[sigma.RealmID]*queue
 	many     int                      // accounts; with more it is looked which are of no use
@@ -138,7 +145,8 @@ func (t *turns) tidy() {
 	t.many = max(accountsMax, 2*len(t.accounts))
 }
 
-// setShares makes a realm even whose share is another than before: what it used under the other share is not held against it, nor owed to it. Realms whose shares stay keep what they have.
+// setShares makes a realm even whose share is another than before: what it used under the other
+// share is not held against it, nor owed to it. Realms whose shares stay keep what they have.
 func (t *turns) setShares(of map[sigma.RealmID]uint32) {
 	t.shares = of
 	for realm, q := range t.accounts {
@@ -153,7 +161,8 @@ func (t *turns) setShares(of map[sigma.RealmID]uint32) {
 	}
 }
 
-// add puts a job at the end of its realm's queue. A realm that did not wait begins with what the others have: it saved up nothing, but its debts stay.
+// add puts a job at the end of its realm's queue. A realm that did not wait begins with what the
+// others have: it saved up nothing, but its debts stay.
 func (t *turns) add(j Job) *waiting {
 	q := t.account(j.Realm)
 	w := &waiting{Job: j, q: q, prev: q.last, served: t.grants, granted: q.granted}
@@ -203,7 +212,9 @@ func (t *turns) remove(w *waiting) {
 }
 
 func (t *turns) find(memory sigma.Bytes) (int, bool) {
-	return slices.BinarySearchFunc(t.classes, memory, func(c *class, m sigma.Bytes) int { return cmp.Compare(c.memory, m) })
+	return slices.BinarySearchFunc(t.classes, memory, func(c *class, m sigma.Bytes) int {
+		return cmp.Compare(c.memory, m)
+	})
 }
 
 func (t *turns) enter(q *queue) {
@@ -228,8 +239,11 @@ func (t *turns) leave(q *queue) {
 	t.count(q, func() { q.class = nil })
 }
 
-// next is the realm whose turn it is of those whose first job wants no more than most, and one whose turn is before that, but whose first job wants more, though not more than a machine has, and has no machine kept for it.
-// Who holds far more than its part of memory is passed. If all do whose first job fits it is the turn of who holds least, but what is spared for those who are away is not theirs, though it is free.
+// next is the realm whose turn it is of those whose first job wants no more than most, and one
+// whose turn is before that, but whose first job wants more, though not more than a machine has,
+// and has no machine kept for it. Who holds far more than its part of memory is passed. If all do
+// whose first job fits it is the turn of who holds least, but what is spared for those who are away
+// is not theirs, though it is free.
 func (t *turns) next(most, largest, free sigma.Bytes) (fits, late *queue) {
 	var least *queue
 	for _, c := range t.classes {
@@ -268,11 +282,13 @@ func (t *turns) overtake(late, q *queue) {
 	}
 }
 
-// prepay charges a realm with what the job that it is given is likely to cost. What it cost in fact is known only later; until then nobody could tell that it has its part already.
+// prepay charges a realm with what the job that it is given is likely to cost. What it cost in fact
+// is known only later; until then nobody could tell that it has its part already.
 func (t *turns) prepay(q *queue, w *waiting, span float64) {
 	q.used = max(q.used, t.now-span)
 	t.now = max(t.now, q.used)
-	w.Prepaid = time.Duration(min(q.mean, span*q.shares) * 1e9) // no more than can be held against it: what is lost with a machine is not given back
+	w.Prepaid = time.Duration(min(q.mean,
+		span*q.shares) * 1e9) // no more than can be held against it: what is lost with a machine is not given back
 	q.used += w.Prepaid.Seconds() / q.shares
 	t.most = max(t.most, q.used)
 	t.served++

@@ -28,7 +28,8 @@ func (c *Core) Firsts() (ids []sigma.ProcID) {
 	return ids
 }
 
-// Why says why a job waits; news is false if it does not, or if that was said before. It names no other realm.
+// Why says why a job waits; news is false if it does not, or if that was said before. It names no
+// other realm.
 func (c *Core) Why(id sigma.ProcID) (r decision.Record, news bool) {
 	w := c.where[id]
 	if w == nil {
@@ -36,7 +37,9 @@ func (c *Core) Why(id sigma.ProcID) (r decision.Record, news bool) {
 		if !is {
 			return r, false
 		}
-		why := fmt.Sprintf("it should be near machine %s, which has no room; it waits %v for it, then any machine will do", j.Near, sigma.NearWait)
+		why :=
+			fmt.Sprintf("it should be near machine %s, which has no room; it waits %v for it, then any machine will do",
+				j.Near, sigma.NearWait)
 		r = decision.New("besched", j.Realm, id, decision.Near, why)
 		return c.machinesLack(r, &j), true
 	}
@@ -54,23 +57,33 @@ func (c *Core) reason(w *waiting) (decision.Reason, string) {
 	q := w.q
 	if q.first != w {
 		_, first := c.reason(q.first)
-		return decision.Behind, fmt.Sprintf("%d procs of its realm wait here, and others come before it; the first of them waits because %s", q.many, first)
+		return decision.Behind,
+			fmt.Sprintf(
+				"%d procs of its realm wait here, and others come before it; the first of them waits because %s",
+				q.many, first)
 	}
 	others := c.turns.grants - w.served - (q.granted - w.granted)
 	offered := fmt.Sprintf("no machine offers the %v that it asks for", w.Memory)
 	switch {
 	case len(c.machines) > 0 && w.Memory > c.largest:
-		return decision.TooLarge, fmt.Sprintf("it asks for %v; no machine that is there has more than %v", w.Memory, c.largest)
+		return decision.TooLarge, fmt.Sprintf("it asks for %v; no machine that is there has more than %v", w.Memory,
+			c.largest)
 	case q.kept != nil:
-		return decision.Overtaken, fmt.Sprintf("%s; smaller procs went first, and now machine %s is kept for it", offered, q.kept.life.Machine)
+		return decision.Overtaken, fmt.Sprintf("%s; smaller procs went first, and now machine %s is kept for it",
+			offered, q.kept.life.Machine)
 	case c.keptFit(w):
 		return decision.Kept, "machines that have room are kept for procs that have waited for longer"
 	case c.credits.best(w.Memory) != nil:
-		return decision.Turn, "there is room, but its realm holds more than its part of memory, and others come first: realms take turns by what they used for each of their shares"
+		return decision.Turn,
+			"there is room, but its realm holds more than its part of memory, and others come first: realms take " +
+				"turns by what they used for each of their shares"
 	case others > 0 && q.overtaken > 0:
 		return decision.Overtaken, fmt.Sprintf("%s; smaller procs of other realms, which fit, went first", offered)
 	case others > 0:
-		return decision.Turn, fmt.Sprintf("%s; since it waits %d procs of other realms were given room, whose turn it was: realms take turns by what they used for each of their shares", offered, others)
+		return decision.Turn,
+			fmt.Sprintf(
+				"%s; since it waits %d procs of other realms were given room, whose turn it was: realms take turns "+
+					"by what they used for each of their shares", offered, others)
 	}
 	return decision.Memory, offered
 }

@@ -1,15 +1,20 @@
-// Package binfs turns the realm path of a program into an open file that the launcher can execute. A program that was never on this machine is started before all its bytes
-// are: the file is then one of a FUSE mount, whose pages are fetched in chunks when they are touched and in the background. Once all chunks are here the file is a plain one of
-// the cache, and a start touches no FUSE.
+// Package binfs turns the realm path of a program into an open file that the launcher can execute.
+// A program that was never on this machine is started before all its bytes are: the file is then
+// one of a FUSE mount, whose pages are fetched in chunks when they are touched and in the
+// background. Once all chunks are here the file is a plain one of the cache, and a start touches no
+// FUSE.
 //
-// It promises that a proc runs wholly one version of its program or is told that it cannot; that concurrent starts fetch once; that no byte is executed whose chunk did not
-// have the right hash, neither when it was fetched nor when it was found on disk after a restart; that the cache stays within its size without taking away what runs; and that
-// a store which is down makes starts fail and procs wait, both within a bound. docs/reference/binfs.md has the details.
+// It promises that a proc runs wholly one version of its program or is told that it cannot; that
+// concurrent starts fetch once; that no byte is executed whose chunk did not have the right hash,
+// neither when it was fetched nor when it was found on disk after a restart; that the cache stays
+// within its size without taking away what runs; and that a store which is down makes starts fail
+// and procs wait, both within a bound. docs/reference/binfs.md has the details.
 //
 // It assumes that the store keeps a version for who has it open, as s3 does. Users: kernel.
 //
-// Locks: Cache.mu guards the tables and what programs say it guards; program.mu the chunks of one program; server.mu the READs under way. program.mu may be taken under
-// Cache.mu; no file is read or written under either, but the cache's small ones under Cache.mu.
+// Locks: Cache.mu guards the tables and what programs say it guards; program.mu the chunks of one
+// program; server.mu the READs under way. program.mu may be taken under Cache.mu; no file is read
+// or written under either, but the cache's small ones under Cache.mu.
 package binfs
 
 import (
@@ -32,7 +37,9 @@ import (
 const (
 	ProgramMax  = 1 * sigma.GiB // one program
 	programsMax = 4096          // programs in the cache; each holds a file descriptor
-	wholeMax    = 1 << 20       // bytes; smaller programs are fetched whole before their start, which costs no more round trips than paging
+	// bytes; smaller programs are fetched whole before their start, which costs no more round trips
+	// than paging
+	wholeMax    = 1 << 20
 	replacedMax = 8             // tries of a start whose program is replaced while it is fetched
 	diskShare   = 10            // the cache takes at most 1/diskShare of its disk, by default
 	bytesMax    = 8 * sigma.GiB // and no more than this
@@ -48,9 +55,11 @@ type Mount struct {
 // Config says where programs come from and where they are kept.
 type Config struct {
 	Dir string // the cache's own
-	// Max bounds the bytes of programs in Dir; 0 = a tenth of the disk, 8 GiB at most. What runs is kept beyond it.
+	// Max bounds the bytes of programs in Dir; 0 = a tenth of the disk, 8 GiB at most. What runs is
+	// kept beyond it.
 	Max sigma.Bytes
-	// Tree gives a realm's tree, for programs that are fetched on after a restart. Source, if not nil, replaces it.
+	// Tree gives a realm's tree, for programs that are fetched on after a restart. Source, if not
+	// nil, replaces it.
 	Tree   func(sigma.RealmID) (Tree, error)
 	Source Source
 	Peers  Peers  // nil = no other machine is asked
@@ -59,7 +68,8 @@ type Config struct {
 	OpenMax time.Duration
 	// FaultMax bounds how long a running proc waits for a page; then it gets SIGBUS. 0 = 2 minutes.
 	FaultMax time.Duration
-	// FillDelay is how long after a start the rest begins to be fetched, so that it does not take the start's time; 0 = 10 ms, negative = never.
+	// FillDelay is how long after a start the rest begins to be fetched, so that it does not take
+	// the start's time; 0 = 10 ms, negative = never.
 	FillDelay time.Duration
 	Log       *slog.Logger // nil = none
 }
@@ -155,12 +165,16 @@ func (c *Cache) Stats() Stats {
 	bytes, programs := c.bytes, c.order.Len()
 	c.mu.Unlock()
 	n := &c.count
-	return Stats{FetchedBytes: n.fetchedBytes.Load(), FetchedChunks: n.fetchedChunks.Load(), CorruptFetched: n.corruptFetched.Load(), CorruptStored: n.corruptStored.Load(),
-		PeerBytes: n.peerBytes.Load(), PeerChunks: n.peerChunks.Load(), PeerFailed: n.peerFailed.Load(), CorruptPeer: n.corruptPeer.Load(), GivenBytes: n.givenBytes.Load(),
-		Unstored: n.unstored.Load(), Evicted: n.evicted.Load(), Paged: n.paged.Load(), Plain: n.plain.Load(), Bytes: uint64(max(bytes, 0)), Programs: uint64(programs)}
+	return Stats{FetchedBytes: n.fetchedBytes.Load(), FetchedChunks: n.fetchedChunks.Load(),
+		CorruptFetched: n.corruptFetched.Load(), CorruptStored: n.corruptStored.Load(),
+		PeerBytes: n.peerBytes.Load(), PeerChunks: n.peerChunks.Load(), PeerFailed: n.peerFailed.Load(),
+		CorruptPeer: n.corruptPeer.Load(), GivenBytes: n.givenBytes.Load(),
+		Unstored: n.unstored.Load(), Evicted: n.evicted.Load(), Paged: n.paged.Load(), Plain: n.plain.Load(),
+		Bytes: uint64(max(bytes, 0)), Programs: uint64(programs)}
 }
 
-// New makes a cache in dir with what a former one left there, and begins to answer the kernel. Close ends it.
+// New makes a cache in dir with what a former one left there, and begins to answer the kernel.
+// Close ends it.
 func New(cfg Config) (*Cache, error) {
 	for _, dir := range []string{cfg.Dir, partsDir(cfg.Dir), contentsDir(cfg.Dir)} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -171,7 +185,9 @@ func New(cfg Config) (*Cache, error) {
 	if err := cfg.setDefaults(); err != nil {
 		return nil, err
 	}
-	c := &Cache{cfg: cfg, fromTree: fromTree, buffers: make(chan []byte, 2*aheadMax), known: map[key]*program{}, nodes: map[uint64]*node{}, contents: map[Hash]*program{}, order: list.New(), at: map[*program]*list.Element{}, paths: map[place]int{},
+	c := &Cache{cfg: cfg, fromTree: fromTree, buffers: make(chan []byte, 2*aheadMax), known: map[key]*program{},
+		nodes: map[uint64]*node{}, contents: map[Hash]*program{}, order: list.New(), at: map[*program]*list.Element{},
+		paths:    map[place]int{},
 		lastNode: uint64(time.Now().UnixMicro())} // so that no number comes again in the next life
 	c.ctx, c.stop = context.WithCancel(context.Background())
 	if err := c.load(); err != nil {
@@ -191,7 +207,8 @@ func New(cfg Config) (*Cache, error) {
 	return c, nil
 }
 
-// Close ends fetches and stops answering the kernel; procs that still page wait until another cache takes over the mount. The files stay.
+// Close ends fetches and stops answering the kernel; procs that still page wait until another cache
+// takes over the mount. The files stay.
 func (c *Cache) Close() {
 	c.stop()
 	if c.cfg.Mount != nil {
@@ -210,8 +227,10 @@ func (c *Cache) Close() {
 	}
 }
 
-// Open returns the program at path of a realm's tree, open for reading. release must be called once when no proc runs it any more; the file must not be closed.
-func (c *Cache) Open(ctx context.Context, realm sigma.RealmID, tree Tree, path string) (f *os.File, release func(), err error) {
+// Open returns the program at path of a realm's tree, open for reading. release must be called once
+// when no proc runs it any more; the file must not be closed.
+func (c *Cache) Open(ctx context.Context, realm sigma.RealmID, tree Tree, path string) (f *os.File, release func(),
+	err error) {
 	ctx, cancel := context.WithTimeout(ctx, c.cfg.OpenMax)
 	defer cancel()
 	for try := 1; ; try++ {
@@ -232,7 +251,8 @@ func (c *Cache) Open(ctx context.Context, realm sigma.RealmID, tree Tree, path s
 	}
 }
 
-// find looks a path up and returns the program of the version that it has now, with the caller counted as a user.
+// find looks a path up and returns the program of the version that it has now, with the caller
+// counted as a user.
 func (c *Cache) find(ctx context.Context, realm sigma.RealmID, tree Tree, path string) (*program, error) {
 	c.mu.Lock()
 	known := c.paths[place{realm, path}] > 0
@@ -253,7 +273,8 @@ func (c *Cache) find(ctx context.Context, realm sigma.RealmID, tree Tree, path s
 		r, err = tree.GetAt(ctx, path, 0, 1)
 		n.ID, n.Size = r.ID, int64(min(r.Size, 1<<62))
 	}
-	if kind := sigma.KindOf(err); known || err != nil && (kind == sigma.KindIsDir || kind == sigma.KindUnsupported) { // what it is, it says when asked
+	if kind := sigma.KindOf(err); known || err != nil &&
+		(kind == sigma.KindIsDir || kind == sigma.KindUnsupported) { // what it is, it says when asked
 		st, err := tree.Stat(ctx, path)
 		if err != nil {
 			return nil, err
@@ -272,8 +293,9 @@ func (c *Cache) find(ctx context.Context, realm sigma.RealmID, tree Tree, path s
 	return p, err
 }
 
-// hold is find for a program that was replaced while it was fetched. It opens the file before it asks which version that is, so whatever is done to the name from now on, the version
-// can be had: a start is not lost to somebody who replaces its program faster than that can be fetched.
+// hold is find for a program that was replaced while it was fetched. It opens the file before it
+// asks which version that is, so whatever is done to the name from now on, the version can be had:
+// a start is not lost to somebody who replaces its program faster than that can be fetched.
 func (c *Cache) hold(ctx context.Context, realm sigma.RealmID, tree Tree, path string) (*program, error) {
 	n := Name{Realm: realm, Path: path}
 	o := newTreeObject(tree, n)
@@ -315,11 +337,13 @@ func (n Name) startable() error {
 	return nil
 }
 
-// replaceLost gives a program an object that has its version, if it has none or one that said that the version is gone, which is returned to be closed.
+// replaceLost gives a program an object that has its version, if it has none or one that said that
+// the version is gone, which is returned to be closed.
 func (p *program) replaceLost(o *treeObject, n Name) (old *treeObject, taken bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.left == 0 || p.name.ID != n.ID || p.object != nil && (p.failed == nil || sigma.KindOf(p.failed) != sigma.KindStale) {
+	if p.left == 0 || p.name.ID != n.ID || p.object != nil &&
+		(p.failed == nil || sigma.KindOf(p.failed) != sigma.KindStale) {
 		return nil, false
 	}
 	old, _ = p.object.(*treeObject)
@@ -362,7 +386,8 @@ func (c *Cache) enter(n Name) (*program, error) {
 	return p, nil
 }
 
-// open makes a program ready to be started: at least what the headers say that a start reads is on its way.
+// open makes a program ready to be started: at least what the headers say that a start reads is on
+// its way.
 func (c *Cache) open(ctx context.Context, p *program) (*os.File, func(), error) {
 	if !p.complete() {
 		if err := p.why(); err != nil {
@@ -413,7 +438,9 @@ func (c *Cache) open(ctx context.Context, p *program) (*os.File, func(), error) 
 }
 
 func errNoRoom(path string) error {
-	return &sigma.Error{Op: "binfs.Open", Path: path, Kind: sigma.KindNoSpace, Msg: "no room for the program in the machine's cache", Hint: "free some space on the disk of the data directory"}
+	return &sigma.Error{Op: "binfs.Open", Path: path, Kind: sigma.KindNoSpace,
+		Msg:  "no room for the program in the machine's cache",
+		Hint: "free some space on the disk of the data directory"}
 }
 
 // heat begins to fetch the chunks of a few places.
@@ -427,7 +454,8 @@ func (p *program) heat(offsets []int64) {
 	}
 }
 
-// openPaged opens the program's file of the mount, which all starts share. This very process answers the kernel's question for it.
+// openPaged opens the program's file of the mount, which all starts share. This very process
+// answers the kernel's question for it.
 func (c *Cache) openPaged(p *program) (*os.File, error) {
 	c.mu.Lock()
 	p.pagers++
@@ -465,7 +493,10 @@ func (c *Cache) release(p *program, paged bool) {
 		p.paged.Close()
 		p.paged = nil
 		name := strconv.FormatUint(p.node, 10)
-		go c.cfg.Mount.Device.Write(invalEntry(name)) // waits for LOOKUPs of the directory, so not here; the kernel forgets the node when nobody uses it any more
+		go c.cfg.Mount.Device.Write(invalEntry(
+			// waits for LOOKUPs of the directory, so not here; the kernel forgets the node when
+			// nobody uses it any more
+			name))
 	}
 	c.unusedLocked(p)
 }

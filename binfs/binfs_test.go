@@ -180,7 +180,8 @@ func (c *Cache) program(t *testing.T, s *store, path string) *program {
 	return c.known[key{"a", path, f.id}]
 }
 
-// Goal: starts of one program at once fetch it once; a replaced program is fetched again, and what was handed out before stays what it was.
+// Goal: starts of one program at once fetch it once; a replaced program is fetched again, and what
+// was handed out before stays what it was.
 func TestOpen(t *testing.T) {
 	s := newStore()
 	good := large(t, 3<<20, 1)
@@ -256,7 +257,8 @@ func TestOpenFails(t *testing.T) {
 	}
 }
 
-// Bytes that come damaged are fetched again and counted; a store that sends nothing else makes starts fail.
+// Bytes that come damaged are fetched again and counted; a store that sends nothing else makes
+// starts fail.
 func TestDamagedOnTheWay(t *testing.T) {
 	s := newStore()
 	good := large(t, 3<<20, 3)
@@ -286,7 +288,8 @@ func TestDamagedOnTheWay(t *testing.T) {
 	reads(t, f, good)
 }
 
-// Goal: a program that is on disk since before a restart is used without being fetched, but not before its bytes were found to be right.
+// Goal: a program that is on disk since before a restart is used without being fetched, but not
+// before its bytes were found to be right.
 func TestRestart(t *testing.T) {
 	s := newStore()
 	good, small := large(t, 3<<20, 4), large(t, 0, 5)[:]
@@ -424,12 +427,14 @@ func TestFullDisk(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	b := make([]byte, 1000)
-	if n, err := p.readAt(t.Context(), b, chunkSize-500); err != nil || !bytes.Equal(b[:n], good[chunkSize-500:chunkSize+500]) {
+	if n, err := p.readAt(t.Context(), b, chunkSize-500); err != nil ||
+		!bytes.Equal(b[:n], good[chunkSize-500:chunkSize+500]) {
 		t.Errorf("who runs it reads %d bytes, %v", n, err)
 	}
 }
 
-// Goal: a program in the object store's tree is fetched by version; one that is replaced while its bytes come is the old one as a whole or an error.
+// Goal: a program in the object store's tree is fetched by version; one that is replaced while its
+// bytes come is the old one as a whole or an error.
 func TestTreeSource(t *testing.T) {
 	objects, err := s3.New(s3.Config{Dir: t.TempDir()})
 	if err != nil {
@@ -491,7 +496,8 @@ func TestTreeSource(t *testing.T) {
 	reads(t, f, other)
 }
 
-// restless is a tree whose one program is replaced each time somebody has been told of a version of it, and before each time that it is opened.
+// restless is a tree whose one program is replaced each time somebody has been told of a version of
+// it, and before each time that it is opened.
 type restless struct {
 	*namespace.Tree
 	t     *testing.T
@@ -506,7 +512,8 @@ func (r *restless) replace() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.next++
-	if _, err := r.Put(r.t.Context(), "/bin/p", fmt.Appendf(bytes.Clone(r.base), "%9d", r.next), sigma.PutOptions{}); err != nil && r.t.Context().Err() == nil {
+	if _, err := r.Put(r.t.Context(), "/bin/p", fmt.Appendf(bytes.Clone(r.base), "%9d", r.next),
+		sigma.PutOptions{}); err != nil && r.t.Context().Err() == nil {
 		r.t.Error(err)
 	}
 }
@@ -541,7 +548,8 @@ func TestReplacedAllTheTime(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	tree := &restless{Tree: namespace.New(namespace.Config{Root: root}), t: t, told: make(chan struct{}), base: large(t, 600<<10, 40)}
+	tree := &restless{Tree: namespace.New(namespace.Config{Root: root}), t: t, told: make(chan struct{}),
+		base: large(t, 600<<10, 40)}
 	if err := tree.Mkdir(t.Context(), "/bin", 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -561,7 +569,8 @@ func TestReplacedAllTheTime(t *testing.T) {
 				t.Error(err)
 			}
 			version := b[min(len(b), len(tree.base)):]
-			if n, err := strconv.Atoi(strings.TrimSpace(string(version))); err != nil || n == 0 || !bytes.HasPrefix(b, tree.base) {
+			if n, err := strconv.Atoi(strings.TrimSpace(string(version))); err != nil || n == 0 ||
+				!bytes.HasPrefix(b, tree.base) {
 				t.Errorf("what was opened is no version of the program: %q", version)
 			}
 		})

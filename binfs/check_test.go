@@ -12,11 +12,13 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// staticProgram is one that can run here: a Go test binary is static without cgo, so this very test is built once more.
+// staticProgram is one that can run here: a Go test binary is static without cgo, so this very test
+// is built once more.
 func staticProgram(t *testing.T) []byte {
 	t.Helper()
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "main.go"), []byte("package main\n\nfunc main() {}\n"), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "main.go"), []byte("package main\n\nfunc main() {}\n"),
+		0o644); err != nil {
 		t.Fatal(err)
 	}
 	cmd := exec.Command("go", "build", "-o", "program", "main.go")
@@ -49,8 +51,10 @@ func TestCheck(t *testing.T) {
 		data []byte
 		says string
 	}{
-		{"good", good, ""}, {"empty", nil, "0 bytes"}, {"short", []byte("\x7fE"), "2 bytes"}, {"script", []byte("#!/bin/sh\n"), "script"}, {"text", []byte("hello"), "not an ELF"},
-		{"only magic", []byte("\x7fELF"), "truncated"}, {"cut header", good[:60], "truncated"}, {"another architecture", other, "built for"}, {"relocatable", relocatable, "not an executable"},
+		{"good", good, ""}, {"empty", nil, "0 bytes"}, {"short", []byte("\x7fE"), "2 bytes"},
+		{"script", []byte("#!/bin/sh\n"), "script"}, {"text", []byte("hello"), "not an ELF"},
+		{"only magic", []byte("\x7fELF"), "truncated"}, {"cut header", good[:60], "truncated"},
+		{"another architecture", other, "built for"}, {"relocatable", relocatable, "not an executable"},
 		{"dynamic", dynamic, "dynamically linked"}, {"library", library, "shared library"},
 	} {
 		err := Check(bytes.NewReader(c.data), int64(len(c.data)))

@@ -28,7 +28,8 @@ import (
 //	contents/HASH      a complete program under the hash of its size and chunk hashes
 //	contents/HASH.txt  the hash of the rest; then size, chunk hashes, names and nodes of the program
 //
-// Nothing is flushed: what a crash of the machine leaves behind is found by the hashes, before it is used.
+// Nothing is flushed: what a crash of the machine leaves behind is found by the hashes, before it
+// is used.
 
 func partsDir(dir string) string    { return filepath.Join(dir, "parts") }
 func contentsDir(dir string) string { return filepath.Join(dir, "contents") }
@@ -75,7 +76,8 @@ func logRecord(i int, h Hash) []byte {
 // readLog takes a part's log apart. What follows a damaged record is not believed either.
 func readLog(b []byte) (r partRecord, hashes map[int]Hash, err error) {
 	line, rest, ok := bytes.Cut(b, []byte("\n"))
-	if !ok || json.Unmarshal(line, &r) != nil || r.Size <= 0 || r.Size > int64(ProgramMax) || r.Node <= rootNode || r.Name.key().realm.Check() != nil {
+	if !ok || json.Unmarshal(line, &r) != nil || r.Size <= 0 || r.Size > int64(ProgramMax) || r.Node <= rootNode ||
+		r.Name.key().realm.Check() != nil {
 		return r, nil, sigma.Errorf("binfs.readLog", sigma.KindInvalid, "not a log of a part")
 	}
 	hashes = map[int]Hash{}
@@ -90,12 +92,14 @@ func readLog(b []byte) (r partRecord, hashes map[int]Hash, err error) {
 	return r, hashes, nil
 }
 
-// readContent takes the description of a complete program apart; it is that of the content of this hash.
+// readContent takes the description of a complete program apart; it is that of the content of this
+// hash.
 func readContent(b []byte, content Hash) (r contentRecord, hashes []Hash, err error) {
 	bad := sigma.Errorf("binfs.readContent", sigma.KindInvalid, "not a description of a program")
 	sum, rest, ok := bytes.Cut(b, []byte("\n"))
 	want := sha256.Sum256(rest)
-	if !ok || string(sum) != hex.EncodeToString(want[:]) || json.Unmarshal(rest, &r) != nil || r.Size <= 0 || r.Size > int64(ProgramMax) || len(r.Hashes) != chunks(r.Size)*sha256.Size {
+	if !ok || string(sum) != hex.EncodeToString(want[:]) || json.Unmarshal(rest, &r) != nil || r.Size <= 0 ||
+		r.Size > int64(ProgramMax) || len(r.Hashes) != chunks(r.Size)*sha256.Size {
 		return r, nil, bad
 	}
 	for at := 0; at < len(r.Hashes); at += sha256.Size {
@@ -149,7 +153,8 @@ func (c *Cache) makePartLocked(n Name) (*program, error) {
 	return p, nil
 }
 
-// openProgramLocked opens a part. Procs of any uid may execute it; nobody but this cache reaches its directory.
+// openProgramLocked opens a part. Procs of any uid may execute it; nobody but this cache reaches
+// its directory.
 func (c *Cache) openProgramLocked(path string, n Name, node uint64, flags int) (p *program, err error) {
 	p = c.blankLocked(path, n, node)
 	if p.w, err = os.OpenFile(path, os.O_RDWR|flags, 0o755); err == nil {
@@ -174,7 +179,8 @@ func (c *Cache) openProgramLocked(path string, n Name, node uint64, flags int) (
 
 func (c *Cache) blankLocked(path string, n Name, node uint64) *program {
 	count := chunks(n.Size)
-	p := &program{c: c, name: n, node: node, stored: path, state: make([]chunkState, count), hashes: make([]Hash, count), left: count, getting: map[int]*getting{}, done: make(chan struct{})}
+	p := &program{c: c, name: n, node: node, stored: path, state: make([]chunkState, count),
+		hashes: make([]Hash, count), left: count, getting: map[int]*getting{}, done: make(chan struct{})}
 	p.ctx, p.stop = context.WithCancel(c.ctx)
 	return p
 }

@@ -11,7 +11,8 @@ import (
 	"sigmaos.dev/treekit"
 )
 
-// BenchmarkFetch takes three chunks at once from an object store behind a session, hashes included: what a cold start of a small program waits for.
+// BenchmarkFetch takes three chunks at once from an object store behind a session, hashes included:
+// what a cold start of a small program waits for.
 func BenchmarkFetch(b *testing.B) {
 	objects, err := s3.New(s3.Config{Dir: b.TempDir()})
 	if err != nil {
@@ -56,7 +57,8 @@ func BenchmarkFetch(b *testing.B) {
 		if err != nil {
 			b.Fatal(err)
 		}
-		p := &program{c: c, name: Name{Path: "/bin/p", ID: id, Size: int64(len(data))}, object: o, state: make([]chunkState, 3), hashes: make([]Hash, 3)}
+		p := &program{c: c, name: Name{Path: "/bin/p", ID: id, Size: int64(len(data))}, object: o,
+			state: make([]chunkState, 3), hashes: make([]Hash, 3)}
 		done := make(chan error, 3)
 		for i := range 3 {
 			go func() {

@@ -50,7 +50,8 @@ func mountFUSE(t *testing.T) *Mount {
 	if err != nil {
 		t.Skip(err)
 	}
-	root, err := unix.Fsmount(fs, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_RDONLY|unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV)
+	root, err := unix.Fsmount(fs, unix.FSMOUNT_CLOEXEC,
+		unix.MOUNT_ATTR_RDONLY|unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV)
 	if err != nil {
 		t.Skip(err)
 	}
@@ -86,7 +87,8 @@ func onFUSE(t *testing.T, f *os.File) bool {
 	return st.Type == 0x65735546
 }
 
-// Goal: a program runs before its bytes are all here, and later by a plain file, after which the kernel forgets the node.
+// Goal: a program runs before its bytes are all here, and later by a plain file, after which the
+// kernel forgets the node.
 func TestPaging(t *testing.T) {
 	s := newStore()
 	good := large(t, 8<<20, 40)
@@ -98,7 +100,8 @@ func TestPaging(t *testing.T) {
 		t.Fatalf("the file is not one that is paged and shared: %v, %v", f, again)
 	}
 	releaseAgain()
-	// By a shell: this process answers for the file, and cannot while it waits, with a processor of Go's, until its own child has executed it.
+	// By a shell: this process answers for the file, and cannot while it waits, with a processor of
+	// Go's, until its own child has executed it.
 	cmd := exec.Command("/bin/sh", "-c", "exec /proc/self/fd/3")
 	cmd.ExtraFiles = []*os.File{f}
 	if out, err := cmd.CombinedOutput(); err != nil {
@@ -127,7 +130,8 @@ func TestPaging(t *testing.T) {
 	})
 }
 
-// Goal: what pages from a store that is down waits, goes on when it returns, and fails after the bound.
+// Goal: what pages from a store that is down waits, goes on when it returns, and fails after the
+// bound.
 func TestStoreDown(t *testing.T) {
 	s := newStore()
 	good := large(t, 8<<20, 41)
@@ -162,8 +166,8 @@ func TestStoreDown(t *testing.T) {
 	}
 }
 
-// Goal: who waits for a page when sigmad is killed gets it from the next. Method: a cache is ended with a READ that it never answers, and another takes the same mount and
-// directory.
+// Goal: who waits for a page when sigmad is killed gets it from the next. Method: a cache is ended
+// with a READ that it never answers, and another takes the same mount and directory.
 func TestTakeOver(t *testing.T) {
 	s := newStore()
 	good := large(t, 8<<20, 42)

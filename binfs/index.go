@@ -271,7 +271,8 @@ func (c *Cache) unknownLocked(number uint64, n *node) {
 	c.unusedLocked(n.p)
 }
 
-// unusedLocked lets go of a program that nobody has any more, if nobody shall find it again: a failure is not remembered.
+// unusedLocked lets go of a program that nobody has any more, if nobody shall find it again: a
+// failure is not remembered.
 func (c *Cache) unusedLocked(p *program) {
 	switch {
 	case p.users > 0 || p.live > 0:

@@ -8,16 +8,19 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Other machines of the system are asked for a program's bytes before the store is. Nothing that they send is believed: a chunk is used only if it has the hash that the store tells,
-// which is 32 bytes instead of 256 KiB. So a machine that lies can at worst delay a chunk by peerMax. One is asked for each chunk, once; whatever goes wrong, the store follows.
+// Other machines of the system are asked for a program's bytes before the store is. Nothing that
+// they send is believed: a chunk is used only if it has the hash that the store tells, which is 32
+// bytes instead of 256 KiB. So a machine that lies can at worst delay a chunk by peerMax. One is
+// asked for each chunk, once; whatever goes wrong, the store follows.
 
 // PartMax is how much of a program a machine is asked for at once: what one call answers.
 const PartMax = 60 << 10
 
 const (
-	peerMax   = 300 * time.Millisecond // for one chunk to come from a machine: far more than it takes, little for a start
-	peersMost = 2                      // machines that are asked for one program until one has it
-	peerAgain = 5 * time.Second        // after which those that did not have it are asked once more
+	// for one chunk to come from a machine: far more than it takes, little for a start
+	peerMax   = 300 * time.Millisecond
+	peersMost = 2               // machines that are asked for one program until one has it
+	peerAgain = 5 * time.Second // after which those that did not have it are asked once more
 )
 
 // Peers are the other machines' caches. Safe for concurrent use.
@@ -67,7 +70,8 @@ func (p *program) peerFailed(m sigma.MachineID) {
 	}
 }
 
-// fromPeer fills data, a chunk, from machine m: all its parts at once. What it is worth, its hash says.
+// fromPeer fills data, a chunk, from machine m: all its parts at once. What it is worth, its hash
+// says.
 func (p *program) fromPeer(ctx context.Context, m sigma.MachineID, data []byte, offset int64) error {
 	ctx, cancel := context.WithTimeout(ctx, peerMax)
 	defer cancel()
@@ -83,7 +87,8 @@ func (p *program) fromPeer(ctx context.Context, m sigma.MachineID, data []byte, 
 		go func() {
 			got, err := p.c.cfg.Peers.Part(ctx, m, p.name, offset+int64(at), size)
 			if err == nil && len(got) != size {
-				err = sigma.Errorf("binfs.fromPeer", sigma.KindOther, "machine %s sent %d bytes, not %d", m, len(got), size)
+				err = sigma.Errorf("binfs.fromPeer", sigma.KindOther, "machine %s sent %d bytes, not %d", m, len(got),
+					size)
 			}
 			parts <- part{at, got, err}
 		}()
@@ -102,7 +107,8 @@ func (p *program) fromPeer(ctx context.Context, m sigma.MachineID, data []byte, 
 	return nil
 }
 
-// tryPeer gets a chunk from another machine, if one has it. hash waits for what the chunk's should be.
+// tryPeer gets a chunk from another machine, if one has it. hash waits for what the chunk's should
+// be.
 func (p *program) tryPeer(ctx context.Context, data []byte, offset int64, hash func() (Hash, error)) bool {
 	m := p.peer()
 	if m == "" {
@@ -122,7 +128,8 @@ func (p *program) tryPeer(ctx context.Context, data []byte, offset int64, hash f
 	if sha256.Sum256(data) != want {
 		p.peerFailed(m)
 		p.c.count.corruptPeer.Add(1)
-		p.c.cfg.Log.Warn("a machine sent other bytes of a program than the store has", "machine", m, "realm", p.name.Realm, "path", p.name.Path)
+		p.c.cfg.Log.Warn("a machine sent other bytes of a program than the store has", "machine", m, "realm",
+			p.name.Realm, "path", p.name.Path)
 		return false
 	}
 	p.c.count.peerBytes.Add(uint64(len(data)))
@@ -130,10 +137,12 @@ func (p *program) tryPeer(ctx context.Context, data []byte, offset int64, hash f
 	return true
 }
 
-// Part gives bytes of a program to another machine, if they are here and were found right in this life of the cache. KindNotFound otherwise.
+// Part gives bytes of a program to another machine, if they are here and were found right in this
+// life of the cache. KindNotFound otherwise.
 func (c *Cache) Part(n Name, offset int64, size int) ([]byte, error) {
 	const op = "binfs.Part"
-	if offset < 0 || size <= 0 || size > PartMax || n.Size <= 0 || n.Size > int64(ProgramMax) || offset > n.Size-int64(size) {
+	if offset < 0 || size <= 0 || size > PartMax || n.Size <= 0 || n.Size > int64(ProgramMax) ||
+		offset > n.Size-int64(size) {
 		return nil, sigma.Errorf(op, sigma.KindInvalid, "%d bytes at %d of a program of %d", size, offset, n.Size)
 	}
 	lacks := &sigma.Error{Op: op, Kind: sigma.KindNotFound, Msg: "this machine does not have that part of the program"}

@@ -24,7 +24,8 @@ func (ms *otherMachines) Part(ctx context.Context, m sigma.MachineID, n Name, of
 	return ms.part(ctx, m, n, offset, size)
 }
 
-// TestPeers: a machine that lacks a program has it from one that has it, and the store gives hashes only.
+// TestPeers: a machine that lacks a program has it from one that has it, and the store gives hashes
+// only.
 func TestPeers(t *testing.T) {
 	s, data := newStore(), large(t, 3<<20, 1)
 	s.put("/bin/a", data, false)
@@ -32,7 +33,8 @@ func TestPeers(t *testing.T) {
 	_, release := mustOpen(t, first, s, "/bin/a")
 	defer release()
 	before := s.fetched
-	ms := &otherMachines{names: []sigma.MachineID{"m1"}, part: func(_ context.Context, _ sigma.MachineID, n Name, offset int64, size int) ([]byte, error) {
+	ms := &otherMachines{names: []sigma.MachineID{"m1"}, part: func(_ context.Context, _ sigma.MachineID, n Name,
+		offset int64, size int) ([]byte, error) {
 		return first.Part(n, offset, size)
 	}}
 	second := newCache(t, Config{Source: s, Peers: ms})
@@ -40,14 +42,16 @@ func TestPeers(t *testing.T) {
 	defer release()
 	reads(t, f, data)
 	got := second.Stats()
-	if s.fetched != before || got.PeerBytes != uint64(len(data)) || got.PeerBytes != got.FetchedBytes || first.Stats().GivenBytes != got.PeerBytes {
+	if s.fetched != before || got.PeerBytes != uint64(len(data)) || got.PeerBytes != got.FetchedBytes ||
+		first.Stats().GivenBytes != got.PeerBytes {
 		t.Errorf("the store gave %d bytes; %+v", s.fetched-before, got)
 	}
 	for _, bad := range []struct {
 		n            Name
 		offset, size int
 		kind         sigma.Kind
-	}{{Name{"b", "/bin/a", first.program(t, s, "/bin/a").name.ID, int64(len(data))}, 0, 10, sigma.KindNotFound}, // of another realm
+	}{{Name{"b", "/bin/a", first.program(t, s, "/bin/a").name.ID, int64(len(data))}, 0, 10, sigma.KindNotFound},
+		// of another realm
 		{Name{"a", "/bin/b", sigma.FileID{}, 100}, 0, 10, sigma.KindNotFound},
 		{Name{"a", "/bin/a", first.program(t, s, "/bin/a").name.ID, 100}, 0, 10, sigma.KindNotFound},
 		{first.program(t, s, "/bin/a").name, len(data) - 5, 10, sigma.KindInvalid},
@@ -61,10 +65,12 @@ func TestPeers(t *testing.T) {
 	}
 }
 
-// TestBadPeers: a machine that lies, has nothing, sends less or never answers costs a little time; what is started is what the store has.
+// TestBadPeers: a machine that lies, has nothing, sends less or never answers costs a little time;
+// what is started is what the store has.
 func TestBadPeers(t *testing.T) {
 	data := large(t, 3<<20, 2)
-	for name, part := range map[string]func(ctx context.Context, m sigma.MachineID, n Name, offset int64, size int) ([]byte, error){
+	for name, part := range map[string]func(ctx context.Context, m sigma.MachineID, n Name, offset int64,
+		size int) ([]byte, error){
 		"lies": func(_ context.Context, _ sigma.MachineID, _ Name, _ int64, size int) ([]byte, error) {
 			return bytes.Repeat([]byte{7}, size), nil
 		},
@@ -95,7 +101,8 @@ func TestBadPeers(t *testing.T) {
 				if got.PeerChunks != 0 || got.PeerFailed+got.CorruptPeer == 0 {
 					t.Errorf("%+v", got)
 				}
-				if n, most := int(ms.asked.Load()), 2*aheadMax*(chunkSize/PartMax+1); n > most { // those that were under way at once, of two machines
+				if n, most := int(ms.asked.Load()),
+					2*aheadMax*(chunkSize/PartMax+1); n > most { // those that were under way at once, of two machines
 					t.Errorf("asked %d times, want %d at most", n, most)
 				}
 			})

@@ -15,18 +15,22 @@ import (
 )
 
 const (
-	// chunkSize is what is fetched, hashed and remembered as one: large enough that a round trip to the store is not most of its time, small enough that a page that is
-	// needed does not wait for much else.
+	// chunkSize is what is fetched, hashed and remembered as one: large enough that a round trip to
+	// the store is not most of its time, small enough that a page that is needed does not wait for
+	// much else.
 	chunkSize = 256 << 10
-	// aheadMax bounds the chunks of one program that are fetched at once without anybody waiting for them.
+	// aheadMax bounds the chunks of one program that are fetched at once without anybody waiting
+	// for them.
 	aheadMax = 4
-	// hotMax bounds the chunks that are fetched with the first because the headers say that a start reads them.
+	// hotMax bounds the chunks that are fetched with the first because the headers say that a start
+	// reads them.
 	hotMax = 8
 
 	tryMax   = 5 * time.Second // for one chunk to come, before it is asked for again
 	retryMin = 20 * time.Millisecond
 	retryMax = 2 * time.Second
-	// failedFor is how long a chunk that could not be had is not asked for again: the kernel tries each page twice.
+	// failedFor is how long a chunk that could not be had is not asked for again: the kernel tries
+	// each page twice.
 	failedFor = time.Second
 	fillPause = 5 * time.Second // after a fill that did not get to the end
 )
@@ -39,7 +43,8 @@ const (
 	chunkGood
 )
 
-// program is one version of a program and as much of its bytes as is here. The bytes lie in one file of the cache; a chunk is used only after its hash was found right.
+// program is one version of a program and as much of its bytes as is here. The bytes lie in one
+// file of the cache; a chunk is used only after its hash was found right.
 //
 // Lock: mu, under which nothing else is taken.
 type program struct {
@@ -49,23 +54,24 @@ type program struct {
 	ctx  context.Context // of fetches; ended when the program is dropped
 	stop context.CancelFunc
 
-	mu       sync.Mutex
-	state    []chunkState     // mu
-	hashes   []Hash           // mu; of chunks that are not absent
-	left     int              // mu; chunks that are not good
-	getting  map[int]*getting // mu
-	object   Object           // mu; nil when everything is here
-	r, w     *os.File         // mu; w is nil when everything is here, since a file that is open for writing cannot be executed
-	log      *os.File         // mu; beside w
-	stored   string           // mu; path of the bytes
-	failed   error            // mu; why the last chunk could not be had
-	until    time.Time        // mu; no chunk is tried again before
-	filling  bool             // mu
-	fillNext time.Time        // mu; fill does nothing before
-	plain    bool             // mu; the source knows no hashes
-	asked    asked            // mu; other machines
-	ended    error            // mu; why it is no program although everything is here
-	done     chan struct{}    // closed when everything is here
+	mu      sync.Mutex
+	state   []chunkState     // mu
+	hashes  []Hash           // mu; of chunks that are not absent
+	left    int              // mu; chunks that are not good
+	getting map[int]*getting // mu
+	object  Object           // mu; nil when everything is here
+	r,
+	w *os.File // mu; w is nil when everything is here, since a file that is open for writing cannot be executed
+	log      *os.File      // mu; beside w
+	stored   string        // mu; path of the bytes
+	failed   error         // mu; why the last chunk could not be had
+	until    time.Time     // mu; no chunk is tried again before
+	filling  bool          // mu
+	fillNext time.Time     // mu; fill does nothing before
+	plain    bool          // mu; the source knows no hashes
+	asked    asked         // mu; other machines
+	ended    error         // mu; why it is no program although everything is here
+	done     chan struct{} // closed when everything is here
 
 	// Cache.mu guards the rest.
 	keys    []key
@@ -136,7 +142,8 @@ func (p *program) need(ctx context.Context, i int) ([]byte, error) {
 	last := g.last
 	p.mu.Unlock()
 	if last != nil { // what went wrong says more than that it took too long
-		return nil, &sigma.Error{Op: "binfs.need", Path: p.name.Path, Kind: sigma.KindOf(last), Msg: "the program's bytes do not come", Hint: sigma.HintOf(last), Err: last}
+		return nil, &sigma.Error{Op: "binfs.need", Path: p.name.Path, Kind: sigma.KindOf(last),
+			Msg: "the program's bytes do not come", Hint: sigma.HintOf(last), Err: last}
 	}
 	return nil, sigma.Wrap("binfs.need", p.name.Path, ctx.Err())
 }
@@ -156,14 +163,16 @@ func (p *program) get(i int, g *getting) {
 		p.mu.Unlock()
 		if errors.Is(err, errCorrupt) {
 			p.c.count.corruptFetched.Add(1)
-			p.c.cfg.Log.Warn("a chunk of a program came damaged and is fetched again", "realm", p.name.Realm, "path", p.name.Path, "chunk", i, "err", err)
+			p.c.cfg.Log.Warn("a chunk of a program came damaged and is fetched again", "realm", p.name.Realm, "path",
+				p.name.Path, "chunk", i, "err", err)
 		}
 		select {
 		case <-time.After(wait):
 			continue
 		case <-ctx.Done():
 		}
-		err = &sigma.Error{Op: "binfs.get", Path: p.name.Path, Kind: sigma.KindOf(err), Msg: fmt.Sprintf("given up after %v", time.Since(began).Round(time.Second)), Err: err}
+		err = &sigma.Error{Op: "binfs.get", Path: p.name.Path, Kind: sigma.KindOf(err),
+			Msg: fmt.Sprintf("given up after %v", time.Since(began).Round(time.Second)), Err: err}
 		break
 	}
 	stored := false
@@ -176,7 +185,8 @@ func (p *program) get(i int, g *getting) {
 	}
 }
 
-// buffer gives room for a chunk, recycle takes it back: the memory of the last few chunks is used again, since new memory takes longer to come than a chunk.
+// buffer gives room for a chunk, recycle takes it back: the memory of the last few chunks is used
+// again, since new memory takes longer to come than a chunk.
 func (c *Cache) buffer(size int) []byte {
 	select {
 	case b := <-c.buffers:
@@ -202,7 +212,8 @@ func (p *program) settle(i int, g *getting, data []byte, stored bool, err error)
 	case err != nil:
 		g.err, p.failed, p.until = err, err, time.Now().Add(failedFor)
 		if p.ctx.Err() == nil {
-			p.c.cfg.Log.Error("a chunk of a program cannot be had", "realm", p.name.Realm, "path", p.name.Path, "chunk", i, "err", err)
+			p.c.cfg.Log.Error("a chunk of a program cannot be had", "realm", p.name.Realm, "path", p.name.Path, "chunk",
+				i, "err", err)
 		}
 	case stored:
 		p.failed = nil
@@ -234,11 +245,13 @@ func (p *program) recall(i int) ([]byte, error) {
 		return data, nil
 	}
 	p.c.count.corruptStored.Add(1)
-	p.c.cfg.Log.Warn("a chunk of a program was damaged in the cache and is fetched again", "realm", p.name.Realm, "path", p.name.Path, "chunk", i, "err", err)
+	p.c.cfg.Log.Warn("a chunk of a program was damaged in the cache and is fetched again", "realm", p.name.Realm,
+		"path", p.name.Path, "chunk", i, "err", err)
 	return nil, err
 }
 
-// fetch asks once: another machine, if one may have the bytes, then the source. Bytes and hash come at the same time, by different ways.
+// fetch asks once: another machine, if one may have the bytes, then the source. Bytes and hash come
+// at the same time, by different ways.
 func (p *program) fetch(ctx context.Context, i int) ([]byte, error) {
 	o, err := p.source()
 	if err != nil {
@@ -296,7 +309,8 @@ func (p *program) fromStore(ctx context.Context, o Object, data []byte, offset i
 	case herr != nil:
 		return herr
 	case sha256.Sum256(data) != want:
-		return &sigma.Error{Op: "binfs.fetch", Path: p.name.Path, Kind: sigma.KindOther, Msg: "the bytes that came are not those that the store has", Err: errCorrupt}
+		return &sigma.Error{Op: "binfs.fetch", Path: p.name.Path, Kind: sigma.KindOther,
+			Msg: "the bytes that came are not those that the store has", Err: errCorrupt}
 	}
 	return nil
 }
@@ -315,7 +329,8 @@ func (p *program) source() (Object, error) {
 	return p.object, nil
 }
 
-// store writes a chunk to the cache. Where that fails those who wait get it all the same, and the next who needs it fetches it again: a full disk stops no proc that runs.
+// store writes a chunk to the cache. Where that fails those who wait get it all the same, and the
+// next who needs it fetches it again: a full disk stops no proc that runs.
 func (p *program) store(i int, data []byte) bool {
 	p.mu.Lock()
 	log, known := p.log, p.state[i] == chunkDoubted
@@ -417,7 +432,9 @@ func (p *program) needAll(ctx context.Context) error {
 			defer func() { <-slots }()
 			data, err := p.need(ctx, i)
 			if err == nil && data != nil {
-				err = &sigma.Error{Op: "binfs.Open", Path: p.name.Path, Kind: sigma.KindNoSpace, Msg: "no room for the program in the machine's cache", Hint: "free some space on the disk of the data directory"}
+				err = &sigma.Error{Op: "binfs.Open", Path: p.name.Path, Kind: sigma.KindNoSpace,
+					Msg:  "no room for the program in the machine's cache",
+					Hint: "free some space on the disk of the data directory"}
 			}
 			if err != nil {
 				mu.Lock()
@@ -438,7 +455,8 @@ func (p *program) needAll(ctx context.Context) error {
 	}
 }
 
-// fill fetches what nobody has asked for, in the background, until everything is here or a chunk cannot be had.
+// fill fetches what nobody has asked for, in the background, until everything is here or a chunk
+// cannot be had.
 func (p *program) fill() {
 	p.mu.Lock()
 	not := p.filling || p.left == 0 || time.Now().Before(p.fillNext)
@@ -478,7 +496,8 @@ func (p *program) complete() bool {
 	}
 }
 
-// writable returns the file for writing. One that was complete before a restart is opened only when a chunk of it turns out to be damaged, which fails while a proc runs it.
+// writable returns the file for writing. One that was complete before a restart is opened only when
+// a chunk of it turns out to be damaged, which fails while a proc runs it.
 func (p *program) writable() (*os.File, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -15,8 +15,10 @@ const (
 	rootNode    = 1
 	errProtocol = int32(syscall.EPROTO)
 
-	// patience is how long a READ goes on after the kernel said that who waits for it has a signal. Any signal does that, not only one that kills: a system call that is passed memory of the program, and has no other chance to get
-	// its page, fails with EFAULT if the READ is given up. So that is for those who would wait long, and could not be killed meanwhile.
+	// patience is how long a READ goes on after the kernel said that who waits for it has a signal.
+	// Any signal does that, not only one that kills: a system call that is passed memory of the
+	// program, and has no other chance to get its page, fails with EFAULT if the READ is given up.
+	// So that is for those who would wait long, and could not be killed meanwhile.
 	patience = time.Second
 )
 
@@ -32,8 +34,9 @@ type nodes interface {
 	read(ctx context.Context, node uint64, p []byte, offset int64) (int, error)
 }
 
-// server answers the kernel on one FUSE connection. The connection outlives it: another server, in this process or the next, takes up where it left off (launcher-protocol.md).
-// So it keeps nothing that the next could not find out: replies need no more than the request and the nodes.
+// server answers the kernel on one FUSE connection. The connection outlives it: another server, in
+// this process or the next, takes up where it left off (launcher-protocol.md). So it keeps nothing
+// that the next could not find out: replies need no more than the request and the nodes.
 type server struct {
 	device   *os.File
 	nodes    nodes
@@ -53,8 +56,9 @@ func newServer(device *os.File, n nodes) *server {
 	return s
 }
 
-// run serves until the connection is gone or the device is closed. First it asks for what a server before it has read and not answered; a kernel older than 6.9 does not
-// know that, and who waits for one of those waits for ever.
+// run serves until the connection is gone or the device is closed. First it asks for what a server
+// before it has read and not answered; a kernel older than 6.9 does not know that, and who waits
+// for one of those waits for ever.
 func (s *server) run() error {
 	s.device.Write(resend())
 	defer s.work.Wait()
@@ -78,7 +82,8 @@ func (s *server) run() error {
 	}
 }
 
-// serve answers a request: at once, but for READs. That a LOOKUP is answered at once matters, since it is this very process that waits for it.
+// serve answers a request: at once, but for READs. That a LOOKUP is answered at once matters, since
+// it is this very process that waits for it.
 func (s *server) serve(r request) {
 	switch r.op {
 	case opInit:
@@ -130,7 +135,8 @@ func (s *server) serve(r request) {
 	}
 }
 
-// read answers a READ. One that was still waiting when this server was stopped is left for the next.
+// read answers a READ. One that was still waiting when this server was stopped is left for the
+// next.
 func (s *server) read(ctx context.Context, r request) {
 	if r.body.size > pagesMax*4096 || r.body.offset >= 1<<62 {
 		s.fail(r, syscall.EINVAL)
@@ -157,5 +163,6 @@ func (s *server) read(ctx context.Context, r request) {
 
 func (s *server) fail(r request, errno syscall.Errno) { s.send(reply(r.unique, int32(errno), 0)) }
 
-// send writes one reply. Errors mean that the request was taken back, or that the connection is gone, which run notices.
+// send writes one reply. Errors mean that the request was taken back, or that the connection is
+// gone, which run notices.
 func (s *server) send(b []byte) { s.device.Write(b) }

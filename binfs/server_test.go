@@ -55,7 +55,8 @@ func answer(t *testing.T, device *os.File) (unique uint64, errno syscall.Errno) 
 	}
 }
 
-// Goal: a signal for who waits for a page does not take the page away, unless it would not come for long.
+// Goal: a signal for who waits for a page does not take the page away, unless it would not come for
+// long.
 func TestInterrupt(t *testing.T) {
 	for _, x := range []struct {
 		patience time.Duration

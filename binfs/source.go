@@ -23,16 +23,19 @@ type Name struct {
 
 // Source is a place where programs can be had: the realm's tree now, machines that have them later.
 type Source interface {
-	// Object gives access to one version of a program. It does not wait: that the version is gone is told by what is asked of the object.
+	// Object gives access to one version of a program. It does not wait: that the version is gone
+	// is told by what is asked of the object.
 	Object(n Name) (Object, error)
 }
 
-// Object is one version of a program at a source. All is safe for concurrent use and returns soon after ctx ends. KindStale means that the version is not to be had any more;
-// kinds that are not final (see final) are tried again.
+// Object is one version of a program at a source. All is safe for concurrent use and returns soon
+// after ctx ends. KindStale means that the version is not to be had any more; kinds that are not
+// final (see final) are tried again.
 type Object interface {
 	// ReadAt fills p.
 	ReadAt(ctx context.Context, p []byte, offset int64) error
-	// Hash gives the hash of the size bytes at offset, from another place than ReadAt's bytes came from; KindUnsupported if the source knows no hashes.
+	// Hash gives the hash of the size bytes at offset, from another place than ReadAt's bytes came
+	// from; KindUnsupported if the source knows no hashes.
 	Hash(ctx context.Context, offset int64, size int) (Hash, error)
 	// Check says whether the version is still what this object reads.
 	Check(ctx context.Context) error
@@ -59,7 +62,8 @@ func (s treeSource) Object(n Name) (Object, error) {
 	return newTreeObject(t, n), nil
 }
 
-// newTreeObject begins to open the file. It may be made before the version and size are known, which name has to say before anything is asked.
+// newTreeObject begins to open the file. It may be made before the version and size are known,
+// which name has to say before anything is asked.
 func newTreeObject(t Tree, n Name) *treeObject {
 	o := &treeObject{tree: t, path: n.Path, name: n}
 	o.ctx, o.stop = context.WithCancel(context.Background())
@@ -67,8 +71,9 @@ func newTreeObject(t Tree, n Name) *treeObject {
 	return o
 }
 
-// treeObject reads by path until it has the file open, which takes some round trips: each answer says of which version it is. From then on a server of objects keeps the
-// version for it, whatever happens to the name. Which version that is tells each hash, and Check.
+// treeObject reads by path until it has the file open, which takes some round trips: each answer
+// says of which version it is. From then on a server of objects keeps the version for it, whatever
+// happens to the name. Which version that is tells each hash, and Check.
 type treeObject struct {
 	tree Tree
 	path string
@@ -156,7 +161,9 @@ func (p *pinned) open(ctx context.Context, t Tree, path string) {
 }
 
 func (o *treeObject) replaced() error {
-	return &sigma.Error{Op: "binfs.Source", Path: o.name.Path, Realm: o.name.Realm, Kind: sigma.KindStale, Msg: "the program was replaced or removed before all of it was fetched", Hint: "start it again: the new version is taken"}
+	return &sigma.Error{Op: "binfs.Source", Path: o.name.Path, Realm: o.name.Realm, Kind: sigma.KindStale,
+		Msg:  "the program was replaced or removed before all of it was fetched",
+		Hint: "start it again: the new version is taken"}
 }
 
 // gone turns the errors that mean that the version is not there into KindStale.
@@ -251,7 +258,8 @@ func (o *treeObject) whole(n, want int) error {
 	if n == want {
 		return nil
 	}
-	return &sigma.Error{Op: "binfs.Source", Path: o.name.Path, Kind: sigma.KindOther, Msg: "the store sent fewer bytes than the program has", Err: errCorrupt}
+	return &sigma.Error{Op: "binfs.Source", Path: o.name.Path, Kind: sigma.KindOther,
+		Msg: "the store sent fewer bytes than the program has", Err: errCorrupt}
 }
 
 // Hash implements Object by the method hash of the store's objects.

@@ -7,16 +7,18 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// The part of the FUSE protocol (linux/fuse.h, version 7.31 and later) that a flat read-only directory of programs needs. A request is taken apart by decodeRequest, which is
-// all that reads the kernel's bytes; replies have fixed layouts.
+// The part of the FUSE protocol (linux/fuse.h, version 7.31 and later) that a flat read-only
+// directory of programs needs. A request is taken apart by decodeRequest, which is all that reads
+// the kernel's bytes; replies have fixed layouts.
 
 // Sizes of requests and replies, in bytes.
 const (
 	requestHeader = 40
 	replyHeader   = 16
-	requestMax    = 16 << 10 // the kernel wants room for at least 8 KiB; the largest that comes here is a batch of forgets
-	pagesMax      = 256      // of one READ: 1 MiB
-	attrSize      = 88
+	// the kernel wants room for at least 8 KiB; the largest that comes here is a batch of forgets
+	requestMax = 16 << 10
+	pagesMax   = 256 // of one READ: 1 MiB
+	attrSize   = 88
 )
 
 // Operations.
@@ -77,7 +79,8 @@ type initBody struct {
 // decodeRequest takes one request apart. What it returns shares nothing with b.
 func decodeRequest(b []byte) (request, error) {
 	bad := func() (request, error) {
-		return request{}, sigma.Errorf("binfs.decodeRequest", sigma.KindInvalid, "the kernel sent a request that is none")
+		return request{}, sigma.Errorf("binfs.decodeRequest", sigma.KindInvalid,
+			"the kernel sent a request that is none")
 	}
 	le := binary.LittleEndian
 	if len(b) < requestHeader || uint64(le.Uint32(b)) != uint64(len(b)) {
@@ -112,7 +115,8 @@ func decodeRequest(b []byte) (request, error) {
 	case opInterrupt:
 		r.body.unique = le.Uint64(b)
 	case opInit:
-		i := initBody{major: le.Uint32(b), minor: le.Uint32(b[4:]), readAhead: le.Uint32(b[8:]), flags: uint64(le.Uint32(b[12:]))}
+		i := initBody{major: le.Uint32(b), minor: le.Uint32(b[4:]), readAhead: le.Uint32(b[8:]),
+			flags: uint64(le.Uint32(b[12:]))}
 		if i.flags&flagExt != 0 && len(b) >= 20 {
 			i.flags |= uint64(le.Uint32(b[16:])) << 32
 		}
@@ -156,7 +160,8 @@ func initReply(unique uint64, in initBody) []byte {
 	return out
 }
 
-// backgroundMax is how many read-aheads the kernel may have under way at once, for all procs together; beyond it they wait.
+// backgroundMax is how many read-aheads the kernel may have under way at once, for all procs
+// together; beyond it they wait.
 const backgroundMax = 256
 
 // forEver is how long what was told about a file stays true: a program's node never changes.
@@ -195,7 +200,8 @@ func entryReply(unique, node uint64, size int64) []byte {
 	return out
 }
 
-// invalEntry makes the kernel forget a name, and the node when the last process that uses it is gone.
+// invalEntry makes the kernel forget a name, and the node when the last process that uses it is
+// gone.
 func invalEntry(name string) []byte {
 	out := reply(0, -notifyInvalEntry, 16+len(name)+1)
 	le := binary.LittleEndian

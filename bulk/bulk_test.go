@@ -159,7 +159,8 @@ func TestRead(t *testing.T) {
 	}
 }
 
-// What was written before a read began is read, although it was sent before: also where the file has become longer or shorter.
+// What was written before a read began is read, although it was sent before: also where the file
+// has become longer or shorter.
 func TestReadIsCurrent(t *testing.T) {
 	w := newWorld(t, 0)
 	const piece = 100_000

@@ -29,7 +29,8 @@ type pending struct {
 const (
 	// missedMax is when nothing is asked ahead any more: somebody writes the file all the time.
 	missedMax = 3
-	// behindMax bounds the writes that were sent and not answered: 8 MiB, what 10 Gbit/s carry in 7 ms.
+	// behindMax bounds the writes that were sent and not answered: 8 MiB, what 10 Gbit/s carry in 7
+	// ms.
 	behindMax = 32
 )
 
@@ -50,13 +51,15 @@ func (c *Client) breakLocked() {
 	c.conn, c.pending = nil, nil
 }
 
-// failedLocked makes of an error what is told of it: an answer of the server's as it is; else the stream is broken.
+// failedLocked makes of an error what is told of it: an answer of the server's as it is; else the
+// stream is broken.
 func (c *Client) failedLocked(err error) error {
 	if e := (*sigma.Error)(nil); err == nil || errors.As(err, &e) {
 		return err
 	}
 	if len(c.pending) > 0 && c.pending[0].op == opWrite && c.spoilt == nil {
-		c.spoilt = &sigma.Error{Op: "bulk.WriteAt", Kind: sigma.KindLost, Msg: "the connection to the server is lost", Err: err}
+		c.spoilt = &sigma.Error{Op: "bulk.WriteAt", Kind: sigma.KindLost, Msg: "the connection to the server is lost",
+			Err: err}
 	}
 	c.breakLocked()
 	return ErrBroken
@@ -64,7 +67,9 @@ func (c *Client) failedLocked(err error) error {
 
 // ReadAt reads len(p) bytes, fewer only with an error, which is io.EOF at the end of the file.
 //
-// Who reads on where the last read ended is sent the next piece before it asks. That it is what the file has now tells the answer to the request for the piece after it, which is made when this one is wanted: it has the same version.
+// Who reads on where the last read ended is sent the next piece before it asks. That it is what the
+// file has now tells the answer to the request for the piece after it, which is made when this one
+// is wanted: it has the same version.
 func (c *Client) ReadAt(p []byte, off int64) (n int, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -94,7 +99,8 @@ func (c *Client) ReadAt(p []byte, off int64) (n int, err error) {
 	return n, nil
 }
 
-// pieceLocked reads all of p, which is not empty, unless the file ends there. After it, that many bytes are most likely to be wanted.
+// pieceLocked reads all of p, which is not empty, unless the file ends there. After it, that many
+// bytes are most likely to be wanted.
 func (c *Client) pieceLocked(p []byte, off int64, then uint32) (n int, end bool, err error) {
 	if q := c.pending; len(q) > 0 && (int64(q[0].offset) != off || int(q[0].count) != len(p)) {
 		if err := c.dropLocked(); err != nil {
@@ -147,7 +153,8 @@ func (c *Client) pieceLocked(p []byte, off int64, then uint32) (n int, end bool,
 	return int(head.count), head.count < count, nil
 }
 
-// headLocked receives the beginning of the oldest answer. If that is an error, it is returned, and nothing of it is left.
+// headLocked receives the beginning of the oldest answer. If that is an error, it is returned, and
+// nothing of it is left.
 func (c *Client) headLocked() (*answer, error) {
 	q := &c.pending[0]
 	if q.head != nil {
@@ -204,7 +211,8 @@ func (c *Client) dropLocked() error {
 	return nil
 }
 
-// WriteAt writes p. If it may be behind it returns before the server has written all, and Settle tells whether it did.
+// WriteAt writes p. If it may be behind it returns before the server has written all, and Settle
+// tells whether it did.
 func (c *Client) WriteAt(p []byte, off int64, behind bool) (n int, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -220,7 +228,8 @@ func (c *Client) WriteAt(p []byte, off int64, behind bool) (n int, err error) {
 		}
 	}
 	for sent := 0; sent < len(p) || len(c.pending) > 0 && !behind; {
-		answers := sent == len(p) || len(c.pending) >= behindMax // some at a time, so that who writes is not woken for each
+		answers := sent == len(p) ||
+			len(c.pending) >= behindMax // some at a time, so that who writes is not woken for each
 		for answers && len(c.pending) > 0 && (sent == len(p) || len(c.pending) > behindMax/2) {
 			done := int(c.pending[0].count)
 			if err := c.writtenLocked(); err != nil {

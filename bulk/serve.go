@@ -21,7 +21,8 @@ type Config struct {
 	Meter Meter // nil: nobody counts
 }
 
-// Meter is told of each piece of a stream: Begin before it is worked on, and End, by the same goroutine, with the bytes that came and that were sent.
+// Meter is told of each piece of a stream: Begin before it is worked on, and End, by the same
+// goroutine, with the bytes that came and that were sent.
 type Meter interface {
 	Begin()
 	End(in, out int)
@@ -38,7 +39,8 @@ type server struct {
 	buf  []byte
 }
 
-// Serve answers requests on conn, which it owns, until the peer closes, says what is no request, or ctx ends.
+// Serve answers requests on conn, which it owns, until the peer closes, says what is no request, or
+// ctx ends.
 func Serve(ctx context.Context, conn net.Conn, cfg Config) {
 	defer context.AfterFunc(ctx, func() { conn.Close() })()
 	defer conn.Close()
@@ -80,7 +82,8 @@ func (s *server) piece(ctx context.Context, r request) (err error) {
 	return s.write(ctx, r)
 }
 
-// room gives a buffer of n bytes, the same each time, with room for the beginning of an answer before it.
+// room gives a buffer of n bytes, the same each time, with room for the beginning of an answer
+// before it.
 func (s *server) room(n int) []byte {
 	if cap(s.buf) < headSize+n {
 		s.buf = make([]byte, headSize+n)
@@ -132,7 +135,8 @@ func (s *server) read(ctx context.Context, r request) error {
 	}
 	if !s.over && s.raw != nil {
 		s.over = true
-		if p, ok := s.File.(sigma.FilePasser); ok && s.Check(true) != nil { // one that is passed of a handle that writes keeps that from writing
+		if p, ok := s.File.(sigma.FilePasser); ok &&
+			s.Check(true) != nil { // one that is passed of a handle that writes keeps that from writing
 			s.file, _ = p.PassFile(ctx)
 		}
 	}
@@ -161,7 +165,8 @@ func (s *server) read(ctx context.Context, r request) error {
 	return s.send(head[:], int64(r.offset), int(n))
 }
 
-// send sends the beginning of an answer, and then bytes of the file, in a packet with it. If there are fewer, as the file was cut meanwhile, it is an error: more were announced.
+// send sends the beginning of an answer, and then bytes of the file, in a packet with it. If there
+// are fewer, as the file was cut meanwhile, it is an error: more were announced.
 func (s *server) send(head []byte, off int64, n int) (err error) {
 	src := int(s.file.Fd())
 	werr := s.raw.Write(func(fd uintptr) bool {

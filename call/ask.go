@@ -9,11 +9,13 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// StatsMethod is one that every server has: it tells what became of the calls of the others, to who may dial it. ParseStats reads the answer.
+// StatsMethod is one that every server has: it tells what became of the calls of the others, to who
+// may dial it. ParseStats reads the answer.
 var StatsMethod = &Method{Name: "sigma.call/Stats", Idempotent: true}
 
 const (
-	// toldMax bounds the methods that StatsMethod tells of: their answer fits into a message of one piece.
+	// toldMax bounds the methods that StatsMethod tells of: their answer fits into a message of one
+	// piece.
 	toldMax = 100
 )
 

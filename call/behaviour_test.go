@@ -52,7 +52,8 @@ func testContext(t *testing.T) context.Context {
 	return ctx
 }
 
-// Goal: an error keeps its kind, message, path and hint; requests that make no sense are refused in words.
+// Goal: an error keeps its kind, message, path and hint; requests that make no sense are refused in
+// words.
 func TestErrors(t *testing.T) {
 	s := echoServer(t, Config{MessageMax: 1 << 20})
 	handleStream(t, s, mirror, func(_ context.Context, s *Stream) error { return io.ErrUnexpectedEOF })
@@ -90,7 +91,8 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-// Goal: handlers that block hold nobody up, however many there are, and a caller's cancellation and deadline reach them.
+// Goal: handlers that block hold nobody up, however many there are, and a caller's cancellation and
+// deadline reach them.
 func TestBlockedHandlers(t *testing.T) {
 	s := echoServer(t, Config{})
 	release, cancelled := make(chan struct{}), make(chan error, 100)
@@ -170,7 +172,9 @@ func TestOnce(t *testing.T) {
 
 	var dials atomic.Int32
 	second := echoServer(t, Config{})
-	handle(t, second, again, func(_ context.Context, _, reply []byte) ([]byte, error) { return append(reply, "done"...), nil })
+	handle(t, second, again, func(_ context.Context, _, reply []byte) ([]byte, error) {
+		return append(reply, "done"...), nil
+	})
 	well := serve(t, second)
 	c = client(t, func(ctx context.Context) (net.Conn, error) {
 		if dials.Add(1) == 1 {
@@ -198,7 +202,8 @@ func serveLoose(t *testing.T, s *Server) func(context.Context) (net.Conn, error)
 	}
 }
 
-// Goal: streams of all kinds: whole messages in order, long ones between short ones, the end of each side, errors, and a reader that is slow bounds the writer.
+// Goal: streams of all kinds: whole messages in order, long ones between short ones, the end of
+// each side, errors, and a reader that is slow bounds the writer.
 func TestStreams(t *testing.T) {
 	s := NewServer(Config{})
 	gone := make(chan error, 1)
@@ -227,7 +232,8 @@ func TestStreams(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	sizes := []int{1, 0, 3 << 20, 100, pieceMax, pieceMax + 1, 70_000, 70_000, 70_000, 70_000, 70_000, 1 << 20, 1 << 20, 1 << 20, 4 << 20, 4 << 20, 4 << 20, 4 << 20, 4 << 20, 4 << 20, 5}
+	sizes := []int{1, 0, 3 << 20, 100, pieceMax, pieceMax + 1, 70_000, 70_000, 70_000, 70_000, 70_000, 1 << 20, 1 << 20,
+		1 << 20, 4 << 20, 4 << 20, 4 << 20, 4 << 20, 4 << 20, 4 << 20, 5}
 	var sent sync.WaitGroup
 	sent.Go(func() {
 		for i, n := range sizes {
@@ -330,7 +336,8 @@ func TestShutdown(t *testing.T) {
 	callers.Wait()
 }
 
-// Goal: what a handler is told: who called, how long there is time, to which trace the call belongs.
+// Goal: what a handler is told: who called, how long there is time, to which trace the call
+// belongs.
 func TestContext(t *testing.T) {
 	s := NewServer(Config{})
 	who := sigma.Principal{Realm: "r", Proc: "p", Machine: "m"}
@@ -338,7 +345,8 @@ func TestContext(t *testing.T) {
 		p, ok := Caller(ctx)
 		tr, _ := TraceOf(ctx)
 		at, limited := ctx.Deadline()
-		if !ok || p != who || !limited || time.Until(at) > time.Minute || time.Until(at) < time.Second || ctx.Err() != nil || ctx.Done() == nil {
+		if !ok || p != who || !limited || time.Until(at) > time.Minute || time.Until(at) < time.Second ||
+			ctx.Err() != nil || ctx.Done() == nil {
 			t.Errorf("caller %v %v, deadline %v", p, ok, at)
 		}
 		return append(reply, tr.String()...), nil
@@ -358,7 +366,8 @@ func TestContext(t *testing.T) {
 			t.Errorf("got %q, %v", got, err)
 		}
 	}
-	for _, bad := range []string{"", "00", strings.ToUpper(text), "01" + text[2:], "00-00000000000000000000000000000000-b7ad6b7169203331-01", text + "0", strings.Replace(text, "-", "_", 1)} {
+	for _, bad := range []string{"", "00", strings.ToUpper(text), "01" + text[2:],
+		"00-00000000000000000000000000000000-b7ad6b7169203331-01", text + "0", strings.Replace(text, "-", "_", 1)} {
 		if _, err := ParseTrace(bad); err == nil {
 			t.Errorf("%q is a trace", bad)
 		}
@@ -373,7 +382,8 @@ func TestStats(t *testing.T) {
 		c.Call(testContext(t), echo, []byte(arg), nil)
 	}
 	for _, all := range [][]MethodStats{c.Stats(), s.Stats()} {
-		if len(all) != 1 || all[0].Calls != 3 || all[0].Failed["version mismatch"] != 1 || all[0].In != 9 || all[0].Out != 5 || all[0].Quantile(1) == 0 {
+		if len(all) != 1 || all[0].Calls != 3 || all[0].Failed["version mismatch"] != 1 || all[0].In != 9 ||
+			all[0].Out != 5 || all[0].Quantile(1) == 0 {
 			t.Errorf("got %+v", all)
 		}
 	}
@@ -382,7 +392,8 @@ func TestStats(t *testing.T) {
 		t.Fatal(err)
 	}
 	got, err := ParseStats(told)
-	if want := s.Stats(); err != nil || !reflect.DeepEqual(got, want) || got[0].FailedCalls() != 1 || got[0].Mean() <= 0 {
+	if want := s.Stats(); err != nil || !reflect.DeepEqual(got, want) || got[0].FailedCalls() != 1 ||
+		got[0].Mean() <= 0 {
 		t.Errorf("it tells %+v, %v, want %+v", got, err, want)
 	}
 	for cut := range told {
@@ -394,14 +405,17 @@ func TestStats(t *testing.T) {
 	if err := WriteMetrics(&text, "server", s.Stats()); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{`sigma_call_duration_seconds_count{side="server",method="test.Test/Echo"} 3`, `sigma_call_failed_total{side="server",method="test.Test/Echo",kind="version mismatch"} 1`, `sigma_call_in_bytes_total{side="server",method="test.Test/Echo"} 9`} {
+	for _, want := range []string{`sigma_call_duration_seconds_count{side="server",method="test.Test/Echo"} 3`,
+		`sigma_call_failed_total{side="server",method="test.Test/Echo",kind="version mismatch"} 1`,
+		`sigma_call_in_bytes_total{side="server",method="test.Test/Echo"} 9`} {
 		if !strings.Contains(text.String(), want) {
 			t.Errorf("no %s in\n%s", want, text.String())
 		}
 	}
 }
 
-// Goal: a peer that sends rubbish, half of something, or too much loses its connection, and others notice nothing.
+// Goal: a peer that sends rubbish, half of something, or too much loses its connection, and others
+// notice nothing.
 func TestHostile(t *testing.T) {
 	s := echoServer(t, Config{})
 	handleStream(t, s, mirror, func(ctx context.Context, _ *Stream) error {
@@ -410,7 +424,8 @@ func TestHostile(t *testing.T) {
 	})
 	dial := serve(t, s)
 	hello := appendFrame(nil, frame{kind: frameHello, body: []byte(magic)})
-	named := appendFrame(appendFrame(hello, frame{kind: frameName, body: []byte(echo.Name)}), frame{kind: frameName, method: 1, body: []byte(mirror.Name)})
+	named := appendFrame(appendFrame(hello, frame{kind: frameName, body: []byte(echo.Name)}),
+		frame{kind: frameName, method: 1, body: []byte(mirror.Name)})
 	with := func(fs ...frame) []byte {
 		b := bytes.Clone(named)
 		for _, f := range fs {
@@ -423,12 +438,22 @@ func TestHostile(t *testing.T) {
 		flood = appendFrame(flood, frame{kind: frameData, call: 1, flags: flagFirst, body: make([]byte, pieceMax)})
 	}
 	for name, b := range map[string][]byte{
-		"no hello": []byte("GET / HTTP/1.1\r\nHost: x\r\n\r\n"), "another hello": appendFrame(nil, frame{kind: frameHello, body: []byte("sigma call/9")}), "call before hello": appendFrame(nil, frame{kind: frameCall, call: 1}),
-		"two hellos": append(bytes.Clone(hello), hello...), "long frame": append(bytes.Clone(hello), 0xff, 0xff, 0xff, 0x7f, 3, 0, 0, 0, 1, 0, 0, 0), "no kind": append(bytes.Clone(hello), make([]byte, headBytes)...),
-		"no name": with(frame{kind: frameCall, method: 7, call: 1, flags: flagFirst}), "no number": with(frame{kind: frameCall, flags: flagFirst}), "cut deadline": with(frame{kind: frameCall, call: 1, flags: flagFirst | flagDeadline, body: []byte{1}}),
-		"cut trace": with(frame{kind: frameCall, call: 1, flags: flagFirst | flagTrace, body: []byte{1}}), "reply": with(frame{kind: frameReply, call: 1}), "credit": with(frame{kind: frameCredit, body: []byte{1, 0, 0, 0}}), "cut credit": with(frame{kind: frameCredit}),
-		"stream flood": flood, "1 GiB in pieces": with(frame{kind: frameCall, call: 1, flags: flagFirst | flagMore, body: []byte{0, 0, 0, 64, 1}}), "long name": with(frame{kind: frameName, body: make([]byte, nameMax+1)}),
-		"number twice": with(frame{kind: frameCall, method: 1, call: 1, flags: flagFirst | flagStream}, frame{kind: frameCall, method: 1, call: 1, flags: flagFirst | flagStream}),
+		"no hello": []byte("GET / HTTP/1.1\r\nHost: x\r\n\r\n"), "another hello": appendFrame(nil,
+			frame{kind: frameHello, body: []byte("sigma call/9")}), "call before hello": appendFrame(nil,
+			frame{kind: frameCall, call: 1}),
+		"two hellos": append(bytes.Clone(hello), hello...), "long frame": append(bytes.Clone(hello), 0xff, 0xff, 0xff,
+			0x7f, 3, 0, 0, 0, 1, 0, 0, 0), "no kind": append(bytes.Clone(hello), make([]byte, headBytes)...),
+		"no name":      with(frame{kind: frameCall, method: 7, call: 1, flags: flagFirst}),
+		"no number":    with(frame{kind: frameCall, flags: flagFirst}),
+		"cut deadline": with(frame{kind: frameCall, call: 1, flags: flagFirst | flagDeadline, body: []byte{1}}),
+		"cut trace":    with(frame{kind: frameCall, call: 1, flags: flagFirst | flagTrace, body: []byte{1}}),
+		"reply":        with(frame{kind: frameReply, call: 1}),
+		"credit":       with(frame{kind: frameCredit, body: []byte{1, 0, 0, 0}}),
+		"cut credit":   with(frame{kind: frameCredit}),
+		"stream flood": flood, "1 GiB in pieces": with(frame{kind: frameCall, call: 1, flags: flagFirst | flagMore,
+			body: []byte{0, 0, 0, 64, 1}}), "long name": with(frame{kind: frameName, body: make([]byte, nameMax+1)}),
+		"number twice": with(frame{kind: frameCall, method: 1, call: 1, flags: flagFirst | flagStream},
+			frame{kind: frameCall, method: 1, call: 1, flags: flagFirst | flagStream}),
 	} {
 		nc, err := dial(t.Context())
 		if err != nil {
@@ -436,7 +461,8 @@ func TestHostile(t *testing.T) {
 		}
 		nc.SetDeadline(time.Now().Add(time.Minute))
 		nc.Write(b) // it may be refused in the middle
-		if _, err := io.Copy(io.Discard, nc); errors.Is(err, context.DeadlineExceeded) || err != nil && strings.Contains(err.Error(), "timeout") {
+		if _, err := io.Copy(io.Discard, nc); errors.Is(err, context.DeadlineExceeded) || err != nil &&
+			strings.Contains(err.Error(), "timeout") {
 			t.Errorf("%s: the connection lives", name)
 		}
 		nc.Close()
@@ -454,10 +480,14 @@ func TestHostileServer(t *testing.T) {
 		says []byte
 		want sigma.Kind
 	}{
-		"http": {[]byte("HTTP/1.1 400 Bad Request\r\n\r\n"), sigma.KindInvalid}, "other": {appendFrame(nil, frame{kind: frameHello, body: []byte("x")}), sigma.KindUnsupported},
-		"call": {appendFrame(bytes.Clone(hello), frame{kind: frameCall, call: 1}), sigma.KindInvalid}, "end": {hello, sigma.KindLost},
-		"long":  {appendFrame(bytes.Clone(hello), frame{kind: frameReply, call: 1 << slotBits, flags: flagFirst | flagMore, body: []byte{0, 0, 0, 64, 1}}), sigma.KindInvalid},
-		"piece": {appendFrame(bytes.Clone(hello), frame{kind: frameData, call: 1 << slotBits, body: []byte{1}}), sigma.KindInvalid},
+		"http":  {[]byte("HTTP/1.1 400 Bad Request\r\n\r\n"), sigma.KindInvalid},
+		"other": {appendFrame(nil, frame{kind: frameHello, body: []byte("x")}), sigma.KindUnsupported},
+		"call":  {appendFrame(bytes.Clone(hello), frame{kind: frameCall, call: 1}), sigma.KindInvalid},
+		"end":   {hello, sigma.KindLost},
+		"long": {appendFrame(bytes.Clone(hello), frame{kind: frameReply, call: 1 << slotBits,
+			flags: flagFirst | flagMore, body: []byte{0, 0, 0, 64, 1}}), sigma.KindInvalid},
+		"piece": {appendFrame(bytes.Clone(hello), frame{kind: frameData, call: 1 << slotBits, body: []byte{1}}),
+			sigma.KindInvalid},
 	} {
 		c := client(t, func(context.Context) (net.Conn, error) {
 			ours, theirs := net.Pipe()
@@ -468,7 +498,8 @@ func TestHostileServer(t *testing.T) {
 			}()
 			return ours, nil
 		}, Config{})
-		if _, err := c.Call(testContext(t), echo, []byte("x"), nil); err == nil || sigma.KindOf(err) != x.want && sigma.KindOf(err) != sigma.KindLost {
+		if _, err := c.Call(testContext(t), echo, []byte("x"), nil); err == nil || sigma.KindOf(err) != x.want &&
+			sigma.KindOf(err) != sigma.KindLost {
 			t.Errorf("%s: %v, want %v", name, err, x.want)
 		}
 	}

@@ -16,14 +16,17 @@ import (
 // Method is what can be called. Generated code has one for each method of a service.
 type Method struct {
 	Name string // "package.Service/Method"
-	// Idempotent says that a call has the same effect made once or more often, so that one whose connection broke can be made again elsewhere. Other calls are made at most once.
+	// Idempotent says that a call has the same effect made once or more often, so that one whose
+	// connection broke can be made again elsewhere. Other calls are made at most once.
 	Idempotent bool
 }
 
 // triesMax is how often a call is made again in all, as far as it may be.
 const triesMax = 4
 
-// Client calls the methods of a server. It connects when it is first used, and anew when a connection has ended. Safe for concurrent use: calls share connections, and none waits for another one's answer.
+// Client calls the methods of a server. It connects when it is first used, and anew when a
+// connection has ended. Safe for concurrent use: calls share connections, and none waits for
+// another one's answer.
 type Client struct {
 	dial  func(ctx context.Context) (net.Conn, error)
 	cfg   Config
@@ -44,7 +47,8 @@ type line struct {
 	dialing chan struct{} // mu; closed when a dial is over
 }
 
-// NewClient makes a client of what dial connects to, which may be another server each time, as with sdk.Dialer. It starts nothing. Close it.
+// NewClient makes a client of what dial connects to, which may be another server each time, as with
+// sdk.Dialer. It starts nothing. Close it.
 func NewClient(dial func(ctx context.Context) (net.Conn, error), cfg Config) *Client {
 	c := &Client{dial: dial, cfg: cfg.filled(), stats: &stats{}}
 	c.lines = make([]line, c.cfg.Connections)
@@ -68,8 +72,10 @@ func (c *Client) Close() error {
 // Stats tells of each method that was called.
 func (c *Client) Stats() []MethodStats { return c.stats.snapshot() }
 
-// Call makes a unary call: it appends the answer to reply, which may be nil. The deadline and cancellation of ctx reach the server. The error has the kind, message and hint that the server's handler gave; KindLost: the connection broke, and
-// whether the call took effect is unknown. It keeps neither arg nor reply.
+// Call makes a unary call: it appends the answer to reply, which may be nil. The deadline and
+// cancellation of ctx reach the server. The error has the kind, message and hint that the server's
+// handler gave; KindLost: the connection broke, and whether the call took effect is unknown. It
+// keeps neither arg nor reply.
 func (c *Client) Call(ctx context.Context, m *Method, arg, reply []byte) ([]byte, error) {
 	of := c.stats.of(m.Name)
 	began := time.Now()
@@ -95,7 +101,8 @@ func (c *Client) try(ctx context.Context, m *Method, now time.Time, arg, reply [
 			return reply, err
 		}
 		out, unseen, err := conn.call(ctx, m, &o, arg, reply)
-		if err == nil || try == triesMax || ctx.Err() != nil || !unseen && (!m.Idempotent || sigma.KindOf(err) != sigma.KindLost) {
+		if err == nil || try == triesMax || ctx.Err() != nil || !unseen &&
+			(!m.Idempotent || sigma.KindOf(err) != sigma.KindLost) {
 			return out, err
 		}
 		if o, err = open(ctx, time.Now()); err != nil {
@@ -105,7 +112,8 @@ func (c *Client) try(ctx context.Context, m *Method, now time.Time, arg, reply [
 }
 
 func tooBig(what string, is, most int) error {
-	return &sigma.Error{Op: "call.Call", Kind: sigma.KindTooBig, Msg: fmt.Sprintf("%s has %d bytes; %d are possible", what, is, most), Hint: "send much as a stream of messages, or pass a path"}
+	return &sigma.Error{Op: "call.Call", Kind: sigma.KindTooBig, Msg: fmt.Sprintf("%s has %d bytes; %d are possible",
+		what, is, most), Hint: "send much as a stream of messages, or pass a path"}
 }
 
 // open makes the opening of a call, unless it is too late for it.
@@ -199,7 +207,8 @@ type clientConn struct {
 	watch   watch             // mu
 }
 
-// slot is the place of a call. Its number is the slot's and, above slotBits, how often the slot was used, so that a late answer is not taken for another call's.
+// slot is the place of a call. Its number is the slot's and, above slotBits, how often the slot was
+// used, so that a late answer is not taken for another call's.
 type slot struct {
 	use  uint32
 	call *pending
@@ -207,7 +216,8 @@ type slot struct {
 
 const slotBits = 12
 
-// longLeast is the size of arguments and answers that wait while much is waiting to be written. Shorter ones pass them.
+// longLeast is the size of arguments and answers that wait while much is waiting to be written.
+// Shorter ones pass them.
 const longLeast = 16 << 10
 
 // pending is a call that waits for its answer.
@@ -253,8 +263,10 @@ func (c *clientConn) ended() bool {
 	return over
 }
 
-// call makes a call. unseen says of an error that no handler has seen the call, so that it can be made elsewhere.
-func (c *clientConn) call(ctx context.Context, m *Method, o *opening, arg, reply []byte) (out []byte, unseen bool, err error) {
+// call makes a call. unseen says of an error that no handler has seen the call, so that it can be
+// made elsewhere.
+func (c *clientConn) call(ctx context.Context, m *Method, o *opening, arg, reply []byte) (out []byte, unseen bool,
+	err error) {
 	p := pendings.Get().(*pending)
 	defer func() {
 		*p = pending{waiter: waiter{wake: p.wake}}

@@ -18,15 +18,18 @@ import (
 const (
 	// kept is the largest buffer that a connection keeps for its next frames.
 	kept = 1 << 20
-	// roomMax is how much may wait to be written before a message in pieces queues its next one: so others' frames wait for at most two pieces.
+	// roomMax is how much may wait to be written before a message in pieces queues its next one: so
+	// others' frames wait for at most two pieces.
 	roomMax = pieceMax
-	// outMax is what can wait to be written in all: two full windows, and errors for all calls. A peer that makes us queue more reads nothing, and breaks the rules.
+	// outMax is what can wait to be written in all: two full windows, and errors for all calls. A
+	// peer that makes us queue more reads nothing, and breaks the rules.
 	outMax = smallWindow + bulkWindow + callsMost*failMax
 	// callsMost bounds Config.CallsMax.
 	callsMost = 4096
 	// roundsMax is how many times one writes for the others before it goes after its own affairs.
 	roundsMax = 8
-	// tickLeast is how often a busy connection looks after what may be stuck: a handler, a write, a reader that is missing. It is as short as timers are exact.
+	// tickLeast is how often a busy connection looks after what may be stuck: a handler, a write, a
+	// reader that is missing. It is as short as timers are exact.
 	tickLeast = time.Millisecond
 )
 
@@ -40,15 +43,20 @@ type waiter struct {
 
 // side is what a connection's two sides do differently.
 type side interface {
-	// frameLocked handles a frame that is not the connection's own business. An error ends the connection.
+	// frameLocked handles a frame that is not the connection's own business. An error ends the
+	// connection.
 	frameLocked(f frame) error
 	// endedLocked answers all who wait; the connection's err says why.
 	endedLocked()
 }
 
-// conn moves frames over a connection. Whoever has something to send queues it, and writes all that is queued unless somebody is doing so already; so one who is alone does not wait, and many share a system call.
+// conn moves frames over a connection. Whoever has something to send queues it, and writes all that
+// is queued unless somebody is doing so already; so one who is alone does not wait, and many share
+// a system call.
 //
-// On the side that dialled one of those who wait reads for all, so that an answer that one waits for alone is read by who asked for it, without a hand-over between goroutines. On the other side there is always a reader.
+// On the side that dialled one of those who wait reads for all, so that an answer that one waits
+// for alone is read by who asked for it, without a hand-over between goroutines. On the other side
+// there is always a reader.
 type conn struct {
 	nc    net.Conn
 	side  side
@@ -135,7 +143,8 @@ func (c *conn) unblockLocked() {
 	c.blocked = c.blocked[:0]
 }
 
-// awaitLocked waits until w is signalled, which it clears. The error is the context's or the connection's. Meanwhile it reads, if nobody else does.
+// awaitLocked waits until w is signalled, which it clears. The error is the context's or the
+// connection's. Meanwhile it reads, if nobody else does.
 func (c *conn) awaitLocked(ctx context.Context, w *waiter) error {
 	for !w.signalled {
 		if c.err != nil {
@@ -218,7 +227,8 @@ func (c *conn) roomLocked(ctx context.Context, w *waiter) error {
 	return c.err
 }
 
-// admitLocked has the first of those who wait for room go on, if there is some. When it has queued its piece, which it then flushes, it is the next one's turn.
+// admitLocked has the first of those who wait for room go on, if there is some. When it has queued
+// its piece, which it then flushes, it is the next one's turn.
 func (c *conn) admitLocked() {
 	if len(c.crowded) > 0 && len(c.out) <= roomMax {
 		w := c.crowded[0]
@@ -262,7 +272,8 @@ func (c *conn) queueLocked(f frame) {
 	}
 }
 
-// queueMessageLocked queues the first frame of a message, as far as it goes into one, and gives the rest. Credit for it was taken.
+// queueMessageLocked queues the first frame of a message, as far as it goes into one, and gives the
+// rest. Credit for it was taken.
 func (c *conn) queueMessageLocked(f frame, o *opening, msg []byte) (rest []byte) {
 	f.flags |= flagFirst
 	prefix := 0
@@ -294,7 +305,8 @@ func (c *conn) queueMessageLocked(f frame, o *opening, msg []byte) (rest []byte)
 	return rest
 }
 
-// piecesLocked sends what queueMessageLocked left. live is asked before each piece whether the call still wants it.
+// piecesLocked sends what queueMessageLocked left. live is asked before each piece whether the call
+// still wants it.
 func (c *conn) piecesLocked(ctx context.Context, w *waiter, call uint32, rest []byte, live func() bool) error {
 	for len(rest) > 0 {
 		c.flushLocked()
@@ -314,14 +326,16 @@ func (c *conn) piecesLocked(ctx context.Context, w *waiter, call uint32, rest []
 	return nil
 }
 
-// flushLocked writes what is queued, unless somebody is writing, who will take it along. It releases mu meanwhile.
+// flushLocked writes what is queued, unless somebody is writing, who will take it along. It
+// releases mu meanwhile.
 func (c *conn) flushLocked() {
 	c.admitLocked()
 	if c.writing || len(c.out) == 0 {
 		return
 	}
 	c.writing = true
-	if c.active > 1 && len(c.out) < roomMax { // those who were answered at once with us are about to queue their next calls
+	if c.active > 1 &&
+		len(c.out) < roomMax { // those who were answered at once with us are about to queue their next calls
 		c.mu.Unlock()
 		runtime.Gosched()
 		c.mu.Lock()
@@ -355,8 +369,9 @@ func (c *conn) flushLocked() {
 	c.writing = false
 }
 
-// resumeLocked decides what becomes of a write that did not end. One that was kicked because it takes long goes on in a goroutine of its own, so that who began it can wait for its answer as long as its context says; then this is not the
-// writer any more.
+// resumeLocked decides what becomes of a write that did not end. One that was kicked because it
+// takes long goes on in a goroutine of its own, so that who began it can wait for its answer as
+// long as its context says; then this is not the writer any more.
 func (c *conn) resumeLocked(rest []byte, err error) {
 	if !errors.Is(err, os.ErrDeadlineExceeded) || c.err != nil || !c.kicked {
 		c.failLocked(lost(err))
@@ -381,7 +396,8 @@ func (c *conn) resumeLocked(rest []byte, err error) {
 // writeMax is how long a peer may leave a full connection unread.
 const writeMax = 30 * time.Second
 
-// lost makes the error of a connection that broke. Whether what was under way had an effect is unknown.
+// lost makes the error of a connection that broke. Whether what was under way had an effect is
+// unknown.
 func lost(err error) error {
 	return &sigma.Error{Op: "call.conn", Kind: sigma.KindLost, Msg: "the connection to the server ended", Err: err}
 }
@@ -420,7 +436,9 @@ func (c *conn) oweLocked(lane, n int) {
 func (c *conn) commonLocked(f frame) (own bool, err error) {
 	if !c.greeted {
 		if f.kind != frameHello || string(f.body) != magic {
-			return false, &sigma.Error{Op: "call.conn", Kind: sigma.KindUnsupported, Msg: "the peer does not speak this protocol", Hint: "is it a service of package call that is published there?"}
+			return false, &sigma.Error{Op: "call.conn", Kind: sigma.KindUnsupported,
+				Msg:  "the peer does not speak this protocol",
+				Hint: "is it a service of package call that is published there?"}
 		}
 		c.greeted = true
 		return false, nil

@@ -12,8 +12,10 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Goal: long arguments and answers, of more calls at once than the windows have room for, wait for each other in turn; callers that give up while they or the server wait lose no credit and nobody's turn: afterwards, when more has been given
-// up than all windows hold, calls are answered as before.
+// Goal: long arguments and answers, of more calls at once than the windows have room for, wait for
+// each other in turn; callers that give up while they or the server wait lose no credit and
+// nobody's turn: afterwards, when more has been given up than all windows hold, calls are answered
+// as before.
 func TestCrowd(t *testing.T) {
 	s := echoServer(t, Config{})
 	handle(t, s, block, func(ctx context.Context, arg, reply []byte) ([]byte, error) {

@@ -8,7 +8,8 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// The layout of frames is told in docs/reference/call.md, which has test vectors. All integers are little endian.
+// The layout of frames is told in docs/reference/call.md, which has test vectors. All integers are
+// little endian.
 
 // frameKind says what a frame is.
 type frameKind uint8
@@ -44,21 +45,28 @@ const (
 const (
 	headBytes  = 12 // size of the body u32, kind u8, flags u8, method u16, call u32
 	traceBytes = 25
-	// prefixMax is what may stand between a frame's head and the message: time left, trace context, length of the whole.
+	// prefixMax is what may stand between a frame's head and the message: time left, trace context,
+	// length of the whole.
 	prefixMax = 8 + traceBytes + 4
-	// pieceMax is how much of a message one frame carries. A longer message goes in pieces, between which other frames find room: each delays them by about as long as 50 us.
+	// pieceMax is how much of a message one frame carries. A longer message goes in pieces, between
+	// which other frames find room: each delays them by about as long as 50 us.
 	pieceMax = 128 << 10
 	bodyMax  = pieceMax + prefixMax
 	nameMax  = 256  // bytes of a method's name
 	namesMax = 1024 // methods of a connection that have a number
 	textMax  = 1024 // bytes of each text of an error; more is cut off
 	failMax  = 8 + 3*textMax
-	// messageCost is what a message takes of a window besides its bytes, so that empty ones cannot be queued without end.
+	// messageCost is what a message takes of a window besides its bytes, so that empty ones cannot
+	// be queued without end.
 	messageCost = 64
-	// smallWindow and bulkWindow are how many bytes of messages of one and of several pieces may be under way in one direction of a connection, which is what a hostile peer can make us hold. The first is 64 calls of 64 KiB and as many again.
+	// smallWindow and bulkWindow are how many bytes of messages of one and of several pieces may be
+	// under way in one direction of a connection, which is what a hostile peer can make us hold.
+	// The first is 64 calls of 64 KiB and as many again.
 	smallWindow = 8 << 20
 	bulkWindow  = 16 << 20
-	// streamWindow is how many bytes of messages of one piece may be under way in one direction of a stream. They do not count for smallWindow, so that a stream that nobody reads holds nobody else up.
+	// streamWindow is how many bytes of messages of one piece may be under way in one direction of
+	// a stream. They do not count for smallWindow, so that a stream that nobody reads holds nobody
+	// else up.
 	streamWindow = 256 << 10
 	magic        = "sigma call/1"
 )
@@ -86,12 +94,14 @@ func appendFrame(b []byte, f frame) []byte {
 	return append(appendHead(b, f, len(f.body)), f.body...)
 }
 
-// parseFrame reads the frame at the beginning of b. size is how many bytes it has in all, as far as they are known: if b is shorter, ok is false, and more has to be read.
+// parseFrame reads the frame at the beginning of b. size is how many bytes it has in all, as far as
+// they are known: if b is shorter, ok is false, and more has to be read.
 func parseFrame(b []byte) (f frame, size int, ok bool, err error) {
 	if len(b) < headBytes {
 		return f, headBytes, false, nil
 	}
-	f = frame{kind: frameKind(b[4]), flags: b[5], method: binary.LittleEndian.Uint16(b[6:]), call: binary.LittleEndian.Uint32(b[8:])}
+	f = frame{kind: frameKind(b[4]), flags: b[5], method: binary.LittleEndian.Uint16(b[6:]),
+		call: binary.LittleEndian.Uint32(b[8:])}
 	n := binary.LittleEndian.Uint32(b)
 	if n > bodyMax {
 		return f, 0, false, invalid("a frame claims %d bytes; %d are possible", n, bodyMax)

@@ -21,11 +21,12 @@ func vectors() map[string][]byte {
 	c := conn{}
 	c.queueMessageLocked(frame{kind: frameCall, method: 1, call: 0x1000}, &o, []byte("hi"))
 	return map[string][]byte{
-		"hello":  appendFrame(nil, frame{kind: frameHello, body: []byte(magic)}),
-		"name":   appendFrame(nil, frame{kind: frameName, method: 1, body: []byte("kv.KV/Get")}),
-		"call":   c.out,
-		"reply":  appendFrame(nil, frame{kind: frameReply, flags: flagFirst, call: 0x1000, body: []byte("ho")}),
-		"fail":   appendFrame(nil, frame{kind: frameFail, flags: flagRefused, call: 0x1000, body: appendError(nil, &sigma.Error{Kind: sigma.KindBusy, Path: "p", Msg: "m", Hint: "h"})}),
+		"hello": appendFrame(nil, frame{kind: frameHello, body: []byte(magic)}),
+		"name":  appendFrame(nil, frame{kind: frameName, method: 1, body: []byte("kv.KV/Get")}),
+		"call":  c.out,
+		"reply": appendFrame(nil, frame{kind: frameReply, flags: flagFirst, call: 0x1000, body: []byte("ho")}),
+		"fail": appendFrame(nil, frame{kind: frameFail, flags: flagRefused, call: 0x1000,
+			body: appendError(nil, &sigma.Error{Kind: sigma.KindBusy, Path: "p", Msg: "m", Hint: "h"})}),
 		"credit": appendFrame(nil, frame{kind: frameCredit, flags: flagBulk, body: []byte{0, 0, 1, 0}}),
 	}
 }
@@ -43,7 +44,8 @@ func TestVectors(t *testing.T) {
 	}
 }
 
-// FuzzFrame: no bytes make the decoders fail otherwise than with an error, and what they read is written the same.
+// FuzzFrame: no bytes make the decoders fail otherwise than with an error, and what they read is
+// written the same.
 func FuzzFrame(f *testing.F) {
 	for _, b := range vectors() {
 		f.Add(b)
@@ -57,7 +59,8 @@ func FuzzFrame(f *testing.F) {
 			t.Errorf("%x is written as %x", b[:size], again)
 		}
 		if o, rest, err := parseOpening(fr.flags, fr.body); err == nil {
-			if again := append(o.append(nil), rest...); !bytes.Equal(again, fr.body) || o.flags() != fr.flags&(flagDeadline|flagTrace) {
+			if again := append(o.append(nil), rest...); !bytes.Equal(again, fr.body) ||
+				o.flags() != fr.flags&(flagDeadline|flagTrace) {
 				t.Errorf("%x is written as %x", fr.body, again)
 			}
 			parseFirst(fr.flags, rest)
@@ -73,7 +76,8 @@ func FuzzFrame(f *testing.F) {
 	})
 }
 
-// FuzzPeer: whatever a client or a server is sent, its connection ends or goes on, and nothing else happens.
+// FuzzPeer: whatever a client or a server is sent, its connection ends or goes on, and nothing else
+// happens.
 func FuzzPeer(f *testing.F) {
 	for _, b := range vectors() {
 		f.Add(b)
@@ -81,7 +85,9 @@ func FuzzPeer(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		hello := appendFrame(nil, frame{kind: frameHello, body: []byte(magic)})
 		s := NewServer(Config{})
-		s.Handle(&Method{Name: "kv.KV/Get"}, func(_ context.Context, arg, reply []byte) ([]byte, error) { return append(reply, arg...), nil })
+		s.Handle(&Method{Name: "kv.KV/Get"}, func(_ context.Context, arg, reply []byte) ([]byte, error) {
+			return append(reply, arg...), nil
+		})
 		say := func(nc net.Conn) {
 			go io.Copy(io.Discard, nc)
 			nc.Write(append(bytes.Clone(hello), b...))
@@ -96,7 +102,8 @@ func FuzzPeer(f *testing.F) {
 			go say(theirs)
 			return ours, nil
 		}, Config{})
-		if _, err := c.Call(t.Context(), &Method{Name: "kv.KV/Get"}, nil, nil); err != nil && !errors.As(err, new(*sigma.Error)) {
+		if _, err := c.Call(t.Context(), &Method{Name: "kv.KV/Get"}, nil, nil); err != nil &&
+			!errors.As(err, new(*sigma.Error)) {
 			t.Errorf("got %v", err)
 		}
 		c.Close()

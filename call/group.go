@@ -15,14 +15,17 @@ import (
 const (
 	// groupAtOnce bounds the members that one Call of a Group waits for at a time.
 	groupAtOnce = 64
-	// groupMax bounds the members, as each has a connection of its own: a proc can have 4,096 descriptors.
+	// groupMax bounds the members, as each has a connection of its own: a proc can have 4,096
+	// descriptors.
 	groupMax = 1024
 )
 
-// Members tells who can be called now, by name, and how to connect to each; sdk.Dialer.Members is one.
+// Members tells who can be called now, by name, and how to connect to each; sdk.Dialer.Members is
+// one.
 type Members func(ctx context.Context) (map[string]func(context.Context) (net.Conn, error), error)
 
-// Group calls all servers of a directory, whoever they are at that moment. It keeps a connection to each between calls. Safe for concurrent use.
+// Group calls all servers of a directory, whoever they are at that moment. It keeps a connection to
+// each between calls. Safe for concurrent use.
 type Group struct {
 	members Members
 	cfg     Config
@@ -68,15 +71,19 @@ func (g *Group) Close() error {
 	return nil
 }
 
-// Call makes a unary call to all members and gives what each of them answered, in the order of their names; none is no error, more than 1,024 are KindTooBig. Each call is one as of Client.Call: made at most once, unless its method is idempotent. The error is that of
-// telling who they are. Who joins meanwhile is not called.
+// Call makes a unary call to all members and gives what each of them answered, in the order of
+// their names; none is no error, more than 1,024 are KindTooBig. Each call is one as of
+// Client.Call: made at most once, unless its method is idempotent. The error is that of telling who
+// they are. Who joins meanwhile is not called.
 func (g *Group) Call(ctx context.Context, m *Method, arg []byte) ([]Answer, error) {
 	now, err := g.members(ctx)
 	if err != nil {
 		return nil, sigma.Wrap("call.Group", m.Name, err)
 	}
 	if len(now) > groupMax {
-		return nil, &sigma.Error{Op: "call.Group", Kind: sigma.KindTooBig, Msg: fmt.Sprintf("%d members; %d can be called at once", len(now), groupMax), Hint: "divide them among several directories"}
+		return nil, &sigma.Error{Op: "call.Group", Kind: sigma.KindTooBig,
+			Msg:  fmt.Sprintf("%d members; %d can be called at once", len(now), groupMax),
+			Hint: "divide them among several directories"}
 	}
 	fellows, old, err := g.begin(now)
 	if err != nil {
@@ -110,8 +117,10 @@ func (g *Group) Call(ctx context.Context, m *Method, arg []byte) ([]Answer, erro
 	return out, nil
 }
 
-// begin notes who there is, and gives those to call and the clients of those who are not called any more.
-func (g *Group) begin(now map[string]func(context.Context) (net.Conn, error)) (fellows map[string]*fellow, old []*Client, err error) {
+// begin notes who there is, and gives those to call and the clients of those who are not called any
+// more.
+func (g *Group) begin(now map[string]func(context.Context) (net.Conn, error)) (fellows map[string]*fellow,
+	old []*Client, err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.closed {

@@ -45,7 +45,8 @@ func named(t *testing.T, is string) *Server {
 	return s
 }
 
-// Goal: all members are called, those who are dead are told of and hold up nobody, who leaves is forgotten, and who takes a name over is called.
+// Goal: all members are called, those who are dead are told of and hold up nobody, who leaves is
+// forgotten, and who takes a name over is called.
 func TestGroup(t *testing.T) {
 	d := &directory{members: map[string]func(context.Context) (net.Conn, error){}}
 	g := NewGroup(d.list, Config{})

@@ -8,7 +8,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// serverCall is a call of a server, and the context of its handler. Most handlers ask a context for nothing, so it makes a real one when somebody does.
+// serverCall is a call of a server, and the context of its handler. Most handlers ask a context for
+// nothing, so it makes a real one when somebody does.
 type serverCall struct {
 	conn   *serverConn
 	method *method
@@ -29,7 +30,8 @@ type serverCall struct {
 
 type callerKey struct{}
 
-// Caller tells a handler who called, as the machine of the caller knows it. ok is false where that is not known, as with ServeNet, and for contexts that are no handler's.
+// Caller tells a handler who called, as the machine of the caller knows it. ok is false where that
+// is not known, as with ServeNet, and for contexts that are no handler's.
 func Caller(ctx context.Context) (p sigma.Principal, ok bool) {
 	c, ok := ctx.Value(callerKey{}).(*serverConn)
 	if !ok || c.caller == (sigma.Principal{}) {
@@ -136,7 +138,8 @@ func (c *serverConn) forgetLocked(call *serverCall) {
 
 // pieceLocked takes a further piece of an argument.
 func (c *serverCall) pieceLocked(f frame) error {
-	if len(f.body) == 0 || len(f.body) > c.more || f.flags&flagFirst != 0 || (len(f.body) == c.more) != (f.flags&flagMore == 0) {
+	if len(f.body) == 0 || len(f.body) > c.more || f.flags&flagFirst != 0 ||
+		(len(f.body) == c.more) != (f.flags&flagMore == 0) {
 		return invalid("an argument has another length than it claims")
 	}
 	c.arg = append(c.arg, f.body...)
@@ -175,7 +178,8 @@ func (c *serverCall) run() {
 	c.method.learn(took)
 	c.method.stats.count(took, c.total, len(reply), err)
 	c.answer(reply, err)
-	if n := len(reply); n > cap(*room) && n <= bufferMost { // it may be a part of the argument, so it is not kept itself
+	if n := len(reply); n > cap(*room) &&
+		n <= bufferMost { // it may be a part of the argument, so it is not kept itself
 		*room = make([]byte, 0, n)
 	}
 	release(room, *room)

@@ -8,7 +8,8 @@ import (
 	"time"
 )
 
-// The buffer that a connection is read into begins small, as most connections are idle, and grows when a read fills it.
+// The buffer that a connection is read into begins small, as most connections are idle, and grows
+// when a read fills it.
 const (
 	inputLeast = 4 << 10
 	inputMost  = 64 << 10
@@ -63,7 +64,8 @@ func (in *input) fill(r io.Reader) error {
 // part says whether a frame has begun and not ended.
 func (in *input) part() bool { return in.r < in.w }
 
-// moved gives what was not handled yet as an input of its own, so that what was handled stays as it is.
+// moved gives what was not handled yet as an input of its own, so that what was handled stays as it
+// is.
 func (in *input) moved() input {
 	rest := in.buf[in.r:in.w]
 	buf := make([]byte, max(len(rest), inputLeast))
@@ -91,7 +93,8 @@ func (c *conn) readFor(ctx context.Context, w *waiter) {
 	}
 }
 
-// readOnce reads what there is and handles it. A read that was interrupted is over, unless the interruption was meant for another reader.
+// readOnce reads what there is and handles it. A read that was interrupted is over, unless the
+// interruption was meant for another reader.
 func (c *conn) readOnce(goOn bool) (over bool, err error) {
 	if !goOn {
 		return true, nil

@@ -15,7 +15,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Goal: an argument, answer or message of 1 GiB is refused by its length: it is memory that nobody may read, and nothing of it is sent.
+// Goal: an argument, answer or message of 1 GiB is refused by its length: it is memory that nobody
+// may read, and nothing of it is sent.
 func TestGigabyte(t *testing.T) {
 	const size = 1 << 30
 	huge, err := syscall.Mmap(-1, 0, size, syscall.PROT_NONE, syscall.MAP_PRIVATE|syscall.MAP_ANON)
@@ -54,12 +55,15 @@ func TestGigabyte(t *testing.T) {
 	}
 }
 
-// Goal: of a server that dies in the middle of a stream, at any byte, the client gets the whole messages that it sent, in order, and then that it is lost; who sends is told that the call has ended, and the next call goes elsewhere.
+// Goal: of a server that dies in the middle of a stream, at any byte, the client gets the whole
+// messages that it sent, in order, and then that it is lost; who sends is told that the call has
+// ended, and the next call goes elsewhere.
 func TestServerDiesInStream(t *testing.T) {
 	said := appendFrame(nil, frame{kind: frameHello, body: []byte(magic)})
 	var ends []int // of messages
 	for i := range 3 {
-		said = appendFrame(said, frame{kind: frameData, flags: flagFirst, call: 1 << slotBits, body: bytes.Repeat([]byte{byte(i)}, 10*i)})
+		said = appendFrame(said, frame{kind: frameData, flags: flagFirst, call: 1 << slotBits,
+			body: bytes.Repeat([]byte{byte(i)}, 10*i)})
 		ends = append(ends, len(said))
 	}
 	well := serve(t, echoServer(t, Config{}))
@@ -112,7 +116,8 @@ func TestServerDiesInStream(t *testing.T) {
 	}
 }
 
-// Goal: bulk data goes over a stream both ways, whole, while calls of the same connection are answered.
+// Goal: bulk data goes over a stream both ways, whole, while calls of the same connection are
+// answered.
 func TestBulk(t *testing.T) {
 	s := echoServer(t, Config{})
 	handleStream(t, s, mirror, func(_ context.Context, s *Stream) error {
@@ -151,7 +156,8 @@ func TestBulk(t *testing.T) {
 	}
 }
 
-// Goal: the trace of a call goes on to the calls of its handler, and those of another one have theirs.
+// Goal: the trace of a call goes on to the calls of its handler, and those of another one have
+// theirs.
 func TestTraceGoesOn(t *testing.T) {
 	inner := NewServer(Config{})
 	handle(t, inner, echo, func(ctx context.Context, _, reply []byte) ([]byte, error) {

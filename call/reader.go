@@ -9,8 +9,11 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// reader is the goroutine that reads a server's connection. It runs handlers itself that are known to be quick, one after the other, and writes the answers of what it has read at once: so calls that came together share their system calls, and none
-// needs a goroutine. A handler that takes long all the same, or a write that the peer leaves waiting, keeps its goroutine, and another one becomes the reader (tend).
+// reader is the goroutine that reads a server's connection. It runs handlers itself that are known
+// to be quick, one after the other, and writes the answers of what it has read at once: so calls
+// that came together share their system calls, and none needs a goroutine. A handler that takes
+// long all the same, or a write that the peer leaves waiting, keeps its goroutine, and another one
+// becomes the reader (tend).
 type reader struct {
 	c     *serverConn
 	in    input
@@ -22,7 +25,8 @@ type reader struct {
 	went  bool      // a frame was handled since a limit was set
 	seq   uint64
 
-	// What the next reader needs if this one is stuck. They are not changed while tending.busy is not 0.
+	// What the next reader needs if this one is stuck. They are not changed while tending.busy is
+	// not 0.
 	call *serverCall // that is being handled
 	done int         // how much of batch is complete
 }
@@ -63,7 +67,8 @@ func (c *serverConn) arm() {
 	}
 }
 
-// tend gives a connection another reader if the one it has does the same as a tick before, and writes a limit.
+// tend gives a connection another reader if the one it has does the same as a tick before, and
+// writes a limit.
 func (c *serverConn) tend() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -257,7 +262,8 @@ func (r *reader) inline(m *method, call *serverCall, arg []byte) (gone bool, err
 	return r.enough()
 }
 
-// place puts a reply behind its head, which ends at at. Handlers append to what follows it, so that most often it is there already.
+// place puts a reply behind its head, which ends at at. Handlers append to what follows it, so that
+// most often it is there already.
 func place(batch []byte, at int, reply []byte) []byte {
 	if n := len(reply); n > 0 && cap(batch) >= at+n && &batch[at : at+1][0] == &reply[0] {
 		batch = batch[:at+n]

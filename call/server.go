@@ -12,13 +12,15 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Unary handles a unary call: it appends the answer to reply and returns it. arg is its own until it returns. ctx ends with the caller's interest and deadline.
+// Unary handles a unary call: it appends the answer to reply and returns it. arg is its own until
+// it returns. ctx ends with the caller's interest and deadline.
 type Unary func(ctx context.Context, arg, reply []byte) ([]byte, error)
 
 // Streaming handles a call with a stream, which ends when it returns.
 type Streaming func(ctx context.Context, s *Stream) error
 
-// Server answers calls. Register methods, then serve; safe for concurrent use. Handlers run concurrently.
+// Server answers calls. Register methods, then serve; safe for concurrent use. Handlers run
+// concurrently.
 type Server struct {
 	cfg   Config
 	stats stats
@@ -37,21 +39,25 @@ type method struct {
 	unary  Unary
 	stream Streaming
 	stats  *methodStats
-	// slow is for how many more calls the handler gets a goroutine of its own, because it took long; else the goroutine that reads runs it.
+	// slow is for how many more calls the handler gets a goroutine of its own, because it took
+	// long; else the goroutine that reads runs it.
 	slow atomic.Int32
 }
 
 const (
-	// inlineMost is how long a handler may take to be run by the goroutine that reads, which takes fewer microseconds than a hand-over to another one.
+	// inlineMost is how long a handler may take to be run by the goroutine that reads, which takes
+	// fewer microseconds than a hand-over to another one.
 	inlineMost = 20 * time.Microsecond
-	// slowCalls is how many calls of a handler that took longer get goroutines before it is tried again.
+	// slowCalls is how many calls of a handler that took longer get goroutines before it is tried
+	// again.
 	slowCalls = 8
 )
 
 // NewServer makes a server that has StatsMethod only. It starts nothing.
 func NewServer(cfg Config) *Server {
 	s := &Server{cfg: cfg.filled(), methods: map[string]*method{}, conns: map[*serverConn]any{}}
-	s.methods[StatsMethod.Name] = &method{name: StatsMethod.Name, unary: s.tell, stats: &methodStats{}} // which counts itself apart
+	s.methods[StatsMethod.Name] = &method{name: StatsMethod.Name, unary: s.tell,
+		stats: &methodStats{}} // which counts itself apart
 	return s
 }
 
@@ -81,7 +87,8 @@ func (s *Server) register(m *method) error {
 // Stats tells of each method.
 func (s *Server) Stats() []MethodStats { return s.stats.snapshot() }
 
-// Serve answers everybody who dials l until ctx ends, which ends all calls, or the listener is closed, whose error it returns when Shutdown or the callers have ended the connections.
+// Serve answers everybody who dials l until ctx ends, which ends all calls, or the listener is
+// closed, whose error it returns when Shutdown or the callers have ended the connections.
 func (s *Server) Serve(ctx context.Context, l sigma.Listener) error {
 	return s.serve(ctx, func() (net.Conn, sigma.Principal, error) { return l.AcceptFrom(ctx) })
 }
@@ -108,7 +115,8 @@ func (s *Server) serve(ctx context.Context, accept func() (net.Conn, sigma.Princ
 	}
 }
 
-// ServeConn answers the calls of one connection until it or ctx ends. p is who called, the zero value if that is not known.
+// ServeConn answers the calls of one connection until it or ctx ends. p is who called, the zero
+// value if that is not known.
 func (s *Server) ServeConn(ctx context.Context, nc net.Conn, p sigma.Principal) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -151,8 +159,10 @@ func (s *Server) remove(c *serverConn) {
 	}
 }
 
-// Shutdown ends the server in good order: callers are told to go elsewhere, and calls that were made are answered, those that are on their way too. It returns when no connection is left; if ctx ends before, it ends what is left as Close does, with
-// the context's error. Withdraw the server's name and close the listener before.
+// Shutdown ends the server in good order: callers are told to go elsewhere, and calls that were
+// made are answered, those that are on their way too. It returns when no connection is left; if ctx
+// ends before, it ends what is left as Close does, with the context's error. Withdraw the server's
+// name and close the listener before.
 func (s *Server) Shutdown(ctx context.Context) error {
 	s.mu.Lock()
 	s.leaving = true
@@ -298,11 +308,14 @@ func (c *serverConn) beginLocked(m *method, call *serverCall, f frame) error {
 	streaming := f.flags&flagStream != 0
 	switch {
 	case m.unary == nil && m.stream == nil:
-		return c.refuseLocked(f, refused(sigma.KindUnsupported, fmt.Sprintf("the server has no method %s", m.name), "is the client newer than the server, or is another service published there?"))
+		return c.refuseLocked(f, refused(sigma.KindUnsupported, fmt.Sprintf("the server has no method %s", m.name),
+			"is the client newer than the server, or is another service published there?"))
 	case streaming != (m.stream != nil):
-		return c.refuseLocked(f, refused(sigma.KindInvalid, fmt.Sprintf("%s is called in another way than it is: one side streams and the other does not", m.name), ""))
+		return c.refuseLocked(f, refused(sigma.KindInvalid,
+			fmt.Sprintf("%s is called in another way than it is: one side streams and the other does not", m.name), ""))
 	case c.active >= c.server.cfg.CallsMax || streaming && c.streams >= c.server.cfg.StreamsMax:
-		return c.refuseLocked(f, refused(sigma.KindBusy, "too many calls are under way on this connection", "use more connections"))
+		return c.refuseLocked(f, refused(sigma.KindBusy, "too many calls are under way on this connection",
+			"use more connections"))
 	}
 	total, piece, err := parseFirst(f.flags, f.body)
 	if err != nil {
@@ -322,7 +335,8 @@ func (c *serverConn) beginLocked(m *method, call *serverCall, f frame) error {
 	c.active++
 	if streaming {
 		c.streams++
-		call.stream = &Stream{c: &c.conn, id: f.call, ctx: call, server: true, most: c.server.cfg.MessageMax, recv: newWaiter(), send: newWaiter()}
+		call.stream = &Stream{c: &c.conn, id: f.call, ctx: call, server: true, most: c.server.cfg.MessageMax,
+			recv: newWaiter(), send: newWaiter()}
 		c.tasks.Go(call.runStream)
 		return nil
 	}

@@ -14,21 +14,25 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// bucketsMax is how many buckets a histogram has: the i-th counts what took less than 2^i us and is in none before; the last one has the rest, which is 2 minutes and longer.
+// bucketsMax is how many buckets a histogram has: the i-th counts what took less than 2^i us and is
+// in none before; the last one has the rest, which is 2 minutes and longer.
 const bucketsMax = 28
 
-// MethodStats tells what became of a method's calls. A stream counts as one call when it has ended, with no bytes.
+// MethodStats tells what became of a method's calls. A stream counts as one call when it has ended,
+// with no bytes.
 type MethodStats struct {
-	Method   string             `json:"method"`
-	Calls    uint64             `json:"calls"`  // that ended
-	Failed   map[string]uint64  `json:"failed"` // of them, by kind of error
-	In       uint64             `json:"in_bytes"`
-	Out      uint64             `json:"out_bytes"`
-	Duration time.Duration      `json:"duration_ns"` // sum
-	Buckets  [bucketsMax]uint64 `json:"buckets"`     // the i-th: calls that took less than 2^i us, and not less than the one before
+	Method   string            `json:"method"`
+	Calls    uint64            `json:"calls"`  // that ended
+	Failed   map[string]uint64 `json:"failed"` // of them, by kind of error
+	In       uint64            `json:"in_bytes"`
+	Out      uint64            `json:"out_bytes"`
+	Duration time.Duration     `json:"duration_ns"` // sum
+	// the i-th: calls that took less than 2^i us, and not less than the one before
+	Buckets [bucketsMax]uint64 `json:"buckets"`
 }
 
-// Quantile gives a duration that a share of the calls, 0 to 1, did not exceed: the upper bound of its bucket. 0 if there were none.
+// Quantile gives a duration that a share of the calls, 0 to 1, did not exceed: the upper bound of
+// its bucket. 0 if there were none.
 func (s *MethodStats) Quantile(share float64) time.Duration {
 	var total, sum uint64
 	for _, n := range s.Buckets {
@@ -88,7 +92,8 @@ func (m *methodStats) count(took time.Duration, in, out int, err error) {
 func (s *stats) snapshot() (out []MethodStats) {
 	s.methods.Range(func(name, value any) bool {
 		m := value.(*methodStats)
-		x := MethodStats{Method: name.(string), Calls: m.calls.Load(), In: m.in.Load(), Out: m.out.Load(), Duration: time.Duration(m.sum.Load()), Failed: map[string]uint64{}}
+		x := MethodStats{Method: name.(string), Calls: m.calls.Load(), In: m.in.Load(), Out: m.out.Load(),
+			Duration: time.Duration(m.sum.Load()), Failed: map[string]uint64{}}
 		for i := range m.buckets {
 			x.Buckets[i] = m.buckets[i].Load()
 		}
@@ -104,7 +109,8 @@ func (s *stats) snapshot() (out []MethodStats) {
 	return out
 }
 
-// WriteMetrics prints stats in Prometheus' text format. side is "server" or "client", and becomes a label.
+// WriteMetrics prints stats in Prometheus' text format. side is "server" or "client", and becomes a
+// label.
 func WriteMetrics(w io.Writer, side string, all []MethodStats) error {
 	var b strings.Builder
 	b.WriteString("# TYPE sigma_call_duration_seconds histogram\n")
@@ -114,16 +120,19 @@ func WriteMetrics(w io.Writer, side string, all []MethodStats) error {
 		for i, n := range m.Buckets {
 			sum += n
 			if i < bucketsMax-1 && n > 0 {
-				fmt.Fprintf(&b, "sigma_call_duration_seconds_bucket{%s,le=\"%g\"} %d\n", label, (time.Microsecond << i).Seconds(), sum)
+				fmt.Fprintf(&b, "sigma_call_duration_seconds_bucket{%s,le=\"%g\"} %d\n", label,
+					(time.Microsecond << i).Seconds(), sum)
 			}
 		}
 		fmt.Fprintf(&b, "sigma_call_duration_seconds_bucket{%s,le=\"+Inf\"} %d\n", label, sum)
-		fmt.Fprintf(&b, "sigma_call_duration_seconds_sum{%s} %g\nsigma_call_duration_seconds_count{%s} %d\n", label, m.Duration.Seconds(), label, sum)
+		fmt.Fprintf(&b, "sigma_call_duration_seconds_sum{%s} %g\nsigma_call_duration_seconds_count{%s} %d\n", label,
+			m.Duration.Seconds(), label, sum)
 	}
 	b.WriteString("# TYPE sigma_call_failed_total counter\n")
 	for _, m := range all {
 		for _, kind := range slices.Sorted(maps.Keys(m.Failed)) {
-			fmt.Fprintf(&b, "sigma_call_failed_total{side=%q,method=%q,kind=%q} %d\n", side, m.Method, kind, m.Failed[kind])
+			fmt.Fprintf(&b, "sigma_call_failed_total{side=%q,method=%q,kind=%q} %d\n", side, m.Method, kind,
+				m.Failed[kind])
 		}
 	}
 	for _, x := range []struct {
@@ -132,7 +141,8 @@ func WriteMetrics(w io.Writer, side string, all []MethodStats) error {
 	}{{"in", func(m *MethodStats) uint64 { return m.In }}, {"out", func(m *MethodStats) uint64 { return m.Out }}} {
 		fmt.Fprintf(&b, "# TYPE sigma_call_%s_bytes_total counter\n", x.name)
 		for i := range all {
-			fmt.Fprintf(&b, "sigma_call_%s_bytes_total{side=%q,method=%q} %d\n", x.name, side, all[i].Method, x.of(&all[i]))
+			fmt.Fprintf(&b, "sigma_call_%s_bytes_total{side=%q,method=%q} %d\n", x.name, side, all[i].Method,
+				x.of(&all[i]))
 		}
 	}
 	_, err := io.WriteString(w, b.String())

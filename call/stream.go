@@ -10,7 +10,9 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Stream is a call in which messages go both ways. Each message arrives whole, in order and once, or the stream ends with an error. Send is for one goroutine at a time and so is Recv; both may be called at once.
+// Stream is a call in which messages go both ways. Each message arrives whole, in order and once,
+// or the stream ends with an error. Send is for one goroutine at a time and so is Recv; both may be
+// called at once.
 type Stream struct {
 	c      *conn
 	id     uint32
@@ -48,7 +50,8 @@ type message struct {
 	bulk bool
 }
 
-// Stream begins a call of a method that streams. It ends when the server's handler returns, with Close, with ctx, or with its connection.
+// Stream begins a call of a method that streams. It ends when the server's handler returns, with
+// Close, with ctx, or with its connection.
 func (c *Client) Stream(ctx context.Context, m *Method) (*Stream, error) {
 	of := c.stats.of(m.Name)
 	began := time.Now()
@@ -81,9 +84,11 @@ func (c *Client) stream(ctx context.Context, m *Method) (*Stream, error) {
 	}
 }
 
-// stream begins a stream. Its first frame goes with the first message, or when something is waited for.
+// stream begins a stream. Its first frame goes with the first message, or when something is waited
+// for.
 func (c *clientConn) stream(ctx context.Context, m *Method, o *opening) (*Stream, error) {
-	s := &Stream{c: &c.conn, ctx: ctx, most: c.cfg.MessageMax, recv: newWaiter(), send: newWaiter(), owner: c, pending: &pending{waiter: newWaiter()}}
+	s := &Stream{c: &c.conn, ctx: ctx, most: c.cfg.MessageMax, recv: newWaiter(), send: newWaiter(), owner: c,
+		pending: &pending{waiter: newWaiter()}}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	method, err := c.beginLocked(ctx, s.pending, m, 0)
@@ -98,7 +103,8 @@ func (c *clientConn) stream(ctx context.Context, m *Method, o *opening) (*Stream
 // Context is that of the call: on the server's side it ends with the caller's interest.
 func (s *Stream) Context() context.Context { return s.ctx }
 
-// Send sends a message, which it does not keep, when the other side has room for it. io.EOF: the call has ended, and Recv says how.
+// Send sends a message, which it does not keep, when the other side has room for it. io.EOF: the
+// call has ended, and Recv says how.
 func (s *Stream) Send(msg []byte) error {
 	if len(msg) > s.most {
 		return tooBig("the message", len(msg), s.most)
@@ -138,7 +144,8 @@ func (s *Stream) waited(err error) error {
 	return sigma.Wrap("call.Stream", "", err)
 }
 
-// Recv appends the next message to buf. io.EOF after the last one, if the call (or, on the server's side, what the caller sends) has ended well; else the error that ended it.
+// Recv appends the next message to buf. io.EOF after the last one, if the call (or, on the server's
+// side, what the caller sends) has ended well; else the error that ended it.
 func (s *Stream) Recv(buf []byte) ([]byte, error) {
 	c := s.c
 	c.mu.Lock()
@@ -169,8 +176,9 @@ func (s *Stream) Recv(buf []byte) ([]byte, error) {
 	}
 }
 
-// Write implements io.Writer: what is longer than a piece goes as several messages. With Read on the other side, bytes of any length go over a stream, of which neither side has more than the stream's window in memory:
-// io.Copy(stream, file).
+// Write implements io.Writer: what is longer than a piece goes as several messages. With Read on
+// the other side, bytes of any length go over a stream, of which neither side has more than the
+// stream's window in memory: io.Copy(stream, file).
 func (s *Stream) Write(p []byte) (n int, err error) {
 	for len(p) > 0 && err == nil {
 		piece := p[:min(len(p), pieceMax, s.most)]
@@ -181,7 +189,8 @@ func (s *Stream) Write(p []byte) (n int, err error) {
 	return n, err
 }
 
-// Read implements io.Reader: it reads the messages that come, one after another, until the last. What it has not read of a message Recv does not give.
+// Read implements io.Reader: it reads the messages that come, one after another, until the last.
+// What it has not read of a message Recv does not give.
 func (s *Stream) Read(p []byte) (n int, err error) {
 	for len(s.rest) == 0 && len(p) > 0 {
 		if s.buf, err = s.Recv(s.buf[:0]); err != nil {
@@ -204,7 +213,8 @@ func (s *Stream) takenLocked(m message) {
 	n := cost(len(m.data))
 	s.held -= n
 	if s.owed += n; s.owed >= streamWindow/4 && !s.over {
-		s.c.queueLocked(frame{kind: frameCredit, call: s.id, body: binary.LittleEndian.AppendUint32(nil, uint32(s.owed))})
+		s.c.queueLocked(frame{kind: frameCredit, call: s.id, body: binary.LittleEndian.AppendUint32(nil,
+			uint32(s.owed))})
 		s.owed = 0
 		s.c.flushLocked()
 	}
@@ -225,7 +235,8 @@ func (s *Stream) CloseSend() error {
 	return nil
 }
 
-// Close ends the call: the server's handler is told that nobody wants its messages any more. After the end of the call it does nothing.
+// Close ends the call: the server's handler is told that nobody wants its messages any more. After
+// the end of the call it does nothing.
 func (s *Stream) Close() error {
 	if !s.server {
 		s.giveUp(context.Canceled)
@@ -261,7 +272,8 @@ func (s *Stream) endLocked(err error) {
 	}
 }
 
-// releaseLocked drops what came and will not be taken, and returns its part of the connection's window.
+// releaseLocked drops what came and will not be taken, and returns its part of the connection's
+// window.
 func (s *Stream) releaseLocked() {
 	for _, m := range s.inbox {
 		if m.bulk {
@@ -279,7 +291,8 @@ func (s *Stream) dropPartialLocked() {
 	s.partial, s.total = nil, 0
 }
 
-// dataLocked takes a frame of data. refused is why the call cannot go on; err why the connection cannot.
+// dataLocked takes a frame of data. refused is why the call cannot go on; err why the connection
+// cannot.
 func (s *Stream) dataLocked(f frame) (refused, err error) {
 	if s.closed && s.server {
 		return nil, invalid("a message after the last one")

@@ -7,7 +7,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Trace is a W3C trace context: what a span that a call belongs to is known by. Calls carry it; this package makes none and reports none.
+// Trace is a W3C trace context: what a span that a call belongs to is known by. Calls carry it;
+// this package makes none and reports none.
 type Trace struct {
 	ID    [16]byte
 	Span  [8]byte
@@ -35,7 +36,8 @@ func ParseTrace(text string) (t Trace, err error) {
 		ok = err == nil && t.ID != [16]byte{} && t.Span != [8]byte{}
 	}
 	if t.Flags = flags[0]; !ok || t.String() != text { // upper case is not allowed
-		return Trace{}, &sigma.Error{Op: "call.ParseTrace", Kind: sigma.KindInvalid, Msg: "that is no traceparent", Hint: "it is 00-TRACE-SPAN-FLAGS in lower-case hexadecimal digits"}
+		return Trace{}, &sigma.Error{Op: "call.ParseTrace", Kind: sigma.KindInvalid, Msg: "that is no traceparent",
+			Hint: "it is 00-TRACE-SPAN-FLAGS in lower-case hexadecimal digits"}
 	}
 	return t, nil
 }
@@ -55,7 +57,8 @@ func WithTrace(ctx context.Context, t Trace) context.Context {
 	return context.WithValue(ctx, traceKey{}, &t)
 }
 
-// TraceOf gives the trace context of a handler's call, or that of WithTrace. A handler's own calls carry it on if they are made with its context.
+// TraceOf gives the trace context of a handler's call, or that of WithTrace. A handler's own calls
+// carry it on if they are made with its context.
 func TraceOf(ctx context.Context) (Trace, bool) {
 	t, ok := ctx.Value(traceKey{}).(*Trace)
 	if !ok || t == nil {

@@ -8,13 +8,16 @@ import (
 
 const (
 	tickMost = time.Second
-	// pingAfter is how long a server that owes answers may say nothing before it is asked for a sign of life, and silentMost how long before it is given up: a machine that is lost is known sooner, so this is for servers that stand still.
+	// pingAfter is how long a server that owes answers may say nothing before it is asked for a
+	// sign of life, and silentMost how long before it is given up: a machine that is lost is known
+	// sooner, so this is for servers that stand still.
 	pingAfter  = 20 * time.Second
 	silentMost = time.Minute
 )
 
-// watch looks after a connection that calls, while it is in use: a write that takes long goes on elsewhere, an idle connection is read so that its end is noticed, and a server that says nothing is asked for a sign of life. So calls need no timers
-// of their own.
+// watch looks after a connection that calls, while it is in use: a write that takes long goes on
+// elsewhere, an idle connection is read so that its end is noticed, and a server that says nothing
+// is asked for a sign of life. So calls need no timers of their own.
 type watch struct {
 	timer   *time.Timer
 	period  time.Duration // 0: it rests
@@ -64,7 +67,8 @@ func (c *clientConn) tick() {
 		c.tasks.Go(c.readAlone)
 	}
 	if silent := time.Since(w.since); silent > silentMost {
-		c.failLocked(&sigma.Error{Op: "call.conn", Kind: sigma.KindLost, Msg: "the server says nothing for " + silentMost.String()})
+		c.failLocked(&sigma.Error{Op: "call.conn", Kind: sigma.KindLost,
+			Msg: "the server says nothing for " + silentMost.String()})
 		return
 	} else if silent > pingAfter && !w.pinged {
 		w.pinged = true
@@ -83,7 +87,8 @@ func (c *clientConn) tick() {
 	w.timer.Reset(w.period)
 }
 
-// readAlone reads a connection on which nobody waits awake, until something came: then there is traffic again, and who waits reads.
+// readAlone reads a connection on which nobody waits awake, until something came: then there is
+// traffic again, and who waits reads.
 func (c *clientConn) readAlone() {
 	heard := false
 	for !heard {

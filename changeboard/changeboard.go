@@ -1,11 +1,15 @@
-// Package changeboard lets a server tell everybody on its machine, without a message, that something which they remember of it may have changed: a page of counters in shared
-// memory. The server counts a change of a file up before it answers the request that made it. Who remembers what was found along a path remembers the counters of all
-// files on the way too, as they were before it asked; as long as they are the same, asking again would give the same answer.
+// Package changeboard lets a server tell everybody on its machine, without a message, that
+// something which they remember of it may have changed: a page of counters in shared memory. The
+// server counts a change of a file up before it answers the request that made it. Who remembers
+// what was found along a path remembers the counters of all files on the way too, as they were
+// before it asked; as long as they are the same, asking again would give the same answer.
 //
-// A Watch cannot promise that: its word may reach the one who remembers after the writer has its answer, and after what the writer did next.
+// A Watch cannot promise that: its word may reach the one who remembers after the writer has its
+// answer, and after what the writer did next.
 //
-// It promises that no change is missed. A counter stands for many files, so that a difference only means that something may have changed. Readers cannot write, and the
-// page cannot shrink under them. What it tells ends with the server: who remembers must forget with the session.
+// It promises that no change is missed. A counter stands for many files, so that a difference only
+// means that something may have changed. Readers cannot write, and the page cannot shrink under
+// them. What it tells ends with the server: who remembers must forget with the session.
 //
 // Users: named, dirtree; treekit hands it out; kernel.
 package changeboard
@@ -21,8 +25,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// counters on a board: enough that the few files that a program's path leads through seldom share theirs with one that changes all the time. The first one
-// counts changes of everything.
+// counters on a board: enough that the few files that a program's path leads through seldom share
+// theirs with one that changes all the time. The first one counts changes of everything.
 const counters = 2048
 
 type page = [counters]atomic.Uint64
@@ -74,7 +78,8 @@ func counterOf(file uint64) int {
 	return 1 + int(file*0x9e3779b97f4a7c15>>32%(counters-1))
 }
 
-// Changed says that a file changed: its content, or of a directory an entry. It is called when the change can be seen and before it is answered.
+// Changed says that a file changed: its content, or of a directory an entry. It is called when the
+// change can be seen and before it is answered.
 func (b *Board) Changed(file uint64) {
 	if b != nil {
 		b.page[counterOf(file)].Add(1)
@@ -103,7 +108,8 @@ func (b *Board) File() (*os.File, error) {
 // View is the side of who remembers. Safe for concurrent use.
 type View struct{ page *page }
 
-// Open maps a board that a server passed. The file stays the caller's. KindInvalid if it is none, or could be cut short.
+// Open maps a board that a server passed. The file stays the caller's. KindInvalid if it is none,
+// or could be cut short.
 func Open(f *os.File) (*View, error) {
 	const op = "changeboard.Open"
 	st, err := f.Stat()

@@ -28,7 +28,8 @@ func TestChanges(t *testing.T) {
 	one, other := old.Mark(1), old.Mark(2)
 	b.Changed(1)
 	if v.Same(one) || !v.Same(other) {
-		t.Errorf("after a change of file 1: got %t for it and %t for file 2, want false and true", v.Same(one), v.Same(other))
+		t.Errorf("after a change of file 1: got %t for it and %t for file 2, want false and true", v.Same(one),
+			v.Same(other))
 	}
 	if now := v.Snapshot().Mark(1); !v.Same(now) {
 		t.Error("a new mark is not the same")

@@ -60,8 +60,8 @@ func (a *answer) begin(r *query.Request) {
 	}
 }
 
-// follow has the statement end when the request does, until the function that it returns is called: it goes on with the next
-// request. Until then the engine may be at work, and is watched.
+// follow has the statement end when the request does, until the function that it returns is called:
+// it goes on with the next request. Until then the engine may be at work, and is watched.
 func (a *answer) follow(ctx context.Context) (unfollow func()) {
 	if a.cancel == nil {
 		return func() {}
@@ -185,7 +185,9 @@ func (a *answer) next(row, places []any) error {
 		return err
 	}
 	if a.count++; a.count > a.rowMax {
-		return &sigma.Error{Op: "db.rows", Path: a.s.d.name, Kind: sigma.KindTooBig, Msg: limitMessage("the answer has more than %d rows", a.rowMax), Hint: "ask for fewer, as with LIMIT, or for what comes after the last row that you have"}
+		return &sigma.Error{Op: "db.rows", Path: a.s.d.name, Kind: sigma.KindTooBig,
+			Msg:  limitMessage("the answer has more than %d rows", a.rowMax),
+			Hint: "ask for fewer, as with LIMIT, or for what comes after the last row that you have"}
 	}
 	clear(row)
 	if err := a.rows.Scan(places...); err != nil {
@@ -205,13 +207,16 @@ func (a *answer) next(row, places []any) error {
 		}
 	}
 	if size > query.RowMax {
-		return &sigma.Error{Op: "db.rows", Path: a.s.d.name, Kind: sigma.KindTooBig, Msg: limitMessage("a row has more than %d MiB", query.RowMax>>20), Hint: "ask for parts, as with substr"}
+		return &sigma.Error{Op: "db.rows", Path: a.s.d.name, Kind: sigma.KindTooBig,
+			Msg: limitMessage("a row has more than %d MiB", query.RowMax>>20), Hint: "ask for parts, as with substr"}
 	}
 	before := len(a.out)
 	a.out = query.AppendRow(a.out, row)
 	if a.bytes += sigma.Bytes(len(a.out) - before); a.bytes > a.s.d.t.cfg.Limits.Bytes {
 		a.out = a.out[:before]
-		return &sigma.Error{Op: "db.rows", Path: a.s.d.name, Kind: sigma.KindTooBig, Msg: limitMessage("the answer has more than %v", a.s.d.t.cfg.Limits.Bytes), Hint: "ask for fewer rows or columns"}
+		return &sigma.Error{Op: "db.rows", Path: a.s.d.name, Kind: sigma.KindTooBig,
+			Msg:  limitMessage("the answer has more than %v", a.s.d.t.cfg.Limits.Bytes),
+			Hint: "ask for fewer rows or columns"}
 	}
 	return nil
 }
@@ -276,9 +281,14 @@ func (a *answer) failure(err error) (f query.Failure, why error) {
 		return failureOf(e), nil
 	}
 	if isLost(err) {
-		lost := &sigma.Error{Op: "db.session", Path: s.d.name, Kind: sigma.KindLost, Msg: "the connection with the database was lost, and whether the statement took effect is not known", Hint: "look before you do it again"}
+		lost := &sigma.Error{Op: "db.session", Path: s.d.name, Kind: sigma.KindLost,
+			Msg:  "the connection with the database was lost, and whether the statement took effect is not known",
+			Hint: "look before you do it again"}
 		if s.open {
-			lost.Msg, lost.Hint = "the connection with the database was lost in a transaction, of which nothing counts unless it was being committed", "look before you do it again"
+			lost.Msg,
+				lost.Hint =
+				"the connection with the database was lost in a transaction, of which nothing counts unless it was "+
+					"being committed", "look before you do it again"
 		}
 		return failureOf(lost), lost
 	}
@@ -291,9 +301,12 @@ func (a *answer) interrupted() query.Failure {
 	e := &sigma.Error{Op: "db.run", Kind: sigma.KindCanceled, Msg: "the statement was ended, since who asked gave up"}
 	switch {
 	case context.Cause(a.ctx) == errTime && a.asked:
-		e.Kind, e.Msg = sigma.KindTimeout, fmt.Sprintf("the statement took longer than the %v that were asked for", a.limit)
+		e.Kind, e.Msg = sigma.KindTimeout, fmt.Sprintf("the statement took longer than the %v that were asked for",
+			a.limit)
 	case context.Cause(a.ctx) == errTime:
-		e.Kind, e.Msg, e.Hint = sigma.KindTimeout, limitMessage("the statement and the reading of its rows took longer than %v", a.limit), "make it do less at a time, or give it an index"
+		e.Kind, e.Msg, e.Hint = sigma.KindTimeout,
+			limitMessage("the statement and the reading of its rows took longer than %v", a.limit),
+			"make it do less at a time, or give it an index"
 	}
 	return failureOf(e)
 }

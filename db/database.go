@@ -62,7 +62,9 @@ func (d *database) begin() (*session, error) {
 	case d.over != nil:
 		return nil, d.over
 	case d.t.sessions >= most:
-		return nil, &sigma.Error{Op: op, Path: d.name, Kind: sigma.KindBusy, Msg: limitMessage("the realm has %d sessions with databases open", most), Hint: "close some, or share them: a session is one connection"}
+		return nil, &sigma.Error{Op: op, Path: d.name, Kind: sigma.KindBusy,
+			Msg:  limitMessage("the realm has %d sessions with databases open", most),
+			Hint: "close some, or share them: a session is one connection"}
 	}
 	d.t.sessions++
 	d.t.idle.Stop()
@@ -85,7 +87,8 @@ func (d *database) forget(s *session) {
 func (d *database) connect(ctx context.Context) (*sql.Conn, error) {
 	if most := d.t.cfg.Limits.Connections; d.used.Add(1) > int64(most) {
 		d.used.Add(-1)
-		return nil, &sigma.Error{Op: "db.connect", Path: d.name, Kind: sigma.KindBusy, Msg: limitMessage("the database has %d connections in use", most), Hint: "try again, or close sessions"}
+		return nil, &sigma.Error{Op: "db.connect", Path: d.name, Kind: sigma.KindBusy,
+			Msg: limitMessage("the database has %d connections in use", most), Hint: "try again, or close sessions"}
 	}
 	c, err := d.eng.connect(ctx)
 	if err != nil {
@@ -122,7 +125,9 @@ func (d *database) end(ctx context.Context, why error) error {
 func (d *database) info() query.Info {
 	l := d.t.cfg.Limits
 	d.t.mu.Lock()
-	out := query.Info{Name: d.name, Engine: d.def.engine(), Sessions: len(d.sessions), Limits: query.InfoLimits{Sessions: l.Sessions, Connections: l.Connections, TimeMS: l.Time.Milliseconds(), TxIdleMS: l.TxIdle.Milliseconds(), IdleMS: l.Idle.Milliseconds(), Rows: l.Rows, Bytes: l.Bytes}}
+	out := query.Info{Name: d.name, Engine: d.def.engine(), Sessions: len(d.sessions),
+		Limits: query.InfoLimits{Sessions: l.Sessions, Connections: l.Connections, TimeMS: l.Time.Milliseconds(),
+			TxIdleMS: l.TxIdle.Milliseconds(), IdleMS: l.Idle.Milliseconds(), Rows: l.Rows, Bytes: l.Bytes}}
 	d.t.mu.Unlock()
 	if out.Engine == query.EngineSQLite {
 		n := int64(0)

@@ -1,20 +1,24 @@
-// Package db serves the SQL databases of one realm as a tree. /NAME/session is a file each opening of which is a session
-// with the database NAME; /NAME/info describes the database. A database is a SQLite file of this server, made by mkdir, or
-// lies in a PostgreSQL, MySQL or MariaDB that the provider named by URL (000 §5.3: clients write queries to a file and read
-// the results from one; 001 §3.3).
+// Package db serves the SQL databases of one realm as a tree. /NAME/session is a file each opening
+// of which is a session with the database NAME; /NAME/info describes the database. A database is a
+// SQLite file of this server, made by mkdir, or lies in a PostgreSQL, MySQL or MariaDB that the
+// provider named by URL (000 §5.3: clients write queries to a file and read the results from one;
+// 001 §3.3).
 //
-// Package query defines what is said in a session. A session has at most one statement at a time. Its rows are made as they
-// are read, so an answer of a million rows takes the memory of a few. The end of a session, by its client, by its time limit
-// or by the database's removal, rolls back its transaction. Nothing is sent to an engine twice.
+// Package query defines what is said in a session. A session has at most one statement at a time.
+// Its rows are made as they are read, so an answer of a million rows takes the memory of a few. The
+// end of a session, by its client, by its time limit or by the database's removal, rolls back its
+// transaction. Nothing is sent to an engine twice.
 //
-// The package promises that each limit that ends something is named, and that a URL's password is in no listing, log or
-// error. Package lite confines SQLite. One step of SQLite can take minutes (instr of two long strings), and nothing inside
-// the process can interrupt it: a statement that has not ended Limits.Stuck after its context has Config.Stuck end the process.
-// That harms no other realm, since each realm has a process of its own. The package assumes that Config.Dial connects to
-// the server that the provider named, and to no other. User: cmd/dbd.
+// The package promises that each limit that ends something is named, and that a URL's password is
+// in no listing, log or error. Package lite confines SQLite. One step of SQLite can take minutes
+// (instr of two long strings), and nothing inside the process can interrupt it: a statement that
+// has not ended Limits.Stuck after its context has Config.Stuck end the process. That harms no
+// other realm, since each realm has a process of its own. The package assumes that Config.Dial
+// connects to the server that the provider named, and to no other. User: cmd/dbd.
 //
-// Locks: Tree.mu guards the databases and is held for moments. A session's turn serialises its requests and is held while
-// one is worked on; Tree.mu may be taken under it, never the other way round.
+// Locks: Tree.mu guards the databases and is held for moments. A session's turn serialises its
+// requests and is held while one is worked on; Tree.mu may be taken under it, never the other way
+// round.
 package db
 
 import (
@@ -48,17 +52,22 @@ type Limits struct {
 	Heap        sigma.Bytes   // of memory of all SQLite connections together
 }
 
-// DefaultLimits are what docs/reference/db.md says. They are for a machine that others share: a session holds a connection of about 3 MiB, or one of the few hundred that a PostgreSQL has.
-var DefaultLimits = Limits{Databases: 32, Sessions: 64, Connections: 32, Time: time.Minute, TxIdle: 30 * time.Second, Idle: 10 * time.Minute, Stuck: 10 * time.Second, Rows: 1_000_000, Bytes: sigma.GiB, File: sigma.GiB, Heap: 128 * sigma.MiB}
+// DefaultLimits are what docs/reference/db.md says. They are for a machine that others share: a
+// session holds a connection of about 3 MiB, or one of the few hundred that a PostgreSQL has.
+var DefaultLimits = Limits{Databases: 32, Sessions: 64, Connections: 32, Time: time.Minute, TxIdle: 30 * time.Second,
+	Idle: 10 * time.Minute, Stuck: 10 * time.Second, Rows: 1_000_000, Bytes: sigma.GiB, File: sigma.GiB,
+	Heap: 128 * sigma.MiB}
 
 func (l Limits) orDefaults() Limits {
 	d := DefaultLimits
-	for _, x := range []struct{ of, to *int }{{&l.Databases, &d.Databases}, {&l.Sessions, &d.Sessions}, {&l.Connections, &d.Connections}} {
+	for _, x := range []struct{ of, to *int }{{&l.Databases, &d.Databases}, {&l.Sessions, &d.Sessions},
+		{&l.Connections, &d.Connections}} {
 		if *x.of > 0 {
 			*x.to = *x.of
 		}
 	}
-	for _, x := range []struct{ of, to *time.Duration }{{&l.Time, &d.Time}, {&l.TxIdle, &d.TxIdle}, {&l.Idle, &d.Idle}, {&l.Stuck, &d.Stuck}} {
+	for _, x := range []struct{ of, to *time.Duration }{{&l.Time, &d.Time}, {&l.TxIdle, &d.TxIdle}, {&l.Idle, &d.Idle},
+		{&l.Stuck, &d.Stuck}} {
 		if *x.of > 0 {
 			*x.to = *x.of
 		}
@@ -78,16 +87,18 @@ func (l Limits) orDefaults() Limits {
 type Config struct {
 	Realm sigma.RealmID // whose databases they are
 	Dir   string        // of this server alone
-	// Dial connects to the server of a realm's database of that name. nil = there are none but SQLite's.
+	// Dial connects to the server of a realm's database of that name. nil = there are none but
+	// SQLite's.
 	Dial   func(ctx context.Context, realm sigma.RealmID, name string) (net.Conn, error)
 	Limits Limits
-	// Stuck is called when a statement has not ended Limits.Stuck after its context. It ends the process. nil = nothing is done.
+	// Stuck is called when a statement has not ended Limits.Stuck after its context. It ends the
+	// process. nil = nothing is done.
 	Stuck func(database string)
 	Log   *slog.Logger // nil = nowhere
 }
 
-// unusedMax is how long a Tree may have no session before Unused tells; removedMax the same after the realm was removed,
-// within which the answer to the removal is sent.
+// unusedMax is how long a Tree may have no session before Unused tells; removedMax the same after
+// the realm was removed, within which the answer to the removal is sent.
 const (
 	unusedMax  = 10 * time.Minute
 	removedMax = time.Second
@@ -110,7 +121,8 @@ type Tree struct {
 
 var _ sigma.Tree = (*Tree)(nil)
 
-// New opens the databases of a directory, which is made if it is missing. No engine is started before it is needed.
+// New opens the databases of a directory, which is made if it is missing. No engine is started
+// before it is needed.
 func New(cfg Config) (*Tree, error) {
 	const op = "db.New"
 	if cfg.Dir == "" {
@@ -153,18 +165,20 @@ func (t *Tree) load() error {
 	return nil
 }
 
-// Unused is closed when the realm had no session for ten minutes, or was removed: the process may end.
+// Unused is closed when the realm had no session for ten minutes, or was removed: the process may
+// end.
 func (t *Tree) Unused() <-chan struct{} { return t.unused }
 
-// Attach returns the directory of the realm's databases; KindPermission for a principal of another realm. A System
-// principal must name the realm, and is the provider there.
+// Attach returns the directory of the realm's databases; KindPermission for a principal of another
+// realm. A System principal must name the realm, and is the provider there.
 func (t *Tree) Attach(_ context.Context, p sigma.Principal, name string) (sigma.File, error) {
 	id, err := p.RealmNamed("db.Attach", name)
 	if err != nil {
 		return nil, err
 	}
 	if id != t.cfg.Realm {
-		return nil, sigma.Errorf("db.Attach", sigma.KindPermission, "the databases here are the realm %s's", t.cfg.Realm)
+		return nil, sigma.Errorf("db.Attach", sigma.KindPermission, "the databases here are the realm %s's",
+			t.cfg.Realm)
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -174,7 +188,8 @@ func (t *Tree) Attach(_ context.Context, p sigma.Principal, name string) (sigma.
 	return &root{t: t, provider: p.System}, nil
 }
 
-// Remove ends the realm's sessions and removes its databases. Those that an engine of their own keeps stay there.
+// Remove ends the realm's sessions and removes its databases. Those that an engine of their own
+// keeps stay there.
 func (t *Tree) Remove(ctx context.Context) error {
 	t.mu.Lock()
 	all := slices.Collect(maps.Values(t.databases))
@@ -214,8 +229,8 @@ func (t *Tree) Close() {
 // goodName are the names of databases, which are names of directories too.
 var goodName = regexp.MustCompile(`^[a-z0-9][a-z0-9_-]{0,62}$`)
 
-// watch has Config.Stuck called if over is not called within Limits.Stuck of the end of ctx. A commit of a large transaction
-// to a slow disk takes seconds that nothing ends.
+// watch has Config.Stuck called if over is not called within Limits.Stuck of the end of ctx. A
+// commit of a large transaction to a slow disk takes seconds that nothing ends.
 func (d *database) watch(ctx context.Context) (over func()) {
 	if d.t.cfg.Stuck == nil || d.def.engine() != query.EngineSQLite {
 		return func() {}
@@ -238,7 +253,8 @@ func checkName(name string) error {
 	if goodName.MatchString(name) {
 		return nil
 	}
-	return &sigma.Error{Op: "db.checkName", Path: name, Kind: sigma.KindInvalid, Msg: "not a name of a database", Hint: "use 1 to 63 of a-z, 0-9, _ and -, beginning with a letter or digit"}
+	return &sigma.Error{Op: "db.checkName", Path: name, Kind: sigma.KindInvalid, Msg: "not a name of a database",
+		Hint: "use 1 to 63 of a-z, 0-9, _ and -, beginning with a letter or digit"}
 }
 
 func removed(name string) error {
@@ -254,7 +270,8 @@ func inside(op string, err error) error {
 	if kind == sigma.KindNotFound || kind == sigma.KindPermission {
 		kind = sigma.KindOther
 	}
-	return &sigma.Error{Op: op, Kind: kind, Msg: "the files of the databases cannot be used", Hint: "what went wrong is in the system's log", Err: err}
+	return &sigma.Error{Op: op, Kind: kind, Msg: "the files of the databases cannot be used",
+		Hint: "what went wrong is in the system's log", Err: err}
 }
 
 // create makes a database.
@@ -269,7 +286,9 @@ func (t *Tree) create(name string, def definition) error {
 	case t.databases[name] != nil:
 		return sigma.PathError(op, sigma.KindExists, name)
 	case len(t.databases) >= t.cfg.Limits.Databases:
-		return &sigma.Error{Op: op, Path: name, Kind: sigma.KindNoSpace, Msg: "the realm has as many databases as a realm may have", Hint: "remove one with: sigma sql rm NAME; or keep several tables in one"}
+		return &sigma.Error{Op: op, Path: name, Kind: sigma.KindNoSpace,
+			Msg:  "the realm has as many databases as a realm may have",
+			Hint: "remove one with: sigma sql rm NAME; or keep several tables in one"}
 	}
 	if err := def.write(t.cfg.Dir, name); err != nil {
 		return inside(op, err)
@@ -293,7 +312,8 @@ func (t *Tree) remove(ctx context.Context, name string, provider bool) error {
 		return sigma.PathError(op, sigma.KindNotFound, name)
 	case d.def.URL != "" && !provider:
 		t.mu.Unlock()
-		return &sigma.Error{Op: op, Path: name, Kind: sigma.KindPermission, Msg: "the provider made this database known, and removes it", Hint: "sigma sql rm " + name}
+		return &sigma.Error{Op: op, Path: name, Kind: sigma.KindPermission,
+			Msg: "the provider made this database known, and removes it", Hint: "sigma sql rm " + name}
 	}
 	delete(t.databases, name)
 	old := filepath.Join(t.cfg.Dir, ".old-"+name)

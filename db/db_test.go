@@ -138,21 +138,27 @@ func (s *talk) fails(request string, want sigma.Kind, words ...string) {
 	}
 }
 
-// A database made by mkdir answers SQL that is written to its session, with values of the type that went in.
+// A database made by mkdir answers SQL that is written to its session, with values of the type that
+// went in.
 func TestSession(t *testing.T) {
 	s := newSQLiteSession(t, Limits{})
 	s.do("create table t (id integer primary key, a, b text, made datetime, ok boolean)")
-	_, end := s.do(`{"sql": "insert into t (a, b, made, ok) values (?, ?, ?, ?)", "args": [9223372036854775807, "grüße\u0000<>", {"time": "2026-11-22T04:05:06.000000007+01:00"}, true]}`)
+	_,
+		end :=
+		s.do(
+			`{"sql": "insert into t (a, b, made, ok) values (?, ?, ?, ?)", "args": [9223372036854775807, "grüße\u0000<>", {"time": "2026-11-22T04:05:06.000000007+01:00"}, true]}`)
 	if end.Changed != 1 || end.LastID != 1 {
 		t.Errorf("got %+v, want one row changed, id 1", end)
 	}
-	s.do(`{"sql": "insert into t (a, b) values (?, ?), (?, null), (?, '')", "args": [{"bytes": "AP8="}, "", 1.0, -9223372036854775808]}`)
+	s.do(
+		`{"sql": "insert into t (a, b) values (?, ?), (?, null), (?, '')", "args": [{"bytes": "AP8="}, "", 1.0, -9223372036854775808]}`)
 	rows, end := s.do("select a, b, made, ok from t order by id")
 	if end.Rows != 4 {
 		t.Fatalf("got %d rows, want 4", end.Rows)
 	}
 	made, _ := rows[0][2].(time.Time)
-	if rows[0][0] != int64(9223372036854775807) || rows[0][1] != "grüße\x00<>" || rows[0][3] != true || made.UnixNano() != time.Date(2026, 11, 22, 3, 5, 6, 7, time.UTC).UnixNano() {
+	if rows[0][0] != int64(9223372036854775807) || rows[0][1] != "grüße\x00<>" || rows[0][3] != true ||
+		made.UnixNano() != time.Date(2026, 11, 22, 3, 5, 6, 7, time.UTC).UnixNano() {
 		t.Errorf("got %#v", rows[0])
 	}
 	if b, _ := rows[1][0].([]byte); !bytes.Equal(b, []byte{0, 255}) || rows[1][1] != "" || rows[1][2] != nil {
@@ -166,10 +172,13 @@ func TestSession(t *testing.T) {
 	}
 }
 
-// The statements of a batch are answered in order, also where an answer is larger than a read; the first that fails ends it.
+// The statements of a batch are answered in order, also where an answer is larger than a read; the
+// first that fails ends it.
 func TestBatch(t *testing.T) {
 	s := newSQLiteSession(t, Limits{})
-	batch, err := json.Marshal(query.Request{Batch: []string{"create table t (a)", "insert into t values (1), (2)", "select a, zeroblob(100000) from t", "insert into t values (3)", "insert into missing values (4)", "insert into t values (5)"}})
+	batch, err := json.Marshal(query.Request{Batch: []string{"create table t (a)", "insert into t values (1), (2)",
+		"select a, zeroblob(100000) from t", "insert into t values (3)", "insert into missing values (4)",
+		"insert into t values (5)"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -291,7 +300,9 @@ func TestLimits(t *testing.T) {
 	s.fails(endlessRows, sigma.KindTooBig, "1000 rows, which is the limit")
 	s.fails(`{"sql": "`+endlessRows+`", "rows_max": 5}`, sigma.KindTooBig, "5 rows")
 	s.do("create table t (b)")
-	s.fails("with recursive x(n) as (select 1 union all select n + 1 from x where n < 2000) insert into t select randomblob(1000) from x", sigma.KindNoSpace, "full")
+	s.fails(
+		"with recursive x(n) as (select 1 union all select n + 1 from x where n < 2000) insert into t select "+
+			"randomblob(1000) from x", sigma.KindNoSpace, "full")
 	s.fails("select zeroblob(100000000)", sigma.KindTooBig)
 	s.fails("select 1 "+strings.Repeat("-- and so on \n", 100000), sigma.KindTooBig)
 	if rows, _ := s.do("select count(*) from t"); rows[0][0] != int64(0) {
@@ -358,7 +369,8 @@ func TestCounts(t *testing.T) {
 	}
 	f, _, _ := root.Walk(t.Context(), []string{"b", "session"})
 	for range 1000 { // whoever tries again and again
-		if err := f.Open(t.Context(), sigma.OpenReadWrite); sigma.KindOf(err) != sigma.KindBusy || !strings.Contains(err.Error(), "5 sessions") {
+		if err := f.Open(t.Context(), sigma.OpenReadWrite); sigma.KindOf(err) != sigma.KindBusy ||
+			!strings.Contains(err.Error(), "5 sessions") {
 			t.Fatalf("a sixth session: got %v, want busy", err)
 		}
 	}
@@ -400,7 +412,8 @@ func TestRemove(t *testing.T) {
 	}
 	root.Mkdir(t.Context(), "shop", 0)
 	sessionWith(t, root, "shop").fails("select * from t", sigma.KindInvalid, "no such table")
-	for _, name := range []string{"A", ".", "..", "a/b", "", "a b", "ä", "a\x00", strings.Repeat("a", 64), "-a", ".new-a"} {
+	for _, name := range []string{"A", ".", "..", "a/b", "", "a b", "ä", "a\x00", strings.Repeat("a", 64), "-a",
+		".new-a"} {
 		if err := root.Mkdir(t.Context(), name, 0); sigma.KindOf(err) != sigma.KindInvalid {
 			t.Errorf("%q: got %v, want invalid", name, err)
 		}
@@ -421,7 +434,8 @@ func TestRealms(t *testing.T) {
 		}
 		tree.Close()
 		root := rootOf(t, newTreeOf(t, dir, realm, Limits{}))
-		if f, _, err := root.Walk(t.Context(), []string{"db"}); goes && (sigma.KindOf(err) != sigma.KindNotFound || f != nil) {
+		if f, _, err := root.Walk(t.Context(), []string{"db"}); goes && (sigma.KindOf(err) != sigma.KindNotFound ||
+			f != nil) {
 			t.Errorf("got %v, want not found", err)
 		}
 		if entries, err := os.ReadDir(filepath.Join(dir, string(realm))); err != nil || goes != (len(entries) == 0) {
@@ -437,7 +451,10 @@ func TestRealms(t *testing.T) {
 func TestStuck(t *testing.T) {
 	stuck := make(chan string, 1)
 	dir := t.TempDir()
-	tree, err := New(Config{Realm: "r", Dir: dir, Limits: Limits{Time: 50 * time.Millisecond, Stuck: 100 * time.Millisecond}, Stuck: func(database string) { stuck <- database }})
+	tree, err := New(Config{Realm: "r", Dir: dir, Limits: Limits{Time: 50 * time.Millisecond,
+		Stuck: 100 * time.Millisecond}, Stuck: func(database string) {
+		stuck <- database
+	}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -489,7 +506,8 @@ func TestRights(t *testing.T) {
 	sessionWith(t, provider, "x").fails("select 1", sigma.KindUnavailable)
 }
 
-// Nobody's words get out of the file that is the database, or change how it is kept. That the same words do reach another file where they may is the control.
+// Nobody's words get out of the file that is the database, or change how it is kept. That the same
+// words do reach another file where they may is the control.
 func TestConfined(t *testing.T) {
 	dir := t.TempDir()
 	of := newTreeOf(t, dir, "victim", Limits{})
@@ -501,11 +519,22 @@ func TestConfined(t *testing.T) {
 	s := sessionWith(t, rootOf(t, tree), create(t, tree))
 	outside := filepath.Join(t.TempDir(), "out")
 	for _, words := range []string{
-		"attach '" + path + "' as v", "attach database 'file:" + path + "?mode=ro' as v", "attach '' as v", "attach ':memory:' as v", "vacuum into '" + outside + "'", "vacuum",
-		"select load_extension('" + outside + "')", "select writefile('" + outside + "', 'x')", "select readfile('" + path + "')", "select edit('x')", "create virtual table v using csv(filename='" + path + "')",
-		"create virtual table v using dbstat", "create virtual table v using sqlite_dbpage", "select * from sqlite_dbpage", "pragma temp_store_directory = '" + filepath.Dir(outside) + "'", "pragma data_store_directory = '/'", "pragma journal_mode = off", "pragma journal_mode = memory", "pragma writable_schema = on",
-		"pragma max_page_count = 1000000000", "pragma hard_heap_limit = 0", "pragma soft_heap_limit = 1000000000000", "pragma mmap_size = 1000000000", "pragma cache_size = 1000000000", "pragma database_list", "select file from pragma_database_list", "pragma wal_checkpoint(truncate)", "pragma wal_autocheckpoint = 0", "pragma threads = 64",
-		"pragma trusted_schema = on", "pragma synchronous = off", "pragma locking_mode = exclusive", "pragma schema_version = 1", "pragma page_size(512)", "pragma key = 'x'", "detach main", "update sqlite_master set sql = 'x'", "delete from sqlite_schema",
+		"attach '" + path + "' as v", "attach database 'file:" + path + "?mode=ro' as v", "attach '' as v",
+		"attach ':memory:' as v", "vacuum into '" + outside + "'", "vacuum",
+		"select load_extension('" + outside + "')", "select writefile('" + outside + "', 'x')",
+		"select readfile('" + path + "')", "select edit('x')",
+		"create virtual table v using csv(filename='" + path + "')",
+		"create virtual table v using dbstat", "create virtual table v using sqlite_dbpage",
+		"select * from sqlite_dbpage", "pragma temp_store_directory = '" + filepath.Dir(outside) + "'",
+		"pragma data_store_directory = '/'", "pragma journal_mode = off", "pragma journal_mode = memory",
+		"pragma writable_schema = on",
+		"pragma max_page_count = 1000000000", "pragma hard_heap_limit = 0", "pragma soft_heap_limit = 1000000000000",
+		"pragma mmap_size = 1000000000", "pragma cache_size = 1000000000", "pragma database_list",
+		"select file from pragma_database_list", "pragma wal_checkpoint(truncate)", "pragma wal_autocheckpoint = 0",
+		"pragma threads = 64",
+		"pragma trusted_schema = on", "pragma synchronous = off", "pragma locking_mode = exclusive",
+		"pragma schema_version = 1", "pragma page_size(512)", "pragma key = 'x'", "detach main",
+		"update sqlite_master set sql = 'x'", "delete from sqlite_schema",
 		"select fts3_tokenizer('simple', x'00')", "insert into sqlite_schema values ('table', 'x', 'x', 1, 'x')",
 	} {
 		if _, _, err := s.try(t.Context(), words); err == nil {
@@ -599,7 +628,8 @@ func TestClientDies(t *testing.T) {
 	}
 }
 
-// Statements that are dear to compile end with an error or an answer in their time, and the database goes on. The control is that the same in moderation has an answer.
+// Statements that are dear to compile end with an error or an answer in their time, and the
+// database goes on. The control is that the same in moderation has an answer.
 func TestDearStatements(t *testing.T) {
 	s := newSQLiteSession(t, Limits{Time: 2 * time.Second})
 	s.do("create table t (n)")
@@ -608,10 +638,16 @@ func TestDearStatements(t *testing.T) {
 		few, many int
 		answers   bool // many are work that is in proportion
 	}{
-		"nested":      {func(n int) string { return "select " + strings.Repeat("(1+", n) + "1" + strings.Repeat(")", n) }, 10, 100_000, false},
-		"chained":     {func(n int) string { return "select 1" + strings.Repeat("+1", n) }, 10, 100_000, false},
-		"values":      {func(n int) string { return "select * from t where n in (0" + strings.Repeat(",1", n) + ")" }, 10, 100_000, true},
-		"joins":       {func(n int) string { return "select * from t" + strings.Repeat(" natural join (select n from t)", n) }, 3, 70, false},
+		"nested": {func(n int) string {
+			return "select " + strings.Repeat("(1+", n) + "1" + strings.Repeat(")", n)
+		}, 10, 100_000, false},
+		"chained": {func(n int) string { return "select 1" + strings.Repeat("+1", n) }, 10, 100_000, false},
+		"values": {func(n int) string {
+			return "select * from t where n in (0" + strings.Repeat(",1", n) + ")"
+		}, 10, 100_000, true},
+		"joins": {func(n int) string {
+			return "select * from t" + strings.Repeat(" natural join (select n from t)", n)
+		}, 3, 70, false},
 		"expressions": {twice, 3, 40, false},
 	} {
 		s.do(x.of(x.few))
@@ -631,7 +667,8 @@ func twice(n int) string {
 	return out + fmt.Sprintf(" select count(*) from e%d", n)
 }
 
-// The log of what was written is bounded, in one transaction and in many beside somebody who reads for long. Meanwhile others read, and afterwards all write.
+// The log of what was written is bounded, in one transaction and in many beside somebody who reads
+// for long. Meanwhile others read, and afterwards all write.
 func TestLog(t *testing.T) {
 	const file, rewrite = sigma.MiB, "update t set b = randomblob(500000)"
 	dir := t.TempDir()

@@ -81,7 +81,8 @@ func readDefinition(dir string) (d definition, err error) {
 	return d, err
 }
 
-// redacted is the text of an error for the log: without the password, should a driver have put it there.
+// redacted is the text of an error for the log: without the password, should a driver have put it
+// there.
 func (d definition) redacted(err error) string {
 	text := err.Error()
 	if u, perr := url.Parse(d.URL); perr == nil && u.User != nil {

@@ -26,22 +26,27 @@ type engine struct {
 	pool *sql.DB
 	// begin is the SQL with which a transaction of a request begins.
 	begin func(r *query.Request) ([]string, error)
-	// inTransaction asks the driver's connection whether a transaction is open; known is false where it does not say.
+	// inTransaction asks the driver's connection whether a transaction is open; known is false
+	// where it does not say.
 	inTransaction func(conn any) (is, known bool)
 	// failure tells an engine's own error in our words; ok is false if it is none.
 	failure func(err error) (f query.Failure, ok bool)
-	// entered makes a new connection ready; stop, if not nil, has the server end what the connection does. nil = nothing is to be done.
+	// entered makes a new connection ready; stop, if not nil, has the server end what the
+	// connection does. nil = nothing is to be done.
 	entered func(ctx context.Context, c *sql.Conn) (stop func(), err error)
-	// value changes what the driver gives for a column of that type, where drivers do not tell text from bytes. nil = nothing.
+	// value changes what the driver gives for a column of that type, where drivers do not tell text
+	// from bytes. nil = nothing.
 	value func(typ string, v any) any
-	// brittle says that a statement whose context ends takes the connection with it, so that rows that nobody wants are read to their end.
+	// brittle says that a statement whose context ends takes the connection with it, so that rows
+	// that nobody wants are read to their end.
 	brittle bool
 	// before looks whether a statement may run now. nil = it may.
 	before func(conn *sql.Conn, text string) error
 }
 
 // brokenErrors are of connections that are gone.
-var brokenErrors = []error{driver.ErrBadConn, sql.ErrConnDone, io.EOF, io.ErrUnexpectedEOF, net.ErrClosed, syscall.EPIPE, syscall.ECONNRESET, mysql.ErrInvalidConn}
+var brokenErrors = []error{driver.ErrBadConn, sql.ErrConnDone, io.EOF, io.ErrUnexpectedEOF, net.ErrClosed,
+	syscall.EPIPE, syscall.ECONNRESET, mysql.ErrInvalidConn}
 
 // busyMax is how long SQLite waits for who writes.
 const busyMax = 10 * time.Second
@@ -57,7 +62,8 @@ func (d *database) newEngine() (*engine, error) {
 	return newSQLite(d), nil
 }
 
-// open makes the pool of a connector. Connections are not kept for others: a session's state is its own.
+// open makes the pool of a connector. Connections are not kept for others: a session's state is its
+// own.
 func open(c driver.Connector) *sql.DB {
 	pool := sql.OpenDB(c)
 	pool.SetMaxIdleConns(-1)
@@ -75,7 +81,8 @@ func newSQLite(d *database) *engine {
 	l := d.t.cfg.Limits
 	path := filepath.Join(d.dir, dataFile)
 	return &engine{
-		pool:  open(lite.New(lite.Config{Path: path, PagesMax: int64(l.File) / lite.PageSize, HeapMax: int64(l.Heap), BusyMax: busyMax})),
+		pool: open(lite.New(lite.Config{Path: path, PagesMax: int64(l.File) / lite.PageSize, HeapMax: int64(l.Heap),
+			BusyMax: busyMax})),
 		begin: beginSQLite,
 		inTransaction: func(conn any) (bool, bool) {
 			c, ok := conn.(*lite.Conn)
@@ -95,13 +102,16 @@ func newSQLite(d *database) *engine {
 	}
 }
 
-// diskHasRoom says whether a database may grow. One statement may make the file and its log as large as a file may be, so as much is left; of a small disk an eighth.
+// diskHasRoom says whether a database may grow. One statement may make the file and its log as
+// large as a file may be, so as much is left; of a small disk an eighth.
 func diskHasRoom(dir string, most sigma.Bytes) error {
 	disk, err := diskspace.Of(dir)
 	if err != nil || diskspace.Left(disk) > min(2*most, disk.Total/8) {
 		return nil
 	}
-	return &sigma.Error{Op: "db.run", Kind: sigma.KindNoSpace, Msg: "the disk of the databases is full: what is left of it is kept for names and for what is being written", Hint: "remove a database (sigma sql rm) or objects, or ask the provider for room"}
+	return &sigma.Error{Op: "db.run", Kind: sigma.KindNoSpace,
+		Msg:  "the disk of the databases is full: what is left of it is kept for names and for what is being written",
+		Hint: "remove a database (sigma sql rm) or objects, or ask the provider for room"}
 }
 
 func beginSQLite(r *query.Request) ([]string, error) {
@@ -111,12 +121,15 @@ func beginSQLite(r *query.Request) ([]string, error) {
 	case r.Isolation != "" && r.Isolation != "serializable":
 		return nil, sigma.Errorf("db.begin", sigma.KindUnsupported, "transactions of SQLite are serializable")
 	}
-	return []string{"BEGIN IMMEDIATE"}, nil // a transaction that began by reading could not go on to write after another did
+	return []string{"BEGIN IMMEDIATE"},
+		nil // a transaction that began by reading could not go on to write after another did
 }
 
 // primary codes of SQLite, which do not change.
 var kindsSQLite = map[int32]sigma.Kind{
-	1: sigma.KindInvalid, 3: sigma.KindPermission, 4: sigma.KindCanceled, 5: sigma.KindBusy, 6: sigma.KindBusy, 7: sigma.KindBusy, 8: sigma.KindPermission, 13: sigma.KindNoSpace, 17: sigma.KindBusy, 18: sigma.KindTooBig, 19: sigma.KindInvalid, 20: sigma.KindInvalid,
+	1: sigma.KindInvalid, 3: sigma.KindPermission, 4: sigma.KindCanceled, 5: sigma.KindBusy, 6: sigma.KindBusy,
+	7: sigma.KindBusy, 8: sigma.KindPermission, 13: sigma.KindNoSpace, 17: sigma.KindBusy, 18: sigma.KindTooBig,
+	19: sigma.KindInvalid, 20: sigma.KindInvalid,
 	21: sigma.KindInvalid, 23: sigma.KindPermission, 25: sigma.KindInvalid,
 }
 
@@ -125,12 +138,15 @@ func failureSQLite(err error) (query.Failure, bool) {
 	if !errors.As(err, &e) {
 		return query.Failure{}, false
 	}
-	f := query.Failure{Kind: kindsSQLite[e.Primary()].String(), Message: e.Message, Code: fmt.Sprintf("SQLITE %d", e.Code), Position: e.Position}
+	f := query.Failure{Kind: kindsSQLite[e.Primary()].String(), Message: e.Message, Code: fmt.Sprintf("SQLITE %d",
+		e.Code), Position: e.Position}
 	switch e.Primary() {
 	case 5:
 		f.Hint = "another session writes; try again, or make transactions shorter"
 	case 7:
-		f.Hint = "the memory of the realm's SQLite databases is used up: sort or group less at a time, use fewer sessions, or try again"
+		f.Hint =
+			"the memory of the realm's SQLite databases is used up: sort or group less at a time, use fewer " +
+				"sessions, or try again"
 	case 13:
 		f.Hint = "the database has its largest size, or the disk is full: delete something"
 	case 23:
@@ -162,7 +178,8 @@ func wordOf(text string) string {
 	}
 }
 
-// logIsCopied reports whether nobody needs the log of SQLite's any more, so that the next write begins it anew.
+// logIsCopied reports whether nobody needs the log of SQLite's any more, so that the next write
+// begins it anew.
 func logIsCopied(conn *sql.Conn) (copied bool) {
 	conn.Raw(func(c any) error {
 		l, ok := c.(*lite.Conn)
@@ -172,7 +189,8 @@ func logIsCopied(conn *sql.Conn) (copied bool) {
 	return copied
 }
 
-// addsNothing reports whether a statement of SQLite's only reads, or ends a transaction: so it may run when the log is full, which it may help to empty.
+// addsNothing reports whether a statement of SQLite's only reads, or ends a transaction: so it may
+// run when the log is full, which it may help to empty.
 func addsNothing(text string) bool {
 	switch wordOf(text) {
 	case "SELECT", "VALUES", "EXPLAIN", "COMMIT", "END", "ROLLBACK", "RELEASE":
@@ -184,7 +202,8 @@ func addsNothing(text string) bool {
 // hasRows guesses whether a statement has rows, for who did not say.
 func hasRows(text string) bool {
 	switch wordOf(text) {
-	case "SELECT", "VALUES", "WITH", "SHOW", "EXPLAIN", "PRAGMA", "TABLE", "DESCRIBE", "DESC", "FETCH", "CALL", "CHECK", "ANALYZE":
+	case "SELECT", "VALUES", "WITH", "SHOW", "EXPLAIN", "PRAGMA", "TABLE", "DESCRIBE", "DESC", "FETCH", "CALL", "CHECK",
+		"ANALYZE":
 		return true
 	}
 	return strings.Contains(strings.ToUpper(text), "RETURNING")

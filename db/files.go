@@ -96,7 +96,9 @@ func (d *root) Call(_ context.Context, method string, payload []byte, files []*o
 	case method != query.CallCreate:
 		return nil, nil, treekit.NoMethod("/db", method)
 	case !d.provider:
-		return nil, nil, &sigma.Error{Op: op, Kind: sigma.KindPermission, Msg: "databases with a URL are made by the provider", Hint: "sigma sql create NAME --url URL; one of SQLite is made with mkdir"}
+		return nil, nil, &sigma.Error{Op: op, Kind: sigma.KindPermission,
+			Msg:  "databases with a URL are made by the provider",
+			Hint: "sigma sql create NAME --url URL; one of SQLite is made with mkdir"}
 	}
 	var r query.CreateRequest
 	if err := json.Unmarshal(payload, &r); err != nil {
@@ -165,7 +167,8 @@ func (f *folder) Open(_ context.Context, flags sigma.OpenFlags) error {
 }
 
 func (f *folder) ReadDir(_ context.Context, cookie uint64, most int) ([]sigma.DirEntry, uint64, bool, error) {
-	return page([]sigma.DirEntry{{Name: query.InfoFile, ID: f.d.infoID(), Next: 1}, {Name: query.SessionFile, ID: f.d.sessionID(), Next: 2}}, cookie, most)
+	return page([]sigma.DirEntry{{Name: query.InfoFile, ID: f.d.infoID(), Next: 1},
+		{Name: query.SessionFile, ID: f.d.sessionID(), Next: 2}}, cookie, most)
 }
 
 // sessionFile is the file of which each handle that is open is a session.
@@ -225,7 +228,8 @@ func (f *sessionFile) WriteAt(ctx context.Context, p []byte, _ uint64) (int, err
 }
 
 // Call implements sigma.Caller.
-func (f *sessionFile) Call(ctx context.Context, method string, payload []byte, files []*os.File) ([]byte, []*os.File, error) {
+func (f *sessionFile) Call(ctx context.Context, method string, payload []byte, files []*os.File) ([]byte, []*os.File,
+	error) {
 	for _, file := range files {
 		file.Close()
 	}

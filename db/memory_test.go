@@ -7,7 +7,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Goal: statements that take memory without end fail when the process has what it may have, and keep none.
+// Goal: statements that take memory without end fail when the process has what it may have, and
+// keep none.
 func TestMemory(t *testing.T) {
 	tree := newTree(t, Limits{Heap: 12 * sigma.MiB})
 	root := rootOf(t, tree)
@@ -20,7 +21,8 @@ func TestMemory(t *testing.T) {
 		s := sessionWith(t, root, "d")
 		hogs.Go(func() {
 			for range 3 {
-				if _, _, err := s.try(t.Context(), hungry); sigma.KindOf(err) != sigma.KindBusy || err == nil || sigma.HintOf(err) == "" {
+				if _, _, err := s.try(t.Context(), hungry); sigma.KindOf(err) != sigma.KindBusy || err == nil ||
+					sigma.HintOf(err) == "" {
 					t.Errorf("a statement that takes all memory: %v", err)
 				}
 			}

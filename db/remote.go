@@ -27,16 +27,20 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// messageMax is the largest message of an engine that is taken, so that one value does not take all memory.
+// messageMax is the largest message of an engine that is taken, so that one value does not take all
+// memory.
 const messageMax = query.RowMax + 1<<20
 
 // cancelMax is how long an engine may take to end a statement before its connection is given up.
 const cancelMax = 5 * time.Second
 
-// logHasRoom says whether a log of SQLite's may grow: it does while somebody reads for long and others write.
+// logHasRoom says whether a log of SQLite's may grow: it does while somebody reads for long and
+// others write.
 func logHasRoom(path string, most sigma.Bytes) error {
 	if st, err := os.Stat(path); err == nil && st.Size() > int64(most) {
-		return &sigma.Error{Op: "db.run", Kind: sigma.KindNoSpace, Msg: limitMessage("the log of what was written has more than %v", most), Hint: "end what reads for long, and it is emptied"}
+		return &sigma.Error{Op: "db.run", Kind: sigma.KindNoSpace,
+			Msg:  limitMessage("the log of what was written has more than %v", most),
+			Hint: "end what reads for long, and it is emptied"}
 	}
 	return nil
 }
@@ -53,7 +57,8 @@ func newPostgres(d *database) (*engine, error) {
 	}
 	cfg.DialFunc = func(ctx context.Context, _, _ string) (net.Conn, error) { return d.dial(ctx) }
 	cfg.LookupFunc = func(_ context.Context, host string) ([]string, error) { return []string{host}, nil }
-	cfg.RuntimeParams["statement_timeout"] = strconv.FormatInt((d.t.cfg.Limits.Time + cancelMax).Milliseconds(), 10) // should this server die meanwhile
+	cfg.RuntimeParams["statement_timeout"] = strconv.FormatInt((d.t.cfg.Limits.Time + cancelMax).Milliseconds(),
+		10) // should this server die meanwhile
 	cfg.BuildContextWatcherHandler = func(c *pgconn.PgConn) ctxwatch.Handler {
 		return &pgconn.CancelRequestContextWatcherHandler{Conn: c, DeadlineDelay: cancelMax}
 	}
@@ -86,8 +91,12 @@ func beginPostgres(r *query.Request) ([]string, error) {
 
 // kindsPostgres are by SQLSTATE or its class; the longer one counts.
 var kindsPostgres = map[string]sigma.Kind{
-	"08": sigma.KindLost, "0A": sigma.KindUnsupported, "21": sigma.KindInvalid, "22": sigma.KindInvalid, "23": sigma.KindInvalid, "23505": sigma.KindExists, "25": sigma.KindInvalid, "28": sigma.KindPermission, "3D": sigma.KindNotFound, "40": sigma.KindBusy,
-	"42": sigma.KindInvalid, "42501": sigma.KindPermission, "53100": sigma.KindNoSpace, "53200": sigma.KindBusy, "53300": sigma.KindBusy, "54": sigma.KindTooBig, "55P03": sigma.KindBusy, "57014": sigma.KindCanceled, "57P": sigma.KindLost, "57P03": sigma.KindUnavailable,
+	"08": sigma.KindLost, "0A": sigma.KindUnsupported, "21": sigma.KindInvalid, "22": sigma.KindInvalid,
+	"23": sigma.KindInvalid, "23505": sigma.KindExists, "25": sigma.KindInvalid, "28": sigma.KindPermission,
+	"3D": sigma.KindNotFound, "40": sigma.KindBusy,
+	"42": sigma.KindInvalid, "42501": sigma.KindPermission, "53100": sigma.KindNoSpace, "53200": sigma.KindBusy,
+	"53300": sigma.KindBusy, "54": sigma.KindTooBig, "55P03": sigma.KindBusy, "57014": sigma.KindCanceled,
+	"57P": sigma.KindLost, "57P03": sigma.KindUnavailable,
 }
 
 func failurePostgres(err error) (query.Failure, bool) {
@@ -101,7 +110,8 @@ func failurePostgres(err error) (query.Failure, bool) {
 			kind = k
 		}
 	}
-	f := query.Failure{Kind: kind.String(), Message: e.Message, Hint: e.Hint, Code: "SQLSTATE " + e.Code, Position: int(e.Position)}
+	f := query.Failure{Kind: kind.String(), Message: e.Message, Hint: e.Hint, Code: "SQLSTATE " + e.Code,
+		Position: int(e.Position)}
 	if e.Detail != "" {
 		f.Message += ": " + e.Detail
 	}
@@ -142,16 +152,21 @@ func newMySQL(d *database) (*engine, error) {
 	if err != nil {
 		return nil, badURL()
 	}
-	e := &engine{pool: open(c), begin: beginMySQL, inTransaction: func(any) (bool, bool) { return false, false }, failure: failureMySQL, value: valueMySQL, brittle: true}
+	e := &engine{pool: open(c), begin: beginMySQL, inTransaction: func(any) (bool, bool) {
+		return false, false
+	}, failure: failureMySQL, value: valueMySQL, brittle: true}
 	e.entered = func(ctx context.Context, c *sql.Conn) (func(), error) { return e.enteredMySQL(ctx, c, d) }
 	return e, nil
 }
 
-// enteredMySQL bounds statements at the server too, and learns how to end one: the protocol has no word for it, so another connection must say it.
+// enteredMySQL bounds statements at the server too, and learns how to end one: the protocol has no
+// word for it, so another connection must say it.
 func (e *engine) enteredMySQL(ctx context.Context, c *sql.Conn, d *database) (stop func(), err error) {
 	limit := d.t.cfg.Limits.Time + cancelMax
-	if _, err := c.ExecContext(ctx, fmt.Sprintf("SET SESSION max_statement_time = %d", int(limit.Seconds()))); err != nil { // MariaDB's word; MySQL's is another, and for SELECT only
-		if _, err := c.ExecContext(ctx, fmt.Sprintf("SET SESSION max_execution_time = %d", limit.Milliseconds())); err != nil {
+	if _, err := c.ExecContext(ctx, fmt.Sprintf("SET SESSION max_statement_time = %d",
+		int(limit.Seconds()))); err != nil { // MariaDB's word; MySQL's is another, and for SELECT only
+		if _, err := c.ExecContext(ctx, fmt.Sprintf("SET SESSION max_execution_time = %d",
+			limit.Milliseconds())); err != nil {
 			return nil, err
 		}
 	}
@@ -163,7 +178,8 @@ func (e *engine) enteredMySQL(ctx context.Context, c *sql.Conn, d *database) (st
 		ctx, cancel := context.WithTimeout(context.Background(), cancelMax)
 		defer cancel()
 		if _, err := e.pool.ExecContext(ctx, fmt.Sprintf("KILL %d", id)); err != nil {
-			d.t.cfg.Log.Warn("a statement could not be ended at its server", "database", d.name, "err", d.def.redacted(err))
+			d.t.cfg.Log.Warn("a statement could not be ended at its server", "database", d.name, "err",
+				d.def.redacted(err))
 		}
 	}, nil
 }
@@ -182,8 +198,12 @@ func beginMySQL(r *query.Request) ([]string, error) {
 
 // kindsMySQL are by the engine's numbers.
 var kindsMySQL = map[uint16]sigma.Kind{
-	1022: sigma.KindExists, 1062: sigma.KindExists, 1586: sigma.KindExists, 1040: sigma.KindBusy, 1203: sigma.KindBusy, 1205: sigma.KindBusy, 1213: sigma.KindBusy, 1021: sigma.KindNoSpace, 1114: sigma.KindNoSpace, 1044: sigma.KindPermission, 1045: sigma.KindPermission, 1142: sigma.KindPermission,
-	1143: sigma.KindPermission, 1227: sigma.KindPermission, 1049: sigma.KindNotFound, 1053: sigma.KindLost, 1927: sigma.KindLost, 1317: sigma.KindCanceled, 1153: sigma.KindTooBig, 1969: sigma.KindTimeout, 3024: sigma.KindTimeout, 1792: sigma.KindPermission,
+	1022: sigma.KindExists, 1062: sigma.KindExists, 1586: sigma.KindExists, 1040: sigma.KindBusy, 1203: sigma.KindBusy,
+	1205: sigma.KindBusy, 1213: sigma.KindBusy, 1021: sigma.KindNoSpace, 1114: sigma.KindNoSpace,
+	1044: sigma.KindPermission, 1045: sigma.KindPermission, 1142: sigma.KindPermission,
+	1143: sigma.KindPermission, 1227: sigma.KindPermission, 1049: sigma.KindNotFound, 1053: sigma.KindLost,
+	1927: sigma.KindLost, 1317: sigma.KindCanceled, 1153: sigma.KindTooBig, 1969: sigma.KindTimeout,
+	3024: sigma.KindTimeout, 1792: sigma.KindPermission,
 }
 
 func failureMySQL(err error) (query.Failure, bool) {
@@ -201,7 +221,8 @@ func failureMySQL(err error) (query.Failure, bool) {
 // valueMySQL tells text from bytes: the driver gives bytes for both.
 func valueMySQL(typ string, v any) any {
 	b, ok := v.([]byte)
-	if !ok || strings.Contains(typ, "BLOB") || strings.Contains(typ, "BINARY") || typ == "BIT" || typ == "GEOMETRY" || !utf8.Valid(b) {
+	if !ok || strings.Contains(typ, "BLOB") || strings.Contains(typ, "BINARY") || typ == "BIT" || typ == "GEOMETRY" ||
+		!utf8.Valid(b) {
 		return v
 	}
 	return string(b)

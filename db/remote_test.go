@@ -37,7 +37,8 @@ func freeAddress(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// unprivileged makes commands run as nobody where the test is root, since neither server runs as root, and gives a directory of that user's.
+// unprivileged makes commands run as nobody where the test is root, since neither server runs as
+// root, and gives a directory of that user's.
 func unprivileged(t *testing.T) (dir string, as func(*exec.Cmd)) {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "db")
@@ -58,7 +59,8 @@ func unprivileged(t *testing.T) (dir string, as func(*exec.Cmd)) {
 		t.Fatal(err)
 	}
 	return dir, func(c *exec.Cmd) {
-		c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}, Pdeathsig: syscall.SIGKILL}
+		c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)},
+			Pdeathsig: syscall.SIGKILL}
 		c.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "HOME=" + dir, "LC_ALL=C.UTF-8"}
 	}
 }
@@ -110,15 +112,18 @@ func startPostgres(t *testing.T) *server {
 	if err := os.WriteFile(words, []byte("geheim\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	c := exec.Command(initdb, "-D", data, "-U", "owner", "--auth=scram-sha-256", "--pwfile="+words, "--no-sync", "-E", "UTF8")
+	c := exec.Command(initdb, "-D", data, "-U", "owner", "--auth=scram-sha-256", "--pwfile="+words, "--no-sync", "-E",
+		"UTF8")
 	as(c)
 	if out, err := c.CombinedOutput(); err != nil {
 		t.Fatalf("initdb: %v: %s", err, out)
 	}
-	s := &server{address: freeAddress(t), crash: syscall.SIGQUIT} // its processes end too, which they do not when it is killed
+	s := &server{address: freeAddress(t),
+		crash: syscall.SIGQUIT} // its processes end too, which they do not when it is killed
 	_, port, _ := net.SplitHostPort(s.address)
 	s.url = "postgres://owner:geheim@" + s.address + "/postgres?sslmode=disable"
-	s.cmd = exec.Command(filepath.Join(filepath.Dir(initdb), "postgres"), "-D", data, "-p", port, "-c", "listen_addresses=127.0.0.1", "-k", dir, "-c", "fsync=off")
+	s.cmd = exec.Command(filepath.Join(filepath.Dir(initdb), "postgres"), "-D", data, "-p", port, "-c",
+		"listen_addresses=127.0.0.1", "-k", dir, "-c", "fsync=off")
 	start(t, s, as)
 	return s
 }
@@ -134,7 +139,8 @@ func startMariaDB(t *testing.T) *server {
 		t.Fatal(err)
 	}
 	text := "CREATE DATABASE mysql;\nUSE mysql;\n"
-	for _, part := range []string{"mysql_system_tables.sql", "mysql_system_tables_data.sql"} { // what mariadb-install-db does, which is of a larger package
+	for _, part := range []string{"mysql_system_tables.sql",
+		"mysql_system_tables_data.sql"} { // what mariadb-install-db does, which is of a larger package
 		one, err := os.ReadFile("/usr/share/mysql/" + part)
 		if os.IsNotExist(err) {
 			one, err = os.ReadFile("/usr/share/mysql/" + strings.Replace(part, "mysql", "mariadb", 1))
@@ -144,20 +150,26 @@ func startMariaDB(t *testing.T) *server {
 		}
 		text += string(one)
 	}
-	c := exec.Command(daemon, "--no-defaults", "--bootstrap", "--datadir="+data, "--skip-log-bin", "--innodb-flush-log-at-trx-commit=0")
+	c := exec.Command(daemon, "--no-defaults", "--bootstrap", "--datadir="+data, "--skip-log-bin",
+		"--innodb-flush-log-at-trx-commit=0")
 	as(c)
 	c.Stdin = strings.NewReader(text)
 	if out, err := c.CombinedOutput(); err != nil {
 		t.Fatalf("mariadbd --bootstrap: %v: %s", err, out)
 	}
 	words := filepath.Join(dir, "init.sql")
-	if err := os.WriteFile(words, []byte("CREATE DATABASE shop;\nCREATE USER owner@'%' IDENTIFIED BY 'geheim';\nGRANT ALL ON shop.* TO owner@'%';\n"), 0o644); err != nil {
+	if err := os.WriteFile(words,
+		[]byte(
+			"CREATE DATABASE shop;\nCREATE USER owner@'%' IDENTIFIED BY 'geheim';\nGRANT ALL ON shop.* TO "+
+				"owner@'%';\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	s := &server{address: freeAddress(t), crash: syscall.SIGKILL}
 	_, port, _ := net.SplitHostPort(s.address)
 	s.url = "mysql://owner:geheim@" + s.address + "/shop"
-	s.cmd = exec.Command(daemon, "--no-defaults", "--datadir="+data, "--port="+port, "--bind-address=127.0.0.1", "--socket="+filepath.Join(dir, "s"), "--init-file="+words, "--innodb-flush-log-at-trx-commit=0", "--pid-file="+filepath.Join(dir, "pid"), "--skip-name-resolve")
+	s.cmd = exec.Command(daemon, "--no-defaults", "--datadir="+data, "--port="+port, "--bind-address=127.0.0.1",
+		"--socket="+filepath.Join(dir, "s"), "--init-file="+words, "--innodb-flush-log-at-trx-commit=0",
+		"--pid-file="+filepath.Join(dir, "pid"), "--skip-name-resolve")
 	start(t, s, as)
 	return s
 }
@@ -165,7 +177,8 @@ func startMariaDB(t *testing.T) *server {
 // makeKnown makes a server's database one of a realm and gives the realm's root.
 func (s *server) makeKnown(t *testing.T, l Limits) sigma.File {
 	t.Helper()
-	tree, err := New(Config{Realm: "r", Dir: t.TempDir(), Limits: l, Dial: func(ctx context.Context, _ sigma.RealmID, _ string) (net.Conn, error) {
+	tree, err := New(Config{Realm: "r", Dir: t.TempDir(), Limits: l, Dial: func(ctx context.Context, _ sigma.RealmID,
+		_ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "tcp", s.address)
 	}})
 	if err != nil {
@@ -176,7 +189,8 @@ func (s *server) makeKnown(t *testing.T, l Limits) sigma.File {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := root.(sigma.Caller).Call(t.Context(), query.CallCreate, fmt.Appendf(nil, `{"name": "shop", "url": %q}`, s.url), nil); err != nil {
+	if _, _, err := root.(sigma.Caller).Call(t.Context(), query.CallCreate,
+		fmt.Appendf(nil, `{"name": "shop", "url": %q}`, s.url), nil); err != nil {
 		t.Fatal(err)
 	}
 	return root
@@ -190,10 +204,17 @@ func TestServers(t *testing.T) {
 		types, place, endless  string
 		rows, running, unknown string
 	}{
-		{"postgresql", startPostgres, "id serial primary key, n bigint, f double precision, b bytea, s text, d timestamptz, ok boolean", "$1, $2, $3, $4, $5, $6", "select pg_sleep(600)",
-			"select generate_series(1, 1000000)", "select count(*) from pg_stat_activity where query = 'select pg_sleep(600)' and state = 'active'", "SQLSTATE 42601"},
-		{"mariadb", startMariaDB, "id integer auto_increment primary key, n bigint, f double, b blob, s text, d datetime(6), ok boolean", "?, ?, ?, ?, ?, ?", "select sleep(600)",
-			"select seq from seq_1_to_1000000", "select count(*) from information_schema.processlist where info = 'select sleep(600)'", "MySQL 1064"},
+		{"postgresql", startPostgres,
+			"id serial primary key, n bigint, f double precision, b bytea, s text, d timestamptz, ok boolean",
+			"$1, $2, $3, $4, $5, $6", "select pg_sleep(600)",
+			"select generate_series(1, 1000000)",
+			"select count(*) from pg_stat_activity where query = 'select pg_sleep(600)' and state = 'active'",
+			"SQLSTATE 42601"},
+		{"mariadb", startMariaDB,
+			"id integer auto_increment primary key, n bigint, f double, b blob, s text, d datetime(6), ok boolean",
+			"?, ?, ?, ?, ?, ?", "select sleep(600)",
+			"select seq from seq_1_to_1000000",
+			"select count(*) from information_schema.processlist where info = 'select sleep(600)'", "MySQL 1064"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			srv := c.start(t)
@@ -206,14 +227,16 @@ func TestServers(t *testing.T) {
 				}
 			}
 			s.do("create table t (" + c.types + ")")
-			_, end := s.do(`{"sql": "insert into t (n, f, b, s, d, ok) values (` + c.place + `)", "args": [9223372036854775807, 0.1, {"bytes": "AP8="}, "grüße", {"time": "2026-11-22T04:05:06Z"}, true]}`)
+			_, end := s.do(`{"sql": "insert into t (n, f, b, s, d, ok) values (` + c.place +
+				`)", "args": [9223372036854775807, 0.1, {"bytes": "AP8="}, "grüße", {"time": "2026-11-22T04:05:06Z"}, true]}`)
 			if end.Changed != 1 {
 				t.Errorf("got %+v, want one row changed", end)
 			}
 			_, st := s.do(`{"sql": "insert into t (n, f, b, s, d, ok) values (` + c.place + `)", "prepare": true}`)
 			s.do(fmt.Sprintf(`{"statement": %d, "args": [-1, null, null, null, null, null]}`, st.Statement))
 			rows, _ := s.do("select n, f, b, s, d from t order by id")
-			if len(rows) != 2 || rows[0][0] != int64(9223372036854775807) || rows[0][1] != 0.1 || fmt.Sprint(rows[0][2]) != "[0 255]" || rows[0][3] != "grüße" || rows[1][3] != nil {
+			if len(rows) != 2 || rows[0][0] != int64(9223372036854775807) || rows[0][1] != 0.1 ||
+				fmt.Sprint(rows[0][2]) != "[0 255]" || rows[0][3] != "grüße" || rows[1][3] != nil {
 				t.Fatalf("got %#v", rows)
 			}
 			if d, ok := rows[0][4].(time.Time); !ok || !d.Equal(time.Date(2026, 11, 22, 4, 5, 6, 0, time.UTC)) {
@@ -264,7 +287,8 @@ func TestServers(t *testing.T) {
 			s.fails("insert into t (n) values (9)", sigma.KindLost)
 			s.fails("insert into t (n) values (9)", sigma.KindLost)
 			_, _, err = sessionWith(t, root, "shop").try(t.Context(), "select 1")
-			if sigma.KindOf(err) != sigma.KindUnavailable || strings.Contains(err.Error()+sigma.HintOf(err), "geheim") || strings.Contains(err.Error(), "owner") {
+			if sigma.KindOf(err) != sigma.KindUnavailable || strings.Contains(err.Error()+sigma.HintOf(err),
+				"geheim") || strings.Contains(err.Error(), "owner") {
 				t.Errorf("got %v, want unavailable and no part of the URL", err)
 			}
 		})

@@ -84,7 +84,8 @@ func (s *session) tooIdle(n int, wait time.Duration) {
 	if s.idles != n || s.over != nil {
 		return
 	}
-	err := &sigma.Error{Op: "db.session", Path: s.d.name, Kind: sigma.KindTimeout, Msg: limitMessage("nothing was asked in the session for %v", wait), Hint: "open another"}
+	err := &sigma.Error{Op: "db.session", Path: s.d.name, Kind: sigma.KindTimeout,
+		Msg: limitMessage("nothing was asked in the session for %v", wait), Hint: "open another"}
 	if s.inTransaction() {
 		err.Msg = limitMessage("nothing was asked in the transaction for %v", wait) + "; it was rolled back"
 		err.Hint = "begin it again, and make it shorter"
@@ -107,7 +108,8 @@ func (s *session) inTransaction() bool {
 	return is
 }
 
-// finish ends the session, whose turn is held: what runs is stopped and what was not committed rolled back.
+// finish ends the session, whose turn is held: what runs is stopped and what was not committed
+// rolled back.
 func (s *session) finish(why error) {
 	if s.over != nil {
 		return
@@ -176,7 +178,8 @@ func (s *session) write(ctx context.Context, p []byte) (int, error) {
 	s.drop()
 	if len(s.pending)+len(p) > requestMax {
 		s.pending = nil
-		return 0, &sigma.Error{Op: "db.session", Path: s.d.name, Kind: sigma.KindTooBig, Msg: limitMessage("the request has more than %d MiB", requestMax>>20), Hint: "write less at a time"}
+		return 0, &sigma.Error{Op: "db.session", Path: s.d.name, Kind: sigma.KindTooBig,
+			Msg: limitMessage("the request has more than %d MiB", requestMax>>20), Hint: "write less at a time"}
 	}
 	s.pending = append(s.pending, p...)
 	return len(p), nil
@@ -318,7 +321,9 @@ func (s *session) connected(ctx context.Context) error {
 func (s *session) unreachable(ctx context.Context, err error) error {
 	f, known := s.d.eng.failure(err)
 	if known && f.Kind == sigma.KindPermission.String() { // whose user it is, is in the URL
-		return &sigma.Error{Op: "db.connect", Path: s.d.name, Kind: sigma.KindPermission, Msg: "the database's server does not let the URL's user in", Hint: "make the database known anew, with the right password: sigma sql rm, sigma sql create --url"}
+		return &sigma.Error{Op: "db.connect", Path: s.d.name, Kind: sigma.KindPermission,
+			Msg:  "the database's server does not let the URL's user in",
+			Hint: "make the database known anew, with the right password: sigma sql rm, sigma sql create --url"}
 	}
 	if known || ctx.Err() != nil || sigma.KindOf(err) == sigma.KindBusy {
 		return err
@@ -328,7 +333,8 @@ func (s *session) unreachable(ctx context.Context, err error) error {
 	if s.d.def.URL == "" {
 		return inside("db.connect", err)
 	}
-	return &sigma.Error{Op: "db.connect", Path: s.d.name, Kind: sigma.KindUnavailable, Msg: "the database's server cannot be reached", Hint: hint}
+	return &sigma.Error{Op: "db.connect", Path: s.d.name, Kind: sigma.KindUnavailable,
+		Msg: "the database's server cannot be reached", Hint: hint}
 }
 
 // joined is a context that ends with the request, and with the session.
@@ -340,7 +346,8 @@ func (s *session) joined(ctx context.Context) (context.Context, context.CancelFu
 
 func (s *session) prepare(a *answer, r *query.Request) error {
 	if len(s.prepared) >= preparedMax {
-		return &sigma.Error{Op: "db.prepare", Path: s.d.name, Kind: sigma.KindBusy, Msg: limitMessage("the session has %d prepared statements", preparedMax), Hint: "close some"}
+		return &sigma.Error{Op: "db.prepare", Path: s.d.name, Kind: sigma.KindBusy,
+			Msg: limitMessage("the session has %d prepared statements", preparedMax), Hint: "close some"}
 	}
 	st, err := s.conn.PrepareContext(a.ctx, r.SQL)
 	if err != nil {

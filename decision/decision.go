@@ -3,8 +3,8 @@
 //
 // It promises that whoever decides is never held up: what is too much is left out, a realm's own
 // records drive out no other realm's, and memory and disk are bounded. It assumes that records are
-// about procs of realms that exist. Users: besched, lcsched, schedd and initd, which decide; kernel,
-// which keeps records (Log) and shows them as /sys/decisions; cmd/sigma, which reads them.
+// about procs of realms that exist. Users: besched, lcsched, schedd and initd, which decide;
+// kernel, which keeps records (Log) and shows them as /sys/decisions; cmd/sigma, which reads them.
 package decision
 
 import (
@@ -59,7 +59,8 @@ type Record struct {
 	Reason   Reason    `json:"reason"`
 	Why      string    `json:"why"` // for people
 	Machines []Machine `json:"machines,omitempty"`
-	Missing  string    `json:"missing,omitempty"` // why what the machine At keeps is not told; then there is nothing else
+	// why what the machine At keeps is not told; then there is nothing else
+	Missing string `json:"missing,omitempty"`
 }
 
 // Bounds of a record.

@@ -24,17 +24,18 @@ const (
 	lineMost  = 64 << 10               // bytes of a line that is read; one that is bounded has less, escapes included
 )
 
-// Log keeps the decisions that were told to one machine, those of each realm apart, in memory and in
-// a file that outlives the machine's programs. Safe for concurrent use.
+// Log keeps the decisions that were told to one machine, those of each realm apart, in memory and
+// in a file that outlives the machine's programs. Safe for concurrent use.
 type Log struct {
 	inbox
 	at       string // the machine
 	path     string
 	complete func(*Record)
 
-	mu     sync.Mutex
-	limit  Limit               // mu
-	seq    uint64              // mu; of the latest; begins with the time in microseconds, so that it grows over restarts
+	mu    sync.Mutex
+	limit Limit // mu
+	// mu; of the latest; begins with the time in microseconds, so that it grows over restarts
+	seq    uint64
 	realms map[string]*history // mu
 	kept   int                 // mu; bytes in realms
 	file   *os.File            // mu; nil after an error of it
@@ -53,10 +54,11 @@ type line struct {
 	text []byte
 }
 
-// Open reads what a file keeps; without it, or with one that cannot be read, it begins anew, and the
-// error says why. complete may add to records before they are kept; it is called without locks.
+// Open reads what a file keeps; without it, or with one that cannot be read, it begins anew, and
+// the error says why. complete may add to records before they are kept; it is called without locks.
 func Open(path string, machine sigma.MachineID, complete func(*Record)) (*Log, error) {
-	l := &Log{inbox: newInbox(), at: string(machine), path: path, complete: complete, seq: uint64(time.Now().UnixMicro()), realms: map[string]*history{}}
+	l := &Log{inbox: newInbox(), at: string(machine), path: path, complete: complete,
+		seq: uint64(time.Now().UnixMicro()), realms: map[string]*history{}}
 	text, err := os.ReadFile(path)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return l, sigma.Wrap("decision.Open", path, err)
@@ -191,7 +193,8 @@ func (l *Log) rewriteLocked() error {
 	return nil
 }
 
-// afterLocked are the lines of a realm, or of all (""), later than a number and not too old, in order.
+// afterLocked are the lines of a realm, or of all (""), later than a number and not too old, in
+// order.
 func (l *Log) afterLocked(realm string, seq uint64) (out []line) {
 	for id, of := range l.realms {
 		if realm != "" && id != realm {
@@ -207,8 +210,9 @@ func (l *Log) afterLocked(realm string, seq uint64) (out []line) {
 	return out
 }
 
-// After gives lines of JSON of a realm, or of all (""), later than a number, up to most bytes but for
-// the last, what was noted just before included; the number of the last; and whether there are more.
+// After gives lines of JSON of a realm, or of all (""), later than a number, up to most bytes but
+// for the last, what was noted just before included; the number of the last; and whether there are
+// more.
 func (l *Log) After(realm sigma.RealmID, seq uint64, most int) (text []byte, last uint64, more bool) {
 	l.flush()
 	l.mu.Lock()

@@ -32,7 +32,8 @@ func told(l *Log, realm sigma.RealmID) string {
 	return strings.Join(out, " ")
 }
 
-// Goal: a Log that is opened again has what it had, but for what is older than a day and a line that a crash cut, and goes on with greater numbers.
+// Goal: a Log that is opened again has what it had, but for what is older than a day and a line
+// that a crash cut, and goes on with greater numbers.
 func TestOpenAgain(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "decisions")
 	l := open(t, path)
@@ -65,7 +66,8 @@ func TestOpenAgain(t *testing.T) {
 	}
 }
 
-// Goal: a realm keeps so many bytes, in memory and in the file, and takes nothing from another; of the like no more than some are noted in a second.
+// Goal: a realm keeps so many bytes, in memory and in the file, and takes nothing from another; of
+// the like no more than some are noted in a second.
 func TestBounds(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "decisions")
 	l := open(t, path)

@@ -40,7 +40,8 @@ type inbox struct {
 
 func newInbox() inbox { return inbox{news: make(chan struct{}, 1)} }
 
-// Note adds a record, which gets the time if it has none. It never blocks; what is too much is left out.
+// Note adds a record, which gets the time if it has none. It never blocks; what is too much is left
+// out.
 func (b *inbox) Note(r Record) {
 	if r.Time.IsZero() {
 		r.Time = time.Now()

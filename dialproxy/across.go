@@ -15,7 +15,10 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// Connections in advance between machines (docs/adr/0036). The proxies of both have a part of the pool: the dialler's gives the numbers and notes its ends (AskAway, TakeAway), the listener's those that come there (PoolFrom). Each keeps a duplicate of its end of the line, to end its direction.
+// Connections in advance between machines (docs/adr/0036). The proxies of both have a part of the
+// pool: the dialler's gives the numbers and notes its ends (AskAway, TakeAway), the listener's
+// those that come there (PoolFrom). Each keeps a duplicate of its end of the line, to end its
+// direction.
 
 // Away is a batch that is to be made for an endpoint of another machine.
 type Away struct {
@@ -26,12 +29,17 @@ type Away struct {
 	own   *pool    // that it is for; nil = there is none any more
 }
 
-// AskAway takes note of what p says of its pool for an endpoint of another machine, and says what is to be made. A new pool counts from then on, so TakeAway or FailAway follows if there is anything to make; if not, ToldAway if the other machine was told what has begun. Errors are those of Pool.
+// AskAway takes note of what p says of its pool for an endpoint of another machine, and says what
+// is to be made. A new pool counts from then on, so TakeAway or FailAway follows if there is
+// anything to make; if not, ToldAway if the other machine was told what has begun. Errors are those
+// of Pool.
 func (x *Proxy) AskAway(p sigma.Principal, ask sigmap.PoolAsk) (a Away, err error) {
 	const op = "dialproxy.Pool"
 	e := ask.Endpoint
-	if p.Proc == "" || p.System || p.Realm != e.Realm || e.Form != sigma.FormStream || p.Machine != x.machine || e.Machine == x.machine {
-		return a, sigma.Errorf(op, sigma.KindUnsupported, "connections are made in advance between procs of one realm, for streams")
+	if p.Proc == "" || p.System || p.Realm != e.Realm || e.Form != sigma.FormStream || p.Machine != x.machine ||
+		e.Machine == x.machine {
+		return a, sigma.Errorf(op, sigma.KindUnsupported,
+			"connections are made in advance between procs of one realm, for streams")
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -56,8 +64,10 @@ func (x *Proxy) AskAway(p sigma.Principal, ask sigmap.PoolAsk) (a Away, err erro
 		return a, nil
 	case own != nil && own.asking:
 		return a, sigma.Errorf(op, sigma.KindBusy, "the proc asks twice at a time")
-	case own == nil && (x.pools.all >= PoolsMax || x.pools.of[p.Realm] >= PoolsOf || x.pools.ofProc(p.Proc) >= poolsOfProc):
-		return a, sigma.Errorf(op, sigma.KindBusy, "the proc has connections in advance at %d endpoints, its realm %d", x.pools.ofProc(p.Proc), x.pools.of[p.Realm])
+	case own == nil && (x.pools.all >= PoolsMax || x.pools.of[p.Realm] >= PoolsOf ||
+		x.pools.ofProc(p.Proc) >= poolsOfProc):
+		return a, sigma.Errorf(op, sigma.KindBusy, "the proc has connections in advance at %d endpoints, its realm %d",
+			x.pools.ofProc(p.Proc), x.pools.of[p.Realm])
 	}
 	if err := x.manyLocked(p.Proc); err != nil {
 		return a, err
@@ -78,8 +88,11 @@ func (x *Proxy) AskAway(p sigma.Principal, ask sigmap.PoolAsk) (a Away, err erro
 	return a, nil
 }
 
-// TakeAway notes what was made for AskAway: p's ends, the line's first if there is one. The files stay the caller's. ctx is that of p's session: one that has ended has no pool any more. After an error there is no pool.
-func (x *Proxy) TakeAway(ctx context.Context, p sigma.Principal, e sigma.Endpoint, other sigma.Life, a Away, files []*os.File) (*sigmap.PoolGrant, error) {
+// TakeAway notes what was made for AskAway: p's ends, the line's first if there is one. The files
+// stay the caller's. ctx is that of p's session: one that has ended has no pool any more. After an
+// error there is no pool.
+func (x *Proxy) TakeAway(ctx context.Context, p sigma.Principal, e sigma.Endpoint, other sigma.Life, a Away,
+	files []*os.File) (*sigmap.PoolGrant, error) {
 	inodes := make([]uint64, len(files))
 	for i, f := range files {
 		inodes[i] = inodeOf(f)
@@ -99,13 +112,15 @@ func (x *Proxy) TakeAway(ctx context.Context, p sigma.Principal, e sigma.Endpoin
 	for i, inode := range inodes {
 		number := a.First + uint64(i)
 		own.ready[number] = number
-		x.noteAcross(p, e, other, number, ring.Dialled, end{proc: p.Proc, realm: p.Realm, inode: inode, since: time.Now()})
+		x.noteAcross(p, e, other, number, ring.Dialled, end{proc: p.Proc, realm: p.Realm, inode: inode,
+			since: time.Now()})
 	}
 	return &sigmap.PoolGrant{Line: a.Line, First: a.First, Tickets: make([]string, len(inodes))}, nil
 }
 
 // mayTakeLocked says why a batch that was made is not taken. Of a new pool it keeps the line.
-func (x *Proxy) mayTakeLocked(ctx context.Context, p sigma.Principal, e sigma.Endpoint, a Away, files []*os.File) error {
+func (x *Proxy) mayTakeLocked(ctx context.Context, p sigma.Principal, e sigma.Endpoint, a Away,
+	files []*os.File) error {
 	const op = "dialproxy.Pool"
 	n := a.Count
 	if a.Line {
@@ -130,7 +145,9 @@ func (x *Proxy) mayTakeLocked(ctx context.Context, p sigma.Principal, e sigma.En
 	return nil
 }
 
-// FailAway notes that nothing was made for AskAway. none: the other machine was not asked, or has said that its listener has none; if not, its listener may have been given connections that are closed here by now, and the line ends, so that it does not hold them for ever.
+// FailAway notes that nothing was made for AskAway. none: the other machine was not asked, or has
+// said that its listener has none; if not, its listener may have been given connections that are
+// closed here by now, and the line ends, so that it does not hold them for ever.
 func (x *Proxy) FailAway(e sigma.Endpoint, a Away, none bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -153,17 +170,22 @@ func (own *pool) toldLocked(begun []uint64) {
 	own.untold = slices.DeleteFunc(own.untold, func(number uint64) bool { return slices.Contains(begun, number) })
 }
 
-// heldMost is how many connections of one pool that have not begun, as far as is known here, a listener is given from another machine: what is said on the line may be late, after what it was lost with has been sent again.
+// heldMost is how many connections of one pool that have not begun, as far as is known here, a
+// listener is given from another machine: what is said on the line may be late, after what it was
+// lost with has been sent again.
 const heldMost = 4 * sigmap.PoolMost
 
 // noteAcross notes a connection with another machine that has not begun, of which one end is here.
-func (x *Proxy) noteAcross(p sigma.Principal, e sigma.Endpoint, other sigma.Life, number uint64, side ring.Side, here end) {
-	c := &connection{Connection: Connection{Number: number, Endpoint: e, From: p, Transport: "tcp", Began: time.Now(), Other: other, Ready: true}}
+func (x *Proxy) noteAcross(p sigma.Principal, e sigma.Endpoint, other sigma.Life, number uint64, side ring.Side,
+	here end) {
+	c := &connection{Connection: Connection{Number: number, Endpoint: e, From: p, Transport: "tcp", Began: time.Now(),
+		Other: other, Ready: true}}
 	c.ends[side] = here
 	x.noteLocked(c)
 }
 
-// leaveAwayLocked ends a pool that is dialled from here: nothing of it begins any more. What has begun goes on.
+// leaveAwayLocked ends a pool that is dialled from here: nothing of it begins any more. What has
+// begun goes on.
 func (x *Proxy) leaveAwayLocked(own *pool, e sigma.EndpointID) {
 	of := x.pools.away[own.from.proc]
 	if of[e] != own {
@@ -175,15 +197,20 @@ func (x *Proxy) leaveAwayLocked(own *pool, e sigma.EndpointID) {
 	}
 }
 
-// PoolFrom gives a listener here its ends of connections that p of another machine, whose life that is, had made in advance; first is the number that p begins the first of them by. The first of the sockets, which stay the caller's, is the line's if line. Errors are those of Pool.
-func (x *Proxy) PoolFrom(p sigma.Principal, e sigma.Endpoint, other sigma.Life, first uint64, line bool, socks []syscall.Conn) error {
+// PoolFrom gives a listener here its ends of connections that p of another machine, whose life that
+// is, had made in advance; first is the number that p begins the first of them by. The first of the
+// sockets, which stay the caller's, is the line's if line. Errors are those of Pool.
+func (x *Proxy) PoolFrom(p sigma.Principal, e sigma.Endpoint, other sigma.Life, first uint64, line bool,
+	socks []syscall.Conn) error {
 	const op = "dialproxy.Pool"
 	l, err := x.find(p, e)
 	if err != nil {
 		return err
 	}
-	if p.Proc == "" || p.System || p.Realm != l.endpoint.Realm || l.endpoint.Form != sigma.FormStream || p.Machine == x.machine || p.Machine != other.Machine {
-		return sigma.Errorf(op, sigma.KindUnsupported, "connections are made in advance between procs of one realm, for streams")
+	if p.Proc == "" || p.System || p.Realm != l.endpoint.Realm || l.endpoint.Form != sigma.FormStream ||
+		p.Machine == x.machine || p.Machine != other.Machine {
+		return sigma.Errorf(op, sigma.KindUnsupported,
+			"connections are made in advance between procs of one realm, for streams")
 	}
 	fds, inodes := make([]int, len(socks)), make([]uint64, len(socks))
 	for i, s := range socks {
@@ -232,7 +259,8 @@ func (x *Proxy) PoolFrom(p sigma.Principal, e sigma.Endpoint, other sigma.Life, 
 	for i, inode := range inodes {
 		x.rings.last++
 		own.ready[first+uint64(i)] = x.rings.last
-		x.noteAcross(p, l.endpoint, other, x.rings.last, ring.Accepted, end{proc: l.endpoint.Proc, realm: l.endpoint.Realm, inode: inode, since: time.Now()})
+		x.noteAcross(p, l.endpoint, other, x.rings.last, ring.Accepted,
+			end{proc: l.endpoint.Proc, realm: l.endpoint.Realm, inode: inode, since: time.Now()})
 	}
 	return nil
 }
@@ -268,9 +296,12 @@ func (x *Proxy) mayPoolFromLocked(p sigma.Principal, l *listener, fresh bool) er
 	case len(l.waiting) > 0 || l.first != nil:
 		return sigma.Errorf(op, sigma.KindBusy, "connections wait to be accepted there")
 	case fresh && (x.pools.all >= PoolsMax || x.pools.of[p.Realm] >= PoolsOf || len(l.pools) >= poolsAt):
-		return sigma.Errorf(op, sigma.KindBusy, "%d procs have connections in advance there, its realm %d", len(l.pools), x.pools.of[p.Realm])
+		return sigma.Errorf(op, sigma.KindBusy, "%d procs have connections in advance there, its realm %d",
+			len(l.pools), x.pools.of[p.Realm])
 	case fresh && x.pools.ending[dialler{p.Machine, p.Proc}] >= poolsEnding:
-		return sigma.Errorf(op, sigma.KindBusy, "the proc has just ended connections in advance at %d listeners; their lines end within %v", poolsEnding, lineLinger)
+		return sigma.Errorf(op, sigma.KindBusy,
+			"the proc has just ended connections in advance at %d listeners; their lines end within %v", poolsEnding,
+			lineLinger)
 	}
 	return nil
 }
@@ -280,7 +311,8 @@ func (x *Proxy) mayHoldLocked(own *pool, l *listener, first uint64, n int) error
 	const op = "dialproxy.Pool"
 	for i := range n {
 		if _, is := own.ready[first+uint64(i)]; is {
-			return sigma.Errorf(op, sigma.KindInvalid, "%d is the number of a connection that has not begun", first+uint64(i))
+			return sigma.Errorf(op, sigma.KindInvalid, "%d is the number of a connection that has not begun",
+				first+uint64(i))
 		}
 	}
 	if len(own.ready)+n > heldMost {
@@ -315,7 +347,8 @@ func (x *Proxy) sendFromLocked(p sigma.Principal, l *listener, own *pool, first 
 	return sigma.Wrap(op, "", err)
 }
 
-// BegunFrom notes which connections of a pool have begun that p of another machine has at a listener here.
+// BegunFrom notes which connections of a pool have begun that p of another machine has at a
+// listener here.
 func (x *Proxy) BegunFrom(p sigma.Principal, e sigma.EndpointID, begun []uint64) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -328,7 +361,8 @@ func (x *Proxy) BegunFrom(p sigma.Principal, e sigma.EndpointID, begun []uint64)
 	}
 }
 
-// SweepPools ends pools with other machines whose line has ended, or with a machine whose life is over.
+// SweepPools ends pools with other machines whose line has ended, or with a machine whose life is
+// over.
 func (x *Proxy) SweepPools(over func(sigma.Life) bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()

@@ -66,7 +66,8 @@ func conns(fs []*os.File) (out []syscall.Conn) {
 	return out
 }
 
-// across makes a batch of farClient's between the proxies of two machines. It gives the dialler's ends; the listener's are closed here, as sigmad does.
+// across makes a batch of farClient's between the proxies of two machines. It gives the dialler's
+// ends; the listener's are closed here, as sigmad does.
 func across(t *testing.T, there, here *Proxy, ask sigmap.PoolAsk) ([]*os.File, *sigmap.PoolGrant, error) {
 	t.Helper()
 	a, err := there.AskAway(farClient, ask)
@@ -110,7 +111,8 @@ func ready(x *Proxy) (ready, begun int) {
 	return ready, begun
 }
 
-// Connections in advance between machines: both procs get the same ones, a number on the line is the listener's to read, and both machines list them as begun when they are told.
+// Connections in advance between machines: both procs get the same ones, a number on the line is
+// the listener's to read, and both machines list them as begun when they are told.
 func TestPoolAcross(t *testing.T) {
 	here, there := newProxy("m"), newProxy("n")
 	e, conn := pushed(t, here, server)
@@ -119,7 +121,8 @@ func TestPoolAcross(t *testing.T) {
 		t.Fatal(err)
 	}
 	a, theirs := receive(t, conn)
-	if !g.Line || !a.Line || len(mine) != 4 || len(theirs) != 4 || a.From != farClient || a.First != g.First || len(a.Tickets) != 3 || len(g.Tickets) != 3 {
+	if !g.Line || !a.Line || len(mine) != 4 || len(theirs) != 4 || a.From != farClient || a.First != g.First ||
+		len(a.Tickets) != 3 || len(g.Tickets) != 3 {
 		t.Fatalf("got %+v and %+v", g, a)
 	}
 	var b [8]byte
@@ -131,7 +134,8 @@ func TestPoolAcross(t *testing.T) {
 	if n, err := theirs[2].Read(b[:]); n != 1 || err != nil {
 		t.Errorf("the connection says %d, %v", n, err)
 	}
-	if _, g, err = across(t, there, here, sigmap.PoolAsk{Endpoint: e, Count: 2, Unused: []uint64{a.First, a.First + 2}}); err != nil || g.Line {
+	if _, g, err = across(t, there, here, sigmap.PoolAsk{Endpoint: e, Count: 2,
+		Unused: []uint64{a.First, a.First + 2}}); err != nil || g.Line {
 		t.Fatal(g, err)
 	}
 	again, _ := receive(t, conn)
@@ -167,7 +171,8 @@ func noPools(t *testing.T, when string, xs ...*Proxy) {
 	}
 }
 
-// Who may not dial gets none, and one machine's proc has no part in the pool of another's; what nobody takes note of is bounded.
+// Who may not dial gets none, and one machine's proc has no part in the pool of another's; what
+// nobody takes note of is bounded.
 func TestPoolAcrossRefused(t *testing.T) {
 	here, there := newProxy("m"), newProxy("n")
 	e, conn := pushed(t, here, server)
@@ -188,20 +193,24 @@ func TestPoolAcrossRefused(t *testing.T) {
 		line bool
 		want sigma.Kind
 	}{
-		"another realm":                        {stranger, e, farLife, true, sigma.KindPermission},
-		"another realm with its own name":      {stranger, forged, farLife, true, sigma.KindPermission},
-		"another realm at a public one":        {stranger, public, farLife, true, sigma.KindUnsupported},
-		"a changed endpoint":                   {farClient, forged, farLife, true, sigma.KindUnavailable},
-		"a program outside":                    {sigma.Principal{Realm: "a", Machine: "n"}, e, farLife, true, sigma.KindUnsupported},
-		"the provider":                         {sigma.Principal{Realm: "a", Proc: "p", Machine: "n", System: true}, e, farLife, true, sigma.KindUnsupported},
-		"a proc of this machine":               {client, e, hereLife, true, sigma.KindUnsupported},
-		"another machine than it says":         {farClient, e, sigma.Life{Machine: "o"}, true, sigma.KindUnsupported},
-		"more for a line that is not there":    {sigma.Principal{Realm: "a", Proc: "q", Machine: "n"}, e, farLife, false, sigma.KindUnavailable},
+		"another realm":                   {stranger, e, farLife, true, sigma.KindPermission},
+		"another realm with its own name": {stranger, forged, farLife, true, sigma.KindPermission},
+		"another realm at a public one":   {stranger, public, farLife, true, sigma.KindUnsupported},
+		"a changed endpoint":              {farClient, forged, farLife, true, sigma.KindUnavailable},
+		"a program outside": {sigma.Principal{Realm: "a", Machine: "n"}, e, farLife, true,
+			sigma.KindUnsupported},
+		"the provider": {sigma.Principal{Realm: "a", Proc: "p", Machine: "n", System: true}, e,
+			farLife, true, sigma.KindUnsupported},
+		"a proc of this machine":       {client, e, hereLife, true, sigma.KindUnsupported},
+		"another machine than it says": {farClient, e, sigma.Life{Machine: "o"}, true, sigma.KindUnsupported},
+		"more for a line that is not there": {sigma.Principal{Realm: "a", Proc: "q", Machine: "n"}, e, farLife,
+			false, sigma.KindUnavailable},
 		"more for the line of another machine": {thief, e, sigma.Life{Machine: "o"}, false, sigma.KindUnavailable},
 		"a listener that asks for each dial":   {farClient, plain, farLife, true, sigma.KindUnsupported},
 	} {
 		_, theirs := tcpPairs(t, 2)
-		if err := here.PoolFrom(c.by, c.to, c.life, 90, c.line, conns(theirs)); sigma.KindOf(err) != c.want || err == nil {
+		if err := here.PoolFrom(c.by, c.to, c.life, 90, c.line, conns(theirs)); sigma.KindOf(err) != c.want ||
+			err == nil {
 			t.Errorf("%s: got %v, want %v", name, err, c.want)
 		}
 	}
@@ -214,8 +223,10 @@ func TestPoolAcrossRefused(t *testing.T) {
 	if _, begun := ready(here); begun != 1 {
 		t.Error("its own is not")
 	}
-	for name, p := range map[string]sigma.Principal{"another machine's": {Realm: "a", Proc: "p", Machine: "m"}, "a program outside": {Realm: "a", Machine: "n"}, "another realm": stranger} {
-		if _, err := there.AskAway(p, sigmap.PoolAsk{Endpoint: e, Count: 1}); sigma.KindOf(err) != sigma.KindUnsupported {
+	for name, p := range map[string]sigma.Principal{"another machine's": {Realm: "a", Proc: "p", Machine: "m"},
+		"a program outside": {Realm: "a", Machine: "n"}, "another realm": stranger} {
+		if _, err := there.AskAway(p, sigmap.PoolAsk{Endpoint: e,
+			Count: 1}); sigma.KindOf(err) != sigma.KindUnsupported {
 			t.Errorf("%s asks: %v", name, err)
 		}
 	}
@@ -232,14 +243,21 @@ func TestPoolAcrossRefused(t *testing.T) {
 	}
 }
 
-// Whatever ends a pool between machines ends its line on both: the listener that closes its direction, everything else both.
+// Whatever ends a pool between machines ends its line on both: the listener that closes its
+// direction, everything else both.
 func TestPoolAcrossOver(t *testing.T) {
 	for what, end := range map[string]func(here, there *Proxy, e sigma.Endpoint) error{
-		"closed":          func(here, _ *Proxy, e sigma.Endpoint) error { return here.Close(server, e.ID) },
-		"taken back":      func(here, _ *Proxy, e sigma.Endpoint) error { return here.Withdraw(server, e) },
-		"listener killed": func(here, _ *Proxy, _ sigma.Endpoint) error { here.CloseListeners(server.Proc); return nil },
-		"listener gone":   func(here, _ *Proxy, _ sigma.Endpoint) error { here.CloseProc(server.Proc); return nil },
-		"dialler gone":    func(_, there *Proxy, _ sigma.Endpoint) error { there.CloseProc(farClient.Proc); return nil },
+		"closed":     func(here, _ *Proxy, e sigma.Endpoint) error { return here.Close(server, e.ID) },
+		"taken back": func(here, _ *Proxy, e sigma.Endpoint) error { return here.Withdraw(server, e) },
+		"listener killed": func(here, _ *Proxy, _ sigma.Endpoint) error {
+			here.CloseListeners(server.Proc)
+			return nil
+		},
+		"listener gone": func(here, _ *Proxy, _ sigma.Endpoint) error { here.CloseProc(server.Proc); return nil },
+		"dialler gone": func(_, there *Proxy, _ sigma.Endpoint) error {
+			there.CloseProc(farClient.Proc)
+			return nil
+		},
 		"life over": func(here, there *Proxy, _ sigma.Endpoint) error {
 			here.SweepPools(func(l sigma.Life) bool { return l == farLife })
 			there.SweepPools(func(l sigma.Life) bool { return l == hereLife })
@@ -282,7 +300,9 @@ func TestPoolAcrossOver(t *testing.T) {
 	}
 }
 
-// What was lost is not held for ever: what has begun is told until it is known to have come, a batch of which nobody knows what became ends its pool, one that was refused does not; and at the bound what both have closed makes room.
+// What was lost is not held for ever: what has begun is told until it is known to have come, a
+// batch of which nobody knows what became ends its pool, one that was refused does not; and at the
+// bound what both have closed makes room.
 func TestPoolAcrossLost(t *testing.T) {
 	here, there := newProxy("m"), newProxy("n")
 	e, conn := pushed(t, here, server)
@@ -313,7 +333,8 @@ func TestPoolAcrossLost(t *testing.T) {
 	ask(0, 0)
 
 	_, again := tcpPairs(t, 1)
-	if err := here.PoolFrom(farClient, e, farLife, g.First+1, false, conns(again)); sigma.KindOf(err) != sigma.KindInvalid {
+	if err := here.PoolFrom(farClient, e, farLife, g.First+1, false,
+		conns(again)); sigma.KindOf(err) != sigma.KindInvalid {
 		t.Errorf("another connection of a number that has not begun: %v", err)
 	}
 	for full := false; !full; {
@@ -358,7 +379,8 @@ func TestPoolAcrossLost(t *testing.T) {
 	}
 }
 
-// What is being made counts: neither many at once nor one proc's two for one endpoint exceed what there may be; and who goes meanwhile leaves nothing.
+// What is being made counts: neither many at once nor one proc's two for one endpoint exceed what
+// there may be; and who goes meanwhile leaves nothing.
 func TestPoolAcrossMaking(t *testing.T) {
 	there := newProxy("n")
 	e := sigma.Endpoint{Realm: "a", Machine: "m", Proc: "s", ID: "e", Form: sigma.FormStream}
@@ -378,7 +400,8 @@ func TestPoolAcrossMaking(t *testing.T) {
 		}
 		making, es = append(making, a), append(es, e)
 	}
-	if _, err := there.AskAway(farClient, sigmap.PoolAsk{Endpoint: es[0], Count: 1}); sigma.KindOf(err) != sigma.KindBusy {
+	if _, err := there.AskAway(farClient, sigmap.PoolAsk{Endpoint: es[0],
+		Count: 1}); sigma.KindOf(err) != sigma.KindBusy {
 		t.Errorf("twice at a time: %v", err)
 	}
 	if _, err := there.AskAway(farClient, sigmap.PoolAsk{Endpoint: es[0], Over: true}); err != nil {
@@ -411,7 +434,8 @@ func TestPoolAcrossMaking(t *testing.T) {
 	}
 }
 
-// A dialler that does not end its line when the listener has ended its direction has it ended, and until then it counts: so nobody has a listener hold more of them than there may be.
+// A dialler that does not end its line when the listener has ended its direction has it ended, and
+// until then it counts: so nobody has a listener hold more of them than there may be.
 func TestPoolAcrossLingers(t *testing.T) {
 	here, there := newProxy("m"), newProxy("n")
 	e, conn := pushed(t, here, server)
@@ -454,14 +478,16 @@ func lines(x *Proxy, e sigma.Endpoint) (out []*pool) {
 	return out
 }
 
-// A proc of another machine that ends its pools as fast as it makes them takes its realm's from nobody: it waits until its lines have ended.
+// A proc of another machine that ends its pools as fast as it makes them takes its realm's from
+// nobody: it waits until its lines have ended.
 func TestPoolAcrossEnding(t *testing.T) {
 	here := newProxy("m")
 	e, conn := pushed(t, here, server)
 	here.pools.linger = time.Hour // until the test says
 	var owns []*pool
 	for range poolsEnding {
-		if _, _, err := across(t, newProxy("n"), here, sigmap.PoolAsk{Endpoint: e, Count: 1}); err != nil { // with which the one before ends
+		if _, _, err := across(t, newProxy("n"), here,
+			sigmap.PoolAsk{Endpoint: e, Count: 1}); err != nil { // with which the one before ends
 			t.Fatal(len(owns), err)
 		}
 		_, files := receive(t, conn)

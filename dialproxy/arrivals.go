@@ -11,9 +11,13 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// A listener may have a socket of its own, on which what arrives is sent as it comes: so its proc need not ask for each connection, and whoever waits there is woken by the kernel alone. What the socket has no room for waits in the backlog as ever, and follows in order.
+// A listener may have a socket of its own, on which what arrives is sent as it comes: so its proc
+// need not ask for each connection, and whoever waits there is woken by the kernel alone. What the
+// socket has no room for waits in the backlog as ever, and follows in order.
 
-// pushBytes is the room of such a socket: a dozen connections, as each costs the kernel some hundred bytes and more. What is in it does not count as waiting, but its descriptors are in flight (package inflight).
+// pushBytes is the room of such a socket: a dozen connections, as each costs the kernel some
+// hundred bytes and more. What is in it does not count as waiting, but its descriptors are in
+// flight (package inflight).
 const pushBytes = 8 << 10
 
 // Limits of what is in such sockets: of more listeners who accepts asks.
@@ -25,7 +29,9 @@ const (
 // pumpAgain is when sockets are sent again that the kernel had no room for.
 const pumpAgain = 100 * time.Millisecond
 
-// Push gives the socket of a listener of p, at which nobody can ask by Accept from then on. KindBusy: there are too many, and who accepts has to ask. Run pump until it returns, which it does when the listener has ended: it sends what had to wait.
+// Push gives the socket of a listener of p, at which nobody can ask by Accept from then on.
+// KindBusy: there are too many, and who accepts has to ask. Run pump until it returns, which it
+// does when the listener has ended: it sends what had to wait.
 func (x *Proxy) Push(p sigma.Principal, id sigma.EndpointID) (theirs *os.File, pump func(), err error) {
 	const op = "dialproxy.Push"
 	l, err := x.mine(p, id)
@@ -38,7 +44,9 @@ func (x *Proxy) Push(p sigma.Principal, id sigma.EndpointID) (theirs *os.File, p
 	}
 	raw, err := ours.SyscallConn()
 	if err == nil {
-		err = raw.Control(func(fd uintptr) { syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_SNDBUF, pushBytes) })
+		err = raw.Control(func(fd uintptr) {
+			syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_SNDBUF, pushBytes)
+		})
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -46,7 +54,8 @@ func (x *Proxy) Push(p sigma.Principal, id sigma.EndpointID) (theirs *os.File, p
 		err = sigma.Errorf(op, sigma.KindUnavailable, "the listener is closed, or has a socket")
 	}
 	if err == nil && (x.pushes.from[p.Proc] >= pushedOfProc || x.pushes.of[p.Realm] >= pushedOf) {
-		err = sigma.Errorf(op, sigma.KindBusy, "%d listeners of the proc have sockets, %d of its realm", x.pushes.from[p.Proc], x.pushes.of[p.Realm])
+		err = sigma.Errorf(op, sigma.KindBusy, "%d listeners of the proc have sockets, %d of its realm",
+			x.pushes.from[p.Proc], x.pushes.of[p.Realm])
 	}
 	if err != nil {
 		ours.Close()
@@ -77,12 +86,15 @@ func (c *pushes) countLocked(realm sigma.RealmID, id sigma.ProcID, by int) {
 	}
 }
 
-// deaf says that an error of sending means that the listener's proc has closed its socket. Any other says that the proc has too much unread, or is the kernel's, which has a limit for memory.
+// deaf says that an error of sending means that the listener's proc has closed its socket. Any
+// other says that the proc has too much unread, or is the kernel's, which has a limit for memory.
 func deaf(err error) bool {
 	return err == syscall.EPIPE || err == syscall.ECONNRESET || err == syscall.ENOTCONN
 }
 
-// deliverLocked has an arrival go to its listener, for which there is room. The arrival is over if that fails: KindUnavailable if the listener's proc has closed its socket, and so is the listener; KindBusy if the kernel does not take it.
+// deliverLocked has an arrival go to its listener, for which there is room. The arrival is over if
+// that fails: KindUnavailable if the listener's proc has closed its socket, and so is the listener;
+// KindBusy if the kernel does not take it.
 func (x *Proxy) deliverLocked(l *listener, a arrival) error {
 	err := error(syscall.EAGAIN)
 	if l.out != nil && len(l.waiting) == 0 && l.first == nil {
@@ -100,10 +112,12 @@ func (x *Proxy) deliverLocked(l *listener, a arrival) error {
 			if c := x.conns.all[a.number]; c != nil {
 				x.dropLocked(c)
 			}
-			return &sigma.Error{Op: "dialproxy.Dial", Kind: sigma.KindBusy, Msg: "the listener takes no connection now", Err: err}
+			return &sigma.Error{Op: "dialproxy.Dial", Kind: sigma.KindBusy, Msg: "the listener takes no connection now",
+				Err: err}
 		}
 		x.closeLocked(l)
-		return &sigma.Error{Op: "dialproxy.Dial", Kind: sigma.KindUnavailable, Msg: "nobody listens at the endpoint", Err: err}
+		return &sigma.Error{Op: "dialproxy.Dial", Kind: sigma.KindUnavailable, Msg: "nobody listens at the endpoint",
+			Err: err}
 	}
 	l.waiting <- a
 	x.countLocked(l, a.from.Realm, 1)
@@ -150,7 +164,8 @@ func descriptors(files []*os.File) (fds []int) {
 	return fds
 }
 
-// send puts a record on the listener's socket, or says EAGAIN. KindBusy: the proc has too many descriptors unread.
+// send puts a record on the listener's socket, or says EAGAIN. KindBusy: the proc has too many
+// descriptors unread.
 func (l *listener) send(record []byte, fds []int) (err error) {
 	parcel, err := l.passing.PackFDs(fds)
 	if err != nil {
@@ -163,7 +178,8 @@ func (l *listener) send(record []byte, fds []int) (err error) {
 	return err
 }
 
-// pump sends what waits whenever there is room, until the listener has ended. It closes the socket: under Proxy.mu nobody could wait for those who use it.
+// pump sends what waits whenever there is room, until the listener has ended. It closes the socket:
+// under Proxy.mu nobody could wait for those who use it.
 func (x *Proxy) pump(l *listener) {
 	defer l.passing.Close(l.out)
 	for again, over := false, false; !over; {
@@ -183,7 +199,8 @@ func (x *Proxy) pump(l *listener) {
 	}
 }
 
-// pumpOnce sends what there is room for. done says that nothing waits for room in the socket, again that something waits for the kernel, over that nothing will any more.
+// pumpOnce sends what there is room for. done says that nothing waits for room in the socket, again
+// that something waits for the kernel, over that nothing will any more.
 func (x *Proxy) pumpOnce(l *listener) (done, again, over bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()

@@ -10,8 +10,10 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// The proxy keeps no duplicate of what it passes, but it notes the number of each socket's inode, by which the launcher finds it among a proc's descriptors: to end it, or to see whether it still is. Nobody tells the
-// proxy when a proc closes one; so now and then somebody has to look (Crowded, Reconcile).
+// The proxy keeps no duplicate of what it passes, but it notes the number of each socket's inode,
+// by which the launcher finds it among a proc's descriptors: to end it, or to see whether it still
+// is. Nobody tells the proxy when a proc closes one; so now and then somebody has to look (Crowded,
+// Reconcile).
 
 // Limits.
 const (
@@ -25,10 +27,12 @@ const (
 
 // Connection is one that procs of this machine have, or had.
 type Connection struct {
-	Number    uint64
-	Endpoint  sigma.Endpoint  // that was dialled
-	From      sigma.Principal // who dialled
-	Transport string          // "unix", "ring" if it has memory; with another machine "tcp", or "relay" if sigmad passes it on
+	Number   uint64
+	Endpoint sigma.Endpoint  // that was dialled
+	From     sigma.Principal // who dialled
+	// "unix", "ring" if it has memory; with another machine "tcp", or "relay" if sigmad passes it
+	// on
+	Transport string
 	Began     time.Time
 	Other     sigma.Life  // machine of the other end; zero: this one
 	Tally     *ring.Tally // by Connections, of one that has memory
@@ -78,7 +82,8 @@ type table struct {
 }
 
 func newTable() table {
-	return table{all: map[uint64]*connection{}, of: map[sigma.ProcID]map[uint64]*connection{}, look: map[sigma.ProcID]int{}, asked: map[sigma.ProcID]time.Time{}, crowded: make(chan sigma.ProcID, 64)}
+	return table{all: map[uint64]*connection{}, of: map[sigma.ProcID]map[uint64]*connection{},
+		look: map[sigma.ProcID]int{}, asked: map[sigma.ProcID]time.Time{}, crowded: make(chan sigma.ProcID, 64)}
 }
 
 // inodeOf is the number of a socket; 0 if that cannot be told.
@@ -93,12 +98,14 @@ func inodeOf(f *os.File) uint64 {
 func (x *Proxy) manyLocked(id sigma.ProcID) error {
 	if id != "" && len(x.conns.of[id]) >= notedMax {
 		x.crowdLocked(id)
-		return sigma.Errorf("dialproxy.Dial", sigma.KindBusy, "%d connections of this proc were made lately, and it is being seen which of them still are", notedMax)
+		return sigma.Errorf("dialproxy.Dial", sigma.KindBusy,
+			"%d connections of this proc were made lately, and it is being seen which of them still are", notedMax)
 	}
 	return nil
 }
 
-// noteLocked notes a connection of which a proc has an end. Of ends without a proc nothing is noted.
+// noteLocked notes a connection of which a proc has an end. Of ends without a proc nothing is
+// noted.
 func (x *Proxy) noteLocked(c *connection) {
 	for i := range c.ends {
 		e := &c.ends[i]
@@ -125,7 +132,8 @@ func (x *Proxy) noteLocked(c *connection) {
 	}
 }
 
-// crowdLocked has somebody look at a proc's connections, if it has any and nobody was asked just now: procs can have this called as often as they like.
+// crowdLocked has somebody look at a proc's connections, if it has any and nobody was asked just
+// now: procs can have this called as often as they like.
 func (x *Proxy) crowdLocked(id sigma.ProcID) {
 	if len(x.conns.of[id]) == 0 || time.Since(x.conns.asked[id]) < crowdedAgain {
 		return
@@ -148,7 +156,8 @@ func (x *Proxy) eventLocked(what string, c Connection) {
 	x.conns.next = (x.conns.next + 1) % eventsMost
 }
 
-// dropLocked forgets a connection that is over. Whoever had its memory has no use for it, and needs not tell.
+// dropLocked forgets a connection that is over. Whoever had its memory has no use for it, and needs
+// not tell.
 func (x *Proxy) dropLocked(c *connection) {
 	delete(x.conns.all, c.Number)
 	for _, e := range c.ends {
@@ -163,7 +172,9 @@ func (x *Proxy) dropLocked(c *connection) {
 	}
 }
 
-// Dialled notes the end that p has of a connection with another machine, by the transport "tcp" or "relay". It is cut with the other machine's life, unless that is the zero one. f stays the caller's.
+// Dialled notes the end that p has of a connection with another machine, by the transport "tcp" or
+// "relay". It is cut with the other machine's life, unless that is the zero one. f stays the
+// caller's.
 func (x *Proxy) Dialled(p sigma.Principal, e sigma.Endpoint, other sigma.Life, transport string, f *os.File) error {
 	inode := inodeOf(f)
 	x.mu.Lock()
@@ -172,7 +183,8 @@ func (x *Proxy) Dialled(p sigma.Principal, e sigma.Endpoint, other sigma.Life, t
 		return err
 	}
 	x.rings.last++
-	c := &connection{Connection: Connection{Number: x.rings.last, Endpoint: e, From: p, Transport: transport, Began: time.Now(), Other: other}}
+	c := &connection{Connection: Connection{Number: x.rings.last, Endpoint: e, From: p, Transport: transport,
+		Began: time.Now(), Other: other}}
 	c.ends[ring.Dialled] = end{proc: p.Proc, realm: p.Realm, inode: inode, since: time.Now()}
 	x.noteLocked(c)
 	return nil
@@ -230,7 +242,8 @@ func (x *Proxy) Of(id sigma.ProcID) (ends []Open) {
 // Crowded tells of procs of whose connections it should be seen which still are.
 func (x *Proxy) Crowded() <-chan sigma.ProcID { return x.conns.crowded }
 
-// Reconcile notes which of a proc's ends were looked for and not found: those are closed, if they are not under way. A connection without an end is forgotten.
+// Reconcile notes which of a proc's ends were looked for and not found: those are closed, if they
+// are not under way. A connection without an end is forgotten.
 func (x *Proxy) Reconcile(id sigma.ProcID, asked []Open, found map[uint64]bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -247,7 +260,8 @@ func (x *Proxy) Reconcile(id sigma.ProcID, asked []Open, found map[uint64]bool) 
 			if c.revoked {
 				by = by.Add(underWayMax - revokedMax)
 			}
-			if e.proc == id && e.inode == o.Inode && !e.since.IsZero() && e.since.Before(by) && !(i == int(ring.Accepted) && x.lateLocked(c)) {
+			if e.proc == id && e.inode == o.Inode && !e.since.IsZero() && e.since.Before(by) &&
+				!(i == int(ring.Accepted) && x.lateLocked(c)) {
 				e.gone = true
 				x.dropRingLocked(id, c.Number)
 			}
@@ -277,7 +291,9 @@ func (x *Proxy) lateLocked(c *connection) bool {
 	return waits > 0
 }
 
-// Revoke takes back the connections for which match says so: their memory says that they are over, they get none any more, and those that wait are closed. What procs have of them the caller has to shut down.
+// Revoke takes back the connections for which match says so: their memory says that they are over,
+// they get none any more, and those that wait are closed. What procs have of them the caller has to
+// shut down.
 func (x *Proxy) Revoke(what string, match func(*Connection) bool) (ends []Open) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -318,7 +334,8 @@ func (x *Proxy) Shut(ends []Open) {
 	}
 }
 
-// Withdraw ends a listener at once, for its proc or, if by is System, for whoever it is: nobody dials or accepts any more, and who waits is sent away.
+// Withdraw ends a listener at once, for its proc or, if by is System, for whoever it is: nobody
+// dials or accepts any more, and who waits is sent away.
 func (x *Proxy) Withdraw(by sigma.Principal, e sigma.Endpoint) error {
 	x.mu.Lock()
 	l := x.listeners[e.ID]
@@ -326,7 +343,8 @@ func (x *Proxy) Withdraw(by sigma.Principal, e sigma.Endpoint) error {
 	own := by.Proc != "" && by.Proc == e.Proc && by.Realm == e.Realm
 	switch {
 	case !own && !(by.System && by.Proc == ""):
-		return &sigma.Error{Op: "dialproxy.Revoke", Kind: sigma.KindPermission, Msg: "only the proc that listens can take an endpoint back, and the provider"}
+		return &sigma.Error{Op: "dialproxy.Revoke", Kind: sigma.KindPermission,
+			Msg: "only the proc that listens can take an endpoint back, and the provider"}
 	case l != nil && l.endpoint != e:
 		return sigma.Errorf("dialproxy.Revoke", sigma.KindNotFound, "there is no such endpoint")
 	}
@@ -339,7 +357,8 @@ func (x *Proxy) Withdraw(by sigma.Principal, e sigma.Endpoint) error {
 	return nil
 }
 
-// forbidLocked has nobody listen again at an endpoint. Of a proc that had more taken back than are remembered that is true of all.
+// forbidLocked has nobody listen again at an endpoint. Of a proc that had more taken back than are
+// remembered that is true of all.
 func (x *Proxy) forbidLocked(e sigma.Endpoint) {
 	if !isOf(e.ID, e.Proc) { // nobody can
 		return

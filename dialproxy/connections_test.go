@@ -26,7 +26,8 @@ func connectOne(t *testing.T, x *Proxy, e sigma.Endpoint) (a, b *os.File, ticket
 	return a, b, ticket
 }
 
-// TestConnections: both ends of a connection are noted by their numbers; what its procs closed is forgotten once somebody looked, what may be under way is not.
+// TestConnections: both ends of a connection are noted by their numbers; what its procs closed is
+// forgotten once somebody looked, what may be under way is not.
 func TestConnections(t *testing.T) {
 	x := newProxy("m")
 	e := listen(t, x, server, false)
@@ -69,7 +70,8 @@ func TestConnections(t *testing.T) {
 	}
 }
 
-// TestConnectionsLate: what a listener has not taken from its socket is not forgotten, however long that takes; once it has, it is as any.
+// TestConnectionsLate: what a listener has not taken from its socket is not forgotten, however long
+// that takes; once it has, it is as any.
 func TestConnectionsLate(t *testing.T) {
 	x := newProxy("m")
 	e, conn := pushed(t, x, server)
@@ -97,7 +99,8 @@ func TestConnectionsLate(t *testing.T) {
 	}
 }
 
-// TestRevoke: what is taken back is told once, has its memory marked and gets none later; those of others stay. Only who listens, and the provider, may.
+// TestRevoke: what is taken back is told once, has its memory marked and gets none later; those of
+// others stay. Only who listens, and the provider, may.
 func TestRevoke(t *testing.T) {
 	x := newProxy("m")
 	e, stays := listen(t, x, server, false), listen(t, x, server, false)
@@ -133,7 +136,8 @@ func TestRevoke(t *testing.T) {
 		t.Errorf("memory for one that was taken back: %v", err)
 	}
 	x.Shut(ends)
-	if cs, ends := x.Connections(all); len(cs) != 1 || cs[0].Endpoint != stays || len(ends) != 2 || len(x.Revoked()) != 0 {
+	if cs, ends := x.Connections(all); len(cs) != 1 || cs[0].Endpoint != stays || len(ends) != 2 ||
+		len(x.Revoked()) != 0 {
 		t.Errorf("left are %+v", cs)
 	}
 	if err := x.Withdraw(sigma.Principal{Realm: "system", System: true}, stays); err != nil {
@@ -148,7 +152,8 @@ func TestRevoke(t *testing.T) {
 	}
 }
 
-// TestCrowded: who makes connections and ends them without end is looked at now and then, and waits before the proxy keeps more than so many.
+// TestCrowded: who makes connections and ends them without end is looked at now and then, and waits
+// before the proxy keeps more than so many.
 func TestCrowded(t *testing.T) {
 	x := newProxy("m")
 	note := func() error {

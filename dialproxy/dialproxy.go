@@ -1,8 +1,14 @@
-// Package dialproxy makes and authorises every connection between procs of one machine (001 §4.2): it keeps the endpoints, checks realms, and hands each side one end of a
-// fresh socket pair. Bytes do not pass through it, and of what it passed it keeps no duplicate but that of a line by which connections made in advance begin, to be able to end them (docs/adr/0029-connections-in-advance.md). Who dials from another machine has a TCP socket (Reserve), or does so through the sigmads of both, with the principal that its own vouches for.
+// Package dialproxy makes and authorises every connection between procs of one machine (001 §4.2):
+// it keeps the endpoints, checks realms, and hands each side one end of a fresh socket pair. Bytes
+// do not pass through it, and of what it passed it keeps no duplicate but that of a line by which
+// connections made in advance begin, to be able to end them
+// (docs/adr/0029-connections-in-advance.md). Who dials from another machine has a TCP socket
+// (Reserve), or does so through the sigmads of both, with the principal that its own vouches for.
 //
-// It promises that a proc of one realm is never connected to an endpoint of another, but for the system's services that say they are for everybody; that who dialled is
-// what the machine knows, not what anyone claims; that a client that is silent or slow blocks no listener; and that a proc's endpoints end with it.
+// It promises that a proc of one realm is never connected to an endpoint of another, but for the
+// system's services that say they are for everybody; that who dialled is what the machine knows,
+// not what anyone claims; that a client that is silent or slow blocks no listener; and that a
+// proc's endpoints end with it.
 //
 // Both may have memory for their bytes (rings.go), which is made when one of them asks for it.
 //
@@ -81,26 +87,37 @@ type arrival struct {
 
 // New makes a machine's proxy. passed counts the descriptors that it sends to listeners.
 func New(machine sigma.MachineID, passed *inflight.Account) *Proxy {
-	x := &Proxy{machine: machine, passed: passed, listeners: map[sigma.EndpointID]*listener{}, owned: map[sigma.ProcID]int{}, forbidden: map[sigma.ProcID]map[sigma.EndpointID]bool{}, waiting: map[sigma.RealmID]int{}, rings: rings{all: map[uint64]*shared{}, of: map[sigma.ProcID]map[uint64]bool{}, warm: map[sigma.ProcID]int{}, used: map[sigma.RealmID]int{}}, conns: newTable(),
-		pools: pools{of: map[sigma.RealmID]int{}, from: map[sigma.ProcID]map[*listener]*pool{}, away: map[sigma.ProcID]map[sigma.EndpointID]*pool{}, linger: lineLinger, ending: map[dialler]int{}}, pushes: pushes{of: map[sigma.RealmID]int{}, from: map[sigma.ProcID]int{}}}
+	x := &Proxy{machine: machine, passed: passed, listeners: map[sigma.EndpointID]*listener{},
+		owned: map[sigma.ProcID]int{}, forbidden: map[sigma.ProcID]map[sigma.EndpointID]bool{},
+		waiting: map[sigma.RealmID]int{}, rings: rings{all: map[uint64]*shared{},
+			of: map[sigma.ProcID]map[uint64]bool{}, warm: map[sigma.ProcID]int{}, used: map[sigma.RealmID]int{}},
+		conns: newTable(),
+		pools: pools{of: map[sigma.RealmID]int{}, from: map[sigma.ProcID]map[*listener]*pool{},
+			away: map[sigma.ProcID]map[sigma.EndpointID]*pool{}, linger: lineLinger, ending: map[dialler]int{}},
+		pushes: pushes{of: map[sigma.RealmID]int{}, from: map[sigma.ProcID]int{}}}
 	rand.Read(x.rings.key[:])
 	return x
 }
 
-// Listen makes an endpoint of proc p. public endpoints may be dialled from every realm; only the kernel's callers can ask for that.
+// Listen makes an endpoint of proc p. public endpoints may be dialled from every realm; only the
+// kernel's callers can ask for that.
 func (x *Proxy) Listen(p sigma.Principal, form sigma.ConnForm, public bool) (sigma.Endpoint, error) {
 	return x.listen(p, newID(p.Proc), form, public, false)
 }
 
-// ListenAgain listens at an endpoint that an earlier sigmad made for p, so that the texts of it that are about stay good. KindPermission: the endpoint is not p's, or was taken back.
-func (x *Proxy) ListenAgain(p sigma.Principal, id sigma.EndpointID, form sigma.ConnForm, public bool) (sigma.Endpoint, error) {
+// ListenAgain listens at an endpoint that an earlier sigmad made for p, so that the texts of it
+// that are about stay good. KindPermission: the endpoint is not p's, or was taken back.
+func (x *Proxy) ListenAgain(p sigma.Principal, id sigma.EndpointID, form sigma.ConnForm, public bool) (sigma.Endpoint,
+	error) {
 	if p.Proc == "" || !isOf(id, p.Proc) {
-		return sigma.Endpoint{}, &sigma.Error{Op: "dialproxy.ListenAgain", Kind: sigma.KindPermission, Msg: "the endpoint is not one of this proc"}
+		return sigma.Endpoint{}, &sigma.Error{Op: "dialproxy.ListenAgain", Kind: sigma.KindPermission,
+			Msg: "the endpoint is not one of this proc"}
 	}
 	return x.listen(p, id, form, public, true)
 }
 
-func (x *Proxy) listen(p sigma.Principal, id sigma.EndpointID, form sigma.ConnForm, public, again bool) (sigma.Endpoint, error) {
+func (x *Proxy) listen(p sigma.Principal, id sigma.EndpointID, form sigma.ConnForm, public, again bool) (sigma.Endpoint,
+	error) {
 	const op = "dialproxy.Listen"
 	none := sigma.Endpoint{}
 	switch {
@@ -109,7 +126,8 @@ func (x *Proxy) listen(p sigma.Principal, id sigma.EndpointID, form sigma.ConnFo
 	case form != sigma.FormStream && form != sigma.FormTree:
 		return none, sigma.Errorf(op, sigma.KindInvalid, "%.20q is not a form of endpoint", string(form))
 	}
-	l := &listener{public: public, waiting: make(chan arrival, BacklogMax), closed: make(chan struct{}), from: map[sigma.RealmID]int{}, pools: map[dialler]*pool{},
+	l := &listener{public: public, waiting: make(chan arrival, BacklogMax), closed: make(chan struct{}),
+		from: map[sigma.RealmID]int{}, pools: map[dialler]*pool{},
 		endpoint: sigma.Endpoint{Realm: p.Realm, Machine: x.machine, Proc: p.Proc, ID: id, Form: form}}
 	l.passing = &inflight.Queue{}
 	l.passing.Charge(x.passed, p.Realm, p.Proc)
@@ -121,14 +139,16 @@ func (x *Proxy) listen(p sigma.Principal, id sigma.EndpointID, form sigma.ConnFo
 	case x.listeners[id] != nil:
 		return none, sigma.Errorf(op, sigma.KindExists, "the proc listens at the endpoint")
 	case again && (x.forbidden[p.Proc][id] || x.forbidden[p.Proc][allOfThem]):
-		return none, &sigma.Error{Op: op, Kind: sigma.KindPermission, Msg: "the endpoint was taken back", Hint: "listen at a new one, and publish it"}
+		return none, &sigma.Error{Op: op, Kind: sigma.KindPermission, Msg: "the endpoint was taken back",
+			Hint: "listen at a new one, and publish it"}
 	}
 	x.owned[p.Proc]++
 	x.listeners[id] = l
 	return l.endpoint, nil
 }
 
-// An EndpointID has 80 random bits, so that nobody guesses it, and 48 bits of a hash of them and its proc: so no proc can listen at another's.
+// An EndpointID has 80 random bits, so that nobody guesses it, and 48 bits of a hash of them and
+// its proc: so no proc can listen at another's.
 const (
 	idRandom = 10
 	idBytes  = 16
@@ -150,7 +170,8 @@ func sealed(random []byte, proc sigma.ProcID) []byte {
 // isOf reports whether an endpoint's id was made for a proc.
 func isOf(id sigma.EndpointID, proc sigma.ProcID) bool {
 	b, err := base64.RawURLEncoding.Strict().DecodeString(string(id))
-	return err == nil && len(b) == idBytes && bytes.Equal(b, sealed(b, proc)) && base64.RawURLEncoding.EncodeToString(b) == string(id) // the decoder skips line ends
+	return err == nil && len(b) == idBytes && bytes.Equal(b, sealed(b, proc)) &&
+		base64.RawURLEncoding.EncodeToString(b) == string(id) // the decoder skips line ends
 }
 
 // mine finds a listener that p may accept from and close.
@@ -171,14 +192,17 @@ func (x *Proxy) pushed(l *listener) bool {
 	return l.out != nil
 }
 
-// Accept waits for a connection. The file is the caller's. Of a listener that is closed it gives what had been dialled before, then KindUnavailable.
-func (x *Proxy) Accept(ctx context.Context, p sigma.Principal, id sigma.EndpointID) (*os.File, sigma.Principal, Ticket, error) {
+// Accept waits for a connection. The file is the caller's. Of a listener that is closed it gives
+// what had been dialled before, then KindUnavailable.
+func (x *Proxy) Accept(ctx context.Context, p sigma.Principal, id sigma.EndpointID) (*os.File, sigma.Principal, Ticket,
+	error) {
 	l, err := x.mine(p, id)
 	if err != nil {
 		return nil, sigma.Principal{}, "", err
 	}
 	if x.pushed(l) {
-		return nil, sigma.Principal{}, "", sigma.Errorf("dialproxy.Accept", sigma.KindUnsupported, "what arrives at this listener comes on its socket")
+		return nil, sigma.Principal{}, "", sigma.Errorf("dialproxy.Accept", sigma.KindUnsupported,
+			"what arrives at this listener comes on its socket")
 	}
 	select {
 	case a := <-l.waiting:
@@ -192,7 +216,8 @@ func (x *Proxy) Accept(ctx context.Context, p sigma.Principal, id sigma.Endpoint
 		return x.accepted(l, a)
 	default: // nothing comes any more
 		x.close(l)
-		return nil, sigma.Principal{}, "", sigma.Errorf("dialproxy.Accept", sigma.KindUnavailable, "the listener is closed")
+		return nil, sigma.Principal{}, "", sigma.Errorf("dialproxy.Accept", sigma.KindUnavailable,
+			"the listener is closed")
 	}
 }
 
@@ -215,9 +240,11 @@ func (x *Proxy) find(p sigma.Principal, e sigma.Endpoint) (*listener, error) {
 	x.mu.Unlock()
 	switch {
 	case l != nil && l.endpoint.Realm != p.Realm && !l.public && !p.System, l == nil && e.Realm != p.Realm && !p.System:
-		return nil, &sigma.Error{Op: "dialproxy.Dial", Kind: sigma.KindPermission, Msg: "the endpoint belongs to another realm"}
+		return nil, &sigma.Error{Op: "dialproxy.Dial", Kind: sigma.KindPermission,
+			Msg: "the endpoint belongs to another realm"}
 	case l == nil || l.endpoint != e:
-		return nil, &sigma.Error{Op: "dialproxy.Dial", Kind: sigma.KindUnavailable, Msg: "nobody listens at the endpoint", Hint: "the proc may have ended; look its name up again"}
+		return nil, &sigma.Error{Op: "dialproxy.Dial", Kind: sigma.KindUnavailable,
+			Msg: "nobody listens at the endpoint", Hint: "the proc may have ended; look its name up again"}
 	}
 	return l, nil
 }
@@ -228,9 +255,11 @@ func (x *Proxy) roomLocked(p sigma.Principal, l *listener) error {
 	case x.listeners[l.endpoint.ID] != l || l.ending:
 		return sigma.Errorf("dialproxy.Dial", sigma.KindUnavailable, "nobody listens at the endpoint")
 	case !p.System && (x.waiting[p.Realm] >= WaitingMax || l.public && l.from[p.Realm] >= publicMax):
-		return sigma.Errorf("dialproxy.Dial", sigma.KindUnavailable, "%d connections of this realm wait to be accepted", x.waiting[p.Realm])
+		return sigma.Errorf("dialproxy.Dial", sigma.KindUnavailable, "%d connections of this realm wait to be accepted",
+			x.waiting[p.Realm])
 	case len(l.waiting)+l.reserved >= BacklogMax:
-		return sigma.Errorf("dialproxy.Dial", sigma.KindUnavailable, "%d connections wait to be accepted there", BacklogMax)
+		return sigma.Errorf("dialproxy.Dial", sigma.KindUnavailable, "%d connections wait to be accepted there",
+			BacklogMax)
 	}
 	return nil
 }
@@ -271,14 +300,16 @@ func (x *Proxy) Dial(p sigma.Principal, e sigma.Endpoint) (*os.File, Ticket, err
 	}
 	x.rings.last++
 	t := x.ticket(x.rings.last, p, l)
-	c := &connection{Connection: Connection{Number: x.rings.last, Endpoint: l.endpoint, From: p, Transport: "unix", Began: time.Now()}}
+	c := &connection{Connection: Connection{Number: x.rings.last, Endpoint: l.endpoint, From: p, Transport: "unix",
+		Began: time.Now()}}
 	if p.Machine == x.machine || p.Machine == "" {
 		c.ends[ring.Dialled] = end{proc: p.Proc, realm: p.Realm, inode: inodes[0], since: c.Began}
 	} else {
 		c.Transport = "relay"
 	}
 	c.ends[ring.Accepted] = end{proc: l.endpoint.Proc, realm: l.endpoint.Realm, inode: inodes[1]}
-	if p.Proc != "" || l.endpoint.Realm != sigma.SystemRealm { // what sigmad and services have with each other nobody asks about
+	if p.Proc != "" ||
+		l.endpoint.Realm != sigma.SystemRealm { // what sigmad and services have with each other nobody asks about
 		x.noteLocked(c)
 	}
 	if memory != nil && t != "" {
@@ -294,7 +325,8 @@ func (x *Proxy) Dial(p sigma.Principal, e sigma.Endpoint) (*os.File, Ticket, err
 	return mine, t, nil
 }
 
-// Place is kept in a listener's backlog for a connection whose socket comes later, since the other machine's end is made first. One of its methods is called, once.
+// Place is kept in a listener's backlog for a connection whose socket comes later, since the other
+// machine's end is made first. One of its methods is called, once.
 type Place struct {
 	x     *Proxy
 	l     *listener
@@ -302,14 +334,16 @@ type Place struct {
 	other sigma.Life
 }
 
-// Reserve keeps a place for p, who dials from another machine, whose life that is, at an endpoint of FormStream.
+// Reserve keeps a place for p, who dials from another machine, whose life that is, at an endpoint
+// of FormStream.
 func (x *Proxy) Reserve(p sigma.Principal, e sigma.Endpoint, other sigma.Life) (*Place, error) {
 	l, err := x.find(p, e)
 	if err != nil {
 		return nil, err
 	}
 	if e.Form != sigma.FormStream {
-		return nil, sigma.Errorf("dialproxy.Reserve", sigma.KindUnsupported, "only streams can be connected with another machine's directly")
+		return nil, sigma.Errorf("dialproxy.Reserve", sigma.KindUnsupported,
+			"only streams can be connected with another machine's directly")
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -336,7 +370,8 @@ func (p *Place) Give(f *os.File) {
 		return
 	}
 	p.x.rings.last++
-	c := &connection{Connection: Connection{Number: p.x.rings.last, Endpoint: p.l.endpoint, From: p.from, Transport: "tcp", Began: time.Now(), Other: p.other}}
+	c := &connection{Connection: Connection{Number: p.x.rings.last, Endpoint: p.l.endpoint, From: p.from,
+		Transport: "tcp", Began: time.Now(), Other: p.other}}
 	c.ends[ring.Accepted] = end{proc: p.l.endpoint.Proc, realm: p.l.endpoint.Realm, inode: inode}
 	p.x.noteLocked(c)
 	p.x.deliverLocked(p.l, arrival{file: f, from: p.from, number: c.Number}) // there is room, since it was reserved
@@ -348,8 +383,9 @@ func (p *Place) Close() error {
 	return nil
 }
 
-// roomBytes is what may be under way on a connection of the machine's own, over which programs are fetched. By default three answers of a store fill a socket, and then it has to be empty
-// again before more come: each time both sides wait for a processor.
+// roomBytes is what may be under way on a connection of the machine's own, over which programs are
+// fetched. By default three answers of a store fill a socket, and then it has to be empty again
+// before more come: each time both sides wait for a processor.
 const roomBytes = 2 << 20
 
 // widen gives a socket that room, or as much as the kernel allows (net.core.wmem_max).
@@ -358,7 +394,9 @@ func widen(f *os.File) {
 	if err != nil {
 		return
 	}
-	raw.Control(func(fd uintptr) { syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_SNDBUF, roomBytes/2) }) // the kernel doubles it
+	raw.Control(func(fd uintptr) {
+		syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_SNDBUF, roomBytes/2)
+	}) // the kernel doubles it
 }
 
 // countLocked counts connections that wait.
@@ -370,7 +408,9 @@ func (x *Proxy) countLocked(l *listener, realm sigma.RealmID, by int) {
 	}
 }
 
-// Close ends a listener of p: nobody can dial it any more. Who has dialled already can still be accepted, since a server that goes in good order owes them an answer; a second Close sends them away.
+// Close ends a listener of p: nobody can dial it any more. Who has dialled already can still be
+// accepted, since a server that goes in good order owes them an answer; a second Close sends them
+// away.
 func (x *Proxy) Close(p sigma.Principal, id sigma.EndpointID) error {
 	l, err := x.mine(p, id)
 	if err != nil {
@@ -382,7 +422,8 @@ func (x *Proxy) Close(p sigma.Principal, id sigma.EndpointID) error {
 	return nil
 }
 
-// drain lets a listener end with those who wait at it. It reports false if there are none, or it was asked before.
+// drain lets a listener end with those who wait at it. It reports false if there are none, or it
+// was asked before.
 func (x *Proxy) drain(l *listener) bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -412,7 +453,9 @@ func (x *Proxy) closeLocked(l *listener) {
 	}
 	if l.out != nil {
 		x.pushes.countLocked(l.endpoint.Realm, l.endpoint.Proc, -1)
-		l.raw.Control(func(fd uintptr) { syscall.Shutdown(int(fd), syscall.SHUT_RDWR) }) // pump closes it; what it has is still received
+		l.raw.Control(func(fd uintptr) {
+			syscall.Shutdown(int(fd), syscall.SHUT_RDWR)
+		}) // pump closes it; what it has is still received
 	}
 	delete(x.listeners, l.endpoint.ID)
 	if x.owned[l.endpoint.Proc]--; x.owned[l.endpoint.Proc] <= 0 {
@@ -464,7 +507,8 @@ type Listening struct {
 	Waiting  int
 }
 
-// After lists up to n endpoints of a realm, or of all if it is "", in the order of their ids, from the one behind after on.
+// After lists up to n endpoints of a realm, or of all if it is "", in the order of their ids, from
+// the one behind after on.
 func (x *Proxy) After(realm sigma.RealmID, after sigma.EndpointID, n int) (out []Listening, more bool) {
 	x.mu.Lock()
 	for id, l := range x.listeners {
@@ -473,7 +517,9 @@ func (x *Proxy) After(realm sigma.RealmID, after sigma.EndpointID, n int) (out [
 		}
 	}
 	x.mu.Unlock()
-	slices.SortFunc(out, func(a, b Listening) int { return strings.Compare(string(a.Endpoint.ID), string(b.Endpoint.ID)) })
+	slices.SortFunc(out, func(a, b Listening) int {
+		return strings.Compare(string(a.Endpoint.ID), string(b.Endpoint.ID))
+	})
 	return out[:min(n, len(out))], len(out) > n
 }
 
@@ -486,7 +532,8 @@ func (x *Proxy) CloseProc(id sigma.ProcID) {
 	x.Forget(id)
 }
 
-// CloseListeners ends all listeners of a proc, with those who wait there: of one that is to be killed before it dies, so that who dials it meanwhile goes elsewhere and loses nothing.
+// CloseListeners ends all listeners of a proc, with those who wait there: of one that is to be
+// killed before it dies, so that who dials it meanwhile goes elsewhere and loses nothing.
 func (x *Proxy) CloseListeners(id sigma.ProcID) {
 	x.mu.Lock()
 	var ls []*listener

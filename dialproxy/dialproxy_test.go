@@ -50,7 +50,8 @@ func TestConnect(t *testing.T) {
 	}
 }
 
-// A proc listens again at its own endpoint, with the text as it was. Nobody else can, nor it at one that was taken back, of which a bounded number is remembered while it lives.
+// A proc listens again at its own endpoint, with the text as it was. Nobody else can, nor it at one
+// that was taken back, of which a bounded number is remembered while it lives.
 func TestListenAgain(t *testing.T) {
 	before := newProxy("m")
 	e, over := listen(t, before, server, false), listen(t, before, server, false)
@@ -80,7 +81,8 @@ func TestListenAgain(t *testing.T) {
 		if err := x.Withdraw(server, taken); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := x.ListenAgain(server, taken.ID, sigma.FormStream, false); sigma.KindOf(err) != sigma.KindPermission {
+		if _, err := x.ListenAgain(server, taken.ID, sigma.FormStream,
+			false); sigma.KindOf(err) != sigma.KindPermission {
 			t.Errorf("at one that was taken back: %v", err)
 		}
 	}
@@ -92,7 +94,8 @@ func TestListenAgain(t *testing.T) {
 	if n := len(x.forbidden["server"]); n > ListenersMax+1 {
 		t.Errorf("%d are remembered", n)
 	}
-	if _, err := x.ListenAgain(server, newID("server"), sigma.FormStream, false); sigma.KindOf(err) != sigma.KindPermission {
+	if _, err := x.ListenAgain(server, newID("server"), sigma.FormStream,
+		false); sigma.KindOf(err) != sigma.KindPermission {
 		t.Errorf("after too many were taken back: %v", err)
 	}
 	x.CloseProc("server")
@@ -140,7 +143,8 @@ func TestRefused(t *testing.T) {
 			t.Errorf("%v closed another's listener: %v", who, err)
 		}
 	}
-	if _, err := x.Listen(sigma.Principal{Realm: "a"}, sigma.FormStream, false); sigma.KindOf(err) != sigma.KindPermission {
+	if _, err := x.Listen(sigma.Principal{Realm: "a"}, sigma.FormStream,
+		false); sigma.KindOf(err) != sigma.KindPermission {
 		t.Errorf("a program that is no proc listens: %v", err)
 	}
 	if _, err := x.Listen(server, "other", false); sigma.KindOf(err) != sigma.KindInvalid {
@@ -186,7 +190,8 @@ func TestLimitsAndEnd(t *testing.T) {
 	}
 }
 
-// Goal: a proc that is about to be killed is not dialled any more, and who waits there is sent away, but its connections and their memory stay until it is gone.
+// Goal: a proc that is about to be killed is not dialled any more, and who waits there is sent
+// away, but its connections and their memory stay until it is gone.
 func TestCloseListeners(t *testing.T) {
 	x := newProxy("m")
 	e, elsewhere := listen(t, x, server, false), listen(t, x, client, false)
@@ -197,7 +202,8 @@ func TestCloseListeners(t *testing.T) {
 	}
 	defer waiting.Close()
 	x.CloseListeners(server.Proc)
-	if _, _, err := x.Dial(client, e); sigma.KindOf(err) != sigma.KindUnavailable && sigma.KindOf(err) != sigma.KindNotFound {
+	if _, _, err := x.Dial(client, e); sigma.KindOf(err) != sigma.KindUnavailable &&
+		sigma.KindOf(err) != sigma.KindNotFound {
 		t.Errorf("it can be dialled: %v", err)
 	}
 	var buf [1]byte
@@ -224,7 +230,8 @@ func TestAcceptCanceled(t *testing.T) {
 	}
 }
 
-// A listener that is closed takes nobody any more, and those who had dialled before are accepted or, at the second Close, sent away.
+// A listener that is closed takes nobody any more, and those who had dialled before are accepted
+// or, at the second Close, sent away.
 func TestCloseWithWaiting(t *testing.T) {
 	x := newProxy("m")
 	for _, times := range []int{1, 2} {
@@ -258,12 +265,14 @@ func TestCloseWithWaiting(t *testing.T) {
 			t.Errorf("closed %d times: the connection is open", times)
 		}
 		if len(x.listeners)+len(x.owned)+len(x.waiting) != 0 {
-			t.Errorf("left: %d listeners, %d owners, %d realms that wait", len(x.listeners), len(x.owned), len(x.waiting))
+			t.Errorf("left: %d listeners, %d owners, %d realms that wait", len(x.listeners), len(x.owned),
+				len(x.waiting))
 		}
 	}
 }
 
-// TestPlace: a place that is kept counts like a connection that waits, is filled or given back, and has its socket closed if the listener has ended meanwhile.
+// TestPlace: a place that is kept counts like a connection that waits, is filled or given back, and
+// has its socket closed if the listener has ended meanwhile.
 func TestPlace(t *testing.T) {
 	x := newProxy("m")
 	far := sigma.Principal{Realm: "a", Proc: "far", Machine: "n"}
@@ -282,7 +291,8 @@ func TestPlace(t *testing.T) {
 	if _, _, err := x.Dial(client, e); sigma.KindOf(err) != sigma.KindUnavailable {
 		t.Errorf("a dial where all places are kept: %v", err)
 	}
-	if _, err := x.Reserve(sigma.Principal{Realm: "b", Proc: "far", Machine: "n"}, e, sigma.Life{}); sigma.KindOf(err) != sigma.KindPermission {
+	if _, err := x.Reserve(sigma.Principal{Realm: "b", Proc: "far", Machine: "n"}, e,
+		sigma.Life{}); sigma.KindOf(err) != sigma.KindPermission {
 		t.Errorf("a place for another realm: %v", err)
 	}
 	r, w, err := os.Pipe()
@@ -290,7 +300,8 @@ func TestPlace(t *testing.T) {
 		t.Fatal(err)
 	}
 	places[0].Give(w)
-	if f, from, ticket, err := x.Accept(t.Context(), server, e.ID); err != nil || f != w || from != far || ticket != "" {
+	if f, from, ticket, err := x.Accept(t.Context(), server, e.ID); err != nil || f != w || from != far ||
+		ticket != "" {
 		t.Errorf("accepted %v of %v with %q, %v", f, from, ticket, err)
 	}
 	for _, p := range places[2:] {
@@ -313,14 +324,16 @@ func TestPlace(t *testing.T) {
 	}
 }
 
-// Ten thousand connections that nobody accepts are refused beyond the limits of their listener and their realm, hold nothing then, and keep no other realm from being served.
+// Ten thousand connections that nobody accepts are refused beyond the limits of their listener and
+// their realm, hold nothing then, and keep no other realm from being served.
 func TestHalfOpen(t *testing.T) {
 	x := newProxy("m")
 	var es []sigma.Endpoint
 	servers := []sigma.Principal{server}
 	for i := range 2 * WaitingMax / BacklogMax {
 		if i%2 == 0 { // of one alone the descriptors would be too many
-			servers = append(servers, sigma.Principal{Realm: "a", Proc: sigma.ProcID(fmt.Sprint("server", i)), Machine: "m"})
+			servers = append(servers, sigma.Principal{Realm: "a", Proc: sigma.ProcID(fmt.Sprint("server", i)),
+				Machine: "m"})
 		}
 		es = append(es, listen(t, x, servers[len(servers)-1], false))
 	}

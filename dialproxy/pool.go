@@ -14,8 +14,12 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// Who dials the same endpoint again and again gets connections made in advance (docs/adr/0029): pairs of sockets of which both procs have their ends already, and a line, another pair, on which the one who dials says which connection begins. The proxy is asked once for a batch, and is not on the way of a
-// dial. It notes each as any connection, so that all of them are listed, taken back and cut like others; of the line it keeps a duplicate of the dialler's end, to shut it down when the listener ends: then nothing begins any more, at once.
+// Who dials the same endpoint again and again gets connections made in advance (docs/adr/0029):
+// pairs of sockets of which both procs have their ends already, and a line, another pair, on which
+// the one who dials says which connection begins. The proxy is asked once for a batch, and is not
+// on the way of a dial. It notes each as any connection, so that all of them are listed, taken back
+// and cut like others; of the line it keeps a duplicate of the dialler's end, to shut it down when
+// the listener ends: then nothing begins any more, at once.
 
 // Limits.
 const (
@@ -37,7 +41,9 @@ type dialler struct {
 type pool struct {
 	number uint64
 	from   dialler
-	line   int               // a duplicate of the dialler's end; of a pool with another machine, of the one that is here; -1 = it is being made
+	// a duplicate of the dialler's end; of a pool with another machine, of the one that is here; -1
+	// = it is being made
+	line   int
 	ready  map[uint64]uint64 // connections that have not begun, as the dialler said last: its numbers, and those here
 	other  sigma.Life        // of the machine at the other end; zero: this one
 	realm  sigma.RealmID
@@ -57,19 +63,24 @@ type pools struct {
 	ending map[dialler]int // Proxy.mu; those whose lines linger
 }
 
-// lineLinger is how long another machine's line whose end was said goes on being heard by its listener, which itself hears it for half of that; then it ends, whatever the other machine does. Until then it counts.
+// lineLinger is how long another machine's line whose end was said goes on being heard by its
+// listener, which itself hears it for half of that; then it ends, whatever the other machine does.
+// Until then it counts.
 const lineLinger = 2 * time.Second
 
 // ofProc counts those that a proc of this machine dials with.
 func (c *pools) ofProc(id sigma.ProcID) int { return len(c.from[id]) + len(c.away[id]) }
 
-// Batch is what Pool makes. Files are the dialler's: its end of the line, if Grant.Line, and of each connection.
+// Batch is what Pool makes. Files are the dialler's: its end of the line, if Grant.Line, and of
+// each connection.
 type Batch struct {
 	Grant sigmap.PoolGrant
 	Files []*os.File
 }
 
-// Pool makes connections of p to an endpoint of FormStream of its realm on this machine, for p to begin them later. KindBusy: there are too many pools, or the listener does not take what arrives; then p dials. KindUnsupported: the listener has no socket to get them by.
+// Pool makes connections of p to an endpoint of FormStream of its realm on this machine, for p to
+// begin them later. KindBusy: there are too many pools, or the listener does not take what arrives;
+// then p dials. KindUnsupported: the listener has no socket to get them by.
 func (x *Proxy) Pool(p sigma.Principal, ask sigmap.PoolAsk) (*Batch, error) {
 	const op = "dialproxy.Pool"
 	if ask.Over {
@@ -80,8 +91,10 @@ func (x *Proxy) Pool(p sigma.Principal, ask sigmap.PoolAsk) (*Batch, error) {
 	if err != nil {
 		return nil, err
 	}
-	if p.Proc == "" || p.System || p.Realm != l.endpoint.Realm || p.Proc == l.endpoint.Proc || l.endpoint.Form != sigma.FormStream || p.Machine != x.machine {
-		return nil, sigma.Errorf(op, sigma.KindUnsupported, "connections are made in advance between procs of one realm, for streams")
+	if p.Proc == "" || p.System || p.Realm != l.endpoint.Realm || p.Proc == l.endpoint.Proc ||
+		l.endpoint.Form != sigma.FormStream || p.Machine != x.machine {
+		return nil, sigma.Errorf(op, sigma.KindUnsupported,
+			"connections are made in advance between procs of one realm, for streams")
 	}
 	n := min(int(ask.Count), poolBatch, sigmap.PoolMost-len(ask.Unused))
 	x.mu.Lock()
@@ -165,7 +178,8 @@ func (x *Proxy) grantLocked(p sigma.Principal, l *listener, ask sigmap.PoolAsk, 
 		if line, err = unix.FcntlInt(ps[0].mine.Fd(), unix.F_DUPFD_CLOEXEC, 0); err != nil {
 			return nil, sigma.Wrap("dialproxy.Pool", "", os.NewSyscallError("fcntl", err))
 		}
-		own = &pool{number: x.rings.last, from: dialler{x.machine, p.Proc}, line: line, ready: map[uint64]uint64{}, realm: p.Realm}
+		own = &pool{number: x.rings.last, from: dialler{x.machine, p.Proc}, line: line, ready: map[uint64]uint64{},
+			realm: p.Realm}
 	}
 	b, err := x.sendLocked(p, l, own, ps, fresh)
 	if err != nil {
@@ -183,7 +197,8 @@ func (x *Proxy) grantLocked(p sigma.Principal, l *listener, ask sigmap.PoolAsk, 
 	for i := range ps {
 		x.rings.last++
 		own.ready[x.rings.last] = x.rings.last
-		c := &connection{Connection: Connection{Number: x.rings.last, Endpoint: l.endpoint, From: p, Transport: "unix", Began: now, Ready: true}}
+		c := &connection{Connection: Connection{Number: x.rings.last, Endpoint: l.endpoint, From: p, Transport: "unix",
+			Began: now, Ready: true}}
 		c.ends[ring.Dialled] = end{proc: p.Proc, realm: p.Realm, inode: ps[i].inodes[0], since: now}
 		c.ends[ring.Accepted] = end{proc: l.endpoint.Proc, realm: l.endpoint.Realm, inode: ps[i].inodes[1], since: now}
 		x.noteLocked(c)
@@ -214,8 +229,11 @@ func (x *Proxy) mayPoolLocked(p sigma.Principal, l *listener, own *pool, fresh b
 		return sigma.Errorf(op, sigma.KindBusy, "connections wait to be accepted there")
 	case fresh != (own == nil):
 		return sigma.Errorf(op, sigma.KindBusy, "the proc asks twice at a time")
-	case fresh && (x.pools.all >= PoolsMax || x.pools.of[p.Realm] >= PoolsOf || x.pools.ofProc(p.Proc) >= poolsOfProc || len(l.pools) >= poolsAt):
-		return sigma.Errorf(op, sigma.KindBusy, "%d procs have connections in advance there, this one at %d endpoints, its realm %d", len(l.pools), x.pools.ofProc(p.Proc), x.pools.of[p.Realm])
+	case fresh && (x.pools.all >= PoolsMax || x.pools.of[p.Realm] >= PoolsOf || x.pools.ofProc(p.Proc) >= poolsOfProc ||
+		len(l.pools) >= poolsAt):
+		return sigma.Errorf(op, sigma.KindBusy,
+			"%d procs have connections in advance there, this one at %d endpoints, its realm %d", len(l.pools),
+			x.pools.ofProc(p.Proc), x.pools.of[p.Realm])
 	}
 	return nil
 }

@@ -59,7 +59,8 @@ func pooled(t *testing.T, x *Proxy, p sigma.Principal, ask sigmap.PoolAsk) *Batc
 	return b
 }
 
-// What arrives comes on the listener's socket in order, also what it had no room for, with who dialled; a closed listener gives what had come, then the end.
+// What arrives comes on the listener's socket in order, also what it had no room for, with who
+// dialled; a closed listener gives what had come, then the end.
 func TestPush(t *testing.T) {
 	x := newProxy("m")
 	e, conn := pushed(t, x, server)
@@ -99,7 +100,9 @@ func TestPush(t *testing.T) {
 	}
 }
 
-// Of many listeners of a proc, or a realm, only some have sockets, and those that have none can be asked at; when one ends another may have one. What the kernel says when it is full ends no listener.
+// Of many listeners of a proc, or a realm, only some have sockets, and those that have none can be
+// asked at; when one ends another may have one. What the kernel says when it is full ends no
+// listener.
 func TestPushLimits(t *testing.T) {
 	x := newProxy("m")
 	var conns []*os.File
@@ -157,7 +160,8 @@ func TestPushLimits(t *testing.T) {
 	if _, err := push(server); err != nil {
 		t.Errorf("one has ended: %v", err)
 	}
-	for err, want := range map[error]bool{syscall.EPIPE: true, syscall.ECONNRESET: true, syscall.ETOOMANYREFS: false, syscall.ENOBUFS: false, syscall.ENOMEM: false} {
+	for err, want := range map[error]bool{syscall.EPIPE: true, syscall.ECONNRESET: true, syscall.ETOOMANYREFS: false,
+		syscall.ENOBUFS: false, syscall.ENOMEM: false} {
 		if deaf(err) != want {
 			t.Errorf("%v ends a listener: %t", err, !want)
 		}
@@ -170,13 +174,15 @@ func begin(line *os.File, number uint64) error {
 	return err
 }
 
-// Connections made in advance: both sides get the same ones, the listener with who dials; a line carries which begin; they are listed, and not as begun before their proc says so.
+// Connections made in advance: both sides get the same ones, the listener with who dials; a line
+// carries which begin; they are listed, and not as begun before their proc says so.
 func TestPool(t *testing.T) {
 	x := newProxy("m")
 	e, conn := pushed(t, x, server)
 	b := pooled(t, x, client, sigmap.PoolAsk{Endpoint: e, Count: 3})
 	a, theirs := receive(t, conn)
-	if !b.Grant.Line || !a.Line || len(b.Files) != 4 || len(theirs) != 4 || a.From != client || a.First != b.Grant.First || len(a.Tickets) != 3 || a.Tickets[2] != b.Grant.Tickets[2] || a.Pool == 0 {
+	if !b.Grant.Line || !a.Line || len(b.Files) != 4 || len(theirs) != 4 || a.From != client ||
+		a.First != b.Grant.First || len(a.Tickets) != 3 || a.Tickets[2] != b.Grant.Tickets[2] || a.Pool == 0 {
 		t.Fatalf("got %+v and %+v", b.Grant, a)
 	}
 	if err := begin(b.Files[0], a.First+1); err != nil {
@@ -239,7 +245,10 @@ func sameFile(t *testing.T, a, b *os.File) bool {
 	return os.SameFile(as, bs)
 }
 
-// After a connection whose memory was asked for, those that are made in advance have theirs, both sides the same, half as many with one answer, and nobody asks again; who uses it has those to come have it too, who does not has it end. Half of what a proc may have is left for connections that ask. What did not begin is given back.
+// After a connection whose memory was asked for, those that are made in advance have theirs, both
+// sides the same, half as many with one answer, and nobody asks again; who uses it has those to
+// come have it too, who does not has it end. Half of what a proc may have is left for connections
+// that ask. What did not begin is given back.
 func TestPoolMemory(t *testing.T) {
 	x := newProxy("m")
 	e, conn := pushed(t, x, server)
@@ -288,7 +297,8 @@ func TestPoolMemory(t *testing.T) {
 		t.Errorf("%d memories are kept", n)
 	}
 	if endRings(b, ringUsed); x.rings.warm[server.Proc] != ringsEarly || len(x.rings.all) != 1 {
-		t.Errorf("it was used, and %d have it after that; %d memories are kept", x.rings.warm[server.Proc], len(x.rings.all))
+		t.Errorf("it was used, and %d have it after that; %d memories are kept", x.rings.warm[server.Proc],
+			len(x.rings.all))
 	}
 	for range ringsEarly / (poolBatch / 2) {
 		b, _ := batch()
@@ -298,7 +308,8 @@ func TestPoolMemory(t *testing.T) {
 		endRings(b, ringUsed-1)
 	}
 	if b, _ := batch(); len(b.Files) != poolBatch || len(b.Grant.Tickets) != poolBatch {
-		t.Errorf("%d connections came with %d files, although those before had no use for memory", len(b.Grant.Tickets), len(b.Files))
+		t.Errorf("%d connections came with %d files, although those before had no use for memory", len(b.Grant.Tickets),
+			len(b.Files))
 	}
 	for range RingsOfProc/poolBatch - 1 {
 		x.rings.warm[server.Proc] = ringsEarly
@@ -315,7 +326,8 @@ func TestPoolMemory(t *testing.T) {
 	}
 }
 
-// Who may not dial gets none in advance; nothing begins any more once the listener is closed, taken back, or its proc gone, or the dialler's; and limits hold.
+// Who may not dial gets none in advance; nothing begins any more once the listener is closed, taken
+// back, or its proc gone, or the dialler's; and limits hold.
 func TestPoolRefusedAndOver(t *testing.T) {
 	x := newProxy("m")
 	e, conn := pushed(t, x, server)
@@ -327,12 +339,14 @@ func TestPoolRefusedAndOver(t *testing.T) {
 		to   sigma.Endpoint
 		want sigma.Kind
 	}{
-		"another realm":                      {other, e, sigma.KindPermission},
-		"another realm with its own name":    {other, forged, sigma.KindPermission},
-		"a changed endpoint":                 {client, forged, sigma.KindUnavailable},
-		"a program outside":                  {sigma.Principal{Realm: "a", Machine: "m"}, e, sigma.KindUnsupported},
-		"the provider":                       {sigma.Principal{Realm: "a", Proc: "p", Machine: "m", System: true}, e, sigma.KindUnsupported},
-		"a proc of another machine":          {sigma.Principal{Realm: "a", Proc: "p", Machine: "n"}, e, sigma.KindUnsupported},
+		"another realm":                   {other, e, sigma.KindPermission},
+		"another realm with its own name": {other, forged, sigma.KindPermission},
+		"a changed endpoint":              {client, forged, sigma.KindUnavailable},
+		"a program outside":               {sigma.Principal{Realm: "a", Machine: "m"}, e, sigma.KindUnsupported},
+		"the provider": {sigma.Principal{Realm: "a", Proc: "p", Machine: "m", System: true}, e,
+			sigma.KindUnsupported},
+		"a proc of another machine": {sigma.Principal{Realm: "a", Proc: "p", Machine: "n"}, e,
+			sigma.KindUnsupported},
 		"the listener itself":                {server, e, sigma.KindUnsupported},
 		"a listener that asks for each dial": {client, plain, sigma.KindUnsupported},
 	} {
@@ -383,12 +397,14 @@ func TestPoolRefusedAndOver(t *testing.T) {
 	if sigma.KindOf(last) != sigma.KindBusy {
 		t.Errorf("pools without end at a listener, or for one that takes nothing: %v", last)
 	}
-	if b := pooled(t, x, sigma.Principal{Realm: "a", Proc: "A", Machine: "m"}, sigmap.PoolAsk{Endpoint: e}); len(b.Files) != 0 {
+	if b := pooled(t, x, sigma.Principal{Realm: "a", Proc: "A", Machine: "m"},
+		sigmap.PoolAsk{Endpoint: e}); len(b.Files) != 0 {
 		t.Errorf("nothing was asked for, and %d came", len(b.Files))
 	}
 }
 
-// A connection that was made in advance is taken back like any: both its ends are told to be shut down.
+// A connection that was made in advance is taken back like any: both its ends are told to be shut
+// down.
 func TestPoolRevoked(t *testing.T) {
 	x := newProxy("m")
 	e, conn := pushed(t, x, server)
@@ -419,7 +435,9 @@ func TestPoolRevoked(t *testing.T) {
 	}
 }
 
-// A listener that never reads, and a dialler that says that it used all it was given: what is in flight stays bounded, whatever the dialler says, however many listeners and procs there are, and another realm dials. As soon as the listener reads, the dialler is given more.
+// A listener that never reads, and a dialler that says that it used all it was given: what is in
+// flight stays bounded, whatever the dialler says, however many listeners and procs there are, and
+// another realm dials. As soon as the listener reads, the dialler is given more.
 func TestFlightIsBounded(t *testing.T) {
 	x := newProxy("m")
 	var conns []session.Conn

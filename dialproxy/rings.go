@@ -13,16 +13,21 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// A connection costs the proxy nothing once both sides have it: what it takes to let the two have shared memory later is in the ticket that both get, which names them and which only the proxy can make.
+// A connection costs the proxy nothing once both sides have it: what it takes to let the two have
+// shared memory later is in the ticket that both get, which names them and which only the proxy can
+// make.
 
 const (
-	// RingsMax is how many connections of the machine have memory at a time. Each holds a file descriptor in sigmad.
+	// RingsMax is how many connections of the machine have memory at a time. Each holds a file
+	// descriptor in sigmad.
 	RingsMax = 1024
 	// RingsOfRealm is how many all connections of one realm have: it leaves as many to others.
 	RingsOfRealm = RingsMax / 2
 	// RingsOfProc is how many one proc has. Their pages are charged to whoever writes them first.
 	RingsOfProc = ring.SetMost
-	// ringsEarly is how many connections get memory when they are made, after one that was accepted by the same proc asked for it, or had it and used it: to ask costs each side 100 µs and more, to have it a tenth of that. The next one does not, and says so whether others will.
+	// ringsEarly is how many connections get memory when they are made, after one that was accepted
+	// by the same proc asked for it, or had it and used it: to ask costs each side 100 µs and more,
+	// to have it a tenth of that. The next one does not, and says so whether others will.
 	ringsEarly = 16
 	// ringUsed is how many messages say that a connection had use for its memory.
 	ringUsed = 8
@@ -30,7 +35,8 @@ const (
 	macBytes = 16
 )
 
-// Ticket lets the two procs of a connection ask for its memory. Others learn nothing by it. Empty: there is none.
+// Ticket lets the two procs of a connection ask for its memory. Others learn nothing by it. Empty:
+// there is none.
 type Ticket string
 
 // rings are the connections that have memory.
@@ -71,7 +77,8 @@ func (p *parts) code(c *sigmap.Coder) {
 // ticket makes that of a connection; none if the two are not procs of one realm on this machine.
 func (x *Proxy) ticket(number uint64, from sigma.Principal, l *listener) Ticket {
 	to := l.endpoint
-	if from.Proc == "" || from.Realm != to.Realm || from.Machine != x.machine || from.System || to.Form != sigma.FormStream {
+	if from.Proc == "" || from.Realm != to.Realm || from.Machine != x.machine || from.System ||
+		to.Form != sigma.FormStream {
 		return ""
 	}
 	p := parts{number, to.Realm, [2]sigma.ProcID{from.Proc, to.Proc}}
@@ -88,7 +95,8 @@ func (x *Proxy) mac(text []byte) []byte {
 	return h.Sum(nil)[:macBytes]
 }
 
-// ParseTicket finds which connection a ticket is for. KindPermission if the proxy did not make it, or not for p.
+// ParseTicket finds which connection a ticket is for. KindPermission if the proxy did not make it,
+// or not for p.
 func (x *Proxy) ParseTicket(p sigma.Principal, t Ticket) (number uint64, err error) {
 	is, _, err := x.parse(p, t)
 	return is.Number, err
@@ -107,7 +115,8 @@ func (x *Proxy) parse(p sigma.Principal, t Ticket) (is parts, side ring.Side, er
 	case p.Proc == "" || p.Realm != is.Realm:
 		return parts{}, 0, no
 	case p.Proc == is.Procs[ring.Dialled] && p.Proc == is.Procs[ring.Accepted]:
-		return parts{}, 0, sigma.Errorf("dialproxy.Ring", sigma.KindUnsupported, "a connection of a proc with itself has no memory")
+		return parts{}, 0, sigma.Errorf("dialproxy.Ring", sigma.KindUnsupported,
+			"a connection of a proc with itself has no memory")
 	case p.Proc == is.Procs[ring.Dialled]:
 		return is, ring.Dialled, nil
 	case p.Proc == is.Procs[ring.Accepted]:
@@ -116,7 +125,8 @@ func (x *Proxy) parse(p sigma.Principal, t Ticket) (is parts, side ring.Side, er
 	return parts{}, 0, no
 }
 
-// Ring gives p the memory of one of its connections, which is made for the first of the two that asks. The file is the caller's. KindBusy if there are too many.
+// Ring gives p the memory of one of its connections, which is made for the first of the two that
+// asks. The file is the caller's. KindBusy if there are too many.
 func (x *Proxy) Ring(p sigma.Principal, t Ticket) (*os.File, error) {
 	const op = "dialproxy.Ring"
 	is, side, err := x.parse(p, t)
@@ -145,7 +155,9 @@ func (x *Proxy) Ring(p sigma.Principal, t Ticket) (*os.File, error) {
 	case r == nil && x.fullLocked(is.Realm), len(x.rings.of[p.Proc]) >= RingsOfProc:
 		fresh.Close()
 		x.crowdRingsLocked(p.Proc)
-		return nil, sigma.Errorf(op, sigma.KindBusy, "%d connections of this proc have memory, %d of its realm, %d of all", len(x.rings.of[p.Proc]), x.rings.used[is.Realm], len(x.rings.all))
+		return nil, sigma.Errorf(op, sigma.KindBusy,
+			"%d connections of this proc have memory, %d of its realm, %d of all", len(x.rings.of[p.Proc]),
+			x.rings.used[is.Realm], len(x.rings.all))
 	case r == nil:
 		r = &shared{file: fresh, realm: is.Realm, to: is.Procs[ring.Accepted]}
 		x.rings.all[number] = r
@@ -187,7 +199,8 @@ func duplicate(f *os.File) (*os.File, error) {
 	return os.NewFile(uintptr(fd), "ring"), nil
 }
 
-// earlyFile makes memory for a connection that is about to be, if those before wanted it; nil if not.
+// earlyFile makes memory for a connection that is about to be, if those before wanted it; nil if
+// not.
 func (x *Proxy) earlyFile(from, to sigma.ProcID) *os.File {
 	x.mu.Lock()
 	wanted := from != to && x.coolLocked(to)
@@ -213,9 +226,11 @@ func (x *Proxy) coolLocked(to sigma.ProcID) bool {
 	return true
 }
 
-// mayShareLocked reports whether n connections that have not begun may have memory: it leaves half of what each may have to those that have.
+// mayShareLocked reports whether n connections that have not begun may have memory: it leaves half
+// of what each may have to those that have.
 func (x *Proxy) mayShareLocked(realm sigma.RealmID, from, to sigma.ProcID, n int) bool {
-	return len(x.rings.of[from])+n <= RingsOfProc/2 && len(x.rings.of[to])+n <= RingsOfProc/2 && x.rings.used[realm]+n <= RingsOfRealm/2 && len(x.rings.all)+n <= RingsMax/2
+	return len(x.rings.of[from])+n <= RingsOfProc/2 && len(x.rings.of[to])+n <= RingsOfProc/2 &&
+		x.rings.used[realm]+n <= RingsOfRealm/2 && len(x.rings.all)+n <= RingsMax/2
 }
 
 // fullLocked says that there is no more memory for a realm's connections.
@@ -223,7 +238,8 @@ func (x *Proxy) fullLocked(realm sigma.RealmID) bool {
 	return len(x.rings.all) >= RingsMax || x.rings.used[realm] >= RingsOfRealm
 }
 
-// crowdRingsLocked has somebody see which connections still are of who holds too many memories: a proc, or, of a realm or a machine that is full, all who hold any.
+// crowdRingsLocked has somebody see which connections still are of who holds too many memories: a
+// proc, or, of a realm or a machine that is full, all who hold any.
 func (x *Proxy) crowdRingsLocked(id sigma.ProcID) {
 	if len(x.rings.of[id]) >= RingsOfProc {
 		x.crowdLocked(id)
@@ -249,7 +265,8 @@ func (x *Proxy) Rings(realm sigma.RealmID) int {
 	return x.rings.used[realm]
 }
 
-// earlyLocked has both sides of a connection hold memory, which they get by Early. The file is the proxy's.
+// earlyLocked has both sides of a connection hold memory, which they get by Early. The file is the
+// proxy's.
 func (x *Proxy) earlyLocked(f *os.File, number uint64, realm sigma.RealmID, from, to sigma.ProcID) {
 	if len(x.rings.of[from]) >= RingsOfProc || len(x.rings.of[to]) >= RingsOfProc || x.fullLocked(realm) {
 		f.Close()
@@ -268,7 +285,9 @@ func (x *Proxy) shareLocked(f *os.File, number uint64, realm sigma.RealmID, from
 	return r
 }
 
-// Early gives p, whose connection was just dialled or accepted, the memory that was made with it; nil if there is none. wanted says whether p has use for it; if not it is as if p had given it back.
+// Early gives p, whose connection was just dialled or accepted, the memory that was made with it;
+// nil if there is none. wanted says whether p has use for it; if not it is as if p had given it
+// back.
 func (x *Proxy) Early(p sigma.Principal, t Ticket, wanted bool) *os.File {
 	if t == "" {
 		return nil
@@ -280,7 +299,8 @@ func (x *Proxy) Early(p sigma.Principal, t Ticket, wanted bool) *os.File {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	r := x.rings.all[is.Number]
-	if c := x.conns.all[is.Number]; r == nil || !r.waits[side] || c == nil || c.revoked || !x.rings.of[p.Proc][is.Number] {
+	if c := x.conns.all[is.Number]; r == nil || !r.waits[side] || c == nil || c.revoked ||
+		!x.rings.of[p.Proc][is.Number] {
 		return nil
 	}
 	var f *os.File

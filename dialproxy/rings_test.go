@@ -58,7 +58,8 @@ func TestRing(t *testing.T) {
 		want   sigma.Kind
 	}{
 		{"another proc", third, d, sigma.KindPermission},
-		{"another realm's proc of the same name", sigma.Principal{Realm: "b", Proc: client.Proc, Machine: "m"}, d, sigma.KindPermission},
+		{"another realm's proc of the same name", sigma.Principal{Realm: "b", Proc: client.Proc, Machine: "m"}, d,
+			sigma.KindPermission},
 		{"no proc", sigma.Principal{Realm: "a"}, d, sigma.KindPermission},
 		{"none", client, "", sigma.KindPermission},
 		{"half", client, d[:20], sigma.KindPermission},
@@ -84,11 +85,13 @@ func TestRing(t *testing.T) {
 	}
 }
 
-// Connections that lead out of the realm or the machine, or to trees, have no ticket; a proc has so many memories and no more.
+// Connections that lead out of the realm or the machine, or to trees, have no ticket; a proc has so
+// many memories and no more.
 func TestNoRing(t *testing.T) {
 	x := newProxy("m")
 	e := listen(t, x, server, true)
-	for _, from := range []sigma.Principal{other, {Realm: "a", Proc: "far", Machine: "elsewhere"}, {Realm: "a", Machine: "m", System: true}} {
+	for _, from := range []sigma.Principal{other, {Realm: "a", Proc: "far", Machine: "elsewhere"},
+		{Realm: "a", Machine: "m", System: true}} {
 		if d, a := connected(t, x, e, from); d != "" || a != "" {
 			t.Errorf("%v has a ticket", from)
 		}
@@ -130,7 +133,8 @@ func FuzzTicket(f *testing.F) {
 	})
 }
 
-// After a connection whose memory was asked for, the next ones to the same proc have theirs from the beginning, both sides the same; then one has not. What nobody takes is not kept.
+// After a connection whose memory was asked for, the next ones to the same proc have theirs from
+// the beginning, both sides the same; then one has not. What nobody takes is not kept.
 func TestEarly(t *testing.T) {
 	x := newProxy("m")
 	e := listen(t, x, server, false)
@@ -234,7 +238,8 @@ func crowds(x *Proxy) (ids []sigma.ProcID) {
 	}
 }
 
-// Of a realm that has all the memories it can, all who hold one are looked at, whoever asks, and nobody of another realm; not for each that asks.
+// Of a realm that has all the memories it can, all who hold one are looked at, whoever asks, and
+// nobody of another realm; not for each that asks.
 func TestRingsOfRealmForgotten(t *testing.T) { synctest.Test(t, ringsOfRealmForgotten) }
 
 func ringsOfRealmForgotten(t *testing.T) {
@@ -246,7 +251,8 @@ func ringsOfRealmForgotten(t *testing.T) {
 	}{{server, RingsOfRealm}, {b, 1}} {
 		e := listen(t, x, one.server, false)
 		for i := range one.n {
-			from := sigma.Principal{Realm: one.server.Realm, Proc: sigma.ProcID(fmt.Sprintf("%s-%02d", one.server.Realm, i/RingsOfProc)), Machine: "m"}
+			from := sigma.Principal{Realm: one.server.Realm,
+				Proc: sigma.ProcID(fmt.Sprintf("%s-%02d", one.server.Realm, i/RingsOfProc)), Machine: "m"}
 			f, ticket, err := x.Dial(from, e)
 			if err != nil {
 				t.Fatal(err)
@@ -291,7 +297,8 @@ func ringsOfRealmForgotten(t *testing.T) {
 	}
 }
 
-// Who was taken for gone before it took the memory that was made with its connection gets that only by asking, and then it counts.
+// Who was taken for gone before it took the memory that was made with its connection gets that only
+// by asking, and then it counts.
 func TestEarlyGone(t *testing.T) {
 	x := newProxy("m")
 	e := listen(t, x, server, false)
@@ -313,7 +320,8 @@ func TestEarlyGone(t *testing.T) {
 	f.Close()
 }
 
-// Who does not say that it needs the memory of a connection no more loses it with the connection; it is looked for who has too many.
+// Who does not say that it needs the memory of a connection no more loses it with the connection;
+// it is looked for who has too many.
 func TestRingForgotten(t *testing.T) { synctest.Test(t, ringForgotten) }
 
 func ringForgotten(t *testing.T) {

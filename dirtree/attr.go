@@ -10,10 +10,11 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// With Policy.Attributes a file has a mode and a time of modification that can be set. On disk all files have one mode, because a bit for others would let
-// who was passed a descriptor for reading open the file again for writing; and the time is the version. So what differs from the default is in an
-// extended attribute of the file, and the sticky bit of its mode on disk, which the kernel does not look at here, says that there is one: a file without
-// costs no system call.
+// With Policy.Attributes a file has a mode and a time of modification that can be set. On disk all
+// files have one mode, because a bit for others would let who was passed a descriptor for reading
+// open the file again for writing; and the time is the version. So what differs from the default is
+// in an extended attribute of the file, and the sticky bit of its mode on disk, which the kernel
+// does not look at here, says that there is one: a file without costs no system call.
 
 const (
 	permFile = 0o644 // of a file whose mode nobody set
@@ -55,7 +56,8 @@ func (a attributes) modifiedAt(v sigma.Version) time.Time {
 	return time.Unix(0, int64(v))
 }
 
-// save writes the attributes to an open file, and marks it. A file system without such attributes is KindUnsupported.
+// save writes the attributes to an open file, and marks it. A file system without such attributes
+// is KindUnsupported.
 func (a attributes) save(fd int, kind sigma.FileKind) error {
 	b := binary.LittleEndian.AppendUint16([]byte{attributeForm}, uint16(a.perm))
 	b = binary.LittleEndian.AppendUint64(b, uint64(a.modified))
@@ -70,7 +72,8 @@ func (a attributes) save(fd int, kind sigma.FileKind) error {
 	return unix.Fchmod(fd, mode)
 }
 
-// loadAttributes reads the attributes of a marked file. What is not there, or of another layout, was not set.
+// loadAttributes reads the attributes of a marked file. What is not there, or of another layout,
+// was not set.
 func loadAttributes(fd int) attributes {
 	var b [attributeSize + 1]byte
 	n, err := unix.Fgetxattr(fd, attributeName, b[:])
@@ -94,7 +97,8 @@ func attributesOf(dir int, name string, in info) (attributes, error) {
 	return loadAttributes(fd), nil
 }
 
-// birth gives a new file the mode that it is made with, where the tree keeps modes. A file system that cannot keep it is no reason not to make the file.
+// birth gives a new file the mode that it is made with, where the tree keeps modes. A file system
+// that cannot keep it is no reason not to make the file.
 func (sp *space) birth(fd int, kind sigma.FileKind, perm uint32) attributes {
 	a := attributes{set: true, perm: perm & 0o777}
 	if !sp.t.cfg.Policy.Attributes || a.perm == (attributes{}).permOf(kind) || a.save(fd, kind) != nil {
@@ -108,7 +112,8 @@ func (f *file) checkAttributes(op string, n *node, c sigma.StatChange) error {
 	switch {
 	case n == nil || !f.sp.t.cfg.Policy.Attributes || isLink(n.kind):
 		return sigma.Errorf(op, sigma.KindUnsupported, "permissions and times cannot be set here")
-	case c.Modified != nil && (c.Modified.Before(time.Unix(0, math.MinInt64)) || c.Modified.After(time.Unix(0, math.MaxInt64))):
+	case c.Modified != nil && (c.Modified.Before(time.Unix(0, math.MinInt64)) ||
+		c.Modified.After(time.Unix(0, math.MaxInt64))):
 		return sigma.Errorf(op, sigma.KindInvalid, "%v is not a time that a file can have", c.Modified)
 	}
 	return nil

@@ -36,8 +36,8 @@ type edit struct {
 	apply     func() error
 }
 
-// change runs an edit alone. It charges the growth before, puts the charge right if the edit did not reach so far, and gives
-// the file a new version.
+// change runs an edit alone. It charges the growth before, puts the charge right if the edit did
+// not reach so far, and gives the file a new version.
 func (b *body) change(op string, e edit) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -81,7 +81,8 @@ func (b *body) change(op string, e edit) error {
 	return err
 }
 
-// settle finds the size after an edit failed half-way, and charges no more than that of what was charged before.
+// settle finds the size after an edit failed half-way, and charges no more than that of what was
+// charged before.
 func (b *body) settle(old, want uint64) uint64 {
 	var st unix.Stat_t
 	if unix.Fstat(b.fd, &st) != nil {

@@ -32,7 +32,8 @@ func BenchmarkPut(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				i++
-				if _, _, err := root.(sigma.Putter).Put(b.Context(), []string{"d", fmt.Sprint(i % 1000)}, data, sigma.PutOptions{}); err != nil {
+				if _, _, err := root.(sigma.Putter).Put(b.Context(), []string{"d", fmt.Sprint(i % 1000)}, data,
+					sigma.PutOptions{}); err != nil {
 					b.Fatal(err)
 				}
 			}

@@ -86,7 +86,8 @@ func (x *fixture) path(realm, name string) string {
 	return filepath.Join(x.dir, "realms", realm, "tree", name)
 }
 
-// TestForeignEntries plants what a tenant cannot make, but a bug or an operator might: nothing of it may be followed, read, listed or opened.
+// TestForeignEntries plants what a tenant cannot make, but a bug or an operator might: nothing of
+// it may be followed, read, listed or opened.
 func TestForeignEntries(t *testing.T) {
 	x := newFixture(t, Config{Policy: inPlace})
 	root := x.attach("r")
@@ -125,7 +126,8 @@ func TestForeignEntries(t *testing.T) {
 	}
 }
 
-// TestRaceWithForeignLink swaps a directory for a link to the outside while walks go through it, as somebody with access to the disk could.
+// TestRaceWithForeignLink swaps a directory for a link to the outside while walks go through it, as
+// somebody with access to the disk could.
 func TestRaceWithForeignLink(t *testing.T) {
 	x := newFixture(t, Config{Policy: inPlace})
 	root := x.attach("r")
@@ -180,7 +182,8 @@ func TestRealmsAreApart(t *testing.T) {
 	}
 }
 
-// TestRestart checks that content and versions stay over a restart, that versions grow on from there, and that what was not published is gone.
+// TestRestart checks that content and versions stay over a restart, that versions grow on from
+// there, and that what was not published is gone.
 func TestRestart(t *testing.T) {
 	for _, policy := range []Policy{inPlace, {Objects: true}} {
 		dir := t.TempDir()
@@ -256,7 +259,8 @@ func (x *fixture) used(realm sigma.RealmID) (charged, counted uint64) {
 	return charged, counted
 }
 
-// TestQuota goes through all operations that charge or free, and compares the account with the disk.
+// TestQuota goes through all operations that charge or free, and compares the account with the
+// disk.
 func TestQuota(t *testing.T) {
 	for name, policy := range map[string]Policy{"in place": inPlace, "objects": {Objects: true}} {
 		t.Run(name, func(t *testing.T) { testQuota(t, policy) })
@@ -355,7 +359,8 @@ func openFiles(t *testing.T) int {
 	return len(d)
 }
 
-// TestNothingLeaks checks that descriptors, nodes and shares are given back, by concurrent use and by refused use.
+// TestNothingLeaks checks that descriptors, nodes and shares are given back, by concurrent use and
+// by refused use.
 func TestNothingLeaks(t *testing.T) {
 	for name, policy := range map[string]Policy{"in place": inPlace, "objects": {Objects: true}} {
 		t.Run(name, func(t *testing.T) {
@@ -376,7 +381,8 @@ func TestNothingLeaks(t *testing.T) {
 			sp.forgetLocked()
 			sp.mu.Unlock()
 			if sp.open != 0 || sp.listing != 0 || len(sp.table) != 1 || sp.root.refs != 2 {
-				t.Errorf("left: %d descriptors, %d bytes of listings, %d nodes, %d references of the root", sp.open, sp.listing, len(sp.table), sp.root.refs)
+				t.Errorf("left: %d descriptors, %d bytes of listings, %d nodes, %d references of the root", sp.open,
+					sp.listing, len(sp.table), sp.root.refs)
 			}
 			if after := openFiles(t); after != before {
 				t.Errorf("%d descriptors are open, %d were", after, before)
@@ -456,7 +462,8 @@ func TestOpenMax(t *testing.T) {
 	x.ok(err)
 }
 
-// TestRemoveRealm removes a realm with a directory far deeper than a path or a process's descriptors reach, while it is used and watched.
+// TestRemoveRealm removes a realm with a directory far deeper than a path or a process's
+// descriptors reach, while it is used and watched.
 func TestRemoveRealm(t *testing.T) {
 	const depth = 3000
 	x := newFixture(t, Config{Policy: inPlace, QuotaBytes: sigma.GiB, OpenMax: 2 * depth})
@@ -527,7 +534,8 @@ func TestRemoveRealmInterrupted(t *testing.T) {
 	x.want(err, sigma.KindNotFound)
 }
 
-// FuzzParseLink checks that a link's text is read as it was written, and that nothing else is taken for a link.
+// FuzzParseLink checks that a link's text is read as it was written, and that nothing else is taken
+// for a link.
 func FuzzParseLink(f *testing.F) {
 	f.Add("sigma:symlink:/a")
 	f.Add("sigma:endpoint:sigma-endpoint/1 r m p id stream")

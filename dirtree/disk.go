@@ -17,10 +17,11 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// This file is the only one that gives names to the kernel. A name is one component, checked by sigma.CheckName or made
-// by this package.
+// This file is the only one that gives names to the kernel. A name is one component, checked by
+// sigma.CheckName or made by this package.
 
-// Tags of link targets on disk. They are relative paths to nowhere, should anybody follow them by mistake.
+// Tags of link targets on disk. They are relative paths to nowhere, should anybody follow them by
+// mistake.
 const (
 	symlinkTag  = "sigma:symlink:"
 	endpointTag = "sigma:endpoint:"
@@ -39,7 +40,8 @@ type info struct {
 	marked  bool   // it has attributes
 }
 
-// holeIn is how many bytes of a file of that size are in none of its blocks, of which stat(2) counts 512 bytes each.
+// holeIn is how many bytes of a file of that size are in none of its blocks, of which stat(2)
+// counts 512 bytes each.
 func holeIn(size, blocks uint64) uint64 { return size - min(size, blocks*512) }
 
 // retry repeats a system call that a signal interrupted.
@@ -80,8 +82,8 @@ func closeFD(fd int) {
 	}
 }
 
-// look describes the entry name of dir, or dir itself if name is "". What this package did not make (devices, sockets,
-// links without a tag) does not exist: ENOENT.
+// look describes the entry name of dir, or dir itself if name is "". What this package did not make
+// (devices, sockets, links without a tag) does not exist: ENOENT.
 func look(dir int, name string) (info, error) {
 	var st unix.Statx_t
 	flags := unix.AT_SYMLINK_NOFOLLOW
@@ -138,10 +140,11 @@ func linkText(kind sigma.FileKind, target string) string {
 	return symlinkTag + target
 }
 
-// identify gives the entry a number that no other file of this file system has or had. Inode numbers are used again as
-// soon as they are free, so the kernel's file handle is taken, which holds a generation too. It has 8 bytes on ext4 and is hashed
-// elsewhere. File systems without handles (overlayfs) give inode and time of birth, which repeats only when a file is
-// removed and another made with its inode number within one kernel tick.
+// identify gives the entry a number that no other file of this file system has or had. Inode
+// numbers are used again as soon as they are free, so the kernel's file handle is taken, which
+// holds a generation too. It has 8 bytes on ext4 and is hashed elsewhere. File systems without
+// handles (overlayfs) give inode and time of birth, which repeats only when a file is removed and
+// another made with its inode number within one kernel tick.
 func identify(dir int, name string, st *unix.Statx_t) (uint64, error) {
 	flags := 0
 	if name == "" {
@@ -168,7 +171,8 @@ func hash(b []byte) uint64 {
 	return h.Sum64()
 }
 
-// readNames lists a directory in the kernel's order. It opens the directory anew, so that listings do not share a position.
+// readNames lists a directory in the kernel's order. It opens the directory anew, so that listings
+// do not share a position.
 func readNames(dir int, limit int) (names []string, bytes int, err error) {
 	fd, err := openDirAt(dir, ".")
 	if err != nil {
@@ -233,7 +237,8 @@ func checkTimes(dir int) error {
 		return err
 	}
 	if got := versionOf(st.Mtime); got != v {
-		return &sigma.Error{Kind: sigma.KindUnsupported, Msg: fmt.Sprintf("the file system keeps times coarsely: %d became %d", v, got),
+		return &sigma.Error{Kind: sigma.KindUnsupported,
+			Msg:  fmt.Sprintf("the file system keeps times coarsely: %d became %d", v, got),
 			Hint: "use a directory on ext4 (with 256-byte inodes), xfs, btrfs or tmpfs"}
 	}
 	return nil
@@ -255,7 +260,8 @@ func wrap(op, path string, err error) error {
 	case unix.ENOSPC, unix.EDQUOT:
 		e.Msg, e.Hint = "the disk of the server is full", "remove files, or ask the provider for room"
 	case unix.EROFS:
-		e.Kind, e.Msg, e.Hint = sigma.KindPermission, "the disk of the server can only be read", "ask the provider: the disk may be failing"
+		e.Kind, e.Msg, e.Hint = sigma.KindPermission, "the disk of the server can only be read",
+			"ask the provider: the disk may be failing"
 	case unix.EIO:
 		e.Msg, e.Hint = "the disk of the server fails", "ask the provider; what it last kept may be lost"
 	}

@@ -106,7 +106,8 @@ func (f *file) Create(ctx context.Context, name string, flags sigma.OpenFlags, p
 	if !flags.Writes() {
 		flags |= sigma.OpenReadWrite // it is new: who makes it may fill it
 	}
-	return &file{sp: sp, open: true, flags: flags, b: b, dir: f.n, name: name, excl: flags&sigma.OpenExclusive != 0}, nil
+	return &file{sp: sp, open: true, flags: flags, b: b, dir: f.n, name: name, excl: flags&sigma.OpenExclusive != 0},
+		nil
 }
 
 // createNow makes an empty file in place and opens it. With sp.names held for writing.
@@ -139,7 +140,8 @@ func (f *file) Mkdir(ctx context.Context, name string, perm uint32) error {
 	const op = "dirtree.Mkdir"
 	return f.inDir(ctx, op, name, func(dir *node) error {
 		return f.sp.makeEntry(op, dir, name, sigma.KindDir, func() error {
-			if err := unix.Mkdirat(dir.fd, name, 0o700); err != nil || !f.sp.t.cfg.Policy.Attributes || perm&0o777 == permDir {
+			if err := unix.Mkdirat(dir.fd, name, 0o700); err != nil || !f.sp.t.cfg.Policy.Attributes ||
+				perm&0o777 == permDir {
 				return err
 			}
 			fd, err := openDirAt(dir.fd, name)
@@ -173,7 +175,8 @@ func checkTarget(op, target string) error {
 	case target == "":
 		return sigma.Errorf(op, sigma.KindInvalid, "a link needs a target")
 	case len(target) > targetMax:
-		return sigma.Errorf(op, sigma.KindTooBig, "a link's target has at most %d bytes, not %d", targetMax, len(target))
+		return sigma.Errorf(op, sigma.KindTooBig, "a link's target has at most %d bytes, not %d", targetMax,
+			len(target))
 	}
 	for i := range len(target) {
 		if target[i] == 0 {
@@ -183,7 +186,8 @@ func checkTarget(op, target string) error {
 	return nil
 }
 
-// makeEntry makes an entry that must not exist, with its charge and versions. With sp.names held for writing.
+// makeEntry makes an entry that must not exist, with its charge and versions. With sp.names held
+// for writing.
 func (sp *space) makeEntry(op string, dir *node, name string, kind sigma.FileKind, mk func() error) error {
 	if err := sp.absent(op, dir, name, kind); err != nil {
 		return err

@@ -17,7 +17,8 @@ const (
 	fencesMax  = 4*fence.NamesMax + 32*fence.FencesMax // every byte of a name may be quoted as \xff
 )
 
-// loadFences reads what was saved. A realm whose list of fences cannot be read is not served: a deposed leader might come.
+// loadFences reads what was saved. A realm whose list of fences cannot be read is not served: a
+// deposed leader might come.
 func (sp *space) loadFences() error {
 	fd, err := openAt(sp.home, fencesFile, unix.O_RDONLY)
 	if err == unix.ENOENT {

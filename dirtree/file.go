@@ -11,7 +11,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// file is a handle behind fence.Guard. What Open and Close set is not guarded, since they are called alone.
+// file is a handle behind fence.Guard. What Open and Close set is not guarded, since they are
+// called alone.
 type file struct {
 	sp     *space
 	n      *node // nil while an object made by Create is not published; guarded by space.mu then
@@ -57,7 +58,8 @@ func (f *file) Close() {
 	}
 }
 
-// check is what every operation starts with. It returns the handle's node, nil for an unpublished object.
+// check is what every operation starts with. It returns the handle's node, nil for an unpublished
+// object.
 func (f *file) check(ctx context.Context, op string) (*node, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, sigma.Wrap(op, "", err)
@@ -115,8 +117,9 @@ func (f *file) Walk(ctx context.Context, names []string) (sigma.File, []sigma.Fi
 	return &file{sp: sp, n: n}, ids, nil
 }
 
-// walk returns the node at names with a reference. With an error that ended it at a name it tells the ids up to there; an error that
-// is the server's (too many open files) has no ids. With sp.names held.
+// walk returns the node at names with a reference. With an error that ended it at a name it tells
+// the ids up to there; an error that is the server's (too many open files) has no ids. With
+// sp.names held.
 func (sp *space) walk(op string, start *node, names []string) (*node, []sigma.FileID, error) {
 	if err := sp.alive(op); err != nil {
 		return nil, nil, err
@@ -264,7 +267,8 @@ func (f *file) Open(ctx context.Context, flags sigma.OpenFlags) error {
 func (sp *space) openFor(op string, n *node, flags sigma.OpenFlags) (*body, error) {
 	if sp.t.cfg.Policy.Objects && flags.Writes() {
 		if flags&sigma.OpenTruncate == 0 {
-			return nil, &sigma.Error{Op: op, Kind: sigma.KindUnsupported, Msg: "an object cannot be changed in place", Hint: "write it as a whole (truncate)"}
+			return nil, &sigma.Error{Op: op, Kind: sigma.KindUnsupported, Msg: "an object cannot be changed in place",
+				Hint: "write it as a whole (truncate)"}
 		}
 		return sp.newBody(op)
 	}
@@ -401,14 +405,16 @@ func (f *file) ReadAtIf(ctx context.Context, p []byte, offset uint64, v sigma.Ve
 	return n, wrap(op, "", err)
 }
 
-// WriteAtIf implements sigma.Conditional. Objects are replaced as a whole, for which Put has a condition.
+// WriteAtIf implements sigma.Conditional. Objects are replaced as a whole, for which Put has a
+// condition.
 func (f *file) WriteAtIf(ctx context.Context, p []byte, offset uint64, v sigma.Version) (int, sigma.Version, error) {
 	const op = "dirtree.WriteAtIf"
 	if err := f.wantBytes(ctx, op, true); err != nil {
 		return 0, 0, err
 	}
 	if f.sp.t.cfg.Policy.Objects {
-		return 0, 0, &sigma.Error{Op: op, Kind: sigma.KindUnsupported, Msg: "an object is written as a whole", Hint: "use Put with IfVersion"}
+		return 0, 0, &sigma.Error{Op: op, Kind: sigma.KindUnsupported, Msg: "an object is written as a whole",
+			Hint: "use Put with IfVersion"}
 	}
 	var now sigma.Version
 	n, err := f.b.writeAt(op, p, place{offset: offset, atEnd: f.flags&sigma.OpenAppend != 0, ifVersion: v, now: &now})

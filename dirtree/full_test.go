@@ -35,9 +35,11 @@ func disk(t *testing.T, options string) (dir string, remount func(flags uintptr)
 	}
 }
 
-// Goal: whatever realms write, and however many files they make, the reserve of the names is left of the disk, and inodes for them; what is removed makes room. Who had nothing yet is told so too.
+// Goal: whatever realms write, and however many files they make, the reserve of the names is left
+// of the disk, and inodes for them; what is removed makes room. Who had nothing yet is told so too.
 func TestTenantsLeaveRoom(t *testing.T) {
-	for _, c := range []struct{ options, fill string }{{"size=16m", "bytes"}, {"size=16m", "holes"}, {"size=64m,nr_inodes=320", "entries"}} {
+	for _, c := range []struct{ options, fill string }{{"size=16m", "bytes"}, {"size=16m", "holes"},
+		{"size=64m,nr_inodes=320", "entries"}} {
 		t.Run(c.fill, func(t *testing.T) {
 			dir, _ := disk(t, c.options)
 			x := newFixture(t, Config{Dir: dir, Policy: inPlace, QuotaBytes: sigma.GiB})
@@ -66,7 +68,8 @@ func TestTenantsLeaveRoom(t *testing.T) {
 					t.Errorf("there was room for %d", n)
 				}
 			}
-			if now, err := x.tree.disk(); err != nil || now.Free < 2*diskspace.Reserve(whole) || now.Room < whole.Files/20 {
+			if now, err := x.tree.disk(); err != nil || now.Free < 2*diskspace.Reserve(whole) ||
+				now.Room < whole.Files/20 {
 				t.Errorf("of %+v are left %+v, %v", whole, now, err)
 			}
 			x.ok(x.tree.RemoveRealm(t.Context(), "r"))
@@ -76,7 +79,8 @@ func TestTenantsLeaveRoom(t *testing.T) {
 	}
 }
 
-// Goal: on a full disk who writes is told so; what is published stays whole, nothing that could not be written is published, the account stays right, and what is removed makes room.
+// Goal: on a full disk who writes is told so; what is published stays whole, nothing that could not
+// be written is published, the account stays right, and what is removed makes room.
 func TestDiskFull(t *testing.T) {
 	for name, policy := range map[string]Policy{"in place": inPlace, "objects": {Objects: true}} {
 		t.Run(name, func(t *testing.T) {
@@ -86,7 +90,8 @@ func TestDiskFull(t *testing.T) {
 			full := func(err error) {
 				t.Helper()
 				x.want(err, sigma.KindNoSpace)
-				if err != nil && (!strings.Contains(err.Error(), "disk of the server is full") || sigma.HintOf(err) == "") {
+				if err != nil && (!strings.Contains(err.Error(), "disk of the server is full") ||
+					sigma.HintOf(err) == "") {
 					t.Errorf("it says: %v", err)
 				}
 			}
@@ -143,7 +148,8 @@ func TestDiskFull(t *testing.T) {
 	}
 }
 
-// Goal: a disk that has become read-only is read; who would change it is told what is wrong, and can when it is as it was.
+// Goal: a disk that has become read-only is read; who would change it is told what is wrong, and
+// can when it is as it was.
 func TestDiskReadOnly(t *testing.T) {
 	dir, remount := disk(t, "size=1m")
 	x := newFixture(t, Config{Dir: dir, Policy: Policy{Links: true, Attributes: true}, QuotaBytes: sigma.GiB})
@@ -163,7 +169,8 @@ func TestDiskReadOnly(t *testing.T) {
 		"chmod":  func() error { return x.walk(root, "f").SetStat(ctx, sigma.StatChange{Perm: &perm}) },
 	} {
 		err := do()
-		if sigma.KindOf(err) != sigma.KindPermission || err == nil || !strings.Contains(err.Error(), "can only be read") {
+		if sigma.KindOf(err) != sigma.KindPermission || err == nil || !strings.Contains(err.Error(),
+			"can only be read") {
 			t.Errorf("%s: %v", what, err)
 		}
 	}

@@ -14,8 +14,10 @@ import (
 // hashBuffers are what is hashed passes through.
 var hashBuffers = sync.Pool{New: func() any { return new([64 << 10]byte) }}
 
-// Call implements sigma.Caller for objects, whose one method is hash: the SHA-256 of a range of the object as it is here, with the object's version and size. Who fetches the
-// range compares it with what came (binfs). It is computed when it is asked for, from the bytes on disk, so it finds what goes wrong after them, not before.
+// Call implements sigma.Caller for objects, whose one method is hash: the SHA-256 of a range of the
+// object as it is here, with the object's version and size. Who fetches the range compares it with
+// what came (binfs). It is computed when it is asked for, from the bytes on disk, so it finds what
+// goes wrong after them, not before.
 func (f *file) Call(ctx context.Context, method string, payload []byte, files []*os.File) ([]byte, []*os.File, error) {
 	const op = "dirtree.Call"
 	session.CloseFiles(files)
@@ -28,7 +30,8 @@ func (f *file) Call(ctx context.Context, method string, payload []byte, files []
 		return nil, nil, err
 	}
 	if count > sigmap.HashMax {
-		return nil, nil, sigma.Errorf(op, sigma.KindTooBig, "the hash of at most %d bytes can be asked for", sigmap.HashMax)
+		return nil, nil, sigma.Errorf(op, sigma.KindTooBig, "the hash of at most %d bytes can be asked for",
+			sigmap.HashMax)
 	}
 	n, err := f.checkNode(ctx, op)
 	if err != nil {

@@ -9,9 +9,9 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// ReadDir implements sigma.File. The cookie is a position in the sorted list of names that is taken at cookie 0 and kept until the handle
-// is closed. File systems differ in what their own cookies promise while entries are replaced; a list of our own promises
-// that each name is told once.
+// ReadDir implements sigma.File. The cookie is a position in the sorted list of names that is taken
+// at cookie 0 and kept until the handle is closed. File systems differ in what their own cookies
+// promise while entries are replaced; a list of our own promises that each name is told once.
 func (f *file) ReadDir(ctx context.Context, cookie uint64, limit int) ([]sigma.DirEntry, uint64, bool, error) {
 	const op = "dirtree.ReadDir"
 	n, err := f.checkNode(ctx, op)

@@ -22,8 +22,9 @@ func (n *node) wakeLocked() {
 	}
 }
 
-// find describes an entry of dir that is about to change, with the version known in memory. With sp.names held for writing:
-// then nobody can open the file, so that if nobody has it open at the second look, that size and version are final.
+// find describes an entry of dir that is about to change, with the version known in memory. With
+// sp.names held for writing: then nobody can open the file, so that if nobody has it open at the
+// second look, that size and version are final.
 func (sp *space) find(dir *node, name string) (info, error) {
 	in, err := look(dir.fd, name)
 	if err != nil {
@@ -108,8 +109,9 @@ func (sp *space) step(op string, dir *node, name string) (*node, error) {
 	return n, nil
 }
 
-// rememberLocked keeps a directory for the next walk. All changes of names go through this package, so what is remembered stays true until
-// a directory is moved or removed, upon which all is forgotten.
+// rememberLocked keeps a directory for the next walk. All changes of names go through this package,
+// so what is remembered stays true until a directory is moved or removed, upon which all is
+// forgotten.
 func (sp *space) rememberLocked(dir *node, name string, n *node) {
 	if len(sp.recent) >= recentMax {
 		sp.forgetLocked()
@@ -129,8 +131,9 @@ func (sp *space) forgetLocked() {
 	}
 }
 
-// settleVersion reads the version of a new node again. The one it was made with may have been read while the last user of
-// an earlier node had changed the bytes and not yet set the time; whoever changes them from now on does it through this node.
+// settleVersion reads the version of a new node again. The one it was made with may have been read
+// while the last user of an earlier node had changed the bytes and not yet set the time; whoever
+// changes them from now on does it through this node.
 func (sp *space) settleVersion(n *node) {
 	last, err := look(n.parent.fd, n.name)
 	if err != nil {
@@ -143,8 +146,8 @@ func (sp *space) settleVersion(n *node) {
 	}
 }
 
-// known returns the node of an inode, with sp.mu held. One whose identity differs is of an inode that somebody removed
-// behind our back; it is forgotten.
+// known returns the node of an inode, with sp.mu held. One whose identity differs is of an inode
+// that somebody removed behind our back; it is forgotten.
 func (sp *space) known(in info) *node {
 	n := sp.table[in.ino]
 	if n != nil && n.id != in.id {
@@ -156,7 +159,8 @@ func (sp *space) known(in info) *node {
 
 func (sp *space) addLocked(dir *node, name string, in info, fd int) *node {
 	dir.refs++
-	n := &node{sp: sp, kind: in.kind, ino: in.ino, id: in.id, version: in.version, target: in.target, parent: dir, name: name, fd: fd}
+	n := &node{sp: sp, kind: in.kind, ino: in.ino, id: in.id, version: in.version, target: in.target, parent: dir,
+		name: name, fd: fd}
 	sp.table[in.ino] = n
 	return n
 }
@@ -217,7 +221,8 @@ func (sp *space) touch(dir *node) error {
 	return stamp(dir.fd, "", v)
 }
 
-// removedOnDisk accounts for an entry that lost its name: what nobody has open is no longer charged.
+// removedOnDisk accounts for an entry that lost its name: what nobody has open is no longer
+// charged.
 func (sp *space) removedOnDisk(in info) {
 	sp.mu.Lock()
 	defer sp.mu.Unlock()
@@ -280,7 +285,8 @@ func (sp *space) openBody(op string, n *node) (*body, error) {
 		n.body.refs++
 		return n.body, nil
 	}
-	n.body = &body{sp: sp, fd: fd, ino: n.ino, id: n.id, size: uint64(st.Size), version: n.version, node: n, refs: 1, fixed: fixed}
+	n.body = &body{sp: sp, fd: fd, ino: n.ino, id: n.id, size: uint64(st.Size), version: n.version, node: n, refs: 1,
+		fixed: fixed}
 	return n.body, nil
 }
 
@@ -343,8 +349,8 @@ func (sp *space) openTemp(op string, b *body) (err error) {
 	return err
 }
 
-// close gives back a reference. With the last one the descriptor goes, the temporary file if it was not published, and the charge
-// unless the bytes have a name.
+// close gives back a reference. With the last one the descriptor goes, the temporary file if it was
+// not published, and the charge unless the bytes have a name.
 func (b *body) close() {
 	sp := b.sp
 	sp.mu.Lock()

@@ -9,7 +9,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// TestManyRealms: realms that nobody uses cost no descriptors beyond a bound, and what they had is there when somebody comes, also while many come at once.
+// TestManyRealms: realms that nobody uses cost no descriptors beyond a bound, and what they had is
+// there when somebody comes, also while many come at once.
 func TestManyRealms(t *testing.T) {
 	x := newFixture(t, Config{Policy: inPlace, QuotaBytes: 1 << 20})
 	const realms = ActiveMax + 200

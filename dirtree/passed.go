@@ -12,12 +12,17 @@ import (
 
 // # Descriptors for writing
 //
-// What is written through a descriptor does not pass this package, and a descriptor that was passed cannot be taken back. So one is passed only of a file that nobody else sees yet, and two things make up for it:
+// What is written through a descriptor does not pass this package, and a descriptor that was passed
+// cannot be taken back. So one is passed only of a file that nobody else sees yet, and two things
+// make up for it:
 //
-// How much can be written is bounded by the launcher, which gives every proc a limit of file sizes (sigma.WriteDescriptorMax). All that the file could grow by is charged to the realm's quota before the descriptor is
-// passed; what it did not grow is given back afterwards. So no quota is exceeded, not even for a moment.
+// How much can be written is bounded by the launcher, which gives every proc a limit of file sizes
+// (sigma.WriteDescriptorMax). All that the file could grow by is charged to the realm's quota
+// before the descriptor is passed; what it did not grow is given back afterwards. So no quota is
+// exceeded, not even for a moment.
 //
-// That it is over is asked of the kernel: it grants a write lease on a file (fcntl(2), F_SETLEASE) only if nobody else has it open, or mapped. Until then the file is neither published nor changed
+// That it is over is asked of the kernel: it grants a write lease on a file (fcntl(2), F_SETLEASE)
+// only if nobody else has it open, or mapped. Until then the file is neither published nor changed
 // in another way (KindBusy); so published bytes change by this package alone.
 
 // checkLeases tells whether the file system grants leases; a few do not (NFS).
@@ -40,8 +45,9 @@ func sole(fd int) error {
 	return err
 }
 
-// PassFile implements sigma.FilePasser. A descriptor of its own is opened by name, since one shared with others would share
-// its position; so a file that was removed or replaced meanwhile is KindUnsupported, and must be read through ReadAt.
+// PassFile implements sigma.FilePasser. A descriptor of its own is opened by name, since one shared
+// with others would share its position; so a file that was removed or replaced meanwhile is
+// KindUnsupported, and must be read through ReadAt.
 func (f *file) PassFile(ctx context.Context) (*os.File, error) {
 	const op = "dirtree.PassFile"
 	writes := f.open && f.flags.Writes()
@@ -58,7 +64,8 @@ func (f *file) PassFile(ctx context.Context) (*os.File, error) {
 	n := f.b.node
 	sp.mu.Unlock()
 	if n == nil {
-		return nil, sigma.Errorf(op, sigma.KindUnsupported, "the file has been removed or replaced, or is not published")
+		return nil, sigma.Errorf(op, sigma.KindUnsupported,
+			"the file has been removed or replaced, or is not published")
 	}
 	fd, err := openAt(n.parent.fd, n.name, unix.O_RDONLY|unix.O_NONBLOCK)
 	if err != nil {
@@ -79,7 +86,8 @@ func (f *file) passHidden(ctx context.Context, op string) (*os.File, error) {
 	defer b.mu.Unlock()
 	switch {
 	case b.temp == "":
-		return nil, sigma.Errorf(op, sigma.KindPermission, "others may see the file, so it is written through the server")
+		return nil, sigma.Errorf(op, sigma.KindPermission,
+			"others may see the file, so it is written through the server")
 	case sigma.FenceOf(ctx).Name != "":
 		return nil, sigma.Errorf(op, sigma.KindUnsupported, "a file under a fence is written through the server")
 	case !sp.t.leases:
@@ -114,7 +122,8 @@ func (f *file) passHidden(ctx context.Context, op string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), f.name), nil
 }
 
-// reclaimLocked makes sure that nobody else has a descriptor for writing, and charges what was written by it. With b.mu held.
+// reclaimLocked makes sure that nobody else has a descriptor for writing, and charges what was
+// written by it. With b.mu held.
 func (b *body) reclaimLocked(op string) error {
 	if !b.passed.Load() {
 		return nil
@@ -122,7 +131,9 @@ func (b *body) reclaimLocked(op string) error {
 	switch err := sole(b.fd); err {
 	case nil:
 	case unix.EAGAIN:
-		return &sigma.Error{Op: op, Kind: sigma.KindBusy, Msg: "the descriptor that was passed for writing is still open", Hint: "close it, and what was mapped by it, first"}
+		return &sigma.Error{Op: op, Kind: sigma.KindBusy,
+			Msg:  "the descriptor that was passed for writing is still open",
+			Hint: "close it, and what was mapped by it, first"}
 	default:
 		return err
 	}
@@ -158,7 +169,9 @@ func (b *body) endLocked() {
 	closeFD(b.fd)
 }
 
-// sweepLocked ends the orphans that nobody has open any more: files that were given up while somebody had a descriptor for writing. Until then they use the disk, and so are charged. With sp.mu held.
+// sweepLocked ends the orphans that nobody has open any more: files that were given up while
+// somebody had a descriptor for writing. Until then they use the disk, and so are charged. With
+// sp.mu held.
 func (sp *space) sweepLocked() {
 	sp.orphans = slices.DeleteFunc(sp.orphans, func(b *body) bool {
 		over := sole(b.fd) != unix.EAGAIN
@@ -169,7 +182,8 @@ func (sp *space) sweepLocked() {
 	})
 }
 
-// sizeNow is the size that Stat tells, given the one in memory: while a descriptor is out the kernel alone knows.
+// sizeNow is the size that Stat tells, given the one in memory: while a descriptor is out the
+// kernel alone knows.
 func (b *body) sizeNow(size uint64) uint64 {
 	var st unix.Stat_t
 	if b.passed.Load() && unix.Fstat(b.fd, &st) == nil {

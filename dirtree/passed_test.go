@@ -22,8 +22,9 @@ func hide(t *testing.T, root sigma.File, name string) (sigma.File, *os.File, err
 	return f, d, err
 }
 
-// Goal: a quota holds whatever is written by passed descriptors. Each costs as much as can be written by it, which is what it can make a file grow to under the limit that each proc has; the rest comes back when it
-// is published or given up, but not as long as anybody holds a descriptor.
+// Goal: a quota holds whatever is written by passed descriptors. Each costs as much as can be
+// written by it, which is what it can make a file grow to under the limit that each proc has; the
+// rest comes back when it is published or given up, but not as long as anybody holds a descriptor.
 func TestQuotaOfPassed(t *testing.T) {
 	const small = 1 << 20
 	tree, err := New(Config{Dir: t.TempDir(), QuotaBytes: 2*sigma.WriteDescriptorMax + small})

@@ -15,7 +15,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// space is one realm's part of the tree: its directories on disk, and in memory one node for each file that a handle refers to.
+// space is one realm's part of the tree: its directories on disk, and in memory one node for each
+// file that a handle refers to.
 type space struct {
 	t     *Tree
 	realm sigma.RealmID
@@ -44,7 +45,8 @@ type space struct {
 	parked  bool             // guarded by mu: nobody has a handle, and home, temp and the root are closed
 }
 
-// recentMax directories are kept open after their last use, so that walking through them again costs no system call.
+// recentMax directories are kept open after their last use, so that walking through them again
+// costs no system call.
 const recentMax = 128
 
 // entry is a name in a directory.
@@ -53,8 +55,9 @@ type entry struct {
 	name string
 }
 
-// node is a file that handles refer to, wherever it is moved. When another inode replaces it by Put, the node stays and takes on that inode.
-// Fields but sp and fd are guarded by space.mu; parent and name change only under space.names as well.
+// node is a file that handles refer to, wherever it is moved. When another inode replaces it by
+// Put, the node stays and takes on that inode. Fields but sp and fd are guarded by space.mu; parent
+// and name change only under space.names as well.
 type node struct {
 	sp      *space
 	kind    sigma.FileKind
@@ -148,12 +151,14 @@ func (sp *space) loadNow() (err error) {
 	sp.mu.Lock()
 	defer sp.mu.Unlock()
 	sp.used = used
-	sp.root = &node{sp: sp, kind: sigma.KindDir, ino: in.ino, id: in.id, version: in.version, attr: attr, fd: fd, refs: 1}
+	sp.root = &node{sp: sp, kind: sigma.KindDir, ino: in.ino, id: in.id, version: in.version, attr: attr, fd: fd,
+		refs: 1}
 	sp.table[in.ino] = sp.root
 	return nil
 }
 
-// attach returns a handle of the root, or says that the realm must be unparked before; neither if it is dead.
+// attach returns a handle of the root, or says that the realm must be unparked before; neither if
+// it is dead.
 func (sp *space) attach() (parked bool, f *file) {
 	sp.mu.Lock()
 	defer sp.mu.Unlock()
@@ -164,7 +169,8 @@ func (sp *space) attach() (parked bool, f *file) {
 	return false, &file{sp: sp, n: sp.root}
 }
 
-// park closes the realm's directories if nobody uses them. What is known of it stays: versions, fences, what is charged.
+// park closes the realm's directories if nobody uses them. What is known of it stays: versions,
+// fences, what is charged.
 func (sp *space) park() bool {
 	sp.names.Lock()
 	defer sp.names.Unlock()
@@ -212,8 +218,8 @@ func (sp *space) unpark() (err error) {
 	return nil
 }
 
-// usage adds up what is charged for everything below dir. It goes up with "..", which is safe while nobody is served, so
-// that it needs one descriptor however deep the tree is.
+// usage adds up what is charged for everything below dir. It goes up with "..", which is safe while
+// nobody is served, so that it needs one descriptor however deep the tree is.
 func usage(dir int, cost uint64) (uint64, error) {
 	total := uint64(0)
 	cur, err := openDirAt(dir, ".")
@@ -262,7 +268,8 @@ func usage(dir int, cost uint64) (uint64, error) {
 	}
 }
 
-// end makes all handles stale, wakes all watchers and lets go of the root. Descriptors go with the handles that hold them.
+// end makes all handles stale, wakes all watchers and lets go of the root. Descriptors go with the
+// handles that hold them.
 func (sp *space) end() {
 	// A load under way ends first, and none begins.
 	sp.loading.Do(func() { sp.loadErr = sigma.Errorf("dirtree.Attach", sigma.KindStale, "the realm is being removed") })
@@ -310,7 +317,9 @@ func (sp *space) aliveLocked(op string) error {
 // charge accounts for more bytes, or answers KindNoSpace.
 func (sp *space) charge(op string, more uint64) error {
 	if left, err := sp.t.Left(); err == nil && more > uint64(left) {
-		return &sigma.Error{Op: op, Realm: sp.realm, Kind: sigma.KindNoSpace, Msg: "the disk of the server is full: what is left of it is kept for names", Hint: "remove files, or ask the provider for room"}
+		return &sigma.Error{Op: op, Realm: sp.realm, Kind: sigma.KindNoSpace,
+			Msg:  "the disk of the server is full: what is left of it is kept for names",
+			Hint: "remove files, or ask the provider for room"}
 	}
 	held, quota := sp.chargeWithin(more, sp.t.quota(sp.realm, false))
 	if quota > 0 {
@@ -342,7 +351,9 @@ func (sp *space) refused(op string, held, more, quota uint64) error {
 	if q := sp.t.cfg.Quota; q != nil {
 		err = q.Refused(sp.realm, sigma.Bytes(held), sigma.Bytes(more), sigma.Bytes(quota))
 	} else {
-		err = &sigma.Error{Kind: sigma.KindNoSpace, Msg: fmt.Sprintf("the realm's quota is used up: it has %v of %v, and this takes %v", sigma.Bytes(held), sigma.Bytes(quota), sigma.Bytes(more)), Hint: "remove files, or ask the provider for more"}
+		err = &sigma.Error{Kind: sigma.KindNoSpace,
+			Msg: fmt.Sprintf("the realm's quota is used up: it has %v of %v, and this takes %v", sigma.Bytes(held),
+				sigma.Bytes(quota), sigma.Bytes(more)), Hint: "remove files, or ask the provider for more"}
 	}
 	err.Op, err.Realm = op, sp.realm
 	return err
@@ -372,7 +383,8 @@ func (sp *space) reserveLocked(op string) error {
 		sp.sweepLocked()
 	}
 	if sp.open >= sp.t.cfg.OpenMax {
-		return &sigma.Error{Op: op, Realm: sp.realm, Kind: sigma.KindBusy, Msg: "the realm has too many files open", Hint: "close some, or open fewer at once"}
+		return &sigma.Error{Op: op, Realm: sp.realm, Kind: sigma.KindBusy, Msg: "the realm has too many files open",
+			Hint: "close some, or open fewer at once"}
 	}
 	sp.open++
 	return nil

@@ -10,9 +10,10 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// trash is a directory of what is to be removed. Trees are moved into it in one rename and taken apart there. A
-// tenant may have made one many thousands of levels deep, so subdirectories are moved up into the trash instead of being
-// descended into: neither the stack nor the number of open descriptors grows with the depth.
+// trash is a directory of what is to be removed. Trees are moved into it in one rename and taken
+// apart there. A tenant may have made one many thousands of levels deep, so subdirectories are
+// moved up into the trash instead of being descended into: neither the stack nor the number of open
+// descriptors grows with the depth.
 type trash struct {
 	fd int
 

@@ -43,7 +43,8 @@ func (sp *space) resolve(op string, start *node, names []string) (*node, *sigma.
 }
 
 // Get implements sigma.Getter. At most sigma.GetMax bytes are returned.
-func (f *file) Get(ctx context.Context, names []string, offset uint64, count int) (sigma.GetResult, *sigma.Stopped, error) {
+func (f *file) Get(ctx context.Context, names []string, offset uint64, count int) (sigma.GetResult, *sigma.Stopped,
+	error) {
 	const op = "dirtree.Get"
 	none := sigma.GetResult{}
 	if err := sigma.CheckNames(op, names); err != nil {
@@ -70,7 +71,8 @@ func (f *file) Get(ctx context.Context, names []string, offset uint64, count int
 		return none, nil, wrap(op, "", err)
 	}
 	defer b.close()
-	// The version is read before the bytes: if they change in between, it is the older one, and a watcher learns of the change.
+	// The version is read before the bytes: if they change in between, it is the older one, and a
+	// watcher learns of the change.
 	sp.mu.Lock()
 	size := b.size
 	r := sigma.GetResult{ID: sigma.FileID{Kind: sigma.KindFile, Path: b.id, Version: b.version}, Size: size}
@@ -82,7 +84,8 @@ func (f *file) Get(ctx context.Context, names []string, offset uint64, count int
 }
 
 // Put implements sigma.Putter.
-func (f *file) Put(ctx context.Context, names []string, data []byte, o sigma.PutOptions) (sigma.FileID, *sigma.Stopped, error) {
+func (f *file) Put(ctx context.Context, names []string, data []byte, o sigma.PutOptions) (sigma.FileID, *sigma.Stopped,
+	error) {
 	const op = "dirtree.Put"
 	none := sigma.FileID{}
 	if err := f.sp.checkPut(op, names, data, o); err != nil {
@@ -104,7 +107,8 @@ func (f *file) Put(ctx context.Context, names []string, data []byte, o sigma.Put
 	case o.Kind == sigma.KindPipe:
 		return none, nil, sigma.Errorf(op, sigma.KindUnsupported, "there are no pipes here")
 	case o.Lease != 0 || o.Wait:
-		return none, nil, sigma.Errorf(op, sigma.KindUnsupported, "this tree has no leases, and nobody can wait for a name")
+		return none, nil, sigma.Errorf(op, sigma.KindUnsupported,
+			"this tree has no leases, and nobody can wait for a name")
 	}
 	name := names[len(names)-1]
 	p := &put{sp: sp, op: op, dir: dir, name: name, o: o, walked: len(names)}
@@ -140,7 +144,8 @@ func (sp *space) checkPut(op string, names []string, data []byte, o sigma.PutOpt
 	return sigma.CheckNames(op, names)
 }
 
-// put is one Put, or one publishing of an object: a name of a directory, and under what conditions it is taken.
+// put is one Put, or one publishing of an object: a name of a directory, and under what conditions
+// it is taken.
 type put struct {
 	sp     *space
 	op     string
@@ -154,7 +159,8 @@ type put struct {
 	stopped *sigma.Stopped
 }
 
-// conditions finds the entry as it is (ok == false if there is none) and says whether it may be replaced. With sp.names held for writing.
+// conditions finds the entry as it is (ok == false if there is none) and says whether it may be
+// replaced. With sp.names held for writing.
 func (p *put) conditions() (old info, ok bool, err error) {
 	if err := p.sp.aliveDir(p.op, p.dir); err != nil {
 		return info{}, false, err
@@ -200,7 +206,8 @@ func (p *put) replace(data []byte) error {
 	return err
 }
 
-// publish gives a temporary file its name and returns its node with a reference; nil if p.stopped or if it has its name already.
+// publish gives a temporary file its name and returns its node with a reference; nil if p.stopped
+// or if it has its name already.
 func (p *put) publish(b *body) (*node, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -232,8 +239,8 @@ func (p *put) publish(b *body) (*node, error) {
 	return n, err
 }
 
-// publish gives an object that was written through this handle its name. It returns the directory with a reference, or nil if there
-// was nothing to publish.
+// publish gives an object that was written through this handle its name. It returns the directory
+// with a reference, or nil if there was nothing to publish.
 func (f *file) publish(op string) (*node, error) {
 	sp := f.sp
 	if !f.flags.Writes() || f.flags&sigma.OpenHidden == 0 && !sp.t.cfg.Policy.Objects {
@@ -293,8 +300,9 @@ func (p *put) link(target string) error {
 	return err
 }
 
-// moveIn renames a temporary entry to its place if the conditions hold. Handles on what was there before refer to the new inode from now on,
-// except that those who have the old bytes open keep them. It returns the node with a reference. With sp.names held for writing.
+// moveIn renames a temporary entry to its place if the conditions hold. Handles on what was there
+// before refer to the new inode from now on, except that those who have the old bytes open keep
+// them. It returns the node with a reference. With sp.names held for writing.
 func (p *put) moveIn(temp string, in info, b *body) (*node, error) {
 	sp := p.sp
 	old, exists, err := p.conditions()
@@ -379,7 +387,8 @@ func (p *put) append(data []byte) error {
 		return err
 	}
 	defer f.Close()
-	// Another append may have come between the conditions and the lock of the bytes, so the version is compared with that held.
+	// Another append may have come between the conditions and the lock of the bytes, so the version
+	// is compared with that held.
 	at := place{atEnd: true}
 	if exists {
 		at.ifVersion = p.o.IfVersion

@@ -27,7 +27,8 @@ func TestReserve(t *testing.T) {
 	} {
 		s := sigma.Space{Total: c.total, Free: c.free}
 		if Reserve(s) != c.reserve || Low(s) != c.low || Full(s) != c.full {
-			t.Errorf("%v free of %v: reserve %v, low %v, full %v; want %+v", c.free, c.total, Reserve(s), Low(s), Full(s), c)
+			t.Errorf("%v free of %v: reserve %v, low %v, full %v; want %+v", c.free, c.total, Reserve(s), Low(s),
+				Full(s), c)
 		}
 	}
 }
@@ -38,7 +39,8 @@ func TestError(t *testing.T) {
 	if err != nil || s.Total == 0 {
 		t.Fatalf("the disk of a directory: %+v, %v", s, err)
 	}
-	if e := Error("op", "m7", s); e.Kind != sigma.KindNoSpace || !strings.Contains(e.Hint, "machine m7's data directory") {
+	if e := Error("op", "m7", s); e.Kind != sigma.KindNoSpace ||
+		!strings.Contains(e.Hint, "machine m7's data directory") {
 		t.Errorf("%v; %s", e, e.Hint)
 	}
 	if _, err := Of("/nowhere/at/all"); sigma.KindOf(err) != sigma.KindNotFound {

@@ -16,7 +16,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// model is a table as it should be: it is told what was admitted and what has ended, and knows what was saved last.
+// model is a table as it should be: it is told what was admitted and what has ended, and knows what
+// was saved last.
 type model struct {
 	t *testing.T
 
@@ -56,8 +57,10 @@ func (m *model) save(rng *rand.Rand) func(context.Context, sigma.Fence, []sigma.
 	}
 }
 
-// TestTableModel has many requests of several epochs and fences come and go at random, some of which do not end when they should, some of which give up, while saving is slow and fails. Nothing older is ever under way
-// beside or after something newer, and nothing that was admitted was not saved.
+// TestTableModel has many requests of several epochs and fences come and go at random, some of
+// which do not end when they should, some of which give up, while saving is slow and fails. Nothing
+// older is ever under way beside or after something newer, and nothing that was admitted was not
+// saved.
 func TestTableModel(t *testing.T) {
 	for seed := range uint64(50) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
@@ -67,7 +70,8 @@ func TestTableModel(t *testing.T) {
 }
 
 func runModel(t *testing.T, rng *rand.Rand) {
-	m := &model{t: t, flying: map[string]map[sigma.Epoch]int{}, admitted: map[string]sigma.Epoch{}, saved: map[string]sigma.Epoch{}}
+	m := &model{t: t, flying: map[string]map[sigma.Epoch]int{}, admitted: map[string]sigma.Epoch{},
+		saved: map[string]sigma.Epoch{}}
 	table := NewTable(Config{Save: m.save(rng)})
 	names := []string{"a", "b"}
 	for _, n := range names {
@@ -82,7 +86,8 @@ func runModel(t *testing.T, rng *rand.Rand) {
 				if f.Epoch > 1 && rng.IntN(3) == 0 {
 					f.Epoch--
 				}
-				pause, stubborn, patience := time.Duration(rng.IntN(10)), rng.IntN(2) == 0, time.Duration(1+rng.IntN(30))
+				pause, stubborn, patience := time.Duration(rng.IntN(10)), rng.IntN(2) == 0,
+					time.Duration(1+rng.IntN(30))
 				m.mu.Unlock()
 				m.request(t.Context(), table, f, pause, stubborn, patience)
 			}
@@ -99,7 +104,8 @@ func runModel(t *testing.T, rng *rand.Rand) {
 	}
 }
 
-func (m *model) request(ctx context.Context, table *Table, f sigma.Fence, pause time.Duration, stubborn bool, patience time.Duration) {
+func (m *model) request(ctx context.Context, table *Table, f sigma.Fence, pause time.Duration, stubborn bool,
+	patience time.Duration) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	ctx, leave, err := table.Enter(ctx, f)
@@ -137,12 +143,14 @@ func (m *model) request(ctx context.Context, table *Table, f sigma.Fence, pause 
 	m.mu.Lock()
 	m.flying[f.Name][f.Epoch]--
 	m.mu.Unlock()
-	if got := leave(err); sigma.KindOf(err) == sigma.KindCanceled && err != nil && sigma.KindOf(got) != sigma.KindStale {
+	if got := leave(err); sigma.KindOf(err) == sigma.KindCanceled && err != nil &&
+		sigma.KindOf(got) != sigma.KindStale {
 		m.t.Errorf("a request that was deposed got %v", got)
 	}
 }
 
-// TestRestart: what was saved is known to the next table; what could not be saved is not admitted, and shuts out older ones all the same.
+// TestRestart: what was saved is known to the next table; what could not be saved is not admitted,
+// and shuts out older ones all the same.
 func TestRestart(t *testing.T) {
 	ctx := t.Context()
 	var saved []sigma.Fence
@@ -180,7 +188,8 @@ func TestRestart(t *testing.T) {
 		name  string
 		epoch sigma.Epoch
 		kind  sigma.Kind
-	}{{"a", 1, sigma.KindStale}, {"b", 6, sigma.KindStale}, {"b", 7 + JumpMax + 1, sigma.KindInvalid}, {"b", 0, sigma.KindInvalid}, {"c", 1<<64 - 1, sigma.KindInvalid},
+	}{{"a", 1, sigma.KindStale}, {"b", 6, sigma.KindStale}, {"b", 7 + JumpMax + 1, sigma.KindInvalid},
+		{"b", 0, sigma.KindInvalid}, {"c", 1<<64 - 1, sigma.KindInvalid},
 		{strings.Repeat("n", sigma.PathMax+1), 1, sigma.KindInvalid}} {
 		if err := enter(f.name, f.epoch); sigma.KindOf(err) != f.kind {
 			t.Errorf("%.10s at epoch %d: got %v, want %v", f.name, f.epoch, err, f.kind)
@@ -191,7 +200,8 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-// TestBounds: a realm that makes up fences is refused new ones, by their number and by their bytes, and keeps those it has.
+// TestBounds: a realm that makes up fences is refused new ones, by their number and by their bytes,
+// and keeps those it has.
 func TestBounds(t *testing.T) {
 	for _, size := range []int{4, sigma.PathMax} {
 		var e Epochs

@@ -19,7 +19,8 @@ type File interface {
 	sigma.Conditional
 }
 
-// guarded is the handle that users have: a file behind the fences of its realm, which refuse what deposed leaders ask for.
+// guarded is the handle that users have: a file behind the fences of its realm, which refuse what
+// deposed leaders ask for.
 type guarded struct {
 	table *Table
 	f     File
@@ -31,7 +32,8 @@ var (
 	_ sigma.Spacious   = (*guarded)(nil)
 )
 
-// Guard puts f, and all handles that are had by it, behind the fences of t. What Walk and Create of f return must be File too.
+// Guard puts f, and all handles that are had by it, behind the fences of t. What Walk and Create of
+// f return must be File too.
 func Guard(t *Table, f File) sigma.File { return &guarded{t, f} }
 
 func (h *guarded) also(f sigma.File) sigma.File { return &guarded{h.table, f.(File)} }
@@ -113,12 +115,17 @@ func (h *guarded) ReadAtIf(ctx context.Context, p []byte, offset uint64, v sigma
 }
 
 // WriteAtIf implements sigma.Conditional.
-func (h *guarded) WriteAtIf(ctx context.Context, p []byte, offset uint64, v sigma.Version) (n int, now sigma.Version, err error) {
-	err = h.under(ctx, func(ctx context.Context) (err error) { n, now, err = h.f.WriteAtIf(ctx, p, offset, v); return err })
+func (h *guarded) WriteAtIf(ctx context.Context, p []byte, offset uint64, v sigma.Version) (n int, now sigma.Version,
+	err error) {
+	err = h.under(ctx, func(ctx context.Context) (err error) {
+		n, now, err = h.f.WriteAtIf(ctx, p, offset, v)
+		return err
+	})
 	return n, now, err
 }
 
-func (h *guarded) ReadDir(ctx context.Context, cookie uint64, most int) (entries []sigma.DirEntry, next uint64, more bool, err error) {
+func (h *guarded) ReadDir(ctx context.Context, cookie uint64, most int) (entries []sigma.DirEntry, next uint64,
+	more bool, err error) {
 	err = h.under(ctx, func(ctx context.Context) (err error) {
 		entries, next, more, err = h.f.ReadDir(ctx, cookie, most)
 		return err
@@ -172,7 +179,8 @@ func (h *guarded) Space(ctx context.Context) (sigma.Space, error) {
 }
 
 // Get implements sigma.Getter.
-func (h *guarded) Get(ctx context.Context, names []string, offset uint64, count int) (sigma.GetResult, *sigma.Stopped, error) {
+func (h *guarded) Get(ctx context.Context, names []string, offset uint64, count int) (sigma.GetResult, *sigma.Stopped,
+	error) {
 	ctx, leave, err := h.enter(ctx)
 	if err != nil {
 		return sigma.GetResult{}, nil, err
@@ -182,7 +190,8 @@ func (h *guarded) Get(ctx context.Context, names []string, offset uint64, count 
 }
 
 // Put implements sigma.Putter.
-func (h *guarded) Put(ctx context.Context, names []string, data []byte, o sigma.PutOptions) (sigma.FileID, *sigma.Stopped, error) {
+func (h *guarded) Put(ctx context.Context, names []string, data []byte, o sigma.PutOptions) (sigma.FileID,
+	*sigma.Stopped, error) {
 	ctx, leave, err := h.enter(ctx)
 	if err != nil {
 		return sigma.FileID{}, nil, err
@@ -204,7 +213,8 @@ func (h *guarded) PassFile(ctx context.Context) (file *os.File, err error) {
 }
 
 // Call implements sigma.Caller.
-func (h *guarded) Call(ctx context.Context, method string, payload []byte, files []*os.File) (reply []byte, back []*os.File, err error) {
+func (h *guarded) Call(ctx context.Context, method string, payload []byte, files []*os.File) (reply []byte,
+	back []*os.File, err error) {
 	ctx, leave, err := h.enter(ctx)
 	if err != nil {
 		for _, f := range files {

@@ -9,7 +9,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// A server that keeps its fences in a file writes one line for each: the epoch, a space, and the name as a quoted string. The first line says what the file is, the last that it is whole.
+// A server that keeps its fences in a file writes one line for each: the epoch, a space, and the
+// name as a quoted string. The first line says what the file is, the last that it is whole.
 
 const (
 	firstLine = "sigma-fences/1"
@@ -27,10 +28,12 @@ func Encode(fences []sigma.Fence) []byte {
 	return b.Bytes()
 }
 
-// Decode reads what Encode printed. A file that is damaged is an error, of KindOther: to go on without it would admit the deposed.
+// Decode reads what Encode printed. A file that is damaged is an error, of KindOther: to go on
+// without it would admit the deposed.
 func Decode(data []byte) ([]sigma.Fence, error) {
 	bad := func(line int) error {
-		return &sigma.Error{Op: "fence.Decode", Kind: sigma.KindOther, Msg: fmt.Sprintf("line %d of the list of fences is damaged", line)}
+		return &sigma.Error{Op: "fence.Decode", Kind: sigma.KindOther,
+			Msg: fmt.Sprintf("line %d of the list of fences is damaged", line)}
 	}
 	lines := strings.Split(string(data), "\n")
 	n := len(lines)
@@ -43,7 +46,8 @@ func Decode(data []byte) ([]sigma.Fence, error) {
 		number, quoted, _ := strings.Cut(line, " ")
 		epoch, err := strconv.ParseUint(number, 10, 64)
 		name, qerr := strconv.Unquote(quoted)
-		if err != nil || qerr != nil || epoch == 0 || name == "" || len(name) > sigma.PathMax || known[name] || len(quoted) > 0 && quoted[0] != '"' {
+		if err != nil || qerr != nil || epoch == 0 || name == "" || len(name) > sigma.PathMax || known[name] ||
+			len(quoted) > 0 && quoted[0] != '"' {
 			return nil, bad(i + 2)
 		}
 		known[name] = true

@@ -13,8 +13,10 @@ import (
 // Config says what a Table begins with and where it keeps what it learns.
 type Config struct {
 	Known []sigma.Fence // saved by an earlier Table
-	// Save makes all fences durable before it returns nil; raised is the one that is new among them. It is called for one raise at a time. After an error the epoch is not admitted, and saving is tried again with the next request of it.
-	// nil: what is learned ends with the program.
+	// Save makes all fences durable before it returns nil; raised is the one that is new among
+	// them. It is called for one raise at a time. After an error the epoch is not admitted, and
+	// saving is tried again with the next request of it. nil: what is learned ends with the
+	// program.
 	Save func(ctx context.Context, raised sigma.Fence, all []sigma.Fence) error
 }
 
@@ -62,10 +64,13 @@ func (d deposed) Error() string { return d.err.Error() }
 
 func nothing(err error) error { return err }
 
-// Enter admits a request that carries f, or refuses it. Admitted, the request uses the context that is returned, and ends with leave, which is given the request's error and returns what to answer: if a newer epoch came
-// meanwhile, the context has ended and an error that says so becomes KindStale; the request may have taken effect then. A request without a fence is always admitted.
+// Enter admits a request that carries f, or refuses it. Admitted, the request uses the context that
+// is returned, and ends with leave, which is given the request's error and returns what to answer:
+// if a newer epoch came meanwhile, the context has ended and an error that says so becomes
+// KindStale; the request may have taken effect then. A request without a fence is always admitted.
 //
-// The first request of a newer epoch waits until those of older ones have ended and the epoch is saved. ctx bounds the waiting.
+// The first request of a newer epoch waits until those of older ones have ended and the epoch is
+// saved. ctx bounds the waiting.
 func (t *Table) Enter(ctx context.Context, f sigma.Fence) (_ context.Context, leave func(error) error, err error) {
 	if t == nil || f.Name == "" {
 		return ctx, nothing, nil
@@ -114,7 +119,8 @@ func (t *Table) Enter(ctx context.Context, f sigma.Fence) (_ context.Context, le
 	}
 }
 
-// raiseLocked makes f's epoch one that is admitted: it waits for the requests of older ones and has it saved.
+// raiseLocked makes f's epoch one that is admitted: it waits for the requests of older ones and has
+// it saved.
 func (t *Table) raiseLocked(ctx context.Context, f sigma.Fence, s *state) (err error) {
 	raising := make(chan struct{})
 	s.raising = raising
@@ -129,7 +135,8 @@ func (t *Table) raiseLocked(ctx context.Context, f sigma.Fence, s *state) (err e
 			continue
 		case <-ctx.Done():
 		}
-		err = &sigma.Error{Op: "fence.Enter", Path: f.Name, Kind: sigma.KindOf(ctx.Err()), Msg: "a request of an older epoch does not end", Err: ctx.Err()}
+		err = &sigma.Error{Op: "fence.Enter", Path: f.Name, Kind: sigma.KindOf(ctx.Err()),
+			Msg: "a request of an older epoch does not end", Err: ctx.Err()}
 		break
 	}
 	if err == nil {
@@ -141,7 +148,8 @@ func (t *Table) raiseLocked(ctx context.Context, f sigma.Fence, s *state) (err e
 	return err
 }
 
-// saveOne has all fences saved with f among them, after which f may be admitted. Who saves next saves f too.
+// saveOne has all fences saved with f among them, after which f may be admitted. Who saves next
+// saves f too.
 func (t *Table) saveOne(ctx context.Context, f sigma.Fence) error {
 	select {
 	case t.saving <- struct{}{}:

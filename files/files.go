@@ -1,11 +1,15 @@
-// Package files does what commands do with many files: it finds them by patterns, walks what is below a directory, and copies from one tree to another.
+// Package files does what commands do with many files: it finds them by patterns, walks what is
+// below a directory, and copies from one tree to another.
 //
 // It promises
-//   - that a walk ends: what a tree shows is bounded in depth and in amount, as a tenant may serve one that has no end;
+//   - that a walk ends: what a tree shows is bounded in depth and in amount, as a tenant may serve
+//     one that has no end;
 //   - that a file that is copied appears in its place whole, with the mode it had;
-//   - that a name of one tree leads nowhere else in another: names are checked, and links of this host below what was named are not followed.
+//   - that a name of one tree leads nowhere else in another: names are checked, and links of this
+//     host below what was named are not followed.
 //
-// A tree is a Realm or a Host. It assumes that whoever copies has the rights of the session and of the process. cmd/sigma uses it for ls, cat, put, get, cp, mv, rm and chmod.
+// A tree is a Realm or a Host. It assumes that whoever copies has the rights of the session and of
+// the process. cmd/sigma uses it for ls, cat, put, get, cp, mv, rm and chmod.
 package files
 
 import (
@@ -18,8 +22,9 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Tree is what files are copied from or to. Names are those of its kind: paths of a realm, or names below a directory of this host, in which "" is the directory itself.
-// Methods may be called concurrently, but for List.
+// Tree is what files are copied from or to. Names are those of its kind: paths of a realm, or names
+// below a directory of this host, in which "" is the directory itself. Methods may be called
+// concurrently, but for List.
 type Tree interface {
 	// Lstat describes what is at name, a link as a link.
 	Lstat(ctx context.Context, name string) (sigma.Stat, error)
@@ -31,7 +36,8 @@ type Tree interface {
 	MakeDir(ctx context.Context, name string, perm uint32) error
 	// Store puts what s gives at name, in the place of a file that is there.
 	Store(ctx context.Context, name string, s *Source, count Counter) error
-	// Finish gives directories that MakeDir made the modes that keep others out until all is in them.
+	// Finish gives directories that MakeDir made the modes that keep others out until all is in
+	// them.
 	Finish() error
 }
 
@@ -44,7 +50,8 @@ type links interface {
 // Counter is told of bytes that were copied. It may be called concurrently.
 type Counter interface{ Add(n int64) }
 
-// parallel is how many requests are under way at once where there are many to make: enough to hide round trips, few beside what a session allows.
+// parallel is how many requests are under way at once where there are many to make: enough to hide
+// round trips, few beside what a session allows.
 const parallel = 12
 
 // Each runs f for 0..n-1, some at once, until one fails.
@@ -81,7 +88,8 @@ func Gone(err error) bool {
 	return err != nil && (k == sigma.KindNotFound || k == sigma.KindStale || k == sigma.KindNotDir)
 }
 
-// Walk visits a directory and those below it, each before those in it. What is removed meanwhile is left out.
+// Walk visits a directory and those below it, each before those in it. What is removed meanwhile is
+// left out.
 func Walk(ctx context.Context, t Tree, dir string, visit func(dir string, entries []sigma.DirEntry) error) error {
 	entries, err := t.List(ctx, dir)
 	if err != nil {
@@ -166,7 +174,8 @@ func (c *Copy) Add(ctx context.Context, from Tree, name string, st sigma.Stat, t
 			if e.ID.Kind == sigma.KindDir {
 				continue
 			}
-			if err := c.add(copied{from: from, name: path.Join(dir, e.Name), to: path.Join(at, e.Name)}, e.ID.Kind, e.Size); err != nil {
+			if err := c.add(copied{from: from, name: path.Join(dir, e.Name), to: path.Join(at, e.Name)}, e.ID.Kind,
+				e.Size); err != nil {
 				return err
 			}
 		}

@@ -26,13 +26,15 @@ func (e *endless) Lstat(ctx context.Context, p string) (sigma.Stat, error) { ret
 
 func (e *endless) ReadDir(context.Context, string) ([]sigma.DirEntry, error) {
 	e.asked++
-	return []sigma.DirEntry{{Name: e.name, ID: sigma.FileID{Kind: sigma.KindDir}}, {Name: "b", ID: sigma.FileID{Kind: sigma.KindDir}}}, nil
+	return []sigma.DirEntry{{Name: e.name, ID: sigma.FileID{Kind: sigma.KindDir}},
+		{Name: "b", ID: sigma.FileID{Kind: sigma.KindDir}}}, nil
 }
 
 // Goal: what a command remembers of a tree is bounded, and no name of a listing leads elsewhere.
 func TestListings(t *testing.T) {
 	ctx := t.Context()
-	wide := &Realm{Namespace: &endless{name: "a"}, seen: seenMax - 200} // what is not deep is bounded by what it costs to remember
+	wide := &Realm{Namespace: &endless{name: "a"},
+		seen: seenMax - 200} // what is not deep is bounded by what it costs to remember
 	if _, err := wide.List(ctx, "/t"); err != nil {
 		t.Error(err)
 	}
@@ -44,11 +46,13 @@ func TestListings(t *testing.T) {
 	}
 }
 
-// Goal: what is removed during a copy is left out, and a name that the target cannot have stops it before anything is made.
+// Goal: what is removed during a copy is left out, and a name that the target cannot have stops it
+// before anything is made.
 func TestCopyOfWhatChanges(t *testing.T) {
 	ctx := t.Context()
 	from, to := t.TempDir(), t.TempDir()
-	if err := errors.Join(os.MkdirAll(filepath.Join(from, "a", "b"), 0o750), os.WriteFile(filepath.Join(from, "a", "f"), []byte("f"), 0o640), os.Symlink("f", filepath.Join(from, "l"))); err != nil {
+	if err := errors.Join(os.MkdirAll(filepath.Join(from, "a", "b"), 0o750), os.WriteFile(filepath.Join(from, "a", "f"),
+		[]byte("f"), 0o640), os.Symlink("f", filepath.Join(from, "l"))); err != nil {
 		t.Fatal(err)
 	}
 	source, err := OpenHost(from)

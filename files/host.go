@@ -110,7 +110,8 @@ func ownMode(perm uint32) fs.FileMode { return fs.FileMode(perm & 0o755) }
 // Store writes a file next to its place and puts it there when it is whole.
 func (h *Host) Store(ctx context.Context, name string, s *Source, count Counter) error {
 	if st, err := h.dir.Stat(name); err == nil && st.IsDir() {
-		return &sigma.Error{Op: "files.Store", Path: name, Kind: sigma.KindIsDir, Msg: "is a directory on this machine", Hint: "give another local name"}
+		return &sigma.Error{Op: "files.Store", Path: name, Kind: sigma.KindIsDir, Msg: "is a directory on this machine",
+			Hint: "give another local name"}
 	}
 	f, err := h.dir.Create(name, 0o600)
 	if err != nil {
@@ -131,9 +132,11 @@ func (h *Host) Store(ctx context.Context, name string, s *Source, count Counter)
 func HostError(err error) error {
 	var pe *fs.PathError
 	if errors.As(err, &pe) {
-		e := &sigma.Error{Op: "files.Host", Path: pe.Path, Kind: sigma.KindOf(pe.Err), Msg: "cannot " + pe.Op + " on this machine", Err: pe.Err}
+		e := &sigma.Error{Op: "files.Host", Path: pe.Path, Kind: sigma.KindOf(pe.Err),
+			Msg: "cannot " + pe.Op + " on this machine", Err: pe.Err}
 		if errors.Is(pe.Err, syscall.ELOOP) {
-			e.Msg, e.Hint = "leads through a symbolic link on this machine, which is not followed", "name what the link leads to, or remove the link"
+			e.Msg, e.Hint = "leads through a symbolic link on this machine, which is not followed",
+				"name what the link leads to, or remove the link"
 		}
 		return e
 	}

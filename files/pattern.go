@@ -9,8 +9,10 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Patterns in realm paths. The shell expands patterns against this host's files, so those of the realm are expanded here: *, ? and [...] stand for a part of one name, as in a shell,
-// and a backslash takes that meaning from the character after it. A pattern that matches nothing is taken literally if there is such a file, as shells do, and is an error otherwise.
+// Patterns in realm paths. The shell expands patterns against this host's files, so those of the
+// realm are expanded here: *, ? and [...] stand for a part of one name, as in a shell, and a
+// backslash takes that meaning from the character after it. A pattern that matches nothing is taken
+// literally if there is such a file, as shells do, and is an error otherwise.
 
 // matchesMax bounds what one pattern may match, and with it the memory.
 const matchesMax = 100_000
@@ -106,7 +108,9 @@ func ExpandOne(ctx context.Context, c sigma.Namespace, p string) ([]string, erro
 		if _, err := c.Lstat(ctx, p); err == nil {
 			return []string{p}, nil
 		}
-		return nil, &sigma.Error{Op: "files.Expand", Path: p, Kind: sigma.KindNotFound, Msg: "no file of the realm matches", Hint: `if a name has a *, ? or [ in it, write a backslash before it, in quotes: '` + quotedPattern(p) + `'`}
+		return nil, &sigma.Error{Op: "files.Expand", Path: p, Kind: sigma.KindNotFound,
+			Msg:  "no file of the realm matches",
+			Hint: `if a name has a *, ? or [ in it, write a backslash before it, in quotes: '` + quotedPattern(p) + `'`}
 	}
 	return found, nil
 }
@@ -116,7 +120,8 @@ func matching(ctx context.Context, c sigma.Namespace, dirs []string, pattern str
 	matches := make([][]string, len(dirs))
 	err := Each(ctx, len(dirs), func(ctx context.Context, i int) error {
 		entries, err := c.ReadDir(ctx, dirs[i])
-		if k := sigma.KindOf(err); err != nil && (k == sigma.KindNotFound || k == sigma.KindNotDir || k == sigma.KindUnsupported) {
+		if k := sigma.KindOf(err); err != nil && (k == sigma.KindNotFound || k == sigma.KindNotDir ||
+			k == sigma.KindUnsupported) {
 			return nil
 		}
 		for _, e := range entries {
@@ -153,7 +158,8 @@ func existing(ctx context.Context, c sigma.Namespace, paths []string) ([]string,
 
 func bounded(paths []string, pattern string) ([]string, error) {
 	if len(paths) > matchesMax {
-		return nil, &sigma.Error{Op: "files.Expand", Path: pattern, Kind: sigma.KindTooBig, Msg: "matches more than 100,000 files", Hint: "name their directory, or write a narrower pattern"}
+		return nil, &sigma.Error{Op: "files.Expand", Path: pattern, Kind: sigma.KindTooBig,
+			Msg: "matches more than 100,000 files", Hint: "name their directory, or write a narrower pattern"}
 	}
 	return paths, nil
 }

@@ -15,10 +15,13 @@ import (
 )
 
 const (
-	// seenMax bounds what a command remembers of all that is in a directory: the bytes of the paths, and seenEntry for each. It is enough for two million files, and costs some times as much memory.
+	// seenMax bounds what a command remembers of all that is in a directory: the bytes of the
+	// paths, and seenEntry for each. It is enough for two million files, and costs some times as
+	// much memory.
 	seenMax   = 256 << 20
 	seenEntry = 64
-	// copyBuffer is what moves at once between a file of the realm and one outside; the namespace splits it into messages.
+	// copyBuffer is what moves at once between a file of the realm and one outside; the namespace
+	// splits it into messages.
 	copyBuffer = 1 << 20
 )
 
@@ -36,10 +39,13 @@ func OfRealm(c sigma.Namespace) *Realm {
 	return &Realm{Namespace: c, buffers: sync.Pool{New: func() any { return new(make([]byte, copyBuffer)) }}}
 }
 
-// List lists a directory that was named, or is below one, while what was listed so far is not too much.
+// List lists a directory that was named, or is below one, while what was listed so far is not too
+// much.
 func (r *Realm) List(ctx context.Context, dir string) ([]sigma.DirEntry, error) {
 	if strings.Count(dir, "/") > sigma.DepthMax {
-		return nil, &sigma.Error{Op: "files.List", Path: dir[:min(len(dir), 100)] + "...", Kind: sigma.KindTooBig, Msg: fmt.Sprintf("has more than %d directories one in another, and perhaps no end", sigma.DepthMax), Hint: "name a directory further down, or leave out what its server makes up"}
+		return nil, &sigma.Error{Op: "files.List", Path: dir[:min(len(dir), 100)] + "...", Kind: sigma.KindTooBig,
+			Msg:  fmt.Sprintf("has more than %d directories one in another, and perhaps no end", sigma.DepthMax),
+			Hint: "name a directory further down, or leave out what its server makes up"}
 	}
 	entries, err := r.ReadDir(ctx, dir)
 	if err != nil {
@@ -52,12 +58,15 @@ func (r *Realm) List(ctx context.Context, dir string) ([]sigma.DirEntry, error) 
 		r.seen += len(dir) + len(e.Name) + seenEntry
 	}
 	if r.seen > seenMax {
-		return nil, &sigma.Error{Op: "files.List", Path: dir, Kind: sigma.KindTooBig, Msg: "is in a directory that has more in it than one command takes, and perhaps no end", Hint: "name directories further down, one at a time"}
+		return nil, &sigma.Error{Op: "files.List", Path: dir, Kind: sigma.KindTooBig,
+			Msg:  "is in a directory that has more in it than one command takes, and perhaps no end",
+			Hint: "name directories further down, one at a time"}
 	}
 	return entries, nil
 }
 
-// Source opens a file of the realm: what its server passes is read without going through the server.
+// Source opens a file of the realm: what its server passes is read without going through the
+// server.
 func (r *Realm) Source(ctx context.Context, p string) (*Source, error) {
 	h, err := r.Open(ctx, p, sigma.OpenRead)
 	if err != nil {
@@ -82,7 +91,8 @@ func (r *Realm) Content(ctx context.Context, p string, w io.Writer) error {
 	case err != nil:
 		return err
 	case st.ID.Kind == sigma.KindDir:
-		return &sigma.Error{Op: "files.Content", Path: p, Kind: sigma.KindIsDir, Hint: "list it with: sigma ls " + p + "; fetch it with: sigma get -r " + p}
+		return &sigma.Error{Op: "files.Content", Path: p, Kind: sigma.KindIsDir,
+			Hint: "list it with: sigma ls " + p + "; fetch it with: sigma get -r " + p}
 	case st.ID.Kind == sigma.KindCallable:
 		return NoContent(p)
 	}
@@ -101,7 +111,8 @@ func (nobody) Add(int64) {}
 
 // NoContent is the error of a file that answers calls and cannot be read.
 func NoContent(p string) error {
-	return &sigma.Error{Op: "files.Content", Path: p, Kind: sigma.KindUnsupported, Msg: "answers calls and has no content"}
+	return &sigma.Error{Op: "files.Content", Path: p, Kind: sigma.KindUnsupported,
+		Msg: "answers calls and has no content"}
 }
 
 // MakeDir makes a directory, and those on the way to it if they are missing.
@@ -142,7 +153,8 @@ func (r *Realm) Store(ctx context.Context, to string, s *Source, count Counter) 
 	return err
 }
 
-// store uses one message if all fits, else a file of another name that then takes its place, so that nobody sees a part, also if this program dies.
+// store uses one message if all fits, else a file of another name that then takes its place, so
+// that nobody sees a part, also if this program dies.
 func (r *Realm) store(ctx context.Context, to string, s *Source, count Counter) error {
 	b := r.buffers.Get().(*[]byte)
 	defer r.buffers.Put(b)

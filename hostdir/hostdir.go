@@ -1,14 +1,20 @@
-// Package hostdir works in a directory of the host on which others may work too: users of this host, services, or tenants whose trees are copied into it.
+// Package hostdir works in a directory of the host on which others may work too: users of this
+// host, services, or tenants whose trees are copied into it.
 //
 // It promises
-//   - that no name leads out of the directory: each is resolved by one openat2 from the directory's descriptor, with RESOLVE_BENEATH, RESOLVE_NO_SYMLINKS
-//     and RESOLVE_NO_MAGICLINKS, so that a link that somebody plants is an error and is never followed;
-//   - that a directory that it makes is its maker's alone (mode 0700) until Finish gives it a mode, and that Finish and File change modes by descriptor;
-//   - that a file appears in its place whole: it is written under a name of its own and renamed within one directory, by that directory's descriptor.
+//   - that no name leads out of the directory: each is resolved by one openat2 from the directory's
+//     descriptor, with RESOLVE_BENEATH, RESOLVE_NO_SYMLINKS and RESOLVE_NO_MAGICLINKS, so that a
+//     link that somebody plants is an error and is never followed;
+//   - that a directory that it makes is its maker's alone (mode 0700) until Finish gives it a mode,
+//     and that Finish and File change modes by descriptor;
+//   - that a file appears in its place whole: it is written under a name of its own and renamed
+//     within one directory, by that directory's descriptor.
 //
-// It assumes that the path given to Open, or to Create, is what the caller wants, links on the way included.
+// It assumes that the path given to Open, or to Create, is what the caller wants, links on the way
+// included.
 //
-// files and cmd/sigma use it for all that they read, write and hand over in trees of the host, dirtree for all that it opens.
+// files and cmd/sigma use it for all that they read, write and hand over in trees of the host,
+// dirtree for all that it opens.
 package hostdir
 
 import (
@@ -24,7 +30,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Dir is an open directory. Its methods may be called concurrently, but for Close. Names are relative, with slashes between components; errors are *fs.PathError.
+// Dir is an open directory. Its methods may be called concurrently, but for Close. Names are
+// relative, with slashes between components; errors are *fs.PathError.
 type Dir struct {
 	f *os.File
 }
@@ -41,10 +48,12 @@ func Open(path string) (*Dir, error) {
 // Close closes the descriptor.
 func (d *Dir) Close() error { return d.f.Close() }
 
-// OpenAt opens name below the directory with the descriptor dir and follows no link: one is ELOOP, or, in the last place and with O_NOFOLLOW, what that says.
-// stricter adds RESOLVE_ flags. A file that is made has mode 0600.
+// OpenAt opens name below the directory with the descriptor dir and follows no link: one is ELOOP,
+// or, in the last place and with O_NOFOLLOW, what that says. stricter adds RESOLVE_ flags. A file
+// that is made has mode 0600.
 func OpenAt(dir int, name string, flags int, stricter uint64) (fd int, err error) {
-	how := unix.OpenHow{Flags: uint64(flags | unix.O_CLOEXEC), Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS | stricter}
+	how := unix.OpenHow{Flags: uint64(flags | unix.O_CLOEXEC),
+		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS | stricter}
 	if flags&unix.O_CREAT != 0 {
 		how.Mode = 0o600
 	}
@@ -80,7 +89,8 @@ func (d *Dir) Dir(name string) (*Dir, error) {
 	return &Dir{f}, nil
 }
 
-// OpenFile opens a regular file for reading. It waits for nobody: what is no regular file is an error.
+// OpenFile opens a regular file for reading. It waits for nobody: what is no regular file is an
+// error.
 func (d *Dir) OpenFile(name string) (*os.File, error) {
 	f, err := d.open(name, unix.O_RDONLY|unix.O_NONBLOCK)
 	if err != nil {
@@ -103,7 +113,8 @@ func (d *Dir) Stat(name string) (fs.FileInfo, error) {
 	return f.Stat()
 }
 
-// List describes what is in a directory, by name, links as links. What is removed meanwhile is left out.
+// List describes what is in a directory, by name, links as links. What is removed meanwhile is left
+// out.
 func (d *Dir) List(name string) ([]fs.FileInfo, error) {
 	sub, err := d.Dir(name)
 	if err != nil {
@@ -124,7 +135,8 @@ func (d *Dir) List(name string) ([]fs.FileInfo, error) {
 	return infos, err
 }
 
-// Walk calls visit for what is at name, "." for the directory itself, and for all below, by name, a directory before what is in it, until visit fails.
+// Walk calls visit for what is at name, "." for the directory itself, and for all below, by name, a
+// directory before what is in it, until visit fails.
 func (d *Dir) Walk(name string, visit func(name string, info fs.FileInfo) error) error {
 	info, err := d.Stat(name)
 	if err == nil {
@@ -142,7 +154,8 @@ func (d *Dir) Walk(name string, visit func(name string, info fs.FileInfo) error)
 	return err
 }
 
-// Mkdir makes a directory with mode 0700, that only this user may work in, and tells which it is; nil if there was one already, which stays as it is.
+// Mkdir makes a directory with mode 0700, that only this user may work in, and tells which it is;
+// nil if there was one already, which stays as it is.
 func (d *Dir) Mkdir(name string) (made fs.FileInfo, err error) {
 	parent, err := d.Dir(filepath.Dir(name))
 	if err != nil {
@@ -167,8 +180,9 @@ func (d *Dir) Mkdir(name string) (made fs.FileInfo, err error) {
 	return sub.f.Stat()
 }
 
-// Own gives what is in the directory to the user and group id, as after files were put back from elsewhere. It looks at the owners of so many levels, and hands over with all below it what has another.
-// A link is handed over itself, never what it leads to.
+// Own gives what is in the directory to the user and group id, as after files were put back from
+// elsewhere. It looks at the owners of so many levels, and hands over with all below it what has
+// another. A link is handed over itself, never what it leads to.
 func (d *Dir) Own(id uint32, levels int) error {
 	names, err := d.f.Readdirnames(-1)
 	for _, name := range names {
@@ -248,7 +262,8 @@ func (d *Dir) Create(name string, perm fs.FileMode) (*File, error) {
 	}
 	base := filepath.Base(name)
 	temp := ".sigma-" + rand.Text()[:16] + "~"
-	fd, err := unix.Openat(int(parent.f.Fd()), temp, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, uint32(perm.Perm()))
+	fd, err := unix.Openat(int(parent.f.Fd()), temp,
+		unix.O_RDWR|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, uint32(perm.Perm()))
 	if err != nil {
 		parent.Close()
 		return nil, d.error("create", name, err)

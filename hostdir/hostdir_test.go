@@ -26,12 +26,16 @@ func world(t *testing.T) (d *Dir, in, out string) {
 	return d, in, out
 }
 
-// Goal: no operation goes through a link, whether it leads outside or not, nor out of the directory by its name.
+// Goal: no operation goes through a link, whether it leads outside or not, nor out of the directory
+// by its name.
 func TestNothingLeadsOut(t *testing.T) {
 	d, in, out := world(t)
-	must(t, os.Symlink(out, filepath.Join(in, "link")), os.Mkdir(filepath.Join(in, "real"), 0o755), os.WriteFile(filepath.Join(in, "real", "f"), nil, 0o644),
-		os.Symlink("real", filepath.Join(in, "near")), os.Symlink(filepath.Join(out, "secret"), filepath.Join(in, "real", "planted")))
-	for _, base := range []string{"link/", "near/", "../" + filepath.Base(out) + "/", out + "/", "/proc/self/root" + out + "/"} {
+	must(t, os.Symlink(out, filepath.Join(in, "link")), os.Mkdir(filepath.Join(in, "real"), 0o755),
+		os.WriteFile(filepath.Join(in, "real", "f"), nil, 0o644),
+		os.Symlink("real", filepath.Join(in, "near")), os.Symlink(filepath.Join(out, "secret"),
+			filepath.Join(in, "real", "planted")))
+	for _, base := range []string{"link/", "near/", "../" + filepath.Base(out) + "/", out + "/",
+		"/proc/self/root" + out + "/"} {
 		create := func(name string) error {
 			f, err := d.Create(name, 0o600)
 			if err == nil {
@@ -43,7 +47,8 @@ func TestNothingLeadsOut(t *testing.T) {
 		_, mkdir := d.Mkdir(base + "new")
 		_, stat := d.Stat(base + "secret")
 		_, dir := d.Dir(base)
-		for what, err := range map[string]error{"Open": open, "Mkdir": mkdir, "Stat": stat, "Dir": dir, "Create": create(base + "new")} {
+		for what, err := range map[string]error{"Open": open, "Mkdir": mkdir, "Stat": stat, "Dir": dir,
+			"Create": create(base + "new")} {
 			if !errors.Is(err, syscall.ELOOP) && !errors.Is(err, syscall.EXDEV) {
 				t.Errorf("%s below %s: %v", what, base, err)
 			}
@@ -71,7 +76,9 @@ func TestNothingLeadsOut(t *testing.T) {
 	}
 }
 
-// Goal: what is put in the place of a directory while it is filled gets neither a mode nor, once it is a link, a file. Method: somebody who may write in the directory above changes it between the steps.
+// Goal: what is put in the place of a directory while it is filled gets neither a mode nor, once it
+// is a link, a file. Method: somebody who may write in the directory above changes it between the
+// steps.
 func TestReplacedMeanwhile(t *testing.T) {
 	d, in, out := world(t)
 	made, err := d.Mkdir("tree")
@@ -107,16 +114,19 @@ func TestReplacedMeanwhile(t *testing.T) {
 	}
 }
 
-// Goal: a walk tells of links, pipes and devices as what they are and goes through none; nothing but regular files is opened, and nobody is waited for.
+// Goal: a walk tells of links, pipes and devices as what they are and goes through none; nothing
+// but regular files is opened, and nobody is waited for.
 func TestWalk(t *testing.T) {
 	d, in, out := world(t)
-	must(t, os.MkdirAll(filepath.Join(in, "b", "c"), 0o755), os.WriteFile(filepath.Join(in, "b", "f"), []byte("f"), 0o644), os.Symlink(out, filepath.Join(in, "a")), syscall.Mkfifo(filepath.Join(in, "b", "p"), 0o600))
+	must(t, os.MkdirAll(filepath.Join(in, "b", "c"), 0o755), os.WriteFile(filepath.Join(in, "b", "f"), []byte("f"),
+		0o644), os.Symlink(out, filepath.Join(in, "a")), syscall.Mkfifo(filepath.Join(in, "b", "p"), 0o600))
 	var got []string
 	must(t, d.Walk(".", func(name string, st fs.FileInfo) error {
 		got = append(got, name+" "+st.Mode().Type().String())
 		return nil
 	}))
-	if want := []string{". d---------", "a L---------", "b d---------", "b/c d---------", "b/f ----------", "b/p p---------"}; !slices.Equal(got, want) {
+	if want := []string{". d---------", "a L---------", "b d---------", "b/c d---------", "b/f ----------",
+		"b/p p---------"}; !slices.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}
 	if _, err := d.OpenFile("b/p"); err == nil || !strings.Contains(err.Error(), "not a regular file") {
@@ -137,7 +147,8 @@ func must(t *testing.T, errs ...error) {
 	}
 }
 
-// Goal: what was put back as another user is handed over with all below it, also deep down, and links lead nowhere; below what is right already as many levels are looked at as were asked for.
+// Goal: what was put back as another user is handed over with all below it, also deep down, and
+// links lead nowhere; below what is right already as many levels are looked at as were asked for.
 func TestOwn(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("only root gives files away")
@@ -149,13 +160,15 @@ func TestOwn(t *testing.T) {
 	}
 	secret := filepath.Join(out, "secret")
 	must(t, os.Symlink(secret, filepath.Join(in, "back", "link")), os.Symlink(out, filepath.Join(in, "right", "link")),
-		os.Lchown(filepath.Join(in, "right"), id, id), os.Lchown(filepath.Join(in, "right", "realm"), id, id), d.Own(id, 2))
+		os.Lchown(filepath.Join(in, "right"), id, id), os.Lchown(filepath.Join(in, "right", "realm"), id, id),
+		d.Own(id, 2))
 	owner := func(path string) uint32 {
 		st, err := os.Lstat(path)
 		must(t, err)
 		return st.Sys().(*syscall.Stat_t).Uid
 	}
-	for path, want := range map[string]uint32{"back": id, "back/a/b/c/f": id, "back/link": id, "right/link": id, "right/realm/x": 0} {
+	for path, want := range map[string]uint32{"back": id, "back/a/b/c/f": id, "back/link": id, "right/link": id,
+		"right/realm/x": 0} {
 		if got := owner(filepath.Join(in, path)); got != want {
 			t.Errorf("%s belongs to %d, not %d", path, got, want)
 		}

@@ -1,8 +1,10 @@
-// Package hostsetup makes on a host what a machine of sigmaOS needs besides its processes: networks of several machines of one host, the queue of the interface to others, and the
-// user namespace of an ordinary user's system.
+// Package hostsetup makes on a host what a machine of sigmaOS needs besides its processes: networks
+// of several machines of one host, the queue of the interface to others, and the user namespace of
+// an ordinary user's system.
 //
-// It promises that nothing of it needs a name that others could have, and that each can be taken away by whoever did not make it. It assumes the rights to do so: root's, but for
-// a user namespace. cmd/sigma uses it for up, join, down and doctor.
+// It promises that nothing of it needs a name that others could have, and that each can be taken
+// away by whoever did not make it. It assumes the rights to do so: root's, but for a user
+// namespace. cmd/sigma uses it for up, join, down and doctor.
 package hostsetup
 
 import (
@@ -25,14 +27,17 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// The network of up --machines: each machine is in a network namespace of its own, which a veth pair joins to a bridge in one more, the hub. No namespace has a name, and none is the host's; what
-// keeps the hub is a descriptor of each keeper, and what keeps a machine's is its processes. So whatever way they end, the kernel removes all of it with the last.
+// The network of up --machines: each machine is in a network namespace of its own, which a veth
+// pair joins to a bridge in one more, the hub. No namespace has a name, and none is the host's;
+// what keeps the hub is a descriptor of each keeper, and what keeps a machine's is its processes.
+// So whatever way they end, the kernel removes all of it with the last.
 const (
 	bridgeName  = "hub"
 	machinePort = 7700
 )
 
-// LocalAddress is where the i-th machine, from 1, listens. The network is shared with nothing, so it is the same in each system.
+// LocalAddress is where the i-th machine, from 1, listens. The network is shared with nothing, so
+// it is the same in each system.
 func LocalAddress(i int) netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 77, 0, byte(i)}), machinePort)
 }
@@ -83,7 +88,8 @@ func onThread(f func() error) error {
 }
 
 func networkError(doing string, err error) error {
-	e := &sigma.Error{Op: "hostsetup.Network", Kind: sigma.KindOf(err), Msg: "cannot " + doing + " for machines on this host", Err: err}
+	e := &sigma.Error{Op: "hostsetup.Network", Kind: sigma.KindOf(err),
+		Msg: "cannot " + doing + " for machines on this host", Err: err}
 	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENODEV) {
 		e.Kind, e.Hint = sigma.KindUnsupported, "the kernel needs veth and bridge: modprobe -a veth bridge"
 	}
@@ -146,7 +152,8 @@ func plug(hub *os.File, at netip.Addr) error {
 	rand.Read(random[:])
 	peer := "m" + hex.EncodeToString(random[:]) // the one of a former life may not be gone yet
 	ip := at.As4()
-	veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "eth0", HardwareAddr: net.HardwareAddr{2, 0, ip[0], ip[1], ip[2], ip[3]}}, // the same in each life, as others may remember it
+	veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "eth0", HardwareAddr: net.HardwareAddr{2, 0, ip[0], ip[1],
+		ip[2], ip[3]}}, // the same in each life, as others may remember it
 		PeerName: peer, PeerNamespace: netlink.NsFd(int(hub.Fd()))}
 	if err := netlink.LinkAdd(veth); err != nil {
 		return err
@@ -177,7 +184,8 @@ func plug(hub *os.File, at netip.Addr) error {
 	return netlink.LinkSetUp(veth)
 }
 
-// FindHub opens the hub that a running keeper holds: that of its descriptors which is a network namespace. nil if there is none.
+// FindHub opens the hub that a running keeper holds: that of its descriptors which is a network
+// namespace. nil if there is none.
 func FindHub(keeper int) *os.File {
 	dir := fmt.Sprintf("/proc/%d/fd", keeper)
 	entries, _ := os.ReadDir(dir)

@@ -21,7 +21,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Rootless mode: the launcher is root only in a user namespace of its own, in which the user is 0 and a range of subordinate uids follows (docs/reference/rootless.md).
+// Rootless mode: the launcher is root only in a user namespace of its own, in which the user is 0
+// and a range of subordinate uids follows (docs/reference/rootless.md).
 const (
 	rootlessLeast = 4096    // uids, of which a quarter is for services; the launcher takes no fewer
 	rootlessMost  = 1 << 20 // as many as root's systems have
@@ -66,7 +67,8 @@ func FindRootless() Rootless {
 	}
 	u, err := user.LookupId(strconv.Itoa(os.Getuid()))
 	if err != nil {
-		return fail(fmt.Sprintf("the user %d has no name", os.Getuid()), "give it one in /etc/passwd: newuidmap asks for it")
+		return fail(fmt.Sprintf("the user %d has no name", os.Getuid()),
+			"give it one in /etc/passwd: newuidmap asks for it")
 	}
 	if r.uidMap, err = exec.LookPath("newuidmap"); err == nil {
 		r.gidMap, err = exec.LookPath("newgidmap")
@@ -81,9 +83,11 @@ func FindRootless() Rootless {
 		return fail(fmt.Sprintf("user %s has fewer than %d subordinate uids or gids", u.Username, rootlessLeast),
 			fmt.Sprintf("as root: usermod --add-subuids 100000-165535 --add-subgids 100000-165535 %s", u.Username))
 	}
-	for file, off := range map[string]string{"user/max_user_namespaces": "0", "kernel/unprivileged_userns_clone": "0", "kernel/apparmor_restrict_unprivileged_userns": "1"} {
+	for file, off := range map[string]string{"user/max_user_namespaces": "0", "kernel/unprivileged_userns_clone": "0",
+		"kernel/apparmor_restrict_unprivileged_userns": "1"} {
 		if b, err := os.ReadFile("/proc/sys/" + file); err == nil && strings.TrimSpace(string(b)) == off {
-			return fail("ordinary users may not make user namespaces: "+file+" is "+off, "as root: sysctl -w "+strings.ReplaceAll(file, "/", ".")+"=N, with another N than "+off)
+			return fail("ordinary users may not make user namespaces: "+file+" is "+off,
+				"as root: sysctl -w "+strings.ReplaceAll(file, "/", ".")+"=N, with another N than "+off)
 		}
 	}
 	r.CGroup, r.cgroupWhy = delegated()
@@ -95,15 +99,21 @@ func (r Rootless) Count() uint64 { return min(r.uids.count, r.gids.count, rootle
 
 // Weaker says what this user's mode lacks compared with root's.
 func (r Rootless) Weaker() []string {
-	out := []string{"outside, procs and services are uids of yours: what escapes from a proc's walls is on your account's ground, not on a stranger's"}
+	out :=
+		[]string{
+			"outside, procs and services are uids of yours: what escapes from a proc's walls is on your account's " +
+				"ground, not on a stranger's"}
 	if r.CGroup == "" {
-		out = append(out, "no cgroup ("+r.cgroupWhy+"): no limit of memory, no weight of processor time, no status oom; processes are bounded by RLIMIT_NPROC alone. "+
+		out = append(out, "no cgroup ("+r.cgroupWhy+
+			"): no limit of memory, no weight of processor time, no status oom; processes are bounded by "+
+			"RLIMIT_NPROC alone. "+
 			"With systemd: systemd-run --user --scope -p Delegate=yes sigma up --rootless")
 	}
 	return out
 }
 
-// delegated finds the nearest cgroup, from this process's own on upwards, in which this user may make others with our controllers.
+// delegated finds the nearest cgroup, from this process's own on upwards, in which this user may
+// make others with our controllers.
 func delegated() (dir, why string) {
 	b, err := os.ReadFile("/proc/self/cgroup")
 	if err != nil {
@@ -136,7 +146,8 @@ func delegated() (dir, why string) {
 		has, _ := os.ReadFile(filepath.Join(dir, "cgroup.controllers"))
 		if missing := MissingControllers(strings.Fields(string(has))); len(missing) > 0 {
 			why = "the one that belongs to you lacks " + strings.Join(missing, ", ")
-		} else if err := os.WriteFile(filepath.Join(dir, "cgroup.subtree_control"), []byte("+memory +pids +cpu"), 0); err == nil {
+		} else if err := os.WriteFile(filepath.Join(dir, "cgroup.subtree_control"), []byte("+memory +pids +cpu"),
+			0); err == nil {
 			return dir, ""
 		}
 		if at == "/" {
@@ -187,7 +198,8 @@ func (s *RootlessStart) MapIDs(pid int) error {
 		if errors.Is(err, io.EOF) {
 			err = errors.New("the launcher could not make one; see sigma.log")
 		}
-		return &sigma.Error{Op: "hostsetup.Rootless", Kind: sigma.KindUnavailable, Msg: "no user namespace", Err: err, Hint: "what is missing is told by: sigma doctor"}
+		return &sigma.Error{Op: "hostsetup.Rootless", Kind: sigma.KindUnavailable, Msg: "no user namespace", Err: err,
+			Hint: "what is missing is told by: sigma doctor"}
 	}
 	for _, m := range []struct {
 		tool string
@@ -195,10 +207,12 @@ func (s *RootlessStart) MapIDs(pid int) error {
 		ids  idRange
 	}{{s.uidMap, os.Getuid(), s.uids}, {s.gidMap, os.Getgid(), s.gids}} {
 		text := func(n uint64) string { return strconv.FormatUint(n, 10) }
-		cmd := exec.Command(m.tool, strconv.Itoa(pid), "0", strconv.Itoa(m.self), "1", "1", text(m.ids.first), text(s.Count()))
+		cmd := exec.Command(m.tool, strconv.Itoa(pid), "0", strconv.Itoa(m.self), "1", "1", text(m.ids.first),
+			text(s.Count()))
 		cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 		if out, err := cmd.CombinedOutput(); err != nil {
-			return &sigma.Error{Op: "hostsetup.Rootless", Kind: sigma.KindPermission, Msg: fmt.Sprintf("%s: %s", filepath.Base(m.tool), strings.TrimSpace(string(out))), Err: err,
+			return &sigma.Error{Op: "hostsetup.Rootless", Kind: sigma.KindPermission,
+				Msg: fmt.Sprintf("%s: %s", filepath.Base(m.tool), strings.TrimSpace(string(out))), Err: err,
 				Hint: "what is missing is told by: sigma doctor"}
 		}
 	}

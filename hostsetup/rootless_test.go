@@ -23,10 +23,12 @@ func TestRootlessSaysWhatIsWeaker(t *testing.T) {
 	if said := strings.Join(with.Weaker(), "\n"); strings.Contains(said, "cgroup") {
 		t.Errorf("with a cgroup: %s", said)
 	}
-	if said := strings.Join(without.Weaker(), "\n"); !strings.Contains(said, "no limit of memory") || !strings.Contains(said, without.cgroupWhy) {
+	if said := strings.Join(without.Weaker(), "\n"); !strings.Contains(said, "no limit of memory") ||
+		!strings.Contains(said, without.cgroupWhy) {
 		t.Errorf("without: %s", said)
 	}
-	uids := RootlessStart{Rootless: Rootless{uids: idRange{1, 70000}, gids: idRange{1, 65536}, CGroup: "/sys/fs/cgroup/mine"}}
+	uids := RootlessStart{Rootless: Rootless{uids: idRange{1, 70000}, gids: idRange{1, 65536},
+		CGroup: "/sys/fs/cgroup/mine"}}
 	if got, want := strings.Join(uids.Argument(5), " "), "--rootless 5:65536:/sys/fs/cgroup/mine"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}

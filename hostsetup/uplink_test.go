@@ -17,14 +17,16 @@ func TestUplinkRates(t *testing.T) {
 			t.Errorf("%s is %d, %v; want %d", text, got, err, want)
 		}
 	}
-	for _, text := range []string{"", "1", "Gbit", "-1Gbit", "NaNGbit", "InfGbit", "1e99Gbit", "10kbit", "500Gbit", "1GB", "auto "} {
+	for _, text := range []string{"", "1", "Gbit", "-1Gbit", "NaNGbit", "InfGbit", "1e99Gbit", "10kbit", "500Gbit",
+		"1GB", "auto "} {
 		if got, err := ParseRate(text); sigma.KindOf(err) != sigma.KindInvalid || sigma.HintOf(err) == "" {
 			t.Errorf("%q is %d, %v; want an error that says what to write", text, got, err)
 		}
 	}
 }
 
-// TestUplinkPlan: an interface has a queue of ours where the rate behind it is known and nobody else has given it one.
+// TestUplinkPlan: an interface has a queue of ours where the rate behind it is known and nobody
+// else has given it one.
 func TestUplinkPlan(t *testing.T) {
 	card, veth := &netlink.Device{}, &netlink.Veth{}
 	lo := &netlink.Device{LinkAttrs: netlink.LinkAttrs{Flags: net.FlagLoopback}}
@@ -48,13 +50,15 @@ func TestUplinkPlan(t *testing.T) {
 		{"a pair within the host, in a test", veth, 1e8, 10_000, "", false, 1e8},
 		{"all machines are on this host", lo, 1e9, 0, "", false, 0},
 	} {
-		if u := planUplink(c.link, c.given, c.mbit, c.root, c.ours); u.Rate != c.want || (u.Rate == 0) == (u.Why == "") {
+		if u := planUplink(c.link, c.given, c.mbit, c.root, c.ours); u.Rate != c.want ||
+			(u.Rate == 0) == (u.Why == "") {
 			t.Errorf("%s: %d bits a second, %q; want %d", c.what, u.Rate, u.Why, c.want)
 		}
 	}
 }
 
-// TestUplinkMarks: a mark is found in the first word of a packet's head, whatever the two bits beneath it say, and no mark is another.
+// TestUplinkMarks: a mark is found in the first word of a packet's head, whatever the two bits
+// beneath it say, and no mark is another.
 func TestUplinkMarks(t *testing.T) {
 	for _, mark := range []link.Traffic{link.TrafficControl, link.TrafficLatencyCritical} {
 		for _, c := range []struct {
@@ -83,7 +87,8 @@ func TestUplinkMarks(t *testing.T) {
 	}
 }
 
-// TestUplinkNumbers: each instance has a number of its own range, which the kernel takes for a queue's.
+// TestUplinkNumbers: each instance has a number of its own range, which the kernel takes for a
+// queue's.
 func TestUplinkNumbers(t *testing.T) {
 	for _, id := range []string{"00000000", "ffffffff", "0000ffff", "12345678"} {
 		if m := UplinkMajor(id); m < uplinkBase || m >= uplinkBase+uplinkMajors {

@@ -19,9 +19,11 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// Enrolment is a machine's request to be registered: for the first time, with a token, or again, because its sigmad was started anew, because it was declared lost, or because its
-// certificate expired. It is signed with the machine's key and, if it joins, with its token's; both signatures cover the challenge of the one who decides, so a request that was seen
-// can be used neither again nor for another key, not even by the machine that passed it on.
+// Enrolment is a machine's request to be registered: for the first time, with a token, or again,
+// because its sigmad was started anew, because it was declared lost, or because its certificate
+// expired. It is signed with the machine's key and, if it joins, with its token's; both signatures
+// cover the challenge of the one who decides, so a request that was seen can be used neither again
+// nor for another key, not even by the machine that passed it on.
 type Enrolment struct {
 	Challenge Challenge
 	System    sigma.SystemID
@@ -99,7 +101,11 @@ func (e *Enrolment) Encode() ([]byte, error) {
 func ParseEnrolment(payload []byte) (*Enrolment, error) {
 	const op = "identity.ParseEnrolment"
 	e := &Enrolment{}
-	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { e.code(c); c.Data(&e.KeyProof); c.Data(&e.TokenProof) }); err != nil {
+	if err := sigmap.Parse(payload, func(c *sigmap.Coder) {
+		e.code(c)
+		c.Data(&e.KeyProof)
+		c.Data(&e.TokenProof)
+	}); err != nil {
 		return nil, sigma.Wrap(op, "", err)
 	}
 	if err := e.Machine.Check(); err != nil {
@@ -109,7 +115,8 @@ func ParseEnrolment(payload []byte) (*Enrolment, error) {
 		return nil, sigma.Wrap(op, "", err)
 	}
 	switch {
-	case len(e.Key) != ed25519.PublicKeySize || len(e.KeyProof) != ed25519.SignatureSize || len(e.TokenProof) != 0 && len(e.TokenProof) != ed25519.SignatureSize:
+	case len(e.Key) != ed25519.PublicKeySize || len(e.KeyProof) != ed25519.SignatureSize || len(e.TokenProof) != 0 &&
+		len(e.TokenProof) != ed25519.SignatureSize:
 		return nil, sigma.Errorf(op, sigma.KindInvalid, "a key or signature has the wrong length")
 	case e.Address != "" && CheckAddress(e.Address) != nil: // whether a machine may do without is the judge's to say
 		return nil, CheckAddress(e.Address)
@@ -124,7 +131,8 @@ func ParseEnrolment(payload []byte) (*Enrolment, error) {
 	return e, nil
 }
 
-// CheckKey says whether the request comes from the holder of its key, is for this system and, so that certificates will be understood, from a machine whose clock is about right.
+// CheckKey says whether the request comes from the holder of its key, is for this system and, so
+// that certificates will be understood, from a machine whose clock is about right.
 func (e *Enrolment) CheckKey(system sigma.SystemID, now time.Time) error {
 	const op = "identity.CheckKey"
 	m, err := e.message()
@@ -142,22 +150,27 @@ func (e *Enrolment) CheckKey(system sigma.SystemID, now time.Time) error {
 // CheckToken reports whether the sender knows the secret of the token that key belongs to.
 func (e *Enrolment) CheckToken(key TokenKey) bool {
 	m, err := e.message()
-	return err == nil && e.Token != "" && len(e.TokenProof) == ed25519.SignatureSize && ed25519.Verify(key[:], m, e.TokenProof)
+	return err == nil && e.Token != "" && len(e.TokenProof) == ed25519.SignatureSize &&
+		ed25519.Verify(key[:], m, e.TokenProof)
 }
 
 // Challenge is a random number that is good for one request, soon.
 type Challenge [48]byte
 
-// Challenges makes them and knows which were used. A challenge says when it was made and is authenticated, so those that nobody uses cost no memory. Safe for concurrent use.
+// Challenges makes them and knows which were used. A challenge says when it was made and is
+// authenticated, so those that nobody uses cost no memory. Safe for concurrent use.
 type Challenges struct {
-	key   [32]byte
-	start time.Time // from which a challenge says when it was made, so that a clock that is set meanwhile does not matter
+	key [32]byte
+	// from which a challenge says when it was made, so that a clock that is set meanwhile does not
+	// matter
+	start time.Time
 
 	mu   sync.Mutex
 	used map[Challenge]time.Time // mu; until they would be too old anyway
 }
 
-// Bounds of challenges. A joiner answers at once; usedMax bounds requests with good proofs within challengeAge.
+// Bounds of challenges. A joiner answers at once; usedMax bounds requests with good proofs within
+// challengeAge.
 const (
 	challengeAge = time.Minute
 	usedMax      = 16384
@@ -184,18 +197,22 @@ func (c *Challenges) code(ch Challenge) []byte {
 	return h.Sum(nil)
 }
 
-// Use takes a challenge out of use, after the proofs over it were found good. The error says why it cannot be used.
+// Use takes a challenge out of use, after the proofs over it were found good. The error says why it
+// cannot be used.
 func (c *Challenges) Use(now time.Time, ch Challenge) error {
 	const op = "identity.Use"
 	made := c.start.Add(time.Duration(binary.LittleEndian.Uint64(ch[:])))
 	if !hmac.Equal(ch[16:], c.code(ch)) || now.Sub(made).Abs() > challengeAge {
-		return &sigma.Error{Op: op, Kind: sigma.KindPermission, Msg: "the request answers no challenge of the last minute", Hint: "try again"}
+		return &sigma.Error{Op: op, Kind: sigma.KindPermission,
+			Msg: "the request answers no challenge of the last minute", Hint: "try again"}
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if _, twice := c.used[ch]; twice {
-		// Who asks for a machine repeats what got no answer, so an honest machine can be told this: it asks anew, with another challenge.
-		return &sigma.Error{Op: op, Kind: sigma.KindStale, Msg: "the request was made before: it is a copy", Hint: "try again"}
+		// Who asks for a machine repeats what got no answer, so an honest machine can be told this:
+		// it asks anew, with another challenge.
+		return &sigma.Error{Op: op, Kind: sigma.KindStale, Msg: "the request was made before: it is a copy",
+			Hint: "try again"}
 	}
 	if len(c.used) >= usedMax {
 		for u, at := range c.used {
@@ -218,14 +235,16 @@ type Met struct {
 	Authority []byte          // DER, to be kept: it is what is trusted from now on
 }
 
-// EnrolConfig is for dialling a system without a certificate: authority is the fingerprint that a token carries, or that of the authority the machine knows. Only the genuine system
-// gets through the handshake; met is filled in then.
+// EnrolConfig is for dialling a system without a certificate: authority is the fingerprint that a
+// token carries, or that of the authority the machine knows. Only the genuine system gets through
+// the handshake; met is filled in then.
 func EnrolConfig(authority Fingerprint, now func() time.Time, met *Met) *tls.Config {
 	if now == nil {
 		now = time.Now
 	}
-	return &tls.Config{MinVersion: tls.VersionTLS13, Time: now, NextProtos: []string{ProtocolEnrol}, SessionTicketsDisabled: true,
-		InsecureSkipVerify: true, // VerifyConnection checks all of it, by the fingerprint
+	return &tls.Config{MinVersion: tls.VersionTLS13, Time: now, NextProtos: []string{ProtocolEnrol},
+		SessionTicketsDisabled: true,
+		InsecureSkipVerify:     true, // VerifyConnection checks all of it, by the fingerprint
 		VerifyConnection: func(cs tls.ConnectionState) error {
 			t, err := only(cs.PeerCertificates, authority)
 			if err != nil {
@@ -236,7 +255,8 @@ func EnrolConfig(authority Fingerprint, now func() time.Time, met *Met) *tls.Con
 				return err
 			}
 			if cs.NegotiatedProtocol != ProtocolEnrol {
-				return sigma.Errorf("identity.EnrolConfig", sigma.KindUnsupported, "machine %s does not take machines in", s.Machine)
+				return sigma.Errorf("identity.EnrolConfig", sigma.KindUnsupported,
+					"machine %s does not take machines in", s.Machine)
 			}
 			if err := s.validAt(now()); err != nil {
 				return err
@@ -250,8 +270,12 @@ func EnrolConfig(authority Fingerprint, now func() time.Time, met *Met) *tls.Con
 func CheckAddress(text string) error {
 	host, port, err := net.SplitHostPort(text)
 	n, perr := strconv.ParseUint(port, 10, 16)
-	if err != nil || host == "" || len(text) > addressMax || perr != nil || n == 0 || strings.ContainsFunc(text, func(r rune) bool { return r <= ' ' || r > '~' }) {
-		return &sigma.Error{Op: "identity.CheckAddress", Kind: sigma.KindInvalid, Msg: fmt.Sprintf("%.80q is not an address", text), Hint: "write host:port, as in 10.0.0.2:7700"}
+	if err != nil || host == "" || len(text) > addressMax || perr != nil || n == 0 ||
+		strings.ContainsFunc(text, func(r rune) bool {
+			return r <= ' ' || r > '~'
+		}) {
+		return &sigma.Error{Op: "identity.CheckAddress", Kind: sigma.KindInvalid,
+			Msg: fmt.Sprintf("%.80q is not an address", text), Hint: "write host:port, as in 10.0.0.2:7700"}
 	}
 	return nil
 }

@@ -14,7 +14,8 @@ type Grant struct {
 
 const controlMax = 16 // members of a Grant: the control machines, of which there are at most 5, and some room
 
-// partialEpoch is the epoch of a roster that knows only control machines: earlier than that of any certificate, so that a member that is not on it counts as not yet known, not as removed.
+// partialEpoch is the epoch of a roster that knows only control machines: earlier than that of any
+// certificate, so that a member that is not on it counts as not yet known, not as removed.
 const partialEpoch = 1
 
 // Roster makes the list to begin with: nobody but the control machines is known.
@@ -61,7 +62,8 @@ func ParseGrant(payload []byte) (*Grant, error) {
 	return g, nil
 }
 
-// CodeMembers is the layout of members in payloads: a count, then of each name, key, address, incarnation, lost, control, cordoned, draining.
+// CodeMembers is the layout of members in payloads: a count, then of each name, key, address,
+// incarnation, lost, control, cordoned, draining.
 func CodeMembers(c *sigmap.Coder, ms *[]Member) {
 	n := len(*ms)
 	c.Count(&n, 2+4+len(Fingerprint{})+2+8+4)
@@ -82,7 +84,8 @@ func CodeMembers(c *sigmap.Coder, ms *[]Member) {
 		if !c.Decoding() {
 			continue // what is encoded may be shared, and is not written
 		}
-		if len(key) != len(m.Key) || m.Machine.Check() != nil || m.Address != "" && CheckAddress(m.Address) != nil { // one that is alone needs no address
+		if len(key) != len(m.Key) || m.Machine.Check() != nil || m.Address != "" &&
+			CheckAddress(m.Address) != nil { // one that is alone needs no address
 			c.Fail("a member has no proper name, key or address")
 			return
 		}

@@ -1,14 +1,19 @@
-// Package identity says which machine is at the other end of a connection: the system's own certificate authority, the machines' keys and short-lived certificates, the
-// tokens by which a new machine joins, and the roster that ends the trust in one that was removed.
+// Package identity says which machine is at the other end of a connection: the system's own
+// certificate authority, the machines' keys and short-lived certificates, the tokens by which a new
+// machine joins, and the roster that ends the trust in one that was removed.
 //
-// It promises: a connection made with the tls.Config of an Identity and then admitted (Admit) is TLS 1.3 with a machine that the authority of the same system certified,
-// whose certificate is valid now, and which the roster holds as a member under that key and in a life that was not ended. Nothing a peer sends
-// before that is believed. A secret never leaves who holds it: a machine proves that it has its key, and a joiner that it knows its token's secret, by signatures over a fresh
-// challenge, so neither the machine that passes the request on nor the store that holds what tokens are checked with can use them.
+// It promises: a connection made with the tls.Config of an Identity and then admitted (Admit) is
+// TLS 1.3 with a machine that the authority of the same system certified, whose certificate is
+// valid now, and which the roster holds as a member under that key and in a life that was not
+// ended. Nothing a peer sends before that is believed. A secret never leaves who holds it: a
+// machine proves that it has its key, and a joiner that it knows its token's secret, by signatures
+// over a fresh challenge, so neither the machine that passes the request on nor the store that
+// holds what tokens are checked with can use them.
 //
 // It assumes that clocks differ by less than SkewMax; if they do not, the error names both.
 //
-// It knows no network: package link makes the connections. Who is a member is decided by package machines. Users: link, sigmad, machined, sigma join.
+// It knows no network: package link makes the connections. Who is a member is decided by package
+// machines. Users: link, sigmad, machined, sigma join.
 //
 // Locks: Roster.mu and Challenges.mu; nothing is called under them.
 package identity
@@ -31,7 +36,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Times. A machine that cannot reach the authority for half of Lifetime is out of the system until it registers again.
+// Times. A machine that cannot reach the authority for half of Lifetime is out of the system until
+// it registers again.
 const (
 	Lifetime    = 12 * time.Hour  // of a machine's certificate; renewed after half of it
 	SkewMax     = 5 * time.Minute // that two clocks may differ: what NTP corrects at once, and far below Lifetime
@@ -41,7 +47,8 @@ const (
 	authorityIn = authorityLife / 3
 )
 
-// Protocols that the two ends agree on during the handshake (ALPN, RFC 7301). Versions are the hello's matter, so that its refusal can say what both sides speak.
+// Protocols that the two ends agree on during the handshake (ALPN, RFC 7301). Versions are the
+// hello's matter, so that its refusal can say what both sides speak.
 const (
 	ProtocolLink  = "sigma-link"  // both ends are members
 	ProtocolEnrol = "sigma-enrol" // the one that dials has no certificate yet, or one that no longer counts
@@ -130,7 +137,8 @@ func New(cfg Config) (*Identity, error) {
 	return i, nil
 }
 
-// Install puts a renewed certificate in use for all handshakes from now on. It must be for the same key, system and machine, and for no older life.
+// Install puts a renewed certificate in use for all handshakes from now on. It must be for the same
+// key, system and machine, and for no older life.
 func (i *Identity) Install(der []byte) error {
 	const op = "identity.Install"
 	leaf, err := x509.ParseCertificate(der)
@@ -146,10 +154,12 @@ func (i *Identity) Install(der []byte) error {
 	}
 	for {
 		old := i.self.Load()
-		if old != nil && (s.System != old.subject.System || s.Machine != old.subject.Machine || s.Incarnation < old.subject.Incarnation) {
+		if old != nil && (s.System != old.subject.System || s.Machine != old.subject.Machine ||
+			s.Incarnation < old.subject.Incarnation) {
 			return sigma.Errorf(op, sigma.KindInvalid, "the certificate is for %s, this machine is %s", s, old.subject)
 		}
-		chain := append([][]byte{der}, i.trust.ders...) // the authority goes along for joiners, who know only its fingerprint
+		chain := append([][]byte{der},
+			i.trust.ders...) // the authority goes along for joiners, who know only its fingerprint
 		if i.self.CompareAndSwap(old, &own{s, tls.Certificate{Certificate: chain, PrivateKey: i.key, Leaf: leaf}}) {
 			return nil
 		}
@@ -171,8 +181,9 @@ func (i *Identity) RenewAt() time.Time {
 	return s.NotBefore.Add(s.NotAfter.Sub(s.NotBefore) / 2)
 }
 
-// KeepFresh renews the certificate each time half of its life is over, until ctx ends. renew asks the authority; failed is told, if set, when that did not work, and it is tried again
-// after a minute.
+// KeepFresh renews the certificate each time half of its life is over, until ctx ends. renew asks
+// the authority; failed is told, if set, when that did not work, and it is tried again after a
+// minute.
 func (i *Identity) KeepFresh(ctx context.Context, renew func(context.Context) ([]byte, error), failed func(error)) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -197,8 +208,9 @@ func (i *Identity) KeepFresh(ctx context.Context, renew func(context.Context) ([
 	}
 }
 
-// ServerConfig is for accepting connections. With ProtocolLink the peer is certified but not yet admitted: call Admit before believing or sending anything else. With
-// ProtocolEnrol nothing is known of it.
+// ServerConfig is for accepting connections. With ProtocolLink the peer is certified but not yet
+// admitted: call Admit before believing or sending anything else. With ProtocolEnrol nothing is
+// known of it.
 func (i *Identity) ServerConfig() *tls.Config {
 	cfg := i.config()
 	cfg.NextProtos = []string{ProtocolLink, ProtocolEnrol}
@@ -217,31 +229,39 @@ func (i *Identity) ServerConfig() *tls.Config {
 	return cfg
 }
 
-// ClientConfig is for dialling a machine. The connection must be admitted (Admit) before anything is believed.
+// ClientConfig is for dialling a machine. The connection must be admitted (Admit) before anything
+// is believed.
 func (i *Identity) ClientConfig(want sigma.MachineID) *tls.Config {
 	cfg := i.config()
 	cfg.NextProtos = []string{ProtocolLink}
 	cfg.InsecureSkipVerify = true // the standard check knows host names only; VerifyConnection checks all of it
-	cfg.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &i.self.Load().cert, nil }
+	cfg.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+		return &i.self.Load().cert, nil
+	}
 	cfg.VerifyConnection = func(cs tls.ConnectionState) error {
 		s, err := i.trust.verify(cs.PeerCertificates, x509.ExtKeyUsageServerAuth, i.now())
 		if err == nil && s.Machine != want {
-			err = &sigma.Error{Op: "identity.ClientConfig", Kind: sigma.KindPermission, Msg: fmt.Sprintf("the machine that answered is %s, not %s", s.Machine, want),
+			err = &sigma.Error{Op: "identity.ClientConfig", Kind: sigma.KindPermission,
+				Msg:  fmt.Sprintf("the machine that answered is %s, not %s", s.Machine, want),
 				Hint: "the address belongs to another machine now; sigma machine ls shows the addresses"}
 		}
 		if err == nil && cs.NegotiatedProtocol != ProtocolLink {
-			err = sigma.Errorf("identity.ClientConfig", sigma.KindUnsupported, "machine %s does not speak %s", want, ProtocolLink)
+			err = sigma.Errorf("identity.ClientConfig", sigma.KindUnsupported, "machine %s does not speak %s", want,
+				ProtocolLink)
 		}
 		return err
 	}
 	return cfg
 }
 
-// Admit says who is at the other end of a connection of ProtocolLink, or why it may not be. The checks that were left to it are those whose refusal the other side should be told in words. With KindStale it says both, for CheckControl.
+// Admit says who is at the other end of a connection of ProtocolLink, or why it may not be. The
+// checks that were left to it are those whose refusal the other side should be told in words. With
+// KindStale it says both, for CheckControl.
 func (i *Identity) Admit(cs tls.ConnectionState) (Subject, error) {
 	use := x509.ExtKeyUsageAny // which side it is was checked in the handshake
 	if cs.Version != tls.VersionTLS13 || cs.NegotiatedProtocol != ProtocolLink || !cs.HandshakeComplete {
-		return Subject{}, sigma.Errorf("identity.Admit", sigma.KindPermission, "the connection is not one between members")
+		return Subject{}, sigma.Errorf("identity.Admit", sigma.KindPermission,
+			"the connection is not one between members")
 	}
 	s, err := i.trust.verify(cs.PeerCertificates, use, i.now())
 	if err != nil {
@@ -251,14 +271,16 @@ func (i *Identity) Admit(cs tls.ConnectionState) (Subject, error) {
 		return Subject{}, err
 	}
 	if self := i.Self(); s.System != self.System {
-		return Subject{}, sigma.Errorf("identity.Admit", sigma.KindPermission, "machine %s belongs to system %s, this one to %s", s.Machine, s.System, self.System)
+		return Subject{}, sigma.Errorf("identity.Admit", sigma.KindPermission,
+			"machine %s belongs to system %s, this one to %s", s.Machine, s.System, self.System)
 	}
 	return s, i.roster.Check(s)
 }
 
 func (i *Identity) config() *tls.Config {
 	return &tls.Config{MinVersion: tls.VersionTLS13, Time: i.now,
-		// A resumed session would save a signature and cost the certainty that each connection was checked from the start.
+		// A resumed session would save a signature and cost the certainty that each connection was
+		// checked from the start.
 		SessionTicketsDisabled: true, ClientSessionCache: nil}
 }
 
@@ -269,7 +291,8 @@ type Expiry struct {
 	Warn bool // it should have been renewed long before now
 }
 
-// Expiries says what expires when, for the gauge sigma_identity_expiry_seconds{what} and for sigma doctor.
+// Expiries says what expires when, for the gauge sigma_identity_expiry_seconds{what} and for sigma
+// doctor.
 func (i *Identity) Expiries() []Expiry {
 	now, s := i.now(), i.Self()
 	out := []Expiry{{"certificate", s.NotAfter, s.NotAfter.Sub(now) < warnBefore}}

@@ -29,10 +29,12 @@ func authority(t testing.TB) *Authority {
 }
 
 // issue makes a key and a certificate.
-func issue(t testing.TB, a *Authority, now time.Time, name sigma.MachineID, life sigma.Incarnation) (ed25519.PrivateKey, []byte) {
+func issue(t testing.TB, a *Authority, now time.Time, name sigma.MachineID, life sigma.Incarnation) (ed25519.PrivateKey,
+	[]byte) {
 	t.Helper()
 	key := NewKey()
-	der, err := a.Issue(now, Subject{Machine: name, Incarnation: life, Epoch: uint64(life)}, key.Public().(ed25519.PublicKey))
+	der, err := a.Issue(now, Subject{Machine: name, Incarnation: life, Epoch: uint64(life)},
+		key.Public().(ed25519.PublicKey))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -50,15 +52,18 @@ func TestKeep(t *testing.T) {
 	if got, err := ParseKey(MarshalKey(key)); err != nil || !got.Equal(key) {
 		t.Errorf("got %v", err)
 	}
-	mixed := append(bytes.Clone(a.Marshal()[:bytes.Index(a.Marshal(), []byte("-----BEGIN PRIVATE"))]), MarshalKey(key)...)
-	for name, text := range map[string][]byte{"nothing": nil, "a key": MarshalKey(key), "another's key": mixed, "half": a.Marshal()[:300], "more": append(a.Marshal(), "x"...)} {
+	mixed := append(bytes.Clone(a.Marshal()[:bytes.Index(a.Marshal(), []byte("-----BEGIN PRIVATE"))]),
+		MarshalKey(key)...)
+	for name, text := range map[string][]byte{"nothing": nil, "a key": MarshalKey(key), "another's key": mixed,
+		"half": a.Marshal()[:300], "more": append(a.Marshal(), "x"...)} {
 		if _, err := ParseAuthority(text); sigma.KindOf(err) != sigma.KindInvalid {
 			t.Errorf("%s: got %v", name, err)
 		}
 	}
 }
 
-// TestToken: a token is read as it was printed, a damaged one is refused, and its secret shows nowhere else.
+// TestToken: a token is read as it was printed, a damaged one is refused, and its secret shows
+// nowhere else.
 func TestToken(t *testing.T) {
 	tok := NewToken(authority(t).Fingerprint())
 	got, err := ParseToken(" " + tok.Text() + "\n")
@@ -68,14 +73,16 @@ func TestToken(t *testing.T) {
 	for i := range tok.Text() {
 		b := []byte(tok.Text())
 		b[i] ^= 1
-		if _, err := ParseToken(string(b)); sigma.KindOf(err) != sigma.KindInvalid || strings.Contains(err.Error(), string(b[20:])) {
+		if _, err := ParseToken(string(b)); sigma.KindOf(err) != sigma.KindInvalid ||
+			strings.Contains(err.Error(), string(b[20:])) {
 			t.Errorf("with another character at %d: %v", i, err)
 		}
 	}
 	var log strings.Builder
 	slog.New(slog.NewTextHandler(&log, nil)).Info("x", "token", tok)
 	for _, shown := range []string{log.String(), fmt.Sprint(tok), fmt.Sprintf("%v %+v %#v", tok, tok, tok)} {
-		if !strings.Contains(shown, string(tok.ID())) || strings.Contains(shown, tok.Text()[20:40]) || strings.Contains(shown, fmt.Sprint(tok.secret[0], " ", tok.secret[1])) {
+		if !strings.Contains(shown, string(tok.ID())) || strings.Contains(shown, tok.Text()[20:40]) ||
+			strings.Contains(shown, fmt.Sprint(tok.secret[0], " ", tok.secret[1])) {
 			t.Errorf("it is shown as %s", shown)
 		}
 	}
@@ -86,7 +93,8 @@ func TestEnrolment(t *testing.T) {
 	a, key := authority(t), NewKey()
 	tok, other := NewToken(a.Fingerprint()), NewToken(a.Fingerprint())
 	chs := NewChallenges()
-	made := Enrolment{Challenge: chs.New(start), System: a.System(), Machine: "m2", Clock: start, Address: "10.0.0.2:7700", Memory: sigma.GiB, Labels: []string{"zone=a"}}
+	made := Enrolment{Challenge: chs.New(start), System: a.System(), Machine: "m2", Clock: start,
+		Address: "10.0.0.2:7700", Memory: sigma.GiB, Labels: []string{"zone=a"}}
 	if err := made.Sign(key, &tok); err != nil {
 		t.Fatal(err)
 	}
@@ -105,7 +113,8 @@ func TestEnrolment(t *testing.T) {
 		return got
 	}
 	good := send(func(*Enrolment) {})
-	if err := good.CheckKey(a.System(), start.Add(time.Minute)); err != nil || !good.CheckToken(tok.Key()) || chs.Use(start, good.Challenge) != nil {
+	if err := good.CheckKey(a.System(), start.Add(time.Minute)); err != nil || !good.CheckToken(tok.Key()) ||
+		chs.Use(start, good.Challenge) != nil {
 		t.Errorf("a good request was refused: %v", err)
 	}
 	if err := chs.Use(start, good.Challenge); sigma.KindOf(err) != sigma.KindStale {
@@ -114,8 +123,12 @@ func TestEnrolment(t *testing.T) {
 	if good.CheckToken(other.Key()) {
 		t.Error("another token's key takes it")
 	}
-	for name, e := range map[string]*Enrolment{"name": send(func(e *Enrolment) { e.Machine = "m3" }), "address": send(func(e *Enrolment) { e.Address = "10.0.0.3:7700" }),
-		"token": send(func(e *Enrolment) { e.Token = other.ID() }), "key": send(func(e *Enrolment) { e.Key = NewKey().Public().(ed25519.PublicKey) })} {
+	for name, e := range map[string]*Enrolment{"name": send(func(e *Enrolment) {
+		e.Machine = "m3"
+	}), "address": send(func(e *Enrolment) { e.Address = "10.0.0.3:7700" }),
+		"token": send(func(e *Enrolment) {
+			e.Token = other.ID()
+		}), "key": send(func(e *Enrolment) { e.Key = NewKey().Public().(ed25519.PublicKey) })} {
 		if err := e.CheckKey(a.System(), start); sigma.KindOf(err) != sigma.KindPermission || e.CheckToken(tok.Key()) {
 			t.Errorf("with another %s it is taken: %v", name, err)
 		}
@@ -123,10 +136,12 @@ func TestEnrolment(t *testing.T) {
 	if err := good.CheckKey(authority(t).System(), start); err == nil {
 		t.Error("another system takes it")
 	}
-	if err := good.CheckKey(a.System(), start.Add(time.Hour)); err == nil || !strings.Contains(err.Error(), "12:00:00") || !strings.Contains(err.Error(), "13:00:00") || sigma.HintOf(err) == "" {
+	if err := good.CheckKey(a.System(), start.Add(time.Hour)); err == nil || !strings.Contains(err.Error(),
+		"12:00:00") || !strings.Contains(err.Error(), "13:00:00") || sigma.HintOf(err) == "" {
 		t.Errorf("an hour off: %v", err)
 	}
-	for name, ch := range map[string]Challenge{"another's": NewChallenges().New(start), "an old": chs.New(start.Add(-2 * challengeAge)), "none": {}} {
+	for name, ch := range map[string]Challenge{"another's": NewChallenges().New(start),
+		"an old": chs.New(start.Add(-2 * challengeAge)), "none": {}} {
 		if err := chs.Use(start, ch); sigma.KindOf(err) != sigma.KindPermission {
 			t.Errorf("%s challenge: %v", name, err)
 		}
@@ -165,7 +180,8 @@ func TestRoster(t *testing.T) {
 	}
 	check("before the first list", sub("m1", 3, 3, a), sigma.KindUnavailable, false)
 	changed := r.Changed()
-	if !r.Set(5, []Member{{Machine: "m1", Key: a, Incarnation: 3}, {Machine: "m2", Key: b, Incarnation: 4, Lost: true}}) {
+	if !r.Set(5, []Member{{Machine: "m1", Key: a, Incarnation: 3}, {Machine: "m2", Key: b, Incarnation: 4,
+		Lost: true}}) {
 		t.Fatal("the list was not taken")
 	}
 	<-changed
@@ -190,7 +206,10 @@ func TestInstall(t *testing.T) {
 	a := authority(t)
 	key, der := issue(t, a, start, "m1", 5)
 	now := start
-	id, err := New(Config{Key: key, Certificate: der, Authorities: [][]byte{a.Certificate()}, Roster: NewRoster(), Now: func() time.Time { return now }})
+	id, err := New(Config{Key: key, Certificate: der, Authorities: [][]byte{a.Certificate()}, Roster: NewRoster(),
+		Now: func() time.Time {
+			return now
+		}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -208,7 +227,9 @@ func TestInstall(t *testing.T) {
 		t.Errorf("a renewed certificate: %v", err)
 	}
 	_, foreign := issue(t, authority(t), start, "m1", 9)
-	for name, err := range map[string]error{"another name": try("m2", 7, key), "an earlier life": try("m1", 5, key), "another key": try("m1", 7, NewKey()), "another system": id.Install(foreign), "garbage": id.Install([]byte("x"))} {
+	for name, err := range map[string]error{"another name": try("m2", 7, key), "an earlier life": try("m1", 5, key),
+		"another key": try("m1", 7, NewKey()), "another system": id.Install(foreign),
+		"garbage": id.Install([]byte("x"))} {
 		if err == nil {
 			t.Errorf("a certificate of %s was installed", name)
 		}
@@ -229,7 +250,8 @@ func TestInstall(t *testing.T) {
 	}
 }
 
-// TestRenewal: over three days, with an authority that is away for some hours, the certificate never ends.
+// TestRenewal: over three days, with an authority that is away for some hours, the certificate
+// never ends.
 func TestRenewal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, err := NewAuthority(time.Now())
@@ -273,8 +295,10 @@ func TestIssue(t *testing.T) {
 	a := authority(t)
 	key := NewKey().Public().(ed25519.PublicKey)
 	for name, err := range map[string]error{
-		"a bad name": second(a.Issue(start, Subject{Machine: "M/2", Incarnation: 1}, key)), "no life": second(a.Issue(start, Subject{Machine: "m"}, key)),
-		"a short key": second(a.Issue(start, Subject{Machine: "m", Incarnation: 1}, key[:3])), "a wrong clock": second(a.Issue(start.Add(-time.Hour), Subject{Machine: "m", Incarnation: 1}, key)),
+		"a bad name":    second(a.Issue(start, Subject{Machine: "M/2", Incarnation: 1}, key)),
+		"no life":       second(a.Issue(start, Subject{Machine: "m"}, key)),
+		"a short key":   second(a.Issue(start, Subject{Machine: "m", Incarnation: 1}, key[:3])),
+		"a wrong clock": second(a.Issue(start.Add(-time.Hour), Subject{Machine: "m", Incarnation: 1}, key)),
 	} {
 		if err == nil {
 			t.Errorf("%s was certified", name)
@@ -294,8 +318,10 @@ func TestVerify(t *testing.T) {
 	key := NewKey()
 	name := Subject{System: a.System(), Machine: "m1", Incarnation: 1}
 	make := func(change func(*x509.Certificate)) []*x509.Certificate {
-		c := &x509.Certificate{SerialNumber: newSerial(), NotBefore: start, NotAfter: start.Add(time.Hour), KeyUsage: x509.KeyUsageDigitalSignature,
-			ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth}, URIs: []*url.URL{name.URI()}}
+		c := &x509.Certificate{SerialNumber: newSerial(), NotBefore: start, NotAfter: start.Add(time.Hour),
+			KeyUsage:    x509.KeyUsageDigitalSignature,
+			ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth},
+			URIs:        []*url.URL{name.URI()}}
 		change(c)
 		der, err := x509.CreateCertificate(rand.Reader, c, a.cert, key.Public(), a.key)
 		if err != nil {
@@ -307,17 +333,23 @@ func TestVerify(t *testing.T) {
 		}
 		return []*x509.Certificate{got}
 	}
-	if s, err := trusted.verify(make(func(*x509.Certificate) {}), x509.ExtKeyUsageServerAuth, start); err != nil || s.Machine != "m1" {
+	if s, err := trusted.verify(make(func(*x509.Certificate) {}), x509.ExtKeyUsageServerAuth, start); err != nil ||
+		s.Machine != "m1" {
 		t.Fatalf("a good one: %v, %v", s, err)
 	}
 	for what, chain := range map[string][]*x509.Certificate{
-		"no certificate": nil, "the authority's own": {a.cert}, "no name": make(func(c *x509.Certificate) { c.URIs = nil }),
+		"no certificate": nil, "the authority's own": {a.cert}, "no name": make(func(c *x509.Certificate) {
+			c.URIs = nil
+		}),
 		"two names":       make(func(c *x509.Certificate) { c.URIs = append(c.URIs, c.URIs[0]) }),
 		"a host name too": make(func(c *x509.Certificate) { c.DNSNames = []string{"m1"} }),
-		"another's form":  make(func(c *x509.Certificate) { c.URIs = []*url.URL{{Scheme: "spiffe", Host: "x", Path: "/m1"}} }),
+		"another's form": make(func(c *x509.Certificate) {
+			c.URIs = []*url.URL{{Scheme: "spiffe", Host: "x", Path: "/m1"}}
+		}),
 		"only a client's": make(func(c *x509.Certificate) { c.ExtKeyUsage = c.ExtKeyUsage[:1] }),
 	} {
-		if s, err := trusted.verify(chain, x509.ExtKeyUsageServerAuth, start); sigma.KindOf(err) != sigma.KindPermission {
+		if s, err := trusted.verify(chain, x509.ExtKeyUsageServerAuth,
+			start); sigma.KindOf(err) != sigma.KindPermission {
 			t.Errorf("%s: got %v, %v", what, s, err)
 		}
 	}
@@ -346,7 +378,8 @@ func FuzzParseToken(f *testing.F) {
 
 func FuzzParseEnrolment(f *testing.F) {
 	tok := NewToken(Fingerprint{1})
-	e := Enrolment{System: "abcdefghijklmnop", Machine: "m2", Clock: start, Address: "10.0.0.2:7700", Labels: []string{"zone=a"}}
+	e := Enrolment{System: "abcdefghijklmnop", Machine: "m2", Clock: start, Address: "10.0.0.2:7700",
+		Labels: []string{"zone=a"}}
 	if err := e.Sign(NewKey(), &tok); err != nil {
 		f.Fatal(err)
 	}

@@ -8,7 +8,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// TestOpenAuthority: it is made once, found again, and neither made for a system that has one nor taken from a file that others can read.
+// TestOpenAuthority: it is made once, found again, and neither made for a system that has one nor
+// taken from a file that others can read.
 func TestOpenAuthority(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "authority")
 	if _, err := OpenAuthority(path, false, start); sigma.KindOf(err) != sigma.KindNotFound || sigma.HintOf(err) == "" {

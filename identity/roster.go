@@ -25,7 +25,8 @@ type Member struct {
 	Draining    bool              // its procs are to go; then it is cordoned too
 }
 
-// Roster is who is a member, as far as this machine has heard: the list that revokes, since a machine that is not on it is refused whatever certificate it shows. It is replaced as a whole, by
+// Roster is who is a member, as far as this machine has heard: the list that revokes, since a
+// machine that is not on it is refused whatever certificate it shows. It is replaced as a whole, by
 // a later epoch only, so that news that come late do no harm. Safe for concurrent use.
 type Roster struct {
 	mu      sync.Mutex
@@ -37,7 +38,8 @@ type Roster struct {
 // NewRoster makes an empty one, by which nobody is admitted.
 func NewRoster() *Roster { return &Roster{changed: make(chan struct{})} }
 
-// Set replaces the list. It reports whether it did: an epoch that is not later, or a list longer than MembersMax, is ignored.
+// Set replaces the list. It reports whether it did: an epoch that is not later, or a list longer
+// than MembersMax, is ignored.
 func (r *Roster) Set(epoch uint64, members []Member) bool {
 	byName := make(map[sigma.MachineID]Member, len(members))
 	for _, m := range members {
@@ -68,7 +70,8 @@ func (r *Roster) Epoch() uint64 {
 	return r.epoch
 }
 
-// Complete says whether the list is one of all members, and not that of a Grant, which names the control machines only.
+// Complete says whether the list is one of all members, and not that of a Grant, which names the
+// control machines only.
 func (r *Roster) Complete() bool { return r.Epoch() > partialEpoch }
 
 // Members lists them by name.
@@ -86,8 +89,9 @@ func (r *Roster) Member(m sigma.MachineID) (Member, bool) {
 	return got, ok
 }
 
-// Check says whether s is a member in a life that goes on. KindStale: that life was ended, by loss, a new registration or removal. KindUnavailable: its certificate is younger than this list,
-// which will know it soon.
+// Check says whether s is a member in a life that goes on. KindStale: that life was ended, by loss,
+// a new registration or removal. KindUnavailable: its certificate is younger than this list, which
+// will know it soon.
 func (r *Roster) Check(s Subject) error {
 	const op = "identity.Roster"
 	r.mu.Lock()
@@ -96,19 +100,23 @@ func (r *Roster) Check(s Subject) error {
 	r.mu.Unlock()
 	switch {
 	case ok && m.Key == s.Key && (s.Incarnation < m.Incarnation || m.Lost && s.Incarnation == m.Incarnation):
-		return &sigma.Error{Op: op, Kind: sigma.KindStale, Msg: fmt.Sprintf("the life %d of machine %s was ended", s.Incarnation, s.Machine), Hint: "its sigmad must register again before it takes part"}
+		return &sigma.Error{Op: op, Kind: sigma.KindStale, Msg: fmt.Sprintf("the life %d of machine %s was ended",
+			s.Incarnation, s.Machine), Hint: "its sigmad must register again before it takes part"}
 	case ok && m.Key == s.Key:
 		return nil // a later life than we know of was certified after our list was made
 	case epoch == 0 || s.Epoch > epoch:
-		return &sigma.Error{Op: op, Kind: sigma.KindUnavailable, Msg: fmt.Sprintf("this machine has not yet heard of machine %s", s.Machine), Hint: "try again in a moment"}
+		return &sigma.Error{Op: op, Kind: sigma.KindUnavailable,
+			Msg: fmt.Sprintf("this machine has not yet heard of machine %s", s.Machine), Hint: "try again in a moment"}
 	case ok:
 		return sigma.Errorf(op, sigma.KindStale, "machine %s has another key now: the one shown was removed", s.Machine)
 	}
-	return &sigma.Error{Op: op, Kind: sigma.KindStale, Msg: fmt.Sprintf("machine %s was removed from the system", s.Machine), Hint: "to take it in again, make a token (sigma token create) and join"}
+	return &sigma.Error{Op: op, Kind: sigma.KindStale, Msg: fmt.Sprintf("machine %s was removed from the system",
+		s.Machine), Hint: "to take it in again, make a token (sigma token create) and join"}
 }
 
-// CheckControl is Check for what the control machines keep together, the store of names: there a control machine counts by its key, whatever became of its life. To begin another it needs the store, and the store may need it
-// for a majority.
+// CheckControl is Check for what the control machines keep together, the store of names: there a
+// control machine counts by its key, whatever became of its life. To begin another it needs the
+// store, and the store may need it for a majority.
 func (r *Roster) CheckControl(s Subject) error {
 	err := r.Check(s)
 	if sigma.KindOf(err) != sigma.KindStale {

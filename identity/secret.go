@@ -50,12 +50,14 @@ func (s Secret) GoString() string { return s.String() }
 // LogValue is String, for slog.
 func (s Secret) LogValue() slog.Value { return slog.StringValue(s.String()) }
 
-// IsSecret reports whether a text claims to be a secret, so that it can be kept from where others would see it.
+// IsSecret reports whether a text claims to be a secret, so that it can be kept from where others
+// would see it.
 func IsSecret(text string) bool { return strings.HasPrefix(strings.TrimSpace(text), secretPrefix) }
 
 // ParseSecret reads what Text gives; spaces around it are ignored. The error never shows the text.
 func ParseSecret(text string) (Secret, error) {
-	bad := &sigma.Error{Op: "identity.ParseSecret", Kind: sigma.KindInvalid, Msg: "this is not a whole credential", Hint: "take all of the line that sigma realm credential create prints; it starts with " + secretPrefix}
+	bad := &sigma.Error{Op: "identity.ParseSecret", Kind: sigma.KindInvalid, Msg: "this is not a whole credential",
+		Hint: "take all of the line that sigma realm credential create prints; it starts with " + secretPrefix}
 	if len(text) > 2*sigma.CredentialTextMax {
 		return Secret{}, bad
 	}
@@ -66,7 +68,8 @@ func ParseSecret(text string) (Secret, error) {
 	}
 	s := Secret{Realm: sigma.RealmID(parts[0]), Name: parts[1]}
 	b, err := base64.RawURLEncoding.Strict().DecodeString(parts[2])
-	if err != nil || len(b) != secretSize || s.Realm.Check() != nil || sigma.CheckCredential(s.Name, sigma.RoleViewer) != nil {
+	if err != nil || len(b) != secretSize || s.Realm.Check() != nil ||
+		sigma.CheckCredential(s.Name, sigma.RoleViewer) != nil {
 		return Secret{}, bad
 	}
 	copy(s.bytes[:], b)

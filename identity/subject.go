@@ -26,9 +26,11 @@ type Subject struct {
 	NotBefore, NotAfter time.Time
 }
 
-// URI is the subject's name in its certificate, the only one (SAN, RFC 5280 §4.2.1.6): sigma://SYSTEM/machine/NAME/INCARNATION/EPOCH.
+// URI is the subject's name in its certificate, the only one (SAN, RFC 5280 §4.2.1.6):
+// sigma://SYSTEM/machine/NAME/INCARNATION/EPOCH.
 func (s Subject) URI() *url.URL {
-	return &url.URL{Scheme: "sigma", Host: string(s.System), Path: fmt.Sprintf("/machine/%s/%d/%d", s.Machine, s.Incarnation, s.Epoch)}
+	return &url.URL{Scheme: "sigma", Host: string(s.System), Path: fmt.Sprintf("/machine/%s/%d/%d", s.Machine,
+		s.Incarnation, s.Epoch)}
 }
 
 // Life is which life of which machine that is.
@@ -47,15 +49,18 @@ func ParseSubject(text string) (Subject, error) {
 	if len(text) < 256 && len(w) == 7 && w[0] == "sigma:" && w[1] == "" && w[3] == "machine" {
 		inc, err1 := strconv.ParseUint(w[5], 10, 64)
 		epoch, err2 := strconv.ParseUint(w[6], 10, 64)
-		s := Subject{System: sigma.SystemID(w[2]), Machine: sigma.MachineID(w[4]), Incarnation: sigma.Incarnation(inc), Epoch: epoch}
-		if err1 == nil && err2 == nil && s.System.Check() == nil && s.Machine.Check() == nil && s.URI().String() == text {
+		s := Subject{System: sigma.SystemID(w[2]), Machine: sigma.MachineID(w[4]), Incarnation: sigma.Incarnation(inc),
+			Epoch: epoch}
+		if err1 == nil && err2 == nil && s.System.Check() == nil && s.Machine.Check() == nil &&
+			s.URI().String() == text {
 			return s, nil
 		}
 	}
 	return Subject{}, sigma.Errorf("identity.ParseSubject", sigma.KindInvalid, "%.80q names no machine", text)
 }
 
-// validAt checks the certificate's dates. Whose clock is wrong cannot be known, so the error tells what there is to know.
+// validAt checks the certificate's dates. Whose clock is wrong cannot be known, so the error tells
+// what there is to know.
 func (s Subject) validAt(now time.Time) error {
 	off, what := time.Duration(0), ""
 	switch {
@@ -71,8 +76,11 @@ func (s Subject) validAt(now time.Time) error {
 		at = s.NotBefore
 	}
 	return &sigma.Error{Op: "identity.Admit", Kind: sigma.KindPermission,
-		Msg:  fmt.Sprintf("the certificate of machine %s %s %s, and the clock here says %s (%v off)", s.Machine, what, stamp(at), stamp(now), off.Round(time.Second)),
-		Hint: fmt.Sprintf("compare the clocks of both machines (they may differ by %v); a certificate that really has expired is renewed when %s's sigmad starts", SkewMax, s.Machine)}
+		Msg: fmt.Sprintf("the certificate of machine %s %s %s, and the clock here says %s (%v off)", s.Machine, what,
+			stamp(at), stamp(now), off.Round(time.Second)),
+		Hint: fmt.Sprintf(
+			"compare the clocks of both machines (they may differ by %v); a certificate that really has expired is "+
+				"renewed when %s's sigmad starts", SkewMax, s.Machine)}
 }
 
 func stamp(t time.Time) string { return t.UTC().Format("2006-01-02T15:04:05Z") }
@@ -81,7 +89,8 @@ func stamp(t time.Time) string { return t.UTC().Format("2006-01-02T15:04:05Z") }
 func CheckClock(other string, theirs, ours time.Time) error {
 	if d := theirs.Sub(ours).Abs(); d > SkewMax {
 		return &sigma.Error{Op: "identity.CheckClock", Kind: sigma.KindPermission,
-			Msg:  fmt.Sprintf("the clock of %.80s says %s, the clock here says %s: they differ by %v", other, stamp(theirs), stamp(ours), d.Round(time.Second)),
+			Msg: fmt.Sprintf("the clock of %.80s says %s, the clock here says %s: they differ by %v", other,
+				stamp(theirs), stamp(ours), d.Round(time.Second)),
 			Hint: fmt.Sprintf("set both clocks (chrony or systemd-timesyncd); at most %v are allowed", SkewMax)}
 	}
 	return nil
@@ -94,18 +103,21 @@ type trust struct {
 	pool  *x509.CertPool
 }
 
-// authoritiesMax bounds the authorities that are trusted at once: the old and the new one, and one more to be generous.
+// authoritiesMax bounds the authorities that are trusted at once: the old and the new one, and one
+// more to be generous.
 const authoritiesMax = 3
 
 func newTrust(ders [][]byte) (*trust, error) {
 	if len(ders) == 0 || len(ders) > authoritiesMax {
-		return nil, sigma.Errorf("identity.New", sigma.KindInvalid, "%d authorities were given, 1 to %d can be trusted", len(ders), authoritiesMax)
+		return nil, sigma.Errorf("identity.New", sigma.KindInvalid, "%d authorities were given, 1 to %d can be trusted",
+			len(ders), authoritiesMax)
 	}
 	t := &trust{ders: ders, pool: x509.NewCertPool()}
 	for _, der := range ders {
 		c, err := x509.ParseCertificate(der)
 		if err != nil || !c.IsCA {
-			return nil, &sigma.Error{Op: "identity.New", Kind: sigma.KindInvalid, Msg: "an authority's certificate cannot be used", Err: err}
+			return nil, &sigma.Error{Op: "identity.New", Kind: sigma.KindInvalid,
+				Msg: "an authority's certificate cannot be used", Err: err}
 		}
 		t.certs = append(t.certs, c)
 		t.pool.AddCert(c)
@@ -113,7 +125,8 @@ func newTrust(ders [][]byte) (*trust, error) {
 	return t, nil
 }
 
-// verify checks everything of a peer's chain but its dates and the roster: they are Admit's. chain[0] is the peer's; others are ignored, since machines are certified directly.
+// verify checks everything of a peer's chain but its dates and the roster: they are Admit's.
+// chain[0] is the peer's; others are ignored, since machines are certified directly.
 func (t *trust) verify(chain []*x509.Certificate, use x509.ExtKeyUsage, now time.Time) (Subject, error) {
 	refuse := func(format string, args ...any) (Subject, error) {
 		return Subject{}, sigma.Errorf("identity.verify", sigma.KindPermission, format, args...)
@@ -127,8 +140,10 @@ func (t *trust) verify(chain []*x509.Certificate, use x509.ExtKeyUsage, now time
 	} else if now.Before(leaf.NotBefore) {
 		now = leaf.NotBefore
 	}
-	if _, err := leaf.Verify(x509.VerifyOptions{Roots: t.pool, Intermediates: x509.NewCertPool(), CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{use}}); err != nil {
-		return Subject{}, &sigma.Error{Op: "identity.verify", Kind: sigma.KindPermission, Msg: "the peer's certificate is not one of this system", Err: err}
+	if _, err := leaf.Verify(x509.VerifyOptions{Roots: t.pool, Intermediates: x509.NewCertPool(), CurrentTime: now,
+		KeyUsages: []x509.ExtKeyUsage{use}}); err != nil {
+		return Subject{}, &sigma.Error{Op: "identity.verify", Kind: sigma.KindPermission,
+			Msg: "the peer's certificate is not one of this system", Err: err}
 	}
 	key, ok := leaf.PublicKey.(ed25519.PublicKey)
 	if !ok || leaf.IsCA {
@@ -149,7 +164,8 @@ func (t *trust) verify(chain []*x509.Certificate, use x509.ExtKeyUsage, now time
 func only(chain []*x509.Certificate, f Fingerprint) (*trust, error) {
 	at := slices.IndexFunc(chain, func(c *x509.Certificate) bool { return sha256.Sum256(c.Raw) == f })
 	if at < 0 {
-		return nil, &sigma.Error{Op: "identity.Join", Kind: sigma.KindPermission, Msg: "the machine that answered is not of the system that made the token",
+		return nil, &sigma.Error{Op: "identity.Join", Kind: sigma.KindPermission,
+			Msg:  "the machine that answered is not of the system that made the token",
 			Hint: "check the address, or make a token on a machine of that system: sigma token create"}
 	}
 	return newTrust([][]byte{chain[at].Raw})

@@ -17,10 +17,12 @@ import (
 // TokenID names a token in lists; it is no secret.
 type TokenID string
 
-// TokenKey is what a token is checked with: the public half of a key that is derived from its secret. Knowing it helps nobody to join.
+// TokenKey is what a token is checked with: the public half of a key that is derived from its
+// secret. Knowing it helps nobody to join.
 type TokenKey [ed25519.PublicKeySize]byte
 
-// Token lets a machine join. Its text carries the secret that proves the right to join and the fingerprint by which the joiner knows the system, so each side knows the other before it says
+// Token lets a machine join. Its text carries the secret that proves the right to join and the
+// fingerprint by which the joiner knows the system, so each side knows the other before it says
 // anything of value.
 type Token struct {
 	id        [8]byte
@@ -60,10 +62,12 @@ func (t Token) Text() string {
 	return tokenPrefix + base64.RawURLEncoding.EncodeToString(append(b, sum[:4]...))
 }
 
-// ParseToken reads what Text gives; spaces around it are ignored. The error never shows the text, which may be a secret.
+// ParseToken reads what Text gives; spaces around it are ignored. The error never shows the text,
+// which may be a secret.
 func ParseToken(text string) (Token, error) {
 	var t Token
-	bad := &sigma.Error{Op: "identity.ParseToken", Kind: sigma.KindInvalid, Msg: "this is not a whole token", Hint: "copy all of the line that sigma token create prints; it starts with " + tokenPrefix}
+	bad := &sigma.Error{Op: "identity.ParseToken", Kind: sigma.KindInvalid, Msg: "this is not a whole token",
+		Hint: "copy all of the line that sigma token create prints; it starts with " + tokenPrefix}
 	body, ok := strings.CutPrefix(strings.TrimSpace(text), tokenPrefix)
 	if !ok || len(body) != base64.RawURLEncoding.EncodedLen(tokenSize) {
 		return t, bad

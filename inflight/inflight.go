@@ -1,16 +1,17 @@
 // Package inflight passes file descriptors over UNIX sockets, and counts those that the reader has
 // not received.
 //
-// The kernel counts the descriptors that lie unread in sockets for the uid that sent them. When they
-// are more than RLIMIT_NOFILE, no process of that uid can send any: sigmad could start no proc and
-// answer no dial. So a proc that asks for descriptors and never reads would stop the whole machine.
+// The kernel counts the descriptors that lie unread in sockets for the uid that sent them. When
+// they are more than RLIMIT_NOFILE, no process of that uid can send any: sigmad could start no proc
+// and answer no dial. So a proc that asks for descriptors and never reads would stop the whole
+// machine.
 //
-// It promises that all tenants together never reach the kernel's limit, that realms which read nothing
-// leave room to others, and that the services' room is their own. The rule is that
-// only Parcel.Send can send a descriptor (internal/tidy checks it), and that a Parcel exists only
-// while its descriptors are counted. A descriptor is counted from Pack on, and until the sender's own
-// socket shows that the reader took the record (nowait.Unread).
-// What the reader says of it is never used.
+// It promises that all tenants together never reach the kernel's limit, that realms which read
+// nothing leave room to others, and that the services' room is their own. The rule is that only
+// Parcel.Send can send a descriptor (internal/tidy checks it), and that a Parcel exists only while
+// its descriptors are counted. A descriptor is counted from Pack on, and until the sender's own
+// socket shows that the reader took the record (nowait.Unread). What the reader says of it is never
+// used.
 //
 // Users: session, dialproxy, launch. Locks: Queue.mu before Account.mu. Nothing blocks under them.
 package inflight
@@ -32,19 +33,21 @@ import (
 )
 
 const (
-	// RecordMax is how many descriptors go with one record: a batch of connections that were made in
-	// advance with their line, or half a batch with memory.
+	// RecordMax is how many descriptors go with one record: a batch of connections that were made
+	// in advance with their line, or half a batch with memory.
 	RecordMax = 17
 	// ProcMax is how many descriptors one proc may have unread, in all of its sockets. A session's
 	// socket that is full of dials' answers has about 340, a listener's about 200.
 	ProcMax = 512
-	// LauncherMax bounds those to the launcher. Requests beyond it wait until the launcher has received others.
+	// LauncherMax bounds those to the launcher. Requests beyond it wait until the launcher has
+	// received others.
 	LauncherMax = 2048
-	// realmsMost is for how many realms that read nothing there is room, and servicesMost the same of services.
+	// realmsMost is for how many realms that read nothing there is room, and servicesMost the same
+	// of services.
 	realmsMost   = 128
 	servicesMost = 16
-	// looksMax is how many sockets are looked at before a descriptor is refused, so that a refusal costs
-	// little. Those that were read make room.
+	// looksMax is how many sockets are looked at before a descriptor is refused, so that a refusal
+	// costs little. Those that were read make room.
 	looksMax = 16
 	// lingerEvery is how often closed sockets are looked at that had something unread.
 	lingerEvery = time.Second
@@ -61,9 +64,9 @@ type Account struct {
 	closed    bool                    // mu
 }
 
-// pot is a part of the kernel's limit. Half of it is kept: own for each who shares it, up to a number
-// of them. From the other half one gets no more than half of what is left. What nobody reads does not
-// come back; so without what is kept, a few greedy ones would leave nothing to the next.
+// pot is a part of the kernel's limit. Half of it is kept: own for each who shares it, up to a
+// number of them. From the other half one gets no more than half of what is left. What nobody reads
+// does not come back; so without what is kept, a few greedy ones would leave nothing to the next.
 type pot struct {
 	most   int
 	own    int // descriptors that each may always have
@@ -98,10 +101,11 @@ type level struct {
 }
 
 // New makes the Account of a process with a limit of descriptors (RLIMIT_NOFILE). Half of it is for
-// tenants and an eighth for services. The launcher's socket, and what procs have not read of a former
-// life of the process, have the rest.
+// tenants and an eighth for services. The launcher's socket, and what procs have not read of a
+// former life of the process, have the rest.
 func New(limit int) *Account {
-	return &Account{tenants: newPot(limit/2, realmsMost), system: newPot(limit/8, servicesMost), procs: map[sigma.ProcID]*level{}, lingering: map[*Queue]bool{}}
+	return &Account{tenants: newPot(limit/2, realmsMost), system: newPot(limit/8, servicesMost),
+		procs: map[sigma.ProcID]*level{}, lingering: map[*Queue]bool{}}
 }
 
 // Unread counts the descriptors of all readers that have not been received as far as is known.
@@ -152,8 +156,8 @@ type Parcel struct {
 	n     int // that are counted; 0 = sent or dropped
 }
 
-// Pack counts files, so that they can be sent. KindBusy: the reader, its realm or all of them have too
-// many unread. KindUnsupported: q is nil, as of a byte stream. A Parcel of no files is nil.
+// Pack counts files, so that they can be sent. KindBusy: the reader, its realm or all of them have
+// too many unread. KindUnsupported: q is nil, as of a byte stream. A Parcel of no files is nil.
 func (q *Queue) Pack(files []*os.File) (*Parcel, error) {
 	if len(files) == 0 {
 		return nil, nil
@@ -176,7 +180,8 @@ func (q *Queue) PackFDs(fds []int) (*Parcel, error) {
 	case q == nil:
 		return nil, sigma.Errorf(op, sigma.KindUnsupported, "a byte stream carries no file descriptors")
 	case n > RecordMax:
-		return nil, sigma.Errorf(op, sigma.KindTooBig, "%d file descriptors with one message; %d are possible", n, RecordMax)
+		return nil, sigma.Errorf(op, sigma.KindTooBig, "%d file descriptors with one message; %d are possible", n,
+			RecordMax)
 	}
 	if q.unread.Load() > 0 {
 		q.settle()
@@ -356,8 +361,8 @@ func (p *Parcel) Len() int {
 	return p.n
 }
 
-// Write writes a record without descriptors, as nowait.Write does. All such records should go by it:
-// each that follows one with descriptors helps to see that the latter was read.
+// Write writes a record without descriptors, as nowait.Write does. All such records should go by
+// it: each that follows one with descriptors helps to see that the latter was read.
 func (q *Queue) Write(fd int, msg []byte) (int, error) {
 	if q.unread.Load() == 0 {
 		return nowait.Write(fd, msg)
@@ -378,9 +383,9 @@ func (q *Queue) settle() {
 	q.settleLocked()
 }
 
-// settleLocked looks how much of what was sent is unread. The kernel counts buffers, which are larger
-// than the records in them. So if no more is unread than what was sent behind a record, that record
-// was read: were it not, it and all behind it would be unread.
+// settleLocked looks how much of what was sent is unread. The kernel counts buffers, which are
+// larger than the records in them. So if no more is unread than what was sent behind a record, that
+// record was read: were it not, it and all behind it would be unread.
 func (q *Queue) settleLocked() {
 	waits, err := 0, error(nil)
 	if len(q.records) == 0 || q.socket == nil {
@@ -402,9 +407,9 @@ func (q *Queue) settleLocked() {
 	q.give(n, len(q.records) > 0)
 }
 
-// Close closes the socket. What is unread then stays in flight until the reader receives it or ends:
-// so the Queue only shuts the socket down, which shows the reader the end behind what is there, goes
-// on counting, and closes it later.
+// Close closes the socket. What is unread then stays in flight until the reader receives it or
+// ends: so the Queue only shuts the socket down, which shows the reader the end behind what is
+// there, goes on counting, and closes it later.
 func (q *Queue) Close(socket io.Closer) error {
 	if q.linger(socket) {
 		return nil
@@ -413,8 +418,8 @@ func (q *Queue) Close(socket io.Closer) error {
 	return socket.Close()
 }
 
-// linger shuts the socket down and leaves its end to Account.look. It returns false if the socket is
-// to be closed now: nothing in it is unread, or it is not counted for an Account.
+// linger shuts the socket down and leaves its end to Account.look. It returns false if the socket
+// is to be closed now: nothing in it is unread, or it is not counted for an Account.
 func (q *Queue) linger(socket io.Closer) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -439,8 +444,8 @@ func (q *Queue) linger(socket io.Closer) bool {
 	return true
 }
 
-// look closes sockets that were read, or whose reader is gone, since Queue.Close. It runs every second
-// while there are any.
+// look closes sockets that were read, or whose reader is gone, since Queue.Close. It runs every
+// second while there are any.
 func (a *Account) look() {
 	a.closeLingering(false)
 	a.mu.Lock()

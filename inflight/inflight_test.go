@@ -24,7 +24,8 @@ type reader struct {
 
 func newReader(t *testing.T, a *Account, realm sigma.RealmID, proc sigma.ProcID) *reader {
 	t.Helper()
-	pair, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_SEQPACKET|syscall.SOCK_CLOEXEC|syscall.SOCK_NONBLOCK, 0)
+	pair, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_SEQPACKET|syscall.SOCK_CLOEXEC|syscall.SOCK_NONBLOCK,
+		0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -106,7 +107,8 @@ func (r *reader) busy(err error) {
 	}
 }
 
-// A proc that does not read gets ProcMax descriptors; one that reads gets more; to look at a record (MSG_PEEK) is not to take it.
+// A proc that does not read gets ProcMax descriptors; one that reads gets more; to look at a record
+// (MSG_PEEK) is not to take it.
 func TestProc(t *testing.T) {
 	a := New(20000)
 	r := newReader(t, a, "r", "p")
@@ -166,7 +168,8 @@ func TestNeverEmpty(t *testing.T) {
 	}
 }
 
-// Realms that read nothing leave room to others, however many they are, and all of them to services. The kernel's limit is never reached.
+// Realms that read nothing leave room to others, however many they are, and all of them to
+// services. The kernel's limit is never reached.
 func TestRealms(t *testing.T) {
 	const limit = 2048 // so that no more is needed of the host's
 	a := New(limit)
@@ -227,7 +230,8 @@ func TestDropAndEnd(t *testing.T) {
 	}
 }
 
-// Whoever has its sockets closed unread again and again gets no more than who keeps them; what it reads later is counted no more, and the socket is let go of.
+// Whoever has its sockets closed unread again and again gets no more than who keeps them; what it
+// reads later is counted no more, and the socket is let go of.
 func TestClosedUnread(t *testing.T) {
 	a := New(20000)
 	defer a.Close()
@@ -297,7 +301,8 @@ func (c closing) Close() error {
 	return c.File.Close()
 }
 
-// Goal: a socket can be closed while it is used for sending. Its Close waits for the sender, which needs the lock of the Queue.
+// Goal: a socket can be closed while it is used for sending. Its Close waits for the sender, which
+// needs the lock of the Queue.
 func TestCloseWhileSending(t *testing.T) {
 	r := newReader(t, nil, "r", "p")
 	if err := r.send(1); err != nil { // so that Write takes the lock

@@ -7,7 +7,8 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// Methods of /sys/init that are the leader's. They carry its epoch: a machine that has heard of a newer one answers KindStale.
+// Methods of /sys/init that are the leader's. They carry its epoch: a machine that has heard of a
+// newer one answers KindStale.
 //
 //	look   epoch, []Question -> []Seen                 what became of procs, on all machines, each of which knows the epoch from then on
 //	spawn  epoch, RealmID, ProcID, Descriptor -> -     makes a proc of that id

@@ -22,7 +22,9 @@ func FuzzCodes(f *testing.F) {
 		var s Spawning
 		var ss []Seen
 		var g sigma.Registration
-		errs := []error{sigmap.Parse(b, l.Code), sigmap.Parse(b, s.Code), sigmap.Parse(b, func(c *sigmap.Coder) { CodeSeen(c, &ss) }), sigmap.Parse(b, func(c *sigmap.Coder) { c.Registration(&g) })}
+		errs := []error{sigmap.Parse(b, l.Code), sigmap.Parse(b, s.Code), sigmap.Parse(b, func(c *sigmap.Coder) {
+			CodeSeen(c, &ss)
+		}), sigmap.Parse(b, func(c *sigmap.Coder) { c.Registration(&g) })}
 		if len(l.Questions) > LookMax || len(ss) > LookMax {
 			t.Error("more than may be", errs)
 		}

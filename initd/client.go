@@ -12,7 +12,8 @@ import (
 // initFile is where the machine is asked for procs.
 const initFile = "/sys/" + sigmap.FileInit
 
-// Client is a System by the tree of one of the provider's services, whose requests below Dir are fenced at the leader's epoch.
+// Client is a System by the tree of one of the provider's services, whose requests below Dir are
+// fenced at the leader's epoch.
 type Client struct {
 	Tree  *namespace.Tree
 	Epoch sigma.Epoch
@@ -125,7 +126,8 @@ func (c *Client) Forget(ctx context.Context, k Key, at sigma.Version) error {
 	return ForgetRecord(ctx, c.Tree, k, at)
 }
 
-// ForgetRecord removes a record if its file is at a version. KindVersion: it is at another. KindNotFound: it is gone.
+// ForgetRecord removes a record if its file is at a version. KindVersion: it is at another.
+// KindNotFound: it is gone.
 //
 // A removal by name would take what was registered under the name meanwhile. So the file is emptied
 // at the version and given to a lease, whose end removes that file and no other. Nobody writes an
@@ -153,7 +155,8 @@ func (c *Client) Look(ctx context.Context, qs []Question) (ss []Seen, err error)
 	return ss, err
 }
 
-// Spawn implements System. It has no deadline of its own: one that was given up could still be carried out.
+// Spawn implements System. It has no deadline of its own: one that was given up could still be
+// carried out.
 func (c *Client) Spawn(ctx context.Context, realm sigma.RealmID, id sigma.ProcID, d sigma.Descriptor) error {
 	s := Spawning{c.Epoch, realm, id, d}
 	return c.call(ctx, CallSpawn, s.Code, nil)

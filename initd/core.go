@@ -9,14 +9,16 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Pauses before a proc that ended is started again: pauseMin, doubled with each that ended within healthy, up to pauseMax.
+// Pauses before a proc that ended is started again: pauseMin, doubled with each that ended within
+// healthy, up to pauseMax.
 const (
 	pauseMin = 200 * time.Millisecond
 	pauseMax = 30 * time.Second
 	healthy  = 30 * time.Second
 )
 
-// stopAgain is after how long a proc that is to end is asked again to go, when its machine may not have heard it.
+// stopAgain is after how long a proc that is to end is asked again to go, when its machine may not
+// have heard it.
 const stopAgain = 5 * time.Second
 
 // Sight is what is known of a proc.
@@ -42,7 +44,8 @@ type (
 		Key     Key
 		Version sigma.Version
 	}
-	// Dropped: a Save or Forget was not made, or may not have been. What the record is Listed will tell.
+	// Dropped: a Save or Forget was not made, or may not have been. What the record is Listed will
+	// tell.
 	Dropped struct{ Key Key }
 	// Forgotten: the record is gone.
 	Forgotten struct{ Key Key }
@@ -78,7 +81,8 @@ type Versioned struct {
 	Version sigma.Version
 }
 
-// Effect is something for the shell to do. Save and Forget are answered by Saved, Dropped or Forgotten; until then nothing else is wanted of their key.
+// Effect is something for the shell to do. Save and Forget are answered by Saved, Dropped or
+// Forgotten; until then nothing else is wanted of their key.
 type Effect interface{ effect() }
 
 // The effects.
@@ -212,13 +216,15 @@ func (c *Core) Step(now time.Time, ev Event) (out []Effect) {
 				c.ended(now, e, ev.Status)
 				out = append(out, c.save(ev.Key, e))
 			case Gone:
-				c.ended(now, e, sigma.Status{Code: sigma.StatusLost, ExitCode: 125, Kind: sigma.KindLost, Msg: "no machine knows it: its machine, or the whole system, was lost or restarted"})
+				c.ended(now, e, sigma.Status{Code: sigma.StatusLost, ExitCode: 125, Kind: sigma.KindLost,
+					Msg: "no machine knows it: its machine, or the whole system, was lost or restarted"})
 				out = append(out, c.save(ev.Key, e))
 			}
 		}
 	case Refused:
 		if e := c.present(ev.Key, ev.Proc); e != nil {
-			c.ended(now, e, sigma.Status{Code: sigma.StatusError, ExitCode: 125, Kind: sigma.KindOf(ev.Err), Msg: ev.Err.Error()})
+			c.ended(now, e, sigma.Status{Code: sigma.StatusError, ExitCode: 125, Kind: sigma.KindOf(ev.Err),
+				Msg: ev.Err.Error()})
 			out = append(out, c.save(ev.Key, e))
 		}
 	}
@@ -237,7 +243,8 @@ func (c *Core) present(k Key, p sigma.ProcID) *entry {
 	return e
 }
 
-// listed takes what the records are. One for which something is under way is as that leaves it; if somebody else has changed it, the Save fails.
+// listed takes what the records are. One for which something is under way is as that leaves it; if
+// somebody else has changed it, the Save fails.
 func (c *Core) listed(now time.Time, all map[Key]Versioned) {
 	maps.DeleteFunc(c.entries, func(k Key, e *entry) bool { _, there := all[k]; return !there && !e.busy })
 	for k, v := range all {
@@ -263,14 +270,17 @@ func (c *Core) listed(now time.Time, all map[Key]Versioned) {
 	}
 }
 
-// ended notes the end of the present instance and when the next is due: at once if it was told to go, or was lost or its machine stopped, which is no fault of the proc's, unless that goes on. The time that an instance waited in a queue says nothing about its health.
+// ended notes the end of the present instance and when the next is due: at once if it was told to
+// go, or was lost or its machine stopped, which is no fault of the proc's, unless that goes on. The
+// time that an instance waited in a queue says nothing about its health.
 func (c *Core) ended(now time.Time, e *entry, s sigma.Status) {
 	e.Record.end(s, now)
 	if e.Record.Anew {
 		e.pause = pauseMin
 	}
 	e.Record.Pause = e.pause
-	lost := s.Code == sigma.StatusLost || s.Code == sigma.StatusEvicted && s.Kind == sigma.KindUnavailable // with its machine, or before that went
+	lost := s.Code == sigma.StatusLost || s.Code == sigma.StatusEvicted &&
+		s.Kind == sigma.KindUnavailable // with its machine, or before that went
 	if e.Record.Anew || lost && e.pause == pauseMin {
 		e.Record.Pause = 0
 	}

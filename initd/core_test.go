@@ -27,7 +27,8 @@ type desk struct {
 }
 
 func newDesk(t *testing.T) *desk {
-	d := &desk{t: t, now: time.Unix(1000, 0), files: map[Key]Versioned{}, procs: map[sigma.ProcID]*sigma.Status{}, of: map[sigma.ProcID]Key{}, placed: map[sigma.ProcID]time.Time{}}
+	d := &desk{t: t, now: time.Unix(1000, 0), files: map[Key]Versioned{}, procs: map[sigma.ProcID]*sigma.Status{},
+		of: map[sigma.ProcID]Key{}, placed: map[sigma.ProcID]time.Time{}}
 	d.lead()
 	return d
 }
@@ -41,7 +42,8 @@ func (d *desk) lead() {
 func (d *desk) add(name string, restart sigma.Restart, most uint32) Key {
 	k := Key{"r", name}
 	d.version++
-	d.files[k] = Versioned{NewRecord(sigma.Registration{Name: name, Descriptor: sigma.Descriptor{Program: "/bin/x"}, Restart: restart, Most: most}, d.now), d.version}
+	d.files[k] = Versioned{NewRecord(sigma.Registration{Name: name, Descriptor: sigma.Descriptor{Program: "/bin/x"},
+		Restart: restart, Most: most}, d.now), d.version}
 	d.do(d.c.Step(d.now, Listed{maps.Clone(d.files)}))
 	return k
 }
@@ -150,7 +152,8 @@ func (d *desk) state(k Key, want string) {
 	}
 }
 
-// A proc that ends is started again after a pause, which grows while it fails and is short again after it lasted.
+// A proc that ends is started again after a pause, which grows while it fails and is short again
+// after it lasted.
 func TestPausesGrowAndAreForgotten(t *testing.T) {
 	d := newDesk(t)
 	k := d.add("web", sigma.RestartAlways, 0)
@@ -172,12 +175,14 @@ func TestPausesGrowAndAreForgotten(t *testing.T) {
 	if at := d.c.Wakes(); !at.Equal(d.now.Add(pauseMin)) {
 		t.Errorf("after it lasted the next is due in %v", at.Sub(d.now))
 	}
-	if h := d.files[k].Record.History; len(h) != 13 || h[12].Status.Code != sigma.StatusOK || h[0].Status.Code != sigma.StatusError {
+	if h := d.files[k].Record.History; len(h) != 13 || h[12].Status.Code != sigma.StatusOK ||
+		h[0].Status.Code != sigma.StatusError {
 		t.Errorf("history: %+v", h)
 	}
 }
 
-// The time that an instance waited in a queue is none in which it lasted: pauses go on growing, and its history does not count it.
+// The time that an instance waited in a queue is none in which it lasted: pauses go on growing, and
+// its history does not count it.
 func TestPausesGrowInQueues(t *testing.T) {
 	d := newDesk(t)
 	d.crowded = true
@@ -210,9 +215,12 @@ func (d *desk) change(k Key, change func(r *Record)) {
 	d.look()
 }
 
-// What is registered again, in place of another or after that was removed and before its proc has ended, and what is restarted, has its proc told to go, and another started at once, whatever it waited for, and whoever leads. There never are two.
+// What is registered again, in place of another or after that was removed and before its proc has
+// ended, and what is restarted, has its proc told to go, and another started at once, whatever it
+// waited for, and whoever leads. There never are two.
 func TestReplaceAndRestart(t *testing.T) {
-	other := sigma.Registration{Name: "web", Descriptor: sigma.Descriptor{Program: "/bin/other"}, Restart: sigma.RestartOnFailure, Most: 2}
+	other := sigma.Registration{Name: "web", Descriptor: sigma.Descriptor{Program: "/bin/other"},
+		Restart: sigma.RestartOnFailure, Most: 2}
 	acts := map[string]func(d *desk, k Key){
 		"replace": func(d *desk, k Key) { d.change(k, func(r *Record) { r.Replace(other, d.now) }) },
 		"removed, then added": func(d *desk, k Key) {
@@ -224,10 +232,14 @@ func TestReplaceAndRestart(t *testing.T) {
 		"restart": func(d *desk, k Key) { d.change(k, (*Record).Again) },
 	}
 	befores := map[string]func(d *desk, k Key){
-		"running":      func(*desk, Key) {},
-		"in a pause":   func(d *desk, k Key) { d.end(k, sigma.StatusError) },
-		"ended":        func(d *desk, k Key) { d.end(k, sigma.StatusOK) },
-		"given up":     func(d *desk, k Key) { d.end(k, sigma.StatusError); d.wait(pauseMax); d.end(k, sigma.StatusError) },
+		"running":    func(*desk, Key) {},
+		"in a pause": func(d *desk, k Key) { d.end(k, sigma.StatusError) },
+		"ended":      func(d *desk, k Key) { d.end(k, sigma.StatusOK) },
+		"given up": func(d *desk, k Key) {
+			d.end(k, sigma.StatusError)
+			d.wait(pauseMax)
+			d.end(k, sigma.StatusError)
+		},
 		"a new leader": func(d *desk, k Key) { d.c = NewCore("m2", d.c.draw) },
 	}
 	for before, prepare := range befores {
@@ -244,7 +256,8 @@ func TestReplaceAndRestart(t *testing.T) {
 					t.Errorf("%q runs, before it was %q", now, was)
 				}
 				r := d.files[k].Record
-				if want := what != "restart"; r.Anew || r.Removed || (r.Registration.Descriptor.Program == "/bin/other") != want {
+				if want := what != "restart"; r.Anew || r.Removed ||
+					(r.Registration.Descriptor.Program == "/bin/other") != want {
 					t.Errorf("the record is %+v", r)
 				}
 			})
@@ -252,7 +265,8 @@ func TestReplaceAndRestart(t *testing.T) {
 	}
 }
 
-// Pauses outlive the leader: the next one waits as long as the last would have, goes on from there, and starts at once what had run well under the one before.
+// Pauses outlive the leader: the next one waits as long as the last would have, goes on from there,
+// and starts at once what had run well under the one before.
 func TestPausesOutliveTheLeader(t *testing.T) {
 	d := newDesk(t)
 	k := d.add("web", sigma.RestartAlways, 0)
@@ -283,7 +297,8 @@ func TestPausesOutliveTheLeader(t *testing.T) {
 		t.Errorf("a proc that was lost after it had run well waited %v", p)
 	}
 	d.wait(healthy)
-	d.procs[d.running(k)] = &sigma.Status{Code: sigma.StatusEvicted, Kind: sigma.KindUnavailable} // its machine is stopped
+	d.procs[d.running(k)] = &sigma.Status{Code: sigma.StatusEvicted,
+		Kind: sigma.KindUnavailable} // its machine is stopped
 	d.look()
 	d.state(k, "running")
 	if p := d.files[k].Record.Pause; p != 0 {
@@ -319,7 +334,8 @@ func TestPolicies(t *testing.T) {
 	}
 }
 
-// A restart of the whole system: no machine knows the procs, and all but those that have ended for good are started again, at once.
+// A restart of the whole system: no machine knows the procs, and all but those that have ended for
+// good are started again, at once.
 func TestWholeSystemRestarts(t *testing.T) {
 	d := newDesk(t)
 	always, done := d.add("web", sigma.RestartAlways, 0), d.add("done", sigma.RestartOnFailure, 0)
@@ -358,7 +374,8 @@ func TestUnsureIsNotGone(t *testing.T) {
 	}
 }
 
-// A registration that is removed has its proc stopped, and is gone then; one that is removed behind the leader's back is forgotten.
+// A registration that is removed has its proc stopped, and is gone then; one that is removed behind
+// the leader's back is forgotten.
 func TestRemoval(t *testing.T) {
 	d := newDesk(t)
 	k := d.add("web", sigma.RestartAlways, 0)
@@ -381,7 +398,8 @@ func TestRemoval(t *testing.T) {
 	}
 }
 
-// Goal: whatever ends, is lost, refused, saved or not, and whoever leads, never do two instances run, no id is spawned twice (see act), and when all is well again one of each runs.
+// Goal: whatever ends, is lost, refused, saved or not, and whoever leads, never do two instances
+// run, no id is spawned twice (see act), and when all is well again one of each runs.
 func TestCoreRandom(t *testing.T) {
 	for seed := range uint64(300) {
 		r := rand.New(rand.NewPCG(seed, 27))
@@ -433,15 +451,18 @@ func TestCoreRandom(t *testing.T) {
 }
 
 func TestRecordRoundTrip(t *testing.T) {
-	r := NewRecord(sigma.Registration{Name: "web", Descriptor: sigma.Descriptor{Program: "/bin/x", Args: []string{"\x01\xff<&>"}, View: []sigma.ViewEntry{}}, Restart: sigma.RestartAlways}, time.Unix(5, 0))
+	r := NewRecord(sigma.Registration{Name: "web", Descriptor: sigma.Descriptor{Program: "/bin/x",
+		Args: []string{"\x01\xff<&>"}, View: []sigma.ViewEntry{}}, Restart: sigma.RestartAlways}, time.Unix(5, 0))
 	r.begin("p", "m1", time.Unix(6, 0))
-	r.end(sigma.Status{Code: sigma.StatusError, Msg: string(make([]byte, 2*messageMax)), Data: []byte("x")}, time.Unix(7, 0))
+	r.end(sigma.Status{Code: sigma.StatusError, Msg: string(make([]byte, 2*messageMax)), Data: []byte("x")},
+		time.Unix(7, 0))
 	b, err := r.Encode()
 	if err != nil {
 		t.Fatal(err)
 	}
 	got, err := Parse("web", b)
-	if err != nil || got.Registration.Descriptor.View == nil || len(got.History) != 1 || len(got.History[0].Status.Msg) > messageMax || got.History[0].Status.Data != nil {
+	if err != nil || got.Registration.Descriptor.View == nil || len(got.History) != 1 ||
+		len(got.History[0].Status.Msg) > messageMax || got.History[0].Status.Data != nil {
 		t.Errorf("%+v, %v", got, err)
 	}
 	for _, wrong := range []struct {
@@ -454,10 +475,12 @@ func TestRecordRoundTrip(t *testing.T) {
 	}
 }
 
-// Goal: a record that was admitted can be written whatever becomes of its proc, with its latest history; one that leaves no room for that is not admitted.
+// Goal: a record that was admitted can be written whatever becomes of its proc, with its latest
+// history; one that leaves no room for that is not admitted.
 func TestRecordSize(t *testing.T) {
 	of := func(arg string) Record {
-		return NewRecord(sigma.Registration{Name: "web", Descriptor: sigma.Descriptor{Program: "/bin/x", Args: []string{arg}}, Restart: sigma.RestartAlways}, time.Unix(5, 0))
+		return NewRecord(sigma.Registration{Name: "web", Descriptor: sigma.Descriptor{Program: "/bin/x",
+			Args: []string{arg}}, Restart: sigma.RestartAlways}, time.Unix(5, 0))
 	}
 	wide := of(strings.Repeat("\x01", sigma.RegistrationMax/2))
 	if err := wide.Fits(); sigma.KindOf(err) != sigma.KindTooBig {
@@ -477,7 +500,8 @@ func TestRecordSize(t *testing.T) {
 		t.Fatalf("%d bytes, %v", len(b), err)
 	}
 	got, err := Parse("web", b)
-	if err != nil || len(got.History) < 4 || got.Starts != 2*HistoryMax+1 || got.Present() == nil || got.Present().Proc != "last" {
+	if err != nil || len(got.History) < 4 || got.Starts != 2*HistoryMax+1 || got.Present() == nil ||
+		got.Present().Proc != "last" {
 		t.Errorf("%d of history, present %+v, %v", len(got.History), got.Present(), err)
 	}
 }
@@ -497,7 +521,8 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// What is registered between the leader's decision to forget a record and the removal stays, and is started.
+// What is registered between the leader's decision to forget a record and the removal stays, and is
+// started.
 func TestForgetTakesNothingNewer(t *testing.T) {
 	d := newDesk(t)
 	k := d.add("web", sigma.RestartAlways, 0)

@@ -1,11 +1,18 @@
-// Package initd keeps registered procs running (001 §3.4): of each that a realm has registered one instance runs, is started again when it ends, as its policy says, with longer and longer pauses if it fails, and after a restart of the whole
-// system. Core is the pure state machine; Runner the shell, which one leader runs.
+// Package initd keeps registered procs running (001 §3.4): of each that a realm has registered one
+// instance runs, is started again when it ends, as its policy says, with longer and longer pauses
+// if it fails, and after a restart of the whole system. Core is the pure state machine; Runner the
+// shell, which one leader runs.
 //
-// What is registered, and what became of it, are records in the names of the system's realm: kernel writes them for a realm's programs (/sys/init), the leader notes there which proc it starts before it does. Two instances never run at once,
-// whoever dies or stands still when: a proc's id is drawn and saved first; a new leader fences every machine at its epoch, so that a former leader's spawn is refused wherever it is still under way, and only then believes that a proc is unknown.
-// Until each machine has answered, or is lost, nothing is started.
+// What is registered, and what became of it, are records in the names of the system's realm: kernel
+// writes them for a realm's programs (/sys/init), the leader notes there which proc it starts
+// before it does. Two instances never run at once, whoever dies or stands still when: a proc's id
+// is drawn and saved first; a new leader fences every machine at its epoch, so that a former
+// leader's spawn is refused wherever it is still under way, and only then believes that a proc is
+// unknown. Until each machine has answered, or is lost, nothing is started.
 //
-// It assumes that procs of a lost machine have no effect any more (machines), and a leader elected with an epoch (sdk.Campaign). Users: cmd/lcsched, in which it runs; kernel, for records and calls.
+// It assumes that procs of a lost machine have no effect any more (machines), and a leader elected
+// with an epoch (sdk.Campaign). Users: cmd/lcsched, in which it runs; kernel, for records and
+// calls.
 package initd
 
 import (
@@ -19,7 +26,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Where records are, in the names of the system's realm: Dir/REALM/NAME. ChangedFile is written after each change that a realm's program made.
+// Where records are, in the names of the system's realm: Dir/REALM/NAME. ChangedFile is written
+// after each change that a realm's program made.
 const (
 	Dir         = "/initd"
 	RealmsDir   = Dir + "/realms"
@@ -29,7 +37,9 @@ const (
 // HistoryMax instances are remembered of each registration, the latest.
 const HistoryMax = 32
 
-// A record is written by conditional puts, which take recordMax bytes with the path. Of its history there is as much as fits into recordFull; a new one has registeredMax at most, because JSON may write a byte as six.
+// A record is written by conditional puts, which take recordMax bytes with the path. Of its history
+// there is as much as fits into recordFull; a new one has registeredMax at most, because JSON may
+// write a byte as six.
 const (
 	recordMax     = 60 << 10
 	recordFull    = 56 << 10
@@ -51,11 +61,14 @@ type Record struct {
 	Registration sigma.Registration
 	Added        time.Time
 	Removed      bool // its proc is to end, and then this record is to go
-	Anew         bool `json:",omitempty"` // its proc is to end, and another to be started at once, whatever the policy says
-	Starts       uint64
-	Pause        time.Duration    `json:",omitempty"` // after the last end, before the next start; a later leader, whose clock may be another, waits that long anew
-	History      []sigma.Instance // oldest first; the last is the present one if it has not ended
-	Going        bool             `json:"-"` // the file is empty: it is about to be gone, and not to be written
+	// its proc is to end, and another to be started at once, whatever the policy says
+	Anew   bool `json:",omitempty"`
+	Starts uint64
+	// after the last end, before the next start; a later leader, whose clock may be another, waits
+	// that long anew
+	Pause   time.Duration    `json:",omitempty"`
+	History []sigma.Instance // oldest first; the last is the present one if it has not ended
+	Going   bool             `json:"-"` // the file is empty: it is about to be gone, and not to be written
 }
 
 // recordFormat is the version of the format.
@@ -66,7 +79,8 @@ func NewRecord(r sigma.Registration, now time.Time) Record {
 	return Record{Format: recordFormat, Registration: r, Added: now}
 }
 
-// Replace gives the record another registration, as which it counts from now on; its present instance is to end, and one of the new registration to be started at once.
+// Replace gives the record another registration, as which it counts from now on; its present
+// instance is to end, and one of the new registration to be started at once.
 func (r *Record) Replace(g sigma.Registration, now time.Time) {
 	r.Registration, r.Added, r.Removed, r.Anew, r.Starts = g, now, false, true, 0
 }
@@ -94,16 +108,20 @@ func (r *Record) Encode() ([]byte, error) {
 	}
 }
 
-// Fits says whether a new record leaves room for what will become of the proc. KindTooBig: it does not.
+// Fits says whether a new record leaves room for what will become of the proc. KindTooBig: it does
+// not.
 func (r *Record) Fits() error {
 	b, err := r.Encode()
 	if err == nil && len(b) > registeredMax {
-		err = &sigma.Error{Op: "initd.Fits", Path: r.Registration.Name, Kind: sigma.KindTooBig, Msg: fmt.Sprintf("the registration has %d bytes as JSON; %d are allowed", len(b), registeredMax), Hint: "put long input into a file of the realm and pass its path"}
+		err = &sigma.Error{Op: "initd.Fits", Path: r.Registration.Name, Kind: sigma.KindTooBig,
+			Msg:  fmt.Sprintf("the registration has %d bytes as JSON; %d are allowed", len(b), registeredMax),
+			Hint: "put long input into a file of the realm and pass its path"}
 	}
 	return err
 }
 
-// Parse reads a record of a name; an empty one is Going. KindInvalid: it is damaged, or of a version that this one does not know.
+// Parse reads a record of a name; an empty one is Going. KindInvalid: it is damaged, or of a
+// version that this one does not know.
 func Parse(name string, data []byte) (r Record, err error) {
 	const op = "initd.Parse"
 	if len(data) > recordMax {
@@ -113,13 +131,17 @@ func Parse(name string, data []byte) (r Record, err error) {
 		return Record{Registration: sigma.Registration{Name: name}, Removed: true, Going: true}, nil
 	}
 	if err := json.Unmarshal(data, &r); err != nil {
-		return Record{}, &sigma.Error{Op: op, Path: name, Kind: sigma.KindInvalid, Msg: "the record is damaged", Hint: "remove it with sigma init rm and register the proc again", Err: err}
+		return Record{}, &sigma.Error{Op: op, Path: name, Kind: sigma.KindInvalid, Msg: "the record is damaged",
+			Hint: "remove it with sigma init rm and register the proc again", Err: err}
 	}
 	if r.Format != recordFormat {
-		return Record{}, &sigma.Error{Op: op, Path: name, Kind: sigma.KindInvalid, Msg: fmt.Sprintf("the record has the format %d", r.Format), Hint: "this version reads 1; was the system newer once?"}
+		return Record{}, &sigma.Error{Op: op, Path: name, Kind: sigma.KindInvalid,
+			Msg:  fmt.Sprintf("the record has the format %d", r.Format),
+			Hint: "this version reads 1; was the system newer once?"}
 	}
 	if r.Registration.Name != name || len(r.History) > HistoryMax {
-		return Record{}, &sigma.Error{Op: op, Path: name, Kind: sigma.KindInvalid, Msg: "the record is not of this name, or its history too long"}
+		return Record{}, &sigma.Error{Op: op, Path: name, Kind: sigma.KindInvalid,
+			Msg: "the record is not of this name, or its history too long"}
 	}
 	if err := r.Registration.Check(); err != nil {
 		return Record{}, sigma.Wrap(op, name, err)
@@ -135,7 +157,9 @@ func (r *Record) Present() *sigma.Instance {
 	return nil
 }
 
-// State says in a word how the registration stands: running (an instance was spawned and has not ended), waiting (one will be), ended (its policy wants no more), given-up (it was started as often as it may be), restarting (the present instance was told to go), removing.
+// State says in a word how the registration stands: running (an instance was spawned and has not
+// ended), waiting (one will be), ended (its policy wants no more), given-up (it was started as
+// often as it may be), restarting (the present instance was told to go), removing.
 func (r *Record) State() string {
 	switch {
 	case r.Removed:
@@ -178,7 +202,8 @@ func (r *Record) end(s sigma.Status, now time.Time) {
 	r.History = h
 }
 
-// why says what becomes of a registration whose last instance ended, for that instance; "" if one runs.
+// why says what becomes of a registration whose last instance ended, for that instance; "" if one
+// runs.
 func (r *Record) why() (decision.Reason, string) {
 	if len(r.History) == 0 || r.Present() != nil || r.Removed {
 		return "", ""
@@ -189,9 +214,12 @@ func (r *Record) why() (decision.Reason, string) {
 	case r.over():
 		return decision.Finished, ended + "it is not started again, for it is to be only after a failure"
 	case r.spent():
-		return decision.Finished, fmt.Sprintf("%sit is not started again, for it was started %d times, as often as it may be", ended, r.Starts)
+		return decision.Finished,
+			fmt.Sprintf("%sit is not started again, for it was started %d times, as often as it may be", ended,
+				r.Starts)
 	}
-	return decision.Pause, fmt.Sprintf("%sthe next is started after %v; pauses grow while instances end soon", ended, r.Pause)
+	return decision.Pause, fmt.Sprintf("%sthe next is started after %v; pauses grow while instances end soon", ended,
+		r.Pause)
 }
 
 // messageMax bytes of a status's message are kept.

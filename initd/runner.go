@@ -11,11 +11,13 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// System is what a Runner acts on: the names and the machines. Errors of KindStale mean that another one leads.
+// System is what a Runner acts on: the names and the machines. Errors of KindStale mean that
+// another one leads.
 type System interface {
 	// List reads all records. Those that cannot be read as such are left out.
 	List(ctx context.Context) (map[Key]Versioned, error)
-	// Changed waits until a realm's program has changed a record since a version, and gives the next; 0 asks for the present one.
+	// Changed waits until a realm's program has changed a record since a version, and gives the
+	// next; 0 asks for the present one.
 	Changed(ctx context.Context, since sigma.Version) (sigma.Version, error)
 	// Save writes a record if its file is at the version.
 	Save(ctx context.Context, k Key, v Versioned) (sigma.Version, error)
@@ -37,7 +39,8 @@ const (
 
 // Runner is one leadership.
 type Runner struct {
-	// Decided is told why a proc that ended is started later or not at all, and must not block; nil = nobody asks. Not changed once Run is called.
+	// Decided is told why a proc that ended is started later or not at all, and must not block; nil
+	// = nobody asks. Not changed once Run is called.
 	Decided func(decision.Record)
 
 	core *Core
@@ -150,7 +153,8 @@ func (r *Runner) look(ctx context.Context) error {
 			return err
 		}
 		for i, s := range seen[:min(len(seen), len(page))] {
-			if err := r.do(ctx, r.core.Step(time.Now(), Saw{page[i], qs[i].Proc, s.Sight, s.Ran, s.Status})); err != nil {
+			if err := r.do(ctx, r.core.Step(time.Now(), Saw{page[i], qs[i].Proc, s.Sight, s.Ran,
+				s.Status})); err != nil {
 				return err
 			}
 		}
@@ -158,7 +162,8 @@ func (r *Runner) look(ctx context.Context) error {
 	return nil
 }
 
-// do carries out effects and what they lead to. It fails only if another one leads, or ctx has ended.
+// do carries out effects and what they lead to. It fails only if another one leads, or ctx has
+// ended.
 func (r *Runner) do(ctx context.Context, fs []Effect) error {
 	for len(fs) > 0 {
 		f := fs[0]
@@ -205,7 +210,8 @@ func (r *Runner) act(ctx context.Context, f Effect) (Event, error) {
 		case err == nil:
 			r.log.Info("a registered proc was spawned", "realm", f.Key.Realm, "name", f.Key.Name, "proc", f.Proc)
 			return nil, nil
-		case kind == sigma.KindStale, kind == sigma.KindLost, kind.Retryable(): // it may have been spawned: Look will tell
+		case kind == sigma.KindStale, kind == sigma.KindLost,
+			kind.Retryable(): // it may have been spawned: Look will tell
 			return nil, err
 		}
 		return Refused{f.Key, f.Proc, err}, err

@@ -45,7 +45,8 @@ func (w *world) Save(_ context.Context, k Key, v Versioned) (sigma.Version, erro
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if had, there := w.files[k]; w.stale || !there || had.Version != v.Version {
-		return 0, sigma.Errorf("test", map[bool]sigma.Kind{true: sigma.KindStale, false: sigma.KindVersion}[w.stale], "not saved")
+		return 0, sigma.Errorf("test", map[bool]sigma.Kind{true: sigma.KindStale, false: sigma.KindVersion}[w.stale],
+			"not saved")
 	}
 	w.version++
 	v.Version = w.version
@@ -121,7 +122,8 @@ func (w *world) present(k Key) sigma.ProcID {
 	return ""
 }
 
-// The shell hears of what is registered, starts it, sees its end, starts it again, ends it when it is removed, and stops when another one leads.
+// The shell hears of what is registered, starts it, sees its end, starts it again, ends it when it
+// is removed, and stops when another one leads.
 func TestRunner(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &world{files: map[Key]Versioned{}, procs: map[sigma.ProcID]sigma.Status{}, changed: make(chan struct{}, 1)}

@@ -8,14 +8,17 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Goal: a machine that was taken for lost, and noted procs that others run as lost, does not have them started twice: who runs one knows better; where nobody does it is gone. What ended at another machine its home says.
+// Goal: a machine that was taken for lost, and noted procs that others run as lost, does not have
+// them started twice: who runs one knows better; where nobody does it is gone. What ended at
+// another machine its home says.
 func TestSeenOfLost(t *testing.T) {
 	now := time.Unix(100, 0)
 	c := schedd.NewCore("m1", 64*sigma.MiB)
 	by := sigma.Life{Machine: "m2", Incarnation: 1}
 	q := func(id sigma.ProcID) Question { return Question{Realm: "r", Proc: id} }
 	for _, id := range []sigma.ProcID{"runs", "ended"} {
-		c.Step(now, schedd.Spawned{By: sigma.Principal{Realm: "r"}, IDs: []sigma.ProcID{id}, Ds: []sigma.Descriptor{{Program: "/bin/x"}}})
+		c.Step(now, schedd.Spawned{By: sigma.Principal{Realm: "r"}, IDs: []sigma.ProcID{id},
+			Ds: []sigma.Descriptor{{Program: "/bin/x"}}})
 		if _, _, err := c.Give(now, id, by, 1); err != nil {
 			t.Fatal(err)
 		}

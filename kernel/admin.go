@@ -13,8 +13,9 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// The sockets in the kernel's data directory. They are mode 0600, in rootless mode 0660, and, because a mode can be changed, checked by peer credentials as well. In rootless mode
-// the one user who is uid 0 here is who started the launcher: any other is not mapped.
+// The sockets in the kernel's data directory. They are mode 0600, in rootless mode 0660, and,
+// because a mode can be changed, checked by peer credentials as well. In rootless mode the one user
+// who is uid 0 here is who started the launcher: any other is not mapped.
 const (
 	adminSocket = "admin.sock" // SOCK_SEQPACKET: the sigma dialect, with file descriptors
 	plainSocket = "9p.sock"    // SOCK_STREAM: any 9P2000.L client
@@ -63,7 +64,8 @@ func (k *Kernel) acceptAdmin(l *net.UnixListener, packets bool) {
 			if k.ctx.Err() != nil {
 				return
 			}
-			k.cfg.Log.Error("admin socket failed", "err", err) // of descriptors or memory there may be enough again soon
+			k.cfg.Log.Error("admin socket failed", "err",
+				err) // of descriptors or memory there may be enough again soon
 			select {
 			case <-time.After(acceptAgain):
 			case <-k.ctx.Done():
@@ -92,7 +94,9 @@ func peerUID(c *net.UnixConn) (uint32, error) {
 	}
 	var cred *unix.Ucred
 	var cerr error
-	if err := raw.Control(func(fd uintptr) { cred, cerr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); err != nil {
+	if err := raw.Control(func(fd uintptr) {
+		cred, cerr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	}); err != nil {
 		return 0, err
 	}
 	if cerr != nil {

@@ -17,7 +17,8 @@ import (
 	"sigmaos.dev/view"
 )
 
-// procConn is our end of a proc's session. The launcher may have a copy of it, so closing it does not end the connection by itself.
+// procConn is our end of a proc's session. The launcher may have a copy of it, so closing it does
+// not end the connection by itself.
 type procConn struct {
 	session.Conn
 	u *net.UnixConn
@@ -35,7 +36,8 @@ func (c *procConn) Close() error {
 	return c.Conn.Close()
 }
 
-// keepAge is how long a proc runs before it is made to outlive sigmad: longer than short ones live, which so pay nothing for it.
+// keepAge is how long a proc runs before it is made to outlive sigmad: longer than short ones live,
+// which so pay nothing for it.
 const keepAge = 50 * time.Millisecond
 
 // young are procs that are not kept yet.
@@ -123,8 +125,9 @@ func (l *label) code(c *sigmap.Coder) {
 	c.ProcIDs(&l.kin)
 }
 
-// keep tells the launcher what a successor will know of a proc, and hands it what the successor needs: the ends of its output and of its session. Without them it only renews
-// the label. If it fails the proc dies with sigmad.
+// keep tells the launcher what a successor will know of a proc, and hands it what the successor
+// needs: the ends of its output and of its session. Without them it only renews the label. If it
+// fails the proc dies with sigmad.
 func (k *Kernel) keep(realm sigma.RealmID, id sigma.ProcID, fds ...int) {
 	gid := k.gid(realm)
 	k.keeping.Lock()
@@ -168,8 +171,9 @@ func atEnd() (int, error) {
 	return p[0], nil
 }
 
-// adopt takes over a proc that a sigmad before this one had started: it is known again, memory is charged, its session begins anew and its output is stored on. It reports
-// whether the proc is one that anybody can find.
+// adopt takes over a proc that a sigmad before this one had started: it is known again, memory is
+// charged, its session begins anew and its output is stored on. It reports whether the proc is one
+// that anybody can find.
 func (k *Kernel) adopt(e launch.Adopted) bool {
 	k.nextLaunch.Store(max(k.nextLaunch.Load(), e.ID))
 	var what label
@@ -189,7 +193,8 @@ func (k *Kernel) adopt(e launch.Adopted) bool {
 		k.past.told = append(k.past.told, id)
 		return true
 	}
-	c := &child{k: k, launch: e.ID, release: func() {}, who: sigma.Principal{Realm: realm, Proc: id, Machine: k.cfg.Machine}, view: what.view, kin: what.kin, outW: -1, errW: -1, ours: -1, theirs: -1}
+	c := &child{k: k, launch: e.ID, release: func() {}, who: sigma.Principal{Realm: realm, Proc: id,
+		Machine: k.cfg.Machine}, view: what.view, kin: what.kin, outW: -1, errW: -1, ours: -1, theirs: -1}
 	var out, errs int
 	if len(e.FDs) > 0 {
 		out, errs, c.ours = e.FDs[0], e.FDs[1], e.FDs[2]
@@ -202,7 +207,8 @@ func (k *Kernel) adopt(e launch.Adopted) bool {
 		k.gids[realm] = what.gid
 	}
 	k.children[e.ID] = c.event
-	k.stepLocked(schedd.Adopted{Info: what.info, Launch: e.ID, Said: what.said, View: what.view, Kin: what.kin, Home: what.home})
+	k.stepLocked(schedd.Adopted{Info: what.info, Launch: e.ID, Said: what.said, View: what.view, Kin: what.kin,
+		Home: what.home})
 	l := k.newLogsLocked(realm, id)
 	k.mu.Unlock()
 	for _, log := range []*output.Log{l.out, l.err} {

@@ -14,12 +14,15 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// boot makes this machine a member, starts the services, makes what must exist, and opens the admin sockets.
+// boot makes this machine a member, starts the services, makes what must exist, and opens the admin
+// sockets.
 func (k *Kernel) boot(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, bootMax)
 	defer cancel()
 	select {
-	case <-k.known: // what runs here decides whether a life goes on, and no launch must have the number of one that is adopted
+	case <-k.known:
+		// what runs here decides whether a life goes on, and no launch must have the number of one
+		// that is adopted
 	case <-ctx.Done():
 		return sigma.Errorf("kernel.boot", sigma.KindUnavailable, "there is no launcher")
 	}
@@ -71,7 +74,9 @@ func (k *Kernel) startServices(ctx context.Context) error {
 	return k.takeControl(ctx)
 }
 
-// certify has this control machine's own machined certify it, when its certificate has expired and nobody could be asked for another: the control machines may need links with each other before any of them can be registered.
+// certify has this control machine's own machined certify it, when its certificate has expired and
+// nobody could be asked for another: the control machines may need links with each other before any
+// of them can be registered.
 func (k *Kernel) certify(ctx context.Context) {
 	err := k.until(ctx, func() error {
 		return k.withMachined(ctx, k.cfg.Machine, func(ctx context.Context, c *machines.Client) error {
@@ -91,7 +96,8 @@ func (k *Kernel) certify(ctx context.Context) {
 		k.cfg.Log.Warn("this control machine's certificate has expired, and its machined makes no other", "err", err)
 		return
 	}
-	k.cfg.Log.Info("this control machine's certificate had expired; its machined made another", "machine", k.cfg.Machine)
+	k.cfg.Log.Info("this control machine's certificate had expired; its machined made another", "machine",
+		k.cfg.Machine)
 }
 
 // until does something again while nobody answers.
@@ -114,7 +120,8 @@ func (k *Kernel) until(ctx context.Context, do func() error) error {
 	}
 }
 
-// joinNames makes this machine's named a member of the store of names, if it joined as a control machine; what comes of that is an argument of named at each start.
+// joinNames makes this machine's named a member of the store of names, if it joined as a control
+// machine; what comes of that is an argument of named at each start.
 func (k *Kernel) joinNames(ctx context.Context) error {
 	s := k.local(serviceNamed)
 	now := k.own.keeper.get()
@@ -150,7 +157,8 @@ func (k *Kernel) joinNames(ctx context.Context) error {
 }
 
 // reachElsewhere is reach without this machine's own service, which does not run yet.
-func (k *Kernel) reachElsewhere(ctx context.Context, name string, use func(context.Context, *session.Client) error) (*session.Client, sigma.MachineID, error) {
+func (k *Kernel) reachElsewhere(ctx context.Context, name string,
+	use func(context.Context, *session.Client) error) (*session.Client, sigma.MachineID, error) {
 	err := error(sigma.Errorf("kernel.boot", sigma.KindUnavailable, "no control machine answers for %s", name))
 	for _, m := range alive(k.id.Roster().Members()) {
 		if !m.Control || m.Machine == k.cfg.Machine {
@@ -188,7 +196,9 @@ func memberAdd(ctx context.Context, c *session.Client, m sigma.MachineID) (text 
 	return text, sigmap.Parse(reply, func(d *sigmap.Coder) { d.Str(&text) })
 }
 
-// takeControl has a machine that joined as one count as a control machine, now that its part of the store of names is there. It does so once: a machine from which an operator has taken control stays an ordinary one.
+// takeControl has a machine that joined as one count as a control machine, now that its part of the
+// store of names is there. It does so once: a machine from which an operator has taken control
+// stays an ordinary one.
 func (k *Kernel) takeControl(ctx context.Context) error {
 	now := k.own.keeper.get()
 	if !now.Joined || k.local(serviceMachined) == nil {
@@ -198,11 +208,15 @@ func (k *Kernel) takeControl(ctx context.Context) error {
 		return k.noteRuled(now)
 	}
 	if now.Ruled {
-		k.cfg.Log.Warn("this machine was a control machine until an operator decided otherwise (sigma machine control); to make it one again, remove it and let it join anew", "machine", k.cfg.Machine)
+		k.cfg.Log.Warn(
+			"this machine was a control machine until an operator decided otherwise (sigma machine control); to make "+
+				"it one again, remove it and let it join anew", "machine", k.cfg.Machine)
 		return nil
 	}
 	err := k.until(ctx, func() error {
-		return k.judge(ctx, func(ctx context.Context, c *machines.Client) error { return c.Control(ctx, k.cfg.Machine, true) })
+		return k.judge(ctx, func(ctx context.Context, c *machines.Client) error {
+			return c.Control(ctx, k.cfg.Machine, true)
+		})
 	})
 	for err == nil { // this machine counts as an observer now, so it must know that it is one
 		changed := k.id.Roster().Changed()
@@ -212,7 +226,8 @@ func (k *Kernel) takeControl(ctx context.Context) error {
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			err = sigma.Errorf("kernel.boot", sigma.KindUnavailable, "the machines have not heard that this one is a control machine")
+			err = sigma.Errorf("kernel.boot", sigma.KindUnavailable,
+				"the machines have not heard that this one is a control machine")
 		}
 	}
 	return err

@@ -14,8 +14,11 @@ import (
 	"sigmaos.dev/treekit"
 )
 
-// Bytes of files go between machines on direct connections (package bulk), of which a proc has the one end and the sigmad of the file's machine the other. The handle is one of the session that the two sigmads keep for the realm (attachAt):
-// the file's machine gives a ticket for it, and the direct connection begins with that. A ticket is good once, for some seconds, and for the realm and the machine of the session alone; the connection ends with the handle.
+// Bytes of files go between machines on direct connections (package bulk), of which a proc has the
+// one end and the sigmad of the file's machine the other. The handle is one of the session that the
+// two sigmads keep for the realm (attachAt): the file's machine gives a ticket for it, and the
+// direct connection begins with that. A ticket is good once, for some seconds, and for the realm
+// and the machine of the session alone; the connection ends with the handle.
 
 // directFiles names the service of direct connections.
 const directFiles = "files"
@@ -101,7 +104,8 @@ func (f *farFile) PassBulk(ctx context.Context) (*os.File, error) {
 	who := sigma.Principal{Realm: f.at.realm, System: true}
 	conn, err := f.at.k.dialDirect(ctx, who, f.at.machine, link.Target{Kind: link.ToService, Name: directFiles})
 	if err != nil { // by messages it goes another way
-		return nil, &sigma.Error{Op: "kernel.bulk", Path: f.at.path, Kind: sigma.KindUnsupported, Msg: "there is no direct connection with machine " + string(f.at.machine), Err: err}
+		return nil, &sigma.Error{Op: "kernel.bulk", Path: f.at.path, Kind: sigma.KindUnsupported,
+			Msg: "there is no direct connection with machine " + string(f.at.machine), Err: err}
 	}
 	if _, err := conn.Write(name); err != nil {
 		conn.Close()

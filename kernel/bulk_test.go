@@ -9,7 +9,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// TestFarStreams: bytes of files of another machine go by direct connections, which end with their handles; where there are none the files are the same. Tickets are good for whom they were given.
+// TestFarStreams: bytes of files of another machine go by direct connections, which end with their
+// handles; where there are none the files are the same. Tickets are good for whom they were given.
 func TestFarStreams(t *testing.T) {
 	w := newWorld(t, control, part{name: "m2"}, part{name: "m3", encrypt: true})
 	m1, m2 := w.machines["m1"], w.machines["m2"]
@@ -25,7 +26,8 @@ func TestFarStreams(t *testing.T) {
 	}
 	for _, machine := range []string{"m2", "m3"} {
 		want := map[string]int{"m2": 1}[machine]
-		for _, flags := range []sigma.OpenFlags{sigma.OpenWrite | sigma.OpenHidden, sigma.OpenReadWrite | sigma.OpenTruncate} {
+		for _, flags := range []sigma.OpenFlags{sigma.OpenWrite | sigma.OpenHidden,
+			sigma.OpenReadWrite | sigma.OpenTruncate} {
 			h, err := here.Create(ctx, "/ux/"+machine+"/f", flags, 0o644)
 			if err != nil {
 				t.Fatal(err)
@@ -70,13 +72,15 @@ func TestFarStreams(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, from := range []sigma.Principal{{Realm: "other", Machine: "m1", System: true}, {Realm: "default", Machine: "m3", System: true}, {Realm: "default", Machine: "m1", Proc: "p"}} {
+	for _, from := range []sigma.Principal{{Realm: "other", Machine: "m1", System: true},
+		{Realm: "default", Machine: "m3", System: true}, {Realm: "default", Machine: "m1", Proc: "p"}} {
 		if m2.k.tickets.take([ticketSize]byte(name), from) != nil {
 			t.Errorf("a ticket of another is good for %+v", from)
 		}
 	}
 	mine := sigma.Principal{Realm: "default", Machine: "m1", System: true}
-	if m2.k.tickets.take([ticketSize]byte(name), mine) == nil || m2.k.tickets.take([ticketSize]byte(name), mine) != nil {
+	if m2.k.tickets.take([ticketSize]byte(name), mine) == nil || m2.k.tickets.take([ticketSize]byte(name),
+		mine) != nil {
 		t.Error("a ticket is good once")
 	}
 }

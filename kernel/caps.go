@@ -11,7 +11,8 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// capsCall is the call caps: of the provider about any proc of the realm, of a proc about itself. Endpoints are told in full, so nobody else may ask.
+// capsCall is the call caps: of the provider about any proc of the realm, of a proc about itself.
+// Endpoints are told in full, so nobody else may ask.
 func (r *root) capsCall(ctx context.Context, id sigma.ProcID) ([]byte, error) {
 	if p := r.tree.principal; !p.System && p.Proc != id {
 		return nil, sigma.Errorf("kernel.caps", sigma.KindPermission, "a proc may ask this about itself only")
@@ -27,7 +28,10 @@ func (r *root) capsCall(ctx context.Context, id sigma.ProcID) ([]byte, error) {
 	}
 	if m != k.cfg.Machine {
 		var caps sigmap.Caps
-		if err := k.ask(ctx, m, peerCaps, func(c *sigmap.Coder) { c.RealmID(&r.realm); c.ProcID(&id) }, func(c *sigmap.Coder) { c.Caps(&caps) }); err != nil {
+		if err := k.ask(ctx, m, peerCaps, func(c *sigmap.Coder) {
+			c.RealmID(&r.realm)
+			c.ProcID(&id)
+		}, func(c *sigmap.Coder) { c.Caps(&caps) }); err != nil {
 			return nil, err
 		}
 		return sigmap.Payload(func(c *sigmap.Coder) { c.Caps(&caps) })
@@ -55,7 +59,8 @@ func (k *Kernel) capsHere(realm sigma.RealmID, id sigma.ProcID) ([]byte, error) 
 		}
 		return nil, sigma.Errorf("kernel.caps", sigma.KindUnavailable, "the proc has ended and may reach nothing")
 	}
-	caps := sigmap.Caps{ID: id, Realm: realm, Machine: p.Machine, Profile: p.Profile, All: p.View == nil, Kin: p.Kin, Memory: p.Memory, Tasks: pidsMax, Files: noFileMax}
+	caps := sigmap.Caps{ID: id, Realm: realm, Machine: p.Machine, Profile: p.Profile, All: p.View == nil, Kin: p.Kin,
+		Memory: p.Memory, Tasks: pidsMax, Files: noFileMax}
 	if p.View != nil {
 		caps.View = p.View.Entries()
 	}

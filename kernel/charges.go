@@ -11,30 +11,38 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// charges is what this machine owes besched the word of: what procs used, and what services did for realms, while somebody waits (docs/adr/0012-turns-by-what-was-used.md), and what memory those procs hold (docs/adr/0039-memory-has-its-part-in-turns.md). While there is a lease nobody waits, and nothing is
-// noted.
+// charges is what this machine owes besched the word of: what procs used, and what services did for
+// realms, while somebody waits (docs/adr/0012-turns-by-what-was-used.md), and what memory those
+// procs hold (docs/adr/0039-memory-has-its-part-in-turns.md). While there is a lease nobody waits,
+// and nothing is noted.
 type charges struct {
 	contended atomic.Pointer[time.Time] // since when there is no lease; nil = there is one
 	tracked   atomic.Int64              // jobs in jobs
 
-	mu      sync.Mutex
-	jobs    map[sigma.ProcID]*tracked                          // mu; that besched gave and that have not ended
-	owed    map[besched.Shard]map[sigma.RealmID]besched.Charge // mu; not sent yet, to each shard: all must know of everything, so that a realm has no more by being queued at many
-	claimed bool                                               // mu; somebody sends soon
+	mu   sync.Mutex
+	jobs map[sigma.ProcID]*tracked // mu; that besched gave and that have not ended
+	// mu; not sent yet, to each shard: all must know of everything, so that a realm has no more by
+	// being queued at many
+	owed    map[besched.Shard]map[sigma.RealmID]besched.Charge
+	claimed bool // mu; somebody sends soon
 }
 
 // tracked is a job that besched gave.
 type tracked struct {
-	realm    sigma.RealmID
-	memory   sigma.Bytes // that shards think its realm holds here
-	given    time.Time
-	prepaid  time.Duration // not reported yet
-	reported time.Duration // of its cost until it was looked at last; it, and what it cost since then while nobody waited, is charged to nobody any more
-	looked   time.Time     // zero = not yet
-	since    time.Time     // its cost when nobody waited, before this, is in reported
+	realm   sigma.RealmID
+	memory  sigma.Bytes // that shards think its realm holds here
+	given   time.Time
+	prepaid time.Duration // not reported yet
+	// of its cost until it was looked at last; it, and what it cost since then while nobody waited,
+	// is charged to nobody any more
+	reported time.Duration
+	looked   time.Time // zero = not yet
+	since    time.Time // its cost when nobody waited, before this, is in reported
 }
 
-// forgive puts into reported what a proc cost when nobody waited, which was since it was looked at last until since: as much of cost, what it has cost until now, as that time is of all that passed.
+// forgive puts into reported what a proc cost when nobody waited, which was since it was looked at
+// last until since: as much of cost, what it has cost until now, as that time is of all that
+// passed.
 func (t *tracked) forgive(since, placed, now time.Time, cost time.Duration) {
 	if t.since.Equal(since) {
 		return
@@ -94,7 +102,8 @@ func (c *charges) leave(shard besched.Shard) {
 	delete(c.owed, shard)
 }
 
-// claim reports whether nobody is about to send, and has the caller do it; unclaim is for the latter, who sends now.
+// claim reports whether nobody is about to send, and has the caller do it; unclaim is for the
+// latter, who sends now.
 func (c *charges) claim() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -109,7 +118,8 @@ func (c *charges) unclaim() {
 	c.claimed = false
 }
 
-// given notes what a shard gave, and that the others are to know what it charged for that. A job that was given before did not run then.
+// given notes what a shard gave, and that the others are to know what it charged for that. A job
+// that was given before did not run then.
 func (c *charges) given(now time.Time, shard besched.Shard, jobs []besched.Job) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -149,7 +159,8 @@ func (c *charges) ended(p *schedd.Proc, cpu sigma.MilliCPU, memory sigma.Bytes) 
 	}
 	whole := costOf(p, p.Usage, p.Times.Ended, cpu, memory)
 	t.forgive(*since, p.Times.Placed, p.Times.Ended, whole)
-	c.oweLocked(p.Realm, besched.Charge{Used: max(0, whole-t.reported), Prepaid: t.prepaid, Ended: 1, Whole: whole, Held: -int64(t.memory)})
+	c.oweLocked(p.Realm, besched.Charge{Used: max(0, whole-t.reported), Prepaid: t.prepaid, Ended: 1, Whole: whole,
+		Held: -int64(t.memory)})
 	return true
 }
 
@@ -166,7 +177,8 @@ func (c *charges) oweLocked(realm sigma.RealmID, more besched.Charge) {
 
 func add(owed map[sigma.RealmID]besched.Charge, realm sigma.RealmID, more besched.Charge) {
 	o := owed[realm]
-	owed[realm] = besched.Charge{Realm: realm, Used: o.Used + more.Used, Prepaid: o.Prepaid + more.Prepaid, Ended: o.Ended + more.Ended, Whole: o.Whole + more.Whole, Held: o.Held + more.Held}
+	owed[realm] = besched.Charge{Realm: realm, Used: o.Used + more.Used, Prepaid: o.Prepaid + more.Prepaid,
+		Ended: o.Ended + more.Ended, Whole: o.Whole + more.Whole, Held: o.Held + more.Held}
 }
 
 // take empties what a shard is owed.
@@ -196,7 +208,9 @@ func (c *charges) old(now time.Time) map[sigma.ProcID]sigma.RealmID {
 	return out
 }
 
-// so says what a proc that runs here has cost until now. One that was placed when nobody waited is charged for from then on when somebody did, as time passes, and not all at its end, when its realm would pay at once for what it had in many seconds.
+// so says what a proc that runs here has cost until now. One that was placed when nobody waited is
+// charged for from then on when somebody did, as time passes, and not all at its end, when its
+// realm would pay at once for what it had in many seconds.
 func (c *charges) so(now time.Time, p *schedd.Proc, cost time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -219,7 +233,8 @@ func (c *charges) so(now time.Time, p *schedd.Proc, cost time.Duration) {
 	t.looked = now
 }
 
-// served charges for what a service did for a realm from a moment until now: the part of it since somebody waits. A moment that is zero is too long ago to know.
+// served charges for what a service did for a realm from a moment until now: the part of it since
+// somebody waits. A moment that is zero is too long ago to know.
 func (c *charges) served(from, now time.Time, done sigma.Work) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -256,7 +271,8 @@ func (s *scheduler) endedLocked(realm sigma.RealmID, id sigma.ProcID) {
 	if s.charges.idle() {
 		return
 	}
-	if p := s.k.core.Proc(realm, id); p != nil && p.Ended() && s.charges.ended(p, s.k.cpu(), s.k.cfg.Memory) && s.charges.claim() {
+	if p := s.k.core.Proc(realm, id); p != nil && p.Ended() && s.charges.ended(p, s.k.cpu(), s.k.cfg.Memory) &&
+		s.charges.claim() {
 		time.AfterFunc(chargeDelay, s.sendCharges)
 	}
 }
@@ -302,7 +318,8 @@ func (s *scheduler) watchUse(ctx context.Context) {
 	}
 }
 
-// sharesToTell are the realms' shares, as they were so long ago at most, if procs of this machine wait at besched: then they matter.
+// sharesToTell are the realms' shares, as they were so long ago at most, if procs of this machine
+// wait at besched: then they matter.
 func (s *scheduler) sharesToTell() (of []besched.RealmShares, age time.Duration, matter bool) {
 	s.k.mu.Lock()
 	waits := s.k.core.Queued() > 0
@@ -322,7 +339,8 @@ func (s *scheduler) sharesToTell() (of []besched.RealmShares, age time.Duration,
 	return of, time.Since(asked), true
 }
 
-// unused gives back what besched counts of jobs that it gave and that do not run here, because there is no room any more, or their realm has all that it may have.
+// unused gives back what besched counts of jobs that it gave and that do not run here, because
+// there is no room any more, or their realm has all that it may have.
 func (s *scheduler) unused(jobs []besched.Job) {
 	some := false
 	s.k.mu.Lock()
@@ -371,7 +389,8 @@ func (s *scheduler) look(ctx context.Context, p *schedd.Proc) {
 	}
 }
 
-// looked charges for what one uses, as the launcher has said, unless it has ended since that was asked: then its end has charged for all of it.
+// looked charges for what one uses, as the launcher has said, unless it has ended since that was
+// asked: then its end has charged for all of it.
 func (s *scheduler) looked(realm sigma.RealmID, id sigma.ProcID, u sigma.Usage) {
 	s.k.mu.Lock()
 	defer s.k.mu.Unlock()

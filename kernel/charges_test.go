@@ -12,14 +12,16 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Goal: each second that a proc used while others waited is charged once, whether it was looked at before its end or not, and what was prepaid for it is given back once; nothing is noted for what
+// Goal: each second that a proc used while others waited is charged once, whether it was looked at
+// before its end or not, and what was prepaid for it is given back once; nothing is noted for what
 // is used under a lease.
 func TestChargesOnce(t *testing.T) {
 	c, now := newCharges(), time.Unix(1000, 0)
 	c.attend("one")
 	c.contended.Store(&now)
 	ended := func(id sigma.ProcID, placed time.Time, cpu time.Duration) {
-		p := &schedd.Proc{ProcInfo: sigma.ProcInfo{ID: id, Realm: "r", Times: sigma.Times{Placed: placed, Ended: placed.Add(10 * time.Second)}, Usage: sigma.Usage{UserTime: cpu}}}
+		p := &schedd.Proc{ProcInfo: sigma.ProcInfo{ID: id, Realm: "r", Times: sigma.Times{Placed: placed,
+			Ended: placed.Add(10 * time.Second)}, Usage: sigma.Usage{UserTime: cpu}}}
 		c.ended(p, 1000, sigma.GiB)
 	}
 	check := func(what string, want besched.Charge) {
@@ -29,7 +31,8 @@ func TestChargesOnce(t *testing.T) {
 			t.Errorf("%s: got %+v, want %+v", what, got, want)
 		}
 	}
-	c.given(now, "one", []besched.Job{{ID: "long", Realm: "r", Prepaid: time.Second}, {ID: "never", Realm: "r", Prepaid: time.Minute}})
+	c.given(now, "one", []besched.Job{{ID: "long", Realm: "r", Prepaid: time.Second},
+		{ID: "never", Realm: "r", Prepaid: time.Minute}})
 	if old := c.old(now.Add(chargeEvery)); len(old) != 2 || old["long"] != "r" {
 		t.Errorf("%v are looked at", old)
 	}
@@ -50,7 +53,8 @@ func TestChargesOnce(t *testing.T) {
 	ended("twice", now, 4)
 	check("its end", besched.Charge{Used: 4, Prepaid: 9, Ended: 1, Whole: 4})
 	ended("before", now.Add(-5*time.Second), 8*time.Second)
-	check("one that ran half of its time under a lease", besched.Charge{Used: 4 * time.Second, Ended: 1, Whole: 8 * time.Second})
+	check("one that ran half of its time under a lease", besched.Charge{Used: 4 * time.Second, Ended: 1,
+		Whole: 8 * time.Second})
 	so("earlier", now.Add(-5*time.Second), now, 5*time.Second)
 	so("earlier", now.Add(-5*time.Second), now.Add(time.Second), 6*time.Second)
 	check("a look at one that ran under a lease, and has been looked at since", besched.Charge{Used: time.Second})
@@ -77,7 +81,9 @@ func ran(id sigma.ProcID, placed time.Time) *schedd.Proc {
 // contendedSince has somebody wait since a moment.
 func (c *charges) contendedSince(at time.Time) { c.contended.Store(&at) }
 
-// Goal: of a proc that ran while nobody waited its realm is charged with what it cost from then on when somebody did, to the first look at it as after that, and at its end; what it cost while nobody waited is charged never, however often that changes.
+// Goal: of a proc that ran while nobody waited its realm is charged with what it cost from then on
+// when somebody did, to the first look at it as after that, and at its end; what it cost while
+// nobody waited is charged never, however often that changes.
 func TestChargedFromWhenSomebodyWaits(t *testing.T) {
 	const shard = besched.Shard("m1/1")
 	begin := time.Now()
@@ -136,7 +142,9 @@ func TestChargedFromWhenSomebodyWaits(t *testing.T) {
 	charged(c, "one that never came", -0.5)
 }
 
-// Goal: what services of this machine do for a realm while somebody waits counts for its turns as what its procs use does, and as one sum; what they did before does not, nor is a job of the realm thought to cost more.
+// Goal: what services of this machine do for a realm while somebody waits counts for its turns as
+// what its procs use does, and as one sum; what they did before does not, nor is a job of the realm
+// thought to cost more.
 func TestServicesCountInTurns(t *testing.T) {
 	begin := time.Now()
 	k := loneScheduler().k
@@ -180,7 +188,8 @@ func TestServicesCountInTurns(t *testing.T) {
 	owed("half of the time since the last report", 2*time.Second)
 }
 
-// Goal: a proc that ends while the launcher is asked what it uses is charged at its end, once, and is not noted any more.
+// Goal: a proc that ends while the launcher is asked what it uses is charged at its end, once, and
+// is not noted any more.
 func TestEndsWhileLookedAt(t *testing.T) {
 	s := loneScheduler()
 	k, c := s.k, s.charges
@@ -223,7 +232,9 @@ func TestEndsWhileLookedAt(t *testing.T) {
 	}
 }
 
-// Goal: besched is told of each change of what a realm's procs hold once: a shard of what others gave, all of them of ends, whether somebody waits or not, of jobs that do not run after all, and of what ran under a lease; and a shard that is new of all that there is.
+// Goal: besched is told of each change of what a realm's procs hold once: a shard of what others
+// gave, all of them of ends, whether somebody waits or not, of jobs that do not run after all, and
+// of what ran under a lease; and a shard that is new of all that there is.
 func TestChargesTellWhatIsHeld(t *testing.T) {
 	c, now := newCharges(), time.Unix(1000, 0)
 	c.attend("one")
@@ -246,7 +257,8 @@ func TestChargesTellWhatIsHeld(t *testing.T) {
 		p.Memory, p.Times.Ended = memory, now.Add(time.Second)
 		return p
 	}
-	c.given(now, "one", []besched.Job{{ID: "a", Realm: "r", Memory: 7}, {ID: "b", Realm: "r", Memory: 5}, {ID: "c", Realm: "r", Memory: 3}})
+	c.given(now, "one", []besched.Job{{ID: "a", Realm: "r", Memory: 7}, {ID: "b", Realm: "r", Memory: 5},
+		{ID: "c", Realm: "r", Memory: 3}})
 	check("jobs that one gave", 0, 15)
 	c.given(now, "two", []besched.Job{{ID: "a", Realm: "r", Memory: 7}})
 	check("a job that two gave again", -7+7, -7)

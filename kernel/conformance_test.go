@@ -9,7 +9,8 @@ import (
 	"sigmaos.dev/treetest"
 )
 
-// sessionTree is the tree that a proc of the realm default finds at its file descriptor 3, from a place on.
+// sessionTree is the tree that a proc of the realm default finds at its file descriptor 3, from a
+// place on.
 type sessionTree struct {
 	m    *machine
 	path []string
@@ -52,7 +53,9 @@ func TestProcConformance(t *testing.T) {
 		name string
 		treetest.ReadOnlyConfig
 	}{
-		{"proc", treetest.ReadOnlyConfig{New: func(*testing.T) sigma.Tree { return sessionTree{m, []string{"proc"}} }, Dir: []string{string(id)}, File: []string{string(id), "status"}}},
+		{"proc", treetest.ReadOnlyConfig{New: func(*testing.T) sigma.Tree {
+			return sessionTree{m, []string{"proc"}}
+		}, Dir: []string{string(id)}, File: []string{string(id), "status"}}},
 	} {
 		t.Run(at.name, func(t *testing.T) {
 			at.Principal = sigma.Principal{Realm: sigma.DefaultRealm}

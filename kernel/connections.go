@@ -16,12 +16,14 @@ const (
 	logMost         = 128 // events in one answer, which has room for them
 )
 
-// shownTo says which connections who reads may know of: the provider of all, a tenant of those that its realm has an end of.
+// shownTo says which connections who reads may know of: the provider of all, a tenant of those that
+// its realm has an end of.
 func (r *root) shownTo(c *dialproxy.Connection) bool {
 	return r.tree.principal.System || c.Endpoint.Realm == r.realm || c.From.Realm == r.realm
 }
 
-// connectionsFile is /sys/connections: which connections procs of this machine have. That they still have them the launcher is asked when it is read.
+// connectionsFile is /sys/connections: which connections procs of this machine have. That they
+// still have them the launcher is asked when it is read.
 func (r *root) connectionsFile() sigma.File {
 	k := r.tree.k
 	return r.sysState(nameConnections, func(ctx context.Context) ([]byte, error) {
@@ -78,23 +80,28 @@ func tellCarried(line *state.Connection, ends []ring.Carried) {
 	} else {
 		messages += first.Reads
 	}
-	line.Sent, line.Received, line.Messages, line.Turns, line.Spun = &first.Sent, &first.Received, &messages, &turns, &spun
+	line.Sent, line.Received, line.Messages, line.Turns, line.Spun = &first.Sent, &first.Received, &messages, &turns,
+		&spun
 }
 
 func (k *Kernel) connectionLine(c *dialproxy.Connection) state.Connection {
-	return state.Connection{Realm: string(c.Endpoint.Realm), Machine: string(k.cfg.Machine), Proc: string(c.Endpoint.Proc), On: string(c.Endpoint.Machine), From: string(c.From.Proc), FromRealm: string(c.From.Realm), FromOn: string(c.From.Machine),
+	return state.Connection{Realm: string(c.Endpoint.Realm), Machine: string(k.cfg.Machine),
+		Proc: string(c.Endpoint.Proc), On: string(c.Endpoint.Machine), From: string(c.From.Proc),
+		FromRealm: string(c.From.Realm), FromOn: string(c.From.Machine),
 		Transport: c.Transport, Began: c.Began, Ready: c.Ready}
 }
 
 // logCall is the call log: the latest things that happened to connections.
 func (r *root) logCall(context.Context, []byte) ([]byte, []*os.File, error) {
 	if r.tree.view != nil {
-		return nil, nil, sigma.Errorf("kernel.log", sigma.KindPermission, "a proc with a view is not told of others' connections")
+		return nil, nil, sigma.Errorf("kernel.log", sigma.KindPermission,
+			"a proc with a view is not told of others' connections")
 	}
 	es := r.tree.k.proxy.Events(r.shownTo)
 	out := []state.ConnectionEvent{}
 	for _, e := range es[max(0, len(es)-logMost):] {
-		out = append(out, state.ConnectionEvent{Time: e.Time, Event: e.What, Connection: r.tree.k.connectionLine(&e.Connection)})
+		out = append(out, state.ConnectionEvent{Time: e.Time, Event: e.What,
+			Connection: r.tree.k.connectionLine(&e.Connection)})
 	}
 	text, err := state.Lines(out)
 	return text, nil, err

@@ -11,35 +11,45 @@ import (
 	"sigmaos.dev/state"
 )
 
-// Credentials of realms are named's to keep and to judge. sigmad makes the secrets, of which named gets a hash, and asks for a verdict when somebody comes with one, and again and again while a session goes on that it holds.
+// Credentials of realms are named's to keep and to judge. sigmad makes the secrets, of which named
+// gets a hash, and asks for a verdict when somebody comes with one, and again and again while a
+// session goes on that it holds.
 
 const (
-	// verdictEvery is how often it is asked about credentials that hold sessions here: a revoked one's end after that, if nobody tells before.
+	// verdictEvery is how often it is asked about credentials that hold sessions here: a revoked
+	// one's end after that, if nobody tells before.
 	verdictEvery = 500 * time.Millisecond
-	// verdictStale is how long sessions go on without an answer. While no named has a quorum nothing can be revoked; a machine that is cut off would not hear of it.
+	// verdictStale is how long sessions go on without an answer. While no named has a quorum
+	// nothing can be revoked; a machine that is cut off would not hear of it.
 	verdictStale = 15 * time.Second
-	// peerCredentials: nothing -> nothing. A credential was revoked: the machine asks named at once.
+	// peerCredentials: nothing -> nothing. A credential was revoked: the machine asks named at
+	// once.
 	peerCredentials = "credentials"
 )
 
-// mayOwn says whether the session may make and revoke credentials of its realm: the provider's may, and those with the role owner, which roleFile sees to.
+// mayOwn says whether the session may make and revoke credentials of its realm: the provider's may,
+// and those with the role owner, which roleFile sees to.
 func (r *root) mayOwn() bool {
-	return r.realm != sigma.SystemRealm && (r.tree.principal.System && r.tree.principal.Proc == "" && !r.tree.far || r.tree.granted != nil && r.tree.granted.role >= sigma.RoleOwner)
+	return r.realm != sigma.SystemRealm && (r.tree.principal.System && r.tree.principal.Proc == "" && !r.tree.far ||
+		r.tree.granted != nil && r.tree.granted.role >= sigma.RoleOwner)
 }
 
-// credentialsFile is /sys/credentials: the credentials of the session's realm, a line each, and calls to make and revoke them.
+// credentialsFile is /sys/credentials: the credentials of the session's realm, a line each, and
+// calls to make and revoke them.
 func (r *root) credentialsFile() sigma.File {
 	owner := func(h handler) handler {
 		return func(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
 			if !r.mayOwn() {
-				return nil, nil, sigma.Errorf("kernel.credentials", sigma.KindPermission, "credentials are the provider's and of owners of the realm")
+				return nil, nil, sigma.Errorf("kernel.credentials", sigma.KindPermission,
+					"credentials are the provider's and of owners of the realm")
 			}
 			return h(ctx, payload)
 		}
 	}
 	return r.sysState(sigmap.FileCredentials, func(ctx context.Context) ([]byte, error) {
 		if !r.mayOwn() {
-			return nil, sigma.Errorf("kernel.credentials", sigma.KindPermission, "credentials are the provider's and of owners of the realm")
+			return nil, sigma.Errorf("kernel.credentials", sigma.KindPermission,
+				"credentials are the provider's and of owners of the realm")
 		}
 		reply, err := realms{r.tree.k, nil}.admin(ctx, serviceNamed, sigmap.CallCredentials, r.realm)
 		if err != nil {
@@ -54,7 +64,8 @@ func (r *root) credentialsFile() sigma.File {
 			out[i] = state.OfCredential(r.realm, c)
 		}
 		return state.Lines(out)
-	}).answering(r.callable(sigmap.FileCredentials, map[string]handler{sigmap.CallCreate: owner(r.createCredential), sigmap.CallCredentialRevoke: owner(r.revokeCredential)}))
+	}).answering(r.callable(sigmap.FileCredentials, map[string]handler{sigmap.CallCreate: owner(r.createCredential),
+		sigmap.CallCredentialRevoke: owner(r.revokeCredential)}))
 }
 
 // createCredential is the call create.
@@ -71,7 +82,10 @@ func (r *root) createCredential(ctx context.Context, payload []byte) ([]byte, []
 	if g := r.tree.granted; g != nil {
 		n.By, n.ByHash = g.presented.Name, g.presented.Hash
 	}
-	reply, err := realms{r.tree.k, nil}.ask(ctx, serviceNamed, sigmap.CallCredentialAdd, func(c *sigmap.Coder) { c.RealmID(&r.realm); c.NewCredential(&n) })
+	reply, err := realms{r.tree.k, nil}.ask(ctx, serviceNamed, sigmap.CallCredentialAdd, func(c *sigmap.Coder) {
+		c.RealmID(&r.realm)
+		c.NewCredential(&n)
+	})
 	if err != nil {
 		return nil, nil, err
 	}
@@ -79,20 +93,25 @@ func (r *root) createCredential(ctx context.Context, payload []byte) ([]byte, []
 	if err := sigmap.Parse(reply, func(c *sigmap.Coder) { c.Credential(&made) }); err != nil {
 		return nil, nil, err
 	}
-	r.tree.k.cfg.Log.Info("credential made", "realm", r.realm, "name", n.Name, "role", n.Role.String(), "by", r.tree.holder())
+	r.tree.k.cfg.Log.Info("credential made", "realm", r.realm, "name", n.Name, "role", n.Role.String(), "by",
+		r.tree.holder())
 	text := secret.Text()
 	reply, err = sigmap.Payload(func(c *sigmap.Coder) { c.Credential(&made); c.Str(&text) })
 	return reply, nil, err
 }
 
-// revokeCredential is the call credential-revoke. When it returns, this machine has been told; others are being told.
+// revokeCredential is the call credential-revoke. When it returns, this machine has been told;
+// others are being told.
 func (r *root) revokeCredential(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
 	var name string
 	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Str(&name) }); err != nil {
 		return nil, nil, err
 	}
 	k := r.tree.k
-	reply, err := realms{k, nil}.ask(ctx, serviceNamed, sigmap.CallCredentialRevoke, func(c *sigmap.Coder) { c.RealmID(&r.realm); c.Str(&name) })
+	reply, err := realms{k, nil}.ask(ctx, serviceNamed, sigmap.CallCredentialRevoke, func(c *sigmap.Coder) {
+		c.RealmID(&r.realm)
+		c.Str(&name)
+	})
 	if err != nil {
 		return nil, nil, err
 	}
@@ -131,7 +150,9 @@ func (t *tree) holder() string {
 func (k *Kernel) verdicts(ctx context.Context, ps []sigmap.Presented) (vs []sigmap.Verdict, err error) {
 	ctx, cancel := context.WithTimeout(ctx, findMax)
 	defer cancel()
-	reply, err := realms{k, nil}.ask(ctx, serviceNamed, sigmap.CallCredentialCheck, func(c *sigmap.Coder) { c.Presented(&ps) })
+	reply, err := realms{k, nil}.ask(ctx, serviceNamed, sigmap.CallCredentialCheck, func(c *sigmap.Coder) {
+		c.Presented(&ps)
+	})
 	if err == nil {
 		err = sigmap.Parse(reply, func(c *sigmap.Coder) { c.Verdicts(&vs) })
 	}
@@ -151,11 +172,16 @@ func (k *Kernel) admit(ctx context.Context, text string) (*granted, error) {
 	vs, err := k.verdicts(ctx, []sigmap.Presented{p})
 	switch {
 	case err != nil:
-		return nil, &sigma.Error{Op: "kernel.admit", Kind: sigma.KindUnavailable, Msg: "credentials cannot be checked now", Hint: "try again in a moment", Err: err}
+		return nil, &sigma.Error{Op: "kernel.admit", Kind: sigma.KindUnavailable,
+			Msg: "credentials cannot be checked now", Hint: "try again in a moment", Err: err}
 	case vs[0].Expired:
-		return nil, &sigma.Error{Op: "kernel.admit", Kind: sigma.KindPermission, Msg: "the credential " + p.Name + " of realm " + string(p.Realm) + " has expired", Hint: "ask an owner of the realm for another: sigma realm credential create"}
+		return nil, &sigma.Error{Op: "kernel.admit", Kind: sigma.KindPermission,
+			Msg:  "the credential " + p.Name + " of realm " + string(p.Realm) + " has expired",
+			Hint: "ask an owner of the realm for another: sigma realm credential create"}
 	case vs[0].Role.Check() != nil:
-		return nil, &sigma.Error{Op: "kernel.admit", Kind: sigma.KindPermission, Msg: "the credential is not good: it was revoked, or its realm removed, or it never was", Hint: "ask an owner of the realm for another: sigma realm credential create"}
+		return nil, &sigma.Error{Op: "kernel.admit", Kind: sigma.KindPermission,
+			Msg:  "the credential is not good: it was revoked, or its realm removed, or it never was",
+			Hint: "ask an owner of the realm for another: sigma realm credential create"}
 	}
 	return &granted{role: vs[0].Role, presented: p}, nil
 }
@@ -180,7 +206,8 @@ func (k *Kernel) watchGuests(ctx context.Context) {
 			continue
 		}
 		asked := time.Now()
-		asking, cancel := context.WithDeadline(ctx, heard.Add(k.guests.stale)) // a slow answer does not give them more time
+		asking, cancel := context.WithDeadline(ctx,
+			heard.Add(k.guests.stale)) // a slow answer does not give them more time
 		good, err := k.stillGood(asking, all)
 		cancel()
 		switch {
@@ -189,11 +216,13 @@ func (k *Kernel) watchGuests(ctx context.Context) {
 		case time.Since(heard) < k.guests.stale:
 			continue
 		default:
-			k.cfg.Log.Warn("credentials could not be checked for too long; sessions that they hold end", "for", time.Since(heard).Round(time.Second).String(), "err", err)
+			k.cfg.Log.Warn("credentials could not be checked for too long; sessions that they hold end", "for",
+				time.Since(heard).Round(time.Second).String(), "err", err)
 		}
 		for _, t := range all {
 			if !good[t.granted.presented] {
-				k.cfg.Log.Info("a session ends with its credential", "realm", t.principal.Realm, "name", t.granted.presented.Name)
+				k.cfg.Log.Info("a session ends with its credential", "realm", t.principal.Realm, "name",
+					t.granted.presented.Name)
 				t.granted.end()
 			}
 		}

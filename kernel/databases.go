@@ -14,12 +14,12 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// A realm's SQL statements run in a dbd of that realm alone, in its own process and cgroup, which sees no directory but the
-// realm's (docs/adr/0048-a-dbd-for-each-realm.md). A dbd is started when its realm first uses a database, and ends when the
-// realm has had no session for a while.
+// A realm's SQL statements run in a dbd of that realm alone, in its own process and cgroup, which
+// sees no directory but the realm's (docs/adr/0048-a-dbd-for-each-realm.md). A dbd is started when
+// its realm first uses a database, and ends when the realm has had no session for a while.
 
-// databaseMemory is the hard limit of the memory of one dbd: 128 MiB that SQLite may have (db.DefaultLimits.Heap), and twice
-// that for the program itself and the answers under way.
+// databaseMemory is the hard limit of the memory of one dbd: 128 MiB that SQLite may have
+// (db.DefaultLimits.Heap), and twice that for the program itself and the answers under way.
 const databaseMemory = 384 * sigma.MiB
 
 // databases holds the dbd of each realm that has one now.
@@ -42,7 +42,8 @@ func databaseRealm(name string) (realm sigma.RealmID, ok bool) {
 	return realm, ok && realm.Check() == nil
 }
 
-// service returns the dbd of a realm, which may not run yet; nil on a machine that has no databases.
+// service returns the dbd of a realm, which may not run yet; nil on a machine that has no
+// databases.
 func (d *databases) service(realm sigma.RealmID) *service {
 	if d.program.File == nil {
 		return nil
@@ -72,7 +73,8 @@ func (d *databases) list() (out []*service) {
 	return out
 }
 
-// drop forgets a dbd that has ended because nobody needs it. The next use of the realm's databases starts another.
+// drop forgets a dbd that has ended because nobody needs it. The next use of the realm's databases
+// starts another.
 func (d *databases) drop(s *service) {
 	d.mu.Lock()
 	if d.of[s.realm] == s {
@@ -83,7 +85,8 @@ func (d *databases) drop(s *service) {
 	close(s.gone)
 }
 
-// usedFile exists from the first use of a realm's databases on, so that the removal of a realm without any starts no dbd.
+// usedFile exists from the first use of a realm's databases on, so that the removal of a realm
+// without any starts no dbd.
 func (d *databases) usedFile(realm sigma.RealmID) string {
 	return filepath.Join(d.k.cfg.Data, "dbd-used", string(realm))
 }
@@ -96,7 +99,9 @@ func (d *databases) noteUsed(realm sigma.RealmID) {
 		err = os.WriteFile(file, nil, 0o600)
 	}
 	if err != nil {
-		d.k.cfg.Log.Error("that databases are used cannot be noted: the realm may leave its databases when it is removed", "realm", realm, "err", err)
+		d.k.cfg.Log.Error(
+			"that databases are used cannot be noted: the realm may leave its databases when it is removed", "realm",
+			realm, "err", err)
 	}
 }
 
@@ -112,8 +117,8 @@ func (d *databases) unused(realm sigma.RealmID) bool {
 	return os.IsNotExist(err)
 }
 
-// charge charges a realm for all that its dbd has used since it was charged last. total is what this dbd has used since
-// its launch; works is what it did, as far as it told.
+// charge charges a realm for all that its dbd has used since it was charged last. total is what
+// this dbd has used since its launch; works is what it did, as far as it told.
 func (d *databases) charge(now time.Time, s *service, id uint64, total time.Duration, works []sigma.Work) {
 	done := sigma.Work{Realm: s.realm, CPU: d.k.worked.Fresh(s.name, meter.Spent{Launch: id, CPU: total})}
 	for _, w := range works {

@@ -16,7 +16,8 @@ import (
 	"sigmaos.dev/state"
 )
 
-// /sys/decisions: why procs waited, were placed and failed, as whoever decided noted then. Each machine keeps what was noted there: by its schedd, and by the besched and lcsched that run there.
+// /sys/decisions: why procs waited, were placed and failed, as whoever decided noted then. Each
+// machine keeps what was noted there: by its schedd, and by the besched and lcsched that run there.
 
 // peerDecisions: realm or "", number -> lines after that, number of the last, more.
 const peerDecisions = "decisions"
@@ -33,7 +34,8 @@ func (k *Kernel) openDecisions() *decision.Log {
 	return l
 }
 
-// completeDecision adds what whoever decided does not know: the proc's name, and that a machine offers nothing because its operator closed it.
+// completeDecision adds what whoever decided does not know: the proc's name, and that a machine
+// offers nothing because its operator closed it.
 func (k *Kernel) completeDecision(r *decision.Record) {
 	if r.Name == "" {
 		k.mu.Lock()
@@ -69,7 +71,8 @@ func (k *Kernel) isClosed(id sigma.MachineID) bool {
 // waitSaid is from when on it is noted that a proc has waited.
 const waitSaid = 2 * time.Millisecond
 
-// noteFate notes that a proc which waited has a machine, or that one ended otherwise than well. Kernel.mu is held.
+// noteFate notes that a proc which waited has a machine, or that one ended otherwise than well.
+// Kernel.mu is held.
 func (k *Kernel) noteFate(p *sigma.ProcInfo) {
 	waited := p.Times.Placed.Sub(p.Times.Spawned)
 	switch {
@@ -80,7 +83,8 @@ func (k *Kernel) noteFate(p *sigma.ProcInfo) {
 		}
 		k.noteProc("schedd", p, decision.Failed, why)
 	case p.State != sigma.ProcEnded && waited > waitSaid:
-		k.noteProc("schedd", p, decision.Placed, fmt.Sprintf("it was placed on machine %s after %v", p.Machine, waited.Round(10*time.Microsecond)))
+		k.noteProc("schedd", p, decision.Placed, fmt.Sprintf("it was placed on machine %s after %v", p.Machine,
+			waited.Round(10*time.Microsecond)))
 	}
 }
 
@@ -99,41 +103,44 @@ func (k *Kernel) noteUnscheduled(p *schedd.Proc) {
 	k.noteProc("schedd", &p.ProcInfo, decision.Scheduler, why)
 }
 
-// decisionsAt is how far a reader has come: all of the machines before one, and of that what is not after a number.
+// decisionsAt is how far a reader has come: all of the machines before one, and of that what is not
+// after a number.
 type decisionsAt struct {
 	machine sigma.MachineID
 	seq     uint64
 	begun   bool // with this machine, which has more
 }
 
-// decisionsFile is /sys/decisions: a tenant is told of its own realm, the provider of the realm that it works in, and in that of the system of all.
+// decisionsFile is /sys/decisions: a tenant is told of its own realm, the provider of the realm
+// that it works in, and in that of the system of all.
 func (r *root) decisionsFile() sigma.File {
 	k, of := r.tree.k, r.realm
 	if of == sigma.SystemRealm && r.tree.principal.System {
 		of = ""
 	}
-	f := linesFile("/sys/"+sigmap.FileDecisions, sigmap.FileDecisions, 0o444, func(ctx context.Context, at decisionsAt) ([]byte, decisionsAt, bool, error) {
-		machines := k.usageMachines()
-		i, found := slices.BinarySearch(machines, at.machine)
-		if found && !at.begun {
-			i++
-		}
-		if i == len(machines) {
-			return nil, at, false, nil
-		}
-		if machines[i] != at.machine {
-			at = decisionsAt{machine: machines[i]}
-		}
-		text, last, more, err := k.decisionsOf(ctx, at.machine, of, at.seq)
-		if err != nil {
-			if ctx.Err() != nil {
-				return nil, at, false, err
+	f := linesFile("/sys/"+sigmap.FileDecisions, sigmap.FileDecisions, 0o444,
+		func(ctx context.Context, at decisionsAt) ([]byte, decisionsAt, bool, error) {
+			machines := k.usageMachines()
+			i, found := slices.BinarySearch(machines, at.machine)
+			if found && !at.begun {
+				i++
 			}
-			text, err = state.Line(decision.Record{At: string(at.machine), Missing: err.Error()})
-		}
-		at.seq, at.begun = last, more
-		return text, at, more || i+1 < len(machines), err
-	})
+			if i == len(machines) {
+				return nil, at, false, nil
+			}
+			if machines[i] != at.machine {
+				at = decisionsAt{machine: machines[i]}
+			}
+			text, last, more, err := k.decisionsOf(ctx, at.machine, of, at.seq)
+			if err != nil {
+				if ctx.Err() != nil {
+					return nil, at, false, err
+				}
+				text, err = state.Line(decision.Record{At: string(at.machine), Missing: err.Error()})
+			}
+			at.seq, at.begun = last, more
+			return text, at, more || i+1 < len(machines), err
+		})
 	if r.realm == sigma.SystemRealm && k.service(r.tree.principal) != nil {
 		return f.answering(r.callable(sigmap.FileDecisions, map[string]handler{sigmap.CallNote: r.noteDecisions}))
 	}
@@ -153,7 +160,8 @@ func (r *root) noteDecisions(_ context.Context, payload []byte) ([]byte, []*os.F
 }
 
 // decisionsOf are those that a machine keeps.
-func (k *Kernel) decisionsOf(ctx context.Context, m sigma.MachineID, of sigma.RealmID, seq uint64) (text []byte, last uint64, more bool, err error) {
+func (k *Kernel) decisionsOf(ctx context.Context, m sigma.MachineID, of sigma.RealmID, seq uint64) (text []byte,
+	last uint64, more bool, err error) {
 	if m == k.cfg.Machine {
 		text, last, more = k.decisions.After(of, seq, decisionsPage)
 		return text, last, more, nil
@@ -163,7 +171,10 @@ func (k *Kernel) decisionsOf(ctx context.Context, m sigma.MachineID, of sigma.Re
 	}
 	ctx, cancel := context.WithTimeout(ctx, findMax)
 	defer cancel()
-	err = k.ask(ctx, m, peerDecisions, func(c *sigmap.Coder) { c.RealmID(&of); c.U64(&seq) }, func(c *sigmap.Coder) { c.Data(&text); c.U64(&last); c.Bool(&more) })
+	err = k.ask(ctx, m, peerDecisions, func(c *sigmap.Coder) {
+		c.RealmID(&of)
+		c.U64(&seq)
+	}, func(c *sigmap.Coder) { c.Data(&text); c.U64(&last); c.Bool(&more) })
 	if err == nil && more && last <= seq {
 		err = sigma.Errorf("kernel.decisions", sigma.KindInvalid, "the machine tells the same again and again")
 	}

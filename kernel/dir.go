@@ -19,8 +19,9 @@ type dir struct {
 	names func(ctx context.Context) ([]string, error)
 	open  func(ctx context.Context, name string) (sigma.File, error) // KindNotFound if there is none
 	list  []sigma.DirEntry                                           // as it was at Open
-	// page, if set, gives the entries after a cookie instead of names, up to n of them, and whether there are more. It is for directories that may be long, because a session
-	// can hold many handles.
+	// page, if set, gives the entries after a cookie instead of names, up to n of them, and whether
+	// there are more. It is for directories that may be long, because a session can hold many
+	// handles.
 	page func(ctx context.Context, cookie uint64, n int) (es []sigma.DirEntry, more bool, err error)
 }
 
@@ -37,7 +38,8 @@ func (d *dir) Walk(ctx context.Context, names []string) (sigma.File, []sigma.Fil
 	return walkOn(ctx, child, names[1:])
 }
 
-// walkOn walks names from child, which it closes unless it is what was asked for, and reports child's id too.
+// walkOn walks names from child, which it closes unless it is what was asked for, and reports
+// child's id too.
 func walkOn(ctx context.Context, child sigma.File, names []string) (sigma.File, []sigma.FileID, error) {
 	st, err := child.Stat(ctx)
 	if err != nil {
@@ -59,7 +61,8 @@ func walkOn(ctx context.Context, child sigma.File, names []string) (sigma.File, 
 }
 
 func (d *dir) Stat(context.Context) (sigma.Stat, error) {
-	return sigma.Stat{ID: sigma.FileID{Kind: sigma.KindDir, Path: viewfs.PathID(d.path)}, Name: d.path[strings.LastIndexByte(d.path, '/')+1:], Perm: 0o555, Modified: time.Unix(0, 0)}, nil
+	return sigma.Stat{ID: sigma.FileID{Kind: sigma.KindDir, Path: viewfs.PathID(d.path)},
+		Name: d.path[strings.LastIndexByte(d.path, '/')+1:], Perm: 0o555, Modified: time.Unix(0, 0)}, nil
 }
 
 func (d *dir) Open(ctx context.Context, f sigma.OpenFlags) error {
@@ -111,5 +114,6 @@ func (d *dir) Rename(context.Context, string, sigma.File, string) error { return
 func (d *dir) SetStat(context.Context, sigma.StatChange) error          { return d.readOnly() }
 
 func (d *dir) readOnly() error {
-	return &sigma.Error{Op: "kernel.dir", Path: d.path, Kind: sigma.KindPermission, Msg: "entries here are made by the system"}
+	return &sigma.Error{Op: "kernel.dir", Path: d.path, Kind: sigma.KindPermission,
+		Msg: "entries here are made by the system"}
 }

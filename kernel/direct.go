@@ -11,25 +11,34 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Direct connections (docs/adr/0020) are TCP connections between a program here and something of another machine, with no sigmad on their way. Two things can be at their far end: the listener of an endpoint of FormStream, to which
-// the socket goes, and what a sigmad itself serves by such (Kernel.directServices), for bytes that would be slow in messages. How to add one of the latter:
+// Direct connections (docs/adr/0020) are TCP connections between a program here and something of
+// another machine, with no sigmad on their way. Two things can be at their far end: the listener of
+// an endpoint of FormStream, to which the socket goes, and what a sigmad itself serves by such
+// (Kernel.directServices), for bytes that would be slow in messages. How to add one of the latter:
 //
-//   - put a directService under its name into Kernel.directServices, before Run. It gets the socket, and who is at the other end: a proc of a realm, or a sigmad that acts for one (System, and the realm). That much is authenticated; what
-//     they may have is for it to judge. It owns the socket, speaks as it likes, sets its own deadlines, and returns when it is done.
-//   - on the other machine, dialDirect(ctx, who, m, link.Target{Kind: link.ToService, Name: name}) gives the other end. For a proc, fileOf makes of it what an answer can carry: from then on the proc speaks for itself.
-//   - dialDirect answers KindUnsupported if either machine was started with --encrypt (or is older): do it over a link then.
+//   - put a directService under its name into Kernel.directServices, before Run. It gets the
+//     socket, and who is at the other end: a proc of a realm, or a sigmad that acts for one
+//     (System, and the realm). That much is authenticated; what they may have is for it to judge.
+//     It owns the socket, speaks as it likes, sets its own deadlines, and returns when it is done.
+//   - on the other machine, dialDirect(ctx, who, m, link.Target{Kind: link.ToService, Name: name})
+//     gives the other end. For a proc, fileOf makes of it what an answer can carry: from then on
+//     the proc speaks for itself.
+//   - dialDirect answers KindUnsupported if either machine was started with --encrypt (or is
+//     older): do it over a link then.
 
 // directService serves a direct connection. ctx ends with the kernel.
 type directService func(ctx context.Context, d link.Direct, conn *net.TCPConn)
 
-// reserve is link.Config.Reserve: it says who of another machine has a direct connection to what here.
+// reserve is link.Config.Reserve: it says who of another machine has a direct connection to what
+// here.
 func (k *Kernel) reserve(d link.Direct) (link.Place, error) {
 	const op = "kernel.direct"
 	machine := d.From.System && d.From.Proc == "" && d.From.Realm.Check() == nil
 	proc := !d.From.System && d.From.Proc != "" && d.From.Realm.Check() == nil
 	switch {
 	case !machine && !proc:
-		return nil, sigma.Errorf(op, sigma.KindPermission, "the connection is made for nobody: neither for a machine nor for a proc")
+		return nil, sigma.Errorf(op, sigma.KindPermission,
+			"the connection is made for nobody: neither for a machine nor for a proc")
 	case d.Target.Kind == link.ToEndpoint:
 		e, err := k.endpointHere(d.Target)
 		if err != nil {
@@ -44,7 +53,8 @@ func (k *Kernel) reserve(d link.Direct) (link.Place, error) {
 	}
 	serve := k.directServices[d.Target.Name]
 	if serve == nil {
-		return nil, sigma.Errorf(op, sigma.KindUnsupported, "machine %s serves no direct connections to the %s", k.cfg.Machine, d.Target)
+		return nil, sigma.Errorf(op, sigma.KindUnsupported, "machine %s serves no direct connections to the %s",
+			k.cfg.Machine, d.Target)
 	}
 	done, err := k.links.count(d.Peer.Machine, d.Target)
 	if err != nil {
@@ -105,8 +115,11 @@ func (p *servicePlace) Close() error {
 	return nil
 }
 
-// dialDirect connects who with a target of machine m by a TCP connection of their own, in the clear, which that machine knows to be who's. It is the caller's. KindUnsupported: that cannot be, but a link can.
-func (k *Kernel) dialDirect(ctx context.Context, who sigma.Principal, m sigma.MachineID, to link.Target) (*net.TCPConn, error) {
+// dialDirect connects who with a target of machine m by a TCP connection of their own, in the
+// clear, which that machine knows to be who's. It is the caller's. KindUnsupported: that cannot be,
+// but a link can.
+func (k *Kernel) dialDirect(ctx context.Context, who sigma.Principal, m sigma.MachineID, to link.Target) (*net.TCPConn,
+	error) {
 	done, err := k.turnOf(ctx, m, who)
 	if err != nil {
 		return nil, err
@@ -115,7 +128,8 @@ func (k *Kernel) dialDirect(ctx context.Context, who sigma.Principal, m sigma.Ma
 	return k.node.DialDirect(ctx, m, to, who)
 }
 
-// markDirect has what a proc here says on a direct connection go before other traffic, if it is latency-critical. Its peer's answers go as the peer's class says.
+// markDirect has what a proc here says on a direct connection go before other traffic, if it is
+// latency-critical. Its peer's answers go as the peer's class says.
 func (k *Kernel) markDirect(proc sigma.ProcID, conn *net.TCPConn) {
 	if k.isUrgent(proc) {
 		link.TrafficLatencyCritical.Mark(conn)

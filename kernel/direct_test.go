@@ -10,7 +10,9 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// TestDirectService: what a machine serves directly is reached by another's sigmad and procs, each as who it is; what it does not serve is not supported, so that a link is used; an ended service gives its place back.
+// TestDirectService: what a machine serves directly is reached by another's sigmad and procs, each
+// as who it is; what it does not serve is not supported, so that a link is used; an ended service
+// gives its place back.
 func TestDirectService(t *testing.T) {
 	type asked struct {
 		from sigma.Principal
@@ -21,7 +23,9 @@ func TestDirectService(t *testing.T) {
 		came <- asked{d.From, conn}
 		io.Copy(conn, conn)
 	}
-	w := newWorld(t, part{name: "m1", control: true, services: control.services, before: func(m *machine) { m.k.directServices["echo"] = serve }}, part{name: "m2"}, part{name: "m3", encrypt: true})
+	w := newWorld(t, part{name: "m1", control: true, services: control.services, before: func(m *machine) {
+		m.k.directServices["echo"] = serve
+	}}, part{name: "m2"}, part{name: "m3", encrypt: true})
 	m1, m2 := w.machines["m1"], w.machines["m2"]
 	ctx := t.Context()
 	to := link.Target{Kind: link.ToService, Name: "echo"}
@@ -52,11 +56,13 @@ func TestDirectService(t *testing.T) {
 		to   link.Target
 		kind sigma.Kind
 	}{
-		"no such service":         {proc, "m1", link.Target{Kind: link.ToService, Name: "named"}, sigma.KindUnsupported},
+		"no such service": {proc, "m1", link.Target{Kind: link.ToService, Name: "named"},
+			sigma.KindUnsupported},
 		"a machine that encrypts": {proc, "m3", to, sigma.KindUnsupported},
 		"nobody":                  {sigma.Principal{Realm: "default"}, "m1", to, sigma.KindPermission},
-		"a proc of the system":    {sigma.Principal{Realm: "default", Proc: "p", System: true}, "m1", to, sigma.KindPermission},
-		"an unknown machine":      {proc, "m7", to, sigma.KindNotFound},
+		"a proc of the system": {sigma.Principal{Realm: "default", Proc: "p", System: true}, "m1", to,
+			sigma.KindPermission},
+		"an unknown machine": {proc, "m7", to, sigma.KindNotFound},
 	} {
 		if conn, err := m2.k.dialDirect(ctx, c.who, c.m, c.to); sigma.KindOf(err) != c.kind {
 			t.Errorf("%s: %v", name, err)

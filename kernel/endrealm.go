@@ -62,7 +62,8 @@ func (k *Kernel) forgetRealm(realm sigma.RealmID) {
 	delete(k.budgets, realm)
 }
 
-// leaveRealmElsewhere has all other machines end what they have of a realm. One that is lost meanwhile has nothing any more.
+// leaveRealmElsewhere has all other machines end what they have of a realm. One that is lost
+// meanwhile has nothing any more.
 func (k *Kernel) leaveRealmElsewhere(ctx context.Context, realm sigma.RealmID) error {
 	var all sync.WaitGroup
 	var mu sync.Mutex
@@ -112,7 +113,8 @@ func (k *Kernel) peerEndRealm(ctx context.Context, _ identity.Subject, payload [
 	return nil, nil
 }
 
-// countProcs says how many procs each realm has on all machines. Those of a machine that does not answer are not counted.
+// countProcs says how many procs each realm has on all machines. Those of a machine that does not
+// answer are not counted.
 func (k *Kernel) countProcs(ctx context.Context, realms []sigma.RealmInfo) {
 	ids := make([]string, len(realms))
 	for i := range realms {
@@ -126,7 +128,9 @@ func (k *Kernel) countProcs(ctx context.Context, realms []sigma.RealmInfo) {
 	for _, m := range k.others() {
 		all.Go(func() {
 			var counts []uint64
-			if k.ask(ctx, m, peerCount, func(c *sigmap.Coder) { c.Strs(&ids) }, func(c *sigmap.Coder) { codeCounts(c, &counts) }) != nil {
+			if k.ask(ctx, m, peerCount, func(c *sigmap.Coder) {
+				c.Strs(&ids)
+			}, func(c *sigmap.Coder) { codeCounts(c, &counts) }) != nil {
 				return
 			}
 			mu.Lock()

@@ -11,17 +11,21 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// named reaches no network by itself. Where the names are in an etcd of the operator's, sigmad connects it to that, and to nothing else. It relays the bytes instead of passing the TCP socket, which could be
-// connected again to somebody else where Landlock does not know networks; what named and etcd say is between them (TLS), sigmad does not look at it.
+// named reaches no network by itself. Where the names are in an etcd of the operator's, sigmad
+// connects it to that, and to nothing else. It relays the bytes instead of passing the TCP socket,
+// which could be connected again to somebody else where Landlock does not know networks; what named
+// and etcd say is between them (TLS), sigmad does not look at it.
 
 // etcdDialMax bounds one attempt to connect.
 const etcdDialMax = 3 * time.Second
 
-// toldEtcd takes what the leading named told a machine that joined. What the operator says of it on this machine, as of new certificates, goes before.
+// toldEtcd takes what the leading named told a machine that joined. What the operator says of it on
+// this machine, as of new certificates, goes before.
 func (k *Kernel) toldEtcd(text string) error {
 	told := &sigmap.Etcd{}
 	if err := json.Unmarshal([]byte(strings.TrimPrefix(text, sigmap.EtcdPrefix)), told); err != nil {
-		return &sigma.Error{Op: "kernel.joinNames", Kind: sigma.KindInvalid, Msg: "named does not say in which etcd the names are", Err: err}
+		return &sigma.Error{Op: "kernel.joinNames", Kind: sigma.KindInvalid,
+			Msg: "named does not say in which etcd the names are", Err: err}
 	}
 	if err := told.Check(); err != nil {
 		return err
@@ -35,7 +39,8 @@ func (k *Kernel) toldEtcd(text string) error {
 	return nil
 }
 
-// namedOnly is an error for anybody but named, on whose behalf alone sigmad holds the keys of an etcd.
+// namedOnly is an error for anybody but named, on whose behalf alone sigmad holds the keys of an
+// etcd.
 func (r *root) namedOnly(op string) error {
 	if s := r.tree.k.service(r.tree.principal); s == nil || s.name != serviceNamed {
 		return sigma.Errorf(op, sigma.KindPermission, "only named may ask this")
@@ -76,7 +81,8 @@ func (r *root) dialEtcdCall(ctx context.Context, payload []byte) ([]byte, []*os.
 		}
 	}
 	if address == "" || k.cfg.Connect == nil {
-		return nil, nil, sigma.Errorf(op, sigma.KindPermission, "%.80q is no member of the etcd that keeps the names", name)
+		return nil, nil, sigma.Errorf(op, sigma.KindPermission, "%.80q is no member of the etcd that keeps the names",
+			name)
 	}
 	f, err := k.relayTo(ctx, op, []string{address}, etcdDialMax, func() {})
 	if err != nil {

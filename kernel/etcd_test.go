@@ -8,9 +8,11 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// A machine that joins takes the etcd that it is told, unless its operator has said another way to it; whose names are there is never its operator's to say.
+// A machine that joins takes the etcd that it is told, unless its operator has said another way to
+// it; whose names are there is never its operator's to say.
 func TestToldEtcd(t *testing.T) {
-	told := sigmap.Etcd{Members: []sigmap.EtcdMember{{Name: "etcd-1:2379", Address: "192.0.2.9:2379"}}, CA: "old", System: "us"}
+	told := sigmap.Etcd{Members: []sigmap.EtcdMember{{Name: "etcd-1:2379", Address: "192.0.2.9:2379"}}, CA: "old",
+		System: "us"}
 	text, err := json.Marshal(told)
 	if err != nil {
 		t.Fatal(err)

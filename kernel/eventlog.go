@@ -8,19 +8,25 @@ import (
 	"sigmaos.dev/state"
 )
 
-// Bounds of what is remembered of events. An event has some 300 bytes, so all of it stays below 16 MiB.
+// Bounds of what is remembered of events. An event has some 300 bytes, so all of it stays below 16
+// MiB.
 const (
 	eventsOfRealm  = 256  // latest events of one realm
 	eventsOfSystem = 2048 // of the system: machines, daemons, realms
-	eventRealms    = 128  // realms of which events are remembered; of others, those without an event for the longest time go
+	// realms of which events are remembered; of others, those without an event for the longest time
+	// go
+	eventRealms = 128
 )
 
-// eventLog is what happened at this machine lately: of the system and, apart from that, so that no realm drives out another's, of each realm. Safe for concurrent use.
+// eventLog is what happened at this machine lately: of the system and, apart from that, so that no
+// realm drives out another's, of each realm. Safe for concurrent use.
 type eventLog struct {
 	machine sigma.MachineID
 
-	mu     sync.Mutex
-	seq    uint64                       // mu; of the latest; begins with the time in microseconds, so that a later sigmad of the machine has higher ones
+	mu sync.Mutex
+	// mu; of the latest; begins with the time in microseconds, so that a later sigmad of the
+	// machine has higher ones
+	seq    uint64
 	system eventRing                    // mu
 	realms map[sigma.RealmID]*eventRing // mu
 	told   map[sigma.ProcID]struct{}    // mu; procs that run and whose start was told
@@ -28,7 +34,8 @@ type eventLog struct {
 }
 
 func newEventLog(machine sigma.MachineID, now func() time.Time) *eventLog {
-	return &eventLog{machine: machine, seq: uint64(now().UnixMicro()), system: eventRing{most: eventsOfSystem}, realms: map[sigma.RealmID]*eventRing{}, told: map[sigma.ProcID]struct{}{}, now: now}
+	return &eventLog{machine: machine, seq: uint64(now().UnixMicro()), system: eventRing{most: eventsOfSystem},
+		realms: map[sigma.RealmID]*eventRing{}, told: map[sigma.ProcID]struct{}{}, now: now}
 }
 
 // eventRing has the latest events of one kind of reader.
@@ -56,7 +63,8 @@ func (r *eventRing) last() uint64 {
 	return r.events[(r.first+len(r.events)-1)%len(r.events)].Seq
 }
 
-// after appends the events later than a number, oldest first; if some of them are not remembered, an event says so first.
+// after appends the events later than a number, oldest first; if some of them are not remembered,
+// an event says so first.
 func (r *eventRing) after(out []state.Event, seq uint64) []state.Event {
 	for i := range r.events {
 		e := r.events[(r.first+i)%len(r.events)]
@@ -64,7 +72,8 @@ func (r *eventRing) after(out []state.Event, seq uint64) []state.Event {
 			continue
 		}
 		if seq != 0 && r.dropped > seq && i == 0 {
-			out = append(out, state.Event{Seq: r.dropped, Time: e.Time, At: e.At, Event: state.EventGap, Realm: e.Realm, Message: "older events are not remembered"})
+			out = append(out, state.Event{Seq: r.dropped, Time: e.Time, At: e.At, Event: state.EventGap, Realm: e.Realm,
+				Message: "older events are not remembered"})
 		}
 		out = append(out, e)
 	}
@@ -124,7 +133,8 @@ func (l *eventLog) forget(id sigma.RealmID) {
 	delete(l.realms, id)
 }
 
-// proc notes what became of a proc of this home: that it has started, once, and that it has ended. It reports whether that is so.
+// proc notes what became of a proc of this home: that it has started, once, and that it has ended.
+// It reports whether that is so.
 func (l *eventLog) proc(p *sigma.ProcInfo, started bool) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -154,7 +164,8 @@ type asked struct {
 	realm  sigma.RealmID // else of this one
 }
 
-// after lists events later than a number, in order. A number that is not reached yet is of a machine whose clock was set back, and stands for none.
+// after lists events later than a number, in order. A number that is not reached yet is of a
+// machine whose clock was set back, and stands for none.
 func (l *eventLog) after(q asked, seq uint64) (out []state.Event) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

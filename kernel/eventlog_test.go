@@ -12,7 +12,8 @@ import (
 	"sigmaos.dev/state"
 )
 
-// Events are bounded for each realm and in all, come in order from any position on, and a realm is told of nothing but its own.
+// Events are bounded for each realm and in all, come in order from any position on, and a realm is
+// told of nothing but its own.
 func TestEventLog(t *testing.T) {
 	now := time.UnixMicro(1_000_000)
 	l := newEventLog("m1", func() time.Time { return now })
@@ -25,7 +26,8 @@ func TestEventLog(t *testing.T) {
 		t.Errorf("b is told %+v", es)
 	}
 	es := l.after(asked{realm: "a"}, 0)
-	if len(es) != eventsOfRealm || es[0].Proc != fmt.Sprint(2*eventsOfRealm) || es[len(es)-1].Proc != fmt.Sprint(3*eventsOfRealm-1) {
+	if len(es) != eventsOfRealm || es[0].Proc != fmt.Sprint(2*eventsOfRealm) ||
+		es[len(es)-1].Proc != fmt.Sprint(3*eventsOfRealm-1) {
 		t.Errorf("a is told %d, from %+v on", len(es), es[0])
 	}
 	for _, e := range es {
@@ -40,7 +42,8 @@ func TestEventLog(t *testing.T) {
 	if rest := l.after(asked{realm: "a"}, es[9].Seq); len(rest) != len(es)-10 || rest[0].Seq != es[10].Seq {
 		t.Errorf("after the tenth: %d", len(rest))
 	}
-	if all := l.after(asked{system: true, all: true}, 0); len(all) != eventsOfRealm+2 || all[0].Event != state.EventMachineLost {
+	if all := l.after(asked{system: true, all: true}, 0); len(all) != eventsOfRealm+2 ||
+		all[0].Event != state.EventMachineLost {
 		t.Errorf("the provider is told %d", len(all))
 	}
 	if own := l.after(asked{system: true, realm: "b"}, 0); len(own) != 2 {
@@ -71,20 +74,24 @@ func TestEventsOfProcs(t *testing.T) {
 	p.State, p.Status = sigma.ProcEnded, sigma.Status{Code: sigma.StatusError, Msg: "exit code 3"}
 	l.proc(p, true)
 	es := l.after(asked{realm: "a"}, 0)
-	if len(es) != 2 || es[0].Event != state.EventProcStarted || es[1].Event != state.EventProcEnded || es[1].Message != "error: exit code 3" || len(l.told) != 0 {
+	if len(es) != 2 || es[0].Event != state.EventProcStarted || es[1].Event != state.EventProcEnded ||
+		es[1].Message != "error: exit code 3" || len(l.told) != 0 {
 		t.Errorf("%+v", es)
 	}
-	if got, err := parseEvents([]byte(`{"at":"m2","seq":1}`+"\n"+`{"at":"m1","seq":2}`+"\n"), "m1"); err != nil || len(got) != 1 || got[0].Seq != 2 {
+	if got, err := parseEvents([]byte(`{"at":"m2","seq":1}`+"\n"+`{"at":"m1","seq":2}`+"\n"), "m1"); err != nil ||
+		len(got) != 1 || got[0].Seq != 2 {
 		t.Errorf("what m1 says of itself alone: %+v, %v", got, err)
 	}
 }
 
-// Goal: events whose messages JSON writes sixfold are told too, in answers that have room for them, each once and in order.
+// Goal: events whose messages JSON writes sixfold are told too, in answers that have room for them,
+// each once and in order.
 func TestEventsOfControlCharacters(t *testing.T) {
 	k := &Kernel{events: newEventLog("m1", time.Now)}
 	const all = 200
 	for i := range all {
-		k.events.ofRealm(state.Event{Event: state.EventProcEnded, Realm: "a", Proc: fmt.Sprint(i), Message: strings.Repeat("\x01", eventMessage)})
+		k.events.ofRealm(state.Event{Event: state.EventProcEnded, Realm: "a", Proc: fmt.Sprint(i),
+			Message: strings.Repeat("\x01", eventMessage)})
 	}
 	q, seq, n := asked{system: true, all: true}, uint64(0), 0
 	for pages := 0; ; pages++ {
@@ -150,7 +157,8 @@ func TestTellMembers(t *testing.T) {
 	} {
 		for _, self := range []sigma.MachineID{"m1", "m2"} {
 			k := &Kernel{cfg: Config{Machine: self}, events: newEventLog(self, time.Now), own: newMembership("")}
-			if _, err := k.peerLeave(t.Context(), identity.Subject{Machine: "m2", Incarnation: leaves}, nil); err != nil {
+			if _, err := k.peerLeave(t.Context(), identity.Subject{Machine: "m2", Incarnation: leaves},
+				nil); err != nil {
 				t.Fatal(err)
 			}
 			k.tellMembers(one(c.before), one(c.after))

@@ -16,10 +16,12 @@ import (
 	"sigmaos.dev/state"
 )
 
-// peerEvents: which, number -> JSON lines of the machine's events after that, up to eventsPage and eventsBytes.
+// peerEvents: which, number -> JSON lines of the machine's events after that, up to eventsPage and
+// eventsBytes.
 const peerEvents = "events"
 
-// eventsPage events are in one answer at most, and eventsBytes of lines, which leaves room in a message; eventMessage bytes of a message are told, which JSON may write sixfold.
+// eventsPage events are in one answer at most, and eventsBytes of lines, which leaves room in a
+// message; eventMessage bytes of a message are told, which JSON may write sixfold.
 const (
 	eventsPage   = 96
 	eventsBytes  = 48 << 10
@@ -37,13 +39,15 @@ func sortEvents(es []state.Event) {
 	})
 }
 
-// mayKnow says which events the session is told of: a tenant of its realm's; the provider of the system's and of the realm's that it works in, or in that of the system of all.
+// mayKnow says which events the session is told of: a tenant of its realm's; the provider of the
+// system's and of the realm's that it works in, or in that of the system of all.
 func (r *root) mayKnow() asked {
 	p := r.tree.principal.System
 	return asked{system: p, all: p && r.realm == sigma.SystemRealm, realm: r.realm}
 }
 
-// eventsFile is /sys/events: what happened lately, on all machines; the call events for who goes on from where it was.
+// eventsFile is /sys/events: what happened lately, on all machines; the call events for who goes on
+// from where it was.
 func (r *root) eventsFile() sigma.File {
 	type at struct {
 		cursor state.Cursor
@@ -53,7 +57,8 @@ func (r *root) eventsFile() sigma.File {
 		text, next, more, err := r.eventsAfter(ctx, from.cursor)
 		return text, at{next, from.pages + 1}, more && from.pages < eventsPages, err
 	}
-	calls := map[string]handler{sigmap.CallEvents: func(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
+	calls := map[string]handler{sigmap.CallEvents: func(ctx context.Context, payload []byte) ([]byte, []*os.File,
+		error) {
 		var text string
 		if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Str(&text) }); err != nil {
 			return nil, nil, err
@@ -65,7 +70,8 @@ func (r *root) eventsFile() sigma.File {
 		lines, _, _, err := r.eventsAfter(ctx, after)
 		return lines, nil, err
 	}}
-	return linesFile("/sys/"+sigmap.FileEvents, sigmap.FileEvents, 0o444, page).answering(r.callable(sigmap.FileEvents, calls))
+	return linesFile("/sys/"+sigmap.FileEvents, sigmap.FileEvents, 0o444, page).answering(r.callable(sigmap.FileEvents,
+		calls))
 }
 
 // eventLines gives the first of the events as lines, as many as are in one answer.
@@ -84,8 +90,10 @@ func eventLines(es []state.Event) (text []byte, n int, err error) {
 	return text, n, nil
 }
 
-// eventsAfter merges what all machines remember; more: there may be more than that. One that does not answer is left out, and told of when it does.
-func (r *root) eventsAfter(ctx context.Context, after state.Cursor) (text []byte, next state.Cursor, more bool, err error) {
+// eventsAfter merges what all machines remember; more: there may be more than that. One that does
+// not answer is left out, and told of when it does.
+func (r *root) eventsAfter(ctx context.Context, after state.Cursor) (text []byte, next state.Cursor, more bool,
+	err error) {
 	k, q := r.tree.k, r.mayKnow()
 	own := k.events.after(q, after[string(k.cfg.Machine)])
 	out := slices.Clone(own[:min(len(own), eventsPage)])
@@ -98,7 +106,10 @@ func (r *root) eventsAfter(ctx context.Context, after state.Cursor) (text []byte
 		all.Go(func() {
 			seq := after[string(m)]
 			var lines []byte
-			err := k.ask(ctx, m, peerEvents, func(c *sigmap.Coder) { codeAsked(c, &q); c.U64(&seq) }, func(c *sigmap.Coder) { c.Data(&lines) })
+			err := k.ask(ctx, m, peerEvents, func(c *sigmap.Coder) {
+				codeAsked(c, &q)
+				c.U64(&seq)
+			}, func(c *sigmap.Coder) { c.Data(&lines) })
 			es, perr := parseEvents(lines, m)
 			mu.Lock()
 			defer mu.Unlock()
@@ -165,7 +176,8 @@ func (k *Kernel) tellProcLocked(id sigma.ProcID) {
 	}
 }
 
-// tellMembers notes what became of machines. Of those that are alive the first by name does, so that it is told once.
+// tellMembers notes what became of machines. Of those that are alive the first by name does, so
+// that it is told once.
 func (k *Kernel) tellMembers(before, after []identity.Member) {
 	first := slices.IndexFunc(after, func(m identity.Member) bool { return !m.Lost })
 	if first < 0 || after[first].Machine != k.cfg.Machine || before == nil {
@@ -209,6 +221,7 @@ func (k *Kernel) tellRefused(id sigma.ProcID, why string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if p := k.core.Find(id); p != nil && !p.Ended() {
-		k.events.ofRealm(state.Event{Event: state.EventReservationRefused, Realm: string(p.Realm), Proc: string(id), Name: p.Name, Message: why[:min(len(why), eventMessage)]})
+		k.events.ofRealm(state.Event{Event: state.EventReservationRefused, Realm: string(p.Realm), Proc: string(id),
+			Name: p.Name, Message: why[:min(len(why), eventMessage)]})
 	}
 }

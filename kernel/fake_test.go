@@ -23,7 +23,8 @@ import (
 	"sigmaos.dev/treekit"
 )
 
-// machine is a Kernel whose launcher is this test: system services are goroutines that serve trees in memory, procs are sessions that the test talks through.
+// machine is a Kernel whose launcher is this test: system services are goroutines that serve trees
+// in memory, procs are sessions that the test talks through.
 type machine struct {
 	hangs       atomic.Bool // the launcher answers no start
 	credentials keptCredentials
@@ -168,8 +169,10 @@ func tryBoot(t *testing.T, cfg Config, prepare func(*machine), services ...strin
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := &machine{t: t, realms: &memRealms{trees: map[sigma.RealmID]*memfs.Tree{}}, objects: &memRealms{trees: map[sigma.RealmID]*memfs.Tree{}, auto: true}, procs: make(chan *fakeProc, 1000),
-		over: make(chan error, 1), running: map[uint64]*fakeProc{}, shares: map[string]uint32{}, quotas: map[string]uint32{}, uids: map[uint32]uint64{}}
+	m := &machine{t: t, realms: &memRealms{trees: map[sigma.RealmID]*memfs.Tree{}},
+		objects: &memRealms{trees: map[sigma.RealmID]*memfs.Tree{}, auto: true}, procs: make(chan *fakeProc, 1000),
+		over: make(chan error, 1), running: map[uint64]*fakeProc{}, shares: map[string]uint32{},
+		quotas: map[string]uint32{}, uids: map[uint32]uint64{}}
 	keeper, err := session.UnixConn(ours)
 	if err == nil {
 		m.keeper, err = session.UnixConn(theirs)
@@ -355,7 +358,8 @@ func sockets(b []byte) []byte {
 
 func (m *machine) start(b, oob []byte) {
 	u16 := func(at int) int { return int(binary.LittleEndian.Uint16(b[at:])) }
-	p := &fakeProc{m: m, launch: binary.LittleEndian.Uint64(b[8:]), uid: binary.LittleEndian.Uint32(b[20:]), signal: make(chan syscall.Signal, 10)}
+	p := &fakeProc{m: m, launch: binary.LittleEndian.Uint64(b[8:]), uid: binary.LittleEndian.Uint32(b[20:]),
+		signal: make(chan syscall.Signal, 10)}
 	system := binary.LittleEndian.Uint32(b[16:]) == 1
 	argc, nfds, group, subdir := u16(48), u16(52), u16(54), u16(56)
 	at := 58 + 4*nfds + group + subdir
@@ -444,7 +448,8 @@ func (p *fakeProc) open(ctx context.Context) error {
 }
 
 // call runs a system call of a program.
-func call(ctx context.Context, root sigma.File, file, method string, encode func(*sigmap.Coder)) ([]byte, []*os.File, error) {
+func call(ctx context.Context, root sigma.File, file, method string, encode func(*sigmap.Coder)) ([]byte, []*os.File,
+	error) {
 	f, _, err := root.Walk(ctx, []string{sigma.NameSys, file})
 	if err != nil {
 		return nil, nil, err
@@ -489,7 +494,9 @@ func (p *fakeProc) serve() {
 		return // killed early
 	}
 	form := sigma.FormTree
-	reply, _, err := call(ctx, p.root, sigmap.FileEndpoints, sigmap.CallListen, func(c *sigmap.Coder) { c.Str((*string)(&form)) })
+	reply, _, err := call(ctx, p.root, sigmap.FileEndpoints, sigmap.CallListen, func(c *sigmap.Coder) {
+		c.Str((*string)(&form))
+	})
 	var e sigma.Endpoint
 	if err == nil {
 		err = sigmap.Parse(reply, func(c *sigmap.Coder) { c.Endpoint(&e) })
@@ -499,7 +506,9 @@ func (p *fakeProc) serve() {
 	}
 	for err == nil {
 		var files []*os.File
-		reply, files, err = call(ctx, p.root, sigmap.FileEndpoints, sigmap.CallAccept, func(c *sigmap.Coder) { c.Str((*string)(&e.ID)) })
+		reply, files, err = call(ctx, p.root, sigmap.FileEndpoints, sigmap.CallAccept, func(c *sigmap.Coder) {
+			c.Str((*string)(&e.ID))
+		})
 		if err != nil {
 			break
 		}

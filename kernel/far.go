@@ -10,7 +10,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// farKey names a session with another machine's sigmad that is kept. The realm is "" for that of peers.
+// farKey names a session with another machine's sigmad that is kept. The realm is "" for that of
+// peers.
 type farKey struct {
 	machine sigma.MachineID
 	realm   sigma.RealmID
@@ -23,8 +24,9 @@ type farSession struct {
 	root    sigma.File      // links.mu
 }
 
-// peer gives the callable file by which machine m's sigmad is asked for what is in its peerCalls. One session is kept for each machine, and dialled again when it is lost; a call that is
-// under way then gets KindLost. KindNotFound: no such machine; KindUnavailable: it cannot be reached now.
+// peer gives the callable file by which machine m's sigmad is asked for what is in its peerCalls.
+// One session is kept for each machine, and dialled again when it is lost; a call that is under way
+// then gets KindLost. KindNotFound: no such machine; KindUnavailable: it cannot be reached now.
 func (k *Kernel) peer(ctx context.Context, m sigma.MachineID) (sigma.Caller, error) {
 	if m == k.cfg.Machine {
 		return peerTree{k, k.self()}, nil
@@ -40,9 +42,12 @@ func (k *Kernel) peer(ctx context.Context, m sigma.MachineID) (sigma.Caller, err
 	return c, nil
 }
 
-// attachAt gives a realm's root as machine m's sigmad shows it to p: ux and proc of that machine alone. The channel is closed when the session has ended; what was reached by it is
-// lost then. One session is kept for each realm and machine, for all of the realm's programs here: a handshake for each proc would cost more than most of them read.
-func (k *Kernel) attachAt(ctx context.Context, m sigma.MachineID, p sigma.Principal, realm sigma.RealmID) (sigma.File, <-chan struct{}, error) {
+// attachAt gives a realm's root as machine m's sigmad shows it to p: ux and proc of that machine
+// alone. The channel is closed when the session has ended; what was reached by it is lost then. One
+// session is kept for each realm and machine, for all of the realm's programs here: a handshake for
+// each proc would cost more than most of them read.
+func (k *Kernel) attachAt(ctx context.Context, m sigma.MachineID, p sigma.Principal, realm sigma.RealmID) (sigma.File,
+	<-chan struct{}, error) {
 	const op = "kernel.attachAt"
 	if m == k.cfg.Machine {
 		return nil, nil, sigma.Errorf(op, sigma.KindInvalid, "machine %s is this one", m)
@@ -59,7 +64,8 @@ func (k *Kernel) provider() sigma.Principal {
 }
 
 // far gives the root of a kept session, which it dials if need be.
-func (k *Kernel) far(ctx context.Context, key farKey, target string, from sigma.Principal) (sigma.File, <-chan struct{}, error) {
+func (k *Kernel) far(ctx context.Context, key farKey, target string, from sigma.Principal) (sigma.File, <-chan struct{},
+	error) {
 	if _, err := k.awaitNode(ctx); err != nil {
 		return nil, nil, err
 	}
@@ -99,7 +105,8 @@ func (k *Kernel) far(ctx context.Context, key farKey, target string, from sigma.
 }
 
 // dialFar makes a session and tells those who wait for it.
-func (k *Kernel) dialFar(ctx context.Context, key farKey, s *farSession, to link.Target, from sigma.Principal) (sigma.File, <-chan struct{}, error) {
+func (k *Kernel) dialFar(ctx context.Context, key farKey, s *farSession, to link.Target,
+	from sigma.Principal) (sigma.File, <-chan struct{}, error) {
 	c, root, err := k.dialRoot(ctx, key.machine, to, from)
 	x := k.links
 	x.mu.Lock()
@@ -119,7 +126,8 @@ func (k *Kernel) dialFar(ctx context.Context, key farKey, s *farSession, to link
 	}
 	if dropped {
 		c.Close()
-		return nil, nil, sigma.Errorf("kernel.far", sigma.KindUnavailable, "whoever asked machine %s is gone", key.machine)
+		return nil, nil, sigma.Errorf("kernel.far", sigma.KindUnavailable, "whoever asked machine %s is gone",
+			key.machine)
 	}
 	k.sessions.Go(func() {
 		select {
@@ -136,7 +144,8 @@ func (k *Kernel) dialFar(ctx context.Context, key farKey, s *farSession, to link
 	return root, c.Done(), nil
 }
 
-func (k *Kernel) dialRoot(ctx context.Context, m sigma.MachineID, to link.Target, from sigma.Principal) (*session.Client, sigma.File, error) {
+func (k *Kernel) dialRoot(ctx context.Context, m sigma.MachineID, to link.Target,
+	from sigma.Principal) (*session.Client, sigma.File, error) {
 	l, err := k.node.Dial(ctx, m, to, from)
 	if err != nil {
 		return nil, nil, err
@@ -200,11 +209,13 @@ func (k *Kernel) awaitNode(ctx context.Context) (*link.Node, error) {
 	case <-k.enrolled:
 		return k.node, nil
 	case <-ctx.Done():
-		return nil, &sigma.Error{Op: "kernel.links", Kind: sigma.KindUnavailable, Msg: "this machine is not registered with its system yet", Hint: "sigma doctor says why"}
+		return nil, &sigma.Error{Op: "kernel.links", Kind: sigma.KindUnavailable,
+			Msg: "this machine is not registered with its system yet", Hint: "sigma doctor says why"}
 	}
 }
 
-// linksText prints what goes over links: connections of procs that are relayed, and sessions that are kept.
+// linksText prints what goes over links: connections of procs that are relayed, and sessions that
+// are kept.
 func (k *Kernel) linksText(b *strings.Builder) {
 	if !k.registered() {
 		return

@@ -11,7 +11,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// farMax is how long a program waits for a session with another machine: as long as it takes to find out that one is lost.
+// farMax is how long a program waits for a session with another machine: as long as it takes to
+// find out that one is lost.
 const farMax = 2 * time.Second
 
 // alive lists the machines that are not lost, this one among them, by name.
@@ -56,7 +57,8 @@ func (r *root) farAt(ctx context.Context, m sigma.MachineID, names ...string) (*
 	case !ok:
 		return nil, nil
 	case known.Lost:
-		return nil, &sigma.Error{Op: op, Path: path, Kind: sigma.KindUnavailable, Msg: "machine " + string(m) + " is lost", Hint: "sigma machine ls shows the machines"}
+		return nil, &sigma.Error{Op: op, Path: path, Kind: sigma.KindUnavailable,
+			Msg: "machine " + string(m) + " is lost", Hint: "sigma machine ls shows the machines"}
 	}
 	within, cancel := context.WithTimeout(ctx, farMax)
 	defer cancel()
@@ -71,7 +73,8 @@ func (r *root) farAt(ctx context.Context, m sigma.MachineID, names ...string) (*
 	if !ok {
 		return nil, sigma.Errorf(op, sigma.KindUnsupported, "the session's root is no remote file")
 	}
-	return &farPlace{k: k, machine: m, realm: r.realm, root: all, names: names, seed: viewfs.PathID(path + "@" + string(m)), path: path}, nil
+	return &farPlace{k: k, machine: m, realm: r.realm, root: all, names: names,
+		seed: viewfs.PathID(path + "@" + string(m)), path: path}, nil
 }
 
 // fail makes an error speak of the machine, if it is about that.
@@ -123,7 +126,8 @@ func (p *farPlace) file(f sigma.File) sigma.File {
 	return f
 }
 
-func (p *farPlace) get(ctx context.Context, names []string, offset uint64, count int) (sigma.GetResult, *sigma.Stopped, error) {
+func (p *farPlace) get(ctx context.Context, names []string, offset uint64, count int) (sigma.GetResult, *sigma.Stopped,
+	error) {
 	g, stop, err := p.root.Get(ctx, p.way(names), offset, count)
 	if stop != nil {
 		stop.Walked -= len(p.names) - 1
@@ -132,7 +136,8 @@ func (p *farPlace) get(ctx context.Context, names []string, offset uint64, count
 	return g, stop, p.fail(err)
 }
 
-func (p *farPlace) put(ctx context.Context, names []string, data []byte, o sigma.PutOptions) (sigma.FileID, *sigma.Stopped, error) {
+func (p *farPlace) put(ctx context.Context, names []string, data []byte, o sigma.PutOptions) (sigma.FileID,
+	*sigma.Stopped, error) {
 	id, stop, err := p.root.Put(ctx, p.way(names), data, o)
 	if stop != nil {
 		stop.Walked -= len(p.names) - 1
@@ -140,7 +145,8 @@ func (p *farPlace) put(ctx context.Context, names []string, data []byte, o sigma
 	return p.id(id), stop, p.fail(err)
 }
 
-// farFile is a file of another machine. Everything of it goes over the link in messages; file descriptors do not, so it passes none.
+// farFile is a file of another machine. Everything of it goes over the link in messages; file
+// descriptors do not, so it passes none.
 type farFile struct {
 	at   *farPlace
 	file remoteRoot
@@ -253,7 +259,8 @@ func (f *farFile) Remove(ctx context.Context, name string) error {
 func (f *farFile) Rename(ctx context.Context, name string, newDir sigma.File, newName string) error {
 	to, ok := newDir.(*farFile)
 	if !ok || to.at.machine != f.at.machine {
-		return &sigma.Error{Op: "kernel.far", Kind: sigma.KindUnsupported, Msg: "a rename cannot go to another machine", Hint: "copy the file, then remove it"}
+		return &sigma.Error{Op: "kernel.far", Kind: sigma.KindUnsupported, Msg: "a rename cannot go to another machine",
+			Hint: "copy the file, then remove it"}
 	}
 	return f.at.fail(f.file.Rename(ctx, name, to.file, newName))
 }
@@ -268,14 +275,16 @@ func (f *farFile) Publish(ctx context.Context) error { return f.at.fail(f.file.P
 func (f *farFile) Close() { f.file.Close() }
 
 // Get implements sigma.Getter.
-func (f *farFile) Get(ctx context.Context, names []string, offset uint64, count int) (sigma.GetResult, *sigma.Stopped, error) {
+func (f *farFile) Get(ctx context.Context, names []string, offset uint64, count int) (sigma.GetResult, *sigma.Stopped,
+	error) {
 	g, stop, err := f.file.Get(ctx, names, offset, count)
 	g.ID = f.at.id(g.ID)
 	return g, stop, f.at.fail(err)
 }
 
 // Put implements sigma.Putter.
-func (f *farFile) Put(ctx context.Context, names []string, data []byte, o sigma.PutOptions) (sigma.FileID, *sigma.Stopped, error) {
+func (f *farFile) Put(ctx context.Context, names []string, data []byte, o sigma.PutOptions) (sigma.FileID,
+	*sigma.Stopped, error) {
 	id, stop, err := f.file.Put(ctx, names, data, o)
 	return f.at.id(id), stop, f.at.fail(err)
 }

@@ -23,7 +23,8 @@ func (p placeTree) Attach(ctx context.Context, _ sigma.Principal, _ string) (sig
 	return f, err
 }
 
-// TestFarConformance: files of another machine are as good as those here, but for what a file descriptor is needed for.
+// TestFarConformance: files of another machine are as good as those here, but for what a file
+// descriptor is needed for.
 func TestFarConformance(t *testing.T) {
 	treetest.Run(t, treetest.Config{
 		New: func(t *testing.T) sigma.Tree {
@@ -39,7 +40,8 @@ func TestFarConformance(t *testing.T) {
 
 // names is the realm's tree as a proc on m sees it.
 func (m *machine) names(realm sigma.RealmID, proc sigma.ProcID) *namespace.Tree {
-	return namespace.New(namespace.Config{Root: m.proc(sigma.Principal{Realm: realm, Proc: proc}), Machine: m.k.cfg.Machine})
+	return namespace.New(namespace.Config{Root: m.proc(sigma.Principal{Realm: realm, Proc: proc}),
+		Machine: m.k.cfg.Machine})
 }
 
 // TestFarUX: what is particular to the scratch storage of several machines.
@@ -65,9 +67,11 @@ func TestFarUX(t *testing.T) {
 	check("MkdirAll", here.MkdirAll(ctx, "/ux/m2/a/b", 0o700))
 	_, err = there.Put(ctx, "/ux/~local/a/b/f", []byte("of m2"), sigma.PutOptions{})
 	check("Put", err)
-	for path, want := range map[string]sigma.Kind{"/ux/m2/a/b/f": 0, "/ux/m1/a/b/f": sigma.KindNotFound, "/ux/m3/a": sigma.KindNotFound, "/ux/m4/a": sigma.KindNotFound, "/ux/../a": sigma.KindInvalid} {
+	for path, want := range map[string]sigma.Kind{"/ux/m2/a/b/f": 0, "/ux/m1/a/b/f": sigma.KindNotFound,
+		"/ux/m3/a": sigma.KindNotFound, "/ux/m4/a": sigma.KindNotFound, "/ux/../a": sigma.KindInvalid} {
 		got, _, err := here.Get(ctx, path)
-		if want == 0 && (err != nil || string(got) != "of m2") || want != 0 && (err == nil || sigma.KindOf(err) != want) {
+		if want == 0 && (err != nil || string(got) != "of m2") || want != 0 &&
+			(err == nil || sigma.KindOf(err) != want) {
 			t.Errorf("%s: got %q, %v", path, got, err)
 		}
 	}
@@ -75,7 +79,8 @@ func TestFarUX(t *testing.T) {
 	if got, _, err := there.Get(ctx, "/link/f"); err != nil || string(got) != "of m2" {
 		t.Errorf("through a link: %q, %v", got, err)
 	}
-	for _, names := range [][2]string{{"/ux/m2/a/b/f", "/ux/m1/f"}, {"/ux/m2/a/b/f", "/ux/m3/f"}, {"/ux/m2/a/b/f", "/f"}} {
+	for _, names := range [][2]string{{"/ux/m2/a/b/f", "/ux/m1/f"}, {"/ux/m2/a/b/f", "/ux/m3/f"},
+		{"/ux/m2/a/b/f", "/f"}} {
 		if err := here.Rename(ctx, names[0], names[1]); sigma.KindOf(err) != sigma.KindUnsupported || err == nil {
 			t.Errorf("rename to %s: %v", names[1], err)
 		}
@@ -103,7 +108,8 @@ func TestFarUX(t *testing.T) {
 	}
 }
 
-// TestFarFilesLost: whoever waits for a machine that is lost gets an answer that names it, and so does who comes later.
+// TestFarFilesLost: whoever waits for a machine that is lost gets an answer that names it, and so
+// does who comes later.
 func TestFarFilesLost(t *testing.T) {
 	w := newWorld(t, control, part{name: "m2"})
 	ctx, here := t.Context(), w.machines["m1"].names(sigma.DefaultRealm, "p")
@@ -146,7 +152,9 @@ func TestFarFilesLost(t *testing.T) {
 	if es, err := here.ReadDir(ctx, "/ux"); err != nil || len(es) != 1 {
 		t.Errorf("/ux has %v, %v", es, err)
 	}
-	if took := time.Since(began); took > 30*time.Second { // it takes milliseconds; a test of the bound of 2 s is test/cluster's
+	if took :=
+		time.Since(began); took > 30*time.Second {
+		// it takes milliseconds; a test of the bound of 2 s is test/cluster's
 		t.Errorf("it took %v", took)
 	}
 }
@@ -161,7 +169,8 @@ func TestFarProcFiles(t *testing.T) {
 		id := sigma.ProcID(fmt.Sprintf("proc%d", i))
 		k := []*machine{m1, m2}[i%2].k
 		k.mu.Lock()
-		k.stepLocked(schedd.Spawned{By: sigma.Principal{Realm: sigma.DefaultRealm}, IDs: []sigma.ProcID{id}, Ds: []sigma.Descriptor{{Program: "/bin/x"}}})
+		k.stepLocked(schedd.Spawned{By: sigma.Principal{Realm: sigma.DefaultRealm}, IDs: []sigma.ProcID{id},
+			Ds: []sigma.Descriptor{{Program: "/bin/x"}}})
 		k.mu.Unlock()
 		ids = append(ids, string(id))
 	}

@@ -35,7 +35,8 @@ func (k *Kernel) placeHere(realm sigma.RealmID, id sigma.ProcID) (place, bool) {
 	return at, true
 }
 
-// find looks for a proc here and then at all other machines at once. Each of them answers, or is known to be lost, in a few seconds.
+// find looks for a proc here and then at all other machines at once. Each of them answers, or is
+// known to be lost, in a few seconds.
 func (k *Kernel) find(ctx context.Context, realm sigma.RealmID, id sigma.ProcID) (place, bool) {
 	if at, ok := k.placeHere(realm, id); ok {
 		return at, true
@@ -114,11 +115,14 @@ const (
 
 func (u until) is(p *schedd.Proc) bool { return p.Ended() || u == hasStarted && p.HasStarted() }
 
-// await waits for a proc of a realm at its home, so that whoever was answered sees it listed as it was told. KindNotFound: no machine that is alive knows it. If the machine that knew it is lost, and with it what was known, the answer is that
-// the proc is lost.
-func (k *Kernel) await(ctx context.Context, realm sigma.RealmID, id sigma.ProcID, u until) (info sigma.ProcInfo, err error) {
+// await waits for a proc of a realm at its home, so that whoever was answered sees it listed as it
+// was told. KindNotFound: no machine that is alive knows it. If the machine that knew it is lost,
+// and with it what was known, the answer is that the proc is lost.
+func (k *Kernel) await(ctx context.Context, realm sigma.RealmID, id sigma.ProcID, u until) (info sigma.ProcInfo,
+	err error) {
 	defer func() {
-		if err == nil && info.Machine != k.cfg.Machine { // what it has written shall be seen by who knows that it has ended
+		if err == nil &&
+			info.Machine != k.cfg.Machine { // what it has written shall be seen by who knows that it has ended
 			k.doubtNames(realm)
 		}
 	}()
@@ -150,8 +154,10 @@ func (k *Kernel) await(ctx context.Context, realm sigma.RealmID, id sigma.ProcID
 		case since.IsZero():
 			since = time.Now()
 		case !slices.Contains(k.others(), last), time.Since(since) > k.peers.comeBack:
-			info := sigma.ProcInfo{ID: id, Realm: realm, State: sigma.ProcEnded, Machine: last, Times: sigma.Times{Ended: time.Now()}}
-			info.Status = sigma.Status{Code: sigma.StatusLost, ExitCode: 125, Kind: sigma.KindLost, Msg: fmt.Sprintf("machine %s was lost, and with it what was known of the proc", last)}
+			info := sigma.ProcInfo{ID: id, Realm: realm, State: sigma.ProcEnded, Machine: last,
+				Times: sigma.Times{Ended: time.Now()}}
+			info.Status = sigma.Status{Code: sigma.StatusLost, ExitCode: 125, Kind: sigma.KindLost,
+				Msg: fmt.Sprintf("machine %s was lost, and with it what was known of the proc", last)}
 			return info, nil
 		}
 		select {
@@ -166,14 +172,19 @@ func (k *Kernel) await(ctx context.Context, realm sigma.RealmID, id sigma.ProcID
 const comeBackMax = 5 * time.Second
 
 // waitAt waits at another machine.
-func (k *Kernel) waitAt(ctx context.Context, m sigma.MachineID, realm sigma.RealmID, id sigma.ProcID, u until) (info sigma.ProcInfo, err error) {
+func (k *Kernel) waitAt(ctx context.Context, m sigma.MachineID, realm sigma.RealmID, id sigma.ProcID,
+	u until) (info sigma.ProcInfo, err error) {
 	done, err := k.peers.wait(realm)
 	if err != nil {
 		return info, err
 	}
 	defer done()
 	exit := bool(u)
-	err = k.ask(ctx, m, peerWait, func(c *sigmap.Coder) { c.RealmID(&realm); c.ProcID(&id); c.Bool(&exit) }, func(c *sigmap.Coder) { c.ProcInfo(&info) })
+	err = k.ask(ctx, m, peerWait, func(c *sigmap.Coder) {
+		c.RealmID(&realm)
+		c.ProcID(&id)
+		c.Bool(&exit)
+	}, func(c *sigmap.Coder) { c.ProcInfo(&info) })
 	return info, err
 }
 
@@ -190,7 +201,8 @@ func (k *Kernel) peerWait(ctx context.Context, _ identity.Subject, payload []byt
 	return sigmap.Payload(func(c *sigmap.Coder) { c.ProcInfo(&info) })
 }
 
-// tell does something to a proc wherever it is. While its machine cannot be reached it tries again, until ctx ends or the proc has.
+// tell does something to a proc wherever it is. While its machine cannot be reached it tries again,
+// until ctx ends or the proc has.
 func (k *Kernel) tell(ctx context.Context, realm sigma.RealmID, id sigma.ProcID, a act, grace time.Duration) error {
 	for wait := peerRetry; ; wait = min(2*wait, peerSlow) {
 		k.mu.Lock()
@@ -217,7 +229,8 @@ func (k *Kernel) tell(ctx context.Context, realm sigma.RealmID, id sigma.ProcID,
 		switch kind := sigma.KindOf(err); { // not found: it was given to that machine, and has not come there
 		case err == nil:
 			return nil
-		case kind != sigma.KindNotFound && kind != sigma.KindUnavailable && kind != sigma.KindLost && kind != sigma.KindStale, ctx.Err() != nil:
+		case kind != sigma.KindNotFound && kind != sigma.KindUnavailable && kind != sigma.KindLost &&
+			kind != sigma.KindStale, ctx.Err() != nil:
 			return err
 		}
 		select {
@@ -265,7 +278,8 @@ func (k *Kernel) peerTell(ctx context.Context, _ identity.Subject, payload []byt
 	return nil, k.tellHere(ctx, realm, id, a, grace)
 }
 
-// usagesOf tells what procs use, wherever they run. It is zero for a proc that nobody knows: who asks about many cannot help that.
+// usagesOf tells what procs use, wherever they run. It is zero for a proc that nobody knows: who
+// asks about many cannot help that.
 func (k *Kernel) usagesOf(ctx context.Context, realm sigma.RealmID, ids []sigma.ProcID) ([]sigma.Usage, error) {
 	out := make([]sigma.Usage, len(ids))
 	far := map[sigma.MachineID][]int{} // "" = wherever
@@ -321,13 +335,18 @@ func (k *Kernel) usagesOf(ctx context.Context, realm sigma.RealmID, ids []sigma.
 	return out, nil
 }
 
-// usagesAt asks one machine about those of ids that at numbers. It knows nothing if it does not answer.
-func (k *Kernel) usagesAt(ctx context.Context, m sigma.MachineID, realm sigma.RealmID, ids []sigma.ProcID, at []int) (us []sigma.Usage, known []bool) {
+// usagesAt asks one machine about those of ids that at numbers. It knows nothing if it does not
+// answer.
+func (k *Kernel) usagesAt(ctx context.Context, m sigma.MachineID, realm sigma.RealmID, ids []sigma.ProcID,
+	at []int) (us []sigma.Usage, known []bool) {
 	some := make([]sigma.ProcID, len(at))
 	for n, i := range at {
 		some[n] = ids[i]
 	}
-	err := k.ask(ctx, m, peerUsage, func(c *sigmap.Coder) { c.RealmID(&realm); c.ProcIDs(&some) }, func(c *sigmap.Coder) { codeKnownUsages(c, &us, &known) })
+	err := k.ask(ctx, m, peerUsage, func(c *sigmap.Coder) {
+		c.RealmID(&realm)
+		c.ProcIDs(&some)
+	}, func(c *sigmap.Coder) { codeKnownUsages(c, &us, &known) })
 	if err != nil {
 		return nil, nil
 	}
@@ -351,7 +370,8 @@ func (k *Kernel) peerUsage(ctx context.Context, _ identity.Subject, payload []by
 		return nil, err
 	}
 	if len(ids) > usageMax {
-		return nil, sigma.Errorf("kernel.usage", sigma.KindTooBig, "%d procs in one call; %d are allowed", len(ids), usageMax)
+		return nil, sigma.Errorf("kernel.usage", sigma.KindTooBig, "%d procs in one call; %d are allowed", len(ids),
+			usageMax)
 	}
 	us, known := make([]sigma.Usage, len(ids)), make([]bool, len(ids))
 	for i, id := range ids {

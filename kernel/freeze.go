@@ -25,9 +25,11 @@ func (k *Kernel) freeze(ctx context.Context, realm sigma.RealmID, id sigma.ProcI
 	case state != sigma.ProcRunning && !on:
 		return nil // it is not frozen
 	case state == sigma.ProcEnded:
-		return &sigma.Error{Op: op, Kind: sigma.KindInvalid, Msg: fmt.Sprintf("proc %s has ended", id), Hint: "sigma ps lists the procs that run"}
+		return &sigma.Error{Op: op, Kind: sigma.KindInvalid, Msg: fmt.Sprintf("proc %s has ended", id),
+			Hint: "sigma ps lists the procs that run"}
 	case state != sigma.ProcRunning:
-		return &sigma.Error{Op: op, Kind: sigma.KindBusy, Msg: fmt.Sprintf("proc %s has not started", id), Hint: "try again when it runs"}
+		return &sigma.Error{Op: op, Kind: sigma.KindBusy, Msg: fmt.Sprintf("proc %s has not started", id),
+			Hint: "try again when it runs"}
 	case l == nil:
 		return sigma.Errorf(op, sigma.KindUnavailable, "the launcher is being restarted")
 	}
@@ -54,7 +56,8 @@ func (k *Kernel) freeze(ctx context.Context, realm sigma.RealmID, id sigma.ProcI
 	case no == syscall.ESRCH:
 		return sigma.Errorf(op, sigma.KindInvalid, "proc %s has ended, or ends just now", id)
 	case no != 0:
-		return &sigma.Error{Op: op, Kind: sigma.KindOther, Msg: fmt.Sprintf("proc %s cannot be frozen or thawed", id), Hint: "run sigma doctor on the machine", Err: no}
+		return &sigma.Error{Op: op, Kind: sigma.KindOther, Msg: fmt.Sprintf("proc %s cannot be frozen or thawed", id),
+			Hint: "run sigma doctor on the machine", Err: no}
 	}
 	return nil
 }

@@ -19,8 +19,10 @@ import (
 	"sigmaos.dev/treekit"
 )
 
-// Guests are programs outside that have a credential of a realm. They come by a socket that every user of the host may connect to, say what they have (sigmap.Greeting), and then have a session that is bound to the realm and to
-// their role. A guest has a ProcID that no proc has, so that it counts as one of the realm wherever procs are counted or asked who they are.
+// Guests are programs outside that have a credential of a realm. They come by a socket that every
+// user of the host may connect to, say what they have (sigmap.Greeting), and then have a session
+// that is bound to the realm and to their role. A guest has a ProcID that no proc has, so that it
+// counts as one of the realm wherever procs are counted or asked who they are.
 
 const (
 	greetingTime = 5 * time.Second // for a greeting to come, and its answer to go
@@ -33,11 +35,14 @@ const (
 	guestsOf     = 128             // of one realm: other realms' owners are not kept out
 	guestsShort  = 96              // of one realm, but its owners': these can come, and revoke
 	guestsOfOne  = 16              // of one credential
-	// guestRequests are in flight in one session of a guest's: all guests of a realm have half of what the realm may, so that they do not keep its procs out.
+	// guestRequests are in flight in one session of a guest's: all guests of a realm have half of
+	// what the realm may, so that they do not keep its procs out.
 	guestRequests = 128
-	guessesMax    = 10 // wrong credentials of one user within guessesTime; then all of that user's are refused until it is over
-	guessesTime   = 10 * time.Second
-	guessersMax   = 1024 // users that are counted at a time
+	// wrong credentials of one user within guessesTime; then all of that user's are refused until
+	// it is over
+	guessesMax  = 10
+	guessesTime = 10 * time.Second
+	guessersMax = 1024 // users that are counted at a time
 )
 
 // granted is what a guest's session was begun with.
@@ -67,7 +72,9 @@ type guests struct {
 }
 
 func newGuests() *guests {
-	return &guests{poke: make(chan struct{}, 1), stale: verdictStale, refusing: map[uint32]int{}, sessions: map[*tree]bool{}, of: map[sigma.RealmID]int{}, short: map[sigma.RealmID]int{}, ofOne: map[sigmap.Presented]int{}, greeting: map[uint32]int{}, guesses: guesses{}}
+	return &guests{poke: make(chan struct{}, 1), stale: verdictStale, refusing: map[uint32]int{},
+		sessions: map[*tree]bool{}, of: map[sigma.RealmID]int{}, short: map[sigma.RealmID]int{},
+		ofOne: map[sigmap.Presented]int{}, greeting: map[uint32]int{}, guesses: guesses{}}
 }
 
 // guesses counts wrong credentials of users.
@@ -87,7 +94,8 @@ func (g guesses) wait(now time.Time, uid uint32) time.Duration {
 	return max(0, guessesTime-now.Sub(a.since))
 }
 
-// count notes a wrong one. Users beyond guessersMax are not counted: a secret of 256 bits needs no lock-out, and theirs would be everybody's.
+// count notes a wrong one. Users beyond guessersMax are not counted: a secret of 256 bits needs no
+// lock-out, and theirs would be everybody's.
 func (g guesses) count(now time.Time, uid uint32) {
 	if g[uid] == nil && len(g) >= guessersMax {
 		for id, a := range g {
@@ -120,14 +128,17 @@ func (g *guests) greet(uid uint32, now time.Time, cut func()) (*greeting, error)
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if wait := g.guesses.wait(now, uid); wait > 0 {
-		return nil, &sigma.Error{Op: op, Kind: sigma.KindBusy, Msg: "too many credentials that are not good came from user " + strconv.FormatUint(uint64(uid), 10), Hint: "wait " + (wait.Truncate(time.Second) + time.Second).String() + ", then try one that is"}
+		return nil, &sigma.Error{Op: op, Kind: sigma.KindBusy,
+			Msg:  "too many credentials that are not good came from user " + strconv.FormatUint(uint64(uid), 10),
+			Hint: "wait " + (wait.Truncate(time.Second) + time.Second).String() + ", then try one that is"}
 	}
 	oldest := -1
 	if len(g.greetings) >= greetingsMax {
 		oldest = slices.IndexFunc(g.greetings, func(x *greeting) bool { return !x.heard })
 	}
 	if g.greeting[uid] >= greetingsOf || len(g.greetings) >= greetingsMax && oldest < 0 {
-		return nil, &sigma.Error{Op: op, Kind: sigma.KindBusy, Msg: "too many programs begin to connect at once", Hint: "try again in a moment"}
+		return nil, &sigma.Error{Op: op, Kind: sigma.KindBusy, Msg: "too many programs begin to connect at once",
+			Hint: "try again in a moment"}
 	}
 	if oldest >= 0 {
 		x := g.greetings[oldest]
@@ -162,7 +173,8 @@ func (g *guests) dropLocked(i int) {
 	g.greetings = slices.Delete(g.greetings, i, i+1)
 }
 
-// refuse answers a program that is not heard. Its greeting is taken before the socket is closed, since the kernel would drop the answer otherwise.
+// refuse answers a program that is not heard. Its greeting is taken before the socket is closed,
+// since the kernel would drop the answer otherwise.
 func (g *guests) refuse(k *Kernel, c *net.UnixConn, uid uint32, err error) {
 	if !g.beginRefusal(uid) {
 		c.Close()
@@ -204,10 +216,15 @@ func (g *guests) enter(t *tree) error {
 	defer g.mu.Unlock()
 	realm, one, owner := t.principal.Realm, t.granted.presented, t.granted.role >= sigma.RoleOwner
 	if g.ofOne[one] >= guestsOfOne {
-		return &sigma.Error{Op: op, Kind: sigma.KindBusy, Msg: "the credential " + one.Name + " holds as many sessions at this machine as one may: " + strconv.Itoa(guestsOfOne), Hint: "end some, or have another credential made for some of the programs"}
+		return &sigma.Error{Op: op, Kind: sigma.KindBusy,
+			Msg: "the credential " + one.Name + " holds as many sessions at this machine as one may: " +
+				strconv.Itoa(guestsOfOne), Hint: "end some, or have another credential made for some of the programs"}
 	}
 	if len(g.sessions) >= guestsMax || g.of[realm] >= guestsOf || !owner && g.short[realm] >= guestsShort {
-		return &sigma.Error{Op: op, Kind: sigma.KindBusy, Msg: "this machine has as many sessions with credentials as it takes: " + strconv.Itoa(guestsOf) + " of a realm, " + strconv.Itoa(guestsShort) + " of them not its owners'", Hint: "end some, or use another machine"}
+		return &sigma.Error{Op: op, Kind: sigma.KindBusy,
+			Msg: "this machine has as many sessions with credentials as it takes: " + strconv.Itoa(guestsOf) +
+				" of a realm, " + strconv.Itoa(guestsShort) + " of them not its owners'",
+			Hint: "end some, or use another machine"}
 	}
 	g.sessions[t] = true
 	g.of[realm]++
@@ -236,7 +253,8 @@ func drop[K comparable](n map[K]int, k K) {
 	}
 }
 
-// tell has credentials looked at that hold sessions, and those that are being judged again: one was revoked.
+// tell has credentials looked at that hold sessions, and those that are being judged again: one was
+// revoked.
 func (g *guests) tell() {
 	g.revoked.Add(1)
 	poke(g.poke)
@@ -288,7 +306,8 @@ func (k *Kernel) acceptGuests(ctx context.Context, l *net.UnixListener) {
 	}
 }
 
-// receive hears a guest's greeting, and serves it if the credential is good. ctx ends when it is cut off, too.
+// receive hears a guest's greeting, and serves it if the credential is good. ctx ends when it is
+// cut off, too.
 func (k *Kernel) receive(ctx context.Context, c *net.UnixConn, x *greeting) {
 	defer k.guests.bye(x)
 	uid := x.uid
@@ -354,7 +373,8 @@ func (k *Kernel) receive(ctx context.Context, c *net.UnixConn, x *greeting) {
 		return
 	}
 	c.SetDeadline(time.Time{})
-	k.cfg.Log.Debug("a session begins with a credential", "uid", uid, "realm", g.presented.Realm, "name", g.presented.Name, "role", g.role.String())
+	k.cfg.Log.Debug("a session begins with a credential", "uid", uid, "realm", g.presented.Realm, "name",
+		g.presented.Name, "role", g.role.String())
 	k.serveAs(g.ctx, session.NewPacketConn(c, false), t, false)
 	k.traffic.End(time.Now(), t.principal.Proc)
 }
@@ -365,7 +385,8 @@ func (k *Kernel) guestTree(g *granted) (*tree, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := &tree{k: k, granted: g, principal: sigma.Principal{Realm: g.presented.Realm, Proc: sigma.NewProcID(), Machine: k.cfg.Machine}}
+	t := &tree{k: k, granted: g, principal: sigma.Principal{Realm: g.presented.Realm, Proc: sigma.NewProcID(),
+		Machine: k.cfg.Machine}}
 	t.view = t.viewer(viewfs.Config{Table: table, Role: g.role.String()})
 	if err := k.guests.enter(t); err != nil {
 		return nil, err
@@ -397,7 +418,9 @@ type noTree struct{}
 
 // Attach implements sigma.Tree.
 func (noTree) Attach(context.Context, sigma.Principal, string) (sigma.File, error) {
-	return nil, &sigma.Error{Op: "kernel.guests", Kind: sigma.KindPermission, Msg: "this socket is for programs that have a credential of a realm", Hint: "name it with: sigma --credential FILE; the provider uses the admin socket, as root"}
+	return nil, &sigma.Error{Op: "kernel.guests", Kind: sigma.KindPermission,
+		Msg:  "this socket is for programs that have a credential of a realm",
+		Hint: "name it with: sigma --credential FILE; the provider uses the admin socket, as root"}
 }
 
 // sendAway tells a program that speaks sigmaP at once, without a credential, what it lacks.

@@ -25,7 +25,8 @@ type keptCredentials struct {
 	mu   sync.Mutex
 	all  map[sigma.RealmID]map[string]sigmap.NewCredential // mu
 	away bool                                              // mu; nothing is answered
-	then func()                                            // mu; done once, when verdicts have been made and not yet sent
+	// mu; done once, when verdicts have been made and not yet sent
+	then func()
 }
 
 func (c *keptCredentials) call(method string, payload []byte) (reply []byte, err error) {
@@ -135,7 +136,9 @@ func openHouseAs(t *testing.T, prepare func(*machine)) (*machine, string) {
 // credential has a session make one, and gives its text.
 func credential(ctx context.Context, c *sdk.Client, name string, role sigma.Role) (text string, err error) {
 	n := sigmap.NewCredential{Name: name, Role: role}
-	reply, _, err := call(ctx, c.Root(), sigmap.FileCredentials, sigmap.CallCreate, func(c *sigmap.Coder) { c.NewCredential(&n) })
+	reply, _, err := call(ctx, c.Root(), sigmap.FileCredentials, sigmap.CallCreate, func(c *sigmap.Coder) {
+		c.NewCredential(&n)
+	})
 	if err == nil {
 		var made sigma.Credential
 		err = sigmap.Parse(reply, func(c *sigmap.Coder) { c.Credential(&made); c.Str(&text) })
@@ -183,7 +186,9 @@ func tenantActs(ctx context.Context, provider *sdk.Client, id sigma.ProcID) []de
 		{"list objects", sigma.RoleViewer, func(c *sdk.Client) error { _, err := c.ReadDir(ctx, "/s3"); return err }},
 		{"list procs", sigma.RoleViewer, func(c *sdk.Client) error {
 			ps, err := c.List(ctx, false)
-			if err == nil && (len(ps) == 0 || !slices.ContainsFunc(ps, func(p sigma.ProcInfo) bool { return p.ID == id })) {
+			if err == nil && (len(ps) == 0 || !slices.ContainsFunc(ps, func(p sigma.ProcInfo) bool {
+				return p.ID == id
+			})) {
 				err = sigma.Errorf("test", sigma.KindOther, "%d procs", len(ps))
 			}
 			return err
@@ -205,7 +210,10 @@ func tenantActs(ctx context.Context, provider *sdk.Client, id sigma.ProcID) []de
 			}
 			return err
 		}},
-		{"put a file", sigma.RoleDeveloper, func(c *sdk.Client) error { _, err := c.Put(ctx, fresh(), nil, sigma.PutOptions{}); return err }},
+		{"put a file", sigma.RoleDeveloper, func(c *sdk.Client) error {
+			_, err := c.Put(ctx, fresh(), nil, sigma.PutOptions{})
+			return err
+		}},
 		{"change a file", sigma.RoleDeveloper, func(c *sdk.Client) error {
 			_, err := c.Put(ctx, "/file", []byte("text"), sigma.PutOptions{})
 			return err
@@ -250,22 +258,31 @@ func governingActs(ctx context.Context) []deed {
 			return err
 		}},
 		{"revoke a credential", sigma.RoleOwner, func(c *sdk.Client) error {
-			return about(ctx, c, sigmap.FileCredentials, sigmap.CallCredentialRevoke, func(c *sigmap.Coder) { name := "more"; c.Str(&name) })
+			return about(ctx, c, sigmap.FileCredentials, sigmap.CallCredentialRevoke, func(c *sigmap.Coder) {
+				name := "more"
+				c.Str(&name)
+			})
 		}},
 		{"make a realm", nobody, func(c *sdk.Client) error {
 			return c.Realms().Create(ctx, func() sigma.RealmID { n++; return sigma.RealmID(fmt.Sprintf("r%d", n)) }())
 		}},
-		{"list realms by the provider's call", nobody, func(c *sdk.Client) error { _, err := c.Realms().List(ctx); return err }},
+		{"list realms by the provider's call", nobody, func(c *sdk.Client) error {
+			_, err := c.Realms().List(ctx)
+			return err
+		}},
 		{"set shares", nobody, func(c *sdk.Client) error { return c.Realms().SetShares(ctx, sigma.DefaultRealm, 1) }},
 		{"set limits", nobody, func(c *sdk.Client) error {
 			return c.Realms().SetLimits(ctx, sigma.DefaultRealm, sigma.RealmLimits{Names: 9000})
 		}},
-		{"status of the machine", nobody, func(c *sdk.Client) error { return about(ctx, c, sigmap.FileMachine, sigmap.CallStatus, none) }},
+		{"status of the machine", nobody, func(c *sdk.Client) error {
+			return about(ctx, c, sigmap.FileMachine, sigmap.CallStatus, none)
+		}},
 		{"metrics", nobody, reads(ctx, "/sys/metrics")},
 	}
 }
 
-// Goal: what each role may do of what a session can be asked, in names, objects, procs and /sys; a control by the role that may shows that the refusal is the role's.
+// Goal: what each role may do of what a session can be asked, in names, objects, procs and /sys; a
+// control by the role that may shows that the refusal is the role's.
 func TestRoles(t *testing.T) {
 	m, path := openHouse(t)
 	provider := m.connect(sigma.DefaultRealm)
@@ -311,7 +328,8 @@ func TestRoles(t *testing.T) {
 		for role, client := range of {
 			if err := c.do(client); (err == nil) != (role >= c.need) {
 				t.Errorf("%s as %v: %v", c.what, role, err)
-			} else if kind := sigma.KindOf(err); err != nil && kind != sigma.KindPermission && kind != sigma.KindNotFound {
+			} else if kind := sigma.KindOf(err); err != nil && kind != sigma.KindPermission &&
+				kind != sigma.KindNotFound {
 				t.Errorf("%s as %v is refused as %v: %v", c.what, role, kind, err)
 			}
 		}
@@ -322,10 +340,15 @@ func TestRoles(t *testing.T) {
 		}
 	}
 	for role, client := range of {
-		if _, _, err := call(ctx, client.Root(), sigmap.FileEndpoints, sigmap.CallListen, func(c *sigmap.Coder) { f := sigma.FormTree; c.Str((*string)(&f)) }); sigma.KindOf(err) != sigma.KindPermission {
+		if _, _, err := call(ctx, client.Root(), sigmap.FileEndpoints, sigmap.CallListen, func(c *sigmap.Coder) {
+			f := sigma.FormTree
+			c.Str((*string)(&f))
+		}); sigma.KindOf(err) != sigma.KindPermission {
 			t.Errorf("%v listens: %v", role, err)
 		}
-		if _, _, err := call(ctx, client.Root(), sigmap.FileEndpoints, sigmap.CallDial, func(c *sigmap.Coder) { c.Endpoint(&e) }); err == nil {
+		if _, _, err := call(ctx, client.Root(), sigmap.FileEndpoints, sigmap.CallDial, func(c *sigmap.Coder) {
+			c.Endpoint(&e)
+		}); err == nil {
 			t.Errorf("%v dials", role)
 		}
 		reply, files, err := answered(client)
@@ -334,18 +357,22 @@ func TestRoles(t *testing.T) {
 		}
 		session.CloseFiles(files)
 	}
-	if list, err := of[sigma.RoleOwner].ReadDir(ctx, "/sys"); err != nil || slices.ContainsFunc(list, func(e sigma.DirEntry) bool {
-		return slices.Contains([]string{sigmap.FileMachine, sigmap.FileNames, nameMetrics, nameRoster}, e.Name)
-	}) {
+	if list, err := of[sigma.RoleOwner].ReadDir(ctx, "/sys"); err != nil ||
+		slices.ContainsFunc(list, func(e sigma.DirEntry) bool {
+			return slices.Contains([]string{sigmap.FileMachine, sigmap.FileNames, nameMetrics, nameRoster}, e.Name)
+		}) {
 		t.Errorf("/sys of an owner: %v, %v", list, err)
 	}
 }
 
-// Goal: who has one credential, or all but the owners' of a realm, leaves its owners places; and a session waits for a bounded number of things, so that those of guests together leave the realm's procs theirs.
+// Goal: who has one credential, or all but the owners' of a realm, leaves its owners places; and a
+// session waits for a bounded number of things, so that those of guests together leave the realm's
+// procs theirs.
 func TestGuestsBounds(t *testing.T) {
 	g := newGuests()
 	guest := func(realm sigma.RealmID, name string, role sigma.Role) *tree {
-		return &tree{principal: sigma.Principal{Realm: realm}, granted: &granted{role: role, presented: sigmap.Presented{Realm: realm, Name: name}}}
+		return &tree{principal: sigma.Principal{Realm: realm},
+			granted: &granted{role: role, presented: sigmap.Presented{Realm: realm, Name: name}}}
 	}
 	var all []*tree
 	fill := func(realm sigma.RealmID, name string, role sigma.Role) (n int) {
@@ -371,7 +398,8 @@ func TestGuestsBounds(t *testing.T) {
 	if n != guestsShort {
 		t.Errorf("without owners a realm has %d sessions", n)
 	}
-	if err := g.enter(guest("a", "new", sigma.RoleDeveloper)); sigma.KindOf(err) != sigma.KindBusy || sigma.HintOf(err) == "" {
+	if err := g.enter(guest("a", "new", sigma.RoleDeveloper)); sigma.KindOf(err) != sigma.KindBusy ||
+		sigma.HintOf(err) == "" {
 		t.Errorf("one more: %v", err)
 	}
 	for i := range 64 {
@@ -435,7 +463,8 @@ func TestGuestsBounds(t *testing.T) {
 	}
 }
 
-// Goal: a revoked credential's sessions end, at once where it was revoked, and no other's; what is no credential, or another realm's, gets a clear refusal.
+// Goal: a revoked credential's sessions end, at once where it was revoked, and no other's; what is
+// no credential, or another realm's, gets a clear refusal.
 func TestRevokedGuests(t *testing.T) {
 	m, path := openHouse(t)
 	provider := m.connect(sigma.DefaultRealm)
@@ -449,7 +478,10 @@ func TestRevokedGuests(t *testing.T) {
 		t.Fatal(err)
 	}
 	first, second, owner := m.guest(t, path, one), m.guest(t, path, one), m.guest(t, path, two)
-	if _, _, err := call(ctx, owner.Root(), sigmap.FileCredentials, sigmap.CallCredentialRevoke, func(c *sigmap.Coder) { name := "one"; c.Str(&name) }); err != nil {
+	if _, _, err := call(ctx, owner.Root(), sigmap.FileCredentials, sigmap.CallCredentialRevoke, func(c *sigmap.Coder) {
+		name := "one"
+		c.Str(&name)
+	}); err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range []*sdk.Client{first, second} {
@@ -465,12 +497,16 @@ func TestRevokedGuests(t *testing.T) {
 	if _, err := sdk.ConnectAs(ctx, path, one); sigma.KindOf(err) != sigma.KindPermission || sigma.HintOf(err) == "" {
 		t.Errorf("a revoked one connects: %v", err)
 	}
-	if _, err := sdk.Connect(ctx, path, sigma.DefaultRealm); sigma.KindOf(err) != sigma.KindPermission || !strings.Contains(sigma.HintOf(err), "--credential") {
+	if _, err := sdk.Connect(ctx, path, sigma.DefaultRealm); sigma.KindOf(err) != sigma.KindPermission ||
+		!strings.Contains(sigma.HintOf(err), "--credential") {
 		t.Errorf("without a credential: %v", err)
 	}
 	forged := strings.Replace(two, ".default.", ".other.", 1)
-	for what, bad := range map[string]string{"of another realm": forged, "of the system": strings.Replace(two, ".default.", ".system.", 1), "of a name that is not": identity.NewSecret(sigma.DefaultRealm, "nobody").Text(), "cut short": two[:40], "empty": ""} {
-		if _, err := sdk.ConnectAs(ctx, path, bad); err == nil || sigma.KindOf(err) != sigma.KindPermission && sigma.KindOf(err) != sigma.KindInvalid {
+	for what, bad := range map[string]string{"of another realm": forged, "of the system": strings.Replace(two,
+		".default.", ".system.", 1), "of a name that is not": identity.NewSecret(sigma.DefaultRealm, "nobody").Text(),
+		"cut short": two[:40], "empty": ""} {
+		if _, err := sdk.ConnectAs(ctx, path, bad); err == nil || sigma.KindOf(err) != sigma.KindPermission &&
+			sigma.KindOf(err) != sigma.KindInvalid {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
@@ -498,7 +534,8 @@ func TestRevokedGuests(t *testing.T) {
 	})
 }
 
-// Goal: a machine that is cut off from named ends sessions with credentials, after verdictStale and not before.
+// Goal: a machine that is cut off from named ends sessions with credentials, after verdictStale and
+// not before.
 func TestGuestsCutOff(t *testing.T) {
 	if k := newGuests(); k.stale != verdictStale {
 		t.Errorf("sessions go on for %v", k.stale)
@@ -535,7 +572,8 @@ func TestGuestsCutOff(t *testing.T) {
 	}
 }
 
-// Goal: a credential that is revoked after named judged it, and before its session began, opens none.
+// Goal: a credential that is revoked after named judged it, and before its session began, opens
+// none.
 func TestRevokedMeanwhile(t *testing.T) {
 	m, path := openHouse(t)
 	ctx := t.Context()
@@ -550,7 +588,9 @@ func TestRevokedMeanwhile(t *testing.T) {
 		delete(kept.all[sigma.DefaultRealm], "one")
 		kept.mu.Unlock()
 		m.k.guests.tell()
-		eventually(t, "sessions are looked at, among which it is not yet", func() bool { return len(m.k.guests.poke) == 0 })
+		eventually(t, "sessions are looked at, among which it is not yet", func() bool {
+			return len(m.k.guests.poke) == 0
+		})
 	}
 	kept.mu.Unlock()
 	if _, err := sdk.ConnectAs(ctx, path, text); sigma.KindOf(err) != sigma.KindPermission {
@@ -559,7 +599,8 @@ func TestRevokedMeanwhile(t *testing.T) {
 	eventually(t, "none is counted", func() bool { return len(m.k.guests.list()) == 0 })
 }
 
-// Goal: sigmad says which credential makes another, whatever the session says: so that none outlives who made it.
+// Goal: sigmad says which credential makes another, whatever the session says: so that none
+// outlives who made it.
 func TestCredentialsMaker(t *testing.T) {
 	m, path := openHouse(t)
 	text, err := credential(t.Context(), m.connect(sigma.DefaultRealm), "owner", sigma.RoleOwner)
@@ -575,9 +616,12 @@ func TestCredentialsMaker(t *testing.T) {
 		name string
 		want string
 		hash sigma.CredentialHash
-	}{{m.connect(sigma.DefaultRealm), "one", "", sigma.CredentialHash{}}, {m.guest(t, path, text), "two", "owner", secret.Hash()}} {
+	}{{m.connect(sigma.DefaultRealm), "one", "", sigma.CredentialHash{}}, {m.guest(t, path, text), "two", "owner",
+		secret.Hash()}} {
 		n := sigmap.NewCredential{Name: c.name, Role: sigma.RoleViewer, By: "somebody", ByHash: sigma.CredentialHash{1}}
-		if err := about(t.Context(), c.by, sigmap.FileCredentials, sigmap.CallCreate, func(c *sigmap.Coder) { c.NewCredential(&n) }); err != nil {
+		if err := about(t.Context(), c.by, sigmap.FileCredentials, sigmap.CallCreate, func(c *sigmap.Coder) {
+			c.NewCredential(&n)
+		}); err != nil {
 			t.Fatal(err)
 		}
 		m.credentials.mu.Lock()

@@ -18,9 +18,10 @@ import (
 
 // Files of the kernel's directory, of mode 0600, since each holds the machine's key.
 const (
-	identityFile = "identity"         // who this machine is; there once it is a member
-	pendingFile  = "identity.pending" // the key with which it is becoming one, so that an answer that was lost can be asked for again
-	joinFile     = "join"             // how it is to become one
+	identityFile = "identity" // who this machine is; there once it is a member
+	// the key with which it is becoming one, so that an answer that was lost can be asked for again
+	pendingFile = "identity.pending"
+	joinFile    = "join" // how it is to become one
 )
 
 // kept is what a machine must know when it is started again: who it is, and whom to ask.
@@ -31,8 +32,11 @@ type kept struct {
 	Authorities [][]byte          `json:",omitempty"` // DER
 	Control     []identity.Member `json:",omitempty"` // the control machines it last knew
 	Joined      bool              `json:",omitempty"` // by a token; false = it founded the system
-	Ruled       bool              `json:",omitempty"` // it joined and has been a control machine; if it is none any more, an operator decided so
-	Names       string            `json:",omitempty"` // how this machine's named came to be a member of the store of names (sigmap.CallMemberAdd); "" = it is the first, or has none
+	// it joined and has been a control machine; if it is none any more, an operator decided so
+	Ruled bool `json:",omitempty"`
+	// how this machine's named came to be a member of the store of names (sigmap.CallMemberAdd); ""
+	// = it is the first, or has none
+	Names string `json:",omitempty"`
 }
 
 const (
@@ -48,7 +52,8 @@ type identityKeeper struct {
 	now kept // mu
 }
 
-// load reads what is kept; false if this machine is no member yet. Then there is a key all the same.
+// load reads what is kept; false if this machine is no member yet. Then there is a key all the
+// same.
 func (i *identityKeeper) load() (member bool, err error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -81,10 +86,13 @@ func readKept(path string) (k kept, err error) {
 		return k, sigma.Wrap(op, path, err)
 	}
 	if err := json.Unmarshal(text, &k); err != nil {
-		return k, &sigma.Error{Op: op, Path: path, Kind: sigma.KindInvalid, Msg: "the machine's identity cannot be read", Err: err, Hint: "restore the file from a backup, or let the machine join again with a fresh data directory"}
+		return k, &sigma.Error{Op: op, Path: path, Kind: sigma.KindInvalid,
+			Msg: "the machine's identity cannot be read", Err: err,
+			Hint: "restore the file from a backup, or let the machine join again with a fresh data directory"}
 	}
 	if k.Format != keptFormat {
-		return k, sigma.Errorf(op, sigma.KindUnsupported, "the machine's identity has format %d, this program knows %d", k.Format, keptFormat)
+		return k, sigma.Errorf(op, sigma.KindUnsupported, "the machine's identity has format %d, this program knows %d",
+			k.Format, keptFormat)
 	}
 	return k, nil
 }
@@ -119,7 +127,8 @@ func (i *identityKeeper) setControl(members []identity.Member) error {
 	return i.change(func(k *kept) { k.Control = control })
 }
 
-// writeLocked replaces a file as a whole, durably: a machine that forgets that it is a member could come back by a new token only.
+// writeLocked replaces a file as a whole, durably: a machine that forgets that it is a member could
+// come back by a new token only.
 func (i *identityKeeper) writeLocked(name string) error {
 	const op = "kernel.identity"
 	path := filepath.Join(i.dir, name)

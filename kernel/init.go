@@ -16,19 +16,24 @@ import (
 	"sigmaos.dev/state"
 )
 
-// peerInit: initd.Look -> []initd.Seen, of what the machine that is asked knows itself; Unsure stands for what is a guest of another, which knows better, Gone for what it does not know.
+// peerInit: initd.Look -> []initd.Seen, of what the machine that is asked knows itself; Unsure
+// stands for what is a guest of another, which knows better, Gone for what it does not know.
 const peerInit = "init"
 
-// initFile is /sys/init: what is registered in the realm, a line each; calls of who registers; and of the leader of initd.
+// initFile is /sys/init: what is registered in the realm, a line each; calls of who registers; and
+// of the leader of initd.
 func (r *root) initFile() sigma.File {
-	methods := map[string]handler{sigmap.CallInitAdd: r.initAdd, sigmap.CallInitRemove: r.initRemove, sigmap.CallInitRestart: r.initRestart}
+	methods := map[string]handler{sigmap.CallInitAdd: r.initAdd, sigmap.CallInitRemove: r.initRemove,
+		sigmap.CallInitRestart: r.initRestart}
 	if r.realm == sigma.SystemRealm && r.tree.isService(serviceLcsched) {
-		methods = map[string]handler{initd.CallLook: r.initLook, initd.CallSpawn: r.initSpawn, initd.CallStop: r.initStop}
+		methods = map[string]handler{initd.CallLook: r.initLook, initd.CallSpawn: r.initSpawn,
+			initd.CallStop: r.initStop}
 	}
 	return r.sysState(sigmap.FileInit, r.initLines).answering(r.callable(sigmap.FileInit, methods))
 }
 
-// systemNames is the kernel's own view of the names of the system's realm, where records of initd are.
+// systemNames is the kernel's own view of the names of the system's realm, where records of initd
+// are.
 func (k *Kernel) systemNames(ctx context.Context) (*namespace.Tree, error) {
 	n, err := k.systemNamed(ctx)
 	if err != nil {
@@ -37,7 +42,8 @@ func (k *Kernel) systemNames(ctx context.Context) (*namespace.Tree, error) {
 	return namespace.New(namespace.Config{Machine: k.cfg.Machine, Root: n}), nil
 }
 
-// initLines are the registrations of the session's realm; of all realms if the provider asks in that of the system.
+// initLines are the registrations of the session's realm; of all realms if the provider asks in
+// that of the system.
 func (r *root) initLines(ctx context.Context) ([]byte, error) {
 	t, err := r.tree.k.systemNames(ctx)
 	if err != nil {
@@ -92,7 +98,8 @@ func registrationLine(r *initd.ReadRecord) state.Registration {
 	return out
 }
 
-// initAdd registers a proc of the session's realm: in place of what is registered under the name if that is wished, or was removed and its proc has not ended yet, or cannot be read.
+// initAdd registers a proc of the session's realm: in place of what is registered under the name if
+// that is wished, or was removed and its proc has not ended yet, or cannot be read.
 func (r *root) initAdd(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
 	const op = "kernel.initAdd"
 	var g sigma.Registration
@@ -140,7 +147,9 @@ func (r *root) initAdd(ctx context.Context, payload []byte) ([]byte, []*os.File,
 			case replace || damaged == nil && v.Record.Removed:
 				v.Record.Replace(g, time.Now())
 			default:
-				return &sigma.Error{Op: op, Kind: sigma.KindExists, Msg: "there is a registered proc " + g.Name, Hint: "register this in its place with: sigma init add --replace; or remove that with: sigma init rm " + g.Name}
+				return &sigma.Error{Op: op, Kind: sigma.KindExists, Msg: "there is a registered proc " + g.Name,
+					Hint: "register this in its place with: sigma init add --replace; or remove that with: sigma " +
+						"init rm " + g.Name}
 			}
 			return nil
 		})
@@ -156,17 +165,24 @@ func addRecord(ctx context.Context, t *namespace.Tree, dir string, key initd.Key
 	if err != nil {
 		return err
 	}
-	if is := slices.ContainsFunc(names, func(e sigma.DirEntry) bool { return e.Name == key.Name }); !is && len(names) >= sigma.RegistrationsMax {
-		return &sigma.Error{Op: "kernel.initAdd", Kind: sigma.KindNoSpace, Msg: "the realm has as many registered procs as it may have", Hint: "remove some with: sigma init rm NAME"}
+	if is := slices.ContainsFunc(names, func(e sigma.DirEntry) bool {
+		return e.Name == key.Name
+	}); !is && len(names) >= sigma.RegistrationsMax {
+		return &sigma.Error{Op: "kernel.initAdd", Kind: sigma.KindNoSpace,
+			Msg: "the realm has as many registered procs as it may have", Hint: "remove some with: sigma init rm NAME"}
 	}
-	if _, err := initd.SaveRecord(ctx, t, key, initd.Versioned{Record: record}, sigma.PutOptions{Perm: 0o600, MustMake: true}); err != nil {
+	if _, err := initd.SaveRecord(ctx, t, key, initd.Versioned{Record: record},
+		sigma.PutOptions{Perm: 0o600, MustMake: true}); err != nil {
 		return err
 	}
 	return initChanged(ctx, t)
 }
 
-// changeRecord changes a record as it is then, and tells the leader. change is given why the record cannot be read, if it cannot; its error leaves the record as it is. One that is going is gone before anything else is done with its name: KindNotFound.
-func changeRecord(ctx context.Context, t *namespace.Tree, key initd.Key, change func(v *initd.Versioned, damaged error) error) error {
+// changeRecord changes a record as it is then, and tells the leader. change is given why the record
+// cannot be read, if it cannot; its error leaves the record as it is. One that is going is gone
+// before anything else is done with its name: KindNotFound.
+func changeRecord(ctx context.Context, t *namespace.Tree, key initd.Key, change func(v *initd.Versioned,
+	damaged error) error) error {
 	for {
 		v, err := initd.ReadOne(ctx, t, key)
 		kind := sigma.KindOf(err)
@@ -199,7 +215,8 @@ func initChanged(ctx context.Context, t *namespace.Tree) error {
 	return err
 }
 
-// initRemove marks a registration as removed; the leader ends its proc and drops it. A damaged one is dropped here.
+// initRemove marks a registration as removed; the leader ends its proc and drops it. A damaged one
+// is dropped here.
 func (r *root) initRemove(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
 	t, key, err := r.registered(ctx, payload)
 	if err != nil {
@@ -251,7 +268,8 @@ func unknownRegistration(err error) error {
 	if err == nil || sigma.KindOf(err) != sigma.KindNotFound {
 		return err
 	}
-	return &sigma.Error{Op: "kernel.init", Kind: sigma.KindNotFound, Msg: "no registered proc of this name", Hint: "sigma init ls lists them"}
+	return &sigma.Error{Op: "kernel.init", Kind: sigma.KindNotFound, Msg: "no registered proc of this name",
+		Hint: "sigma init ls lists them"}
 }
 
 // forgetRegistrations drops those of a realm that is being removed, before its procs are ended.
@@ -267,10 +285,12 @@ func (k *Kernel) forgetRegistrations(ctx context.Context, realm sigma.RealmID) e
 	return err
 }
 
-// initEpochLocked admits what a leader of an epoch asks for, and nothing of former ones from now on. Kernel.mu is held.
+// initEpochLocked admits what a leader of an epoch asks for, and nothing of former ones from now
+// on. Kernel.mu is held.
 func (k *Kernel) initEpochLocked(e sigma.Epoch) error {
 	if e < k.initEpoch {
-		return sigma.Errorf("kernel.init", sigma.KindStale, "another leader of initd has the epoch %d; this is %d", k.initEpoch, e)
+		return sigma.Errorf("kernel.init", sigma.KindStale, "another leader of initd has the epoch %d; this is %d",
+			k.initEpoch, e)
 	}
 	k.initEpoch = e
 	return nil
@@ -295,7 +315,8 @@ func (k *Kernel) peerInit(_ context.Context, _ identity.Subject, payload []byte)
 	return sigmap.Payload(func(c *sigmap.Coder) { initd.CodeSeen(c, &ss) })
 }
 
-// initLook asks here, and all other machines for what is not at home here. Only when each that is alive has answered that it does not know a proc is it gone.
+// initLook asks here, and all other machines for what is not at home here. Only when each that is
+// alive has answered that it does not know a proc is it gone.
 func (r *root) initLook(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
 	k := r.tree.k
 	var l initd.Look
@@ -334,7 +355,8 @@ func (r *root) initLook(ctx context.Context, payload []byte) ([]byte, []*os.File
 	return reply, nil, err
 }
 
-// initLookFar asks the other machines for those of ss that at numbers. What one of them knows counts more than what others do not.
+// initLookFar asks the other machines for those of ss that at numbers. What one of them knows
+// counts more than what others do not.
 func (k *Kernel) initLookFar(ctx context.Context, l *initd.Look, at []int, ss []initd.Seen) (stale error) {
 	others := k.others()
 	sure := !k.registered() || len(k.members()) > 0 // else nothing was heard of other machines yet

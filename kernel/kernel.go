@@ -1,10 +1,14 @@
-// Package kernel puts sigmad together: it serves each proc's tree on its file descriptor 3, carries out what schedd decides, keeps the boot set running, and connects the
-// realm's root at named with ux, /proc and /sys (architecture §4).
+// Package kernel puts sigmad together: it serves each proc's tree on its file descriptor 3, carries
+// out what schedd decides, keeps the boot set running, and connects the realm's root at named with
+// ux, /proc and /sys (architecture §4).
 //
-// It parses hostile bytes and holds no privilege: every act that needs one is the launcher's. It assumes that named, besched and s3d are in the boot set or run on a control machine. Users: cmd/sigmad.
+// It parses hostile bytes and holds no privilege: every act that needs one is the launcher's. It
+// assumes that named, besched and s3d are in the boot set or run on a control machine. Users:
+// cmd/sigmad.
 //
-// Locks: Kernel.mu (procs, waiters, sessions), under which scheduler.mu, reservations.mu and the locks of eventLog and of decision.Log.Note are taken; service.mu, tree.mu, links.mu and questions.mu, under which nothing is. None is held across a call to another
-// process.
+// Locks: Kernel.mu (procs, waiters, sessions), under which scheduler.mu, reservations.mu and the
+// locks of eventLog and of decision.Log.Note are taken; service.mu, tree.mu, links.mu and
+// questions.mu, under which nothing is. None is held across a call to another process.
 package kernel
 
 import (
@@ -55,10 +59,12 @@ type Config struct {
 	UIDs     uint32         // how many they are; 0 = 2^20
 	Memory   sigma.Bytes    // for best-effort procs; 0 = three quarters of the host's
 	CPU      sigma.MilliCPU // what the machine offers; 0 = the host's
-	// Listener is where other machines connect to this one, and Address what they are told of it; nil and "" = there are no others.
+	// Listener is where other machines connect to this one, and Address what they are told of it;
+	// nil and "" = there are no others.
 	Listener net.Listener
 	Address  string
-	// RealmSocket is where programs with a credential of a realm connect; nil = nowhere. Run closes it.
+	// RealmSocket is where programs with a credential of a realm connect; nil = nowhere. Run closes
+	// it.
 	RealmSocket *net.UnixListener
 	Labels      map[string]string // the machine's failure domain and whatever else its owner says of it
 	// Connect makes a TCP connection to an IP address with a port; nil = link's default.
@@ -67,27 +73,36 @@ type Config struct {
 	ConnectAll func(ctx context.Context, address string, n int) ([]*os.File, error)
 	Etcd       *sigmap.Etcd // where named keeps the names; nil = in an etcd of its own
 	Join       *Join        // how the machine becomes a member of a system; nil = it is one already, or founds one
-	// AllowWeaken lets an environment entry SIGMA_WEAKEN=bits of a descriptor take protections off that proc. The launcher must allow it too. Tests only.
+	// AllowWeaken lets an environment entry SIGMA_WEAKEN=bits of a descriptor take protections off
+	// that proc. The launcher must allow it too. Tests only.
 	AllowWeaken bool
-	// Rootless says that an ordinary user started the launcher: the admin sockets are also for the group of the data directory, by which that user reaches them.
+	// Rootless says that an ordinary user started the launcher: the admin sockets are also for the
+	// group of the data directory, by which that user reaches them.
 	Rootless bool
-	// ProgramsMax bounds the bytes of programs that are kept on disk; 0 = a tenth of the disk, 8 GiB at most. Mount, if not nil, lets programs start before all their bytes are here.
+	// ProgramsMax bounds the bytes of programs that are kept on disk; 0 = a tenth of the disk, 8
+	// GiB at most. Mount, if not nil, lets programs start before all their bytes are here.
 	ProgramsMax sigma.Bytes
 	Mount       *binfs.Mount
-	// Encrypt has all that goes to other machines and comes from them encrypted, at the price of sigmad's processor time for it: no direct connections are made.
+	// Encrypt has all that goes to other machines and comes from them encrypted, at the price of
+	// sigmad's processor time for it: no direct connections are made.
 	Encrypt bool
 
-	// Deaths is how often sigmad or the launcher of this machine has died of late, as the keeper counts: it is told as an event. 0 at a start of the machine.
+	// Deaths is how often sigmad or the launcher of this machine has died of late, as the keeper
+	// counts: it is told as an event. 0 at a start of the machine.
 	Deaths int
-	// StoreDelay is added to each message between sigmad and the object store, in each direction. Benches and tests only.
+	// StoreDelay is added to each message between sigmad and the object store, in each direction.
+	// Benches and tests only.
 	StoreDelay time.Duration
 	Log        *slog.Logger
 	Ready      func() // called once, when the boot set is up and the admin socket listens
-	// Waits is told what the boot waits for, in one line for people, when that changes, "" when nothing is known any more, and whether it is that too few control machines answer; nil = nobody asks. Not after Ready, but for a call that is being made.
+	// Waits is told what the boot waits for, in one line for people, when that changes, "" when
+	// nothing is known any more, and whether it is that too few control machines answer; nil =
+	// nobody asks. Not after Ready, but for a call that is being made.
 	Waits func(what string, missing bool)
 }
 
-// Join says how a machine becomes a member. It stands in the file named join of the kernel's directory (as JSON) until the machine is one.
+// Join says how a machine becomes a member. It stands in the file named join of the kernel's
+// directory (as JSON) until the machine is one.
 type Join struct {
 	Address string `json:"address"` // IP address and port of a machine of the system
 	Token   string `json:"token"`
@@ -125,7 +140,9 @@ type Kernel struct {
 	reserved  *reservations
 	metrics   metrics
 	meters    *questions // what launches use
-	freezes   *questions // to freeze and thaw; one at a time, so that what is said of a proc is in the order of what is done to it
+	// to freeze and thaw; one at a time, so that what is said of a proc is in the order of what is
+	// done to it
+	freezes   *questions
 	outputs   *output.Collector
 	ready     *readiness.Set // procs that are silent
 	start     time.Time
@@ -143,10 +160,11 @@ type Kernel struct {
 	peerCalls map[string]peerCall                     // what other machines' sigmads may call here; complete before Run
 	beats     func(ctx context.Context, l *link.Link) // answers another machine's beats until l ends; set before Run
 
-	tickets        tickets
-	sockets        *questions               // which sockets procs have, and to shut them down
-	rechecks       chan struct{}            // takes one: connections are to be looked at
-	directServices map[string]directService // what other machines' programs have direct connections to; complete before Run
+	tickets  tickets
+	sockets  *questions    // which sockets procs have, and to shut them down
+	rechecks chan struct{} // takes one: connections are to be looked at
+	// what other machines' programs have direct connections to; complete before Run
+	directServices map[string]directService
 
 	nextLaunch atomic.Uint64
 
@@ -157,10 +175,11 @@ type Kernel struct {
 	etcd      *sigmap.Etcd // Config.Etcd, or what a machine that joined was told; complete before named is started
 	inherited int          // procs that ran before this sigmad; after known is closed
 
-	mu        sync.Mutex
-	young     young
-	nothing   int                                 // a pipe that has ended
-	keeping   sync.Mutex                          // makes looking at a proc and telling the launcher of it one act; taken before mu
+	mu      sync.Mutex
+	young   young
+	nothing int // a pipe that has ended
+	// makes looking at a proc and telling the launcher of it one act; taken before mu
+	keeping   sync.Mutex
 	adopted   func(n int)                         // says that what ran before this sigmad is known: n procs
 	known     chan struct{}                       // closed then
 	launcher  *launch.Launcher                    // mu; nil between the death of one and the start of the next
@@ -235,22 +254,29 @@ func New(cfg Config) (*Kernel, error) {
 		return nil, sigma.Wrap("kernel.New", "", os.NewSyscallError("getrlimit", err))
 	}
 	passed := inflight.New(int(min(files.Cur, 1<<20)))
-	k := &Kernel{cfg: cfg, keeper: cfg.Keeper, comes: make(chan struct{}), proxy: dialproxy.New(cfg.Machine, passed), passed: passed, startMax: startMax, awaited: map[uint64]*time.Timer{}, ux: scratch, uxQuotas: uxQuotas, services: map[string]*service{}, meters: newQuestions(metersMax), sockets: newQuestions(socketsAtOnce), freezes: newQuestions(1), start: time.Now(), launched: sigmap.Service{Name: serviceLauncher, State: "starting", Since: time.Now()}, startMono: monotonic(),
-		core: schedd.NewCore(cfg.Machine, cfg.Memory), wake: map[sigma.ProcID]chan struct{}{}, notice: map[sigma.ProcID]chan struct{}{}, timers: map[sigma.ProcID]*time.Timer{}, fetching: map[sigma.ProcID]context.CancelFunc{}, logs: map[sigma.ProcID]*procLogs{},
-		budgets: map[sigma.RealmID]*output.Budget{}, children: map[uint64]func(launch.Event){}, names: map[sigma.RealmID]*names.Realm{}, quotas: map[sigma.RealmID]*quota{}, recalled: &cache.Budget{Bytes: recalledMax}, trees: map[sigma.RealmID]*realmTree{}, stores: map[sigma.RealmID]*session.Client{},
+	k := &Kernel{cfg: cfg, keeper: cfg.Keeper, comes: make(chan struct{}), proxy: dialproxy.New(cfg.Machine, passed),
+		passed: passed, startMax: startMax, awaited: map[uint64]*time.Timer{}, ux: scratch, uxQuotas: uxQuotas,
+		services: map[string]*service{}, meters: newQuestions(metersMax), sockets: newQuestions(socketsAtOnce),
+		freezes: newQuestions(1), start: time.Now(), launched: sigmap.Service{Name: serviceLauncher, State: "starting",
+			Since: time.Now()}, startMono: monotonic(),
+		core: schedd.NewCore(cfg.Machine, cfg.Memory), wake: map[sigma.ProcID]chan struct{}{},
+		notice: map[sigma.ProcID]chan struct{}{}, timers: map[sigma.ProcID]*time.Timer{},
+		fetching: map[sigma.ProcID]context.CancelFunc{}, logs: map[sigma.ProcID]*procLogs{},
+		budgets: map[sigma.RealmID]*output.Budget{}, children: map[uint64]func(launch.Event){},
+		names: map[sigma.RealmID]*names.Realm{}, quotas: map[sigma.RealmID]*quota{},
+		recalled: &cache.Budget{Bytes: recalledMax}, trees: map[sigma.RealmID]*realmTree{},
+		stores:   map[sigma.RealmID]*session.Client{},
 		removing: map[sigma.RealmID]bool{}, open: map[*tree]bool{}, gids: map[sigma.RealmID]uint32{}}
 	k.launches = newLaunches(cfg.Log, filepath.Join(cfg.Data, "launches"))
 	uxQuotas.k, k.events = k, newEventLog(cfg.Machine, time.Now)
 	if k.nothing, err = atEnd(); err != nil {
 		return nil, sigma.Wrap("kernel.New", "", err)
 	}
-	k.links, k.peerCalls, k.directServices = newLinks(), map[string]peerCall{}, map[string]directService{directFiles: k.serveFiles}
+	k.links, k.peerCalls, k.directServices = newLinks(), map[string]peerCall{},
+		map[string]directService{directFiles: k.serveFiles}
 	k.guests = newGuests()
-	k.peerCalls[peerCredentials] = k.peerCredentials
 	k.tickets.open = map[[ticketSize]byte]*ticket{}
-	k.peerCalls[callService], k.peerCalls[callServiceOver] = k.serviceCall, k.serviceOverCall
-	k.peerCalls[callServiceUnused] = k.serviceUnusedCall
-	k.peerCalls[peerRevoke], k.rechecks = k.revokeCall, make(chan struct{}, 1)
+	k.rechecks = make(chan struct{}, 1)
 	k.enrolled = make(chan struct{})
 	k.known = make(chan struct{})
 	var first sync.Once
@@ -258,17 +284,8 @@ func New(cfg Config) (*Kernel, error) {
 	k.own = newMembership(cfg.Data)
 	k.beats = k.hear
 	k.databases = &databases{k: k, of: map[sigma.RealmID]*service{}}
-	for i, p := range cfg.Programs {
-		if p.Name == serviceDB {
-			k.databases.program, k.databases.uid = p, cfg.UIDBase+2+uint32(i)
-			continue
-		}
-		k.services[p.Name] = newService(k, p, cfg.UIDBase+2+uint32(i)) // base+1 is sigmad's own
-	}
-	for _, need := range []string{serviceNamed, serviceBesched, serviceS3} {
-		if k.services[need] == nil && !isMember(cfg) {
-			return nil, sigma.Errorf("kernel.New", sigma.KindInvalid, "the boot set lacks %s", need)
-		}
+	if err := k.takeBootSet(); err != nil {
+		return nil, err
 	}
 	k.sched = newScheduler(k)
 	k.shares = newGroupShares()
@@ -291,7 +308,10 @@ func New(cfg Config) (*Kernel, error) {
 	}
 	k.peers = newPeers()
 	k.registerPeerCalls()
-	k.bin, err = binfs.New(binfs.Config{Dir: filepath.Join(cfg.Data, "bin"), Max: cfg.ProgramsMax, Mount: cfg.Mount, Log: cfg.Log, Peers: k.holders, Tree: func(realm sigma.RealmID) (binfs.Tree, error) { return k.tree(realm) }})
+	k.bin, err = binfs.New(binfs.Config{Dir: filepath.Join(cfg.Data, "bin"), Max: cfg.ProgramsMax, Mount: cfg.Mount,
+		Log: cfg.Log, Peers: k.holders, Tree: func(realm sigma.RealmID) (binfs.Tree, error) {
+			return k.tree(realm)
+		}})
 	if err != nil {
 		return nil, err
 	}
@@ -302,12 +322,30 @@ func New(cfg Config) (*Kernel, error) {
 	return k, nil
 }
 
+// takeBootSet makes the services of the programs that this machine has.
+func (k *Kernel) takeBootSet() error {
+	for i, p := range k.cfg.Programs {
+		if p.Name == serviceDB {
+			k.databases.program, k.databases.uid = p, k.cfg.UIDBase+2+uint32(i)
+			continue
+		}
+		k.services[p.Name] = newService(k, p, k.cfg.UIDBase+2+uint32(i)) // base+1 is sigmad's own
+	}
+	for _, need := range []string{serviceNamed, serviceBesched, serviceS3} {
+		if k.services[need] == nil && !isMember(k.cfg) {
+			return sigma.Errorf("kernel.New", sigma.KindInvalid, "the boot set lacks %s", need)
+		}
+	}
+	return nil
+}
+
 // countTraffic begins to count what procs carry to other machines.
 func (k *Kernel) countTraffic() {
 	k.traffic = meter.NewTraffic(k.ledger)
 	k.traffic.Late = k.carriedLate
 	k.traffic.Full = func() {
-		k.cfg.Log.Warn("more TCP connections of procs than are counted; what others carry to other machines is not", "counted", meter.FlowsMost)
+		k.cfg.Log.Warn("more TCP connections of procs than are counted; what others carry to other machines is not",
+			"counted", meter.FlowsMost)
 	}
 }
 
@@ -320,7 +358,8 @@ func isMember(cfg Config) bool {
 	return err == nil
 }
 
-// Run boots the machine and serves until ctx ends, Down is called, or the keeper is gone. Before it returns, services were asked to end in an orderly way.
+// Run boots the machine and serves until ctx ends, Down is called, or the keeper is gone. Before it
+// returns, services were asked to end in an orderly way.
 func (k *Kernel) Run(ctx context.Context) error {
 	asked, down := context.WithCancel(ctx)
 	defer down()
@@ -357,7 +396,8 @@ func (k *Kernel) Run(ctx context.Context) error {
 			if err != nil {
 				return err
 			}
-			k.cfg.Log.Info("machine is up", "machine", k.cfg.Machine, "memory", k.cfg.Memory.String(), "boot", time.Since(k.start).Round(time.Millisecond).String())
+			k.cfg.Log.Info("machine is up", "machine", k.cfg.Machine, "memory", k.cfg.Memory.String(), "boot",
+				time.Since(k.start).Round(time.Millisecond).String())
 			message := ""
 			if k.cfg.Deaths > 0 {
 				message = fmt.Sprintf("death %d of sigmad or launcher of late", k.cfg.Deaths)
@@ -389,7 +429,8 @@ func (k *Kernel) serve(ctx context.Context, conn session.Conn, p sigma.Principal
 	k.serveAs(ctx, conn, &tree{k: k, principal: p}, false)
 }
 
-// serveAs serves t, which is of this session alone. The connection may have been another sigmad's (reset).
+// serveAs serves t, which is of this session alone. The connection may have been another sigmad's
+// (reset).
 func (k *Kernel) serveAs(ctx context.Context, conn session.Conn, t *tree, reset bool) {
 	ctx, end := context.WithCancel(ctx)
 	defer end()
@@ -405,7 +446,9 @@ func (k *Kernel) serveAs(ctx context.Context, conn session.Conn, t *tree, reset 
 		cfg.Requests = guestRequests
 	}
 	if t.far {
-		cfg.BulkTicket = func(ctx context.Context, serve func(net.Conn)) ([]byte, error) { return k.tickets.give(ctx, p, serve) }
+		cfg.BulkTicket = func(ctx context.Context, serve func(net.Conn)) ([]byte, error) {
+			return k.tickets.give(ctx, p, serve)
+		}
 	} else {
 		if t.quota = k.quotaOf(p); t.quota != nil {
 			cfg.Handles = t.quota
@@ -437,7 +480,8 @@ func (k *Kernel) serveAs(ctx context.Context, conn session.Conn, t *tree, reset 
 func (k *Kernel) serveEvents(p sigma.Principal) treekit.Events {
 	return treekit.Events{
 		Panicked: func(op string, value any, stack []byte) {
-			k.cfg.Log.Error("handler panicked", "realm", p.Realm, "proc", p.Proc, "op", op, "err", fmt.Sprint(value), "stack", string(stack))
+			k.cfg.Log.Error("handler panicked", "realm", p.Realm, "proc", p.Proc, "op", op, "err", fmt.Sprint(value),
+				"stack", string(stack))
 		},
 		Failed: func(op string, err error) {
 			if !k.mayLog() {
@@ -448,7 +492,8 @@ func (k *Kernel) serveEvents(p sigma.Principal) treekit.Events {
 	}
 }
 
-// Failures of requests are logged up to failuresMax in failuresTime, so that a proc that repeats one does not fill the disk.
+// Failures of requests are logged up to failuresMax in failuresTime, so that a proc that repeats
+// one does not fill the disk.
 const (
 	failuresMax  = 10
 	failuresTime = 10 * time.Second

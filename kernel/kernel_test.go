@@ -68,7 +68,8 @@ func (m *machine) status(c *sdk.Client, id sigma.ProcID) sigma.Status {
 	return s
 }
 
-// Goal: a proc that is spawned starts, is known by its socket, ends with its status, and leaves nothing in sigmad's tables.
+// Goal: a proc that is spawned starts, is known by its socket, ends with its status, and leaves
+// nothing in sigmad's tables.
 func TestLife(t *testing.T) {
 	m := boot(t)
 	c := m.connect("default")
@@ -79,18 +80,23 @@ func TestLife(t *testing.T) {
 	}
 	form := sigma.FormStream
 	for range 3 {
-		if _, _, err := call(t.Context(), p.root, sigmap.FileEndpoints, sigmap.CallListen, func(c *sigmap.Coder) { c.Str((*string)(&form)) }); err != nil {
+		if _, _, err := call(t.Context(), p.root, sigmap.FileEndpoints, sigmap.CallListen, func(c *sigmap.Coder) {
+			c.Str((*string)(&form))
+		}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if _, _, err := call(t.Context(), p.root, sigmap.FileMachine, sigmap.CallDown, nil); sigma.KindOf(err) != sigma.KindPermission {
+	if _, _, err := call(t.Context(), p.root, sigmap.FileMachine, sigmap.CallDown,
+		nil); sigma.KindOf(err) != sigma.KindPermission {
 		t.Errorf("a proc may stop the machine: %v", err)
 	}
 	if _, err := p.root.(sigma.Leaser).Lease(t.Context(), time.Minute); err != nil {
 		t.Error(err)
 	}
 	s := sigma.Status{Code: sigma.StatusOK, Msg: "bye"}
-	if _, _, err := call(t.Context(), p.root, sigmap.FileSelf, sigmap.CallExited, func(c *sigmap.Coder) { c.Status(&s) }); err != nil {
+	if _, _, err := call(t.Context(), p.root, sigmap.FileSelf, sigmap.CallExited, func(c *sigmap.Coder) {
+		c.Status(&s)
+	}); err != nil {
 		t.Fatal(err)
 	}
 	p.exit(0)
@@ -100,12 +106,14 @@ func TestLife(t *testing.T) {
 	eventually(t, "nothing is left", func() bool {
 		m.k.mu.Lock()
 		defer m.k.mu.Unlock()
-		return len(m.k.timers)+len(m.k.notice)+len(m.k.wake) == 0 && len(m.k.children) == 3 && len(m.k.open) == 4 // of the three services and the admin session
+		return len(m.k.timers)+len(m.k.notice)+len(m.k.wake) == 0 && len(m.k.children) == 3 &&
+			len(m.k.open) == 4 // of the three services and the admin session
 	})
 }
 
-// Goal: evict tells a proc that waits, signals one that does not, and kill ends one at once, in each state.
-// What a running proc uses is the launcher's answer, for the provider only; one that nobody knows uses nothing.
+// Goal: evict tells a proc that waits, signals one that does not, and kill ends one at once, in
+// each state. What a running proc uses is the launcher's answer, for the provider only; one that
+// nobody knows uses nothing.
 func TestUsage(t *testing.T) {
 	m := boot(t)
 	c := m.connect(sigma.DefaultRealm)
@@ -118,11 +126,14 @@ func TestUsage(t *testing.T) {
 		t.Fatal(err)
 	}
 	us, err := c.Usage(t.Context(), id, "unknown")
-	want := sigma.Usage{UserTime: time.Millisecond, SystemTime: 2 * time.Millisecond, Memory: 3000, MemoryPeak: 4000, Tasks: 5}
+	want := sigma.Usage{UserTime: time.Millisecond, SystemTime: 2 * time.Millisecond, Memory: 3000, MemoryPeak: 4000,
+		Tasks: 5}
 	if err != nil || len(us) != 2 || us[0] != want || us[1] != (sigma.Usage{}) {
 		t.Errorf("got %+v, %v, want %+v and nothing", us, err, want)
 	}
-	if _, _, err := call(t.Context(), p.root, sigmap.FileProcs, sigmap.CallUsage, func(c *sigmap.Coder) { c.ProcIDs(&[]sigma.ProcID{id}) }); sigma.KindOf(err) != sigma.KindPermission {
+	if _, _, err := call(t.Context(), p.root, sigmap.FileProcs, sigmap.CallUsage, func(c *sigmap.Coder) {
+		c.ProcIDs(&[]sigma.ProcID{id})
+	}); sigma.KindOf(err) != sigma.KindPermission {
 		t.Errorf("a proc asked: got %v, want permission denied", err)
 	}
 	p.exit(0)
@@ -134,7 +145,8 @@ func TestUsage(t *testing.T) {
 	}
 }
 
-// A running proc is frozen and thawed, and says so; what does not run cannot be frozen, but thawing it is no error.
+// A running proc is frozen and thawed, and says so; what does not run cannot be frozen, but thawing
+// it is no error.
 func TestFreeze(t *testing.T) {
 	m := boot(t)
 	c := m.connect(sigma.DefaultRealm)
@@ -225,7 +237,8 @@ func TestEnding(t *testing.T) {
 	}
 }
 
-// Goal: procs and calls at the same time, with services that are restarted under them: each proc ends with a status, and requests wait for the services.
+// Goal: procs and calls at the same time, with services that are restarted under them: each proc
+// ends with a status, and requests wait for the services.
 func TestRestarts(t *testing.T) {
 	m := boot(t)
 	stop := make(chan struct{})
@@ -247,7 +260,8 @@ func TestRestarts(t *testing.T) {
 		c := m.connect("default")
 		spawners.Go(func() {
 			for n := range 30 {
-				ids, err := c.Spawn(t.Context(), sigma.Descriptor{Program: "/bin/x"}, sigma.Descriptor{Program: "/bin/x"})
+				ids, err := c.Spawn(t.Context(), sigma.Descriptor{Program: "/bin/x"},
+					sigma.Descriptor{Program: "/bin/x"})
 				if err != nil {
 					t.Error(err)
 					return
@@ -278,7 +292,9 @@ func TestRestarts(t *testing.T) {
 	others.Wait()
 }
 
-// Goal: the leases of a service end with its session, though the launcher has told before that the service is no more; else who stands for its election next waits until the lease of the dead expires.
+// Goal: the leases of a service end with its session, though the launcher has told before that the
+// service is no more; else who stands for its election next waits until the lease of the dead
+// expires.
 func TestLeasesOfADeadService(t *testing.T) {
 	m := bootAs(t, Config{Machine: "m1"}, func(*machine) {}, serviceNamed, serviceBesched, serviceS3, serviceLcsched)
 	s := m.k.services[serviceLcsched]
@@ -297,7 +313,8 @@ func TestLeasesOfADeadService(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := root.(sigma.Putter).Put(t.Context(), []string{"leader"}, nil, sigma.PutOptions{Lease: lease}); err != nil {
+	if _, _, err := root.(sigma.Putter).Put(t.Context(), []string{"leader"}, nil,
+		sigma.PutOptions{Lease: lease}); err != nil {
 		t.Fatal(err)
 	}
 	m.kill(serviceLcsched)
@@ -312,7 +329,8 @@ func TestLeasesOfADeadService(t *testing.T) {
 	}
 }
 
-// Goal: of a realm that is removed while procs are spawned in it nothing is left: no proc, no session, nothing a realm of the same name could see later.
+// Goal: of a realm that is removed while procs are spawned in it nothing is left: no proc, no
+// session, nothing a realm of the same name could see later.
 func TestRemoveRealm(t *testing.T) {
 	m := boot(t)
 	ctx := t.Context()
@@ -347,25 +365,29 @@ func TestRemoveRealm(t *testing.T) {
 		eventually(t, "sigmad has forgotten the realm", func() bool {
 			m.k.mu.Lock()
 			defer m.k.mu.Unlock()
-			return m.k.names["a"] == nil && m.k.trees["a"] == nil && m.k.stores["a"] == nil && m.k.core.List("a", true, 0, 1) == nil && len(m.k.logs) == 0
+			return m.k.names["a"] == nil && m.k.trees["a"] == nil && m.k.stores["a"] == nil &&
+				m.k.core.List("a", true, 0, 1) == nil && len(m.k.logs) == 0
 		})
 		for len(m.procs) > 0 {
 			<-m.procs
 		}
 	}
-	if _, err := sdk.Connect(ctx, filepath.Join(m.k.cfg.Data, adminSocket), "a"); sigma.KindOf(err) != sigma.KindNotFound {
+	if _, err := sdk.Connect(ctx, filepath.Join(m.k.cfg.Data, adminSocket),
+		"a"); sigma.KindOf(err) != sigma.KindNotFound {
 		t.Errorf("got %v, want that there is no such realm", err)
 	}
 }
 
-// Goal: a proc cannot make sigmad go through an endpoint of its own making to fetch a program, nor keep a session to the object store for each.
+// Goal: a proc cannot make sigmad go through an endpoint of its own making to fetch a program, nor
+// keep a session to the object store for each.
 func TestMadeUpEndpoint(t *testing.T) {
 	m := boot(t)
 	ctx := t.Context()
 	c := m.connect("default")
 	m.status0(c)
 	for i := range 3 {
-		e := sigma.Endpoint{Realm: "system", Machine: "m1", Proc: sigma.NewProcID(), ID: "AAECAwQFBgcICQoLDA0ODw", Form: sigma.FormTree}
+		e := sigma.Endpoint{Realm: "system", Machine: "m1", Proc: sigma.NewProcID(), ID: "AAECAwQFBgcICQoLDA0ODw",
+			Form: sigma.FormTree}
 		path := fmt.Sprint("/e", i)
 		if _, err := c.Put(ctx, path, []byte(e.String()), sigma.PutOptions{Kind: sigma.KindEndpoint}); err != nil {
 			t.Fatal(err)
@@ -380,8 +402,10 @@ func TestMadeUpEndpoint(t *testing.T) {
 	}
 }
 
-// Goal: a walk that met the link to the object store just before the store was restarted goes on to the store that is there then; the answer that it leads elsewhere, which is for good and kills a proc that waits for a page of its program, is
-// given only for what never was the store, and not while that cannot be known.
+// Goal: a walk that met the link to the object store just before the store was restarted goes on to
+// the store that is there then; the answer that it leads elsewhere, which is for good and kills a
+// proc that waits for a page of its program, is given only for what never was the store, and not
+// while that cannot be known.
 func TestStoreRestartsUnderWalk(t *testing.T) {
 	m := boot(t)
 	ctx := t.Context()
@@ -425,7 +449,8 @@ func (m *machine) status0(c *sdk.Client) {
 	m.status(c, id)
 }
 
-// Goal: Run returns soon after it was told to, with procs, waits and sessions open, and none of its goroutines works on.
+// Goal: Run returns soon after it was told to, with procs, waits and sessions open, and none of its
+// goroutines works on.
 func TestShutdown(t *testing.T) {
 	m := boot(t)
 	c := m.connect("default")

@@ -11,7 +11,8 @@ import (
 	"sigmaos.dev/state"
 )
 
-// launchers works with one launcher after another until ctx ends or the keeper is gone. What one ran has died with it.
+// launchers works with one launcher after another until ctx ends or the keeper is gone. What one
+// ran has died with it.
 func (k *Kernel) launchers(ctx context.Context) error {
 	stop := context.AfterFunc(ctx, k.keeper.Close)
 	defer stop()
@@ -78,7 +79,8 @@ func (k *Kernel) launchers(ctx context.Context) error {
 // milliseconds, and some seconds when it is asked for thousands of procs at once.
 const startMax = time.Minute
 
-// launch asks the launcher for what is registered as r.ID, when there is one. Unless an error comes back, there will be an event: after Kernel.startMax it is launch.Failed.
+// launch asks the launcher for what is registered as r.ID, when there is one. Unless an error comes
+// back, there will be an event: after Kernel.startMax it is launch.Failed.
 func (k *Kernel) launch(ctx context.Context, r launch.Request) error {
 	for {
 		k.mu.Lock()
@@ -91,7 +93,8 @@ func (k *Kernel) launch(ctx context.Context, r launch.Request) error {
 			select {
 			case <-comes:
 			case <-ctx.Done():
-				return &sigma.Error{Op: "kernel.launch", Kind: sigma.KindUnavailable, Msg: "there is no launcher", Err: ctx.Err()}
+				return &sigma.Error{Op: "kernel.launch", Kind: sigma.KindUnavailable, Msg: "there is no launcher",
+					Err: ctx.Err()}
 			}
 		default:
 			k.mu.Lock()
@@ -103,7 +106,8 @@ func (k *Kernel) launch(ctx context.Context, r launch.Request) error {
 				k.answeredLocked(r.ID)
 				k.mu.Unlock()
 			}
-			if sigma.KindOf(err) == sigma.KindLost { // it died, and nothing was started: the event comes as soon as that is seen
+			if sigma.KindOf(err) == sigma.KindLost {
+				// it died, and nothing was started: the event comes as soon as that is seen
 				err = nil
 			}
 			return err
@@ -119,7 +123,8 @@ func (k *Kernel) answeredLocked(id uint64) {
 	}
 }
 
-// giveUp ends the wait for a start that the launcher does not answer. Should it start later, it is killed: the launcher takes requests in order.
+// giveUp ends the wait for a start that the launcher does not answer. Should it start later, it is
+// killed: the launcher takes requests in order.
 func (k *Kernel) giveUp(id uint64) {
 	k.mu.Lock()
 	handle, waits := k.children[id], k.awaited[id] != nil

@@ -8,7 +8,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Goal: when a launcher dies, everything that it ran ends as crashed and no waiter hangs; names and objects stay, and the next launcher serves.
+// Goal: when a launcher dies, everything that it ran ends as crashed and no waiter hangs; names and
+// objects stay, and the next launcher serves.
 func TestLauncherDies(t *testing.T) {
 	m := boot(t)
 	c := m.connect("default")
@@ -50,10 +51,14 @@ func TestLauncherDies(t *testing.T) {
 	})
 }
 
-// Goal: while a machine has no launcher it offers nothing, so that procs go to others instead of waiting for the next launcher; then it offers again.
+// Goal: while a machine has no launcher it offers nothing, so that procs go to others instead of
+// waiting for the next launcher; then it offers again.
 func TestNoLauncherNoOffers(t *testing.T) {
-	cores := func(m *machine) { m.k.cfg.CPU = 2000 } // of which m1 has none left after four procs, on whatever host this runs
-	w := newWorld(t, part{name: "m1", control: true, services: []string{serviceNamed, serviceBesched, serviceS3}, before: cores}, part{name: "m2", before: cores})
+	cores := func(m *machine) {
+		m.k.cfg.CPU = 2000
+	} // of which m1 has none left after four procs, on whatever host this runs
+	w := newWorld(t, part{name: "m1", control: true, services: []string{serviceNamed, serviceBesched, serviceS3},
+		before: cores}, part{name: "m2", before: cores})
 	m1, m2 := w.machines["m1"], w.machines["m2"]
 	offers := func(n int) {
 		t.Helper()
@@ -92,9 +97,12 @@ func TestNoLauncherNoOffers(t *testing.T) {
 	runs(m2).exit(0)
 }
 
-// Goal: a start that the launcher never answers ends after startMax: a proc's with an error, and a service is started again, so that it is there once the launcher answers.
+// Goal: a start that the launcher never answers ends after startMax: a proc's with an error, and a
+// service is started again, so that it is there once the launcher answers.
 func TestStartIsNeverAnswered(t *testing.T) {
-	m := bootAs(t, Config{Machine: "m1"}, func(m *machine) { m.k.startMax = 300 * time.Millisecond }, serviceNamed, serviceBesched, serviceS3)
+	m := bootAs(t, Config{Machine: "m1"}, func(m *machine) {
+		m.k.startMax = 300 * time.Millisecond
+	}, serviceNamed, serviceBesched, serviceS3)
 	c := m.connect("default")
 	m.hangs.Store(true)
 	id := m.spawn(c, sigma.Descriptor{Memory: 64 * sigma.MiB})

@@ -11,9 +11,9 @@ import (
 	"sigmaos.dev/atomicfile"
 )
 
-// launches counts how often each service and sigmad was started since "sigma up", which removes the file: sigmad may
-// die at any time and its memory with it. A count that cannot be kept is a little too low later, and nothing else.
-// Safe for concurrent use.
+// launches counts how often each service and sigmad was started since "sigma up", which removes the
+// file: sigmad may die at any time and its memory with it. A count that cannot be kept is a little
+// too low later, and nothing else. Safe for concurrent use.
 type launches struct {
 	log  *slog.Logger
 	path string

@@ -7,14 +7,16 @@ import (
 	"testing"
 )
 
-// Goal: starts are counted over the death of who counts them, also if the file holds something else.
+// Goal: starts are counted over the death of who counts them, also if the file holds something
+// else.
 func TestLaunches(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "launches")
 	open := func() *launches { return newLaunches(slog.New(slog.DiscardHandler), path) }
 	for want := range uint32(3) {
 		l := open()
 		if got := l.begun("named"); got != want || l.restarts("named") != want || l.restarts("other") != 0 {
-			t.Errorf("start %d: %d before, %d restarts, %d of another", want, got, l.restarts("named"), l.restarts("other"))
+			t.Errorf("start %d: %d before, %d restarts, %d of another", want, got, l.restarts("named"),
+				l.restarts("other"))
 		}
 	}
 	l := open()

@@ -15,19 +15,24 @@ import (
 	"sigmaos.dev/state"
 )
 
-// How a machine is stopped while all of it still works: it takes no new procs, asks those that it runs to go, waits until they have gone or were killed at the end of their grace, and until who waited for them knows.
-// Whoever stops several machines says so to all of them (leaveCall) before the procs of any are asked, and stops the first when the procs of the last have gone: they may need all of the machines.
+// How a machine is stopped while all of it still works: it takes no new procs, asks those that it
+// runs to go, waits until they have gone or were killed at the end of their grace, and until who
+// waited for them knows. Whoever stops several machines says so to all of them (leaveCall) before
+// the procs of any are asked, and stops the first when the procs of the last have gone: they may
+// need all of the machines.
 
 // peerLeave: the machine that calls is going to be stopped.
 const peerLeave = "leave"
 
 const (
-	leaveMost  = 500 * time.Millisecond // that other machines may take to hear that this one is going to be stopped
-	leaveFor   = 5 * time.Second        // after which this machine takes procs again, if whoever wants to stop it has not said so again
-	leftFor    = 30 * time.Second       // that another machine believes it
-	leaveKill  = 2 * time.Second        // that killed procs may take to end
-	answerMost = time.Second            // that those who waited for procs may take to hear of their end and to read what they printed
-	leaveShown = 5                      // procs that are named to whoever waits for them
+	leaveMost = 500 * time.Millisecond // that other machines may take to hear that this one is going to be stopped
+	// after which this machine takes procs again, if whoever wants to stop it has not said so again
+	leaveFor  = 5 * time.Second
+	leftFor   = 30 * time.Second // that another machine believes it
+	leaveKill = 2 * time.Second  // that killed procs may take to end
+	// that those who waited for procs may take to hear of their end and to read what they printed
+	answerMost = time.Second
+	leaveShown = 5 // procs that are named to whoever waits for them
 )
 
 // leaver is a machine that said it is going to be stopped.
@@ -83,7 +88,8 @@ func (m *membership) leaves() bool {
 	return time.Now().Before(m.leaving)
 }
 
-// hasLeft says whether a machine said that it is going to be stopped, in the life that it has in the roster.
+// hasLeft says whether a machine said that it is going to be stopped, in the life that it has in
+// the roster.
 func (m *membership) hasLeft(x identity.Member) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -91,7 +97,8 @@ func (m *membership) hasLeft(x identity.Member) bool {
 	return said && l.life == x.Incarnation && time.Since(l.at) < leftFor
 }
 
-// allLeave says whether the whole system is going to be stopped. Then initd starts nothing: no machine would take it.
+// allLeave says whether the whole system is going to be stopped. Then initd starts nothing: no
+// machine would take it.
 func (k *Kernel) allLeave() bool {
 	return k.own.leaves() && !slices.ContainsFunc(k.members(), func(m identity.Member) bool {
 		return m.Machine != k.cfg.Machine && !m.Lost && !k.own.hasLeft(m)
@@ -107,7 +114,8 @@ func (k *Kernel) leave() {
 	}
 }
 
-// tellLeave tells other machines, so that the end of this life is known to be meant. Who does not hear it in time takes the machine for lost.
+// tellLeave tells other machines, so that the end of this life is known to be meant. Who does not
+// hear it in time takes the machine for lost.
 func (k *Kernel) tellLeave() {
 	if !k.registered() {
 		return
@@ -128,7 +136,8 @@ func (k *Kernel) peerLeave(_ context.Context, from identity.Subject, _ []byte) (
 	return nil, nil
 }
 
-// empty gives procs their grace. It returns when none is left and who waited for them knows, or they had time for that.
+// empty gives procs their grace. It returns when none is left and who waited for them knows, or
+// they had time for that.
 func (k *Kernel) empty() {
 	most := schedd.GraceDefault + leaveKill
 	begun, asked := time.Now(), time.Time{}
@@ -152,7 +161,8 @@ func (k *Kernel) empty() {
 	}
 }
 
-// owesAnswers says whether somebody is still to hear of the end of a proc: its home, or a session that waited for one and has not ended.
+// owesAnswers says whether somebody is still to hear of the end of a proc: its home, or a session
+// that waited for one and has not ended.
 func (k *Kernel) owesAnswers() bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -12,12 +12,14 @@ import (
 	"sigmaos.dev/treekit"
 )
 
-// lines is a file of lines that are made while it is read, a page at a time, so that one of a hundred thousand costs a handle no more memory than one of ten. What comes and goes meanwhile may be in it or not;
-// what is there all the time is in it once.
+// lines is a file of lines that are made while it is read, a page at a time, so that one of a
+// hundred thousand costs a handle no more memory than one of ten. What comes and goes meanwhile may
+// be in it or not; what is there all the time is in it once.
 type lines[C any] struct {
 	treekit.Callable // answers calls too if it has a Handle
 	perm             uint32
-	// page gives the lines after a cursor, and whether there are more. The first cursor is C's zero value.
+	// page gives the lines after a cursor, and whether there are more. The first cursor is C's zero
+	// value.
 	page func(ctx context.Context, after C) (text []byte, last C, more bool, err error)
 
 	mu     sync.Mutex
@@ -28,7 +30,8 @@ type lines[C any] struct {
 }
 
 // linesFile makes a file of /sys or /proc.
-func linesFile[C any](path, name string, perm uint32, page func(ctx context.Context, after C) ([]byte, C, bool, error)) *lines[C] {
+func linesFile[C any](path, name string, perm uint32, page func(ctx context.Context, after C) ([]byte, C, bool,
+	error)) *lines[C] {
 	return &lines[C]{Callable: treekit.Callable{Name: name, ID: viewfs.PathID(path)}, perm: perm, page: page}
 }
 
@@ -48,7 +51,8 @@ func (l *lines[C]) answering(c sigma.File) *lines[C] {
 }
 
 // Call implements sigma.Caller where the file has calls.
-func (l *lines[C]) Call(ctx context.Context, method string, payload []byte, files []*os.File) ([]byte, []*os.File, error) {
+func (l *lines[C]) Call(ctx context.Context, method string, payload []byte, files []*os.File) ([]byte, []*os.File,
+	error) {
 	if l.Handle == nil {
 		for _, f := range files {
 			f.Close()
@@ -68,7 +72,8 @@ func (l *lines[C]) Walk(_ context.Context, names []string) (sigma.File, []sigma.
 
 // Stat describes the file; how long it is is not known before it was read.
 func (l *lines[C]) Stat(context.Context) (sigma.Stat, error) {
-	return sigma.Stat{ID: sigma.FileID{Kind: sigma.KindDevice, Path: l.ID}, Name: l.Name, Perm: l.perm, Modified: time.Unix(0, 0)}, nil
+	return sigma.Stat{ID: sigma.FileID{Kind: sigma.KindDevice, Path: l.ID}, Name: l.Name, Perm: l.perm,
+		Modified: time.Unix(0, 0)}, nil
 }
 
 // Open implements sigma.File.

@@ -19,23 +19,30 @@ const (
 	targetPeer   = "peer"   // the calls of sigmads among themselves
 )
 
-// Links of one machine that are open here at a time. link bounds all of them together; these keep one purpose from using up what another needs.
+// Links of one machine that are open here at a time. link bounds all of them together; these keep
+// one purpose from using up what another needs.
 const (
 	servingMost    = 2048 // of what has a number for each realm or each proc
 	servingFew     = 64   // of what a machine needs one of, and now and then another
 	servingStreams = 64
 	servingBeats   = 16
-	tenantDials    = 8    // to one machine, that are under way for procs at once: half of what link allows, so that the rest is the system's
-	realmDials     = 64   // of one realm that are under way or wait for their turn
-	relaysOfRealm  = 1024 // connections of one realm's procs to other machines; each costs three file descriptors and two goroutines here
-	relaysOfAll    = 4096
-	keptOfMachine  = 2048 // sessions that are kept to one machine
+	// to one machine, that are under way for procs at once: half of what link allows, so that the
+	// rest is the system's
+	tenantDials = 8
+	realmDials  = 64 // of one realm that are under way or wait for their turn
+	// connections of one realm's procs to other machines; each costs three file descriptors and two
+	// goroutines here
+	relaysOfRealm = 1024
+	relaysOfAll   = 4096
+	keptOfMachine = 2048 // sessions that are kept to one machine
 )
 
-// peerCall answers a call of another machine's sigmad, which has been admitted as from. ctx ends with its session.
+// peerCall answers a call of another machine's sigmad, which has been admitted as from. ctx ends
+// with its session.
 type peerCall func(ctx context.Context, from identity.Subject, payload []byte) ([]byte, error)
 
-// links is what this machine has to do with others. Its mu is taken under no other lock, and nothing is called under it.
+// links is what this machine has to do with others. Its mu is taken under no other lock, and
+// nothing is called under it.
 type links struct {
 	mu      sync.Mutex
 	serving map[serving]int                   // mu
@@ -46,8 +53,10 @@ type links struct {
 	kept    map[farKey]*farSession            // mu
 	notes   chan struct{}                     // mu; closed and replaced with each change of last
 	last    map[string]sigma.MachineID        // mu; which machine's service of a name was reached last
-	stores  map[string]sigma.Endpoint         // mu; where another machine's s3d and dbd listen, as long as that is certain
-	told    [toldMax]sigma.Endpoint           // mu; where the object store listened when that was asked last, latest first
+	// mu; where another machine's s3d and dbd listen, as long as that is certain
+	stores map[string]sigma.Endpoint
+	// mu; where the object store listened when that was asked last, latest first
+	told [toldMax]sigma.Endpoint
 }
 
 // serving is what is counted of one machine's links.
@@ -58,7 +67,9 @@ type serving struct {
 }
 
 func newLinks() *links {
-	return &links{serving: map[serving]int{}, relays: map[sigma.RealmID]int{}, asking: map[sigma.RealmID]int{}, turns: map[sigma.MachineID]chan struct{}{}, kept: map[farKey]*farSession{}, notes: make(chan struct{}), last: map[string]sigma.MachineID{}, stores: map[string]sigma.Endpoint{}}
+	return &links{serving: map[serving]int{}, relays: map[sigma.RealmID]int{}, asking: map[sigma.RealmID]int{},
+		turns: map[sigma.MachineID]chan struct{}{}, kept: map[farKey]*farSession{}, notes: make(chan struct{}),
+		last: map[string]sigma.MachineID{}, stores: map[string]sigma.Endpoint{}}
 }
 
 // opened is what was opened for a link of another machine.
@@ -79,7 +90,8 @@ func (o *opened) Close() error {
 	return nil
 }
 
-// authorise is link.Config.Authorise: it says who of another machine reaches what here, and opens it, so that a refusal is in words.
+// authorise is link.Config.Authorise: it says who of another machine reaches what here, and opens
+// it, so that a refusal is in words.
 func (k *Kernel) authorise(l *link.Link) error {
 	if err := mayReach(l.From, l.Target); err != nil {
 		return err
@@ -97,15 +109,17 @@ func (k *Kernel) authorise(l *link.Link) error {
 	return nil
 }
 
-// mayReach says whether a principal of another machine may reach such a target at all. Machines act for the provider towards services and each other; procs reach endpoints, for which
-// dialproxy has the last word, and what a machine has of their own realm.
+// mayReach says whether a principal of another machine may reach such a target at all. Machines act
+// for the provider towards services and each other; procs reach endpoints, for which dialproxy has
+// the last word, and what a machine has of their own realm.
 func mayReach(from sigma.Principal, to link.Target) error {
 	const op = "kernel.mayReach"
 	machine := from.System && from.Proc == "" && from.Realm.Check() == nil
 	proc := !from.System && from.Proc != "" && from.Realm.Check() == nil
 	switch {
 	case !machine && !proc:
-		return sigma.Errorf(op, sigma.KindPermission, "the link is made for nobody: neither for a machine nor for a proc")
+		return sigma.Errorf(op, sigma.KindPermission,
+			"the link is made for nobody: neither for a machine nor for a proc")
 	case to.Kind == link.ToEndpoint:
 		return nil
 	case to.Kind == link.ToService && to.Name == targetSigmad:
@@ -143,7 +157,8 @@ func (x *links) count(m sigma.MachineID, to link.Target) (done func(), err error
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if x.serving[s] >= most {
-		return nil, sigma.Errorf("kernel.links", sigma.KindBusy, "machine %s has %d links to the %s here", m, most, to.String())
+		return nil, sigma.Errorf("kernel.links", sigma.KindBusy, "machine %s has %d links to the %s here", m, most,
+			to.String())
 	}
 	x.serving[s]++
 	return func() {
@@ -155,7 +170,8 @@ func (x *links) count(m sigma.MachineID, to link.Target) (done func(), err error
 	}, nil
 }
 
-// openTarget connects somebody of another machine with what the target names; nil for what sigmad serves itself.
+// openTarget connects somebody of another machine with what the target names; nil for what sigmad
+// serves itself.
 func (k *Kernel) openTarget(from sigma.Principal, to link.Target) (*os.File, error) {
 	const op = "kernel.links"
 	switch to.Kind {
@@ -209,13 +225,15 @@ func (k *Kernel) serveLink(ctx context.Context, l *link.Link) {
 			k.beats(ctx, l)
 		}
 	case l.Target.Name == targetPeer:
-		treekit.Serve(ctx, l.Session(), treekit.Config{Tree: peerTree{k, l.Peer}, Principal: l.From, Events: k.serveEvents(l.From)})
+		treekit.Serve(ctx, l.Session(), treekit.Config{Tree: peerTree{k, l.Peer}, Principal: l.From,
+			Events: k.serveEvents(l.From)})
 	case l.Target.Name == targetSigmad:
 		k.serveAs(ctx, l.Session(), &tree{k: k, principal: l.From, far: true}, false)
 	}
 }
 
-// join connects a link with a socket of this machine, of which it takes what the one says to the other. It owns both. What passes is counted for who; of nobody for the zero Principal.
+// join connects a link with a socket of this machine, of which it takes what the one says to the
+// other. It owns both. What passes is counted for who; of nobody for the zero Principal.
 func (k *Kernel) join(ctx context.Context, l *link.Link, file *os.File, who sigma.Principal) {
 	defer l.Close()
 	u, err := session.UnixConn(file)
@@ -277,13 +295,15 @@ func (t peerTree) call(ctx context.Context, method string, payload []byte) ([]by
 }
 
 // Call implements sigma.Caller, for what this machine asks itself.
-func (t peerTree) Call(ctx context.Context, method string, payload []byte, files []*os.File) ([]byte, []*os.File, error) {
+func (t peerTree) Call(ctx context.Context, method string, payload []byte, files []*os.File) ([]byte, []*os.File,
+	error) {
 	session.CloseFiles(files)
 	reply, err := t.call(ctx, method, payload)
 	return reply, nil, err
 }
 
-// attachFar is Attach for another machine's sigmad: what this machine has of one realm, to be read, and its scratch storage. Nothing else of a realm's root is shown, or there would be two ways to
+// attachFar is Attach for another machine's sigmad: what this machine has of one realm, to be read,
+// and its scratch storage. Nothing else of a realm's root is shown, or there would be two ways to
 // everything, and two machines could ask each other in a circle.
 func (t *tree) attachFar(name string) (sigma.File, error) {
 	realm := t.principal.Realm
@@ -309,6 +329,7 @@ func (t *tree) attachFar(name string) (sigma.File, error) {
 			if f := shown[name]; f != nil {
 				return f(), nil
 			}
-			return nil, &sigma.Error{Op: "kernel.attachFar", Path: "/" + name, Kind: sigma.KindNotFound, Msg: "a machine shows others only ux and proc"}
+			return nil, &sigma.Error{Op: "kernel.attachFar", Path: "/" + name, Kind: sigma.KindNotFound,
+				Msg: "a machine shows others only ux and proc"}
 		}}, nil
 }

@@ -3,7 +3,6 @@ package kernel
 import (
 	"context"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -36,12 +35,16 @@ func TestMayReach(t *testing.T) {
 		"realmless":       {Machine: "m2", System: true},
 		"ill-named realm": {Realm: "A b", Proc: "p", Machine: "m2"},
 	}
-	endpoint := sigma.Endpoint{Realm: "a", Machine: "m1", Proc: "q", ID: "AAECAwQFBgcICQoLDA0ODw", Form: sigma.FormTree}.String()
-	targets := []link.Target{{Kind: link.ToEndpoint, Name: endpoint}, {Kind: link.ToBeat, Name: "beat"}, {Kind: link.ToStream, Name: "named"}, {Kind: link.ToStream, Name: "s3d"}, {Kind: link.ToStream, Name: "sigmad"}, {Kind: 0, Name: "named"}, {Kind: 9, Name: "named"}}
+	endpoint := sigma.Endpoint{Realm: "a", Machine: "m1", Proc: "q", ID: "AAECAwQFBgcICQoLDA0ODw",
+		Form: sigma.FormTree}.String()
+	targets := []link.Target{{Kind: link.ToEndpoint, Name: endpoint}, {Kind: link.ToBeat, Name: "beat"},
+		{Kind: link.ToStream, Name: "named"}, {Kind: link.ToStream, Name: "s3d"}, {Kind: link.ToStream, Name: "sigmad"},
+		{Kind: 0, Name: "named"}, {Kind: 9, Name: "named"}}
 	for _, name := range []string{"named", "besched", "s3d", "machined", "peer", "sigmad", "launcher", "../named", ""} {
 		targets = append(targets, link.Target{Kind: link.ToService, Name: name})
 	}
-	machines := []string{"beat beat", "stream named", "service named", "service besched", "service s3d", "service machined", "service peer", "service sigmad", "endpoint " + endpoint}
+	machines := []string{"beat beat", "stream named", "service named", "service besched", "service s3d",
+		"service machined", "service peer", "service sigmad", "endpoint " + endpoint}
 	procs := []string{"service sigmad", "endpoint " + endpoint}
 	allowed := map[string]bool{}
 	for _, target := range machines {
@@ -69,7 +72,8 @@ func TestMayReach(t *testing.T) {
 
 var control = part{name: "m1", control: true, services: []string{serviceNamed, serviceBesched, serviceS3}}
 
-// TestLinkRefusals: what a machine does not have, or not now, is refused in words, and a member cannot have too much of one thing.
+// TestLinkRefusals: what a machine does not have, or not now, is refused in words, and a member
+// cannot have too much of one thing.
 func TestLinkRefusals(t *testing.T) {
 	w := newWorld(t, control, part{name: "m2"})
 	m1, m2 := w.machines["m1"], w.machines["m2"]
@@ -90,21 +94,25 @@ func TestLinkRefusals(t *testing.T) {
 		{link.Target{Kind: link.ToService, Name: serviceNamed}, sigma.KindNotFound, "machine m2 runs no named"},
 		{link.Target{Kind: link.ToService, Name: "x"}, sigma.KindNotFound, "no service x"},
 		{link.Target{Kind: link.ToEndpoint, Name: "x"}, sigma.KindInvalid, "not an endpoint"},
-		{link.Target{Kind: link.ToEndpoint, Name: sigma.Endpoint{Realm: "a", Machine: "m1", Proc: "q", ID: "AAECAwQFBgcICQoLDA0ODw", Form: sigma.FormTree}.String()}, sigma.KindInvalid, "one of machine m1"},
-		{link.Target{Kind: link.ToEndpoint, Name: sigma.Endpoint{Realm: "a", Machine: "m2", Proc: "q", ID: "AAECAwQFBgcICQoLDA0ODw", Form: sigma.FormTree}.String()}, sigma.KindUnavailable, "nobody listens"},
+		{link.Target{Kind: link.ToEndpoint, Name: sigma.Endpoint{Realm: "a", Machine: "m1", Proc: "q",
+			ID: "AAECAwQFBgcICQoLDA0ODw", Form: sigma.FormTree}.String()}, sigma.KindInvalid, "one of machine m1"},
+		{link.Target{Kind: link.ToEndpoint, Name: sigma.Endpoint{Realm: "a", Machine: "m2", Proc: "q",
+			ID: "AAECAwQFBgcICQoLDA0ODw", Form: sigma.FormTree}.String()}, sigma.KindUnavailable, "nobody listens"},
 	} {
 		if err := dial(m1, m2, c.target, own); sigma.KindOf(err) != c.kind || !strings.Contains(err.Error(), c.words) {
 			t.Errorf("%v: got %v (%v)", c.target, err, sigma.KindOf(err))
 		}
 	}
-	if err := dial(m2, m1, link.Target{Kind: link.ToStream, Name: serviceNamed}, own); sigma.KindOf(err) != sigma.KindUnavailable {
+	if err := dial(m2, m1, link.Target{Kind: link.ToStream, Name: serviceNamed},
+		own); sigma.KindOf(err) != sigma.KindUnavailable {
 		t.Errorf("a service that takes no streams: got %v", err)
 	}
 	s := m1.k.services[serviceS3]
 	s.mu.Lock()
 	s.state = "restarting"
 	s.mu.Unlock()
-	if err := dial(m2, m1, link.Target{Kind: link.ToService, Name: serviceS3}, own); sigma.KindOf(err) != sigma.KindUnavailable {
+	if err := dial(m2, m1, link.Target{Kind: link.ToService, Name: serviceS3},
+		own); sigma.KindOf(err) != sigma.KindUnavailable {
 		t.Errorf("a service that is being started: got %v", err)
 	}
 	var open []*link.Link
@@ -121,7 +129,9 @@ func TestLinkRefusals(t *testing.T) {
 	for _, l := range open {
 		l.Close()
 	}
-	eventually(t, "what was closed is not counted", func() bool { return m1.served("m2", targetPeer) <= 1 }) // m2 has one itself, to ask for the store
+	eventually(t, "what was closed is not counted", func() bool {
+		return m1.served("m2", targetPeer) <= 1
+	}) // m2 has one itself, to ask for the store
 }
 
 // served is how many links a machine has here to a service.
@@ -131,7 +141,8 @@ func (m *machine) served(from sigma.MachineID, name string) int {
 	return m.k.links.serving[serving{from, link.ToService, name}]
 }
 
-// TestServicesAcross: a machine that runs no service has names and objects, through the machine that has them, also after those were restarted.
+// TestServicesAcross: a machine that runs no service has names and objects, through the machine
+// that has them, also after those were restarted.
 func TestServicesAcross(t *testing.T) {
 	w := newWorld(t, control, part{name: "m2"})
 	m1, m2 := w.machines["m1"], w.machines["m2"]
@@ -182,7 +193,8 @@ func TestServicesAcross(t *testing.T) {
 	}
 }
 
-// TestLeader: names are asked of the machine whose named leads, also by a machine whose own stands by, and of the next leader when that changes.
+// TestLeader: names are asked of the machine whose named leads, also by a machine whose own stands
+// by, and of the next leader when that changes.
 func TestLeader(t *testing.T) {
 	var leader atomic.Value
 	leader.Store(sigma.MachineID("m1"))
@@ -193,7 +205,9 @@ func TestLeader(t *testing.T) {
 		}
 		m.realms, m.leads = shared, func() bool { return leader.Load() == m.k.cfg.Machine }
 	}
-	w := newWorld(t, part{name: "m1", control: true, services: control.services, before: prepare}, part{name: "m2", control: true, services: []string{serviceNamed, serviceBesched}, before: prepare}, part{name: "m3", before: prepare})
+	w := newWorld(t, part{name: "m1", control: true, services: control.services, before: prepare},
+		part{name: "m2", control: true, services: []string{serviceNamed, serviceBesched}, before: prepare},
+		part{name: "m3", before: prepare})
 	ctx := t.Context()
 	for i, l := range []sigma.MachineID{"m1", "m2", "m1"} {
 		if old := leader.Swap(l).(sigma.MachineID); old != l {
@@ -216,7 +230,8 @@ func TestLeader(t *testing.T) {
 	}
 }
 
-// TestSilent: sessions with a control machine that does not answer are ended when there is another to ask, else kept.
+// TestSilent: sessions with a control machine that does not answer are ended when there is another
+// to ask, else kept.
 func TestSilent(t *testing.T) {
 	for _, others := range []int{0, 1} {
 		parts := []part{control, {name: "m2"}}
@@ -258,7 +273,9 @@ func TestScheduler(t *testing.T) {
 	at := func(m sigma.MachineID, n int, froms ...sigma.MachineID) {
 		t.Helper()
 		for _, from := range froms {
-			eventually(t, fmt.Sprintf("%s has %d sessions to the besched of %s", from, n, m), func() bool { return w.machines[m].served(from, serviceBesched) == n })
+			eventually(t, fmt.Sprintf("%s has %d sessions to the besched of %s", from, n, m), func() bool {
+				return w.machines[m].served(from, serviceBesched) == n
+			})
 		}
 	}
 	at("m1", 1, "m2", "m3")
@@ -273,7 +290,8 @@ func TestScheduler(t *testing.T) {
 	at("m2", 1, "m1", "m3")
 }
 
-// TestPeers: sigmads call each other over one session, which is made again; what a machine shows of a realm is that, to its own principals.
+// TestPeers: sigmads call each other over one session, which is made again; what a machine shows of
+// a realm is that, to its own principals.
 func TestPeers(t *testing.T) {
 	hold := make(chan struct{})
 	w := newWorld(t, control, part{name: "m2", before: func(m *machine) {
@@ -328,7 +346,8 @@ func TestPeers(t *testing.T) {
 	eventually(t, "a lost machine is not asked", func() bool { _, err := ask(m1, "m2", "who"); return err != nil })
 }
 
-// TestShown: of a machine another is shown its scratch storage and procs, of one realm; nothing can be made there but files.
+// TestShown: of a machine another is shown its scratch storage and procs, of one realm; nothing can
+// be made there but files.
 func TestShown(t *testing.T) {
 	w := newWorld(t, control, part{name: "m2"})
 	m1, m2 := w.machines["m1"], w.machines["m2"]
@@ -372,7 +391,8 @@ func TestShown(t *testing.T) {
 			t.Error("a lease was made")
 		}
 	}
-	c, err := session.Dial(ctx, rawLink(t, m2, "m1", link.Target{Kind: link.ToService, Name: targetSigmad}, proc).Session())
+	c, err := session.Dial(ctx, rawLink(t, m2, "m1", link.Target{Kind: link.ToService, Name: targetSigmad},
+		proc).Session())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -396,7 +416,9 @@ func rawLink(t *testing.T, m *machine, to sigma.MachineID, target link.Target, p
 // listen makes an endpoint of a program.
 func listen(t *testing.T, root sigma.File, form sigma.ConnForm) (e sigma.Endpoint) {
 	t.Helper()
-	reply, _, err := call(t.Context(), root, sigmap.FileEndpoints, sigmap.CallListen, func(c *sigmap.Coder) { c.Str((*string)(&form)) })
+	reply, _, err := call(t.Context(), root, sigmap.FileEndpoints, sigmap.CallListen, func(c *sigmap.Coder) {
+		c.Str((*string)(&form))
+	})
 	if err == nil {
 		err = sigmap.Parse(reply, func(c *sigmap.Coder) { c.Endpoint(&e) })
 	}
@@ -431,7 +453,9 @@ type stream interface {
 
 func accept(t *testing.T, root sigma.File, e sigma.Endpoint) (*os.File, sigma.Principal) {
 	t.Helper()
-	reply, files, err := call(t.Context(), root, sigmap.FileEndpoints, sigmap.CallAccept, func(c *sigmap.Coder) { c.Str((*string)(&e.ID)) })
+	reply, files, err := call(t.Context(), root, sigmap.FileEndpoints, sigmap.CallAccept, func(c *sigmap.Coder) {
+		c.Str((*string)(&e.ID))
+	})
 	var from sigma.Principal
 	if err == nil {
 		err = sigmap.Parse(reply, func(c *sigmap.Coder) { c.Principal(&from) })
@@ -442,7 +466,8 @@ func accept(t *testing.T, root sigma.File, e sigma.Endpoint) (*os.File, sigma.Pr
 	return files[0], from
 }
 
-// TestDialAcross: a proc reaches an endpoint of its realm on another machine, bytes go both ways, an end of one direction is passed on, and both ends close when the machine is lost. A proc of
+// TestDialAcross: a proc reaches an endpoint of its realm on another machine, bytes go both ways,
+// an end of one direction is passed on, and both ends close when the machine is lost. A proc of
 // another realm gets nowhere, whether its own sigmad keeps it back or not.
 func TestDialAcross(t *testing.T) {
 	t.Run("direct", func(t *testing.T) { testDialAcross(t, part{name: "m2"}) })
@@ -457,7 +482,8 @@ func testDialAcross(t *testing.T, second part) {
 		t.Fatal(err)
 	}
 	server := m1.proc(sigma.Principal{Realm: "default", Proc: "server"})
-	client, stranger := m2.proc(sigma.Principal{Realm: "default", Proc: "client"}), m2.proc(sigma.Principal{Realm: "other", Proc: "stranger"})
+	client, stranger := m2.proc(sigma.Principal{Realm: "default", Proc: "client"}),
+		m2.proc(sigma.Principal{Realm: "other", Proc: "stranger"})
 	e := listen(t, server, sigma.FormStream)
 
 	conn, err := dialTo(ctx, client, e)
@@ -500,19 +526,22 @@ func testDialAcross(t *testing.T, second part) {
 	lie := e
 	lie.Realm = "other"
 	for name, target := range map[string]sigma.Endpoint{"as it is": e, "under its own realm": lie} {
-		if l, err := m2.k.node.Dial(ctx, "m1", link.Target{Kind: link.ToEndpoint, Name: target.String()}, sigma.Principal{Realm: "other", Proc: "stranger"}); sigma.KindOf(err) != sigma.KindPermission {
+		if l, err := m2.k.node.Dial(ctx, "m1", link.Target{Kind: link.ToEndpoint, Name: target.String()},
+			sigma.Principal{Realm: "other", Proc: "stranger"}); sigma.KindOf(err) != sigma.KindPermission {
 			t.Errorf("another realm, past its own sigmad, the endpoint %s: %v", name, err)
 			l.Close()
 		}
 		if second.encrypt {
 			continue
 		}
-		if c, err := m2.k.node.DialDirect(ctx, "m1", link.Target{Kind: link.ToEndpoint, Name: target.String()}, sigma.Principal{Realm: "other", Proc: "stranger"}); sigma.KindOf(err) != sigma.KindPermission {
+		if c, err := m2.k.node.DialDirect(ctx, "m1", link.Target{Kind: link.ToEndpoint, Name: target.String()},
+			sigma.Principal{Realm: "other", Proc: "stranger"}); sigma.KindOf(err) != sigma.KindPermission {
 			t.Errorf("another realm, past its own sigmad, directly, the endpoint %s: %v", name, err)
 			c.Close()
 		}
 	}
-	if l, err := m2.k.node.Dial(ctx, "m1", link.Target{Kind: link.ToEndpoint, Name: e.String()}, sigma.Principal{Realm: "default", Proc: "client"}); err != nil { // positive control
+	if l, err := m2.k.node.Dial(ctx, "m1", link.Target{Kind: link.ToEndpoint, Name: e.String()},
+		sigma.Principal{Realm: "default", Proc: "client"}); err != nil { // positive control
 		t.Errorf("its own realm: %v", err)
 	} else {
 		l.Close()
@@ -523,7 +552,8 @@ func testDialAcross(t *testing.T, second part) {
 	testEndsAcross(t, w, second, server, client, e)
 }
 
-// testEndsAcross: a listener that closes ends what waits there; a machine that is lost ends what is open.
+// testEndsAcross: a listener that closes ends what waits there; a machine that is lost ends what is
+// open.
 func testEndsAcross(t *testing.T, w *world, second part, server, client sigma.File, e sigma.Endpoint) {
 	ctx, m1 := t.Context(), w.machines["m1"]
 	waiting, err := dialTo(ctx, client, e)
@@ -552,7 +582,9 @@ func testEndsAcross(t *testing.T, w *world, second part, server, client sigma.Fi
 		w.lose("m1")
 	} else { // both are the same process here, so that one of the two is not to hear of it
 		other := w.machines["m2"].k
-		other.shut(ctx, other.proxy.Revoke("cut", func(c *dialproxy.Connection) bool { return c.Other.Machine == "m1" }))
+		other.shut(ctx, other.proxy.Revoke("cut", func(c *dialproxy.Connection) bool {
+			return c.Other.Machine == "m1"
+		}))
 	}
 	for name, c := range map[string]io.Reader{"the dialler": open, "the listener": f} {
 		if n, err := c.Read(make([]byte, 1)); n != 0 || err == nil {
@@ -561,12 +593,14 @@ func testEndsAcross(t *testing.T, w *world, second part, server, client sigma.Fi
 	}
 }
 
-// TestTreeAcross: a tree that a proc serves is walked from another machine; files that would come along are refused, and requests that bring some lose them.
+// TestTreeAcross: a tree that a proc serves is walked from another machine; files that would come
+// along are refused, and requests that bring some lose them.
 func TestTreeAcross(t *testing.T) {
 	w := newWorld(t, control, part{name: "m2"})
 	m1, m2 := w.machines["m1"], w.machines["m2"]
 	ctx := t.Context()
-	server, client := m1.proc(sigma.Principal{Realm: "default", Proc: "server"}), m2.proc(sigma.Principal{Realm: "default", Proc: "client"})
+	server, client := m1.proc(sigma.Principal{Realm: "default", Proc: "server"}),
+		m2.proc(sigma.Principal{Realm: "default", Proc: "client"})
 	e := listen(t, server, sigma.FormTree)
 	passed := func() *os.File {
 		f, err := os.Open(os.DevNull)
@@ -582,7 +616,8 @@ func TestTreeAcross(t *testing.T) {
 			t.Error(err)
 			return
 		}
-		treekit.Serve(ctx, conn, treekit.Config{Tree: callables{func(method string, files int) ([]byte, []*os.File, error) {
+		treekit.Serve(ctx, conn, treekit.Config{Tree: callables{func(method string, files int) ([]byte, []*os.File,
+			error) {
 			if method == "pass" {
 				return nil, []*os.File{passed()}, nil
 			}
@@ -652,7 +687,10 @@ func TestStreamsAcross(t *testing.T) {
 	m1, m2 := w.machines["m1"], w.machines["m2"]
 	ctx := t.Context()
 	stream := func(root sigma.File, m sigma.MachineID, name string) (*os.File, error) {
-		_, files, err := call(ctx, root, sigmap.FileEndpoints, sigmap.CallDialStream, func(c *sigmap.Coder) { c.MachineID(&m); c.Str(&name) })
+		_, files, err := call(ctx, root, sigmap.FileEndpoints, sigmap.CallDialStream, func(c *sigmap.Coder) {
+			c.MachineID(&m)
+			c.Str(&name)
+		})
 		if err != nil {
 			return nil, err
 		}
@@ -686,7 +724,8 @@ func TestStreamsAcross(t *testing.T) {
 	if _, err := stream(here, "m1", serviceS3); sigma.KindOf(err) != sigma.KindPermission {
 		t.Errorf("to another service: %v", err)
 	}
-	if _, err := stream(m2.proc(sigma.Principal{Realm: "default", Proc: "p"}), "m1", serviceNamed); sigma.KindOf(err) != sigma.KindPermission {
+	if _, err := stream(m2.proc(sigma.Principal{Realm: "default", Proc: "p"}), "m1",
+		serviceNamed); sigma.KindOf(err) != sigma.KindPermission {
 		t.Errorf("of a tenant: %v", err)
 	}
 	if _, err := m1.connect("default").List(ctx, true); err != nil { // its sessions still go where they went
@@ -694,7 +733,8 @@ func TestStreamsAcross(t *testing.T) {
 	}
 }
 
-// TestHostileMember: whatever a member's sigmad sends after it was let in, the others are served, and nothing of it is left when it goes.
+// TestHostileMember: whatever a member's sigmad sends after it was let in, the others are served,
+// and nothing of it is left when it goes.
 func TestHostileMember(t *testing.T) {
 	w := newWorld(t, control, part{name: "m2"}, part{name: "m3"})
 	m1, m2 := w.machines["m1"], w.machines["m2"]
@@ -702,12 +742,14 @@ func TestHostileMember(t *testing.T) {
 	server := m1.proc(sigma.Principal{Realm: "default", Proc: "server"})
 	tree, stream := listen(t, server, sigma.FormTree), listen(t, server, sigma.FormStream)
 	own := m2.k.provider()
-	targets := []link.Target{{Kind: link.ToEndpoint, Name: tree.String()}, {Kind: link.ToEndpoint, Name: stream.String()}, {Kind: link.ToBeat, Name: "beat"}}
+	targets := []link.Target{{Kind: link.ToEndpoint, Name: tree.String()},
+		{Kind: link.ToEndpoint, Name: stream.String()}, {Kind: link.ToBeat, Name: "beat"}}
 	for _, name := range []string{serviceNamed, serviceBesched, serviceS3, targetPeer, targetSigmad} {
 		targets = append(targets, link.Target{Kind: link.ToService, Name: name})
 	}
 	r := rand.New(rand.NewPCG(3, 4))
-	version, err := sigmap.Encode(nil, sigmap.NoTag, &sigmap.Tversion{Msize: sigmap.MessageMax, Version: sigmap.VersionSigma})
+	version, err := sigmap.Encode(nil, sigmap.NoTag, &sigmap.Tversion{Msize: sigmap.MessageMax,
+		Version: sigmap.VersionSigma})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -749,18 +791,4 @@ func TestHostileMember(t *testing.T) {
 	if err != nil || !strings.Contains(string(text), "sigma_link_relays 0\n") {
 		t.Errorf("got %s, %v", text, err)
 	}
-}
-
-// service is the session of a service of the boot set.
-func (m *machine) service(name string) sigma.File {
-	m.t.Helper()
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for _, p := range m.running {
-		if p.name == name {
-			return p.root
-		}
-	}
-	m.t.Fatal(errors.New("no such service"))
-	return nil
 }

@@ -10,20 +10,27 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// A page of a listing has at most so many bytes, that the reply fits a message whatever the procs' arguments are, and so many procs, that it does not hold up others for long.
+// A page of a listing has at most so many bytes, that the reply fits a message whatever the procs'
+// arguments are, and so many procs, that it does not hold up others for long.
 const (
 	listMax   = sigmap.DataMax - 8<<10
 	listProcs = 256
 )
 
-// list answers a page of the realm's procs: those at home at one machine after the other, by name, and of each in order of Spawn. Where a page ends is told as the machine and the number of its last
-// proc there, so that no proc that is there all the time is left out or told twice, whatever begins and ends meanwhile. One whose home is lost between two pages may be; a machine
-// that does not answer, though it is not known to be lost, is left out.
+// list answers a page of the realm's procs: those at home at one machine after the other, by name,
+// and of each in order of Spawn. Where a page ends is told as the machine and the number of its
+// last proc there, so that no proc that is there all the time is left out or told twice, whatever
+// begins and ends meanwhile. One whose home is lost between two pages may be; a machine that does
+// not answer, though it is not known to be lost, is left out.
 func (r *root) list(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
 	var all bool
 	var at sigma.MachineID
 	var after uint64
-	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Bool(&all); c.Str((*string)(&at)); c.U64(&after) }); err != nil {
+	if err := sigmap.Parse(payload, func(c *sigmap.Coder) {
+		c.Bool(&all)
+		c.Str((*string)(&at))
+		c.U64(&after)
+	}); err != nil {
 		return nil, nil, err
 	}
 	k := r.tree.k
@@ -58,13 +65,19 @@ func (r *root) list(ctx context.Context, payload []byte) ([]byte, []*os.File, er
 }
 
 // listOf gives a page of what is at home at one machine.
-func (k *Kernel) listOf(ctx context.Context, m sigma.MachineID, realm sigma.RealmID, all bool, after uint64, of sigma.ProcID) (page []sigma.ProcInfo, seqs []uint64, more bool, last uint64, err error) {
+func (k *Kernel) listOf(ctx context.Context, m sigma.MachineID, realm sigma.RealmID, all bool, after uint64,
+	of sigma.ProcID) (page []sigma.ProcInfo, seqs []uint64, more bool, last uint64, err error) {
 	if m == k.cfg.Machine {
 		return k.listHere(realm, all, after, of)
 	}
 	ctx, cancel := context.WithTimeout(ctx, findMax)
 	defer cancel()
-	err = k.ask(ctx, m, peerList, func(c *sigmap.Coder) { c.RealmID(&realm); c.Bool(&all); c.U64(&after); c.ProcID(&of) },
+	err = k.ask(ctx, m, peerList, func(c *sigmap.Coder) {
+		c.RealmID(&realm)
+		c.Bool(&all)
+		c.U64(&after)
+		c.ProcID(&of)
+	},
 		func(c *sigmap.Coder) { c.ProcInfos(&page); codeCounts(c, &seqs); c.Bool(&more); c.U64(&last) })
 	if err == nil && len(seqs) != len(page) {
 		err = sigma.Errorf("kernel.list", sigma.KindInvalid, "%d numbers of %d procs", len(seqs), len(page))
@@ -72,8 +85,10 @@ func (k *Kernel) listOf(ctx context.Context, m sigma.MachineID, realm sigma.Real
 	return page, seqs, more, last, err
 }
 
-// listHere gives a page of what is at home here; of, if not "", is the proc whose kin alone is meant.
-func (k *Kernel) listHere(realm sigma.RealmID, all bool, after uint64, of sigma.ProcID) (page []sigma.ProcInfo, numbers []uint64, more bool, last uint64, err error) {
+// listHere gives a page of what is at home here; of, if not "", is the proc whose kin alone is
+// meant.
+func (k *Kernel) listHere(realm sigma.RealmID, all bool, after uint64, of sigma.ProcID) (page []sigma.ProcInfo,
+	numbers []uint64, more bool, last uint64, err error) {
 	var infos []sigma.ProcInfo
 	var seqs []uint64
 	k.mu.Lock()
@@ -111,12 +126,22 @@ func (k *Kernel) peerList(_ context.Context, _ identity.Subject, payload []byte)
 	var all bool
 	var after uint64
 	var of sigma.ProcID
-	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.RealmID(&realm); c.Bool(&all); c.U64(&after); c.ProcID(&of) }); err != nil {
+	if err := sigmap.Parse(payload, func(c *sigmap.Coder) {
+		c.RealmID(&realm)
+		c.Bool(&all)
+		c.U64(&after)
+		c.ProcID(&of)
+	}); err != nil {
 		return nil, err
 	}
 	page, seqs, more, last, err := k.listHere(realm, all, after, of)
 	if err != nil {
 		return nil, err
 	}
-	return sigmap.Payload(func(c *sigmap.Coder) { c.ProcInfos(&page); codeCounts(c, &seqs); c.Bool(&more); c.U64(&last) })
+	return sigmap.Payload(func(c *sigmap.Coder) {
+		c.ProcInfos(&page)
+		codeCounts(c, &seqs)
+		c.Bool(&more)
+		c.U64(&last)
+	})
 }

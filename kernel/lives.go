@@ -13,7 +13,8 @@ const (
 	endsAgain  = 10 * time.Millisecond
 )
 
-// drain asks all procs that run here to go, as long as the machine is being drained. Nobody starts them elsewhere but who spawned them.
+// drain asks all procs that run here to go, as long as the machine is being drained. Nobody starts
+// them elsewhere but who spawned them.
 func (k *Kernel) drain() {
 	if !k.own.drains.CompareAndSwap(false, true) {
 		return
@@ -31,7 +32,8 @@ func (k *Kernel) drain() {
 	}
 }
 
-// endLife ends what a life that is over has here, and returns when that is gone: it must not act on.
+// endLife ends what a life that is over has here, and returns when that is gone: it must not act
+// on.
 func (k *Kernel) endLife(ctx context.Context) error {
 	k.own.setBetween(true)
 	for {

@@ -15,12 +15,16 @@ import (
 	"sigmaos.dev/state"
 )
 
-// /sys/load: what the processors and the memory of all machines are used for. Each machine tells of itself, from what the ledger counts and the launcher measures; two reads tell what was used between (docs/reference/paths/sys-load.md).
+// /sys/load: what the processors and the memory of all machines are used for. Each machine tells of
+// itself, from what the ledger counts and the launcher measures; two reads tell what was used
+// between (docs/reference/paths/sys-load.md).
 
 const (
-	// loadMax is how long a machine may take to answer: one that is stuck must not hold up a picture of the others.
+	// loadMax is how long a machine may take to answer: one that is stuck must not hold up a
+	// picture of the others.
 	loadMax = time.Second
-	// loadLook is how long it looks at its procs; those that it has not come to by then were looked at before, by the ledger.
+	// loadLook is how long it looks at its procs; those that it has not come to by then were looked
+	// at before, by the ledger.
 	loadLook = 700 * time.Millisecond
 	// loadAsks machines are asked at a time.
 	loadAsks = 64
@@ -33,7 +37,8 @@ func (k *Kernel) load(ctx context.Context) (state.MachineLoad, []state.RealmLoad
 	used := k.lookAtProcs(look)
 	cancel()
 	known, _ := k.shares.known()
-	m := state.MachineLoad{Machine: string(k.cfg.Machine), Since: k.start, Cores: float64(k.enrolment().CPU) / 1000, MemoryUsed: uint64(used)}
+	m := state.MachineLoad{Machine: string(k.cfg.Machine), Since: k.start, Cores: float64(k.enrolment().CPU) / 1000,
+		MemoryUsed: uint64(used)}
 	for i, u := range system {
 		if t := (u.UserTime + u.SystemTime).Seconds(); i == len(system)-1 {
 			m.Sigmad = t
@@ -68,7 +73,8 @@ func (k *Kernel) load(ctx context.Context) (state.MachineLoad, []state.RealmLoad
 	}
 	var realms []state.RealmLoad
 	for id, r := range of {
-		r.Machine, r.Realm, r.At, r.Shares, r.Running = m.Machine, string(id), m.At, max(1, known[id].Shares), running[id]
+		r.Machine, r.Realm, r.At, r.Shares, r.Running = m.Machine, string(id), m.At, max(1, known[id].Shares),
+			running[id]
 		if r.Reserved > 0 || r.LC > 0 || r.BE > 0 || r.Running > 0 {
 			realms = append(realms, *r)
 		}
@@ -77,7 +83,8 @@ func (k *Kernel) load(ctx context.Context) (state.MachineLoad, []state.RealmLoad
 	return m, realms
 }
 
-// lookAtProcs has the ledger know what procs have used until now, as far as that is learnt before ctx ends, and gives how much memory they use.
+// lookAtProcs has the ledger know what procs have used until now, as far as that is learnt before
+// ctx ends, and gives how much memory they use.
 func (k *Kernel) lookAtProcs(ctx context.Context) (used sigma.Bytes) {
 	var mu sync.Mutex
 	eachOf(metersMax, k.ledger.Procs(), func(p meter.Proc) {
@@ -131,7 +138,9 @@ func (k *Kernel) peerLoad(ctx context.Context, _ identity.Subject, _ []byte) ([]
 	if err != nil {
 		return nil, err
 	}
-	if most := sigmap.DataMax - 16; len(text) > most { // the machine's own line is first; with hundreds of realms there the last are not told
+	if most :=
+		sigmap.DataMax - 16; len(text) > most {
+		// the machine's own line is first; with hundreds of realms there the last are not told
 		text = text[:most]
 		text = text[:lastLine(text)]
 	}

@@ -10,7 +10,8 @@ import (
 	"sigmaos.dev/state"
 )
 
-// Goal: what procs of a class used is told, also of those that ended, once; a realm's line has what it reserved and runs; tenants are refused.
+// Goal: what procs of a class used is told, also of those that ended, once; a realm's line has what
+// it reserved and runs; tenants are refused.
 func TestLoad(t *testing.T) {
 	m := boot(t)
 	m.connect(sigma.DefaultRealm)
@@ -23,18 +24,21 @@ func TestLoad(t *testing.T) {
 	m.k.ledger.Uses(now, "gone", 4*time.Second, true)
 	m.k.ledger.Uses(now, "lc", time.Second, false)
 	all := objects[state.Load](t, m.connect(sigma.SystemRealm), "/sys/load")
-	if len(all) != 2 || all[0].Machine != string(m.k.cfg.Machine) || all[0].BE != 7 || all[0].LC != 1 || all[0].Cores <= 0 || all[0].At <= 0 || all[0].Memory == 0 || all[0].MemoryFree != all[0].Memory {
+	if len(all) != 2 || all[0].Machine != string(m.k.cfg.Machine) || all[0].BE != 7 || all[0].LC != 1 ||
+		all[0].Cores <= 0 || all[0].At <= 0 || all[0].Memory == 0 || all[0].MemoryFree != all[0].Memory {
 		t.Fatalf("got %+v", all)
 	}
 	if r := all[1]; r.Realm != string(sigma.DefaultRealm) || r.BE != 7 || r.LC != 1 || r.Running != 1 || r.Shares != 1 {
 		t.Errorf("the realm has %+v", r)
 	}
-	if _, _, err := m.worker(m.connect(sigma.DefaultRealm)).Get(t.Context(), "/sys/load"); sigma.KindOf(err) != sigma.KindPermission && sigma.KindOf(err) != sigma.KindNotFound {
+	if _, _, err := m.worker(m.connect(sigma.DefaultRealm)).Get(t.Context(),
+		"/sys/load"); sigma.KindOf(err) != sigma.KindPermission && sigma.KindOf(err) != sigma.KindNotFound {
 		t.Errorf("a tenant reads it: %v", err)
 	}
 }
 
-// Goal: each machine tells of itself wherever it is read; one that is away has a line that says so, and the others are told.
+// Goal: each machine tells of itself wherever it is read; one that is away has a line that says so,
+// and the others are told.
 func TestLoadOfMachines(t *testing.T) {
 	x := newThree(t)
 	read := func(at sigma.MachineID) map[string]string {
@@ -58,7 +62,8 @@ func TestLoadOfMachines(t *testing.T) {
 	})
 }
 
-// Goal: a service that cannot be measured in time keeps what it was measured to use, so that nobody takes all that it ever used for new; another incarnation begins anew.
+// Goal: a service that cannot be measured in time keeps what it was measured to use, so that nobody
+// takes all that it ever used for new; another incarnation begins anew.
 func TestLoadKeepsServices(t *testing.T) {
 	m := boot(t)
 	measured := m.k.servicesUsage(t.Context())
@@ -83,7 +88,8 @@ func TestLoadKeepsServices(t *testing.T) {
 	s.mu.Unlock()
 }
 
-// Goal: the launcher is asked nothing for somebody who has given up: whether the answer would come first must not decide what is told.
+// Goal: the launcher is asked nothing for somebody who has given up: whether the answer would come
+// first must not decide what is told.
 func TestNoQuestionForNobody(t *testing.T) {
 	late, cancel := context.WithCancel(t.Context())
 	cancel()

@@ -18,17 +18,22 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// How a machine becomes a member and begins its lives. A machine that founds a system asks its own machined; one that joins shows a token to any machine; one that is a member is registered anew by its own
-// machined or another's, with its key, when nothing of its former life runs. If something does (ADR 11), the life goes on.
+// How a machine becomes a member and begins its lives. A machine that founds a system asks its own
+// machined; one that joins shows a token to any machine; one that is a member is registered anew by
+// its own machined or another's, with its key, when nothing of its former life runs. If something
+// does (ADR 11), the life goes on.
 
 const (
-	registerElsewhere = 3 * time.Second // that a control machine asks the others before it starts its own part of the control plane
-	registerMost      = 5 * time.Second // that one control machine may take to register this one while there are others to ask
-	registerAgain     = 100 * time.Millisecond
-	registerLater     = 2 * time.Second // between attempts when they have failed for long
+	// that a control machine asks the others before it starts its own part of the control plane
+	registerElsewhere = 3 * time.Second
+	// that one control machine may take to register this one while there are others to ask
+	registerMost  = 5 * time.Second
+	registerAgain = 100 * time.Millisecond
+	registerLater = 2 * time.Second // between attempts when they have failed for long
 )
 
-// self is this machine in its present life. Its incarnation is 0 before it is registered, and between the end of a life and the next.
+// self is this machine in its present life. Its incarnation is 0 before it is registered, and
+// between the end of a life and the next.
 func (k *Kernel) self() identity.Subject {
 	if !k.registered() || k.own.between.Load() {
 		return identity.Subject{Machine: k.cfg.Machine}
@@ -36,7 +41,8 @@ func (k *Kernel) self() identity.Subject {
 	return k.id.Self()
 }
 
-// registered says whether this machine has an identity. Only who has seen that, or Config.Ready, may use k.id and k.node.
+// registered says whether this machine has an identity. Only who has seen that, or Config.Ready,
+// may use k.id and k.node.
 func (k *Kernel) registered() bool {
 	select {
 	case <-k.enrolled:
@@ -46,7 +52,9 @@ func (k *Kernel) registered() bool {
 	}
 }
 
-// become makes this machine a member, as far as that must come before its services are started. It returns whether it is one in a life that goes on; if not, there is still to be registered (enter).
+// become makes this machine a member, as far as that must come before its services are started. It
+// returns whether it is one in a life that goes on; if not, there is still to be registered
+// (enter).
 func (k *Kernel) become(ctx context.Context) (alive bool, err error) {
 	m := k.own
 	member, err := m.keeper.load()
@@ -66,18 +74,22 @@ func (k *Kernel) become(ctx context.Context) (alive bool, err error) {
 	}
 	self := k.id.Self()
 	if k.inherited > 0 && time.Now().Before(self.NotAfter) {
-		k.cfg.Log.Info("the machine's life goes on", "machine", self.Machine, "incarnation", self.Incarnation, "procs", k.inherited)
+		k.cfg.Log.Info("the machine's life goes on", "machine", self.Machine, "incarnation", self.Incarnation, "procs",
+			k.inherited)
 		return true, nil
 	}
 	if k.inherited > 0 {
-		k.cfg.Log.Warn("the machine's life has ended with its certificate", "machine", self.Machine, "incarnation", self.Incarnation)
+		k.cfg.Log.Warn("the machine's life has ended with its certificate", "machine", self.Machine, "incarnation",
+			self.Incarnation)
 		if err := k.endLife(ctx); err != nil {
 			return false, err
 		}
 	}
 	m.setBetween(true)
 	k.sessions.Go(func() { k.tellWaits(ctx) }) // until the boot is over
-	if k.local(serviceMachined) != nil {       // if none of the others can, control machines need each other's links before anybody can be registered
+	if k.local(serviceMachined) != nil {
+		// if none of the others can, control machines need each other's links before anybody can be
+		// registered
 		others := len(now.Control) - len(k.unheard(ctx, now.Control)) - 1
 		if others < k.majority(len(now.Control)) { // they cannot without this one
 			return false, nil
@@ -104,8 +116,10 @@ func (k *Kernel) joinSystem(ctx context.Context) error {
 	}
 	var grant *identity.Grant
 	for {
-		grant, _, err = link.Enrol(ctx, link.Join{Address: j.Address, Token: &token, Key: key, Ask: k.enrolment(), Connect: k.cfg.Connect})
-		if kind := sigma.KindOf(err); err == nil || kind != sigma.KindBusy && kind != sigma.KindStale { // others are being registered just now, or an answer was lost
+		grant, _, err = link.Enrol(ctx, link.Join{Address: j.Address, Token: &token, Key: key, Ask: k.enrolment(),
+			Connect: k.cfg.Connect})
+		if kind := sigma.KindOf(err); err == nil || kind != sigma.KindBusy &&
+			kind != sigma.KindStale { // others are being registered just now, or an answer was lost
 			break
 		}
 		select {
@@ -129,7 +143,8 @@ func (k *Kernel) joinSystem(ctx context.Context) error {
 		return sigma.Wrap(op, joinFile, err)
 	}
 	self := k.id.Self()
-	k.cfg.Log.Info("the machine has joined", "machine", self.Machine, "system", self.System, "incarnation", self.Incarnation, "at", j.Address)
+	k.cfg.Log.Info("the machine has joined", "machine", self.Machine, "system", self.System, "incarnation",
+		self.Incarnation, "at", j.Address)
 	return nil
 }
 
@@ -154,8 +169,11 @@ func (k *Kernel) enter(ctx context.Context) error {
 		}
 		kind := sigma.KindOf(err)
 		if kind == sigma.KindExists {
-			return &sigma.Error{Op: "kernel.found", Kind: kind, Msg: "the data directory holds a system of several machines, and this machine's identity in it is lost", Err: err,
-				Hint: "restore the file identity of sigmad's data directory from a backup, or let this machine join again with a fresh data directory"}
+			return &sigma.Error{Op: "kernel.found", Kind: kind,
+				Msg: "the data directory holds a system of several machines, and this machine's identity in it is lost",
+				Err: err,
+				Hint: "restore the file identity of sigmad's data directory from a backup, or let this machine join " +
+					"again with a fresh data directory"}
 		}
 		if kind != sigma.KindUnavailable && kind != sigma.KindLost && kind != sigma.KindTimeout {
 			return err
@@ -170,13 +188,15 @@ func (k *Kernel) enter(ctx context.Context) error {
 		return err
 	}
 	self := k.id.Self()
-	k.cfg.Log.Info("the system was founded", "machine", self.Machine, "system", self.System, "incarnation", self.Incarnation)
+	k.cfg.Log.Info("the system was founded", "machine", self.Machine, "system", self.System, "incarnation",
+		self.Incarnation)
 	return nil
 }
 
 // enrolment is what this machine says of itself.
 func (k *Kernel) enrolment() identity.Enrolment {
-	e := identity.Enrolment{Machine: k.cfg.Machine, Address: k.cfg.Address, CPU: k.cfg.CPU, Memory: k.cfg.Memory, Version: Version, Clock: time.Now()}
+	e := identity.Enrolment{Machine: k.cfg.Machine, Address: k.cfg.Address, CPU: k.cfg.CPU, Memory: k.cfg.Memory,
+		Version: Version, Clock: time.Now()}
 	if e.CPU == 0 {
 		e.CPU = sigma.MilliCPU(1000 * runtime.NumCPU())
 	}
@@ -186,26 +206,31 @@ func (k *Kernel) enrolment() identity.Enrolment {
 	return e
 }
 
-// begin makes this machine's identity and its end of links of what was granted, and takes other machines' links from then on.
+// begin makes this machine's identity and its end of links of what was granted, and takes other
+// machines' links from then on.
 func (k *Kernel) begin(g *identity.Grant, known bool) error {
 	now := k.own.keeper.get()
 	key, err := now.key()
 	if err != nil {
 		return err
 	}
-	id, err := identity.New(identity.Config{Key: key, Certificate: g.Certificate, Authorities: g.Authorities, Roster: g.Roster()})
+	id, err := identity.New(identity.Config{Key: key, Certificate: g.Certificate, Authorities: g.Authorities,
+		Roster: g.Roster()})
 	if err != nil {
 		return err
 	}
 	if self := id.Self(); self.Machine != k.cfg.Machine {
-		return &sigma.Error{Op: "kernel.begin", Kind: sigma.KindInvalid, Msg: fmt.Sprintf("the data directory is that of machine %s, and this machine is to be %s", self.Machine, k.cfg.Machine), Hint: "give it its name: --machine " + string(self.Machine)}
+		return &sigma.Error{Op: "kernel.begin", Kind: sigma.KindInvalid,
+			Msg: fmt.Sprintf("the data directory is that of machine %s, and this machine is to be %s", self.Machine,
+				k.cfg.Machine), Hint: "give it its name: --machine " + string(self.Machine)}
 	}
 	if !known {
 		if err := k.keepGrant(g); err != nil {
 			return err
 		}
 	}
-	cfg := link.Config{Identity: id, Serve: k.serveLink, Authorise: k.authorise, Reserve: k.reserve, Batch: k.takeBatch, Enrol: enroller{k}, Connect: k.cfg.Connect, ConnectAll: k.cfg.ConnectAll, Log: k.cfg.Log}
+	cfg := link.Config{Identity: id, Serve: k.serveLink, Authorise: k.authorise, Reserve: k.reserve, Batch: k.takeBatch,
+		Enrol: enroller{k}, Connect: k.cfg.Connect, ConnectAll: k.cfg.ConnectAll, Log: k.cfg.Log}
 	if k.cfg.Encrypt {
 		cfg.Reserve = nil
 	}
@@ -236,8 +261,9 @@ func (k *Kernel) keepGrant(g *identity.Grant) error {
 	})
 }
 
-// registerAnew begins a new life. Nothing of the one before may run. It asks the machined of this machine and those of the control machines, again and again until ctx ends; this machine's last unless it
-// boots, since a machine that was declared lost does not decide.
+// registerAnew begins a new life. Nothing of the one before may run. It asks the machined of this
+// machine and those of the control machines, again and again until ctx ends; this machine's last
+// unless it boots, since a machine that was declared lost does not decide.
 func (k *Kernel) registerAnew(ctx context.Context, boot bool) error {
 	var said error
 	for wait := registerAgain; ; wait = min(2*wait, registerLater) {
@@ -283,7 +309,8 @@ func (k *Kernel) tryRegister(ctx context.Context, boot bool) error {
 	return nil
 }
 
-// registerOnce asks each control machine once. The error is that of the one that knows best: who refuses knows more than who does not answer.
+// registerOnce asks each control machine once. The error is that of the one that knows best: who
+// refuses knows more than who does not answer.
 func (k *Kernel) registerOnce(ctx context.Context, boot bool) (*identity.Grant, error) {
 	now := k.own.keeper.get()
 	key, err := now.key()
@@ -292,7 +319,8 @@ func (k *Kernel) registerOnce(ctx context.Context, boot bool) (*identity.Grant, 
 	}
 	var refused, failed error
 	note := func(err error) {
-		if kind := sigma.KindOf(err); kind == sigma.KindUnavailable || kind == sigma.KindTimeout || kind == sigma.KindLost {
+		if kind := sigma.KindOf(err); kind == sigma.KindUnavailable || kind == sigma.KindTimeout ||
+			kind == sigma.KindLost {
 			failed = err
 		} else {
 			refused = err
@@ -320,7 +348,8 @@ func (k *Kernel) registerOnce(ctx context.Context, boot bool) (*identity.Grant, 
 	if boot && len(now.Control) > 1 { // they would take seconds each, for which who boots waits
 		for _, m := range k.unheard(ctx, now.Control) {
 			silent[m.Machine] = true
-			note(sigma.Errorf("kernel.register", sigma.KindUnavailable, "control machine %s does not answer at %s", m.Machine, m.Address))
+			note(sigma.Errorf("kernel.register", sigma.KindUnavailable, "control machine %s does not answer at %s",
+				m.Machine, m.Address))
 		}
 	}
 	for _, m := range now.Control {
@@ -328,7 +357,8 @@ func (k *Kernel) registerOnce(ctx context.Context, boot bool) (*identity.Grant, 
 			continue
 		}
 		within, cancel := context.WithTimeout(ctx, registerMost)
-		grant, _, err := link.Enrol(within, link.Join{Address: m.Address, Authority: authorityOf(&now), Key: key, Ask: k.enrolment(), Connect: k.cfg.Connect})
+		grant, _, err := link.Enrol(within, link.Join{Address: m.Address, Authority: authorityOf(&now), Key: key,
+			Ask: k.enrolment(), Connect: k.cfg.Connect})
 		cancel()
 		if err == nil {
 			return grant, nil
@@ -364,7 +394,8 @@ func (k *Kernel) enrolAt(ctx context.Context, c link.Enroller, key ed25519.Priva
 }
 
 // withMachined calls the machined of one machine.
-func (k *Kernel) withMachined(ctx context.Context, m sigma.MachineID, f func(context.Context, *machines.Client) error) error {
+func (k *Kernel) withMachined(ctx context.Context, m sigma.MachineID,
+	f func(context.Context, *machines.Client) error) error {
 	ctx, cancel := context.WithTimeout(ctx, registerMost)
 	defer cancel()
 	s, err := k.dialAt(ctx, m, serviceMachined)
@@ -391,7 +422,8 @@ func machinedOf(ctx context.Context, s *session.Client) (*machines.Client, error
 	return machines.NewClient(c), nil
 }
 
-// judge asks the machined that decides, wherever it is. f is called again if another decides meanwhile.
+// judge asks the machined that decides, wherever it is. f is called again if another decides
+// meanwhile.
 func (k *Kernel) judge(ctx context.Context, f func(context.Context, *machines.Client) error) error {
 	s, err := k.reach(ctx, serviceMachined, func(ctx context.Context, s *session.Client) error {
 		c, err := machinedOf(ctx, s)
@@ -409,7 +441,9 @@ func (k *Kernel) judge(ctx context.Context, f func(context.Context, *machines.Cl
 // enroller takes machines in for the machined that decides.
 type enroller struct{ k *Kernel }
 
-// booting is an error while this control machine has not begun its own life. If others boot too, and ask it before they start their part of the control plane, each would wait for the others; and links with it are made anew when its life begins.
+// booting is an error while this control machine has not begun its own life. If others boot too,
+// and ask it before they start their part of the control plane, each would wait for the others; and
+// links with it are made anew when its life begins.
 func (e enroller) booting() error {
 	if e.k.local(serviceMachined) == nil || e.k.own.started.Load() && !e.k.own.between.Load() {
 		return nil

@@ -28,8 +28,10 @@ func (k *Kernel) pass(service string, methods ...string) map[string]handler {
 	return out
 }
 
-// machinesFile is /sys/machines: what operators ask about machines, passed on to the machined that decides. What the machines themselves say to machined does not come this way, and an operator does not get what machined alone may
-// have: the authority. Everybody may read which machines there are.
+// machinesFile is /sys/machines: what operators ask about machines, passed on to the machined that
+// decides. What the machines themselves say to machined does not come this way, and an operator
+// does not get what machined alone may have: the authority. Everybody may read which machines there
+// are.
 func (r *root) machinesFile() sigma.File {
 	k := r.tree.k
 	file := r.machineLines()
@@ -39,7 +41,8 @@ func (r *root) machinesFile() sigma.File {
 		}
 		return file
 	}
-	methods := k.pass(serviceMachined, machines.CallToken, machines.CallTokens, machines.CallRevoke, machines.CallList, machines.CallCordon, machines.CallDrain, machines.CallLabel, machines.CallControl, machines.CallRemove)
+	methods := k.pass(serviceMachined, machines.CallToken, machines.CallTokens, machines.CallRevoke, machines.CallList,
+		machines.CallCordon, machines.CallDrain, machines.CallLabel, machines.CallControl, machines.CallRemove)
 	methods[machines.CallMembership] = func(context.Context, []byte) ([]byte, []*os.File, error) {
 		m := k.membership()
 		reply, err := sigmap.Payload(func(c *sigmap.Coder) { machines.CodeMembership(c, &m) })
@@ -50,7 +53,8 @@ func (r *root) machinesFile() sigma.File {
 
 // namesFile is /sys/names: calls of the leading named about its members and who may write.
 func (r *root) namesFile() sigma.File {
-	return r.callable(sigmap.FileNames, r.tree.k.pass(serviceNamed, sigmap.CallMembers, sigmap.CallMemberAdd, sigmap.CallMemberRemove, sigmap.CallExpel, sigmap.CallAdmit,
+	return r.callable(sigmap.FileNames, r.tree.k.pass(serviceNamed, sigmap.CallMembers, sigmap.CallMemberAdd,
+		sigmap.CallMemberRemove, sigmap.CallExpel, sigmap.CallAdmit,
 		sigmap.CallSnapshotOpen, sigmap.CallSnapshotRead, sigmap.CallSnapshotClose))
 }
 
@@ -62,7 +66,8 @@ func (k *Kernel) membership() machines.Membership {
 	return machines.Describe(k.id, k.cfg.Address, k.isSilent)
 }
 
-// askService calls the root of a service, of the one that decides or leads, and waits a while if there is none now. KindUnavailable means that nothing was done.
+// askService calls the root of a service, of the one that decides or leads, and waits a while if
+// there is none now. KindUnavailable means that nothing was done.
 func (k *Kernel) askService(ctx context.Context, service, method string, payload []byte) (reply []byte, err error) {
 	var lost error // it may have been done, so it is not asked again
 	s, err := k.reach(ctx, service, func(ctx context.Context, c *session.Client) error {

@@ -16,10 +16,12 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// What a member does all its life: it beats to the control machines, follows the roster, does what the judge asks of it and keeps its certificate fresh; a control machine also tells all machineds whom it hears. When the life
-// is over it ends what it runs, is registered anew, and goes on.
+// What a member does all its life: it beats to the control machines, follows the roster, does what
+// the judge asks of it and keeps its certificate fresh; a control machine also tells all machineds
+// whom it hears. When the life is over it ends what it runs, is registered anew, and goes on.
 
-// membership is this machine's. Its mu is taken under no other lock, and nothing is called under it.
+// membership is this machine's. Its mu is taken under no other lock, and nothing is called under
+// it.
 type membership struct {
 	keeper identityKeeper
 	ear    *machines.Ear
@@ -46,12 +48,14 @@ type membership struct {
 }
 
 func newMembership(dir string) *membership {
-	m := &membership{keeper: identityKeeper{dir: dir}, ear: machines.NewEar(), timing: machines.DefaultTiming(), over: make(chan error, 1), silent: map[sigma.MachineID]bool{}, left: map[sigma.MachineID]leaver{}}
+	m := &membership{keeper: identityKeeper{dir: dir}, ear: machines.NewEar(), timing: machines.DefaultTiming(),
+		over: make(chan error, 1), silent: map[sigma.MachineID]bool{}, left: map[sigma.MachineID]leaver{}}
 	m.present, m.end = context.WithCancel(context.Background())
 	return m
 }
 
-// members is the roster as now known, by name: who is a member and in which life. It is empty before one came.
+// members is the roster as now known, by name: who is a member and in which life. It is empty
+// before one came.
 func (k *Kernel) members() []identity.Member {
 	if !k.registered() || !k.id.Roster().Complete() {
 		return nil
@@ -61,7 +65,9 @@ func (k *Kernel) members() []identity.Member {
 
 // Waits of the loops.
 const (
-	rosterMost  = 20 * time.Second       // that one call for a roster or errands waits, so that a machined that does not decide any more is noticed
+	// that one call for a roster or errands waits, so that a machined that does not decide any more
+	// is noticed
+	rosterMost  = 20 * time.Second
 	heirPause   = 500 * time.Millisecond // before a machined that does not decide is asked again
 	reportMost  = time.Second
 	sessionMost = 3 * time.Second // to be connected with a machined
@@ -85,7 +91,8 @@ func (k *Kernel) live(ctx context.Context) {
 		}
 		self := k.id.Self()
 		k.own.lives.Add(1)
-		k.cfg.Log.Warn("the machine's life was ended; it ends its procs", "machine", self.Machine, "incarnation", self.Incarnation, "err", why)
+		k.cfg.Log.Warn("the machine's life was ended; it ends its procs", "machine", self.Machine, "incarnation",
+			self.Incarnation, "err", why)
 		if k.endLife(ctx) != nil || k.registerAnew(ctx, false) != nil {
 			return
 		}
@@ -133,10 +140,12 @@ func (k *Kernel) controls() (out []sigma.MachineID) {
 
 // beat tells the control machines that this one lives.
 func (k *Kernel) beat(ctx context.Context) {
-	machines.NewBeater(machines.BeaterConfig{Timing: k.own.timing, Controls: k.controls, Dial: k.dialBeat, Over: k.own.isOver, Silent: k.silent}).Run(ctx)
+	machines.NewBeater(machines.BeaterConfig{Timing: k.own.timing, Controls: k.controls, Dial: k.dialBeat,
+		Over: k.own.isOver, Silent: k.silent}).Run(ctx)
 }
 
-// silent ends the sessions with a control machine that does not answer, so that whoever waits there asks another. If there is no other to ask they are kept: it may be slow, or the way to it.
+// silent ends the sessions with a control machine that does not answer, so that whoever waits there
+// asks another. If there is no other to ask they are kept: it may be slow, or the way to it.
 func (k *Kernel) silent(m sigma.MachineID, silent bool) {
 	k.own.mu.Lock()
 	k.own.silent[m] = silent
@@ -146,12 +155,15 @@ func (k *Kernel) silent(m sigma.MachineID, silent bool) {
 		return
 	}
 	k.cfg.Log.Warn("a control machine does not answer", "machine", m)
-	if k.local(serviceNamed) != nil || slices.ContainsFunc(k.controls(), func(o sigma.MachineID) bool { return o != m && !k.isSilent(o) }) {
+	if k.local(serviceNamed) != nil || slices.ContainsFunc(k.controls(), func(o sigma.MachineID) bool {
+		return o != m && !k.isSilent(o)
+	}) {
 		k.node.Drop(m)
 	}
 }
 
-// isSilent says whether a control machine has not answered this one for a while. It may be alive all the same.
+// isSilent says whether a control machine has not answered this one for a while. It may be alive
+// all the same.
 func (k *Kernel) isSilent(m sigma.MachineID) bool {
 	k.own.mu.Lock()
 	defer k.own.mu.Unlock()
@@ -190,7 +202,8 @@ func (k *Kernel) renew(ctx context.Context) (der []byte, err error) {
 	return der, k.own.keeper.change(func(x *kept) { x.Certificate = der })
 }
 
-// expire ends the life with its certificate, unless this machine is alone: nobody then could have taken it for lost.
+// expire ends the life with its certificate, unless this machine is alone: nobody then could have
+// taken it for lost.
 func (k *Kernel) expire(ctx context.Context) {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
@@ -201,7 +214,8 @@ func (k *Kernel) expire(ctx context.Context) {
 		case <-tick.C:
 		}
 		if self := k.id.Self(); time.Now().After(self.NotAfter) && len(k.members()) > 1 && !k.own.between.Load() {
-			k.own.isOver(sigma.Errorf("kernel.live", sigma.KindStale, "the certificate expired at %v, and nobody renewed it", self.NotAfter))
+			k.own.isOver(sigma.Errorf("kernel.live", sigma.KindStale,
+				"the certificate expired at %v, and nobody renewed it", self.NotAfter))
 		}
 	}
 }
@@ -242,7 +256,8 @@ func (k *Kernel) attendAll(ctx context.Context) {
 	}
 }
 
-// attend keeps a session to the machined of one control machine. Which of them decides is not asked: the others say no.
+// attend keeps a session to the machined of one control machine. Which of them decides is not
+// asked: the others say no.
 func (k *Kernel) attend(ctx context.Context, m sigma.MachineID) {
 	for ctx.Err() == nil {
 		within, cancel := context.WithTimeout(ctx, sessionMost)
@@ -289,7 +304,8 @@ func sleep(ctx context.Context, d time.Duration) {
 	}
 }
 
-// patient makes calls that wait for news until one fails for another reason than that there are none, or that this machined does not decide.
+// patient makes calls that wait for news until one fails for another reason than that there are
+// none, or that this machined does not decide.
 func patient(ctx context.Context, call func(context.Context) error) error {
 	for ctx.Err() == nil {
 		within, cancel := context.WithTimeout(ctx, rosterMost)
@@ -308,7 +324,8 @@ func patient(ctx context.Context, call func(context.Context) error) error {
 	return nil
 }
 
-// takeRoster takes the roster from one machined. To ask for a later one says that this machine acts by the one that it has, so that is not asked for before it does.
+// takeRoster takes the roster from one machined. To ask for a later one says that this machine acts
+// by the one that it has, so that is not asked for before it does.
 func (k *Kernel) takeRoster(ctx context.Context, c *machines.Client) error {
 	acts := uint64(0) // the epoch that it acts by, as far as it is known
 	return patient(ctx, func(ctx context.Context) error {
@@ -345,7 +362,9 @@ func (k *Kernel) ended() error {
 	m, ok := roster.Member(self.Machine)
 	switch {
 	case !ok || m.Key != self.Key:
-		return &sigma.Error{Op: op, Kind: sigma.KindStale, Msg: fmt.Sprintf("machine %s was removed from the system", self.Machine), Hint: "to take it in again, make a token (sigma token create) and let it join with a fresh data directory"}
+		return &sigma.Error{Op: op, Kind: sigma.KindStale, Msg: fmt.Sprintf("machine %s was removed from the system",
+			self.Machine),
+			Hint: "to take it in again, make a token (sigma token create) and let it join with a fresh data directory"}
 	case m.Incarnation > self.Incarnation, m.Incarnation == self.Incarnation && m.Lost:
 		return sigma.Errorf(op, sigma.KindStale, "the life %d of machine %s was ended", self.Incarnation, self.Machine)
 	}
@@ -377,7 +396,8 @@ func draining(ms []identity.Member, id sigma.MachineID) bool {
 	return slices.ContainsFunc(ms, func(m identity.Member) bool { return m.Machine == id && m.Draining })
 }
 
-// cordoned says whether this machine is to get no new procs: because an operator said so, it is going to be stopped, or its life was ended.
+// cordoned says whether this machine is to get no new procs: because an operator said so, it is
+// going to be stopped, or its life was ended.
 func (k *Kernel) cordoned() bool {
 	if k.own.leaves() {
 		return true
@@ -400,9 +420,11 @@ func (k *Kernel) logChanges(before, after []identity.Member) {
 		delete(old, m.Machine)
 		switch {
 		case !known || was.Incarnation < m.Incarnation && !m.Lost:
-			k.cfg.Log.Info("a machine is there", "machine", m.Machine, "incarnation", m.Incarnation, "address", m.Address, "control", m.Control, "lost", m.Lost)
+			k.cfg.Log.Info("a machine is there", "machine", m.Machine, "incarnation", m.Incarnation, "address",
+				m.Address, "control", m.Control, "lost", m.Lost)
 		case m.Lost && !was.Lost:
-			k.cfg.Log.Warn("the life of a machine is over", "event", k.own.lostOrLeft(m), "machine", m.Machine, "incarnation", m.Incarnation)
+			k.cfg.Log.Warn("the life of a machine is over", "event", k.own.lostOrLeft(m), "machine", m.Machine,
+				"incarnation", m.Incarnation)
 		case was.Control != m.Control:
 			k.cfg.Log.Info("the control machines are others", "machine", m.Machine, "control", m.Control)
 		}

@@ -38,7 +38,8 @@ func foundSystem(t *testing.T) *founder {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d, err := machines.NewDaemon(machines.DaemonConfig{Self: "m1", Namespace: namespace.New(namespace.Config{Machine: "m1", Root: root}), Path: "/machines",
+	d, err := machines.NewDaemon(machines.DaemonConfig{Self: "m1",
+		Namespace: namespace.New(namespace.Config{Machine: "m1", Root: root}), Path: "/machines",
 		Authority: func(bool) (*identity.Authority, error) { return authority, nil }})
 	if err != nil {
 		t.Fatal(err)
@@ -59,7 +60,10 @@ func foundSystem(t *testing.T) *founder {
 
 func (f *founder) start(d sigma.Tree) {
 	ln := listenTCP(f.t)
-	f.machine = bootAs(f.t, Config{Machine: "m1", Data: f.data, Listener: ln, Address: ln.Addr().String()}, func(m *machine) { m.machined = d }, serviceNamed, serviceBesched, serviceS3, serviceMachined)
+	f.machine = bootAs(f.t, Config{Machine: "m1", Data: f.data, Listener: ln, Address: ln.Addr().String()},
+		func(m *machine) {
+			m.machined = d
+		}, serviceNamed, serviceBesched, serviceS3, serviceMachined)
 }
 
 func listenTCP(t *testing.T) net.Listener {
@@ -78,7 +82,8 @@ func (f *founder) token(uses int) string {
 	return text
 }
 
-// join boots a machine that joins; a data directory that is given is that of a machine that has joined before, unless token is.
+// join boots a machine that joins; a data directory that is given is that of a machine that has
+// joined before, unless token is.
 func (f *founder) join(name sigma.MachineID, token, data string, prepare func(*machine)) (*machine, error) {
 	ln := listenTCP(f.t)
 	cfg := Config{Machine: name, Data: data, Listener: ln, Address: ln.Addr().String()}
@@ -100,7 +105,8 @@ func (m *machine) mustSee(t *testing.T, what string, is func([]identity.Member) 
 	eventually(t, what, func() bool { return is(m.k.members()) })
 }
 
-// Goal: a machine that founds a system has an identity that only it can read, and is the same machine in a later life when it is started again.
+// Goal: a machine that founds a system has an identity that only it can read, and is the same
+// machine in a later life when it is started again.
 func TestFoundAndStartAgain(t *testing.T) {
 	f := foundSystem(t)
 	first := f.k.self()
@@ -124,12 +130,14 @@ func TestFoundAndStartAgain(t *testing.T) {
 	f.mustSee(t, "the roster has the later life", func(ms []identity.Member) bool {
 		return len(ms) == 1 && ms[0].Incarnation == again.Incarnation && !ms[0].Lost && ms[0].Control
 	})
-	if text, err := f.k.metricsText(t.Context()); err != nil || !strings.Contains(string(text), "sigma_identity_expiry_seconds{what=\"certificate\"} 4") {
+	if text, err := f.k.metricsText(t.Context()); err != nil || !strings.Contains(string(text),
+		"sigma_identity_expiry_seconds{what=\"certificate\"} 4") {
 		t.Errorf("the metrics do not tell of the certificate: %v", err)
 	}
 }
 
-// Goal: a machine joins by a good token only, once, under a name of its own, and is told in words why not; it is a member for good then.
+// Goal: a machine joins by a good token only, once, under a name of its own, and is told in words
+// why not; it is a member for good then.
 func TestJoin(t *testing.T) {
 	f := foundSystem(t)
 	other := foundSystem(t)
@@ -205,7 +213,8 @@ func TestLifeGoesOn(t *testing.T) {
 	}
 }
 
-// Goal: a machine whose life was ended ends its procs, is registered in a new life, and serves again; one that was removed ends its procs and serves nothing.
+// Goal: a machine whose life was ended ends its procs, is registered in a new life, and serves
+// again; one that was removed ends its procs and serves nothing.
 func TestLifeEnds(t *testing.T) {
 	f := foundSystem(t)
 	m2, err := f.join("m2", f.token(1), t.TempDir(), nil)
@@ -223,7 +232,8 @@ func TestLifeEnds(t *testing.T) {
 		}
 	}
 	first := m2.k.self()
-	if _, _, err := link.Enrol(t.Context(), m2.enrolAgain(t, f)); err != nil { // somebody with its key and disk, as after a restart
+	if _, _, err := link.Enrol(t.Context(),
+		m2.enrolAgain(t, f)); err != nil { // somebody with its key and disk, as after a restart
 		t.Fatal(err)
 	}
 	eventually(t, "m2 is in a third life", func() bool { return m2.k.self().Incarnation > first.Incarnation+1 })
@@ -258,7 +268,8 @@ func (m *machine) enrolAgain(t *testing.T, f *founder) link.Join {
 	return link.Join{Address: f.k.cfg.Address, Authority: authorityOf(&now), Key: key, Ask: m.k.enrolment()}
 }
 
-// Goal: a cordon, and its end, is in force at the machine it is about when it has returned, if the machine answered; else soon.
+// Goal: a cordon, and its end, is in force at the machine it is about when it has returned, if the
+// machine answered; else soon.
 func TestCordon(t *testing.T) {
 	f := foundSystem(t)
 	m2, err := f.join("m2", f.token(1), t.TempDir(), nil)
@@ -284,14 +295,17 @@ func TestCordon(t *testing.T) {
 				t.Fatal("the cordon returned while a besched can give the machine procs")
 			}
 		}
-		eventually(t, "the cordon is known", func() bool { return m2.k.cordoned() == on && m2.k.sched.isClosed() == on })
+		eventually(t, "the cordon is known", func() bool {
+			return m2.k.cordoned() == on && m2.k.sched.isClosed() == on
+		})
 	}
 	if acted == 0 {
 		t.Error("the machine never answered in time")
 	}
 }
 
-// Goal: a machine that a besched does not give its credit back to says of no cordon that it acts by it, until it does.
+// Goal: a machine that a besched does not give its credit back to says of no cordon that it acts by
+// it, until it does.
 func TestCordonWithoutCredits(t *testing.T) {
 	f := foundSystem(t)
 	m2, err := f.join("m2", f.token(1), t.TempDir(), nil)
@@ -316,13 +330,16 @@ func TestCordonWithoutCredits(t *testing.T) {
 	})
 }
 
-// Goal: while a control machine has not begun its own life it lets nobody in, and says so at once: else control machines that boot together would wait for each other.
+// Goal: while a control machine has not begun its own life it lets nobody in, and says so at once:
+// else control machines that boot together would wait for each other.
 func TestBootingControlMachinesDoNotWaitForEachOther(t *testing.T) {
-	w := newWorld(t, part{name: "m1", control: true, services: []string{serviceNamed, serviceBesched, serviceS3, serviceMachined}})
+	w := newWorld(t, part{name: "m1", control: true, services: []string{serviceNamed, serviceBesched, serviceS3,
+		serviceMachined}})
 	k := w.machines["m1"].k
 	refused := func() bool {
 		_, err := enroller{k}.Challenge(t.Context())
-		return err != nil && sigma.KindOf(err) == sigma.KindUnavailable && strings.Contains(err.Error(), "is booting itself")
+		return err != nil && sigma.KindOf(err) == sigma.KindUnavailable &&
+			strings.Contains(err.Error(), "is booting itself")
 	}
 	k.own.setBetween(true)
 	if !refused() {

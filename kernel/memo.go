@@ -5,7 +5,9 @@ import (
 	"time"
 )
 
-// memo remembers answers for a while, so that those who read the state of the system all the time cost what one question a second costs, and those who come while it is asked wait for the same answer.
+// memo remembers answers for a while, so that those who read the state of the system all the time
+// cost what one question a second costs, and those who come while it is asked wait for the same
+// answer.
 type memo struct {
 	mu  sync.Mutex
 	was map[string]*remembered // mu

@@ -94,12 +94,14 @@ func (r *root) meterCall(_ context.Context, payload []byte) ([]byte, []*os.File,
 	return nil, []*os.File{f}, nil
 }
 
-// carriedLate is traffic.late: the status of a proc that has ended tells it too, as long as it is remembered.
+// carriedLate is traffic.late: the status of a proc that has ended tells it too, as long as it is
+// remembered.
 func (k *Kernel) carriedLate(id sigma.ProcID, more sigma.Traffic) {
 	k.step(schedd.Carried{ID: id, Traffic: more})
 }
 
-// countWork counts what a service did, of what it has used since that was counted last: in the realms' usage, and in their turns at besched.
+// countWork counts what a service did, of what it has used since that was counted last: in the
+// realms' usage, and in their turns at besched.
 func (k *Kernel) countWork(now time.Time, service string, used time.Duration, works []sigma.Work) {
 	before := k.worked.Since(service, now)
 	if service != serviceSigmad {
@@ -108,7 +110,8 @@ func (k *Kernel) countWork(now time.Time, service string, used time.Duration, wo
 	k.countDone(now, before, service, meter.Divide(used, works))
 }
 
-// countDone counts work in the realms' usage, and in their turns at besched. It was done between the two times.
+// countDone counts work in the realms' usage, and in their turns at besched. It was done between
+// the two times.
 func (k *Kernel) countDone(now, before time.Time, service string, works []sigma.Work) {
 	for _, done := range works {
 		k.worked.Add(service, done)
@@ -120,10 +123,12 @@ func (k *Kernel) countDone(now, before time.Time, service string, works []sigma.
 // countServed counts what sigmad has done for realms since it was counted last.
 func (k *Kernel) countServed(now time.Time) {
 	own := ownUsage()
-	k.countWork(now, serviceSigmad, k.worked.Fresh(serviceSigmad, meter.Spent{CPU: own.UserTime + own.SystemTime}), k.turns.Work())
+	k.countWork(now, serviceSigmad, k.worked.Fresh(serviceSigmad, meter.Spent{CPU: own.UserTime + own.SystemTime}),
+		k.turns.Work())
 }
 
-// workedCall is the call worked: what a service did for realms since it told that last -> the realms' shares. What is told of realms that there are not is dropped.
+// workedCall is the call worked: what a service did for realms since it told that last -> the
+// realms' shares. What is told of realms that there are not is dropped.
 func (r *root) workedCall(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
 	const op = "kernel.worked"
 	k := r.tree.k
@@ -137,7 +142,8 @@ func (r *root) workedCall(ctx context.Context, payload []byte) ([]byte, []*os.Fi
 		return nil, nil, err
 	}
 	if len(works) > sigmap.WorksMax {
-		return nil, nil, sigma.Errorf(op, sigma.KindTooBig, "work for %d realms in one call; %d are allowed", len(works), sigmap.WorksMax)
+		return nil, nil, sigma.Errorf(op, sigma.KindTooBig, "work for %d realms in one call; %d are allowed",
+			len(works), sigmap.WorksMax)
 	}
 	known, _ := k.shares.known()
 	works = slices.DeleteFunc(works, func(w sigma.Work) bool {
@@ -178,7 +184,8 @@ func (k *Kernel) heardRealms(now time.Time, all []sigma.RealmInfo) {
 	k.copies.Heard(now, there)
 }
 
-// peerTold notes what another machine tells of its ledger, and answers with the version that is held then.
+// peerTold notes what another machine tells of its ledger, and answers with the version that is
+// held then.
 func (k *Kernel) peerTold(_ context.Context, who identity.Subject, payload []byte) ([]byte, error) {
 	var t meter.Telling
 	if err := sigmap.Parse(payload, t.Code); err != nil {
@@ -189,7 +196,8 @@ func (k *Kernel) peerTold(_ context.Context, who identity.Subject, payload []byt
 		return nil, err
 	}
 	if odd {
-		k.cfg.Log.Warn("a machine tells of usage in an hour that cannot be, which is left out; was its clock wrong?", "machine", who.Machine)
+		k.cfg.Log.Warn("a machine tells of usage in an hour that cannot be, which is left out; was its clock wrong?",
+			"machine", who.Machine)
 	}
 	return sigmap.Payload(func(c *sigmap.Coder) { c.U64(&held) })
 }

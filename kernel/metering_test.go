@@ -16,7 +16,8 @@ import (
 	"sigmaos.dev/state"
 )
 
-// Goal: what a realm used of all machines is told at each, each machine's once; of one that is lost it is said that its procs are not told.
+// Goal: what a realm used of all machines is told at each, each machine's once; of one that is lost
+// it is said that its procs are not told.
 func TestFarUsage(t *testing.T) {
 	x := newThree(t)
 	for _, at := range []sigma.MachineID{"m1", "m2", "m3"} {
@@ -53,12 +54,15 @@ func TestFarUsage(t *testing.T) {
 	})
 }
 
-// Goal: what one read tells of a machine is the machine's own word, or a copy of it, whatever becomes of the machine between its pages: never some of both. What cannot be read to its end is said to be missing.
+// Goal: what one read tells of a machine is the machine's own word, or a copy of it, whatever
+// becomes of the machine between its pages: never some of both. What cannot be read to its end is
+// said to be missing.
 func TestUsageOfOneSource(t *testing.T) {
 	x := newThree(t)
 	const hours = 400 // more than a page; of a realm that is older than they are
 	for i := range hours {
-		x.m["m3"].k.ledger.Started(time.Now().Add(-time.Duration(i)*time.Hour), sigma.SystemRealm, "p", "", 1, sigma.BestEffort)
+		x.m["m3"].k.ledger.Started(time.Now().Add(-time.Duration(i)*time.Hour), sigma.SystemRealm, "p", "", 1,
+			sigma.BestEffort)
 	}
 	eventually(t, "the control machine is told", func() bool {
 		return copiedLines(x.m["m1"].k.copies, meter.Copy{Machine: "m3", ID: x.m["m3"].k.ledger.ID}) == hours
@@ -66,9 +70,11 @@ func TestUsageOfOneSource(t *testing.T) {
 	lost := func(is bool) {
 		x.change(func(m *identity.Member) { m.Lost = is && m.Machine == "m3" })
 	}
-	// read tells of m3's lines: how many there are, how many of them were told, and whether one says that something is missing. between runs once some are read.
+	// read tells of m3's lines: how many there are, how many of them were told, and whether one
+	// says that something is missing. between runs once some are read.
 	read := func(between func()) (lines, told int, missing bool) {
-		f := (&root{tree: &tree{k: x.m["m1"].k, principal: sigma.Principal{Realm: sigma.SystemRealm, System: true}}, realm: sigma.SystemRealm}).usageFile(nameUsage).(*usageLines)
+		f := (&root{tree: &tree{k: x.m["m1"].k, principal: sigma.Principal{Realm: sigma.SystemRealm, System: true}},
+			realm: sigma.SystemRealm}).usageFile(nameUsage).(*usageLines)
 		var at usageCursor
 		for more := true; more; {
 			var text []byte
@@ -154,7 +160,8 @@ func TestUsageFile(t *testing.T) {
 	}
 }
 
-// Goal: what a machine had told when it was lost stays in /sys/usage, on all machines, marked with when it was told, and when it is no member any more it stays, without a mark.
+// Goal: what a machine had told when it was lost stays in /sys/usage, on all machines, marked with
+// when it was told, and when it is no member any more it stays, without a mark.
 func TestUsageOfLost(t *testing.T) {
 	x := newThree(t)
 	x.m["m3"].k.ledger.Started(time.Now(), sigma.DefaultRealm, "p", "", 1, sigma.BestEffort)
@@ -196,7 +203,8 @@ func TestUsageOfLost(t *testing.T) {
 	}
 }
 
-// Goal: what sigmad answers procs of a realm is in the realm's usage, and so is what a service tells, in both lines and metrics; a proc may not tell.
+// Goal: what sigmad answers procs of a realm is in the realm's usage, and so is what a service
+// tells, in both lines and metrics; a proc may not tell.
 func TestServedIsTold(t *testing.T) {
 	m := boot(t)
 	worker := m.worker(m.connect(sigma.DefaultRealm))
@@ -207,16 +215,19 @@ func TestServedIsTold(t *testing.T) {
 	}
 	now := time.Now()
 	m.k.countServed(now)
-	m.k.countWork(now, serviceS3, 3*time.Second, []sigma.Work{{Realm: sigma.DefaultRealm, Requests: 7, In: 70, Out: 700, CPU: time.Second}, {Realm: sigma.SystemRealm, CPU: 2 * time.Second}})
+	m.k.countWork(now, serviceS3, 3*time.Second, []sigma.Work{{Realm: sigma.DefaultRealm, Requests: 7, In: 70, Out: 700,
+		CPU: time.Second}, {Realm: sigma.SystemRealm, CPU: 2 * time.Second}})
 	us := objects[state.RealmUsage](t, worker, "/sys/usage")
 	if len(us) != 1 || us[0].Requests < 50 || us[0].Served <= 0 || us[0].ServedIn == 0 || us[0].ServedOut == 0 {
 		t.Fatalf("the usage is %+v", us)
 	}
-	if want := (state.ServicesUse{S3d: state.ServiceUse{Requests: 7, CPU: 1, In: 70, Out: 700}}); us[0].Services != want {
+	if want := (state.ServicesUse{S3d: state.ServiceUse{Requests: 7, CPU: 1, In: 70,
+		Out: 700}}); us[0].Services != want {
 		t.Errorf("of services %+v", us[0].Services)
 	}
 	text, err := m.k.metricsText(t.Context())
-	if want := `sigma_service_requests_total{service="s3d",realm="default"} 7`; err != nil || !strings.Contains(string(text), want) {
+	if want := `sigma_service_requests_total{service="s3d",realm="default"} 7`; err != nil ||
+		!strings.Contains(string(text), want) {
 		t.Errorf("the metrics lack %s: %v", want, err)
 	}
 	number, works := uint64(1), []sigma.Work{{Realm: sigma.DefaultRealm, Requests: 1}}
@@ -224,7 +235,8 @@ func TestServedIsTold(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &root{tree: &tree{k: m.k, principal: sigma.Principal{Realm: sigma.DefaultRealm, Proc: sigma.NewProcID()}}, realm: sigma.DefaultRealm}
+	r := &root{tree: &tree{k: m.k, principal: sigma.Principal{Realm: sigma.DefaultRealm, Proc: sigma.NewProcID()}},
+		realm: sigma.DefaultRealm}
 	if _, _, err := r.workedCall(t.Context(), payload); sigma.KindOf(err) != sigma.KindPermission {
 		t.Errorf("a proc told of work: %v", err)
 	}

@@ -21,11 +21,14 @@ type metrics struct {
 }
 
 // bounds of the histograms' buckets: from what a hand-over takes to what is an outage.
-var bounds = [...]time.Duration{10 * time.Microsecond, 20 * time.Microsecond, 50 * time.Microsecond, 100 * time.Microsecond, 200 * time.Microsecond, 500 * time.Microsecond,
-	time.Millisecond, 2 * time.Millisecond, 5 * time.Millisecond, 10 * time.Millisecond, 20 * time.Millisecond, 50 * time.Millisecond, 100 * time.Millisecond,
+var bounds = [...]time.Duration{10 * time.Microsecond, 20 * time.Microsecond, 50 * time.Microsecond,
+	100 * time.Microsecond, 200 * time.Microsecond, 500 * time.Microsecond,
+	time.Millisecond, 2 * time.Millisecond, 5 * time.Millisecond, 10 * time.Millisecond, 20 * time.Millisecond,
+	50 * time.Millisecond, 100 * time.Millisecond,
 	200 * time.Millisecond, 500 * time.Millisecond, time.Second, 10 * time.Second}
 
-// histogram counts durations. Safe for concurrent use, without a lock: what is read while others count may lack some of what they add.
+// histogram counts durations. Safe for concurrent use, without a lock: what is read while others
+// count may lack some of what they add.
 type histogram struct {
 	buckets [len(bounds) + 1]atomic.Uint64
 	sum     atomic.Uint64 // ns
@@ -64,7 +67,8 @@ func (h *histogram) text(b *strings.Builder, name, label string) {
 		}
 		fmt.Fprintf(b, "%s_bucket{%sle=%q} %d\n", name, joint, bound, count)
 	}
-	fmt.Fprintf(b, "%s_sum%s %g\n%s_count%s %d\n", name, label, time.Duration(h.sum.Load()).Seconds(), name, label, count)
+	fmt.Fprintf(b, "%s_sum%s %g\n%s_count%s %d\n", name, label, time.Duration(h.sum.Load()).Seconds(), name, label,
+		count)
 }
 
 // recallMetrics prints what is remembered of the realms' names.
@@ -73,7 +77,8 @@ func (k *Kernel) recallMetrics(b *strings.Builder) {
 	for _, m := range []struct {
 		name, kind string
 		value      uint64
-	}{{"hits_total", "counter", n.Hits}, {"misses_total", "counter", n.Misses}, {"invalidations_total", "counter", n.Forgotten}, {"entries", "gauge", n.Entries}, {"bytes", "gauge", n.Bytes}, {"feeds", "gauge", n.Feeds}} {
+	}{{"hits_total", "counter", n.Hits}, {"misses_total", "counter", n.Misses}, {"invalidations_total", "counter",
+		n.Forgotten}, {"entries", "gauge", n.Entries}, {"bytes", "gauge", n.Bytes}, {"feeds", "gauge", n.Feeds}} {
 		fmt.Fprintf(b, "# TYPE sigma_names_cache_%s %s\nsigma_names_cache_%s %d\n", m.name, m.kind, m.name, m.value)
 	}
 }
@@ -81,8 +86,13 @@ func (k *Kernel) recallMetrics(b *strings.Builder) {
 // yieldMetrics prints how best-effort procs stood aside for latency-critical ones (docs/adr/0021).
 func (k *Kernel) yieldMetrics(b *strings.Builder) {
 	y := k.shares.sum()
-	fmt.Fprintf(b, "# TYPE sigma_yield_looks_total counter\nsigma_yield_looks_total %d\n# TYPE sigma_yield_pushes_total counter\nsigma_yield_pushes_total %d\n", y.Looks, y.Pushes)
-	fmt.Fprintf(b, "# TYPE sigma_yield_waited_seconds_total counter\nsigma_yield_waited_seconds_total %g\n# TYPE sigma_yield_cpu_seconds_total counter\nsigma_yield_cpu_seconds_total %g\n", y.Waited.Seconds(), y.CPU.Seconds())
+	fmt.Fprintf(b,
+		"# TYPE sigma_yield_looks_total counter\nsigma_yield_looks_total %d\n# TYPE sigma_yield_pushes_total "+
+			"counter\nsigma_yield_pushes_total %d\n", y.Looks, y.Pushes)
+	fmt.Fprintf(b,
+		"# TYPE sigma_yield_waited_seconds_total counter\nsigma_yield_waited_seconds_total %g\n# TYPE "+
+			"sigma_yield_cpu_seconds_total counter\nsigma_yield_cpu_seconds_total %g\n", y.Waited.Seconds(),
+		y.CPU.Seconds())
 }
 
 // trafficMetrics prints what connections of the realms' procs carried since this sigmad began.
@@ -117,8 +127,11 @@ func (k *Kernel) memberMetrics(b *strings.Builder) {
 	if k.own.between.Load() {
 		registered = 0
 	}
-	fmt.Fprintf(b, "# TYPE sigma_machine_registered gauge\nsigma_machine_registered %d\n# TYPE sigma_machine_incarnation gauge\nsigma_machine_incarnation %d\n", registered, k.id.Self().Incarnation)
-	fmt.Fprintf(b, "# TYPE sigma_machine_lives_ended_total counter\nsigma_machine_lives_ended_total %d\n", k.own.lives.Load())
+	fmt.Fprintf(b,
+		"# TYPE sigma_machine_registered gauge\nsigma_machine_registered %d\n# TYPE sigma_machine_incarnation "+
+			"gauge\nsigma_machine_incarnation %d\n", registered, k.id.Self().Incarnation)
+	fmt.Fprintf(b, "# TYPE sigma_machine_lives_ended_total counter\nsigma_machine_lives_ended_total %d\n",
+		k.own.lives.Load())
 	fmt.Fprintf(b, "# TYPE sigma_identity_expiry_seconds gauge\n")
 	for _, e := range k.id.Expiries() {
 		fmt.Fprintf(b, "sigma_identity_expiry_seconds{what=%q} %d\n", e.What, int64(time.Until(e.At).Seconds()))
@@ -131,7 +144,9 @@ func (k *Kernel) memberMetrics(b *strings.Builder) {
 			alive++
 		}
 	}
-	fmt.Fprintf(b, "# TYPE sigma_machines gauge\nsigma_machines{state=\"alive\"} %d\nsigma_machines{state=\"lost\"} %d\n", alive, lost)
+	fmt.Fprintf(b,
+		"# TYPE sigma_machines gauge\nsigma_machines{state=\"alive\"} %d\nsigma_machines{state=\"lost\"} %d\n", alive,
+		lost)
 	fmt.Fprintf(b, "# TYPE sigma_link_open gauge\n")
 	links := k.node.Count()
 	for _, m := range slices.Sorted(maps.Keys(links)) {

@@ -10,7 +10,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// TestHistogram: each duration is counted in the buckets of all bounds that it does not exceed, and the text says so.
+// TestHistogram: each duration is counted in the buckets of all bounds that it does not exceed, and
+// the text says so.
 func TestHistogram(t *testing.T) {
 	var h histogram
 	for _, d := range []time.Duration{0, 10 * time.Microsecond, 11 * time.Microsecond, time.Second, time.Hour} {
@@ -18,21 +19,26 @@ func TestHistogram(t *testing.T) {
 	}
 	var b strings.Builder
 	h.text(&b, "x_seconds", `phase="exec"`)
-	for _, line := range []string{`x_seconds_bucket{phase="exec",le="1e-05"} 2`, `x_seconds_bucket{phase="exec",le="2e-05"} 3`, `x_seconds_bucket{phase="exec",le="1"} 4`,
-		`x_seconds_bucket{phase="exec",le="10"} 4`, `x_seconds_bucket{phase="exec",le="+Inf"} 5`, `x_seconds_sum{phase="exec"} 3601.000021`, `x_seconds_count{phase="exec"} 5`} {
+	for _, line := range []string{`x_seconds_bucket{phase="exec",le="1e-05"} 2`,
+		`x_seconds_bucket{phase="exec",le="2e-05"} 3`, `x_seconds_bucket{phase="exec",le="1"} 4`,
+		`x_seconds_bucket{phase="exec",le="10"} 4`, `x_seconds_bucket{phase="exec",le="+Inf"} 5`,
+		`x_seconds_sum{phase="exec"} 3601.000021`, `x_seconds_count{phase="exec"} 5`} {
 		if !strings.Contains(b.String(), line+"\n") {
 			t.Errorf("no line %s in\n%s", line, &b)
 		}
 	}
 }
 
-// BenchmarkTrace: what tells the phases of one start costs: reading the clock for what the launcher told, and counting in the histograms.
+// BenchmarkTrace: what tells the phases of one start costs: reading the clock for what the launcher
+// told, and counting in the histograms.
 func BenchmarkTrace(b *testing.B) {
 	k := &Kernel{start: time.Now(), startMono: monotonic()}
 	e := launch.Started{Cloned: monotonic(), Contained: monotonic(), Executed: monotonic()}
 	b.ReportAllocs()
 	for b.Loop() {
-		l := schedd.Launched{Cloned: k.wallTime(e.Cloned), Contained: k.wallTime(e.Contained), Executed: k.wallTime(e.Executed)}
-		k.metrics.timed(&sigma.Timing{sigma.PhaseExec: l.Executed.Sub(l.Contained), sigma.PhaseRestrict: l.Contained.Sub(l.Cloned)})
+		l := schedd.Launched{Cloned: k.wallTime(e.Cloned), Contained: k.wallTime(e.Contained),
+			Executed: k.wallTime(e.Executed)}
+		k.metrics.timed(&sigma.Timing{sigma.PhaseExec: l.Executed.Sub(l.Contained),
+			sigma.PhaseRestrict: l.Contained.Sub(l.Cloned)})
 	}
 }

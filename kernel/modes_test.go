@@ -6,7 +6,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// TestModes: what modes withhold from the owner of files, all programs of the realm are refused, a child with a view as its parent without; the provider passes. Who may not, may change the mode.
+// TestModes: what modes withhold from the owner of files, all programs of the realm are refused, a
+// child with a view as its parent without; the provider passes. Who may not, may change the mode.
 func TestModes(t *testing.T) {
 	m := boot(t)
 	ctx, admin := t.Context(), m.connect(sigma.DefaultRealm)
@@ -34,7 +35,8 @@ func TestModes(t *testing.T) {
 	mode(admin, "/d", 0o577)
 	mode(admin, "/shut", 0o677)
 	parent := m.startProg(sigma.Descriptor{})
-	ids, err := parent.spawn(ctx, sigma.Descriptor{Program: "/bin/x", View: viewOf("/d=/d:rw", "/p=/p:rw", "/shut=/shut:rw")})
+	ids, err := parent.spawn(ctx, sigma.Descriptor{Program: "/bin/x", View: viewOf("/d=/d:rw", "/p=/p:rw",
+		"/shut=/shut:rw")})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,7 +54,8 @@ func TestModes(t *testing.T) {
 			t.Errorf("%s: %v", who, err)
 		}
 	}
-	for what, err := range map[string]error{"get": get(admin, "/p/secret"), "put": put(admin, "/d/new"), "remove": admin.Remove(ctx, "/d/new"), "pass": get(admin, "/shut/f")} {
+	for what, err := range map[string]error{"get": get(admin, "/p/secret"), "put": put(admin, "/d/new"),
+		"remove": admin.Remove(ctx, "/d/new"), "pass": get(admin, "/shut/f")} {
 		if err != nil {
 			t.Errorf("the provider: %s: %v", what, err)
 		}

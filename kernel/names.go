@@ -13,7 +13,8 @@ import (
 	"sigmaos.dev/state"
 )
 
-// recalledMax bounds what is remembered of the names of all realms together, so that tenants cannot fill sigmad by reading.
+// recalledMax bounds what is remembered of the names of all realms together, so that tenants cannot
+// fill sigmad by reading.
 const recalledMax = 64 << 20
 
 // named returns the root of a realm's names. Its files live through restarts of named.
@@ -22,7 +23,9 @@ func (k *Kernel) named(ctx context.Context, realm sigma.RealmID) (*names.File, e
 		k.mu.Lock()
 		n := k.names[realm]
 		if n == nil {
-			n = names.New(names.Config{Dial: func(ctx context.Context) (names.Session, error) { return k.dialNames(ctx, realm) }, Budget: k.recalled})
+			n = names.New(names.Config{Dial: func(ctx context.Context) (names.Session, error) {
+				return k.dialNames(ctx, realm)
+			}, Budget: k.recalled})
 			k.names[realm] = n
 		}
 		k.mu.Unlock()
@@ -43,7 +46,8 @@ func (k *Kernel) named(ctx context.Context, realm sigma.RealmID) (*names.File, e
 	}
 }
 
-// doubtNames is called when programs of a realm are about to learn of something that was done on another machine.
+// doubtNames is called when programs of a realm are about to learn of something that was done on
+// another machine.
 func (k *Kernel) doubtNames(realm sigma.RealmID) {
 	k.mu.Lock()
 	n := k.names[realm]
@@ -53,14 +57,19 @@ func (k *Kernel) doubtNames(realm sigma.RealmID) {
 	}
 }
 
-// dialNames opens the machine's session to named for one realm. A realm of its own session cannot use up what others need.
+// dialNames opens the machine's session to named for one realm. A realm of its own session cannot
+// use up what others need.
 func (k *Kernel) dialNames(ctx context.Context, realm sigma.RealmID) (names.Session, error) {
-	r := search[names.Session]{k: k, name: serviceNamed, open: func(ctx context.Context, s *session.Client) (names.Session, error) { return attachNames(ctx, s, realm) }}
+	r := search[names.Session]{k: k, name: serviceNamed, open: func(ctx context.Context,
+		s *session.Client) (names.Session, error) {
+		return attachNames(ctx, s, realm)
+	}}
 	found, err := r.run(ctx)
 	return found.value, err
 }
 
-// flushNames is how long what was given up waits for a named that does not answer: half as long as a program waits for sigmad, so that it hears why.
+// flushNames is how long what was given up waits for a named that does not answer: half as long as
+// a program waits for sigmad, so that it hears why.
 const flushNames = 500 * time.Millisecond
 
 // attachNames attaches to a realm's names twice: for the provider, and for the realm's programs.
@@ -76,7 +85,8 @@ func attachNames(ctx context.Context, s *session.Client, realm sigma.RealmID) (n
 	}
 	all, ok := owner.(names.Root)
 	if !ok {
-		return names.Session{}, sigma.Errorf("kernel.attachNames", sigma.KindUnsupported, "the session's root is no remote file")
+		return names.Session{}, sigma.Errorf("kernel.attachNames", sigma.KindUnsupported,
+			"the session's root is no remote file")
 	}
 	return names.Session{Root: root, Owner: all, Done: s.Done(), Close: s.Close}, nil
 }
@@ -90,7 +100,8 @@ func (k *Kernel) dropNames(realm sigma.RealmID) {
 	k.dropFar(realm)
 }
 
-// takeNamesLocked forgets what this machine knows of a realm, and gives what ends its sessions for it.
+// takeNamesLocked forgets what this machine knows of a realm, and gives what ends its sessions for
+// it.
 func (k *Kernel) takeNamesLocked(realm sigma.RealmID) (end func()) {
 	n, store := k.names[realm], k.stores[realm]
 	delete(k.names, realm)
@@ -113,7 +124,8 @@ func (k *Kernel) tree(realm sigma.RealmID) (*realmTree, error) {
 	t := k.trees[realm]
 	if t == nil {
 		p := sigma.Principal{Realm: realm, Machine: k.cfg.Machine, System: true}
-		t = &realmTree{known: map[string]*resolved{}, Tree: namespace.New(namespace.Config{Machine: k.cfg.Machine, Root: &root{tree: &tree{k: k, principal: p}, realm: realm},
+		t = &realmTree{known: map[string]*resolved{}, Tree: namespace.New(namespace.Config{Machine: k.cfg.Machine,
+			Root: &root{tree: &tree{k: k, principal: p}, realm: realm},
 			Dial: func(ctx context.Context, e sigma.Endpoint) (sigma.File, <-chan struct{}, error) {
 				return k.mount(ctx, realm, e)
 			}})}
@@ -122,14 +134,17 @@ func (k *Kernel) tree(realm sigma.RealmID) (*realmTree, error) {
 	return t, nil
 }
 
-// mount attaches to the object store for the kernel. It does not go through tenants' endpoints: their servers could make it wait.
-func (k *Kernel) mount(ctx context.Context, realm sigma.RealmID, e sigma.Endpoint) (sigma.File, <-chan struct{}, error) {
+// mount attaches to the object store for the kernel. It does not go through tenants' endpoints:
+// their servers could make it wait.
+func (k *Kernel) mount(ctx context.Context, realm sigma.RealmID, e sigma.Endpoint) (sigma.File, <-chan struct{},
+	error) {
 	is, err := k.isStore(ctx, e)
 	if err != nil {
 		return nil, nil, err
 	}
 	if !is { // another of the system's cannot be: each would cost a session that lasts
-		return nil, nil, &sigma.Error{Op: "kernel.mount", Kind: sigma.KindNoExec, Msg: "programs are started from /bin and /s3 only", Hint: "copy the program to /bin"}
+		return nil, nil, &sigma.Error{Op: "kernel.mount", Kind: sigma.KindNoExec,
+			Msg: "programs are started from /bin and /s3 only", Hint: "copy the program to /bin"}
 	}
 	s, root, err := k.reachRoot(ctx, serviceS3, realm)
 	if err != nil {
@@ -145,7 +160,8 @@ func (k *Kernel) mount(ctx context.Context, realm sigma.RealmID, e sigma.Endpoin
 	return root, s.Done(), nil
 }
 
-// realms makes and removes realms at all who keep something of them. by is the session that asks, nil for the kernel itself.
+// realms makes and removes realms at all who keep something of them. by is the session that asks,
+// nil for the kernel itself.
 func (k *Kernel) realms(by *tree) sigma.Realms { return realms{k, by} }
 
 type realms struct {
@@ -153,7 +169,8 @@ type realms struct {
 	by *tree
 }
 
-// beginRemoval keeps others out of a realm: no proc is spawned there and nobody attaches until end is called.
+// beginRemoval keeps others out of a realm: no proc is spawned there and nobody attaches until end
+// is called.
 func (k *Kernel) beginRemoval(id sigma.RealmID) (end func(), err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -174,7 +191,8 @@ func (k *Kernel) removedLocked(id sigma.RealmID) error {
 		if err := k.shutOut(); err != nil {
 			return err
 		}
-		return &sigma.Error{Op: "kernel.realms", Kind: sigma.KindUnavailable, Msg: "this machine's life was ended, and it is not registered anew yet", Hint: "sigma doctor says why"}
+		return &sigma.Error{Op: "kernel.realms", Kind: sigma.KindUnavailable,
+			Msg: "this machine's life was ended, and it is not registered anew yet", Hint: "sigma doctor says why"}
 	}
 	if !k.removing[id] {
 		return nil
@@ -182,7 +200,8 @@ func (k *Kernel) removedLocked(id sigma.RealmID) error {
 	return sigma.Errorf("kernel.realms", sigma.KindBusy, "the realm %s is being removed", id)
 }
 
-// endSessions ends the sessions that are attached to a realm, but for one, and waits until their last requests are over.
+// endSessions ends the sessions that are attached to a realm, but for one, and waits until their
+// last requests are over.
 func (k *Kernel) endSessions(ctx context.Context, realm sigma.RealmID, but *tree) error {
 	k.mu.Lock()
 	var ts []*tree
@@ -268,7 +287,8 @@ func (r realms) Create(ctx context.Context, id sigma.RealmID) error {
 	return err
 }
 
-// binWait is how long a realm that was there before waits for its object store, which may be away: the machine comes up all the same.
+// binWait is how long a realm that was there before waits for its object store, which may be away:
+// the machine comes up all the same.
 const binWait = 5 * time.Second
 
 // makeBin makes the directory of a realm's programs.
@@ -289,7 +309,8 @@ func (r realms) makeBin(ctx context.Context, t *realmTree, before bool) error {
 	return err
 }
 
-// leaveFresh ends the machine's own sessions for a realm that was just made, unless somebody is there already: thousands of realms that nobody uses shall not hold connections.
+// leaveFresh ends the machine's own sessions for a realm that was just made, unless somebody is
+// there already: thousands of realms that nobody uses shall not hold connections.
 func (k *Kernel) leaveFresh(realm sigma.RealmID) {
 	k.mu.Lock()
 	for t := range k.open {
@@ -303,7 +324,8 @@ func (k *Kernel) leaveFresh(realm sigma.RealmID) {
 	end()
 }
 
-// Remove implements sigma.Realms. It ends the procs and sessions first, so that nobody writes any more.
+// Remove implements sigma.Realms. It ends the procs and sessions first, so that nobody writes any
+// more.
 func (r realms) Remove(ctx context.Context, id sigma.RealmID) error {
 	if err := id.Check(); err != nil {
 		return err
@@ -340,7 +362,8 @@ func (r realms) Remove(ctx context.Context, id sigma.RealmID) error {
 	if err := r.k.forgetRegistrations(ctx, id); err != nil { // what another machine's programs registered meanwhile
 		return err
 	}
-	_, err = r.admin(ctx, serviceNamed, sigmap.CallRemove, id) // last, so that a removal that was interrupted can be repeated
+	_, err = r.admin(ctx, serviceNamed, sigmap.CallRemove,
+		id) // last, so that a removal that was interrupted can be repeated
 	r.k.dropNames(id)
 	if err != nil {
 		return err
@@ -350,10 +373,12 @@ func (r realms) Remove(ctx context.Context, id sigma.RealmID) error {
 	return r.k.leaveRealmElsewhere(ctx, id) // what somebody began there meanwhile
 }
 
-// SetShares implements sigma.Realms. The bescheds hear of it at once, if procs of this machine wait there, else within a second of those that have some.
+// SetShares implements sigma.Realms. The bescheds hear of it at once, if procs of this machine wait
+// there, else within a second of those that have some.
 func (r realms) SetShares(ctx context.Context, id sigma.RealmID, shares uint32) error {
 	if id == sigma.SystemRealm {
-		return sigma.Errorf("kernel.realms", sigma.KindPermission, "the realm system is the provider's and has no shares")
+		return sigma.Errorf("kernel.realms", sigma.KindPermission,
+			"the realm system is the provider's and has no shares")
 	}
 	_, err := r.ask(ctx, serviceNamed, sigmap.CallSetShares, func(e *sigmap.Coder) { e.RealmID(&id); e.U32(&shares) })
 	poke(r.k.shares.poke)
@@ -367,7 +392,10 @@ func (r realms) SetLimits(ctx context.Context, id sigma.RealmID, limits sigma.Re
 		return err
 	}
 	defer poke(r.k.shares.poke)
-	_, err := r.ask(ctx, serviceNamed, sigmap.CallSetLimits, func(e *sigmap.Coder) { e.RealmID(&id); e.RealmLimits(&limits) })
+	_, err := r.ask(ctx, serviceNamed, sigmap.CallSetLimits, func(e *sigmap.Coder) {
+		e.RealmID(&id)
+		e.RealmLimits(&limits)
+	})
 	return err
 }
 

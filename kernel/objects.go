@@ -9,23 +9,32 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// Where the objects of realms are is s3d's to know, keys included: sigmad keeps only the addresses that it connects s3d to. A change of it has s3d started anew, so that no handle, here or elsewhere, goes on in the old store.
+// Where the objects of realms are is s3d's to know, keys included: sigmad keeps only the addresses
+// that it connects s3d to. A change of it has s3d started anew, so that no handle, here or
+// elsewhere, goes on in the old store.
 
 // storeChangeMax bounds a change with the new s3d's start.
 const storeChangeMax = 30 * time.Second
 
-// setStoreCall is the call set-store: realm (the system's = all that have none of their own), what s3d is told (as JSON, "" = the local disk again), and the store's IP addresses with ports.
+// setStoreCall is the call set-store: realm (the system's = all that have none of their own), what
+// s3d is told (as JSON, "" = the local disk again), and the store's IP addresses with ports.
 func (k *Kernel) setStoreCall(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
 	const op = "kernel.SetStore"
 	var realm sigma.RealmID
 	var text string
 	var at []string
-	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.RealmID(&realm); c.Str(&text); c.Strs(&at) }); err != nil {
+	if err := sigmap.Parse(payload, func(c *sigmap.Coder) {
+		c.RealmID(&realm)
+		c.Str(&text)
+		c.Strs(&at)
+	}); err != nil {
 		return nil, nil, err
 	}
 	s := k.local(serviceS3)
 	if s == nil {
-		return nil, nil, &sigma.Error{Op: op, Kind: sigma.KindUnsupported, Msg: "this machine does not serve the objects", Hint: "ask on the first machine of the system: sigma machine ls shows them"}
+		return nil, nil, &sigma.Error{Op: op, Kind: sigma.KindUnsupported,
+			Msg:  "this machine does not serve the objects",
+			Hint: "ask on the first machine of the system: sigma machine ls shows them"}
 	}
 	if (text == "") != (len(at) == 0) {
 		return nil, nil, sigma.Errorf(op, sigma.KindInvalid, "a store has an address")
@@ -48,7 +57,10 @@ func (k *Kernel) setStoreCall(ctx context.Context, payload []byte) ([]byte, []*o
 		return nil, nil, err
 	}
 	over := s.ended()
-	if _, err := (realms{k: k}).ask(ctx, serviceS3, sigmap.CallSetStore, func(c *sigmap.Coder) { c.RealmID(&realm); c.Str(&text) }); err != nil {
+	if _, err := (realms{k: k}).ask(ctx, serviceS3, sigmap.CallSetStore, func(c *sigmap.Coder) {
+		c.RealmID(&realm)
+		c.Str(&text)
+	}); err != nil {
 		k.servers.note(op, serviceS3, realm, storeName, was) // the error that counts is the first
 		return nil, nil, err
 	}
@@ -56,7 +68,8 @@ func (k *Kernel) setStoreCall(ctx context.Context, payload []byte) ([]byte, []*o
 	select {
 	case <-over:
 	case <-ctx.Done():
-		return nil, nil, sigma.Errorf(op, sigma.KindTimeout, "s3d does not end, and goes on in the old store until it does")
+		return nil, nil, sigma.Errorf(op, sigma.KindTimeout,
+			"s3d does not end, and goes on in the old store until it does")
 	}
 	if err := s.waitReady(ctx); err != nil {
 		return nil, nil, sigma.Errorf(op, sigma.KindUnavailable, "s3d has not come up again: %v", err)
@@ -64,13 +77,17 @@ func (k *Kernel) setStoreCall(ctx context.Context, payload []byte) ([]byte, []*o
 	return nil, nil, nil
 }
 
-// storesCall is the call stores, which s3d answers: the realm after which the list begins, whether each store is to be asked -> JSON.
+// storesCall is the call stores, which s3d answers: the realm after which the list begins, whether
+// each store is to be asked -> JSON.
 func (k *Kernel) storesCall(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
 	var after sigma.RealmID
 	var ask bool
 	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.RealmID(&after); c.Bool(&ask) }); err != nil {
 		return nil, nil, err
 	}
-	reply, err := (realms{k: k}).ask(ctx, serviceS3, sigmap.CallStores, func(c *sigmap.Coder) { c.RealmID(&after); c.Bool(&ask) })
+	reply, err := (realms{k: k}).ask(ctx, serviceS3, sigmap.CallStores, func(c *sigmap.Coder) {
+		c.RealmID(&after)
+		c.Bool(&ask)
+	})
 	return reply, nil, err
 }

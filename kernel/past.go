@@ -13,9 +13,11 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// past keeps what is remembered of procs that have ended for the next sigmad: their statuses, and what they printed. It is kept for as long as it is remembered here.
+// past keeps what is remembered of procs that have ended for the next sigmad: their statuses, and
+// what they printed. It is kept for as long as it is remembered here.
 //
-// A machine that was away may have missed that a realm was removed and that another has its name. So a record says when its realm was made, and the next sigmad shows it to no other.
+// A machine that was away may have missed that a realm was removed and that another has its name.
+// So a record says when its realm was made, and the next sigmad shows it to no other.
 type past struct {
 	archive *output.Archive
 	due     chan struct{}  // holds a token when there is something to write
@@ -107,7 +109,8 @@ func (k *Kernel) writePast() (err error) {
 	return err
 }
 
-// pastRecord is what is written of a proc; false if it is forgotten already, or nobody says when its realm was made.
+// pastRecord is what is written of a proc; false if it is forgotten already, or nobody says when
+// its realm was made.
 func (k *Kernel) pastRecord(e ended) (output.Record, bool) {
 	made, ok := k.realmMade(e.realm)
 	if !ok {
@@ -172,11 +175,13 @@ func (k *Kernel) forgetPast(realm sigma.RealmID) {
 	delete(k.past.made, realm)
 	k.past.mu.Unlock()
 	if err := k.past.archive.Compact(); err != nil {
-		k.cfg.Log.Warn("what procs printed is still on the disk, though their realm is gone", "realm", realm, "err", err)
+		k.cfg.Log.Warn("what procs printed is still on the disk, though their realm is gone", "realm", realm, "err",
+			err)
 	}
 }
 
-// recall enters what a sigmad before this one remembered. If named does not answer soon it goes on trying, and returns.
+// recall enters what a sigmad before this one remembered. If named does not answer soon it goes on
+// trying, and returns.
 func (k *Kernel) recall(ctx context.Context) {
 	soon, cancel := context.WithTimeout(ctx, findMax)
 	defer cancel()
@@ -225,7 +230,8 @@ func (k *Kernel) recallPast(ctx context.Context) error {
 	return err
 }
 
-// recallTold enters those that ended just before this sigmad, so that the homes of guests are told before they hear that these are all.
+// recallTold enters those that ended just before this sigmad, so that the homes of guests are told
+// before they hear that these are all.
 func (k *Kernel) recallTold() {
 	told := k.past.told
 	if k.past.told = nil; len(told) == 0 {
@@ -249,7 +255,8 @@ func (k *Kernel) recallTold() {
 	k.step(schedd.Remembered{Procs: ps})
 }
 
-// recallOne reads a record, and has what the proc printed at hand again. It is false if the realm, which was made at a time, is not the proc's any more.
+// recallOne reads a record, and has what the proc printed at hand again. It is false if the realm,
+// which was made at a time, is not the proc's any more.
 func (k *Kernel) recallOne(r output.Record, is func(realm sigma.RealmID, was time.Time) bool) (p schedd.Past, ok bool) {
 	var was time.Time
 	var printed bool

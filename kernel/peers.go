@@ -14,7 +14,8 @@ import (
 	"sigmaos.dev/view"
 )
 
-// Calls of sigmads among themselves about procs (docs/internals/machines-protocol.md). Who calls, in which life, is known from the link.
+// Calls of sigmads among themselves about procs (docs/internals/machines-protocol.md). Who calls,
+// in which life, is known from the link.
 //
 //	take      incarnation of the home, ProcID, boot -> given; ProcInfo, Descriptor, view, kin    of who was granted a job, to its home
 //	decline   ProcID -> -                                    the same, when there is no room after all
@@ -64,14 +65,17 @@ const (
 )
 
 const (
-	peerMax     = 10 * time.Second       // for what another machine answers at once; if it is lost, that is known long before
+	// for what another machine answers at once; if it is lost, that is known long before
+	peerMax     = 10 * time.Second
 	peerRetry   = 20 * time.Millisecond  // between attempts; doubled up to peerSlow
 	peerSlow    = 500 * time.Millisecond // between attempts
 	reportBytes = 40 << 10               // of one report, besides its last proc
 	reportProcs = 64                     // in one report
-	farWaits    = 2048                   // waits at other machines that are under way; a session bears twice as many requests
-	farOfRealm  = farWaits / 2           // of them, those of one realm
-	findsMost   = 64                     // searches for a proc at all machines that are under way; others wait their turn
+	// waits at other machines that are under way; a session bears twice as many requests
+	farWaits   = 2048
+	farOfRealm = farWaits / 2 // of them, those of one realm
+	// searches for a proc at all machines that are under way; others wait their turn
+	findsMost = 64
 )
 
 // peers is what this machine has to do with procs of others. Its mu is a leaf.
@@ -93,7 +97,8 @@ type debt struct {
 }
 
 func newPeers() *peers {
-	return &peers{owed: map[sigma.Life]*debt{}, synced: map[sigma.Life]bool{}, waits: map[sigma.RealmID]int{}, finds: make(chan struct{}, findsMost), comeBack: comeBackMax}
+	return &peers{owed: map[sigma.Life]*debt{}, synced: map[sigma.Life]bool{}, waits: map[sigma.RealmID]int{},
+		finds: make(chan struct{}, findsMost), comeBack: comeBackMax}
 }
 
 // wait counts a wait at another machine until done is called.
@@ -101,7 +106,9 @@ func (x *peers) wait(realm sigma.RealmID) (done func(), err error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if x.waiting >= farWaits || x.waits[realm] >= farOfRealm {
-		return nil, sigma.Errorf("kernel.await", sigma.KindBusy, "%d waits for procs of other machines are under way here, %d of them of realm %s", x.waiting, x.waits[realm], realm)
+		return nil, sigma.Errorf("kernel.await", sigma.KindBusy,
+			"%d waits for procs of other machines are under way here, %d of them of realm %s", x.waiting,
+			x.waits[realm], realm)
 	}
 	x.waiting++
 	x.waits[realm]++
@@ -121,8 +128,9 @@ func (k *Kernel) life() sigma.Life {
 	return sigma.Life{Machine: s.Machine, Incarnation: s.Incarnation}
 }
 
-// lives waits until this machine has a life, which is what a session with a scheduler is for, and returns whether it has one; not if
-// ctx ends. A machine that founds nothing itself and is no member yet reaches no scheduler, so it need not wait.
+// lives waits until this machine has a life, which is what a session with a scheduler is for, and
+// returns whether it has one; not if ctx ends. A machine that founds nothing itself and is no
+// member yet reaches no scheduler, so it need not wait.
 func (k *Kernel) lives(ctx context.Context) bool {
 	for {
 		moved := k.sched.moves() // before the look
@@ -151,13 +159,20 @@ func (k *Kernel) others() (out []sigma.MachineID) {
 
 // registerPeerCalls adds the methods about procs to what other machines may call.
 func (k *Kernel) registerPeerCalls() {
-	for name, f := range map[string]peerCall{peerTake: k.peerTake, peerDecline: k.peerDecline, peerReport: k.peerReport, peerResync: k.peerResync, peerTell: k.peerTell, peerWait: k.peerWait, peerList: k.peerList,
-		peerUsage: k.peerUsage, peerHave: k.peerHave, peerEndRealm: k.peerEndRealm, peerCount: k.peerCount, peerCaps: k.peerCaps, peerLedger: k.peerLedger, peerLoad: k.peerLoad, peerTold: k.peerTold, peerCopies: k.peerCopies, peerCopied: k.peerCopied} {
+	k.peerCalls[peerCredentials], k.peerCalls[peerRevoke] = k.peerCredentials, k.revokeCall
+	k.peerCalls[callService], k.peerCalls[callServiceOver] = k.serviceCall, k.serviceOverCall
+	k.peerCalls[callServiceUnused] = k.serviceUnusedCall
+	for name, f := range map[string]peerCall{peerTake: k.peerTake, peerDecline: k.peerDecline, peerReport: k.peerReport,
+		peerResync: k.peerResync, peerTell: k.peerTell, peerWait: k.peerWait, peerList: k.peerList,
+		peerUsage: k.peerUsage, peerHave: k.peerHave, peerEndRealm: k.peerEndRealm, peerCount: k.peerCount,
+		peerCaps: k.peerCaps, peerLedger: k.peerLedger, peerLoad: k.peerLoad, peerTold: k.peerTold,
+		peerCopies: k.peerCopies, peerCopied: k.peerCopied} {
 		k.peerCalls[name] = f
 	}
 	k.peerCalls[peerBegun] = k.peerBegun
 	k.peerCalls[peerLeave] = k.peerLeave
-	k.peerCalls[peerInit], k.peerCalls[peerEvents], k.peerCalls[peerDecisions] = k.peerInit, k.peerEvents, k.peerDecisions
+	k.peerCalls[peerInit], k.peerCalls[peerEvents], k.peerCalls[peerDecisions] = k.peerInit, k.peerEvents,
+		k.peerDecisions
 }
 
 // followRoster tells the part of procs of each change of the roster.
@@ -217,7 +232,8 @@ func (k *Kernel) insist(ctx context.Context, to sigma.Life, method string, put, 
 	}
 }
 
-// procsOfMembers tells schedd which lives are over, and machines that are new to this sigmad what it runs.
+// procsOfMembers tells schedd which lives are over, and machines that are new to this sigmad what
+// it runs.
 func (k *Kernel) procsOfMembers(after []identity.Member) {
 	least := map[sigma.MachineID]sigma.Incarnation{}
 	for _, m := range after {
@@ -234,7 +250,8 @@ func (k *Kernel) procsOfMembers(after []identity.Member) {
 	x.mu.Lock()
 	var fresh []sigma.Life
 	for _, m := range after {
-		if l := (sigma.Life{Machine: m.Machine, Incarnation: m.Incarnation}); !m.Lost && m.Machine != k.cfg.Machine && !x.synced[l] {
+		if l := (sigma.Life{Machine: m.Machine, Incarnation: m.Incarnation}); !m.Lost && m.Machine != k.cfg.Machine &&
+			!x.synced[l] {
 			x.synced[l] = true
 			fresh = append(fresh, l)
 		}
@@ -262,7 +279,8 @@ func (k *Kernel) presently() (context.Context, context.CancelFunc) {
 	return ctx, func() { stop(); cancel() }
 }
 
-// resync tells another machine of all guests from there, and then that these are all; which also asks it for the same.
+// resync tells another machine of all guests from there, and then that these are all; which also
+// asks it for the same.
 func (k *Kernel) resync(ctx context.Context, l sigma.Life) {
 	select {
 	case <-k.known: // what runs since before this sigmad
@@ -278,7 +296,9 @@ func (k *Kernel) resync(ctx context.Context, l sigma.Life) {
 		}
 	}
 	boot := k.bootNumber()
-	if err := k.insist(ctx, l, peerResync, func(c *sigmap.Coder) { c.U64(&boot) }, nil); err != nil && ctx.Err() == nil {
+	if err := k.insist(ctx, l, peerResync, func(c *sigmap.Coder) {
+		c.U64(&boot)
+	}, nil); err != nil && ctx.Err() == nil {
 		k.cfg.Log.Debug("a machine was not told what runs here", "machine", l.Machine, "err", err)
 	}
 }
@@ -318,7 +338,8 @@ func (k *Kernel) take(id sigma.ProcID, home sigma.Life) {
 		})
 	if err == nil && given {
 		if err = checkArrived(id, &e); err != nil {
-			k.cfg.Log.Warn("another machine gave a proc that cannot be run", "proc", id, "machine", home.Machine, "err", err)
+			k.cfg.Log.Warn("another machine gave a proc that cannot be run", "proc", id, "machine", home.Machine, "err",
+				err)
 		}
 	}
 	if given = given && err == nil; given {
@@ -327,7 +348,8 @@ func (k *Kernel) take(id sigma.ProcID, home sigma.Life) {
 	}
 	k.mu.Lock()
 	switch {
-	case life.Incarnation != 0 && k.life() != life: // Reborn gives back what was kept for it; it may be on offer in the next life already
+	case life.Incarnation != 0 &&
+		k.life() != life: // Reborn gives back what was kept for it; it may be on offer in the next life already
 	case given:
 		k.stepLocked(e)
 	default:
@@ -352,7 +374,8 @@ func checkArrived(id sigma.ProcID, e *schedd.Arrived) error {
 	return e.Descriptor.Check()
 }
 
-// isProcID says whether id has the form that sigma.NewProcID gives it. Files of what procs print have it in their names.
+// isProcID says whether id has the form that sigma.NewProcID gives it. Files of what procs print
+// have it in their names.
 func isProcID(id sigma.ProcID) bool {
 	return len(id) == 16 && strings.Trim(string(id), "abcdefghijklmnopqrstuvwxyz234567") == ""
 }
@@ -361,7 +384,11 @@ func (k *Kernel) peerTake(_ context.Context, from identity.Subject, payload []by
 	var id sigma.ProcID
 	var boot uint64
 	var home sigma.Incarnation
-	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.U64((*uint64)(&home)); c.ProcID(&id); c.U64(&boot) }); err != nil {
+	if err := sigmap.Parse(payload, func(c *sigmap.Coder) {
+		c.U64((*uint64)(&home))
+		c.ProcID(&id)
+		c.U64(&boot)
+	}); err != nil {
 		return nil, err
 	}
 	given := home == k.life().Incarnation
@@ -392,7 +419,8 @@ func (k *Kernel) peerTake(_ context.Context, from identity.Subject, payload []by
 	})
 }
 
-// decline tells the home that it has to find another machine. If that is not heard, the home does so by itself a little later.
+// decline tells the home that it has to find another machine. If that is not heard, the home does
+// so by itself a little later.
 func (k *Kernel) decline(id sigma.ProcID, home sigma.Life) {
 	ctx, cancel := context.WithTimeout(k.ctx, peerMax)
 	defer cancel()
@@ -452,7 +480,8 @@ func (k *Kernel) pay(home sigma.Life, d *debt) {
 	}
 }
 
-// reportTo tells a home of some guests, in messages of bounded size, and insists on each. What there is to tell is looked up only then.
+// reportTo tells a home of some guests, in messages of bounded size, and insists on each. What
+// there is to tell is looked up only then.
 func (k *Kernel) reportTo(ctx context.Context, home sigma.Life, ids []sigma.ProcID) error {
 	for len(ids) > 0 {
 		var rs []schedd.Report
@@ -482,7 +511,11 @@ func (k *Kernel) reportTo(ctx context.Context, home sigma.Life, ids []sigma.Proc
 			continue
 		}
 		boot := k.bootNumber()
-		if err := k.insist(ctx, home, peerReport, func(c *sigmap.Coder) { c.U64((*uint64)(&home.Incarnation)); c.U64(&boot); codeReports(c, &rs) }, nil); err != nil {
+		if err := k.insist(ctx, home, peerReport, func(c *sigmap.Coder) {
+			c.U64((*uint64)(&home.Incarnation))
+			c.U64(&boot)
+			codeReports(c, &rs)
+		}, nil); err != nil {
 			return err
 		}
 		for _, r := range rs {
@@ -509,7 +542,11 @@ func (k *Kernel) peerReport(_ context.Context, from identity.Subject, payload []
 	var home sigma.Incarnation
 	var boot uint64
 	var rs []schedd.Report
-	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.U64((*uint64)(&home)); c.U64(&boot); codeReports(c, &rs) }); err != nil {
+	if err := sigmap.Parse(payload, func(c *sigmap.Coder) {
+		c.U64((*uint64)(&home))
+		c.U64(&boot)
+		codeReports(c, &rs)
+	}); err != nil {
 		return nil, err
 	}
 	if home != k.life().Incarnation { // they are at home where they run

@@ -92,7 +92,8 @@ func (x *three) exited(at sigma.MachineID, id sigma.ProcID) sigma.Status {
 	return x.m[at].status(x.c[at], id)
 }
 
-// Goal: a burst is spread over all machines, and from each of them procs are listed, waited for, measured, frozen and killed wherever they run and wherever they are at home.
+// Goal: a burst is spread over all machines, and from each of them procs are listed, waited for,
+// measured, frozen and killed wherever they run and wherever they are at home.
 func TestFarProcs(t *testing.T) {
 	x := newThree(t)
 	ctx := t.Context()
@@ -158,7 +159,8 @@ func TestFarProcs(t *testing.T) {
 	}
 }
 
-// Goal: when a machine is lost, those who wait for its procs hear so at once, wherever they wait, and what was at home there goes on elsewhere: others can wait for it and find it listed.
+// Goal: when a machine is lost, those who wait for its procs hear so at once, wherever they wait,
+// and what was at home there goes on elsewhere: others can wait for it and find it listed.
 func TestFarLost(t *testing.T) {
 	x := newThree(t)
 	x.burst("m1", 12)
@@ -206,7 +208,8 @@ func TestFarLost(t *testing.T) {
 	}
 }
 
-// Goal: who waits for a proc that its home has forgotten is told so, though the machine that ran it remembers it.
+// Goal: who waits for a proc that its home has forgotten is told so, though the machine that ran it
+// remembers it.
 func TestFarForgotten(t *testing.T) {
 	x := newThreeWith(t, func(m *machine) { m.k.peers.comeBack = peerRetry })
 	x.burst("m2", 12)
@@ -231,8 +234,12 @@ func TestCheckArrived(t *testing.T) {
 		t.Errorf("%s: %v", id, err)
 	}
 	for name, spoil := range map[string]func(*schedd.Arrived){
-		"another proc": func(e *schedd.Arrived) { e.Info.ID = sigma.NewProcID() }, "no realm": func(e *schedd.Arrived) { e.Info.Realm = "../a" },
-		"no program": func(e *schedd.Arrived) { e.Descriptor.Program = "" }, "the provider's profile": func(e *schedd.Arrived) { e.Descriptor.Profile = "system" },
+		"another proc": func(e *schedd.Arrived) {
+			e.Info.ID = sigma.NewProcID()
+		}, "no realm": func(e *schedd.Arrived) { e.Info.Realm = "../a" },
+		"no program": func(e *schedd.Arrived) {
+			e.Descriptor.Program = ""
+		}, "the provider's profile": func(e *schedd.Arrived) { e.Descriptor.Profile = "system" },
 	} {
 		e := good
 		if spoil(&e); checkArrived(id, &e) == nil {
@@ -252,7 +259,8 @@ func TestFarPages(t *testing.T) {
 	var ids []sigma.ProcID
 	x.burst("m1", 2)
 	for _, at := range []sigma.MachineID{"m2", "m1"} {
-		ds := slices.Repeat([]sigma.Descriptor{{Program: "/bin/x", Args: []string{strings.Repeat("x", 800)}, Memory: 128 * sigma.MiB}}, 50)
+		ds := slices.Repeat([]sigma.Descriptor{{Program: "/bin/x", Args: []string{strings.Repeat("x", 800)},
+			Memory: 128 * sigma.MiB}}, 50)
 		for range 3 {
 			got, err := x.c[at].Spawn(t.Context(), ds...) // most of them are queued
 			if err != nil {
@@ -299,7 +307,8 @@ func TestFarRemoveRealm(t *testing.T) {
 	}
 }
 
-// Goal: a session with a scheduler is for one life, so that none is begun between two: it would end as soon as the machine is registered, with what was asked of it.
+// Goal: a session with a scheduler is for one life, so that none is begun between two: it would end
+// as soon as the machine is registered, with what was asked of it.
 func TestSessionsAreForALife(t *testing.T) {
 	k := newThree(t).m["m1"].k
 	over, cancel := context.WithCancel(t.Context())

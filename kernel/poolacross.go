@@ -14,13 +14,16 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// Connections in advance between machines (docs/adr/0036): the sigmad of who dials has a batch made with one hello, and both give their procs the ends.
+// Connections in advance between machines (docs/adr/0036): the sigmad of who dials has a batch made
+// with one hello, and both give their procs the ends.
 
-// peerBegun: RealmID, ProcID, EndpointID, numbers -> nothing. Which connections of a proc's pool have begun, when no batch is made that would say it.
+// peerBegun: RealmID, ProcID, EndpointID, numbers -> nothing. Which connections of a proc's pool
+// have begun, when no batch is made that would say it.
 const peerBegun = "begun"
 
 // poolAway answers the call pool for an endpoint of another machine.
-func (k *Kernel) poolAway(ctx context.Context, who sigma.Principal, ask sigmap.PoolAsk) (*sigmap.PoolGrant, []*os.File, error) {
+func (k *Kernel) poolAway(ctx context.Context, who sigma.Principal, ask sigmap.PoolAsk) (*sigmap.PoolGrant, []*os.File,
+	error) {
 	const op = "kernel.Pool"
 	if !k.registered() {
 		return nil, nil, sigma.Errorf(op, sigma.KindUnavailable, "this machine is not registered with its system yet")
@@ -55,8 +58,10 @@ func (k *Kernel) poolAway(ctx context.Context, who sigma.Principal, ask sigmap.P
 	return grant, files, nil
 }
 
-// dialBatch makes the connections. none: after an error, that the listener has none of them is known.
-func (k *Kernel) dialBatch(ctx context.Context, who sigma.Principal, e sigma.Endpoint, a dialproxy.Away) (files []*os.File, none bool, err error) {
+// dialBatch makes the connections. none: after an error, that the listener has none of them is
+// known.
+func (k *Kernel) dialBatch(ctx context.Context, who sigma.Principal, e sigma.Endpoint,
+	a dialproxy.Away) (files []*os.File, none bool, err error) {
 	done, err := k.turnOf(ctx, e.Machine, who)
 	if err != nil {
 		return nil, true, err
@@ -76,7 +81,8 @@ func (k *Kernel) dialBatch(ctx context.Context, who sigma.Principal, e sigma.End
 	return files, link.Unsaid(err) || sigma.KindOf(err) == sigma.KindBusy, err
 }
 
-// tellBegun tells the listener's machine which connections have begun. What fails to be told is told with the next ones, as long as there is the pool.
+// tellBegun tells the listener's machine which connections have begun. What fails to be told is
+// told with the next ones, as long as there is the pool.
 func (k *Kernel) tellBegun(ctx context.Context, who sigma.Principal, e sigma.Endpoint, begun []uint64) bool {
 	err := k.ask(ctx, e.Machine, peerBegun, func(c *sigmap.Coder) {
 		c.RealmID(&who.Realm)
@@ -107,7 +113,8 @@ func (k *Kernel) peerBegun(_ context.Context, from identity.Subject, payload []b
 	return nil, nil
 }
 
-// takeBatch is link.Config.Batch: it gives a listener here what another machine had made for one of its procs.
+// takeBatch is link.Config.Batch: it gives a listener here what another machine had made for one of
+// its procs.
 func (k *Kernel) takeBatch(d link.Direct, b link.Batch, conns []*net.TCPConn) error {
 	const op = "kernel.direct"
 	if d.From.System || d.From.Proc == "" || d.From.Realm.Check() != nil {
@@ -125,7 +132,8 @@ func (k *Kernel) takeBatch(d link.Direct, b link.Batch, conns []*net.TCPConn) er
 		if socks[i] = c; urgent {
 			link.TrafficLatencyCritical.Mark(c)
 		}
-		k.traffic.Follow(e.Realm, e.Proc, c) // before the proc can close it; if it does not get it, this is forgotten with the socket
+		k.traffic.Follow(e.Realm, e.Proc,
+			c) // before the proc can close it; if it does not get it, this is forgotten with the socket
 	}
 	if err := k.proxy.PoolFrom(d.From, e, d.Peer.Life(), b.First, b.Line, socks); err != nil {
 		return err

@@ -22,7 +22,10 @@ import (
 func listenPushed(t *testing.T, root sigma.File) (e sigma.Endpoint, arrivals session.Conn) {
 	t.Helper()
 	form, pushed := sigma.FormStream, true
-	reply, files, err := call(t.Context(), root, sigmap.FileEndpoints, sigmap.CallListen, func(c *sigmap.Coder) { c.Str((*string)(&form)); c.Bool(&pushed) })
+	reply, files, err := call(t.Context(), root, sigmap.FileEndpoints, sigmap.CallListen, func(c *sigmap.Coder) {
+		c.Str((*string)(&form))
+		c.Bool(&pushed)
+	})
 	if err == nil {
 		err = sigmap.Parse(reply, func(c *sigmap.Coder) { c.Endpoint(&e) })
 	}
@@ -36,8 +39,11 @@ func listenPushed(t *testing.T, root sigma.File) (e sigma.Endpoint, arrivals ses
 	return e, arrivals
 }
 
-func askPool(ctx context.Context, root sigma.File, ask sigmap.PoolAsk) (g sigmap.PoolGrant, files []*os.File, err error) {
-	reply, files, err := call(ctx, root, sigmap.FileEndpoints, sigmap.CallPool, func(c *sigmap.Coder) { c.PoolAsk(&ask) })
+func askPool(ctx context.Context, root sigma.File, ask sigmap.PoolAsk) (g sigmap.PoolGrant, files []*os.File,
+	err error) {
+	reply, files, err := call(ctx, root, sigmap.FileEndpoints, sigmap.CallPool, func(c *sigmap.Coder) {
+		c.PoolAsk(&ask)
+	})
 	if err == nil {
 		err = sigmap.Parse(reply, func(c *sigmap.Coder) { c.PoolGrant(&g) })
 	}
@@ -58,8 +64,10 @@ func arrives(t *testing.T, conn session.Conn) (a sigmap.Arrival, files []*os.Fil
 	return a, files
 }
 
-// TestPoolAcross: a proc gets connections in advance with an endpoint of another machine, the listener has their other ends when it does, and knows who dials as its machine says; both machines list them; who may not dial gets none, whether its own sigmad keeps it back or not; taken back, they end on both
-// machines, and no others are made.
+// TestPoolAcross: a proc gets connections in advance with an endpoint of another machine, the
+// listener has their other ends when it does, and knows who dials as its machine says; both
+// machines list them; who may not dial gets none, whether its own sigmad keeps it back or not;
+// taken back, they end on both machines, and no others are made.
 func TestPoolAcross(t *testing.T) {
 	w := newWorld(t, control, part{name: "m2"}, part{name: "m3", encrypt: true})
 	m1, m2 := w.machines["m1"], w.machines["m2"]
@@ -68,7 +76,8 @@ func TestPoolAcross(t *testing.T) {
 		t.Fatal(err)
 	}
 	who := sigma.Principal{Realm: "default", Proc: "client", Machine: "m2"}
-	server, client := m1.proc(sigma.Principal{Realm: "default", Proc: "server"}), m2.proc(sigma.Principal{Realm: "default", Proc: "client"})
+	server, client := m1.proc(sigma.Principal{Realm: "default", Proc: "server"}),
+		m2.proc(sigma.Principal{Realm: "default", Proc: "client"})
 	m1.launched("server", 7)
 	m2.launched("client", 8)
 	e, arrivals := listenPushed(t, server)
@@ -90,7 +99,8 @@ func TestPoolAcross(t *testing.T) {
 	if _, err := io.ReadFull(theirs[1], b[:]); err != nil || string(b[:]) != "question" {
 		t.Errorf("the listener got %q, %v", b, err)
 	}
-	g2, more, err := askPool(ctx, client, sigmap.PoolAsk{Endpoint: e, Count: 2, Unused: []uint64{g.First + 1, g.First + 2}})
+	g2, more, err := askPool(ctx, client, sigmap.PoolAsk{Endpoint: e, Count: 2,
+		Unused: []uint64{g.First + 1, g.First + 2}})
 	if err != nil || g2.Line || len(more) != 2 {
 		t.Fatal(g2, err)
 	}
@@ -99,12 +109,15 @@ func TestPoolAcross(t *testing.T) {
 	if a2.Pool != a.Pool || a2.First != g2.First || len(theirs2) != 2 {
 		t.Errorf("the second batch is %+v", a2)
 	}
-	if _, _, err := askPool(ctx, client, sigmap.PoolAsk{Endpoint: e, Unused: []uint64{g.First + 2, g2.First, g2.First + 1}}); err != nil {
+	if _, _, err := askPool(ctx, client, sigmap.PoolAsk{Endpoint: e, Unused: []uint64{g.First + 2, g2.First,
+		g2.First + 1}}); err != nil {
 		t.Error(err)
 	}
 	for _, m := range []*machine{m1, m2} {
 		ready := 0
-		cs, _ := m.k.proxy.Connections(func(c *dialproxy.Connection) bool { return c.From == who && c.Transport == "tcp" })
+		cs, _ := m.k.proxy.Connections(func(c *dialproxy.Connection) bool {
+			return c.From == who && c.Transport == "tcp"
+		})
 		for _, c := range cs {
 			if c.Ready {
 				ready++
@@ -128,10 +141,13 @@ func TestPoolAcross(t *testing.T) {
 	if n, err := mine[0].Read(b[:]); n != 0 || err != io.EOF {
 		t.Errorf("the line says %d, %v", n, err)
 	}
-	if _, _, err := askPool(ctx, client, sigmap.PoolAsk{Endpoint: e, Count: 1}); sigma.KindOf(err) != sigma.KindUnavailable {
+	if _, _, err := askPool(ctx, client,
+		sigmap.PoolAsk{Endpoint: e, Count: 1}); sigma.KindOf(err) != sigma.KindUnavailable {
 		t.Errorf("more of what was taken back: %v", err)
 	}
-	for late := time.Now().Add(30 * time.Second); m1.k.proxy.Pools("default") != 0; <-time.After(10 * time.Millisecond) { // its line lingers
+	for late :=
+		time.Now().Add(30 * time.Second); m1.k.proxy.Pools("default") != 0; <-time.After(10 * time.Millisecond) {
+		// its line lingers
 		if time.Now().After(late) {
 			t.Fatal("its pool is left")
 		}
@@ -145,11 +161,15 @@ func refusedAcross(t *testing.T, w *world, e sigma.Endpoint) {
 	lie := e
 	lie.Realm = "other"
 	for name, target := range map[string]sigma.Endpoint{"as it is": e, "under its own realm": lie} {
-		if _, _, err := askPool(ctx, stranger, sigmap.PoolAsk{Endpoint: target, Count: 1}); sigma.KindOf(err) != sigma.KindPermission && sigma.KindOf(err) != sigma.KindUnsupported {
+		if _, _, err := askPool(ctx, stranger, sigmap.PoolAsk{Endpoint: target,
+			Count: 1}); sigma.KindOf(err) != sigma.KindPermission && sigma.KindOf(err) != sigma.KindUnsupported {
 			t.Errorf("another realm, the endpoint %s: %v", name, err)
 		}
-		for who, p := range map[string]sigma.Principal{"another realm": {Realm: "other", Proc: "stranger"}, "the provider": {Realm: "default", System: true}, "nobody": {Realm: "default"}} {
-			if files, err := m2.k.node.DialBatch(ctx, "m1", link.Target{Kind: link.ToEndpoint, Name: target.String()}, p, link.Batch{First: 1, Line: true, Count: 2}); sigma.KindOf(err) != sigma.KindPermission && sigma.KindOf(err) != sigma.KindUnavailable {
+		for who, p := range map[string]sigma.Principal{"another realm": {Realm: "other", Proc: "stranger"},
+			"the provider": {Realm: "default", System: true}, "nobody": {Realm: "default"}} {
+			if files, err := m2.k.node.DialBatch(ctx, "m1", link.Target{Kind: link.ToEndpoint, Name: target.String()},
+				p, link.Batch{First: 1, Line: true, Count: 2}); sigma.KindOf(err) != sigma.KindPermission &&
+				sigma.KindOf(err) != sigma.KindUnavailable {
 				t.Errorf("%s, past its own sigmad, the endpoint %s: %v", who, name, err)
 				session.CloseFiles(files)
 			}
@@ -157,18 +177,22 @@ func refusedAcross(t *testing.T, w *world, e sigma.Endpoint) {
 	}
 	// Another machine's word about this proc's pool.
 	to := link.Target{Kind: link.ToEndpoint, Name: e.String()}
-	if _, err := w.machines["m3"].k.node.DialBatch(ctx, "m1", to, sigma.Principal{Realm: "default", Proc: "client"}, link.Batch{First: 1, Count: 1}); sigma.KindOf(err) != sigma.KindUnsupported {
+	if _, err := w.machines["m3"].k.node.DialBatch(ctx, "m1", to, sigma.Principal{Realm: "default", Proc: "client"},
+		link.Batch{First: 1, Count: 1}); sigma.KindOf(err) != sigma.KindUnsupported {
 		t.Errorf("from a machine that encrypts: %v", err)
 	}
-	if _, err := m2.k.node.DialBatch(ctx, "m1", to, sigma.Principal{Realm: "default", Proc: "another"}, link.Batch{First: 1, Count: 1}); sigma.KindOf(err) != sigma.KindUnavailable {
+	if _, err := m2.k.node.DialBatch(ctx, "m1", to, sigma.Principal{Realm: "default", Proc: "another"},
+		link.Batch{First: 1, Count: 1}); sigma.KindOf(err) != sigma.KindUnavailable {
 		t.Errorf("more for a pool that another proc has: %v", err)
 	}
-	if _, err := m2.k.node.DialBatch(ctx, "m3", to, sigma.Principal{Realm: "default", Proc: "client"}, link.Batch{First: 1, Line: true, Count: 2}); sigma.KindOf(err) != sigma.KindUnsupported {
+	if _, err := m2.k.node.DialBatch(ctx, "m3", to, sigma.Principal{Realm: "default", Proc: "client"},
+		link.Batch{First: 1, Line: true, Count: 2}); sigma.KindOf(err) != sigma.KindUnsupported {
 		t.Errorf("to a machine that encrypts: %v", err)
 	}
 }
 
-// TestPoolAcrossUnsaid: a batch of which the other machine was told nothing costs no connection that was made before: they go on, and the next batch adds to them.
+// TestPoolAcrossUnsaid: a batch of which the other machine was told nothing costs no connection
+// that was made before: they go on, and the next batch adds to them.
 func TestPoolAcrossUnsaid(t *testing.T) {
 	var cut atomic.Bool
 	w := newWorld(t, control, part{name: "m2", before: func(m *machine) {
@@ -180,7 +204,8 @@ func TestPoolAcrossUnsaid(t *testing.T) {
 		}
 	}})
 	m1, m2 := w.machines["m1"], w.machines["m2"]
-	server, client := m1.proc(sigma.Principal{Realm: "default", Proc: "server"}), m2.proc(sigma.Principal{Realm: "default", Proc: "client"})
+	server, client := m1.proc(sigma.Principal{Realm: "default", Proc: "server"}),
+		m2.proc(sigma.Principal{Realm: "default", Proc: "client"})
 	m1.launched("server", 7)
 	m2.launched("client", 8)
 	e, arrivals := listenPushed(t, server)
@@ -198,7 +223,8 @@ func TestPoolAcrossUnsaid(t *testing.T) {
 		}
 	}
 	cut.Store(false)
-	for late := time.Now().Add(30 * time.Second); ; <-time.After(10 * time.Millisecond) { // it is left alone for a while
+	for late :=
+		time.Now().Add(30 * time.Second); ; <-time.After(10 * time.Millisecond) { // it is left alone for a while
 		g2, files, err := askPool(t.Context(), client, more)
 		if err == nil {
 			defer session.CloseFiles(files)

@@ -14,7 +14,8 @@ import (
 	"sigmaos.dev/treekit"
 )
 
-// procDir is /proc: a directory per proc of the realm, also of ended ones while they are remembered, wherever they are at home. Another machine is shown those of this one.
+// procDir is /proc: a directory per proc of the realm, also of ended ones while they are
+// remembered, wherever they are at home. Another machine is shown those of this one.
 func (r *root) procDir() sigma.File {
 	return &dir{path: "/proc", page: r.procPage,
 		open: func(ctx context.Context, name string) (sigma.File, error) {
@@ -30,11 +31,13 @@ func (r *root) procDir() sigma.File {
 					return r.oneProcDir(id), nil
 				}
 			}
-			return nil, &sigma.Error{Op: "kernel.proc", Path: sigma.JoinPath(sigma.NameProc, name), Kind: sigma.KindNotFound, Hint: "sigma ps -a lists the realm's procs"}
+			return nil, &sigma.Error{Op: "kernel.proc", Path: sigma.JoinPath(sigma.NameProc, name),
+				Kind: sigma.KindNotFound, Hint: "sigma ps -a lists the realm's procs"}
 		}}
 }
 
-// seqBits are those of a cookie of /proc that say which proc of a machine; the ones above, which machine: by its incarnation, so that machines that come are met last.
+// seqBits are those of a cookie of /proc that say which proc of a machine; the ones above, which
+// machine: by its incarnation, so that machines that come are met last.
 const seqBits = 40
 
 // procPage gives the procs of one machine after the other.
@@ -77,7 +80,8 @@ func (r *root) procPage(ctx context.Context, cookie uint64, n int) ([]sigma.DirE
 	return nil, false, nil
 }
 
-// procsHere gives those that are at home here. The numbers are good for a far machine's cookies and ours.
+// procsHere gives those that are at home here. The numbers are good for a far machine's cookies and
+// ours.
 func (r *root) procsHere(after uint64, n int) (es []sigma.DirEntry, more bool) {
 	k := r.tree.k
 	k.mu.Lock()
@@ -86,12 +90,14 @@ func (r *root) procsHere(after uint64, n int) (es []sigma.DirEntry, more bool) {
 		if len(es) == min(n, listProcs) {
 			return es, true
 		}
-		es = append(es, sigma.DirEntry{Name: string(p.ID), ID: sigma.FileID{Kind: sigma.KindDir, Path: viewfs.PathID(sigma.JoinPath(sigma.NameProc, string(p.ID)))}, Next: seq})
+		es = append(es, sigma.DirEntry{Name: string(p.ID), ID: sigma.FileID{Kind: sigma.KindDir,
+			Path: viewfs.PathID(sigma.JoinPath(sigma.NameProc, string(p.ID)))}, Next: seq})
 	}
 	return es, false
 }
 
-// procsAt gives those that are at home at another machine. One that does not answer is left out, as it is of sigma ps.
+// procsAt gives those that are at home at another machine. One that does not answer is left out, as
+// it is of sigma ps.
 func (r *root) procsAt(ctx context.Context, m sigma.MachineID, after uint64, n int) ([]sigma.DirEntry, bool) {
 	known, _ := r.tree.k.member(m)
 	at, err := r.farAt(ctx, m, sigma.NameProc)
@@ -116,7 +122,8 @@ func (r *root) procsAt(ctx context.Context, m sigma.MachineID, after uint64, n i
 	return es, more
 }
 
-// Files of /proc/PID. What the proc asked for and became is known at its home; what it uses, prints and spawned, where it runs.
+// Files of /proc/PID. What the proc asked for and became is known at its home; what it uses, prints
+// and spawned, where it runs.
 const (
 	procDescriptor = "descriptor"
 	procStatus     = "status"
@@ -173,7 +180,10 @@ func (r *root) oneProcDir(id sigma.ProcID) sigma.File {
 }
 
 func emptyFile(dir, name string) sigma.File {
-	return &treekit.Blob{ID: sigma.FileID{Kind: sigma.KindFile, Path: viewfs.PathID(dir + "/" + name)}, Name: name, Perm: 0o444, Content: func(context.Context) ([]byte, error) { return nil, nil }}
+	return &treekit.Blob{ID: sigma.FileID{Kind: sigma.KindFile, Path: viewfs.PathID(dir + "/" + name)}, Name: name,
+		Perm: 0o444, Content: func(context.Context) ([]byte, error) {
+			return nil, nil
+		}}
 }
 
 // procFile is a file of /proc/PID that is here.
@@ -269,7 +279,8 @@ func (k *Kernel) procState(realm sigma.RealmID, id sigma.ProcID) (state.Proc, er
 	return of, nil
 }
 
-// procUsage is what a proc that is here uses, or used. Tenants are told what it was within the last second: a question costs the launcher time that starts need.
+// procUsage is what a proc that is here uses, or used. Tenants are told what it was within the last
+// second: a question costs the launcher time that starts need.
 func (r *root) procUsage(ctx context.Context, id sigma.ProcID) (sigma.Usage, error) {
 	k := r.tree.k
 	if _, err := k.procState(r.realm, id); err != nil {
@@ -295,8 +306,10 @@ func (r *root) procUsage(ctx context.Context, id sigma.ProcID) (sigma.Usage, err
 // childrenScan procs are looked at while others wait.
 const childrenScan = 4096
 
-// childrenOf lists the procs that one spawned and that are at home here, where it runs, oldest first. of is as for listHere.
-func (k *Kernel) childrenOf(realm sigma.RealmID, id sigma.ProcID, after uint64, of sigma.ProcID) (text []byte, last uint64, more bool) {
+// childrenOf lists the procs that one spawned and that are at home here, where it runs, oldest
+// first. of is as for listHere.
+func (k *Kernel) childrenOf(realm sigma.RealmID, id sigma.ProcID, after uint64, of sigma.ProcID) (text []byte,
+	last uint64, more bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	n := 0

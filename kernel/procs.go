@@ -45,7 +45,8 @@ func (k *Kernel) stepLocked(e schedd.Event) {
 	}
 }
 
-// applyLocked carries out one effect; nothing in it blocks. Procs that are to be started are noted in Kernel.starts.
+// applyLocked carries out one effect; nothing in it blocks. Procs that are to be started are noted
+// in Kernel.starts.
 func (k *Kernel) applyLocked(f schedd.Effect) {
 	switch f := f.(type) {
 	case schedd.Enqueue:
@@ -147,7 +148,8 @@ func (k *Kernel) newLogsLocked(realm sigma.RealmID, id sigma.ProcID) *procLogs {
 		k.budgets[realm] = b
 	}
 	dir := k.logsDir()
-	l := &procLogs{out: output.New(filepath.Join(dir, string(id)+".out"), b), err: output.New(filepath.Join(dir, string(id)+".err"), b)}
+	l := &procLogs{out: output.New(filepath.Join(dir, string(id)+".out"), b),
+		err: output.New(filepath.Join(dir, string(id)+".err"), b)}
 	l.both = output.Merge(l.out, l.err)
 	k.logs[id] = l
 	return l
@@ -182,7 +184,8 @@ func (k *Kernel) noticeLocked(id sigma.ProcID) chan struct{} {
 	return ch
 }
 
-// gid is the realm's group: of the upper half of the range, below which are the uids that the launcher chooses.
+// gid is the realm's group: of the upper half of the range, below which are the uids that the
+// launcher chooses.
 func (k *Kernel) gid(realm sigma.RealmID) uint32 {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -234,10 +237,12 @@ func (k *Kernel) waitProc(ctx context.Context, realm sigma.RealmID, id sigma.Pro
 }
 
 func unknownProc(id sigma.ProcID) error {
-	return &sigma.Error{Op: "kernel", Kind: sigma.KindNotFound, Msg: "no proc " + string(id[:min(len(id), 64)]), Hint: "sigma ps -a lists the realm's procs"}
+	return &sigma.Error{Op: "kernel", Kind: sigma.KindNotFound, Msg: "no proc " + string(id[:min(len(id), 64)]),
+		Hint: "sigma ps -a lists the realm's procs"}
 }
 
-// weaken reads which protections a test wants off (launcher-protocol.md); 0 unless the machine was started for that.
+// weaken reads which protections a test wants off (launcher-protocol.md); 0 unless the machine was
+// started for that.
 func (k *Kernel) weaken(env []string) uint32 {
 	if !k.cfg.AllowWeaken {
 		return 0

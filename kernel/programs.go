@@ -10,17 +10,21 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// callPart asks another machine for bytes of a program: realm, path, FileID, size, offset (u64), count (u32) -> those bytes, nothing before them. Any machine of the system may ask for any
+// callPart asks another machine for bytes of a program: realm, path, FileID, size, offset (u64),
+// count (u32) -> those bytes, nothing before them. Any machine of the system may ask for any
 // realm's: it may ask the object store too.
 const callPart = "program"
 
-// programsKey, which is no realm's name, keeps the session over which programs come apart from that of the other calls among sigmads: a megabyte on its way must not hold up a kill or a report.
+// programsKey, which is no realm's name, keeps the session over which programs come apart from that
+// of the other calls among sigmads: a megabyte on its way must not hold up a kill or a report.
 const programsKey = "+programs"
 
-// holdersMax bounds the programs of which it is remembered who has them; beyond it all is forgotten.
+// holdersMax bounds the programs of which it is remembered who has them; beyond it all is
+// forgotten.
 const holdersMax = 1024
 
-// holders is where programs can be had besides the store (binfs.Peers): at the home of a proc that came from another machine, since whoever spawned it there most likely starts it there too.
+// holders is where programs can be had besides the store (binfs.Peers): at the home of a proc that
+// came from another machine, since whoever spawned it there most likely starts it there too.
 type holders struct {
 	k *Kernel
 

@@ -8,7 +8,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// TestPartOfProgram: a machine asks another for what is in its cache, and is told in words what is not.
+// TestPartOfProgram: a machine asks another for what is in its cache, and is told in words what is
+// not.
 func TestPartOfProgram(t *testing.T) {
 	w := newWorld(t, control, part{name: "m2"})
 	m1, m2 := w.machines["m1"].k, w.machines["m2"].k
@@ -49,7 +50,8 @@ func TestPartOfProgram(t *testing.T) {
 		}
 	}
 	for _, bad := range [][2]int{{-1, 10}, {0, 0}, {0, binfs.PartMax + 1}, {len(program) - 5, 10}} {
-		if _, err := m2.holders.Part(ctx, "m1", n, int64(bad[0]), bad[1]); err == nil || sigma.KindOf(err) != sigma.KindInvalid {
+		if _, err := m2.holders.Part(ctx, "m1", n, int64(bad[0]), bad[1]); err == nil ||
+			sigma.KindOf(err) != sigma.KindInvalid {
 			t.Errorf("%v: %v", bad, err)
 		}
 	}

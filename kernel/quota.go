@@ -8,8 +8,11 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// quota is what a realm's procs hold of this sigmad, so that no tenant can take its memory from the others: sessions, and handles in all of them together. The limits are named's to keep. They are asked for when a session begins, if that
-// was not done for a while, and before anything is refused; until they are known the defaults count. The provider's sessions, the services', and those of other machines are not counted.
+// quota is what a realm's procs hold of this sigmad, so that no tenant can take its memory from the
+// others: sessions, and handles in all of them together. The limits are named's to keep. They are
+// asked for when a session begins, if that was not done for a while, and before anything is
+// refused; until they are known the defaults count. The provider's sessions, the services', and
+// those of other machines are not counted.
 type quota struct {
 	k                 *Kernel
 	realm             sigma.RealmID
@@ -82,8 +85,11 @@ func (q *quota) count(have *atomic.Int64, what string, of func(*sigma.RealmLimit
 		return nil
 	}
 	have.Add(-1)
-	return &sigma.Error{Op: "kernel.quota", Kind: sigma.KindNoSpace, Msg: fmt.Sprintf("the realm's limit of %s at machine %s is reached: it has %d of %d", what, q.k.cfg.Machine, n-1, of(l)),
-		Hint: fmt.Sprintf("close what is not needed; the provider raises it with: sigma realm set --limit-%s N REALM", what)}
+	return &sigma.Error{Op: "kernel.quota", Kind: sigma.KindNoSpace,
+		Msg: fmt.Sprintf("the realm's limit of %s at machine %s is reached: it has %d of %d", what, q.k.cfg.Machine,
+			n-1, of(l)),
+		Hint: fmt.Sprintf("close what is not needed; the provider raises it with: sigma realm set --limit-%s N REALM",
+			what)}
 }
 
 // ask asks named for the limits; nil if it does not answer.

@@ -8,7 +8,9 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Goal: a realm's procs have no more sessions and handles at a machine than its limits say, in all together, and are told which limit it is; what is given back can be had again; others, and the provider, have all they want meanwhile.
+// Goal: a realm's procs have no more sessions and handles at a machine than its limits say, in all
+// together, and are told which limit it is; what is given back can be had again; others, and the
+// provider, have all they want meanwhile.
 func TestQuota(t *testing.T) {
 	m := boot(t)
 	ctx := t.Context()
@@ -20,7 +22,8 @@ func TestQuota(t *testing.T) {
 	}
 	refused := func(err error, limit string) {
 		t.Helper()
-		if sigma.KindOf(err) != sigma.KindNoSpace || err == nil || !strings.Contains(err.Error(), "limit of "+limit+" at machine m1") || !strings.Contains(sigma.HintOf(err), "--limit-"+limit) {
+		if sigma.KindOf(err) != sigma.KindNoSpace || err == nil || !strings.Contains(err.Error(),
+			"limit of "+limit+" at machine m1") || !strings.Contains(sigma.HintOf(err), "--limit-"+limit) {
 			t.Errorf("beyond the limit of %s: %v (%s)", limit, err, sigma.HintOf(err))
 		}
 	}
@@ -60,7 +63,8 @@ func TestQuota(t *testing.T) {
 		}
 	}
 	last.Close()
-	for _, handles := m.k.held("default"); handles == 10; _, handles = m.k.held("default") { // nobody waits for the answer to a close
+	for _, handles := m.k.held("default"); handles == 10; _,
+		handles = m.k.held("default") { // nobody waits for the answer to a close
 		runtime.Gosched()
 	}
 	if _, err = clone(first); err != nil {

@@ -15,15 +15,18 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Where services are. A machine uses its own if it is in its boot set and answers; otherwise it asks the control machines that the roster calls alive, in the order of their names, the one that
-// answered last before the others. A machine that does not run the service, or whose named does not lead, says so and the next is asked. Of besched every machine uses all that
-// there are (sched.go).
+// Where services are. A machine uses its own if it is in its boot set and answers; otherwise it
+// asks the control machines that the roster calls alive, in the order of their names, the one that
+// answered last before the others. A machine that does not run the service, or whose named does not
+// lead, says so and the next is asked. Of besched every machine uses all that there are (sched.go).
 
 // How long a search takes its time.
 const (
-	dialMost  = 3 * time.Second        // for one machine to take a link, while there are others to ask
-	slowMost  = 150 * time.Millisecond // before the next machine is asked as well: a round trip across the world, and half of what it takes to suspect one
-	pauseMost = time.Second            // between rounds; it is cut short when somebody else has found the service
+	dialMost = 3 * time.Second // for one machine to take a link, while there are others to ask
+	// before the next machine is asked as well: a round trip across the world, and half of what it
+	// takes to suspect one
+	slowMost  = 150 * time.Millisecond
+	pauseMost = time.Second // between rounds; it is cut short when somebody else has found the service
 )
 
 // local is a service of this machine's boot set; nil if others run it.
@@ -37,7 +40,9 @@ func (k *Kernel) local(name string) *service {
 	return nil
 }
 
-// dialAt opens a session to a service of machine m, which may be this one. It does not wait: KindNotFound if m does not run it, KindUnavailable if m cannot be reached, or the service is being started.
+// dialAt opens a session to a service of machine m, which may be this one. It does not wait:
+// KindNotFound if m does not run it, KindUnavailable if m cannot be reached, or the service is
+// being started.
 func (k *Kernel) dialAt(ctx context.Context, m sigma.MachineID, name string) (*session.Client, error) {
 	if m == k.cfg.Machine {
 		s := k.local(name)
@@ -47,10 +52,12 @@ func (k *Kernel) dialAt(ctx context.Context, m sigma.MachineID, name string) (*s
 		s.ask()
 		e, running := s.listens(false)
 		if err := s.whyHeld(); sigma.KindOf(err) == sigma.KindNoSpace {
-			return nil, sigma.Errorf("kernel.dialAt", sigma.KindUnavailable, "%s of machine %s is not started: %v", name, m, err)
+			return nil, sigma.Errorf("kernel.dialAt", sigma.KindUnavailable, "%s of machine %s is not started: %v",
+				name, m, err)
 		}
 		if !running {
-			return nil, sigma.Errorf("kernel.dialAt", sigma.KindUnavailable, "%s of machine %s is being started", name, m)
+			return nil, sigma.Errorf("kernel.dialAt", sigma.KindUnavailable, "%s of machine %s is being started", name,
+				m)
 		}
 		return s.connect(ctx, e)
 	}
@@ -65,22 +72,27 @@ func (k *Kernel) dialAt(ctx context.Context, m sigma.MachineID, name string) (*s
 	return session.Dial(ctx, l.Session())
 }
 
-// reach opens a session to a service for use, which is asked of one machine after another. If use says KindUnavailable or KindLost, that machine is passed over for now; its other errors are the answer. The session is the caller's; it
-// ends when its machine is lost.
-func (k *Kernel) reach(ctx context.Context, name string, use func(context.Context, *session.Client) error) (*session.Client, error) {
+// reach opens a session to a service for use, which is asked of one machine after another. If use
+// says KindUnavailable or KindLost, that machine is passed over for now; its other errors are the
+// answer. The session is the caller's; it ends when its machine is lost.
+func (k *Kernel) reach(ctx context.Context, name string,
+	use func(context.Context, *session.Client) error) (*session.Client, error) {
 	r := search[struct{}]{k: k, name: name, use: use}
 	found, err := r.run(ctx)
 	return found.client, err
 }
 
-// dial opens a session to a service, wherever it is, waiting a while for one that is being restarted.
+// dial opens a session to a service, wherever it is, waiting a while for one that is being
+// restarted.
 func (k *Kernel) dial(ctx context.Context, name string) (*session.Client, error) {
 	return k.reach(ctx, name, nil)
 }
 
 // reachRoot is reach that attaches to a realm, of several machines at once if need be.
 func (k *Kernel) reachRoot(ctx context.Context, name string, realm sigma.RealmID) (*session.Client, *followed, error) {
-	r := search[*followed]{k: k, name: name, open: func(ctx context.Context, s *session.Client) (*followed, error) { return attachFollowed(ctx, s, realm) }}
+	r := search[*followed]{k: k, name: name, open: func(ctx context.Context, s *session.Client) (*followed, error) {
+		return attachFollowed(ctx, s, realm)
+	}}
 	found, err := r.run(ctx)
 	return found.client, found.value, err
 }
@@ -106,7 +118,8 @@ type found[T any] struct {
 	final   bool // the error is the answer
 }
 
-// run asks until somebody answers, for reconnectMax at most: each machine when the one before has said no, or nothing for a while; all that said no again after a pause.
+// run asks until somebody answers, for reconnectMax at most: each machine when the one before has
+// said no, or nothing for a while; all that said no again after a pause.
 func (r *search[T]) run(ctx context.Context) (found[T], error) {
 	ctx, cancel := context.WithTimeout(ctx, reconnectMax)
 	r.said, r.asked, r.answers = map[sigma.MachineID]error{}, map[sigma.MachineID]bool{}, make(chan found[T])
@@ -139,7 +152,8 @@ func (r *search[T]) run(ctx context.Context) (found[T], error) {
 	}
 }
 
-// await waits for an answer (over), for a time, or until comes is closed; if comes is nil, until anybody who was asked says no.
+// await waits for an answer (over), for a time, or until comes is closed; if comes is nil, until
+// anybody who was asked says no.
 func (r *search[T]) await(ctx context.Context, d time.Duration, comes <-chan struct{}) (f found[T], over bool) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -185,7 +199,8 @@ func (r *search[T]) ask(ctx context.Context, m sigma.MachineID, others bool) fou
 	}
 	if f.value, f.err = r.open(ctx, f.client); f.err != nil {
 		f.client.Close()
-		f.client, f.final = nil, ctx.Err() == nil && isAnswer(f.err) && sigma.KindOf(f.err) != sigma.KindCanceled // not by us: the service ends just now
+		f.client, f.final = nil, ctx.Err() == nil && isAnswer(f.err) &&
+			sigma.KindOf(f.err) != sigma.KindCanceled // not by us: the service ends just now
 	}
 	return f
 }
@@ -307,12 +322,15 @@ func (k *Kernel) nobodyAnswers(name string, asked []sigma.MachineID, said map[si
 	const op = "kernel.reach"
 	switch {
 	case len(asked) == 0 && !k.registered():
-		return &sigma.Error{Op: op, Kind: sigma.KindUnavailable, Msg: "this machine is not registered with its system yet, so it has no " + name, Hint: "sigma doctor says why"}
+		return &sigma.Error{Op: op, Kind: sigma.KindUnavailable,
+			Msg:  "this machine is not registered with its system yet, so it has no " + name,
+			Hint: "sigma doctor says why"}
 	case len(asked) == 1 && asked[0] == k.cfg.Machine:
 		if e := (*sigma.Error)(nil); errors.As(said[asked[0]], &e) && e.Kind != sigma.KindTimeout {
 			return e
 		}
-		return &sigma.Error{Op: op, Kind: sigma.KindUnavailable, Msg: name + " is not available", Hint: "sigma status shows how it is; what runs goes on"}
+		return &sigma.Error{Op: op, Kind: sigma.KindUnavailable, Msg: name + " is not available",
+			Hint: "sigma status shows how it is; what runs goes on"}
 	}
 	var why []string
 	for _, m := range asked {
@@ -324,5 +342,7 @@ func (k *Kernel) nobodyAnswers(name string, asked []sigma.MachineID, said map[si
 	if len(why) > 0 {
 		msg += " (" + strings.Join(why, "; ") + ")"
 	}
-	return &sigma.Error{Op: op, Kind: sigma.KindUnavailable, Msg: msg, Hint: "what runs goes on; whatever needs " + name + " waits until a control machine is back: sigma machine ls shows them"}
+	return &sigma.Error{Op: op, Kind: sigma.KindUnavailable, Msg: msg,
+		Hint: "what runs goes on; whatever needs " + name +
+			" waits until a control machine is back: sigma machine ls shows them"}
 }

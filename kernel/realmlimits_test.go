@@ -8,16 +8,20 @@ import (
 	"sigmaos.dev/state"
 )
 
-// Goal: limits that cannot hold together, or beside those of other realms, or on the machines that there are, are refused, and what is wrong is said.
+// Goal: limits that cannot hold together, or beside those of other realms, or on the machines that
+// there are, are refused, and what is wrong is said.
 func TestCheckLimits(t *testing.T) {
-	ms := []sigma.MachineInfo{{ID: "m1", CPU: 4000, Memory: 8 * sigma.GiB}, {ID: "m2", CPU: 2000, Memory: 4 * sigma.GiB}}
+	ms := []sigma.MachineInfo{{ID: "m1", CPU: 4000, Memory: 8 * sigma.GiB},
+		{ID: "m2", CPU: 2000, Memory: 4 * sigma.GiB}}
 	all := []sigma.RealmInfo{{ID: "a"}, {ID: "b", Limits: sigma.RealmLimits{MinCPU: 3000, MinMemory: 4 * sigma.GiB}}}
 	for _, c := range []struct {
 		set sigma.RealmLimits
 		why string // "" = it holds
 	}{
-		{sigma.RealmLimits{MinCPU: 3000, MinMemory: 8 * sigma.GiB, MaxCPU: 2000, MaxMemory: 6 * sigma.GiB, ReserveCPU: 3000}, ""},
-		{sigma.RealmLimits{MinCPU: 3001}, "3.001 cores cannot be kept for the realm: the machines have 6, of which 3 are kept for others"},
+		{sigma.RealmLimits{MinCPU: 3000, MinMemory: 8 * sigma.GiB, MaxCPU: 2000, MaxMemory: 6 * sigma.GiB,
+			ReserveCPU: 3000}, ""},
+		{sigma.RealmLimits{MinCPU: 3001},
+			"3.001 cores cannot be kept for the realm: the machines have 6, of which 3 are kept for others"},
 		{sigma.RealmLimits{MinMemory: 9 * sigma.GiB}, "9GiB of memory cannot be kept"},
 		{sigma.RealmLimits{MinCPU: 2000, ReserveCPU: 1000}, "may reserve 1"},
 		{sigma.RealmLimits{MinMemory: sigma.GiB, ReserveMemory: sigma.MiB}, "may reserve 1MiB"},
@@ -25,21 +29,27 @@ func TestCheckLimits(t *testing.T) {
 		{sigma.RealmLimits{MinMemory: 3 * sigma.GiB, MaxMemory: sigma.GiB}, "at most 1GiB at each machine"},
 	} {
 		err := checkLimits(all, ms, "a", c.set)
-		if c.why == "" && err != nil || c.why != "" && (err == nil || !strings.Contains(err.Error(), c.why) || sigma.HintOf(err) == "" || sigma.KindOf(err) != sigma.KindInvalid) {
+		if c.why == "" && err != nil || c.why != "" && (err == nil || !strings.Contains(err.Error(), c.why) ||
+			sigma.HintOf(err) == "" || sigma.KindOf(err) != sigma.KindInvalid) {
 			t.Errorf("%+v: %v", c.set, err)
 		}
 	}
-	if err := checkLimits(all, append(ms, sigma.MachineInfo{ID: "new"}), "a", sigma.RealmLimits{MinCPU: 9000}); err != nil {
+	if err := checkLimits(all, append(ms, sigma.MachineInfo{ID: "new"}), "a",
+		sigma.RealmLimits{MinCPU: 9000}); err != nil {
 		t.Errorf("beside a machine of which nothing is known: %v", err)
 	}
 	var many []sigma.RealmInfo // whose sum is 1<<32
-	for _, min := range []sigma.MilliCPU{sigma.LimitCPUMax, sigma.LimitCPUMax, sigma.LimitCPUMax, sigma.LimitCPUMax, 294_967_296} {
-		many = append(many, sigma.RealmInfo{ID: sigma.RealmID('c' + rune(len(many))), Limits: sigma.RealmLimits{MinCPU: min}})
+	for _, min := range []sigma.MilliCPU{sigma.LimitCPUMax, sigma.LimitCPUMax, sigma.LimitCPUMax, sigma.LimitCPUMax,
+		294_967_296} {
+		many = append(many, sigma.RealmInfo{ID: sigma.RealmID('c' + rune(len(many))),
+			Limits: sigma.RealmLimits{MinCPU: min}})
 	}
-	if err := checkLimits(many, ms, "a", sigma.RealmLimits{MinCPU: 1000}); sigma.KindOf(err) != sigma.KindInvalid || err == nil {
+	if err := checkLimits(many, ms, "a", sigma.RealmLimits{MinCPU: 1000}); sigma.KindOf(err) != sigma.KindInvalid ||
+		err == nil {
 		t.Errorf("beside realms for which more is kept than a number of cores can say: %v", err)
 	}
-	for _, l := range []sigma.RealmLimits{{MaxCPU: 1}, {MaxMemory: 1}, {MinCPU: sigma.LimitCPUMax + 1}, {MinMemory: sigma.LimitMemoryMax + 1}} {
+	for _, l := range []sigma.RealmLimits{{MaxCPU: 1}, {MaxMemory: 1}, {MinCPU: sigma.LimitCPUMax + 1},
+		{MinMemory: sigma.LimitMemoryMax + 1}} {
 		if sigma.KindOf(l.Check()) != sigma.KindInvalid {
 			t.Errorf("%+v passes", l)
 		}
@@ -53,7 +63,9 @@ func (m *machine) quota(group string) uint32 {
 	return m.quotas[group]
 }
 
-// Goal: a realm's maximum reaches the launcher and schedd: its group has a quota, what is too much waits, what never fits is refused, and more goes on when there is room; without it all is as before; another realm notices nothing. It is listed.
+// Goal: a realm's maximum reaches the launcher and schedd: its group has a quota, what is too much
+// waits, what never fits is refused, and more goes on when there is room; without it all is as
+// before; another realm notices nothing. It is listed.
 func TestMaximumOfRealm(t *testing.T) {
 	m := boot(t)
 	ctx := t.Context()
@@ -63,7 +75,8 @@ func TestMaximumOfRealm(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := admin.Realms().SetLimits(ctx, "a", sigma.RealmLimits{MaxCPU: 500, MaxMemory: 40 * sigma.MiB}); err != nil {
+	if err := admin.Realms().SetLimits(ctx, "a", sigma.RealmLimits{MaxCPU: 500,
+		MaxMemory: 40 * sigma.MiB}); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "schedd knows it", func() bool {
@@ -79,7 +92,9 @@ func TestMaximumOfRealm(t *testing.T) {
 		t.Errorf("its quota is %d", q)
 	}
 	waits := m.spawn(a, sigma.Descriptor{Memory: 30 * sigma.MiB})
-	if _, err := a.Spawn(ctx, sigma.Descriptor{Program: "/bin/x", Memory: 41 * sigma.MiB}); sigma.KindOf(err) != sigma.KindInvalid || !strings.Contains(sigma.HintOf(err), "--max-memory") {
+	if _, err := a.Spawn(ctx, sigma.Descriptor{Program: "/bin/x",
+		Memory: 41 * sigma.MiB}); sigma.KindOf(err) != sigma.KindInvalid || !strings.Contains(sigma.HintOf(err),
+		"--max-memory") {
 		t.Errorf("more than it may ever have: %v", err)
 	}
 	m.spawn(b, sigma.Descriptor{Memory: 64 * sigma.MiB})
@@ -94,7 +109,8 @@ func TestMaximumOfRealm(t *testing.T) {
 	})
 	seen := false
 	for _, l := range objects[state.Limit](t, a, "/sys/limits") {
-		seen = seen || l.Limit == "max_memory_bytes" && l.Max == uint64(40*sigma.MiB) && l.Used != nil && *l.Used == uint64(30*sigma.MiB)
+		seen = seen || l.Limit == "max_memory_bytes" && l.Max == uint64(40*sigma.MiB) && l.Used != nil &&
+			*l.Used == uint64(30*sigma.MiB)
 	}
 	if !seen {
 		t.Error("the limit is not listed")
@@ -104,7 +120,8 @@ func TestMaximumOfRealm(t *testing.T) {
 	if err := a.WaitStart(ctx, waits); err != nil {
 		t.Error(err)
 	}
-	if err := admin.Realms().SetLimits(ctx, "a", sigma.RealmLimits{MaxCPU: sigma.LimitCPUDefault, MaxMemory: sigma.LimitDefault}); err != nil {
+	if err := admin.Realms().SetLimits(ctx, "a", sigma.RealmLimits{MaxCPU: sigma.LimitCPUDefault,
+		MaxMemory: sigma.LimitDefault}); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "it has none any more", func() bool { return m.quota(groupBE+"/a") == 0 })
@@ -112,7 +129,8 @@ func TestMaximumOfRealm(t *testing.T) {
 	<-m.procs
 }
 
-// Goal: while a realm has a maximum of processors its latency-critical procs have what they reserve and no more, and best-effort ones what is left of it.
+// Goal: while a realm has a maximum of processors its latency-critical procs have what they reserve
+// and no more, and best-effort ones what is left of it.
 func TestMaximumShares(t *testing.T) {
 	r := sigma.RealmInfo{ID: "a", Shares: 3, Limits: sigma.RealmLimits{MaxCPU: 2000}}
 	if s := shareBE(&r, 500); s.Quota != 1500 || s.CPUShares != 3*realmShares {
@@ -126,7 +144,8 @@ func TestMaximumShares(t *testing.T) {
 	}
 	g := newGroupShares()
 	g.set(nil, []sigma.RealmInfo{r, {ID: "b"}}, func(sigma.RealmID) sigma.MilliCPU { return 0 })
-	if x, y := g.uses(nil, "a", sigma.LatencyCritical, 500), g.uses(nil, "b", sigma.LatencyCritical, 500); x != "lc/a" || y != "lc" {
+	if x, y := g.uses(nil, "a", sigma.LatencyCritical, 500), g.uses(nil, "b", sigma.LatencyCritical,
+		500); x != "lc/a" || y != "lc" {
 		t.Errorf("they go to %s and %s", x, y)
 	}
 }

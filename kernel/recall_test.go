@@ -61,7 +61,8 @@ func (s *oneStore) Close()                                                  {}
 // withNamed gives the realm default a named as it is, of which the machine remembers what was read.
 func (m *machine) withNamed() {
 	m.t.Helper()
-	srv, err := named.Open(m.t.Context(), named.Config{Store: &oneStore{keys: map[string]named.KV{}, at: map[string]named.Revision{}}})
+	srv, err := named.Open(m.t.Context(),
+		named.Config{Store: &oneStore{keys: map[string]named.KV{}, at: map[string]named.Revision{}}})
 	if err != nil {
 		m.t.Fatal(err)
 	}
@@ -78,7 +79,8 @@ func (m *machine) withNamed() {
 			return names.Session{}, err
 		}
 		over.Go(func() {
-			treekit.Serve(ctx, theirs, treekit.Config{Tree: srv, Principal: sigma.Principal{Realm: sigma.SystemRealm, Machine: "m1", System: true}})
+			treekit.Serve(ctx, theirs, treekit.Config{Tree: srv, Principal: sigma.Principal{Realm: sigma.SystemRealm,
+				Machine: "m1", System: true}})
 		})
 		c, err := session.Dial(asked, ours)
 		if err != nil {
@@ -96,7 +98,8 @@ func (m *machine) withNamed() {
 	}
 }
 
-// TestModesRecalled: what sigmad answers from memory, where it receives the request, is kept from the realm's programs as its mode says, and not from the provider.
+// TestModesRecalled: what sigmad answers from memory, where it receives the request, is kept from
+// the realm's programs as its mode says, and not from the provider.
 func TestModesRecalled(t *testing.T) {
 	m := boot(t)
 	m.withNamed()

@@ -13,7 +13,8 @@ import (
 	"sigmaos.dev/session"
 )
 
-// relay is a connection each of whose messages takes a while in each direction, as to a store on another machine. For benches and tests.
+// relay is a connection each of whose messages takes a while in each direction, as to a store on
+// another machine. For benches and tests.
 type relay struct {
 	session.Conn
 	delay time.Duration
@@ -46,13 +47,15 @@ func newRelay(c session.Conn, delay time.Duration) (session.Conn, error) {
 		there.Close()
 		return nil, err
 	}
-	r := &relay{Conn: c, delay: delay, there: there, back: back, out: make(chan carried, carriedMax), in: make(chan carried, carriedMax), over: make(chan struct{})}
+	r := &relay{Conn: c, delay: delay, there: there, back: back, out: make(chan carried, carriedMax),
+		in: make(chan carried, carriedMax), over: make(chan struct{})}
 	go r.receive()
 	go r.send()
 	return r, nil
 }
 
-// alarm waits for moments. Go's timers are good for milliseconds only, and a thread that sleeps would keep others from running.
+// alarm waits for moments. Go's timers are good for milliseconds only, and a thread that sleeps
+// would keep others from running.
 type alarm struct{ *os.File }
 
 func newAlarm() (alarm, error) {

@@ -15,7 +15,8 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// reservations is the machine's connection to the lcsched that leads: it sends the latency-critical procs that were spawned here, takes what is granted, and tells what is over.
+// reservations is the machine's connection to the lcsched that leads: it sends the latency-critical
+// procs that were spawned here, takes what is granted, and tells what is over.
 type reservations struct {
 	k   *Kernel
 	led atomic.Bool // an lcsched that leads is known
@@ -28,10 +29,12 @@ type reservations struct {
 	work     chan struct{}  // something to send
 }
 
-// lentEvery is how often lcsched is told what best-effort procs hold, if that is much more or less than it knows.
+// lentEvery is how often lcsched is told what best-effort procs hold, if that is much more or less
+// than it knows.
 const lentEvery = time.Second
 
-// standingEvery is how often it is looked whether lcsched knows the machine as it is: its life, its labels, and whether it takes anything new.
+// standingEvery is how often it is looked whether lcsched knows the machine as it is: its life, its
+// labels, and whether it takes anything new.
 const standingEvery = 10 * time.Second
 
 func newReservations(k *Kernel) *reservations {
@@ -47,7 +50,8 @@ func (r *reservations) note(f func()) {
 }
 
 func (r *reservations) enqueue(p *schedd.Proc) {
-	j := lcsched.Job{ID: p.ID, Realm: p.Realm, Name: p.Name, CPU: p.CPU, Memory: p.Memory, Where: p.Descriptor.Where, Spread: p.Descriptor.Spread, Near: p.Near}
+	j := lcsched.Job{ID: p.ID, Realm: p.Realm, Name: p.Name, CPU: p.CPU, Memory: p.Memory, Where: p.Descriptor.Where,
+		Spread: p.Descriptor.Spread, Near: p.Near}
 	r.note(func() { r.queue = append(r.queue, j) })
 	if !r.led.Load() {
 		r.k.noteUnscheduled(p)
@@ -104,7 +108,8 @@ func callable(ctx context.Context, c *session.Client) (sigma.Caller, error) {
 	return b, nil
 }
 
-// session works with one lcsched until it is lost, leads no more, or this machine is not what it was told.
+// session works with one lcsched until it is lost, leads no more, or this machine is not what it
+// was told.
 func (r *reservations) session(ctx context.Context, c *session.Client, life sigma.Life) {
 	b, err := callable(ctx, c)
 	if err != nil {
@@ -135,10 +140,12 @@ func (r *reservations) session(ctx context.Context, c *session.Client, life sigm
 	all.Wait()
 }
 
-// attendance is what lcsched is told of the machine. What was to be sent to a former one is in it, or of no interest any more.
+// attendance is what lcsched is told of the machine. What was to be sent to a former one is in it,
+// or of no interest any more.
 func (r *reservations) attendance(life sigma.Life) *lcsched.Attendance {
 	k := r.k
-	a := &lcsched.Attendance{Incarnation: life.Incarnation, CPU: k.cpu(), Memory: k.cfg.Memory, Labels: k.labels(), Closed: k.cordoned()}
+	a := &lcsched.Attendance{Incarnation: life.Incarnation, CPU: k.cpu(), Memory: k.cfg.Memory, Labels: k.labels(),
+		Closed: k.cordoned()}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	r.mu.Lock()
@@ -159,9 +166,14 @@ func (r *reservations) attendance(life sigma.Life) *lcsched.Attendance {
 // tellHeld tells lcsched what is reserved here, before the machine attends.
 func (r *reservations) tellHeld(ctx context.Context, b sigma.Caller, held []lcsched.Held) error {
 	for len(held) > 0 {
-		n := sigmap.Fit(min(len(held), enqueueMax), func(c *sigmap.Coder, n int) { some := held[:n]; lcsched.CodeHeld(c, &some) })
+		n := sigmap.Fit(min(len(held), enqueueMax), func(c *sigmap.Coder, n int) {
+			some := held[:n]
+			lcsched.CodeHeld(c, &some)
+		})
 		some := held[:n]
-		if err := r.call(ctx, b, callMax, lcsched.CallHeld, func(c *sigmap.Coder) { lcsched.CodeHeld(c, &some) }); err != nil {
+		if err := r.call(ctx, b, callMax, lcsched.CallHeld, func(c *sigmap.Coder) {
+			lcsched.CodeHeld(c, &some)
+		}); err != nil {
 			return err
 		}
 		held = held[n:]
@@ -195,7 +207,10 @@ func (r *reservations) send(ctx context.Context, b sigma.Caller) {
 		}
 		for {
 			r.mu.Lock()
-			n := sigmap.Fit(min(len(r.queue), enqueueMax), func(c *sigmap.Coder, n int) { jobs := r.queue[:n]; lcsched.CodeJobs(c, &jobs) })
+			n := sigmap.Fit(min(len(r.queue), enqueueMax), func(c *sigmap.Coder, n int) {
+				jobs := r.queue[:n]
+				lcsched.CodeJobs(c, &jobs)
+			})
 			over := sigmap.Fit(len(r.released), func(c *sigmap.Coder, n int) { ids := r.released[:n]; c.ProcIDs(&ids) })
 			jobs := r.queue[:n:n]
 			r.queue = r.queue[n:]
@@ -210,7 +225,9 @@ func (r *reservations) send(ctx context.Context, b sigma.Caller) {
 			if n+len(cancels)+len(released)+len(declined) == 0 {
 				break
 			}
-			if len(released) > 0 && r.call(ctx, b, callMax, lcsched.CallReleased, func(c *sigmap.Coder) { c.ProcIDs(&released) }) != nil {
+			if len(released) > 0 && r.call(ctx, b, callMax, lcsched.CallReleased, func(c *sigmap.Coder) {
+				c.ProcIDs(&released)
+			}) != nil {
 				return
 			}
 			for _, id := range declined {
@@ -218,7 +235,9 @@ func (r *reservations) send(ctx context.Context, b sigma.Caller) {
 					return
 				}
 			}
-			if n > 0 && r.call(ctx, b, callMax, lcsched.CallEnqueue, func(c *sigmap.Coder) { lcsched.CodeJobs(c, &jobs) }) != nil {
+			if n > 0 && r.call(ctx, b, callMax, lcsched.CallEnqueue, func(c *sigmap.Coder) {
+				lcsched.CodeJobs(c, &jobs)
+			}) != nil {
 				return
 			}
 			for _, id := range cancels {
@@ -238,7 +257,9 @@ func (r *reservations) tellLimits(ctx context.Context, b sigma.Caller, of map[si
 	all := []lcsched.Limits{}
 	for _, id := range slices.Sorted(maps.Keys(of)) {
 		l := of[id].Limits
-		x := lcsched.Limits{Realm: id, Max: lcsched.Amount{CPU: l.MaxCPU, Memory: l.MaxMemory}, Min: lcsched.Amount{CPU: l.MinCPU, Memory: l.MinMemory}, Reservable: lcsched.Amount{CPU: l.ReserveCPU, Memory: l.ReserveMemory}}
+		x := lcsched.Limits{Realm: id, Max: lcsched.Amount{CPU: l.MaxCPU, Memory: l.MaxMemory},
+			Min: lcsched.Amount{CPU: l.MinCPU, Memory: l.MinMemory}, Reservable: lcsched.Amount{CPU: l.ReserveCPU,
+				Memory: l.ReserveMemory}}
 		if x != (lcsched.Limits{Realm: id}) {
 			all = append(all, x)
 		}
@@ -247,14 +268,18 @@ func (r *reservations) tellLimits(ctx context.Context, b sigma.Caller, of map[si
 		page := all[:min(len(all), limitsPage)]
 		all = all[len(page):]
 		more = len(all) > 0
-		if err := r.call(ctx, b, callMax, lcsched.CallLimits, func(c *sigmap.Coder) { c.Bool(&more); lcsched.CodeLimits(c, &page) }); err != nil {
+		if err := r.call(ctx, b, callMax, lcsched.CallLimits, func(c *sigmap.Coder) {
+			c.Bool(&more)
+			lcsched.CodeLimits(c, &page)
+		}); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (r *reservations) call(ctx context.Context, b sigma.Caller, most time.Duration, method string, encode func(*sigmap.Coder)) error {
+func (r *reservations) call(ctx context.Context, b sigma.Caller, most time.Duration, method string,
+	encode func(*sigmap.Coder)) error {
 	return callWithin(ctx, r.k, b, most, method, encode)
 }
 
@@ -274,7 +299,8 @@ func (r *reservations) take(ctx context.Context, b sigma.Caller) {
 			case j.Home.Machine == k.cfg.Machine:
 				k.step(schedd.Assigned{ID: j.ID})
 			case isProcID(j.ID):
-				k.step(schedd.Offered{ID: j.ID, Realm: j.Realm, Class: sigma.LatencyCritical, CPU: j.CPU, Memory: j.Memory, Home: j.Home})
+				k.step(schedd.Offered{ID: j.ID, Realm: j.Realm, Class: sigma.LatencyCritical, CPU: j.CPU,
+					Memory: j.Memory, Home: j.Home})
 			}
 		}
 		for _, f := range x.Refused {
@@ -291,7 +317,8 @@ func (k *Kernel) holds(id sigma.ProcID) bool {
 	return k.core.Reserved(id)
 }
 
-// watch tells what best-effort procs hold, and returns when the machine is not what lcsched was told.
+// watch tells what best-effort procs hold, and returns when the machine is not what lcsched was
+// told.
 func (r *reservations) watch(ctx context.Context, b sigma.Caller, life sigma.Life, as *lcsched.Attendance) {
 	tick := time.NewTicker(lentEvery)
 	defer tick.Stop()

@@ -12,9 +12,11 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// realmTree is the kernel's own view of a realm, with which it fetches programs. It remembers what paths lead to, so that a warm start asks nobody: each server on the way
-// counts its changes on a board that this process sees (changeboard), and what was found stands as long as none of the files on the way has changed and
-// the sessions live. What no board covers is asked for each time. Safe for concurrent use.
+// realmTree is the kernel's own view of a realm, with which it fetches programs. It remembers what
+// paths lead to, so that a warm start asks nobody: each server on the way counts its changes on a
+// board that this process sees (changeboard), and what was found stands as long as none of the
+// files on the way has changed and the sessions live. What no board covers is asked for each time.
+// Safe for concurrent use.
 type realmTree struct {
 	*namespace.Tree
 
@@ -22,7 +24,8 @@ type realmTree struct {
 	known map[string]*resolved // mu; by path
 }
 
-// knownMax bounds what is remembered of one realm; beyond it all is forgotten. A realm starts fewer programs at a time.
+// knownMax bounds what is remembered of one realm; beyond it all is forgotten. A realm starts fewer
+// programs at a time.
 const knownMax = 1024
 
 // source is a server on the way, over one session.
@@ -67,7 +70,8 @@ func (t *realmTree) Stat(ctx context.Context, path string) (sigma.Stat, error) {
 		return r.stat, nil
 	}
 	way := &trail{seen: map[*source]*changeboard.Snapshot{}}
-	st, err := t.Tree.Stat(sigma.WithSync(context.WithValue(ctx, trailKey{}, way)), path) // the boards tell of changes since then, not of those before
+	st, err := t.Tree.Stat(sigma.WithSync(context.WithValue(ctx, trailKey{}, way)),
+		path) // the boards tell of changes since then, not of those before
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if err != nil || way.uncovered || len(path) > sigma.NameMax { // longer ones are not worth the memory
@@ -81,7 +85,8 @@ func (t *realmTree) Stat(ctx context.Context, path string) (sigma.Stat, error) {
 	return st, nil
 }
 
-// strictTree is a realm's tree for programs of procs with views: their paths contain no symlinks, and who makes one there later does not lead to another program. It remembers nothing.
+// strictTree is a realm's tree for programs of procs with views: their paths contain no symlinks,
+// and who makes one there later does not lead to another program. It remembers nothing.
 type strictTree struct{ t *realmTree }
 
 // Stat implements binfs.Tree.
@@ -99,7 +104,8 @@ func (s strictTree) Handle(ctx context.Context, path string) (sigma.File, error)
 	return s.t.Handle(namespace.WithoutLinks(ctx), path)
 }
 
-// warm reports whether the program at path can be started without asking anybody, as far as is known.
+// warm reports whether the program at path can be started without asking anybody, as far as is
+// known.
 func (t *realmTree) warm(path string) bool {
 	r := t.remembered(path)
 	return r != nil && r.opened.Load() && r.stands()
@@ -118,7 +124,8 @@ func (t *realmTree) remembered(path string) *resolved {
 	return t.known[path]
 }
 
-// trail gathers what a path depends on while it is walked, for one caller. A walk that is not followed has none.
+// trail gathers what a path depends on while it is walked, for one caller. A walk that is not
+// followed has none.
 type trail struct {
 	seen      map[*source]*changeboard.Snapshot
 	marks     []mark

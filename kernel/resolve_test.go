@@ -29,7 +29,9 @@ func serveBoarded(t *testing.T, policy dirtree.Policy) *session.Client {
 	}
 	over := make(chan error, 1)
 	go func() {
-		over <- treekit.Serve(context.Background(), b, treekit.Config{Tree: treekit.Admin{Tree: tree, Changes: board.File}, Principal: sigma.Principal{System: true}})
+		over <- treekit.Serve(context.Background(), b,
+			treekit.Config{Tree: treekit.Admin{Tree: tree, Changes: board.File},
+				Principal: sigma.Principal{System: true}})
 	}()
 	c, err := session.Dial(t.Context(), a)
 	if err != nil {
@@ -44,8 +46,9 @@ func recalls(t *realmTree, path string) bool {
 	return r != nil && r.stands()
 }
 
-// TestResolve: what a path leads to is remembered until anything on the way changes: the file, a link, a directory above, or the session to a server. The writer is another
-// view of the same realm; whatever it was told is done must be seen.
+// TestResolve: what a path leads to is remembered until anything on the way changes: the file, a
+// link, a directory above, or the session to a server. The writer is another view of the same
+// realm; whatever it was told is done must be seen.
 func TestResolve(t *testing.T) {
 	ctx := t.Context()
 	names, objects := serveBoarded(t, dirtree.Policy{Links: true}), serveBoarded(t, dirtree.Policy{Objects: true})
@@ -54,7 +57,8 @@ func TestResolve(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return namespace.New(namespace.Config{Root: root, Dial: func(ctx context.Context, _ sigma.Endpoint) (sigma.File, <-chan struct{}, error) {
+		return namespace.New(namespace.Config{Root: root, Dial: func(ctx context.Context, _ sigma.Endpoint) (sigma.File,
+			<-chan struct{}, error) {
 			f, err := attachFollowed(ctx, objects, "r")
 			return f, objects.Done(), err
 		}})
@@ -86,7 +90,9 @@ func TestResolve(t *testing.T) {
 			}
 			return writer.Rename(ctx, "/s3/a/b/q", "/s3/a/b/p")
 		}, 0, 3},
-		{"directory above renamed", func() error { return writer.Rename(ctx, "/s3/a/b", "/s3/a/z") }, sigma.KindNotFound, 0},
+		{"directory above renamed", func() error {
+			return writer.Rename(ctx, "/s3/a/b", "/s3/a/z")
+		}, sigma.KindNotFound, 0},
 		{"link set anew", put("/bin", "/s3/a/z", sigma.KindSymlink), 0, 3},
 		{"directory above removed", func() error { return writer.RemoveAll(ctx, "/s3/a/z") }, sigma.KindNotFound, 0},
 		{"made again", func() error {

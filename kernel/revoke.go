@@ -14,22 +14,29 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// Connections that procs have are taken back by their sockets: the launcher finds those among the procs' descriptors and shuts them down, for both sides (docs/adr/0020).
+// Connections that procs have are taken back by their sockets: the launcher finds those among the
+// procs' descriptors and shuts them down, for both sides (docs/adr/0020).
 
 const (
-	socketsAtOnce = 4           // questions to the launcher under way; one costs it a microsecond for each descriptor of the proc
+	// questions to the launcher under way; one costs it a microsecond for each descriptor of the
+	// proc
+	socketsAtOnce = 4
 	revokeAgain   = time.Second // what was taken back but still under way to its proc is looked for again
 	revokeTime    = 5 * time.Second
 )
 
-// peerRevoke: Endpoint -> nothing. The machine where it listens takes it back, as the provider wants.
+// peerRevoke: Endpoint -> nothing. The machine where it listens takes it back, as the provider
+// wants.
 const peerRevoke = "revoke"
 
-// revoke takes an endpoint back: nobody dials it any more, and the connections that were made to it end. That includes those between this machine and others; when it returns, all have been shut down that procs had.
+// revoke takes an endpoint back: nobody dials it any more, and the connections that were made to it
+// end. That includes those between this machine and others; when it returns, all have been shut
+// down that procs had.
 func (k *Kernel) revoke(ctx context.Context, by sigma.Principal, e sigma.Endpoint) error {
 	if e.Machine != k.cfg.Machine {
 		if !by.System || by.Proc != "" {
-			return sigma.Errorf("kernel.Revoke", sigma.KindPermission, "the endpoint is one of machine %s: only a proc there, and the provider, can take it back", e.Machine)
+			return sigma.Errorf("kernel.Revoke", sigma.KindPermission,
+				"the endpoint is one of machine %s: only a proc there, and the provider, can take it back", e.Machine)
 		}
 		payload, err := sigmap.Payload(func(c *sigmap.Coder) { c.Endpoint(&e) })
 		if err != nil {
@@ -60,7 +67,8 @@ func (r *root) revokeCall(ctx context.Context, payload []byte) ([]byte, []*os.Fi
 	return nil, nil, r.tree.k.revoke(ctx, r.tree.principal, e)
 }
 
-// revokeCall answers peerRevoke. That the other machine is a member is enough: its provider is this one's.
+// revokeCall answers peerRevoke. That the other machine is a member is enough: its provider is this
+// one's.
 func (k *Kernel) revokeCall(ctx context.Context, _ identity.Subject, payload []byte) ([]byte, error) {
 	var e sigma.Endpoint
 	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Endpoint(&e) }); err != nil {
@@ -87,7 +95,8 @@ func (k *Kernel) launchOf(realm sigma.RealmID, id sigma.ProcID) uint64 {
 	return 0
 }
 
-// found asks which of these ends procs have open, and shuts them down if that is wanted. Those of procs that are gone, or that the launcher cannot be asked about, are not among them.
+// found asks which of these ends procs have open, and shuts them down if that is wanted. Those of
+// procs that are gone, or that the launcher cannot be asked about, are not among them.
 func (k *Kernel) found(ctx context.Context, ends []dialproxy.Open, shut bool) map[uint64]launch.Socket {
 	var mu sync.Mutex
 	out := map[uint64]launch.Socket{}
@@ -112,7 +121,9 @@ func (k *Kernel) found(ctx context.Context, ends []dialproxy.Open, shut bool) ma
 			}
 			number := k.nextLaunch.Add(1) // not of a launch, but so that no two questions have the same
 			all.Go(func() {
-				e, err := k.sockets.put(ctx, question{'s', number}, func(uint64) error { return ask(launched, number, inodes) }, nil)
+				e, err := k.sockets.put(ctx, question{'s', number}, func(uint64) error {
+					return ask(launched, number, inodes)
+				}, nil)
 				f, ok := e.(launch.Found)
 				if err != nil || !ok {
 					return
@@ -129,13 +140,17 @@ func (k *Kernel) found(ctx context.Context, ends []dialproxy.Open, shut bool) ma
 	return out
 }
 
-// shut ends what procs have of connections that were taken back. What is still under way to its proc is tried again.
+// shut ends what procs have of connections that were taken back. What is still under way to its
+// proc is tried again.
 func (k *Kernel) shut(ctx context.Context, ends []dialproxy.Open) {
 	if len(ends) == 0 {
 		return
 	}
 	found := k.found(ctx, ends, true)
-	k.proxy.Shut(slices.DeleteFunc(slices.Clone(ends), func(o dialproxy.Open) bool { _, is := found[o.Inode]; return !is }))
+	k.proxy.Shut(slices.DeleteFunc(slices.Clone(ends), func(o dialproxy.Open) bool {
+		_, is := found[o.Inode]
+		return !is
+	}))
 	if len(found) < len(ends) {
 		k.recheck()
 	}
@@ -149,10 +164,13 @@ func (k *Kernel) recheck() {
 	}
 }
 
-// watchConnections cuts those with machines whose life is over, tries again what could not be taken back at once, and forgets what procs have closed, until ctx ends.
+// watchConnections cuts those with machines whose life is over, tries again what could not be taken
+// back at once, and forgets what procs have closed, until ctx ends.
 func (k *Kernel) watchConnections(ctx context.Context) {
 	roster := k.id.Roster()
-	var again <-chan time.Time // kept from turn to turn, as other things may happen more often; nil: nothing is to be tried again
+	// kept from turn to turn, as other things may happen more often; nil: nothing is to be tried
+	// again
+	var again <-chan time.Time
 	for {
 		changed := roster.Changed()
 		alive := map[sigma.Life]bool{{}: true}
@@ -192,7 +210,8 @@ func (k *Kernel) bounded(ctx context.Context, f func(context.Context)) {
 	f(ctx)
 }
 
-// reconcile forgets which of a proc's connections it has closed. If the launcher does not answer, none are.
+// reconcile forgets which of a proc's connections it has closed. If the launcher does not answer,
+// none are.
 func (k *Kernel) reconcile(ctx context.Context, id sigma.ProcID, ends []dialproxy.Open) map[uint64]launch.Socket {
 	found := k.found(ctx, ends, false)
 	if ctx.Err() != nil || k.living() == nil {

@@ -18,7 +18,8 @@ func (m *machine) launched(id sigma.ProcID, launch uint64) {
 	m.k.step(schedd.Adopted{Info: sigma.ProcInfo{ID: id, Realm: "default"}, Launch: launch})
 }
 
-// TestCut: direct connections end when the roster says that the life of the other machine is over, and no others do; one that is made just then, too.
+// TestCut: direct connections end when the roster says that the life of the other machine is over,
+// and no others do; one that is made just then, too.
 func TestCut(t *testing.T) {
 	w := newWorld(t, control, part{name: "m2"}, part{name: "m3"})
 	m1, ctx := w.machines["m1"], t.Context()
@@ -62,7 +63,8 @@ func TestCut(t *testing.T) {
 	})
 }
 
-// TestRevokeLate: a connection that was taken back while it was under way to its procs is ended once they have it, however often other things have the kernel look at its connections meanwhile.
+// TestRevokeLate: a connection that was taken back while it was under way to its procs is ended
+// once they have it, however often other things have the kernel look at its connections meanwhile.
 func TestRevokeLate(t *testing.T) {
 	m := newWorld(t, control).machines["m1"]
 	server := m.proc(sigma.Principal{Realm: "default", Proc: "server"})

@@ -11,8 +11,11 @@ import (
 	"sigmaos.dev/view"
 )
 
-// What a session may do that was begun with a credential (docs/reference/credentials.md). Names and files it reaches as its view says, which is of all of the realm, with the rights of the role; of /sys what stands here, and nothing
-// else: what is missing is refused. What a method does for who may call it is judged where it is done, for procs of the realm as for such sessions: they see their own realm and no other.
+// What a session may do that was begun with a credential (docs/reference/credentials.md). Names and
+// files it reaches as its view says, which is of all of the realm, with the rights of the role; of
+// /sys what stands here, and nothing else: what is missing is refused. What a method does for who
+// may call it is judged where it is done, for procs of the realm as for such sessions: they see
+// their own realm and no other.
 
 // nobody is the role of what no credential allows: the provider's, or a proc's own.
 const nobody = sigma.RoleOwner + 1
@@ -20,7 +23,8 @@ const nobody = sigma.RoleOwner + 1
 // reading is the row of a file that is read, not called.
 const reading = ""
 
-// permissions name the least role for each method of each file of /sys. A test compares it with the methods there are.
+// permissions name the least role for each method of each file of /sys. A test compares it with the
+// methods there are.
 var permissions = map[string]map[string]sigma.Role{
 	sigmap.FileProcs: {
 		sigmap.CallList:      sigma.RoleViewer,
@@ -148,7 +152,8 @@ func (f *roleFile) refuse(op, method string) error {
 	if need := permissions[f.name][method]; need == nobody || need == sigma.RoleNone {
 		hint = "this is the provider's, who works as root without a credential"
 	}
-	return &sigma.Error{Op: "kernel.roles." + op, Kind: sigma.KindPermission, Msg: "the credential's role " + f.role.String() + " does not allow " + what, Hint: hint}
+	return &sigma.Error{Op: "kernel.roles." + op, Kind: sigma.KindPermission,
+		Msg: "the credential's role " + f.role.String() + " does not allow " + what, Hint: hint}
 }
 
 // Walk clones.
@@ -177,7 +182,8 @@ func (f *roleFile) ReadAt(ctx context.Context, p []byte, offset uint64) (int, er
 }
 
 // Call implements sigma.Caller.
-func (f *roleFile) Call(ctx context.Context, method string, payload []byte, files []*os.File) ([]byte, []*os.File, error) {
+func (f *roleFile) Call(ctx context.Context, method string, payload []byte, files []*os.File) ([]byte, []*os.File,
+	error) {
 	for _, file := range files {
 		file.Close()
 	}

@@ -22,7 +22,8 @@ func callNames(t *testing.T, path string) (out []string) {
 		t.Fatal(err)
 	}
 	ast.Inspect(f, func(n ast.Node) bool {
-		if v, ok := n.(*ast.ValueSpec); ok && len(v.Values) == 1 && len(v.Names) == 1 && len(v.Names[0].Name) > 4 && v.Names[0].Name[:4] == "Call" {
+		if v, ok := n.(*ast.ValueSpec); ok && len(v.Values) == 1 && len(v.Names) == 1 && len(v.Names[0].Name) > 4 &&
+			v.Names[0].Name[:4] == "Call" {
 			if l, ok := v.Values[0].(*ast.BasicLit); ok {
 				name, err := strconv.Unquote(l.Value)
 				if err != nil {
@@ -39,16 +40,20 @@ func callNames(t *testing.T, path string) (out []string) {
 	return out
 }
 
-// Goal: every file of /sys has its row in the table of permissions, and every method of a file that a credential shows at all. What is in no row is refused: of machines, names and the machine nothing is allowed.
+// Goal: every file of /sys has its row in the table of permissions, and every method of a file that
+// a credential shows at all. What is in no row is refused: of machines, names and the machine
+// nothing is allowed.
 func TestRolesTable(t *testing.T) {
-	r := &root{tree: &tree{k: &Kernel{cfg: Config{Machine: "m"}}, principal: sigma.Principal{Realm: "default", System: true}}, realm: "default"}
+	r := &root{tree: &tree{k: &Kernel{cfg: Config{Machine: "m"}}, principal: sigma.Principal{Realm: "default",
+		System: true}}, realm: "default"}
 	for _, name := range r.sysNames() {
 		if _, known := permissions[name]; !known {
 			t.Errorf("/sys/%s has no row in permissions (kernel/roles.go): decide who may use it", name)
 		}
 	}
 	elsewhere := []string{ // methods of other files than those of /sys, or of files of which no method is allowed
-		sigmap.CallStatus, sigmap.CallLeave, sigmap.CallDown, sigmap.CallServer, sigmap.CallSetStore, sigmap.CallStores, sigmap.CallChanges, sigmap.CallHash}
+		sigmap.CallStatus, sigmap.CallLeave, sigmap.CallDown, sigmap.CallServer, sigmap.CallSetStore, sigmap.CallStores,
+		sigmap.CallChanges, sigmap.CallHash}
 	for _, path := range []string{"../sigmap/calls.go", "../initd/calls.go"} {
 		for _, method := range callNames(t, filepath.FromSlash(path)) {
 			found := slices.Contains(elsewhere, method)
@@ -57,11 +62,13 @@ func TestRolesTable(t *testing.T) {
 				found = found || is
 			}
 			if !found {
-				t.Errorf("the method %s of %s has no row in permissions (kernel/roles.go): decide who may call it", method, path)
+				t.Errorf("the method %s of %s has no row in permissions (kernel/roles.go): decide who may call it",
+					method, path)
 			}
 		}
 	}
-	for file, handlers := range map[string]map[string]handler{sigmap.FileProcs: r.procsCalls(), sigmap.FileSelf: r.selfCalls(), sigmap.FileEndpoints: r.endpointCalls(), sigmap.FileMachine: r.machineCalls()} {
+	for file, handlers := range map[string]map[string]handler{sigmap.FileProcs: r.procsCalls(),
+		sigmap.FileSelf: r.selfCalls(), sigmap.FileEndpoints: r.endpointCalls(), sigmap.FileMachine: r.machineCalls()} {
 		for method := range handlers {
 			if _, known := permissions[file][method]; !known && file != sigmap.FileMachine {
 				t.Errorf("%s of /sys/%s has no row in permissions (kernel/roles.go)", method, file)
@@ -86,10 +93,14 @@ func TestRolesTable(t *testing.T) {
 			t.Errorf("a method of %s that nobody thought of is allowed", file)
 		}
 	}
-	if allows(sigma.RoleOwner, "new", reading) || mayUse(sigma.RoleOwner, sigmap.FileMachine) || mayUse(sigma.RoleOwner, nameMetrics) || mayUse(sigma.RoleOwner, sigmap.FileNames) {
+	if allows(sigma.RoleOwner, "new", reading) || mayUse(sigma.RoleOwner, sigmap.FileMachine) ||
+		mayUse(sigma.RoleOwner, nameMetrics) || mayUse(sigma.RoleOwner, sigmap.FileNames) {
 		t.Error("an owner sees what is the provider's")
 	}
-	changes := []struct{ file, method string }{{sigmap.FileProcs, sigmap.CallSpawn}, {sigmap.FileProcs, sigmap.CallKill}, {sigmap.FileProcs, sigmap.CallEvict}, {sigmap.FileProcs, sigmap.CallFreeze}, {sigmap.FileInit, sigmap.CallInitAdd}, {sigmap.FileCredentials, sigmap.CallCreate}}
+	changes := []struct{ file, method string }{{sigmap.FileProcs, sigmap.CallSpawn},
+		{sigmap.FileProcs, sigmap.CallKill}, {sigmap.FileProcs, sigmap.CallEvict},
+		{sigmap.FileProcs, sigmap.CallFreeze}, {sigmap.FileInit, sigmap.CallInitAdd},
+		{sigmap.FileCredentials, sigmap.CallCreate}}
 	for _, c := range changes {
 		if allows(sigma.RoleViewer, c.file, c.method) {
 			t.Errorf("a viewer may %s %s", c.method, c.file)
@@ -107,7 +118,8 @@ func TestRolesTable(t *testing.T) {
 	}
 }
 
-// Goal: wrong credentials are counted for each user: one who guesses is kept off for a while and no other is, however many users guess, or connect and say nothing.
+// Goal: wrong credentials are counted for each user: one who guesses is kept off for a while and no
+// other is, however many users guess, or connect and say nothing.
 func TestGuesses(t *testing.T) {
 	g := newGuests()
 	now := time.Unix(1_700_000_000, 0)

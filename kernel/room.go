@@ -8,14 +8,17 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// named cannot open its store on a disk that is full, and would end again and again while whoever wants a name waits. So it is not started meanwhile, and who asks is told why.
+// named cannot open its store on a disk that is full, and would end again and again while whoever
+// wants a name waits. So it is not started meanwhile, and who asks is told why.
 
 const (
 	roomPause = 500 * time.Millisecond // between looks at the disk
 	roomTry   = 5 * time.Second        // before it is started all the same, on a disk that is only low
 )
 
-// awaitRoom waits until the service can be started on the disk of the data directory, or ctx ends. soon says that it ended soon after it was started: then a disk that is low may be the reason, and it is tried less often.
+// awaitRoom waits until the service can be started on the disk of the data directory, or ctx ends.
+// soon says that it ended soon after it was started: then a disk that is low may be the reason, and
+// it is tried less often.
 func (s *service) awaitRoom(ctx context.Context, soon bool) {
 	if s.name != serviceNamed || s.k.etcd != nil {
 		return

@@ -32,10 +32,12 @@ type tree struct {
 	leases  map[sigma.LeaseID]sigma.RealmID // mu
 	clients []uint64                        // mu; that number mutations
 	counted bool                            // mu; in quota
-	waited  atomic.Bool                     // a program of no proc was told of a proc's end while the machine was going to be stopped
+	// a program of no proc was told of a proc's end while the machine was going to be stopped
+	waited atomic.Bool
 }
 
-// Attach implements sigma.Tree. A program of the admin socket chooses its realm by name; a proc has its own.
+// Attach implements sigma.Tree. A program of the admin socket chooses its realm by name; a proc has
+// its own.
 func (t *tree) Attach(ctx context.Context, p sigma.Principal, name string) (sigma.File, error) {
 	if t.far {
 		return t.attachFar(name)
@@ -58,7 +60,8 @@ func (t *tree) Attach(ctx context.Context, p sigma.Principal, name string) (sigm
 		}
 		if _, err := r.named(ctx); err != nil {
 			if sigma.KindOf(err) == sigma.KindNotFound {
-				return nil, &sigma.Error{Op: "kernel.Attach", Kind: sigma.KindNotFound, Msg: "no realm " + string(realm), Hint: "sigma realm ls lists them; sigma realm create makes one"}
+				return nil, &sigma.Error{Op: "kernel.Attach", Kind: sigma.KindNotFound,
+					Msg: "no realm " + string(realm), Hint: "sigma realm ls lists them; sigma realm create makes one"}
 			}
 			return nil, err
 		}
@@ -78,7 +81,8 @@ func (t *tree) Attach(ctx context.Context, p sigma.Principal, name string) (sigm
 	return r, nil
 }
 
-// release ends the session's leases, so that ephemeral files vanish with the proc that made them (000 §3.4).
+// release ends the session's leases, so that ephemeral files vanish with the proc that made them
+// (000 §3.4).
 func (t *tree) release() {
 	t.forget()
 	t.mu.Lock()
@@ -104,7 +108,8 @@ func (t *tree) release() {
 	}
 }
 
-// clientsMax bounds the numbering clients that are noted of one session; others are forgotten by named when they were idle for long.
+// clientsMax bounds the numbering clients that are noted of one session; others are forgotten by
+// named when they were idle for long.
 const clientsMax = 64
 
 // numbered notes a client that numbers its mutations in this session.
@@ -154,15 +159,18 @@ var (
 // Remembers implements sigma.Rememberer, since what changes in it changes at named.
 func (r *root) Remembers() bool { return true }
 
-// named is the root of what named keeps of the realm, for who asks: for the realm's programs modes count.
+// named is the root of what named keeps of the realm, for who asks: for the realm's programs modes
+// count.
 func (r *root) named(ctx context.Context) (sigma.File, error) {
-	if r.realm == sigma.SystemRealm && !r.tree.isService(serviceMachined) && !r.tree.isService(serviceLcsched) { // the latter for its election
+	if r.realm == sigma.SystemRealm && !r.tree.isService(serviceMachined) &&
+		!r.tree.isService(serviceLcsched) { // the latter for its election
 		return nil, sigma.Errorf("kernel.root", sigma.KindNotFound, "the realm system keeps no names")
 	}
 	return r.kept(ctx)
 }
 
-// kept is named for ourselves: when the session of a service ends, the launcher may have told before that the service is no more.
+// kept is named for ourselves: when the session of a service ends, the launcher may have told
+// before that the service is no more.
 func (r *root) kept(ctx context.Context) (sigma.File, error) {
 	if r.realm == sigma.SystemRealm {
 		n, err := r.tree.k.systemNamed(ctx)
@@ -181,19 +189,22 @@ func (r *root) kept(ctx context.Context) (sigma.File, error) {
 	return n, nil
 }
 
-// systemNamed is the root of the names of the system's realm, which no tenant sees. The first machine's first start makes it.
+// systemNamed is the root of the names of the system's realm, which no tenant sees. The first
+// machine's first start makes it.
 func (k *Kernel) systemNamed(ctx context.Context) (*names.File, error) {
 	n, err := k.named(ctx, sigma.SystemRealm)
 	if err == nil || sigma.KindOf(err) != sigma.KindNotFound {
 		return n, err
 	}
-	if _, err := k.realms(nil).(realms).admin(ctx, serviceNamed, sigmap.CallCreate, sigma.SystemRealm); err != nil && sigma.KindOf(err) != sigma.KindExists {
+	if _, err := k.realms(nil).(realms).admin(ctx, serviceNamed, sigmap.CallCreate, sigma.SystemRealm); err != nil &&
+		sigma.KindOf(err) != sigma.KindExists {
 		return nil, err
 	}
 	return k.named(ctx, sigma.SystemRealm)
 }
 
-// RenameTarget gives the handle at named in which a rename from any of named's directories may put name.
+// RenameTarget gives the handle at named in which a rename from any of named's directories may put
+// name.
 func (r *root) RenameTarget(ctx context.Context, name string) (sigma.File, error) {
 	if err := r.taken(name); err != nil {
 		return nil, err
@@ -231,7 +242,8 @@ func (r *root) providedNames() []string {
 
 func (r *root) taken(name string) error {
 	if slices.Contains(r.providedNames(), name) {
-		return &sigma.Error{Op: "kernel.root", Path: "/" + name, Kind: sigma.KindExists, Msg: "the name is the system's"}
+		return &sigma.Error{Op: "kernel.root", Path: "/" + name, Kind: sigma.KindExists,
+			Msg: "the name is the system's"}
 	}
 	return nil
 }
@@ -257,7 +269,8 @@ func (r *root) Stat(ctx context.Context) (sigma.Stat, error) {
 	n, err := r.named(ctx)
 	if err != nil {
 		if r.realm == sigma.SystemRealm {
-			return sigma.Stat{ID: sigma.FileID{Kind: sigma.KindDir, Path: viewfs.PathID("/")}, Perm: 0o555, Modified: time.Unix(0, 0)}, nil
+			return sigma.Stat{ID: sigma.FileID{Kind: sigma.KindDir, Path: viewfs.PathID("/")}, Perm: 0o555,
+				Modified: time.Unix(0, 0)}, nil
 		}
 		return sigma.Stat{}, err
 	}
@@ -371,7 +384,8 @@ func (r *root) Sync(context.Context) error { return nil }
 func (r *root) Close()                     {}
 
 // Get implements sigma.Getter in one hop for named's files and for links.
-func (r *root) Get(ctx context.Context, names []string, offset uint64, count int) (sigma.GetResult, *sigma.Stopped, error) {
+func (r *root) Get(ctx context.Context, names []string, offset uint64, count int) (sigma.GetResult, *sigma.Stopped,
+	error) {
 	if len(names) == 0 {
 		return sigma.GetResult{}, nil, sigma.PathError("kernel.root.Get", sigma.KindIsDir, "/")
 	}
@@ -396,7 +410,8 @@ func (r *root) Get(ctx context.Context, names []string, offset uint64, count int
 }
 
 // Recall implements sigma.Recaller for named's files.
-func (r *root) Recall(names []string, offset uint64, count int) (g sigma.GetResult, stop *sigma.Stopped, known bool, err error) {
+func (r *root) Recall(names []string, offset uint64, count int) (g sigma.GetResult, stop *sigma.Stopped, known bool,
+	err error) {
 	if len(names) == 0 || r.realm == sigma.SystemRealm || slices.Contains(r.providedNames(), names[0]) {
 		return g, nil, false, nil
 	}
@@ -411,7 +426,8 @@ func (r *root) Recall(names []string, offset uint64, count int) (g sigma.GetResu
 }
 
 // Put implements sigma.Putter.
-func (r *root) Put(ctx context.Context, names []string, data []byte, o sigma.PutOptions) (sigma.FileID, *sigma.Stopped, error) {
+func (r *root) Put(ctx context.Context, names []string, data []byte, o sigma.PutOptions) (sigma.FileID, *sigma.Stopped,
+	error) {
 	if len(names) == 0 {
 		return sigma.FileID{}, nil, sigma.PathError("kernel.root.Put", sigma.KindIsDir, "/")
 	}
@@ -499,7 +515,8 @@ func (r *root) Revoke(ctx context.Context, id sigma.LeaseID) error {
 	return l.Revoke(ctx, id)
 }
 
-// storeLink is /s3 or /db: an endpoint whose content is where the object store listens now, or the server of databases.
+// storeLink is /s3 or /db: an endpoint whose content is where the object store listens now, or the
+// server of databases.
 type storeLink struct {
 	treekit.Base
 	k             *Kernel
@@ -514,7 +531,8 @@ func (l *storeLink) Walk(_ context.Context, names []string) (sigma.File, []sigma
 }
 
 func (l *storeLink) Stat(context.Context) (sigma.Stat, error) {
-	return sigma.Stat{ID: sigma.FileID{Kind: sigma.KindEndpoint, Path: viewfs.PathID("/" + l.name)}, Name: l.name, Perm: 0o555, Modified: time.Unix(0, 0)}, nil
+	return sigma.Stat{ID: sigma.FileID{Kind: sigma.KindEndpoint, Path: viewfs.PathID("/" + l.name)}, Name: l.name,
+		Perm: 0o555, Modified: time.Unix(0, 0)}, nil
 }
 
 func (l *storeLink) ReadLink(ctx context.Context) (string, error) {
@@ -522,8 +540,10 @@ func (l *storeLink) ReadLink(ctx context.Context) (string, error) {
 	defer cancel()
 	e, err := l.k.storeEndpoint(ctx, l.service, false)
 	if err != nil {
-		what := map[string]string{sigma.NameS3: "the object store is not available", sigma.NameDB: "the databases are not available"}[l.name]
-		return "", &sigma.Error{Op: "kernel.storeLink", Kind: sigma.KindUnavailable, Msg: what, Hint: sigma.HintOf(err), Err: err}
+		what := map[string]string{sigma.NameS3: "the object store is not available",
+			sigma.NameDB: "the databases are not available"}[l.name]
+		return "", &sigma.Error{Op: "kernel.storeLink", Kind: sigma.KindUnavailable, Msg: what, Hint: sigma.HintOf(err),
+			Err: err}
 	}
 	return e.String(), nil
 }

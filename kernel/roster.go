@@ -15,14 +15,17 @@ import (
 	"sigmaos.dev/treekit"
 )
 
-// nameRoster is /sys/roster: the machines there are, for everybody. Addresses and what else only operators need is not in it.
+// nameRoster is /sys/roster: the machines there are, for everybody. Addresses and what else only
+// operators need is not in it.
 const nameRoster = "roster"
 
-// rosterMax is how long machined may take; then what this machine knows itself is told. Its answer is good for memoFor, so that tenants who look all the time cost it one call a second.
+// rosterMax is how long machined may take; then what this machine knows itself is told. Its answer
+// is good for memoFor, so that tenants who look all the time cost it one call a second.
 const rosterMax = 2 * time.Second
 
 func (r *root) rosterFile() sigma.File {
-	return &treekit.Blob{ID: sigma.FileID{Kind: sigma.KindDevice, Path: viewfs.PathID("/sys/" + nameRoster)}, Name: nameRoster, Perm: 0o444, Content: r.tree.k.rosterText}
+	return &treekit.Blob{ID: sigma.FileID{Kind: sigma.KindDevice, Path: viewfs.PathID("/sys/" + nameRoster)},
+		Name: nameRoster, Perm: 0o444, Content: r.tree.k.rosterText}
 }
 
 // rosterText is one line a machine: name, state, and key=value words.
@@ -40,7 +43,8 @@ func (k *Kernel) rosterInfos() []sigma.MachineInfo {
 		return k.ownRoster()
 	}
 	infos, _ := recall(&k.memo, nameRoster, func() ([]sigma.MachineInfo, error) {
-		ctx, cancel := context.WithTimeout(k.ctx, rosterMax) // not of who asks: one who gives up would have the others told less
+		ctx, cancel := context.WithTimeout(k.ctx,
+			rosterMax) // not of who asks: one who gives up would have the others told less
 		defer cancel()
 		infos, err := k.askMachines(ctx)
 		if err != nil || len(infos) == 0 {

@@ -6,7 +6,8 @@ import (
 	"time"
 )
 
-// Goal: while no machined answers, /sys/roster tells what this machine knows, and machined is not asked anew for each who looks; nor does one who gives up spoil what the others are told.
+// Goal: while no machined answers, /sys/roster tells what this machine knows, and machined is not
+// asked anew for each who looks; nor does one who gives up spoil what the others are told.
 func TestRosterText(t *testing.T) {
 	w := newWorld(t, control, part{name: "m2"})
 	k := w.machines["m2"].k

@@ -15,7 +15,9 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// scheduler is the machine's part in the fleet of bescheds (docs/adr/0027-besched-is-a-fleet.md): it attends at every shard, parks credits there as besched.Offers says, and tells schedd whether all shards gave a lease.
+// scheduler is the machine's part in the fleet of bescheds (docs/adr/0027-besched-is-a-fleet.md):
+// it attends at every shard, parks credits there as besched.Offers says, and tells schedd whether
+// all shards gave a lease.
 type scheduler struct {
 	k       *Kernel
 	charges *charges
@@ -35,7 +37,9 @@ type scheduler struct {
 }
 
 func newScheduler(k *Kernel) *scheduler {
-	s := &scheduler{k: k, charges: newCharges(), offers: besched.NewOffers(k.cfg.Memory), shards: map[besched.Shard]*shard{}, lame: true, shut: true, roomy: make(chan struct{}, 1), moved: make(chan struct{})}
+	s := &scheduler{k: k, charges: newCharges(), offers: besched.NewOffers(k.cfg.Memory),
+		shards: map[besched.Shard]*shard{}, lame: true, shut: true, roomy: make(chan struct{}, 1),
+		moved: make(chan struct{})}
 	s.offers.Close(true)
 	return s
 }
@@ -47,19 +51,22 @@ func poke(ch chan struct{}) {
 	}
 }
 
-// enqueue has a proc sent to its shard. If that is not attended any more, schedd will hear of it and send the proc elsewhere.
+// enqueue has a proc sent to its shard. If that is not attended any more, schedd will hear of it
+// and send the proc elsewhere.
 func (s *scheduler) enqueue(p *schedd.Proc) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if sh := s.shards[p.Shard]; sh != nil {
-		sh.queue = append(sh.queue, besched.Job{ID: p.ID, Realm: p.Realm, Memory: p.Memory, Program: programOf(p), Near: p.Near})
+		sh.queue = append(sh.queue, besched.Job{ID: p.ID, Realm: p.Realm, Memory: p.Memory, Program: programOf(p),
+			Near: p.Near})
 		poke(sh.work)
 		return
 	}
 	s.k.noteUnscheduled(p)
 }
 
-// programOf tells a realm's programs apart: that a machine ran one recently makes it the better place for the next proc.
+// programOf tells a realm's programs apart: that a machine ran one recently makes it the better
+// place for the next proc.
 func programOf(p *schedd.Proc) uint64 {
 	h := fnv.New64a()
 	io.WriteString(h, string(p.Realm))
@@ -87,7 +94,8 @@ func (s *scheduler) close(closed bool) {
 	s.tellLeases()
 }
 
-// launches says whether there is a launcher. Without one what is placed here would wait for the next.
+// launches says whether there is a launcher. Without one what is placed here would wait for the
+// next.
 func (s *scheduler) launches(on bool) {
 	s.mu.Lock()
 	s.lame = !on
@@ -112,10 +120,12 @@ func (s *scheduler) offerLocked() {
 	poke(s.roomy)
 }
 
-// closeMost is how long it is waited at once for what bescheds are to give back; then the roster is looked at again, of which there may be a later one.
+// closeMost is how long it is waited at once for what bescheds are to give back; then the roster is
+// looked at again, of which there may be a later one.
 const closeMost = time.Second
 
-// awaitClosed waits until no besched can give this machine a proc, if new procs may not come here; false if one still can when ctx or closeMost ends the wait.
+// awaitClosed waits until no besched can give this machine a proc, if new procs may not come here;
+// false if one still can when ctx or closeMost ends the wait.
 func (s *scheduler) awaitClosed(ctx context.Context) bool {
 	for begun := time.Now(); ; sleep(ctx, time.Millisecond) {
 		s.mu.Lock()
@@ -193,7 +203,8 @@ func (k *Kernel) bescheds() (now map[sigma.MachineID]bool, changed <-chan struct
 	return now, changed
 }
 
-// visit keeps a session with the n-th besched of a machine until ctx ends; once it has one, the next is looked for.
+// visit keeps a session with the n-th besched of a machine until ctx ends; once it has one, the
+// next is looked for.
 func (s *scheduler) visit(ctx context.Context, all *sync.WaitGroup, m sigma.MachineID, n int) {
 	var further sync.Once
 	for ctx.Err() == nil {
@@ -210,7 +221,8 @@ func (s *scheduler) visit(ctx context.Context, all *sync.WaitGroup, m sigma.Mach
 					all.Go(func() { s.visit(ctx, all, m, n+1) })
 				}
 			})
-			sh := &shard{s: s, name: besched.Shard(string(m) + "/" + strconv.Itoa(n)), work: make(chan struct{}, 1), parks: make(chan parking, 1), tell: make(chan struct{}, 1)}
+			sh := &shard{s: s, name: besched.Shard(string(m) + "/" + strconv.Itoa(n)), work: make(chan struct{}, 1),
+				parks: make(chan parking, 1), tell: make(chan struct{}, 1)}
 			sh.session(ctx, c, s.k.life())
 			c.Close()
 		}
@@ -355,8 +367,9 @@ func (s *scheduler) sessions() (out []sigma.Caller) {
 	return out
 }
 
-// requeueEvery is how often what is queued is sent to besched again, if it was sent longer ago than that: it may have been given to a machine that could not take it. Nothing else is
-// done about jobs that were granted and never taken.
+// requeueEvery is how often what is queued is sent to besched again, if it was sent longer ago than
+// that: it may have been given to a machine that could not take it. Nothing else is done about jobs
+// that were granted and never taken.
 const requeueEvery = 5 * time.Second
 
 // requeueEach is added for each proc that is queued, so that to send many again is never much work.
@@ -389,10 +402,12 @@ func (k *Kernel) cpu() sigma.MilliCPU {
 	return sigma.MilliCPU(1000 * runtime.NumCPU())
 }
 
-// callMax is how long besched may take for what it answers at once; one that takes longer is given up as lost, so that what is to be sent does not pile up behind it.
+// callMax is how long besched may take for what it answers at once; one that takes longer is given
+// up as lost, so that what is to be sent does not pile up behind it.
 const callMax = 30 * time.Second
 
-func callWithin(ctx context.Context, k *Kernel, b sigma.Caller, most time.Duration, method string, encode func(*sigmap.Coder)) error {
+func callWithin(ctx context.Context, k *Kernel, b sigma.Caller, most time.Duration, method string,
+	encode func(*sigmap.Coder)) error {
 	inTime, cancel := ctx, func() {}
 	if most > 0 {
 		inTime, cancel = context.WithTimeout(ctx, most)
@@ -408,7 +423,8 @@ func callWithin(ctx context.Context, k *Kernel, b sigma.Caller, most time.Durati
 	return err
 }
 
-// granted takes note of jobs that this machine was given: its own are started, others taken from their homes.
+// granted takes note of jobs that this machine was given: its own are started, others taken from
+// their homes.
 func (k *Kernel) granted(got *besched.Pulled) {
 	for _, j := range got.Jobs {
 		switch {

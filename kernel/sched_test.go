@@ -39,14 +39,16 @@ func newPulls() *pulls { return &pulls{make(chan context.Context), make(chan bes
 
 // loneScheduler is that of a machine that nothing runs on.
 func loneScheduler() *scheduler {
-	k := &Kernel{core: schedd.NewCore("m1", sigma.GiB), cfg: Config{Machine: "m1", Memory: sigma.GiB, CPU: 4000, Log: slog.New(slog.DiscardHandler)}}
+	k := &Kernel{core: schedd.NewCore("m1", sigma.GiB), cfg: Config{Machine: "m1", Memory: sigma.GiB, CPU: 4000,
+		Log: slog.New(slog.DiscardHandler)}}
 	k.sched = newScheduler(k)
 	k.sched.launches(true)
 	return k.sched
 }
 
 func (s *scheduler) newShard(ctx context.Context, name besched.Shard) *shard {
-	return &shard{s: s, name: name, ctx: ctx, work: make(chan struct{}, 1), parks: make(chan parking, 1), tell: make(chan struct{}, 1)}
+	return &shard{s: s, name: name, ctx: ctx, work: make(chan struct{}, 1), parks: make(chan parking, 1),
+		tell: make(chan struct{}, 1)}
 }
 
 // Goal: nothing is left of a credit that was used, however many there are in a session.
@@ -75,7 +77,8 @@ func TestCreditsEnd(t *testing.T) {
 	}
 }
 
-// Goal: what comes of a session that was lost does not change how the machine stands in the next one.
+// Goal: what comes of a session that was lost does not change how the machine stands in the next
+// one.
 func TestOldSession(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -117,7 +120,8 @@ func TestOldSession(t *testing.T) {
 	}
 }
 
-// Goal: when a shard that gave a lease is lost, what procs use is charged from then on, and schedd hears of each limit.
+// Goal: when a shard that gave a lease is lost, what procs use is charged from then on, and schedd
+// hears of each limit.
 func TestLeaseLost(t *testing.T) {
 	s := loneScheduler()
 	first, second := s.newShard(t.Context(), "m1/1"), s.newShard(t.Context(), "m2/1")
@@ -168,7 +172,8 @@ func TestNoOffersBeforeLauncher(t *testing.T) {
 	}
 }
 
-// Goal: a machine that is closed places nothing by a lease from that moment on, and is closed for good when its credits are back.
+// Goal: a machine that is closed places nothing by a lease from that moment on, and is closed for
+// good when its credits are back.
 func TestClosedPlacesNothing(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()

@@ -12,8 +12,10 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// scratch keeps what this machine has in ux from being shown to another realm of the same name. A realm that is removed is removed from all machines that are alive; one that was lost then has its files
-// still. So in each life of the machine, and of its sigmad, the first who comes to a realm's files finds out when the realm was made; if that is not what it was when the files were, they go.
+// scratch keeps what this machine has in ux from being shown to another realm of the same name. A
+// realm that is removed is removed from all machines that are alive; one that was lost then has its
+// files still. So in each life of the machine, and of its sigmad, the first who comes to a realm's
+// files finds out when the realm was made; if that is not what it was when the files were, they go.
 type scratch struct {
 	k      *Kernel
 	file   string        // where made is kept
@@ -28,7 +30,8 @@ type scratch struct {
 const scratchFile = "ux-realms.json"
 
 func newScratch(k *Kernel) (*scratch, error) {
-	s := &scratch{k: k, file: filepath.Join(k.cfg.Data, scratchFile), asking: make(chan struct{}, 1), checked: map[sigma.RealmID]sigma.Incarnation{}, made: map[sigma.RealmID]time.Time{}}
+	s := &scratch{k: k, file: filepath.Join(k.cfg.Data, scratchFile), asking: make(chan struct{}, 1),
+		checked: map[sigma.RealmID]sigma.Incarnation{}, made: map[sigma.RealmID]time.Time{}}
 	text, err := os.ReadFile(s.file)
 	if os.IsNotExist(err) {
 		return s, nil
@@ -113,7 +116,8 @@ func (s *scratch) note(gone []sigma.RealmID, realm sigma.RealmID, made time.Time
 	return nil
 }
 
-// saveLocked writes the file, whole or not at all. It is small, and written when a realm's files are first used here.
+// saveLocked writes the file, whole or not at all. It is small, and written when a realm's files
+// are first used here.
 func (s *scratch) saveLocked() error {
 	text, err := json.Marshal(s.made)
 	if err != nil {

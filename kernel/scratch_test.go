@@ -7,7 +7,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// TestScratchOfOldRealm: files of a realm that was removed while their machine was lost are shown to nobody, least of all to another realm of the same name; those of realms that stayed, stay.
+// TestScratchOfOldRealm: files of a realm that was removed while their machine was lost are shown
+// to nobody, least of all to another realm of the same name; those of realms that stayed, stay.
 func TestScratchOfOldRealm(t *testing.T) {
 	w := newWorld(t, control, part{name: "m2"})
 	m1, m2 := w.machines["m1"].k, w.machines["m2"].k
@@ -20,7 +21,8 @@ func TestScratchOfOldRealm(t *testing.T) {
 	}
 	for _, r := range []sigma.RealmID{"kept", "again", "gone"} {
 		must(m1.realms(nil).Create(ctx, r))
-		_, err := w.machines["m2"].names(r, sigma.ProcID("p-"+r)).Put(ctx, "/ux/m2/f", []byte("of "+r), sigma.PutOptions{})
+		_, err := w.machines["m2"].names(r, sigma.ProcID("p-"+r)).Put(ctx, "/ux/m2/f", []byte("of "+r),
+			sigma.PutOptions{})
 		must(err)
 	}
 	w.lose("m2")

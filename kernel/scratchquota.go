@@ -13,8 +13,9 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// scratchQuotas is how much each realm may have in ux at this machine (sigma.RealmLimits.Scratch). As with quota the limits are named's to keep, are asked for if that was not done for a while and before anything is
-// refused, and the default counts until they are known.
+// scratchQuotas is how much each realm may have in ux at this machine (sigma.RealmLimits.Scratch).
+// As with quota the limits are named's to keep, are asked for if that was not done for a while and
+// before anything is refused, and the default counts until they are known.
 type scratchQuotas struct {
 	k         *Kernel
 	byDefault sigma.Bytes // for realms of which nothing else is known, or was set
@@ -28,7 +29,8 @@ type scratchQuota struct {
 	asking atomic.Bool
 }
 
-// newScratchQuotas finds the default of a machine that keeps ux in dir: no realm can fill the disk by itself.
+// newScratchQuotas finds the default of a machine that keeps ux in dir: no realm can fill the disk
+// by itself.
 func newScratchQuotas(dir string) (*scratchQuotas, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, sigma.Wrap("kernel.scratchQuotas", dir, err)
@@ -79,7 +81,10 @@ func (s *scratchQuotas) ask(realm sigma.RealmID, q *scratchQuota) {
 }
 
 func (s *scratchQuotas) refused(_ sigma.RealmID, held, more, quota sigma.Bytes) *sigma.Error {
-	return &sigma.Error{Kind: sigma.KindNoSpace, Msg: fmt.Sprintf("the realm's limit of scratch files at machine %s is reached: it has %v of %v, and this takes %v more", s.k.cfg.Machine, held, quota, more),
+	return &sigma.Error{Kind: sigma.KindNoSpace,
+		Msg: fmt.Sprintf(
+			"the realm's limit of scratch files at machine %s is reached: it has %v of %v, and this takes %v more",
+			s.k.cfg.Machine, held, quota, more),
 		Hint: "remove files there; the provider raises it with: sigma realm set --limit-scratch N REALM"}
 }
 

@@ -8,7 +8,9 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Goal: a realm has no more in ux at a machine than its limit says, whoever writes; who is refused learns the path, the machine, the limit and who raises it; other realms have all they want, and what is removed makes room.
+// Goal: a realm has no more in ux at a machine than its limit says, whoever writes; who is refused
+// learns the path, the machine, the limit and who raises it; other realms have all they want, and
+// what is removed makes room.
 func TestScratchQuota(t *testing.T) {
 	m := boot(t)
 	ctx := t.Context()
@@ -17,7 +19,8 @@ func TestScratchQuota(t *testing.T) {
 	}
 	names := func(realm sigma.RealmID) *namespace.Tree { return m.names(realm, sigma.NewProcID()) }
 	mine, other := names("default"), names("other")
-	if n := m.k.uxQuotas.limit("default", false); n != m.k.uxQuotas.byDefault || n == 0 || n > sigma.LimitScratchDefault {
+	if n := m.k.uxQuotas.limit("default", false); n != m.k.uxQuotas.byDefault || n == 0 ||
+		n > sigma.LimitScratchDefault {
 		t.Errorf("the default is %v", n)
 	}
 	v, _ := m.k.uxQuotas.of.Load(sigma.RealmID("default"))
@@ -34,7 +37,9 @@ func TestScratchQuota(t *testing.T) {
 	if err != nil {
 		text = err.Error()
 	}
-	if sigma.KindOf(err) != sigma.KindNoSpace || !strings.Contains(text, "/ux/~local/b") || !strings.Contains(text, "limit of scratch files at machine m1") || !strings.Contains(sigma.HintOf(err), "--limit-scratch") {
+	if sigma.KindOf(err) != sigma.KindNoSpace || !strings.Contains(text, "/ux/~local/b") ||
+		!strings.Contains(text, "limit of scratch files at machine m1") || !strings.Contains(sigma.HintOf(err),
+		"--limit-scratch") {
 		t.Errorf("beyond the limit: %v (%s)", err, sigma.HintOf(err))
 	}
 	if err := put(other, "b", 40<<10); err != nil {

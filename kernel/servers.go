@@ -20,8 +20,10 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// dbd and s3d reach no network by themselves, as named does not (etcd.go): sigmad connects them to the servers of databases and to object stores. They do not ask for an address but for that of a realm's database or store, which the provider told
-// sigmad, so that whoever takes over one of them reaches no other. What they and the servers say is between them.
+// dbd and s3d reach no network by themselves, as named does not (etcd.go): sigmad connects them to
+// the servers of databases and to object stores. They do not ask for an address but for that of a
+// realm's database or store, which the provider told sigmad, so that whoever takes over one of them
+// reaches no other. What they and the servers say is between them.
 
 const (
 	serversFile    = "servers"
@@ -30,11 +32,13 @@ const (
 	serverDialMax  = 5 * time.Second
 	serverNameMax  = 63
 	serverLinksMax = 1024 // connections at once of each service: each has two sockets here
-	// storeName is how the server of a realm's objects is noted; of the system's realm, those of all that have no other.
+	// storeName is how the server of a realm's objects is noted; of the system's realm, those of
+	// all that have no other.
 	storeName = "store"
 )
 
-// places is where servers are: service, realm, name, and IP addresses with ports that are tried in turn.
+// places is where servers are: service, realm, name, and IP addresses with ports that are tried in
+// turn.
 type places map[string]map[sigma.RealmID]map[string][]string
 
 // servers is where the servers of realms' databases and objects are.
@@ -50,7 +54,8 @@ type servers struct {
 }
 
 func newServers(k *Kernel) (*servers, error) {
-	d := &servers{k: k, path: filepath.Join(k.cfg.Data, serversFile), known: places{}, links: map[string]int{}, changing: make(chan struct{}, 1)}
+	d := &servers{k: k, path: filepath.Join(k.cfg.Data, serversFile), known: places{}, links: map[string]int{},
+		changing: make(chan struct{}, 1)}
 	text, err := os.ReadFile(d.path)
 	if os.IsNotExist(err) {
 		return d, nil
@@ -61,19 +66,27 @@ func newServers(k *Kernel) (*servers, error) {
 	return d, sigma.Wrap("kernel.servers", d.path, err)
 }
 
-// setCall is the call server: realm, name, address ("" = none any more) of a database's. It is the provider's.
+// setCall is the call server: realm, name, address ("" = none any more) of a database's. It is the
+// provider's.
 func (d *servers) setCall(_ context.Context, payload []byte) ([]byte, []*os.File, error) {
 	const op = "kernel.Server"
 	var realm sigma.RealmID
 	var name, address string
-	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.RealmID(&realm); c.Str(&name); c.Str(&address) }); err != nil {
+	if err := sigmap.Parse(payload, func(c *sigmap.Coder) {
+		c.RealmID(&realm)
+		c.Str(&name)
+		c.Str(&address)
+	}); err != nil {
 		return nil, nil, err
 	}
 	if name == "" || len(name) > serverNameMax {
-		return nil, nil, sigma.Errorf(op, sigma.KindInvalid, "a server of a database has a name of at most %d bytes", serverNameMax)
+		return nil, nil, sigma.Errorf(op, sigma.KindInvalid, "a server of a database has a name of at most %d bytes",
+			serverNameMax)
 	}
 	if d.k.databases.program.File == nil {
-		return nil, nil, &sigma.Error{Op: op, Kind: sigma.KindUnsupported, Msg: "this machine does not serve the databases", Hint: "ask on the first machine of the system: sigma machine ls shows them"}
+		return nil, nil, &sigma.Error{Op: op, Kind: sigma.KindUnsupported,
+			Msg:  "this machine does not serve the databases",
+			Hint: "ask on the first machine of the system: sigma machine ls shows them"}
 	}
 	var at []string
 	if address != "" {
@@ -169,7 +182,8 @@ func (d *servers) removeRealm(ctx context.Context, r realms, realm sigma.RealmID
 	if d.k.isUnused(ctx, realm) {
 		return d.forgetRealm(serviceDB, realm)
 	}
-	if _, err := r.admin(ctx, databaseService(realm), sigmap.CallRemove, realm); err != nil && sigma.KindOf(err) != sigma.KindNotFound {
+	if _, err := r.admin(ctx, databaseService(realm), sigmap.CallRemove, realm); err != nil &&
+		sigma.KindOf(err) != sigma.KindNotFound {
 		return err
 	}
 	return d.forgetRealm(serviceDB, realm)
@@ -198,7 +212,8 @@ func (r *root) dialServerCall(ctx context.Context, payload []byte) ([]byte, []*o
 	}
 	d.mu.Unlock()
 	if full {
-		return nil, nil, sigma.Errorf(op, sigma.KindBusy, "there are %d connections with servers outside, which is the limit", serverLinksMax)
+		return nil, nil, sigma.Errorf(op, sigma.KindBusy,
+			"there are %d connections with servers outside, which is the limit", serverLinksMax)
 	}
 	done := func() {
 		d.mu.Lock()
@@ -207,7 +222,8 @@ func (r *root) dialServerCall(ctx context.Context, payload []byte) ([]byte, []*o
 	}
 	if len(at) == 0 || d.k.cfg.Connect == nil {
 		done()
-		return nil, nil, sigma.Errorf(op, sigma.KindPermission, "the provider named no server %.80q of the realm %s", name, realm)
+		return nil, nil, sigma.Errorf(op, sigma.KindPermission, "the provider named no server %.80q of the realm %s",
+			name, realm)
 	}
 	f, err := d.k.relayTo(ctx, op, at, serverDialMax, done)
 	if err != nil {
@@ -216,8 +232,10 @@ func (r *root) dialServerCall(ctx context.Context, payload []byte) ([]byte, []*o
 	return nil, []*os.File{f}, nil
 }
 
-// relayTo connects to the first of some addresses outside that answers, and gives the near end of a socket pair whose bytes are relayed. done is called when that is over.
-func (k *Kernel) relayTo(ctx context.Context, op string, at []string, most time.Duration, done func()) (*os.File, error) {
+// relayTo connects to the first of some addresses outside that answers, and gives the near end of a
+// socket pair whose bytes are relayed. done is called when that is over.
+func (k *Kernel) relayTo(ctx context.Context, op string, at []string, most time.Duration, done func()) (*os.File,
+	error) {
 	far, err := k.connectTo(ctx, at, most)
 	if err != nil {
 		done()

@@ -43,11 +43,12 @@ const (
 var errLauncherDied = sigma.Errorf("kernel.service", sigma.KindLost, "the launcher died")
 
 // errNotNeeded ends the dbd of a realm that had nothing to do, or whose realm was removed.
-var errNotNeeded = sigma.Errorf("kernel.service", sigma.KindUnavailable, "the realm's dbd has ended, since it was not used")
+var errNotNeeded = sigma.Errorf("kernel.service", sigma.KindUnavailable,
+	"the realm's dbd has ended, since it was not used")
 
-// serviceMemory is the hard limit of the memory of a service that serves all realms, so that one that is made to hold too much
-// ends and is started anew, and no proc of the host has to end for it. It is a quarter of the host's, which is what best effort
-// leaves, and 1 GiB at least.
+// serviceMemory is the hard limit of the memory of a service that serves all realms, so that one
+// that is made to hold too much ends and is started anew, and no proc of the host has to end for
+// it. It is a quarter of the host's, which is what best effort leaves, and 1 GiB at least.
 func serviceMemory() (sigma.Bytes, error) {
 	total, err := machineMemory()
 	return max(total/4, sigma.GiB), err
@@ -83,7 +84,8 @@ type service struct {
 func newService(k *Kernel, p Program, uid uint32) *service {
 	over := make(chan struct{})
 	close(over)
-	s := &service{k: k, name: p.Name, program: p, uid: uid, gone: make(chan struct{}), ready: make(chan struct{}), over: over, state: "stopped", since: time.Now(), hold: make(chan struct{})}
+	s := &service{k: k, name: p.Name, program: p, uid: uid, gone: make(chan struct{}), ready: make(chan struct{}),
+		over: over, state: "stopped", since: time.Now(), hold: make(chan struct{})}
 	return s
 }
 
@@ -106,7 +108,8 @@ func (s *service) supervise(ctx context.Context) {
 			s.k.cfg.Log.Warn("service ended", "service", s.name, "err", err, "restart_in", wait.String())
 			s.k.tellDaemon(state.EventDaemonEnded, s.name, "it is started again in "+wait.String())
 		}
-		if errors.Is(err, errLauncherDied) { // nothing is wrong with it, and the keeper sees to launchers that die often
+		if errors.Is(err,
+			errLauncherDied) { // nothing is wrong with it, and the keeper sees to launchers that die often
 			continue
 		}
 		if soon = time.Since(began) < restartHealthy; !soon {
@@ -148,22 +151,27 @@ func (s *service) run(ctx context.Context) error {
 					return
 				}
 			}
-			result <- sigma.Errorf("kernel.service", sigma.KindLost, "exit code %d, signal %d", e.Wait.ExitStatus(), max(0, int(e.Wait.Signal())))
+			result <- sigma.Errorf("kernel.service", sigma.KindLost, "exit code %d, signal %d", e.Wait.ExitStatus(),
+				max(0, int(e.Wait.Signal())))
 		}
 	})
 	defer s.k.unregister(id)
 	before := s.k.launches.begun(s.name)
 	s.mu.Lock()
 	s.restarts = before
-	s.id, s.launch, s.over, s.state, s.since, s.endpoint, s.stream = p.Proc, id, over, "starting", time.Now(), sigma.Endpoint{}, sigma.Endpoint{}
+	s.id, s.launch, s.over, s.state, s.since, s.endpoint, s.stream = p.Proc, id, over, "starting", time.Now(),
+		sigma.Endpoint{}, sigma.Endpoint{}
 	s.mu.Unlock()
 	defer s.finish(p.Proc, over)
 	serving, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	s.k.sessions.Go(func() { s.k.serve(serving, conn, p) })
-	request := launch.Request{ID: id, Profile: launch.ProfileSystem, UID: s.uid, GID: s.uid, PidsMax: 256, CPUShares: coreShares, NoFile: 65536,
-		Group: groupServices + "/" + s.name, Args: append([]string{s.program.Name}, s.args...), Program: s.program.File, Dir: s.program.Dir,
-		Passed: []launch.Passed{{File: os.Stderr, Target: 1}, {File: os.Stderr, Target: 2}, {File: serviceEnd, Target: 3}}}
+	request := launch.Request{ID: id, Profile: launch.ProfileSystem, UID: s.uid, GID: s.uid, PidsMax: 256,
+		CPUShares: coreShares, NoFile: 65536,
+		Group: groupServices + "/" + s.name, Args: append([]string{s.program.Name}, s.args...), Program: s.program.File,
+		Dir: s.program.Dir,
+		Passed: []launch.Passed{{File: os.Stderr, Target: 1}, {File: os.Stderr, Target: 2},
+			{File: serviceEnd, Target: 3}}}
 	if s.realm != "" {
 		request.Subdir, request.Memory = string(s.realm), databaseMemory
 	} else if request.Memory, err = serviceMemory(); err != nil {
@@ -179,7 +187,8 @@ func (s *service) run(ctx context.Context) error {
 	return <-result
 }
 
-// ending is called when the session of an incarnation is over: it listens no more, though the launcher has not told of its end yet. Who comes now waits for the next.
+// ending is called when the session of an incarnation is over: it listens no more, though the
+// launcher has not told of its end yet. Who comes now waits for the next.
 func (s *service) ending(id sigma.ProcID) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -196,7 +205,8 @@ func (s *service) finish(id sigma.ProcID, over chan struct{}) {
 		s.ready = make(chan struct{})
 	default:
 	}
-	s.id, s.launch, s.endpoint, s.stream, s.state, s.since = "", 0, sigma.Endpoint{}, sigma.Endpoint{}, "restarting", time.Now()
+	s.id, s.launch, s.endpoint, s.stream, s.state, s.since = "", 0, sigma.Endpoint{}, sigma.Endpoint{}, "restarting",
+		time.Now()
 	s.mu.Unlock()
 	close(over)
 }
@@ -249,7 +259,8 @@ func (s *service) address(ctx context.Context) (sigma.Endpoint, error) {
 			if sigma.KindOf(err) == sigma.KindNoSpace {
 				return sigma.Endpoint{}, err
 			}
-			return sigma.Endpoint{}, sigma.Errorf("kernel.address", sigma.KindUnavailable, "%s is not available", s.name)
+			return sigma.Endpoint{}, sigma.Errorf("kernel.address", sigma.KindUnavailable, "%s is not available",
+				s.name)
 		}
 		s.mu.Lock()
 		e, running := s.endpoint, s.state == "running"
@@ -271,7 +282,8 @@ func (s *service) listening(e sigma.Endpoint) {
 	}
 }
 
-// listens is where the service serves sessions, if it does now; or where it takes streams, which it may need before it can serve.
+// listens is where the service serves sessions, if it does now; or where it takes streams, which it
+// may need before it can serve.
 func (s *service) listens(streams bool) (sigma.Endpoint, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -306,7 +318,8 @@ func (s *service) dial(ctx context.Context) (*session.Client, error) {
 			return nil, err
 		}
 		c, err := s.connect(ctx, e)
-		if kind := sigma.KindOf(err); err == nil || kind != sigma.KindUnavailable && kind != sigma.KindLost { // these mean that it ends just now, or is too busy to accept
+		if kind := sigma.KindOf(err); err == nil || kind != sigma.KindUnavailable &&
+			kind != sigma.KindLost { // these mean that it ends just now, or is too busy to accept
 			return c, err
 		}
 		select {
@@ -337,7 +350,8 @@ func (s *service) connect(ctx context.Context, e sigma.Endpoint) (*session.Clien
 	return session.Dial(ctx, conn)
 }
 
-// serviceList returns the services in the order of the boot set, the dbds of realms in place of dbd.
+// serviceList returns the services in the order of the boot set, the dbds of realms in place of
+// dbd.
 func (k *Kernel) serviceList() (out []*service) {
 	for _, p := range k.cfg.Programs {
 		if p.Name == serviceDB {

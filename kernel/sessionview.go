@@ -23,8 +23,9 @@ func newProcTree(c *child) *tree {
 	return t
 }
 
-// settle replaces the symlinks on a path of the spawner's by what they lead to, so that what is kept of it means the same for ever: whoever makes a link there later opens no way. What is not there
-// yet, and what is behind endpoints, stays as it is.
+// settle replaces the symlinks on a path of the spawner's by what they lead to, so that what is
+// kept of it means the same for ever: whoever makes a link there later opens no way. What is not
+// there yet, and what is behind endpoints, stays as it is.
 func (t *tree) settle(ctx context.Context, realm sigma.RealmID, path string) (string, error) {
 	names, err := sigma.ParsePath(path)
 	if err != nil {
@@ -35,7 +36,8 @@ func (t *tree) settle(ctx context.Context, realm sigma.RealmID, path string) (st
 		f = t.view.Root()
 	}
 	for range viewfs.HopsMost {
-		n := min(len(names), sigmap.WalkMax) // a longer one is settled at its beginning; links further on will be refused
+		n := min(len(names),
+			sigmap.WalkMax) // a longer one is settled at its beginning; links further on will be refused
 		file, stop, err := treekit.WalkTo(ctx, f, names[:n], true)
 		if err == nil && file != nil {
 			file.Close()
@@ -65,10 +67,13 @@ func (t *tree) settle(ctx context.Context, realm sigma.RealmID, path string) (st
 	return "", sigma.PathError("kernel.settle", sigma.KindLoop, path)
 }
 
-// viewsOf makes the tables of what is to be spawned, and makes programs of a proc that has a view paths of the realm. nil = none has a view. The descriptors' own are taken out: they are the tables' now.
+// viewsOf makes the tables of what is to be spawned, and makes programs of a proc that has a view
+// paths of the realm. nil = none has a view. The descriptors' own are taken out: they are the
+// tables' now.
 func (r *root) viewsOf(ctx context.Context, ds []sigma.Descriptor) ([]*view.Table, error) {
 	var own *view.Table
-	if v := r.tree.view; v != nil && r.tree.granted == nil { // a guest that may spawn sees all of the realm, and so does what it spawns
+	if v := r.tree.view; v != nil &&
+		r.tree.granted == nil { // a guest that may spawn sees all of the realm, and so does what it spawns
 		own = v.Table()
 	} else if !slices.ContainsFunc(ds, func(d sigma.Descriptor) bool { return d.View != nil }) {
 		return nil, nil
@@ -106,13 +111,15 @@ func (r *root) viewsOf(ctx context.Context, ds []sigma.Descriptor) ([]*view.Tabl
 			}
 		}
 		if size > sigma.ArgsMax {
-			return nil, sigma.Errorf("kernel.Spawn", sigma.KindTooBig, "arguments, environment and view have %d bytes, %d are allowed", size, sigma.ArgsMax)
+			return nil, sigma.Errorf("kernel.Spawn", sigma.KindTooBig,
+				"arguments, environment and view have %d bytes, %d are allowed", size, sigma.ArgsMax)
 		}
 	}
 	return out, nil
 }
 
-// placeProgram finds the program in the spawner's view, and makes its path one of the realm without links.
+// placeProgram finds the program in the spawner's view, and makes its path one of the realm without
+// links.
 func (r *root) placeProgram(ctx context.Context, d *sigma.Descriptor, own *view.Table) error {
 	path, err := r.tree.settle(ctx, r.realm, d.Program)
 	if err != nil {
@@ -124,7 +131,9 @@ func (r *root) placeProgram(ctx context.Context, d *sigma.Descriptor, own *view.
 	}
 	e, rest, ok := own.Lookup(names)
 	if !ok || e.Rights&sigma.RightRead == 0 {
-		return &sigma.Error{Op: "kernel.Spawn", Path: d.Program, Kind: sigma.KindPermission, Msg: "the spawner's view does not show the program", Hint: "give the spawner an entry for the directory of the program"}
+		return &sigma.Error{Op: "kernel.Spawn", Path: d.Program, Kind: sigma.KindPermission,
+			Msg:  "the spawner's view does not show the program",
+			Hint: "give the spawner an entry for the directory of the program"}
 	}
 	if d.Name == "" && len(names) > 0 {
 		d.Name = fmt.Sprintf("%.64s", names[len(names)-1])

@@ -11,7 +11,8 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// shard is the machine's session with one besched of the fleet: it sends what was spawned here for that one, and parks the credits that scheduler.plan wants there.
+// shard is the machine's session with one besched of the fleet: it sends what was spawned here for
+// that one, and parks the credits that scheduler.plan wants there.
 type shard struct {
 	s     *scheduler
 	name  besched.Shard
@@ -37,7 +38,8 @@ type parking struct {
 // enqueueMax jobs go in one call, if they are short enough.
 const enqueueMax = 512
 
-// session works with one incarnation of the besched until it is lost, or this machine is in another life.
+// session works with one incarnation of the besched until it is lost, or this machine is in another
+// life.
 func (sh *shard) session(ctx context.Context, c *session.Client, life sigma.Life) {
 	root, err := c.Attach(ctx, "")
 	if err != nil {
@@ -53,7 +55,9 @@ func (sh *shard) session(ctx context.Context, c *session.Client, life sigma.Life
 	var all sync.WaitGroup
 	all.Go(func() { sh.attend(ctx, b, life); cancel() })
 	sh.s.attended(sh)
-	for _, work := range []func(context.Context, sigma.Caller){sh.send, func(ctx context.Context, b sigma.Caller) { sh.pull(ctx, &all, b) }, sh.tellShares,
+	for _, work := range []func(context.Context, sigma.Caller){sh.send, func(ctx context.Context, b sigma.Caller) {
+		sh.pull(ctx, &all, b)
+	}, sh.tellShares,
 		func(ctx context.Context, _ sigma.Caller) { sh.watch(ctx, life) }} {
 		all.Go(func() { work(ctx, b); cancel() })
 	}
@@ -106,7 +110,9 @@ func (sh *shard) send(ctx context.Context, b sigma.Caller) {
 			if len(jobs) == 0 && len(cancels) == 0 {
 				break
 			}
-			if len(jobs) > 0 && sh.call(ctx, b, callMax, besched.CallEnqueue, func(c *sigmap.Coder) { besched.CodeJobs(c, &jobs) }) != nil {
+			if len(jobs) > 0 && sh.call(ctx, b, callMax, besched.CallEnqueue, func(c *sigmap.Coder) {
+				besched.CodeJobs(c, &jobs)
+			}) != nil {
 				return
 			}
 			for _, id := range cancels {
@@ -122,7 +128,10 @@ func (sh *shard) send(ctx context.Context, b sigma.Caller) {
 func (sh *shard) unsent() ([]besched.Job, []sigma.ProcID) {
 	sh.s.mu.Lock()
 	defer sh.s.mu.Unlock()
-	n := sigmap.Fit(min(len(sh.queue), enqueueMax), func(c *sigmap.Coder, n int) { jobs := sh.queue[:n]; besched.CodeJobs(c, &jobs) })
+	n := sigmap.Fit(min(len(sh.queue), enqueueMax), func(c *sigmap.Coder, n int) {
+		jobs := sh.queue[:n]
+		besched.CodeJobs(c, &jobs)
+	})
 	jobs := sh.queue[:n:n]
 	sh.queue = sh.queue[n:]
 	if len(sh.queue) > 0 {
@@ -143,11 +152,13 @@ func (sh *shard) charge(ctx context.Context, b sigma.Caller) error {
 }
 
 // call is a call without an answer; most is how long it may take, 0 as long as the session lives.
-func (sh *shard) call(ctx context.Context, b sigma.Caller, most time.Duration, method string, encode func(*sigmap.Coder)) error {
+func (sh *shard) call(ctx context.Context, b sigma.Caller, most time.Duration, method string,
+	encode func(*sigmap.Coder)) error {
 	return callWithin(ctx, sh.s.k, b, most, method, encode)
 }
 
-// pull parks the credits that it is given, and takes note of what comes of them. all waits for what holds leases.
+// pull parks the credits that it is given, and takes note of what comes of them. all waits for what
+// holds leases.
 func (sh *shard) pull(ctx context.Context, all *sync.WaitGroup, b sigma.Caller) {
 	s := sh.s
 	for {
@@ -185,7 +196,8 @@ func (sh *shard) pull(ctx context.Context, all *sync.WaitGroup, b sigma.Caller) 
 			if len(got.Jobs) > 0 {
 				s.pokeOthers()
 			}
-		case gaveUp && ctx.Err() == nil && !session.Abandoned(err): // after the latter there may be a grant that we shall not see
+		case gaveUp && ctx.Err() == nil &&
+			!session.Abandoned(err): // after the latter there may be a grant that we shall not see
 			s.mu.Lock()
 			if s.shards[sh.name] != sh {
 				s.mu.Unlock()
@@ -257,7 +269,8 @@ func (s *scheduler) sendCharges() {
 	}
 }
 
-// tellShares tells besched the realms' shares each second, and when they were changed here, if procs of this machine wait there: then it matters, and besched may be one that knows none.
+// tellShares tells besched the realms' shares each second, and when they were changed here, if
+// procs of this machine wait there: then it matters, and besched may be one that knows none.
 func (sh *shard) tellShares(ctx context.Context, b sigma.Caller) {
 	every := time.NewTicker(chargeEvery)
 	defer every.Stop()

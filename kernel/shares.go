@@ -10,10 +10,13 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Groups of cgroups, below the instance's. What is in them competes as docs/adr/0021-how-best-effort-procs-yield.md says.
+// Groups of cgroups, below the instance's. What is in them competes as
+// docs/adr/0021-how-best-effort-procs-yield.md says.
 const (
-	groupLC       = "lc"            // latency-critical procs of all realms, each weighed by its reservation
-	groupRest     = "rest"          // all others, whose work is mostly for best-effort procs: one group, so that what they owe one another is nothing to the first
+	groupLC = "lc" // latency-critical procs of all realms, each weighed by its reservation
+	// all others, whose work is mostly for best-effort procs: one group, so that what they owe one
+	// another is nothing to the first
+	groupRest     = "rest"
 	groupBE       = "rest/be"       // best-effort procs, a group for each realm, weighed by its shares
 	groupServices = "rest/system"   // the boot set
 	groupSigmad   = "rest/launcher" // sigmad itself
@@ -22,15 +25,23 @@ const (
 const (
 	// coreShares is the weight of a whole core, which is what a cgroup has by default.
 	coreShares = 1024
-	// lcShares is the weight of all LC procs together, daemonShares that of sigmad, and of all services, and restShares that of these and best-effort procs together: when all want all of the machine, LC procs have 80 % of it,
-	// and nothing that they do keeps the machine from answering. If there are best-effort procs the rest is in the idle class instead, for as long as it is seen to get at least an eighth of the machine there (launcher/src/room.rs).
+	// lcShares is the weight of all LC procs together, daemonShares that of sigmad, and of all
+	// services, and restShares that of these and best-effort procs together: when all want all of
+	// the machine, LC procs have 80 % of it, and nothing that they do keeps the machine from
+	// answering. If there are best-effort procs the rest is in the idle class instead, for as long
+	// as it is seen to get at least an eighth of the machine there (launcher/src/room.rs).
 	lcShares, daemonShares = 16 * coreShares, 2 * coreShares
 	restShares             = 2 * daemonShares
-	// beShares is the weight of best-effort procs for each core, up to beSharesMost: as long as no LC proc is there, for then they are in the idle class. With much less the kernel, which spreads what waits over the processors by
-	// weight, takes one on which a daemon runs now and then for full, crowds them on the others, and realms have what chance gives them (docs/internals/shares.md). Never more than half of what a group of daemons has,
-	// however many cores there are: daemons answer, best-effort procs can wait.
+	// beShares is the weight of best-effort procs for each core, up to beSharesMost: as long as no
+	// LC proc is there, for then they are in the idle class. With much less the kernel, which
+	// spreads what waits over the processors by weight, takes one on which a daemon runs now and
+	// then for full, crowds them on the others, and realms have what chance gives them
+	// (docs/internals/shares.md). Never more than half of what a group of daemons has, however many
+	// cores there are: daemons answer, best-effort procs can wait.
 	beShares, beSharesMost = coreShares / 2, daemonShares / 2
-	// realmShares is the weight of one share of a realm. For a while the launcher gives those that are behind up to four times as much, or a fourth to those ahead (docs/internals/shares.md). The kernel's range ends at 1024 shares, of version 2 at 400; who has more has no more.
+	// realmShares is the weight of one share of a realm. For a while the launcher gives those that
+	// are behind up to four times as much, or a fourth to those ahead (docs/internals/shares.md).
+	// The kernel's range ends at 1024 shares, of version 2 at 400; who has more has no more.
 	realmShares = 256
 	// sharesEvery is how often the realms' shares are looked at while procs run here.
 	sharesEvery = time.Second
@@ -76,7 +87,8 @@ func groupOfLC(realm sigma.RealmID) string { return groupLC + "/" + string(realm
 // quotaLeast is what a group may use at least, or its procs would not even come to their end.
 const quotaLeast sigma.MilliCPU = 10
 
-// shareBE is what a realm's best-effort procs have: its shares, and of its maximum what its latency-critical procs have not reserved.
+// shareBE is what a realm's best-effort procs have: its shares, and of its maximum what its
+// latency-critical procs have not reserved.
 func shareBE(r *sigma.RealmInfo, reserved sigma.MilliCPU) launch.Share {
 	s := launch.Share{CPUShares: max(1, r.Shares) * realmShares}
 	if most := r.Limits.MaxCPU; most > 0 {
@@ -85,7 +97,8 @@ func shareBE(r *sigma.RealmInfo, reserved sigma.MilliCPU) launch.Share {
 	return s
 }
 
-// shareLC is what a realm's latency-critical procs have while it has a maximum: what they have reserved.
+// shareLC is what a realm's latency-critical procs have while it has a maximum: what they have
+// reserved.
 func shareLC(reserved sigma.MilliCPU) launch.Share {
 	return launch.Share{CPUShares: weightOf(sigma.LatencyCritical, reserved), Quota: max(quotaLeast, reserved)}
 }
@@ -119,10 +132,12 @@ func (g *groupShares) sum() launch.Yielded {
 }
 
 func (g *groupShares) sumLocked() launch.Yielded {
-	return launch.Yielded{Looks: g.came.Looks + g.now.Looks, Pushes: g.came.Pushes + g.now.Pushes, Waited: g.came.Waited + g.now.Waited, CPU: g.came.CPU + g.now.CPU}
+	return launch.Yielded{Looks: g.came.Looks + g.now.Looks, Pushes: g.came.Pushes + g.now.Pushes,
+		Waited: g.came.Waited + g.now.Waited, CPU: g.came.CPU + g.now.CPU}
 }
 
-// uses notes that a realm has procs of a class here, and gives the group that they go to. reserved is of the realm, with what is about to start.
+// uses notes that a realm has procs of a class here, and gives the group that they go to. reserved
+// is of the realm, with what is about to start.
 func (g *groupShares) uses(l *launch.Launcher, realm sigma.RealmID, class sigma.Class, reserved sigma.MilliCPU) string {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -152,7 +167,8 @@ func (k *Kernel) dropGroups(realm sigma.RealmID) {
 	k.shares.drop(l, realm)
 }
 
-// drop forgets the groups of a realm that is gone. l is nil while there is no launcher, which then sweeps them.
+// drop forgets the groups of a realm that is gone. l is nil while there is no launcher, which then
+// sweeps them.
 func (g *groupShares) drop(l *launch.Launcher, realm sigma.RealmID) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -172,7 +188,8 @@ func (g *groupShares) tellLocked(l *launch.Launcher, group string, s launch.Shar
 	}
 }
 
-// set makes the shares and limits of realms those of all. It reports whether limits are others than before.
+// set makes the shares and limits of realms those of all. It reports whether limits are others than
+// before.
 func (g *groupShares) set(l *launch.Launcher, all []sigma.RealmInfo, reserved func(sigma.RealmID) sigma.MilliCPU) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -200,7 +217,8 @@ func (g *groupShares) set(l *launch.Launcher, all []sigma.RealmInfo, reserved fu
 	return changed
 }
 
-// known is what was heard last of all realms' limits, and how often they have changed; 0 = nothing was heard.
+// known is what was heard last of all realms' limits, and how often they have changed; 0 = nothing
+// was heard.
 func (g *groupShares) known() (map[sigma.RealmID]sigma.RealmInfo, uint64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -210,7 +228,8 @@ func (g *groupShares) known() (map[sigma.RealmID]sigma.RealmInfo, uint64) {
 // limitsIdle is how often limits are looked at while nothing runs here.
 const limitsIdle = 5 * time.Second
 
-// watchShares keeps the weights and maxima of realms here what they are to be, until ctx ends, and tells schedd and lcsched of limits.
+// watchShares keeps the weights and maxima of realms here what they are to be, until ctx ends, and
+// tells schedd and lcsched of limits.
 func (k *Kernel) watchShares(ctx context.Context) {
 	wait, looked := sharesEvery, time.Time{}
 	for {

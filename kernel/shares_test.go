@@ -14,16 +14,21 @@ func (m *machine) weight(group string) uint32 {
 	return m.shares[group]
 }
 
-// Goal: best-effort procs weigh half a core for each, and on no machine more than half of a group of daemons.
+// Goal: best-effort procs weigh half a core for each, and on no machine more than half of a group
+// of daemons.
 func TestBestEffortWeighsLessThanDaemons(t *testing.T) {
-	for cpu, want := range map[sigma.MilliCPU]uint32{500: coreShares / 2, 1000: coreShares / 2, 2000: coreShares, 8000: coreShares, 256000: coreShares} {
+	for cpu, want := range map[sigma.MilliCPU]uint32{500: coreShares / 2, 1000: coreShares / 2, 2000: coreShares,
+		8000: coreShares, 256000: coreShares} {
 		if got := weightBE(cpu); got != want || got > daemonShares/2 {
-			t.Errorf("on %d thousandths of a core they weigh %d of the daemons' %d, want %d", cpu, got, daemonShares, want)
+			t.Errorf("on %d thousandths of a core they weigh %d of the daemons' %d, want %d", cpu, got, daemonShares,
+				want)
 		}
 	}
 }
 
-// Goal: latency-critical procs weigh what they have reserved, all of them more than the daemons, and best-effort procs least of all; of these each realm weighs its shares, also when they change; another launcher is told the same.
+// Goal: latency-critical procs weigh what they have reserved, all of them more than the daemons,
+// and best-effort procs least of all; of these each realm weighs its shares, also when they change;
+// another launcher is told the same.
 func TestGroupShares(t *testing.T) {
 	m := boot(t)
 	ctx := t.Context()
@@ -42,7 +47,9 @@ func TestGroupShares(t *testing.T) {
 		m.mu.Lock()
 		yields := m.yields
 		m.mu.Unlock()
-		return yields == "lc rest/be" && m.weight(groupRest) == restShares && m.weight(groupLC) == lcShares && m.weight(groupBE) == weightBE(m.k.cpu()) && m.weight(groupServices) == daemonShares && m.weight(groupSigmad) == daemonShares
+		return yields == "lc rest/be" && m.weight(groupRest) == restShares && m.weight(groupLC) == lcShares &&
+			m.weight(groupBE) == weightBE(m.k.cpu()) && m.weight(groupServices) == daemonShares &&
+			m.weight(groupSigmad) == daemonShares
 	}
 	eventually(t, "classes and realms have their weights", func() bool {
 		return classes() && m.weight(groupBE+"/one") == realmShares && m.weight(groupBE+"/four") == 4*realmShares
@@ -74,7 +81,8 @@ func TestGroupShares(t *testing.T) {
 	}
 }
 
-// Goal: what launchers tell of best-effort procs that stood aside is added up, also over a launcher's death, and is among the metrics.
+// Goal: what launchers tell of best-effort procs that stood aside is added up, also over a
+// launcher's death, and is among the metrics.
 func TestYieldMetrics(t *testing.T) {
 	m := boot(t)
 	admin := m.connect(sigma.SystemRealm)

@@ -27,15 +27,18 @@ type start struct {
 	logs *procLogs
 }
 
-// startNowMax procs are started by the request that spawned them; of more, the others are started while it is answered.
+// startNowMax procs are started by the request that spawned them; of more, the others are started
+// while it is answered.
 const startNowMax = 4
 
-// startSpawned starts what a Spawn placed here. Programs that are at hand are started at once and one after the other: each costs some ten microseconds, less than to wake
-// somebody for it. Others are fetched first, for which nobody waits here.
+// startSpawned starts what a Spawn placed here. Programs that are at hand are started at once and
+// one after the other: each costs some ten microseconds, less than to wake somebody for it. Others
+// are fetched first, for which nobody waits here.
 func (k *Kernel) startSpawned(starts []start) {
 	var warm []start
 	for _, s := range starts {
-		if tree, err := k.tree(s.proc.Realm); err == nil && len(s.proc.Kin) == 0 && tree.warm(s.proc.Descriptor.Program) {
+		if tree, err := k.tree(s.proc.Realm); err == nil && len(s.proc.Kin) == 0 &&
+			tree.warm(s.proc.Descriptor.Program) {
 			warm = append(warm, s)
 		} else {
 			k.sessions.Go(func() { k.startProc(s) })
@@ -82,8 +85,10 @@ func (k *Kernel) tryStart(ctx context.Context, p *schedd.Proc, l *procLogs) erro
 		from = strictTree{tree}
 	}
 	program, release, err := k.bin.Open(ctx, p.Realm, from, p.Descriptor.Program)
-	if sigma.KindOf(err) == sigma.KindCanceled && ctx.Err() == nil { // by no caller, but by the end of a service's session
-		err = sigma.Errorf("kernel.startProc", sigma.KindUnavailable, "%s: the service that has it ended while it was looked up", p.Descriptor.Program)
+	if sigma.KindOf(err) == sigma.KindCanceled &&
+		ctx.Err() == nil { // by no caller, but by the end of a service's session
+		err = sigma.Errorf("kernel.startProc", sigma.KindUnavailable,
+			"%s: the service that has it ended while it was looked up", p.Descriptor.Program)
 	}
 	if err != nil {
 		return err
@@ -98,9 +103,11 @@ func (k *Kernel) tryStart(ctx context.Context, p *schedd.Proc, l *procLogs) erro
 	if p.Descriptor.Profile == sigma.ProfileLinux {
 		profile = launch.ProfileLinux
 	}
-	req := launch.Request{ID: c.launch, Weaken: k.weaken(p.Descriptor.Env), Profile: profile, GID: k.gid(p.Realm), PidsMax: pidsMax, Memory: p.Memory, CPUShares: weightOf(p.Class, p.Descriptor.CPU), NoFile: noFileMax,
+	req := launch.Request{ID: c.launch, Weaken: k.weaken(p.Descriptor.Env), Profile: profile, GID: k.gid(p.Realm),
+		PidsMax: pidsMax, Memory: p.Memory, CPUShares: weightOf(p.Class, p.Descriptor.CPU), NoFile: noFileMax,
 		Group: k.groupFor(p), Args: append([]string{p.Name}, p.Descriptor.Args...), Program: program,
-		Env:    append([]string{"SIGMA_PROC_ID=" + string(p.ID), "SIGMA_REALM=" + string(p.Realm), "SIGMA_MACHINE=" + string(k.cfg.Machine), "SIGMA_CLASS=" + p.Class.String()}, environment(p.Descriptor)...),
+		Env: append([]string{"SIGMA_PROC_ID=" + string(p.ID), "SIGMA_REALM=" + string(p.Realm),
+			"SIGMA_MACHINE=" + string(k.cfg.Machine), "SIGMA_CLASS=" + p.Class.String()}, environment(p.Descriptor)...),
 		Passed: []launch.Passed{{FD: c.outW, Target: 1}, {FD: c.errW, Target: 2}, {FD: c.theirs, Target: 3}}}
 	k.step(schedd.LaunchAsked{ID: p.ID, Launch: c.launch})
 	err = k.launch(ctx, req)
@@ -141,8 +148,9 @@ type child struct {
 	began      time.Time      // when it was launched; of keepLater
 	outW, errW int            // theirs, until the launcher has them; it makes their stdin /dev/null
 
-	// A proc that says nothing on its file descriptor 3 costs an entry in a table; its session begins with the first message. Until then we keep the proc's end
-	// open too, so that its end is not reported here: the launcher's word of that comes anyway.
+	// A proc that says nothing on its file descriptor 3 costs an entry in a table; its session
+	// begins with the first message. Until then we keep the proc's end open too, so that its end is
+	// not reported here: the launcher's word of that comes anyway.
 	mu           sync.Mutex
 	ended        bool             // mu
 	ours, theirs int              // mu; the socket pair; -1 once closed, or the session's
@@ -152,8 +160,10 @@ type child struct {
 
 // newChild makes what a proc is born with, and takes the launcher's events about it.
 func (k *Kernel) newChild(p *schedd.Proc, l *procLogs, release func()) (*child, error) {
-	c := &child{k: k, release: release, memory: p.Memory, class: p.Class, name: p.Name, view: p.View, kin: p.Kin, who: sigma.Principal{Realm: p.Realm, Proc: p.ID, Machine: k.cfg.Machine}, outW: -1, errW: -1}
-	pair, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_SEQPACKET|syscall.SOCK_CLOEXEC|syscall.SOCK_NONBLOCK, 0) // neither end blocks
+	c := &child{k: k, release: release, memory: p.Memory, class: p.Class, name: p.Name, view: p.View, kin: p.Kin,
+		who: sigma.Principal{Realm: p.Realm, Proc: p.ID, Machine: k.cfg.Machine}, outW: -1, errW: -1}
+	pair, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_SEQPACKET|syscall.SOCK_CLOEXEC|syscall.SOCK_NONBLOCK,
+		0) // neither end blocks
 	if err != nil {
 		return nil, os.NewSyscallError("socketpair", err)
 	}
@@ -256,7 +266,8 @@ func (c *child) event(e launch.Event) {
 	case launch.Started:
 		k.metrics.started.Add(1)
 		k.ledger.Started(time.Now(), c.who.Realm, id, c.name, c.memory, c.class)
-		k.step(schedd.Launched{ID: id, Cloned: k.wallTime(e.Cloned), Contained: k.wallTime(e.Contained), Executed: k.wallTime(e.Executed)})
+		k.step(schedd.Launched{ID: id, Cloned: k.wallTime(e.Cloned), Contained: k.wallTime(e.Contained),
+			Executed: k.wallTime(e.Executed)})
 		k.keepLater(c)
 		return
 	case launch.Failed:
@@ -273,7 +284,8 @@ func (c *child) event(e launch.Event) {
 	k.unregister(e.ProcID())
 }
 
-// environment is what the proc's spawner gave, with the trace that it belongs to by the name that other programs know.
+// environment is what the proc's spawner gave, with the trace that it belongs to by the name that
+// other programs know.
 func environment(d sigma.Descriptor) []string {
 	if d.TraceParent == "" {
 		return d.Env

@@ -22,8 +22,10 @@ import (
 	"sigmaos.dev/treekit"
 )
 
-// Files of /sys that tell the state of the system, one JSON object a line (docs/reference/paths). A tenant is told of its own realm and no other; the provider of all. They are made when they are read, nothing is kept
-// for them; what costs a question to another program is remembered for a second.
+// Files of /sys that tell the state of the system, one JSON object a line (docs/reference/paths). A
+// tenant is told of its own realm and no other; the provider of all. They are made when they are
+// read, nothing is kept for them; what costs a question to another program is remembered for a
+// second.
 const (
 	nameVersion     = "version"
 	nameQueues      = "queues"
@@ -48,7 +50,8 @@ func (k *Kernel) asked() (context.Context, context.CancelFunc) {
 }
 
 func (r *root) versionFile() sigma.File {
-	v := state.Version{Version: Version, Machine: string(r.tree.k.cfg.Machine), Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}
+	v := state.Version{Version: Version, Machine: string(r.tree.k.cfg.Machine), Go: runtime.Version(),
+		Platform: runtime.GOOS + "/" + runtime.GOARCH}
 	return r.sysState(nameVersion, func(context.Context) ([]byte, error) { return state.Line(v) })
 }
 
@@ -71,7 +74,8 @@ func (r *root) machineLines() *lines[struct{}] {
 // realmsFile is /sys/realms: calls of the provider, and lines.
 func (r *root) realmsFile() sigma.File {
 	k := r.tree.k
-	calls := treekit.RealmsFile(sigmap.FileRealms, viewfs.PathID("/sys/"+sigmap.FileRealms), k.realms(r.tree), r.tree.principal.System)
+	calls := treekit.RealmsFile(sigmap.FileRealms, viewfs.PathID("/sys/"+sigmap.FileRealms), k.realms(r.tree),
+		r.tree.principal.System)
 	return r.sysState(sigmap.FileRealms, func(ctx context.Context) ([]byte, error) {
 		infos, err := r.realmInfos(ctx)
 		if err != nil {
@@ -138,7 +142,8 @@ func (r *root) queuesFile() sigma.File {
 		out := []state.Queue{}
 		for _, q := range all {
 			if r.tree.principal.System || q.Realm == r.realm {
-				out = append(out, state.Queue{Realm: string(q.Realm), Waiting: int(q.Jobs), Memory: uint64(q.Memory), Shares: q.Shares})
+				out = append(out, state.Queue{Realm: string(q.Realm), Waiting: int(q.Jobs), Memory: uint64(q.Memory),
+					Shares: q.Shares})
 			}
 		}
 		lc, err := recall(&k.memo, "queue lc", k.askWaits)
@@ -148,7 +153,8 @@ func (r *root) queuesFile() sigma.File {
 		}
 		for _, w := range lc {
 			if r.tree.principal.System || w.Realm == r.realm {
-				out = append(out, state.Queue{Realm: string(w.Realm), Waiting: 1, Memory: uint64(w.Memory), Proc: string(w.ID), Class: sigma.LatencyCritical.String(), Why: w.Why})
+				out = append(out, state.Queue{Realm: string(w.Realm), Waiting: 1, Memory: uint64(w.Memory),
+					Proc: string(w.ID), Class: sigma.LatencyCritical.String(), Why: w.Why})
 			}
 		}
 		return state.Lines(out)
@@ -164,8 +170,11 @@ func (k *Kernel) unscheduled() (ws []lcsched.Waits) {
 	defer k.mu.Unlock()
 	for _, realm := range k.core.Realms() {
 		for _, p := range k.core.After(realm, 0) {
-			if p.Class == sigma.LatencyCritical && p.State == sigma.ProcQueued && !p.Guest() && len(ws) < unscheduledMax {
-				w := lcsched.Waits{Since: p.Times.Spawned, Why: "no lcsched leads: another is being elected, or the control machines have no quorum; procs that run go on"}
+			if p.Class == sigma.LatencyCritical && p.State == sigma.ProcQueued && !p.Guest() &&
+				len(ws) < unscheduledMax {
+				w := lcsched.Waits{Since: p.Times.Spawned,
+					Why: "no lcsched leads: another is being elected, or the control machines have no quorum; procs " +
+						"that run go on"}
 				w.ID, w.Realm, w.Memory = p.ID, realm, p.Memory
 				ws = append(ws, w)
 			}
@@ -204,7 +213,9 @@ func (k *Kernel) askQueues() ([]besched.Queued, error) {
 	defer cancel()
 	shards := k.sched.sessions()
 	if len(shards) == 0 {
-		return nil, &sigma.Error{Op: "kernel.queues", Kind: sigma.KindUnavailable, Msg: "this machine has no session with a besched", Hint: "sigma status shows how the services are; what runs goes on"}
+		return nil, &sigma.Error{Op: "kernel.queues", Kind: sigma.KindUnavailable,
+			Msg:  "this machine has no session with a besched",
+			Hint: "sigma status shows how the services are; what runs goes on"}
 	}
 	of := map[sigma.RealmID]besched.Queued{}
 	for _, b := range shards {
@@ -218,7 +229,8 @@ func (k *Kernel) askQueues() ([]besched.Queued, error) {
 		}
 		for _, q := range qs {
 			sum := of[q.Realm]
-			of[q.Realm] = besched.Queued{Realm: q.Realm, Jobs: sum.Jobs + q.Jobs, Memory: sum.Memory + q.Memory, Shares: max(sum.Shares, q.Shares)}
+			of[q.Realm] = besched.Queued{Realm: q.Realm, Jobs: sum.Jobs + q.Jobs, Memory: sum.Memory + q.Memory,
+				Shares: max(sum.Shares, q.Shares)}
 		}
 	}
 	out := make([]besched.Queued, 0, len(of))
@@ -237,7 +249,8 @@ func (r *root) utilisationFile() sigma.File {
 		if r.tree.principal.System {
 			cpu := k.enrolment().CPU
 			k.mu.Lock()
-			m := state.MachineUse{Machine: string(k.cfg.Machine), Cores: float64(cpu) / 1000, Running: k.core.Running(), Waiting: k.core.Queued(), Capacity: uint64(k.core.Capacity()), Free: uint64(k.core.Free())}
+			m := state.MachineUse{Machine: string(k.cfg.Machine), Cores: float64(cpu) / 1000, Running: k.core.Running(),
+				Waiting: k.core.Queued(), Capacity: uint64(k.core.Capacity()), Free: uint64(k.core.Free())}
 			of = k.core.Realms()
 			k.mu.Unlock()
 			line, err := state.Line(m)
@@ -248,7 +261,8 @@ func (r *root) utilisationFile() sigma.File {
 		}
 		for _, realm := range of {
 			u := k.useOf(realm)
-			line, err := state.Line(state.RealmUse{Machine: string(k.cfg.Machine), Realm: string(realm), Running: u.Running, Waiting: u.Waiting, Limit: uint64(u.Memory)})
+			line, err := state.Line(state.RealmUse{Machine: string(k.cfg.Machine), Realm: string(realm),
+				Running: u.Running, Waiting: u.Waiting, Limit: uint64(u.Memory)})
 			if err != nil {
 				return nil, err
 			}
@@ -268,7 +282,8 @@ func (k *Kernel) useOf(realm sigma.RealmID) schedd.Use {
 	return u
 }
 
-// endpointsFile is /sys/endpoints: the calls of who listens and dials, and lines of who listens at this machine. Who has an endpoint's text can dial it, so that is not told.
+// endpointsFile is /sys/endpoints: the calls of who listens and dials, and lines of who listens at
+// this machine. Who has an endpoint's text can dial it, so that is not told.
 func (r *root) endpointsFile() sigma.File {
 	k, of, own := r.tree.k, r.realm, r.tree.principal.Proc
 	if r.tree.principal.System {
@@ -282,7 +297,8 @@ func (r *root) endpointsFile() sigma.File {
 		out := []state.Endpoint{}
 		for _, l := range all {
 			if e := l.Endpoint; r.tree.view == nil || r.tree.granted != nil || e.Proc == own {
-				out = append(out, state.Endpoint{Realm: string(e.Realm), Machine: string(e.Machine), Proc: string(e.Proc), Form: string(e.Form), Waiting: l.Waiting})
+				out = append(out, state.Endpoint{Realm: string(e.Realm), Machine: string(e.Machine),
+					Proc: string(e.Proc), Form: string(e.Form), Waiting: l.Waiting})
 			}
 		}
 		text, err = state.Lines(out)
@@ -318,7 +334,8 @@ func (r *root) limitsFile() sigma.File {
 	})
 }
 
-// limitsOf lists a realm's limits: of its names, of which it has what names says, if that is known, and of its procs at this machine.
+// limitsOf lists a realm's limits: of its names, of which it has what names says, if that is known,
+// and of its procs at this machine.
 func (k *Kernel) limitsOf(i *sigma.RealmInfo, names *sigma.RealmLimits) (out []state.Limit) {
 	of := func(n func(*sigma.RealmLimits) uint64) *uint64 {
 		if names == nil {

@@ -50,7 +50,8 @@ func (m *machine) worker(c *sdk.Client) *prog {
 	return g
 }
 
-// TestState: each file of /sys and of a proc consists of the lines that are documented. A tenant is told of its own realm; the provider, who is the control of each attempt, of both.
+// TestState: each file of /sys and of a proc consists of the lines that are documented. A tenant is
+// told of its own realm; the provider, who is the control of each attempt, of both.
 func TestState(t *testing.T) {
 	m := boot(t)
 	ctx := t.Context()
@@ -71,18 +72,23 @@ func TestState(t *testing.T) {
 	<-m.procs
 	for who, g := range map[string]getter{"the tenant": mine, "the provider": admin} {
 		both := g == getter(admin)
-		if v := objects[state.Version](t, g, "/sys/version"); len(v) != 1 || v[0].Version != Version || v[0].Machine != string(m.k.cfg.Machine) {
+		if v := objects[state.Version](t, g, "/sys/version"); len(v) != 1 || v[0].Version != Version ||
+			v[0].Machine != string(m.k.cfg.Machine) {
 			t.Errorf("%s is told the version %+v", who, v)
 		}
 		var realms [][]string
-		realms = append(realms, each(objects[state.Realm](t, g, "/sys/realms"), func(r state.Realm) string { return r.ID }))
+		realms = append(realms, each(objects[state.Realm](t, g, "/sys/realms"), func(r state.Realm) string {
+			return r.ID
+		}))
 		realms = append(realms, each(objects[state.Endpoint](t, g, "/sys/endpoints"), func(e state.Endpoint) string {
 			if e.Proc != string(mine.id) && e.Proc != string(theirs.id) {
 				return "" // of a service
 			}
 			return e.Realm
 		}))
-		realms = append(realms, each(objects[state.Limit](t, g, "/sys/limits"), func(l state.Limit) string { return l.Realm }))
+		realms = append(realms, each(objects[state.Limit](t, g, "/sys/limits"), func(l state.Limit) string {
+			return l.Realm
+		}))
 		use, _, err := g.Get(ctx, "/sys/utilisation")
 		if err != nil {
 			t.Fatal(err)
@@ -90,7 +96,8 @@ func TestState(t *testing.T) {
 		lines := slices.Collect(strings.Lines(string(use)))
 		if both {
 			var of state.MachineUse
-			if err := json.Unmarshal([]byte(lines[0]), &of); err != nil || of.Running != 3 || of.Capacity == 0 || of.Free >= of.Capacity {
+			if err := json.Unmarshal([]byte(lines[0]), &of); err != nil || of.Running != 3 || of.Capacity == 0 ||
+				of.Free >= of.Capacity {
 				t.Errorf("the machine's use is %q, %v", lines[0], err)
 			}
 			lines = lines[1:]
@@ -109,13 +116,16 @@ func TestState(t *testing.T) {
 		}
 		// Of a proc, in three files what inspect has in one.
 		at := "/proc/" + string(mine.id) + "/"
-		if d := objects[state.Descriptor](t, g, at+procDescriptor); len(d) != 1 || d[0].ID != string(mine.id) || d[0].Name != "worker" || d[0].Args[0] != "a<b" || d[0].Memory == 0 {
+		if d := objects[state.Descriptor](t, g, at+procDescriptor); len(d) != 1 || d[0].ID != string(mine.id) ||
+			d[0].Name != "worker" || d[0].Args[0] != "a<b" || d[0].Memory == 0 {
 			t.Errorf("%s: the descriptor is %+v", who, d)
 		}
-		if s := objects[state.ProcStatus](t, g, at+procStatus); len(s) != 1 || s[0].State != "running" || s[0].Machine != "m1" || s[0].Times.Started == nil {
+		if s := objects[state.ProcStatus](t, g, at+procStatus); len(s) != 1 || s[0].State != "running" ||
+			s[0].Machine != "m1" || s[0].Times.Started == nil {
 			t.Errorf("%s: the status is %+v", who, s)
 		}
-		if u := objects[state.ProcUsage](t, g, at+procUsage); len(u) != 1 || u[0].Memory != 3000 || u[0].UserSeconds != 0.001 || u[0].Tasks != 5 {
+		if u := objects[state.ProcUsage](t, g, at+procUsage); len(u) != 1 || u[0].Memory != 3000 ||
+			u[0].UserSeconds != 0.001 || u[0].Tasks != 5 {
 			t.Errorf("%s: the usage is %+v", who, u)
 		}
 		if text, _, err := g.Get(ctx, at+procChildren); string(text) != string(children[0])+"\n" || err != nil {
@@ -125,9 +135,11 @@ func TestState(t *testing.T) {
 		objects[state.Machine](t, g, "/sys/machines") // a tenant's lines have some of the keys
 	}
 	var none state.Machine
-	if got := objects[state.MachineSeen](t, mine, "/sys/machines"); len(got) != 1 || got[0].Name != "m1" || !got[0].Self {
+	if got := objects[state.MachineSeen](t, mine, "/sys/machines"); len(got) != 1 || got[0].Name != "m1" ||
+		!got[0].Self {
 		t.Errorf("the tenant is told of the machines %+v", got)
-	} else if got := objects[state.Machine](t, mine, "/sys/machines"); got[0].Address != none.Address || got[0].Version != none.Version {
+	} else if got := objects[state.Machine](t, mine, "/sys/machines"); got[0].Address != none.Address ||
+		got[0].Version != none.Version {
 		t.Errorf("the tenant is told more: %+v", got)
 	}
 	for _, name := range procFiles() {
@@ -170,7 +182,8 @@ func TestQueues(t *testing.T) {
 	}
 }
 
-// TestManyChildren: a list that is longer than a page is read whole, in pieces of any size, forward and back, and costs a handle a page.
+// TestManyChildren: a list that is longer than a page is read whole, in pieces of any size, forward
+// and back, and costs a handle a page.
 func TestManyChildren(t *testing.T) {
 	m := boot(t)
 	parent := m.startProg(sigma.Descriptor{})
@@ -184,7 +197,8 @@ func TestManyChildren(t *testing.T) {
 		} else {
 			want.WriteString(string(id) + "\n")
 		}
-		m.k.core.Step(m.k.start, schedd.Spawned{By: by, IDs: []sigma.ProcID{id}, Ds: []sigma.Descriptor{{Program: "/bin/x", Memory: m.k.cfg.Memory}}})
+		m.k.core.Step(m.k.start, schedd.Spawned{By: by, IDs: []sigma.ProcID{id},
+			Ds: []sigma.Descriptor{{Program: "/bin/x", Memory: m.k.cfg.Memory}}})
 	}
 	m.k.mu.Unlock()
 	f, err := parent.Open(t.Context(), "/proc/"+string(parent.id)+"/"+procChildren, sigma.OpenRead)

@@ -9,10 +9,11 @@ import (
 )
 
 const (
-	// silentAfter is how long a service or the launcher may take to answer before its state is stateSilent. It leaves sigma status
-	// and sigma doctor enough of their 2 s.
+	// silentAfter is how long a service or the launcher may take to answer before its state is
+	// stateSilent. It leaves sigma status and sigma doctor enough of their 2 s.
 	silentAfter = 700 * time.Millisecond
-	// statusAtOnce services are asked at a time: those of the boot set and the dbds of most machines at once.
+	// statusAtOnce services are asked at a time: those of the boot set and the dbds of most
+	// machines at once.
 	statusAtOnce = 64
 )
 
@@ -22,14 +23,15 @@ const stateSilent = "silent"
 // serviceLauncher is the launcher, where it is listed like a service.
 const serviceLauncher = "launcher"
 
-// status tells how the services, sigmad and the launcher are. Those that should be running are asked, since a process that is
-// stopped, or hangs, does not end.
+// status tells how the services, sigmad and the launcher are. Those that should be running are
+// asked, since a process that is stopped, or hangs, does not end.
 func (k *Kernel) status(ctx context.Context) []sigmap.Service {
 	ctx, cancel := context.WithTimeout(ctx, silentAfter)
 	defer cancel()
 	list := k.serviceList()
 	out := make([]sigmap.Service, len(list)+2)
-	out[len(list)] = sigmap.Service{Name: serviceSigmad, State: "running", Since: k.start, Restarts: k.launches.restarts(serviceSigmad)}
+	out[len(list)] = sigmap.Service{Name: serviceSigmad, State: "running", Since: k.start,
+		Restarts: k.launches.restarts(serviceSigmad)}
 	asks := []func(){func() { out[len(list)+1] = k.launcherStatus(ctx) }}
 	for i, s := range list {
 		asks = append(asks, func() { out[i] = s.status(ctx) })
@@ -68,7 +70,8 @@ func (s *service) status(ctx context.Context) sigmap.Service {
 func (s *service) noted() sigmap.Service {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return sigmap.Service{Name: s.name, Proc: s.id, State: s.state, Since: s.since, Restarts: s.k.launches.restarts(s.name)}
+	return sigmap.Service{Name: s.name, Proc: s.id, State: s.state, Since: s.since,
+		Restarts: s.k.launches.restarts(s.name)}
 }
 
 // low reports whether the service is a named that refuses names because its disk is low.

@@ -13,22 +13,26 @@ import (
 const (
 	// callService: name -> Endpoint. It waits a while for one that is being restarted.
 	callService = "service"
-	// callServiceOver: name, Endpoint -> -. It waits until the service does not listen there any more.
+	// callServiceOver: name, Endpoint -> -. It waits until the service does not listen there any
+	// more.
 	callServiceOver = "service-over"
 	// callServiceUnused: name -> 1 if nobody ever wanted it.
 	callServiceUnused = "service-unused"
 )
 
-// toldMax bounds the endpoints of the object store that are remembered: it has another after each restart, and nobody who walks to it takes longer than a few of them.
+// toldMax bounds the endpoints of the object store that are remembered: it has another after each
+// restart, and nobody who walks to it takes longer than a few of them.
 const toldMax = 8
 
-// ofRealms says whether a service has something of realms that is mounted in their trees: the object store, and a realm's databases.
+// ofRealms says whether a service has something of realms that is mounted in their trees: the
+// object store, and a realm's databases.
 func ofRealms(service string) bool {
 	_, databases := databaseRealm(service)
 	return databases || service == serviceS3
 }
 
-// storeEndpoint is where such a service listens, here or on another machine. fresh asks again whatever is known. What it tells of the object store is remembered, for isStore.
+// storeEndpoint is where such a service listens, here or on another machine. fresh asks again
+// whatever is known. What it tells of the object store is remembered, for isStore.
 func (k *Kernel) storeEndpoint(ctx context.Context, service string, fresh bool) (sigma.Endpoint, error) {
 	e, err := k.findStore(ctx, service, fresh)
 	if err == nil && service == serviceS3 {
@@ -110,7 +114,8 @@ func (k *Kernel) keepStore(service string, e sigma.Endpoint, p sigma.Caller) {
 	})
 }
 
-func (k *Kernel) askStore(ctx context.Context, m sigma.MachineID, service string) (e sigma.Endpoint, p sigma.Caller, err error) {
+func (k *Kernel) askStore(ctx context.Context, m sigma.MachineID, service string) (e sigma.Endpoint, p sigma.Caller,
+	err error) {
 	dialling, cancel := context.WithTimeout(ctx, dialMost)
 	p, err = k.peer(dialling, m)
 	cancel()
@@ -126,7 +131,8 @@ func (k *Kernel) askStore(ctx context.Context, m sigma.MachineID, service string
 		err = sigmap.Parse(reply, func(c *sigmap.Coder) { c.Endpoint(&e) })
 	}
 	if err == nil && (e.Machine != m || e.Realm != sigma.SystemRealm || e.Form != sigma.FormTree) {
-		err = sigma.Errorf("kernel.askStore", sigma.KindInvalid, "machine %s says that its %s listens elsewhere", m, service)
+		err = sigma.Errorf("kernel.askStore", sigma.KindInvalid, "machine %s says that its %s listens elsewhere", m,
+			service)
 	}
 	return e, p, err
 }
@@ -154,7 +160,8 @@ func (k *Kernel) serviceOverCall(ctx context.Context, _ identity.Subject, payloa
 	}
 }
 
-// isUnused says that the machine that has the databases says that a realm never used any; no dbd is started to say so.
+// isUnused says that the machine that has the databases says that a realm never used any; no dbd is
+// started to say so.
 func (k *Kernel) isUnused(ctx context.Context, realm sigma.RealmID) bool {
 	service := databaseService(realm)
 	if k.databases.program.File != nil {
@@ -185,7 +192,8 @@ func (k *Kernel) serviceUnusedCall(_ context.Context, _ identity.Subject, payloa
 	}
 	realm, ok := databaseRealm(name)
 	if !ok || k.databases.program.File == nil {
-		return nil, sigma.Errorf("kernel.service", sigma.KindNotFound, "machine %s has no %.80q for other machines", k.cfg.Machine, name)
+		return nil, sigma.Errorf("kernel.service", sigma.KindNotFound, "machine %s has no %.80q for other machines",
+			k.cfg.Machine, name)
 	}
 	unused := uint32(0)
 	if k.databases.unused(realm) {
@@ -202,7 +210,8 @@ func (k *Kernel) serviceCall(ctx context.Context, _ identity.Subject, payload []
 	}
 	s := k.local(name)
 	if s == nil || !ofRealms(name) {
-		return nil, sigma.Errorf("kernel.service", sigma.KindNotFound, "machine %s has no %.80q for other machines", k.cfg.Machine, name)
+		return nil, sigma.Errorf("kernel.service", sigma.KindNotFound, "machine %s has no %.80q for other machines",
+			k.cfg.Machine, name)
 	}
 	ctx, cancel := context.WithTimeout(ctx, dialMost)
 	defer cancel()
@@ -213,8 +222,9 @@ func (k *Kernel) serviceCall(ctx context.Context, _ identity.Subject, payload []
 	return sigmap.Payload(func(c *sigmap.Coder) { c.Endpoint(&e) })
 }
 
-// isStore says whether e is where the object store listens now, or did when somebody was told: a walk that met the link before the store was restarted means the store all the same. If it cannot be known, since the store is away, that is the
-// error: a no would be for good.
+// isStore says whether e is where the object store listens now, or did when somebody was told: a
+// walk that met the link before the store was restarted means the store all the same. If it cannot
+// be known, since the store is away, that is the error: a no would be for good.
 func (k *Kernel) isStore(ctx context.Context, e sigma.Endpoint) (bool, error) {
 	if e.Realm != sigma.SystemRealm {
 		return false, nil

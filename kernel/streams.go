@@ -12,16 +12,23 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// dialEndpoint connects who to an endpoint and returns who's end. Of another machine's endpoints that machine has the last word; a stream between procs is a TCP connection of their own, unless one of the machines encrypts; what is left sigmad relays, and ends both sides when the link is lost. Programs outside have it relayed, since nobody could take a socket of theirs back.
-func (k *Kernel) dialEndpoint(ctx context.Context, who sigma.Principal, e sigma.Endpoint) (*os.File, dialproxy.Ticket, error) {
+// dialEndpoint connects who to an endpoint and returns who's end. Of another machine's endpoints
+// that machine has the last word; a stream between procs is a TCP connection of their own, unless
+// one of the machines encrypts; what is left sigmad relays, and ends both sides when the link is
+// lost. Programs outside have it relayed, since nobody could take a socket of theirs back.
+func (k *Kernel) dialEndpoint(ctx context.Context, who sigma.Principal, e sigma.Endpoint) (*os.File, dialproxy.Ticket,
+	error) {
 	if e.Machine == k.cfg.Machine {
 		return k.proxy.Dial(who, e)
 	}
 	if e.Realm != who.Realm && e.Realm != sigma.SystemRealm && !who.System { // as dialproxy says it
-		return nil, "", &sigma.Error{Op: "kernel.Dial", Kind: sigma.KindPermission, Msg: "the endpoint belongs to another realm"}
+		return nil, "", &sigma.Error{Op: "kernel.Dial", Kind: sigma.KindPermission,
+			Msg: "the endpoint belongs to another realm"}
 	}
 	if !k.registered() {
-		return nil, "", &sigma.Error{Op: "kernel.Dial", Kind: sigma.KindUnavailable, Msg: "the endpoint is on machine " + string(e.Machine) + ", and this machine is not registered with its system yet"}
+		return nil, "", &sigma.Error{Op: "kernel.Dial", Kind: sigma.KindUnavailable,
+			Msg: "the endpoint is on machine " + string(e.Machine) +
+				", and this machine is not registered with its system yet"}
 	}
 	to := link.Target{Kind: link.ToEndpoint, Name: e.String()}
 	typ := syscall.SOCK_SEQPACKET
@@ -43,7 +50,8 @@ func (k *Kernel) dialEndpoint(ctx context.Context, who sigma.Principal, e sigma.
 }
 
 // dialStraight makes a direct connection and notes it.
-func (k *Kernel) dialStraight(ctx context.Context, who sigma.Principal, e sigma.Endpoint, to link.Target) (*os.File, error) {
+func (k *Kernel) dialStraight(ctx context.Context, who sigma.Principal, e sigma.Endpoint, to link.Target) (*os.File,
+	error) {
 	member, _ := k.id.Roster().Member(e.Machine)
 	k.hearTCPEnds(k.ctx)
 	conn, err := k.dialDirect(ctx, who, e.Machine, to)
@@ -55,7 +63,8 @@ func (k *Kernel) dialStraight(ctx context.Context, who sigma.Principal, e sigma.
 	if err != nil {
 		return nil, sigma.Wrap("kernel.Dial", "", err)
 	}
-	if err := k.proxy.Dialled(who, e, sigma.Life{Machine: e.Machine, Incarnation: member.Incarnation}, "tcp", f); err != nil {
+	if err := k.proxy.Dialled(who, e, sigma.Life{Machine: e.Machine, Incarnation: member.Incarnation}, "tcp",
+		f); err != nil {
 		f.Close()
 		return nil, err
 	}
@@ -65,7 +74,8 @@ func (k *Kernel) dialStraight(ctx context.Context, who sigma.Principal, e sigma.
 }
 
 // dialStream connects a service of the system with itself on another machine.
-func (k *Kernel) dialStream(ctx context.Context, who sigma.Principal, m sigma.MachineID, name string) (*os.File, error) {
+func (k *Kernel) dialStream(ctx context.Context, who sigma.Principal, m sigma.MachineID, name string) (*os.File,
+	error) {
 	const op = "kernel.DialStream"
 	s := k.service(who)
 	if s == nil || s.name != name {
@@ -86,7 +96,8 @@ func (k *Kernel) dialStream(ctx context.Context, who sigma.Principal, m sigma.Ma
 }
 
 // dialRelay makes a link for who and passes on what comes over a socket whose other end it returns.
-func (k *Kernel) dialRelay(ctx context.Context, who sigma.Principal, m sigma.MachineID, to link.Target, typ int) (*os.File, error) {
+func (k *Kernel) dialRelay(ctx context.Context, who sigma.Principal, m sigma.MachineID, to link.Target,
+	typ int) (*os.File, error) {
 	done, err := k.links.relay(who.Realm)
 	if err != nil {
 		return nil, err
@@ -127,7 +138,8 @@ func (k *Kernel) relayed(who sigma.Principal, to link.Target, f *os.File) error 
 }
 
 // dialFor makes a link for who, when it is who's turn.
-func (k *Kernel) dialFor(ctx context.Context, m sigma.MachineID, to link.Target, who sigma.Principal) (*link.Link, error) {
+func (k *Kernel) dialFor(ctx context.Context, m sigma.MachineID, to link.Target, who sigma.Principal) (*link.Link,
+	error) {
 	done, err := k.turnOf(ctx, m, who)
 	if err != nil {
 		return nil, err
@@ -136,7 +148,8 @@ func (k *Kernel) dialFor(ctx context.Context, m sigma.MachineID, to link.Target,
 	return k.node.Dial(ctx, m, to, who)
 }
 
-// turnOf waits until who may dial. Procs take turns, so that those of one realm keep neither another's nor the system itself from a machine: a dial may cost both machines a handshake.
+// turnOf waits until who may dial. Procs take turns, so that those of one realm keep neither
+// another's nor the system itself from a machine: a dial may cost both machines a handshake.
 func (k *Kernel) turnOf(ctx context.Context, m sigma.MachineID, who sigma.Principal) (done func(), err error) {
 	if who.System || who.Realm == sigma.SystemRealm {
 		return func() {}, nil
@@ -152,7 +165,8 @@ func (x *links) turn(ctx context.Context, m sigma.MachineID, realm sigma.RealmID
 	x.mu.Lock()
 	if x.asking[realm] >= realmDials {
 		x.mu.Unlock()
-		return nil, sigma.Errorf("kernel.Dial", sigma.KindBusy, "%d procs of realm %s are dialling other machines", realmDials, realm)
+		return nil, sigma.Errorf("kernel.Dial", sigma.KindBusy, "%d procs of realm %s are dialling other machines",
+			realmDials, realm)
 	}
 	x.asking[realm]++
 	places := x.turns[m]
@@ -180,7 +194,8 @@ func (x *links) turn(ctx context.Context, m sigma.MachineID, realm sigma.RealmID
 // unreachable makes a machine that is not there any more what a local endpoint without listener is.
 func unreachable(err error, to link.Target) error {
 	if to.Kind == link.ToEndpoint && sigma.KindOf(err) == sigma.KindNotFound {
-		return &sigma.Error{Op: "kernel.Dial", Kind: sigma.KindUnavailable, Msg: "nobody listens at the endpoint", Err: err, Hint: "the proc may have ended; look its name up again"}
+		return &sigma.Error{Op: "kernel.Dial", Kind: sigma.KindUnavailable, Msg: "nobody listens at the endpoint",
+			Err: err, Hint: "the proc may have ended; look its name up again"}
 	}
 	return err
 }
@@ -190,7 +205,8 @@ func (x *links) relay(realm sigma.RealmID) (done func(), err error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if realm != sigma.SystemRealm && (x.relays[realm] >= relaysOfRealm || x.relayed >= relaysOfAll) {
-		return nil, sigma.Errorf("kernel.Dial", sigma.KindBusy, "realm %s has %d connections to other machines, all realms %d", realm, x.relays[realm], x.relayed)
+		return nil, sigma.Errorf("kernel.Dial", sigma.KindBusy,
+			"realm %s has %d connections to other machines, all realms %d", realm, x.relays[realm], x.relayed)
 	}
 	x.relays[realm]++
 	x.relayed++

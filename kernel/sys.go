@@ -35,12 +35,14 @@ func (r *root) sysDir() sigma.File {
 		}}
 }
 
-// sysNames are the files of /sys that the session sees: of a proc with a view, what it needs of itself, and no more.
+// sysNames are the files of /sys that the session sees: of a proc with a view, what it needs of
+// itself, and no more.
 func (r *root) sysNames() []string {
 	names := append(make([]string, 0, 16), sigmap.FileProcs, sigmap.FileSelf, sigmap.FileEndpoints, nameVersion)
 	if r.tree.view == nil || r.tree.granted != nil {
 		names = append(names, sigmap.FileInit, sigmap.FileEvents, sigmap.FileDecisions)
-		names = append(names, sigmap.FileMachine, sigmap.FileRealms, sigmap.FileMachines, nameRoster, nameQueues, nameUtilisation, nameLoad, nameUsage, nameUsageProcs, nameLimits, nameConnections)
+		names = append(names, sigmap.FileMachine, sigmap.FileRealms, sigmap.FileMachines, nameRoster, nameQueues,
+			nameUtilisation, nameLoad, nameUsage, nameUsageProcs, nameLimits, nameConnections)
 	}
 	if r.tree.principal.System || r.realm == sigma.SystemRealm && r.tree.isService(serviceMachined) {
 		names = append(names, sigmap.FileNames)
@@ -100,13 +102,15 @@ func (r *root) sysFile(name string) sigma.File {
 	case nameLimits:
 		return r.limitsFile()
 	case nameMetrics:
-		return &treekit.Blob{ID: sigma.FileID{Kind: sigma.KindDevice, Path: viewfs.PathID("/sys/" + name)}, Name: name, Perm: 0o400, Content: r.tree.k.metricsText}
+		return &treekit.Blob{ID: sigma.FileID{Kind: sigma.KindDevice, Path: viewfs.PathID("/sys/" + name)}, Name: name,
+			Perm: 0o400, Content: r.tree.k.metricsText}
 	}
 	return nil
 }
 
 func (r *root) callable(name string, methods map[string]handler) sigma.File {
-	return &treekit.Callable{Name: name, ID: viewfs.PathID("/sys/" + name), Handle: func(ctx context.Context, method string, payload []byte) ([]byte, []*os.File, error) {
+	return &treekit.Callable{Name: name, ID: viewfs.PathID("/sys/" + name), Handle: func(ctx context.Context,
+		method string, payload []byte) ([]byte, []*os.File, error) {
 		h := methods[method]
 		if h == nil {
 			return nil, nil, treekit.NoMethod(name, method)
@@ -140,7 +144,8 @@ func (r *root) procsCalls() map[string]handler {
 		sigmap.CallWaitStart: r.aboutProc(sigma.RightRead, func(ctx context.Context, id sigma.ProcID) ([]byte, error) {
 			p, err := k.await(ctx, r.realm, id, hasStarted)
 			if err == nil && p.Times.Started.IsZero() {
-				err = &sigma.Error{Op: "kernel.WaitStart", Kind: max(p.Status.Kind, sigma.KindOther), Msg: p.Status.Code.String() + ": " + p.Status.Msg}
+				err = &sigma.Error{Op: "kernel.WaitStart", Kind: max(p.Status.Kind, sigma.KindOther),
+					Msg: p.Status.Code.String() + ": " + p.Status.Msg}
 			}
 			return nil, err
 		}),
@@ -183,7 +188,8 @@ func (r *root) spawn(ctx context.Context, payload []byte) ([]byte, []*os.File, e
 		return nil, nil, err
 	}
 	if len(ds) > sigma.BurstMax {
-		return nil, nil, sigma.Errorf("kernel.Spawn", sigma.KindTooBig, "%d descriptors in one Spawn; %d are allowed", len(ds), sigma.BurstMax)
+		return nil, nil, sigma.Errorf("kernel.Spawn", sigma.KindTooBig, "%d descriptors in one Spawn; %d are allowed",
+			len(ds), sigma.BurstMax)
 	}
 	if r.realm == sigma.SystemRealm {
 		return nil, nil, sigma.Errorf("kernel.Spawn", sigma.KindPermission, "procs are not spawned in the realm system")
@@ -226,7 +232,8 @@ func (r *root) selfCalls() map[string]handler {
 	proc := func(h handler) handler {
 		return func(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
 			if who.Proc == "" {
-				return nil, nil, &sigma.Error{Op: "kernel.self", Kind: sigma.KindPermission, Msg: "this program is not a proc"}
+				return nil, nil, &sigma.Error{Op: "kernel.self", Kind: sigma.KindPermission,
+					Msg: "this program is not a proc"}
 			}
 			return h(ctx, payload)
 		}
@@ -260,7 +267,8 @@ func (r *root) selfCalls() map[string]handler {
 				return nil, nil, sigma.Errorf("kernel.Exited", sigma.KindInvalid, "status code %d", s.Code)
 			}
 			if len(s.Data) > sigma.StatusDataMax || len(s.Msg) > 4096 {
-				return nil, nil, &sigma.Error{Op: "kernel.Exited", Kind: sigma.KindTooBig, Msg: "status is too big", Hint: "write results to a file of the realm and give its path"}
+				return nil, nil, &sigma.Error{Op: "kernel.Exited", Kind: sigma.KindTooBig, Msg: "status is too big",
+					Hint: "write results to a file of the realm and give its path"}
 			}
 			s.Data = slices.Clone(s.Data)
 			s.Kind = sigma.KindOther // a kind says why a proc could not be started, and this one was
@@ -274,7 +282,8 @@ func (r *root) selfCalls() map[string]handler {
 			k.mu.Lock()
 			if p := k.core.Proc(r.realm, who.Proc); p == nil || p.Ended() {
 				k.mu.Unlock()
-				return nil, nil, unknownProc(who.Proc) // a service, or a request that was still on its way when its proc ended
+				return nil, nil,
+					unknownProc(who.Proc) // a service, or a request that was still on its way when its proc ended
 			}
 			ch := k.noticeLocked(who.Proc)
 			k.stepLocked(schedd.WaitsEvict{ID: who.Proc, Delta: 1})
@@ -290,16 +299,22 @@ func (r *root) selfCalls() map[string]handler {
 	}
 }
 
-// endpointsCallable answers a dial to an endpoint of this machine at once, and one for connections in advance: dialproxy does not wait.
+// endpointsCallable answers a dial to an endpoint of this machine at once, and one for connections
+// in advance: dialproxy does not wait.
 func (r *root) endpointsCallable() sigma.File {
 	c := r.callable(sigmap.FileEndpoints, r.endpointCalls()).(*treekit.Callable)
 	c.Prompt = func(method string, payload []byte) bool {
 		var e sigma.Endpoint
 		if method == sigmap.CallPool {
 			var ask sigmap.PoolAsk
-			return sigmap.Parse(payload, func(c *sigmap.Coder) { c.PoolAsk(&ask) }) == nil && ask.Endpoint.Machine == r.tree.k.cfg.Machine
+			return sigmap.Parse(payload, func(c *sigmap.Coder) {
+				c.PoolAsk(&ask)
+			}) == nil && ask.Endpoint.Machine == r.tree.k.cfg.Machine
 		}
-		return method == sigmap.CallDial && r.tree.view == nil && sigmap.Parse(payload, func(c *sigmap.Coder) { c.Endpoint(&e); c.Last(func() { var rings bool; c.Bool(&rings) }) }) == nil && e.Machine == r.tree.k.cfg.Machine
+		return method == sigmap.CallDial && r.tree.view == nil && sigmap.Parse(payload, func(c *sigmap.Coder) {
+			c.Endpoint(&e)
+			c.Last(func() { var rings bool; c.Bool(&rings) })
+		}) == nil && e.Machine == r.tree.k.cfg.Machine
 	}
 	return c
 }
@@ -317,7 +332,10 @@ func (r *root) endpointCalls() map[string]handler {
 		sigmap.CallAccept: func(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
 			var l sigma.EndpointID
 			var rings bool
-			if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Str((*string)(&l)); c.Last(func() { c.Bool(&rings) }) }); err != nil {
+			if err := sigmap.Parse(payload, func(c *sigmap.Coder) {
+				c.Str((*string)(&l))
+				c.Last(func() { c.Bool(&rings) })
+			}); err != nil {
 				return nil, nil, err
 			}
 			f, from, ticket, err := k.proxy.Accept(ctx, who, l)
@@ -357,7 +375,10 @@ func (r *root) endpointCalls() map[string]handler {
 		sigmap.CallDial: func(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
 			var e sigma.Endpoint
 			var rings bool
-			if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Endpoint(&e); c.Last(func() { c.Bool(&rings) }) }); err != nil {
+			if err := sigmap.Parse(payload, func(c *sigmap.Coder) {
+				c.Endpoint(&e)
+				c.Last(func() { c.Bool(&rings) })
+			}); err != nil {
 				return nil, nil, err
 			}
 			if v := r.tree.view; v != nil {
@@ -441,7 +462,8 @@ func (r *root) poolCall(ctx context.Context, payload []byte) ([]byte, []*os.File
 		return nil, nil, err
 	}
 	if r.tree.view != nil { // it may change, and what was made in advance would not know
-		return nil, nil, sigma.Errorf("kernel.Pool", sigma.KindUnsupported, "for a proc with a view no connections are made in advance")
+		return nil, nil, sigma.Errorf("kernel.Pool", sigma.KindUnsupported,
+			"for a proc with a view no connections are made in advance")
 	}
 	if ask.Endpoint.Machine != k.cfg.Machine {
 		grant, files, err := k.poolAway(ctx, who, ask)

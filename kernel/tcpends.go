@@ -11,8 +11,11 @@ import (
 	"sigmaos.dev/kernel/meter"
 )
 
-// When a TCP connection is over the kernel tells what it carried, whoever closed it, and also of a proc that was killed (sock_diag's groups of destroyed sockets). sigmad hears that of all connections of its machine's network; those that are no procs' are nobody's business and forgotten. Where there is no such socket
-// (a kernel without tcp_diag) what a connection carried since it was looked at last is not counted.
+// When a TCP connection is over the kernel tells what it carried, whoever closed it, and also of a
+// proc that was killed (sock_diag's groups of destroyed sockets). sigmad hears that of all
+// connections of its machine's network; those that are no procs' are nobody's business and
+// forgotten. Where there is no such socket (a kernel without tcp_diag) what a connection carried
+// since it was looked at last is not counted.
 
 const (
 	// endsAnswer is how long the keeper may take; it answers at once.
@@ -28,7 +31,8 @@ type hearing struct {
 	not time.Time  // mu; not asked before
 }
 
-// hearTCPEnds begins to listen to the ends of TCP connections, unless it does. It returns when that has begun, so that none of a connection that is made then is missed.
+// hearTCPEnds begins to listen to the ends of TCP connections, unless it does. It returns when that
+// has begun, so that none of a connection that is made then is missed.
 func (k *Kernel) hearTCPEnds(ctx context.Context) {
 	if k.keeper == nil || k.cfg.Connect == nil { // it makes no sockets
 		return
@@ -44,7 +48,8 @@ func (k *Kernel) hearTCPEnds(ctx context.Context) {
 	f, err := k.keeper.Ends(ctx)
 	if err != nil {
 		if h.not.IsZero() {
-			k.cfg.Log.Warn("the ends of TCP connections are not heard of; what they carry last is not counted", "err", err)
+			k.cfg.Log.Warn("the ends of TCP connections are not heard of; what they carry last is not counted", "err",
+				err)
 		}
 		h.not = time.Now().Add(hearAgain)
 		return

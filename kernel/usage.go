@@ -14,8 +14,9 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// questions are those to the launcher that it answers once each. sigmad cannot read or freeze cgroups itself, having no privilege, and the launcher reads them only when asked: nobody pays
-// for figures that nobody looks at.
+// questions are those to the launcher that it answers once each. sigmad cannot read or freeze
+// cgroups itself, having no privilege, and the launcher reads them only when asked: nobody pays for
+// figures that nobody looks at.
 type questions struct {
 	slots chan struct{} // of questions under way
 
@@ -29,7 +30,8 @@ type question struct {
 }
 
 const (
-	// metersMax questions are under way at a time, so that the launcher, which answers one in some 40 µs, stays free for starts.
+	// metersMax questions are under way at a time, so that the launcher, which answers one in some
+	// 40 µs, stays free for starts.
 	metersMax = 16
 	// answerMax is how long the launcher may take to answer.
 	answerMax = 5 * time.Second
@@ -39,8 +41,10 @@ func newQuestions(max int) *questions {
 	return &questions{slots: make(chan struct{}, max), waiting: map[question][]chan launch.Event{}}
 }
 
-// put asks with send and waits for the answer. Then is called with it while no other question may take this one's place; nil: nothing is.
-func (m *questions) put(ctx context.Context, q question, send func(id uint64) error, then func(launch.Event)) (launch.Event, error) {
+// put asks with send and waits for the answer. Then is called with it while no other question may
+// take this one's place; nil: nothing is.
+func (m *questions) put(ctx context.Context, q question, send func(id uint64) error,
+	then func(launch.Event)) (launch.Event, error) {
 	ctx, cancel := context.WithTimeout(ctx, answerMax)
 	defer cancel()
 	late := func() error { return sigma.Wrap("kernel.ask", "", ctx.Err()) }
@@ -72,7 +76,8 @@ func (m *questions) put(ctx context.Context, q question, send func(id uint64) er
 	}
 }
 
-// answer gives an answer to all who wait for one to this question: a later question has a later answer, which then finds nobody.
+// answer gives an answer to all who wait for one to this question: a later question has a later
+// answer, which then finds nobody.
 func (m *questions) answer(q question, e launch.Event) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -120,18 +125,21 @@ func (k *Kernel) meter(ctx context.Context, l *launch.Launcher, id uint64) (laun
 // usageMax procs are asked about in one call.
 const usageMax = 256
 
-// usage answers what procs use: those that run, now; others, what is known of them. It is for the provider, because a question costs the launcher time that starts need,
-// and for sessions with a credential, which read the same in /proc and have few requests at a time.
+// usage answers what procs use: those that run, now; others, what is known of them. It is for the
+// provider, because a question costs the launcher time that starts need, and for sessions with a
+// credential, which read the same in /proc and have few requests at a time.
 func (r *root) usage(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
 	var ids []sigma.ProcID
 	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.ProcIDs(&ids) }); err != nil {
 		return nil, nil, err
 	}
 	if !r.tree.principal.System && r.tree.granted == nil {
-		return nil, nil, sigma.Errorf("kernel.usage", sigma.KindPermission, "no proc may ask this; read its files in /proc")
+		return nil, nil, sigma.Errorf("kernel.usage", sigma.KindPermission,
+			"no proc may ask this; read its files in /proc")
 	}
 	if len(ids) > usageMax {
-		return nil, nil, sigma.Errorf("kernel.usage", sigma.KindTooBig, "%d procs in one call; %d are allowed", len(ids), usageMax)
+		return nil, nil, sigma.Errorf("kernel.usage", sigma.KindTooBig, "%d procs in one call; %d are allowed",
+			len(ids), usageMax)
 	}
 	out, err := r.tree.k.usagesOf(ctx, r.realm, ids)
 	if err != nil {
@@ -172,7 +180,9 @@ func (k *Kernel) usageOf(ctx context.Context, realm sigma.RealmID, id sigma.Proc
 	return u, nil
 }
 
-// servicesUsage tells what the services and sigmad use that status lists, in its order, the launcher left out. One that is being restarted uses nothing; of one that cannot be asked now, or not before ctx ends, it tells what was measured last.
+// servicesUsage tells what the services and sigmad use that status lists, in its order, the
+// launcher left out. One that is being restarted uses nothing; of one that cannot be asked now, or
+// not before ctx ends, it tells what was measured last.
 func (k *Kernel) servicesUsage(ctx context.Context) (out []sigma.Usage) {
 	l := k.living()
 	for _, s := range k.serviceList() {
@@ -191,7 +201,8 @@ func (k *Kernel) servicesUsage(ctx context.Context) (out []sigma.Usage) {
 		if m.ID != id { // of an earlier incarnation
 			m = launch.Metered{}
 		}
-		out = append(out, sigma.Usage{UserTime: m.User, SystemTime: m.Sys, Memory: m.Memory, MemoryPeak: m.MemoryPeak, Tasks: m.Tasks})
+		out = append(out, sigma.Usage{UserTime: m.User, SystemTime: m.Sys, Memory: m.Memory, MemoryPeak: m.MemoryPeak,
+			Tasks: m.Tasks})
 	}
 	return append(out, ownUsage())
 }
@@ -205,7 +216,8 @@ func ownUsage() sigma.Usage {
 	held := []gometrics.Sample{{Name: "/memory/classes/total:bytes"}, {Name: "/memory/classes/heap/released:bytes"}}
 	gometrics.Read(held)
 	now := sigma.Bytes(held[0].Value.Uint64() - held[1].Value.Uint64())
-	return sigma.Usage{UserTime: time.Duration(r.Utime.Nano()), SystemTime: time.Duration(r.Stime.Nano()), Memory: now, MemoryPeak: max(now, sigma.Bytes(r.Maxrss)*sigma.KiB)}
+	return sigma.Usage{UserTime: time.Duration(r.Utime.Nano()), SystemTime: time.Duration(r.Stime.Nano()), Memory: now,
+		MemoryPeak: max(now, sigma.Bytes(r.Maxrss)*sigma.KiB)}
 }
 
 // outputLocked is how many bytes a proc has written.

@@ -49,7 +49,8 @@ func (k *Kernel) peerCopied(_ context.Context, _ identity.Subject, payload []byt
 	return sigmap.Payload(func(c *sigmap.Coder) { c.Data(&text); c.Str(&last); c.Bool(&more) })
 }
 
-// copiesKnown lists the copies that there are, of each machine and ledger the one that holds the most.
+// copiesKnown lists the copies that there are, of each machine and ledger the one that holds the
+// most.
 func (k *Kernel) copiesKnown() []meter.Copy {
 	out, _ := recall(&k.memo, "copies", func() ([]meter.Copy, error) {
 		ctx, cancel := k.asked()
@@ -71,7 +72,8 @@ func (k *Kernel) copiesKnown() []meter.Copy {
 				for _, one := range all {
 					key := meter.CopyKey(one.Machine, one.ID)
 					one.Keeper = keeper
-					if so, is := best[key]; !is || cmp.Or(cmp.Compare(one.Version, so.Version), one.Told.Compare(so.Told)) > 0 {
+					if so, is := best[key]; !is || cmp.Or(cmp.Compare(one.Version, so.Version),
+						one.Told.Compare(so.Told)) > 0 {
 						best[key] = one
 					}
 				}
@@ -81,10 +83,14 @@ func (k *Kernel) copiesKnown() []meter.Copy {
 		}
 		note(k.cfg.Machine, k.copies.List)
 		alive := k.others()
-		keepers := slices.DeleteFunc(k.controlsKnown(), func(m sigma.MachineID) bool { return !slices.Contains(alive, m) })
+		keepers := slices.DeleteFunc(k.controlsKnown(), func(m sigma.MachineID) bool {
+			return !slices.Contains(alive, m)
+		})
 		eachOf(len(keepers)+1, keepers, func(m sigma.MachineID) {
 			note(m, func(after string) (text []byte, last string, more bool, err error) {
-				err = k.ask(ctx, m, peerCopies, func(c *sigmap.Coder) { c.Str(&after) }, func(c *sigmap.Coder) { c.Data(&text); c.Str(&last); c.Bool(&more) })
+				err = k.ask(ctx, m, peerCopies, func(c *sigmap.Coder) {
+					c.Str(&after)
+				}, func(c *sigmap.Coder) { c.Data(&text); c.Str(&last); c.Bool(&more) })
 				return slices.Clone(text), last, more, err
 			})
 		})
@@ -102,7 +108,8 @@ func (k *Kernel) controlsKnown() []sigma.MachineID {
 }
 
 // usageOfCopy is usageOfMachine of a copy.
-func (k *Kernel) usageOfCopy(ctx context.Context, one meter.Copy, of sigma.RealmID, after string) (text []byte, last string, more bool, err error) {
+func (k *Kernel) usageOfCopy(ctx context.Context, one meter.Copy, of sigma.RealmID, after string) (text []byte,
+	last string, more bool, err error) {
 	if one.Keeper == k.cfg.Machine {
 		return k.copies.Page(one, of, after)
 	}
@@ -144,13 +151,15 @@ func (k *Kernel) peerLedger(_ context.Context, _ identity.Subject, payload []byt
 	return sigmap.Payload(func(c *sigmap.Coder) { c.Data(&text); c.Str(&last); c.Bool(&more) })
 }
 
-// usageFile makes /sys/usage and /sys/usage-procs. A tenant is told of its own realm, the provider of all.
+// usageFile makes /sys/usage and /sys/usage-procs. A tenant is told of its own realm, the provider
+// of all.
 func (r *root) usageFile(what string) sigma.File {
 	k, of := r.tree.k, r.realm
 	if r.tree.principal.System {
 		of = ""
 	}
-	return linesFile("/sys/"+what, what, 0o444, func(ctx context.Context, at usageCursor) (text []byte, next usageCursor, more bool, err error) {
+	return linesFile("/sys/"+what, what, 0o444, func(ctx context.Context, at usageCursor) (text []byte,
+		next usageCursor, more bool, err error) {
 		sources := k.usageSources(what)
 		i, found := slices.BinarySearchFunc(sources, at, func(s meter.Source, at usageCursor) int {
 			return cmp.Or(cmp.Compare(s.Machine, at.machine), cmp.Compare(s.Copy.ID, at.copy))
@@ -158,7 +167,8 @@ func (r *root) usageFile(what string) sigma.File {
 		if found {
 			i++
 		}
-		for i < len(sources) && sources[i].Machine == at.machine && sources[i].Copy.ID == at.ledger { // it has told this itself, and is no member any more
+		for i < len(sources) && sources[i].Machine == at.machine &&
+			sources[i].Copy.ID == at.ledger { // it has told this itself, and is no member any more
 			i++
 		}
 		var left bool
@@ -186,7 +196,8 @@ func (r *root) usageFile(what string) sigma.File {
 	})
 }
 
-// usageSources are those of all machines, in order: of members, what they say, and of machines that are gone, or have lost what they knew, what they told.
+// usageSources are those of all machines, in order: of members, what they say, and of machines that
+// are gone, or have lost what they knew, what they told.
 func (k *Kernel) usageSources(what string) []meter.Source {
 	var known []meter.Copy
 	if what == nameUsage {
@@ -196,17 +207,21 @@ func (k *Kernel) usageSources(what string) []meter.Source {
 }
 
 // usageOfSource begins with a source. from is who tells.
-func (k *Kernel) usageOfSource(ctx context.Context, s meter.Source, what string, of sigma.RealmID) (text []byte, from meter.Copy, last string, more bool, err error) {
+func (k *Kernel) usageOfSource(ctx context.Context, s meter.Source, what string, of sigma.RealmID) (text []byte,
+	from meter.Copy, last string, more bool, err error) {
 	from = s.Copy
-	if text, last, more, err = k.usageFrom(ctx, s.Machine, from, what, of, ""); err != nil && from.ID == 0 && s.Lost.ID != 0 && ctx.Err() == nil {
+	if text, last, more, err = k.usageFrom(ctx, s.Machine, from, what, of, ""); err != nil && from.ID == 0 &&
+		s.Lost.ID != 0 && ctx.Err() == nil {
 		from = s.Lost
 		text, last, more, err = k.usageFrom(ctx, s.Machine, from, what, of, "")
 	}
 	return text, from, last, more, err
 }
 
-// usageFrom gives what comes after a key, of a copy or, if that has no number, of the machine itself.
-func (k *Kernel) usageFrom(ctx context.Context, m sigma.MachineID, from meter.Copy, what string, of sigma.RealmID, after string) (text []byte, last string, more bool, err error) {
+// usageFrom gives what comes after a key, of a copy or, if that has no number, of the machine
+// itself.
+func (k *Kernel) usageFrom(ctx context.Context, m sigma.MachineID, from meter.Copy, what string, of sigma.RealmID,
+	after string) (text []byte, last string, more bool, err error) {
 	if from.ID != 0 {
 		return k.usageOfCopy(ctx, from, of, after)
 	}
@@ -223,7 +238,8 @@ func (k *Kernel) usageMachines() []sigma.MachineID {
 	return slices.Compact(out)
 }
 
-func (k *Kernel) usageOfMachine(ctx context.Context, m sigma.MachineID, what string, of sigma.RealmID, after string) (text []byte, last string, more bool, err error) {
+func (k *Kernel) usageOfMachine(ctx context.Context, m sigma.MachineID, what string, of sigma.RealmID,
+	after string) (text []byte, last string, more bool, err error) {
 	if m == k.cfg.Machine {
 		return k.ledger.Page(what, m, of, after)
 	}
@@ -233,7 +249,11 @@ func (k *Kernel) usageOfMachine(ctx context.Context, m sigma.MachineID, what str
 	ctx, cancel := context.WithTimeout(ctx, findMax)
 	defer cancel()
 	realm := string(of)
-	err = k.ask(ctx, m, peerLedger, func(c *sigmap.Coder) { c.Str(&what); c.Str(&realm); c.Str(&after) }, func(c *sigmap.Coder) { c.Data(&text); c.Str(&last); c.Bool(&more) })
+	err = k.ask(ctx, m, peerLedger, func(c *sigmap.Coder) {
+		c.Str(&what)
+		c.Str(&realm)
+		c.Str(&after)
+	}, func(c *sigmap.Coder) { c.Data(&text); c.Str(&last); c.Bool(&more) })
 	if err == nil && more && last <= after {
 		err = sigma.Errorf("kernel.usage", sigma.KindInvalid, "the machine tells the same again and again")
 	}

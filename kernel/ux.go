@@ -10,8 +10,9 @@ import (
 	"sigmaos.dev/treekit"
 )
 
-// uxDir is /ux: the scratch storage of each machine that is alive (001 §3.3). That of this machine is served here, that of others by their sigmads, one hop away. ~any means this one's: it
-// is as good as any, and nearest.
+// uxDir is /ux: the scratch storage of each machine that is alive (001 §3.3). That of this machine
+// is served here, that of others by their sigmads, one hop away. ~any means this one's: it is as
+// good as any, and nearest.
 type uxDir struct {
 	dir
 	r *root
@@ -34,7 +35,8 @@ func (r *root) uxDir() sigma.File {
 			switch {
 			case r.realm == sigma.SystemRealm:
 			case r.isLocal(name):
-				return k.scratch.attach(ctx, sigma.Principal{Realm: r.realm, Proc: r.tree.principal.Proc, Machine: k.cfg.Machine})
+				return k.scratch.attach(ctx, sigma.Principal{Realm: r.realm, Proc: r.tree.principal.Proc,
+					Machine: k.cfg.Machine})
 			default:
 				at, err := r.farUX(ctx, name)
 				if err != nil {
@@ -92,13 +94,15 @@ func (d *uxDir) Open(ctx context.Context, f sigma.OpenFlags) error {
 	d.list = make([]sigma.DirEntry, len(names))
 	slices.Sort(names)
 	for i, n := range names {
-		d.list[i] = sigma.DirEntry{Name: n, ID: sigma.FileID{Kind: sigma.KindDir, Path: viewfs.PathID(sigma.JoinPath(sigma.NameUX, n))}, Next: uint64(i + 1)}
+		d.list[i] = sigma.DirEntry{Name: n, ID: sigma.FileID{Kind: sigma.KindDir,
+			Path: viewfs.PathID(sigma.JoinPath(sigma.NameUX, n))}, Next: uint64(i + 1)}
 	}
 	return nil
 }
 
 // Get implements sigma.Getter.
-func (d *uxDir) Get(ctx context.Context, names []string, offset uint64, count int) (sigma.GetResult, *sigma.Stopped, error) {
+func (d *uxDir) Get(ctx context.Context, names []string, offset uint64, count int) (sigma.GetResult, *sigma.Stopped,
+	error) {
 	if len(names) == 0 {
 		return sigma.GetResult{}, nil, sigma.PathError("kernel.ux.Get", sigma.KindIsDir, d.path)
 	}
@@ -122,7 +126,8 @@ func (d *uxDir) Get(ctx context.Context, names []string, offset uint64, count in
 }
 
 // Put implements sigma.Putter.
-func (d *uxDir) Put(ctx context.Context, names []string, data []byte, o sigma.PutOptions) (sigma.FileID, *sigma.Stopped, error) {
+func (d *uxDir) Put(ctx context.Context, names []string, data []byte, o sigma.PutOptions) (sigma.FileID, *sigma.Stopped,
+	error) {
 	if len(names) < 2 {
 		return sigma.FileID{}, nil, d.readOnly()
 	}

@@ -72,7 +72,9 @@ func (g *prog) enter(ctx context.Context, e sigma.Endpoint) (sigma.File, <-chan 
 }
 
 func (g *prog) listen(ctx context.Context, form sigma.ConnForm) (e sigma.Endpoint, err error) {
-	reply, _, err := call(ctx, g.root, sigmap.FileEndpoints, sigmap.CallListen, func(c *sigmap.Coder) { c.Str((*string)(&form)) })
+	reply, _, err := call(ctx, g.root, sigmap.FileEndpoints, sigmap.CallListen, func(c *sigmap.Coder) {
+		c.Str((*string)(&form))
+	})
 	if err == nil {
 		err = sigmap.Parse(reply, func(c *sigmap.Coder) { c.Endpoint(&e) })
 	}
@@ -101,11 +103,20 @@ func (g *prog) about(ctx context.Context, method string, id sigma.ProcID) error 
 
 func (g *prog) list(ctx context.Context) (ids []sigma.ProcID, err error) {
 	all, at, after := true, "", uint64(0)
-	reply, _, err := call(ctx, g.root, sigmap.FileProcs, sigmap.CallList, func(c *sigmap.Coder) { c.Bool(&all); c.Str(&at); c.U64(&after) })
+	reply, _, err := call(ctx, g.root, sigmap.FileProcs, sigmap.CallList, func(c *sigmap.Coder) {
+		c.Bool(&all)
+		c.Str(&at)
+		c.U64(&after)
+	})
 	var infos []sigma.ProcInfo
 	var more bool
 	if err == nil {
-		err = sigmap.Parse(reply, func(c *sigmap.Coder) { c.ProcInfos(&infos); c.Bool(&more); c.Str(&at); c.U64(&after) })
+		err = sigmap.Parse(reply, func(c *sigmap.Coder) {
+			c.ProcInfos(&infos)
+			c.Bool(&more)
+			c.Str(&at)
+			c.U64(&after)
+		})
 	}
 	for _, i := range infos {
 		ids = append(ids, i.ID)
@@ -122,7 +133,10 @@ func (g *prog) serveTree(t *testing.T, tree sigma.Tree) sigma.Endpoint {
 	}
 	go func() {
 		for {
-			reply, files, err := call(t.Context(), g.root, sigmap.FileEndpoints, sigmap.CallAccept, func(c *sigmap.Coder) { c.Str((*string)(&e.ID)) })
+			reply, files, err := call(t.Context(), g.root, sigmap.FileEndpoints, sigmap.CallAccept,
+				func(c *sigmap.Coder) {
+					c.Str((*string)(&e.ID))
+				})
 			if err != nil {
 				return
 			}
@@ -180,7 +194,8 @@ func entryNames(es []sigma.DirEntry) (out []string) {
 	return out
 }
 
-// cgi is the machine of 000 §5.3: a web server's worker that has a directory of static files and its parent's pipe, among much else of the realm.
+// cgi is the machine of 000 §5.3: a web server's worker that has a directory of static files and
+// its parent's pipe, among much else of the realm.
 type cgi struct {
 	m           *machine
 	admin       sigma.Namespace
@@ -192,8 +207,10 @@ type cgi struct {
 func newCGI(t *testing.T) *cgi {
 	c := &cgi{m: boot(t)}
 	c.admin = c.m.connect(sigma.DefaultRealm)
-	write(t, c.admin, "/www/static/sub/", "/www/static/a.html", "/www/static/sub/b.html", "/secret/", "/secret/key", "/workdir/", "/workdir/mine", "/pipes/", "/svc/", "/s3/data/", "/s3/data/in", "/s3/other/", "/s3/other/x",
-		"/www/static/out->/secret/key", "/www/static/outdir->/secret", "/www/static/home->/static/a.html", "/www/static/sub/rel->b.html", "/link->/www/static")
+	write(t, c.admin, "/www/static/sub/", "/www/static/a.html", "/www/static/sub/b.html", "/secret/", "/secret/key",
+		"/workdir/", "/workdir/mine", "/pipes/", "/svc/", "/s3/data/", "/s3/data/in", "/s3/other/", "/s3/other/x",
+		"/www/static/out->/secret/key", "/www/static/outdir->/secret", "/www/static/home->/static/a.html",
+		"/www/static/sub/rel->b.html", "/link->/www/static")
 	c.parent = c.m.startProg(sigma.Descriptor{})
 	var err error
 	for _, e := range []*sigma.Endpoint{&c.pipe, &c.other} {
@@ -207,7 +224,8 @@ func newCGI(t *testing.T) *cgi {
 	if err != nil {
 		t.Fatal(err)
 	}
-	write(t, namespace.New(namespace.Config{Root: root}), "/goods/", "/goods/1", "/cellar/", "/cellar/wine", "/goods/more->/secret/key")
+	write(t, namespace.New(namespace.Config{Root: root}), "/goods/", "/goods/1", "/cellar/", "/cellar/wine",
+		"/goods/more->/secret/key")
 	c.tree = c.parent.serveTree(t, shop)
 	for path, e := range map[string]sigma.Endpoint{"/pipes/1": c.pipe, "/pipes/2": c.other, "/svc/shop": c.tree} {
 		if err := publish(t.Context(), c.admin, path, e); err != nil {
@@ -217,14 +235,20 @@ func newCGI(t *testing.T) *cgi {
 	return c
 }
 
-// Goal: a child spawned with a directory of static files, its parent's pipe and little else reaches that (000 §5.3).
+// Goal: a child spawned with a directory of static files, its parent's pipe and little else reaches
+// that (000 §5.3).
 func TestViewShows(t *testing.T) {
 	c := newCGI(t)
 	ctx := t.Context()
-	child := c.m.startProg(sigma.Descriptor{View: viewOf("/static=/link:ro", "/pipe=/pipes/1:ro", "/workdir=/workdir:rw", "/deep/er/out=/workdir/out:rw", "/shop=/svc/shop/goods:ro", "/store=/s3/data:rw", "/workdir/none=/:none", "/members=/later/on/members:rw", "/read/later=/later/read:ro")})
-	for path, want := range map[string]string{"/static/a.html": "/www/static/a.html", "/static/sub/b.html": "/www/static/sub/b.html", "/static/home": "/www/static/a.html", "/static/sub/rel": "/www/static/sub/b.html",
-		"/workdir/mine": "/workdir/mine", "/shop/1": "/goods/1", "/store/in": "/s3/data/in"} {
-		if got, _, err := child.Get(ctx, path); string(got) != "it is "+want && string(got) != "it is "+strings.TrimPrefix(want, "/s3") || err != nil {
+	child := c.m.startProg(sigma.Descriptor{View: viewOf("/static=/link:ro", "/pipe=/pipes/1:ro",
+		"/workdir=/workdir:rw", "/deep/er/out=/workdir/out:rw", "/shop=/svc/shop/goods:ro", "/store=/s3/data:rw",
+		"/workdir/none=/:none", "/members=/later/on/members:rw", "/read/later=/later/read:ro")})
+	for path, want := range map[string]string{"/static/a.html": "/www/static/a.html",
+		"/static/sub/b.html": "/www/static/sub/b.html", "/static/home": "/www/static/a.html",
+		"/static/sub/rel": "/www/static/sub/b.html",
+		"/workdir/mine":   "/workdir/mine", "/shop/1": "/goods/1", "/store/in": "/s3/data/in"} {
+		if got, _, err := child.Get(ctx, path); string(got) != "it is "+want &&
+			string(got) != "it is "+strings.TrimPrefix(want, "/s3") || err != nil {
 			t.Errorf("%s is %q, %v", path, got, err)
 		}
 		h, err := child.Open(ctx, path, sigma.OpenRead)
@@ -237,8 +261,11 @@ func TestViewShows(t *testing.T) {
 		}
 		h.Close()
 	}
-	for path, want := range map[string]string{"/": "deep members pipe proc read shop static store sys workdir", "/deep": "er", "/deep/er": "out", "/static": "a.html home out outdir sub", "/shop": "1 more", "/workdir": "mine", "/sys": "endpoints procs self version",
-		"/proc": string(child.id), "/proc/" + string(child.id): "children descriptor log status stderr stdout times usage"} {
+	for path, want := range map[string]string{"/": "deep members pipe proc read shop static store sys workdir",
+		"/deep": "er", "/deep/er": "out", "/static": "a.html home out outdir sub", "/shop": "1 more",
+		"/workdir": "mine", "/sys": "endpoints procs self version",
+		"/proc": string(child.id), "/proc/" +
+			string(child.id): "children descriptor log status stderr stdout times usage"} {
 		es, err := child.ReadDir(ctx, path)
 		got := entryNames(es)
 		slices.Sort(got)
@@ -289,7 +316,8 @@ func TestViewShows(t *testing.T) {
 	if err != nil {
 		t.Errorf("it cannot publish an endpoint of its own: %v", err)
 	}
-	// Where an entry leads there need not be anything yet: a directory that it lets be changed is made with what leads to it.
+	// Where an entry leads there need not be anything yet: a directory that it lets be changed is
+	// made with what leads to it.
 	if err := child.MkdirAll(ctx, "/members", 0o755); err != nil {
 		t.Errorf("it cannot make the directory of an entry: %v", err)
 	}
@@ -306,7 +334,13 @@ func TestViewShows(t *testing.T) {
 	if _, err := c.admin.Stat(ctx, "/later/read"); sigma.KindOf(err) != sigma.KindNotFound {
 		t.Errorf("an entry for reading was made: %v", err)
 	}
-	// Its children see what it sees, and it sees them.
+	seesChildren(t, child)
+}
+
+// seesChildren: the children of a proc with a view see what it sees, and it sees them.
+func seesChildren(t *testing.T, child *prog) {
+	t.Helper()
+	ctx := t.Context()
 	ids, err := child.spawn(ctx, sigma.Descriptor{Program: "/static/a.html"})
 	if err != nil {
 		t.Fatal(err) // no executable, so that it ends as soon as it is started
@@ -340,9 +374,12 @@ func raw(ctx context.Context, names ...string) attempt {
 // reading are ways to see what a view does not show. turn makes names that nobody has used.
 func (c *cgi) reading(ctx context.Context, turn *string) map[string]attempt {
 	return map[string]attempt{
-		"get a secret":                    get(ctx, "/secret/key"),
-		"walk to it":                      raw(ctx, "secret", "key"),
-		"open it":                         func(g *prog) error { _, err := g.Open(ctx, "/secret/key", sigma.OpenRead); return err },
+		"get a secret": get(ctx, "/secret/key"),
+		"walk to it":   raw(ctx, "secret", "key"),
+		"open it": func(g *prog) error {
+			_, err := g.Open(ctx, "/secret/key", sigma.OpenRead)
+			return err
+		},
 		"stat it":                         func(g *prog) error { _, err := g.Stat(ctx, "/secret/key"); return err },
 		"list a directory":                func(g *prog) error { _, err := g.ReadDir(ctx, "/secret"); return err },
 		"watch it":                        func(g *prog) error { _, err := g.Watch(ctx, "/secret", 0); return err },
@@ -361,31 +398,49 @@ func (c *cgi) reading(ctx context.Context, turn *string) map[string]attempt {
 // changing are ways to change what it shows for reading, or the view itself.
 func (c *cgi) changing(ctx context.Context, turn *string) map[string]attempt {
 	return map[string]attempt{
-		"write what is for reading": func(g *prog) error { _, err := g.Put(ctx, "/static/a.html", nil, sigma.PutOptions{}); return err },
-		"open it for writing":       func(g *prog) error { _, err := g.Open(ctx, "/static/a.html", sigma.OpenWrite); return err },
+		"write what is for reading": func(g *prog) error {
+			_, err := g.Put(ctx, "/static/a.html", nil, sigma.PutOptions{})
+			return err
+		},
+		"open it for writing": func(g *prog) error {
+			_, err := g.Open(ctx, "/static/a.html", sigma.OpenWrite)
+			return err
+		},
 		"truncate it": func(g *prog) error {
 			_, err := g.Open(ctx, "/static/a.html", sigma.OpenTruncate|sigma.OpenReadWrite)
 			return err
 		},
-		"create there":           func(g *prog) error { _, err := g.Create(ctx, "/static/n"+*turn, 0, 0o644); return err },
+		"create there": func(g *prog) error {
+			_, err := g.Create(ctx, "/static/n"+*turn, 0, 0o644)
+			return err
+		},
 		"make a directory there": func(g *prog) error { return g.Mkdir(ctx, "/static/d"+*turn, 0o755) },
 		"make a link there":      func(g *prog) error { return g.Symlink(ctx, "/x", "/static/s"+*turn) },
 		"change its mode": func(g *prog) error {
 			p := uint32(0o777)
 			return g.SetStat(ctx, "/static/a.html", sigma.StatChange{Perm: &p})
 		},
-		"write in the tree":                 func(g *prog) error { _, err := g.Put(ctx, "/shop/goods/2", nil, sigma.PutOptions{}); return err },
-		"remove":                            func(g *prog) error { return g.Remove(ctx, "/static/sub/b.html") },
-		"rename out of what is for reading": func(g *prog) error { return g.Rename(ctx, "/static/home", "/workdir/home") },
-		"rename into it":                    func(g *prog) error { return g.Rename(ctx, "/workdir/mine", "/static/mine") },
-		"remove what an entry leads to":     func(g *prog) error { return g.Remove(ctx, "/pipe") },
-		"hide an entry by a rename":         func(g *prog) error { return g.Rename(ctx, "/workdir", "/pipe2") },
-		"make an entry":                     func(g *prog) error { return g.Mkdir(ctx, "/new"+*turn, 0o755) },
+		"write in the tree": func(g *prog) error {
+			_, err := g.Put(ctx, "/shop/goods/2", nil, sigma.PutOptions{})
+			return err
+		},
+		"remove": func(g *prog) error { return g.Remove(ctx, "/static/sub/b.html") },
+		"rename out of what is for reading": func(g *prog) error {
+			return g.Rename(ctx, "/static/home", "/workdir/home")
+		},
+		"rename into it": func(g *prog) error {
+			return g.Rename(ctx, "/workdir/mine", "/static/mine")
+		},
+		"remove what an entry leads to": func(g *prog) error { return g.Remove(ctx, "/pipe") },
+		"hide an entry by a rename":     func(g *prog) error { return g.Rename(ctx, "/workdir", "/pipe2") },
+		"make an entry":                 func(g *prog) error { return g.Mkdir(ctx, "/new"+*turn, 0o755) },
 	}
 }
 
-// reaching are ways to other procs: to dial them, see them, act on them, or to have a child that can.
-func (c *cgi) reaching(t *testing.T, ctx context.Context, turn *string, victim *prog, lease sigma.LeaseID) map[string]attempt {
+// reaching are ways to other procs: to dial them, see them, act on them, or to have a child that
+// can.
+func (c *cgi) reaching(t *testing.T, ctx context.Context, turn *string, victim *prog,
+	lease sigma.LeaseID) map[string]attempt {
 	return map[string]attempt{
 		"dial an endpoint by its text":  func(g *prog) error { _, err := g.dial(ctx, c.other); return err },
 		"dial a pipe that was not read": func(g *prog) error { _, err := g.dial(ctx, c.pipe); return err },
@@ -398,7 +453,10 @@ func (c *cgi) reaching(t *testing.T, ctx context.Context, turn *string, victim *
 		"read another's endpoint in a tree": func(g *prog) error { return c.launder(t, g, *turn) },
 		"the object store":                  get(ctx, "/s3/data/in"),
 		"another's scratch files":           func(g *prog) error { _, err := g.ReadDir(ctx, "/ux/~local"); return err },
-		"a program it does not see":         func(g *prog) error { _, err := g.spawn(ctx, sigma.Descriptor{Program: "/bin/x"}); return err },
+		"a program it does not see": func(g *prog) error {
+			_, err := g.spawn(ctx, sigma.Descriptor{Program: "/bin/x"})
+			return err
+		},
 		"a program behind its own link": func(g *prog) error {
 			g.Symlink(ctx, "/bin/x", "/workdir/p"+*turn)
 			_, err := g.spawn(ctx, sigma.Descriptor{Program: "/workdir/p" + *turn})
@@ -414,7 +472,8 @@ func (c *cgi) reaching(t *testing.T, ctx context.Context, turn *string, victim *
 		},
 		"a child with a link to more": func(g *prog) error {
 			g.Symlink(ctx, "/secret", "/workdir/k"+*turn)
-			_, err := g.spawn(ctx, sigma.Descriptor{Program: "/static/a.html", View: viewOf("/s=/workdir/k" + *turn + ":ro")})
+			_, err := g.spawn(ctx, sigma.Descriptor{Program: "/static/a.html",
+				View: viewOf("/s=/workdir/k" + *turn + ":ro")})
 			return err
 		},
 		"a child that sees all procs": func(g *prog) error {
@@ -449,13 +508,15 @@ func (c *cgi) reaching(t *testing.T, ctx context.Context, turn *string, victim *
 	}
 }
 
-// Goal: nothing else, whatever it tries. Each attempt is made by a proc without a view too, who succeeds.
+// Goal: nothing else, whatever it tries. Each attempt is made by a proc without a view too, who
+// succeeds.
 func TestViewHides(t *testing.T) {
 	c := newCGI(t)
 	ctx := t.Context()
 	free := c.m.startProg(sigma.Descriptor{})
 	victim := c.m.startProg(sigma.Descriptor{})
-	child := c.m.startProg(sigma.Descriptor{View: viewOf("/static=/www/static:ro", "/pipe=/pipes/1:ro", "/workdir=/workdir:rw", "/shop=/svc/shop:ro", "/www/hole=/:none")})
+	child := c.m.startProg(sigma.Descriptor{View: viewOf("/static=/www/static:ro", "/pipe=/pipes/1:ro",
+		"/workdir=/workdir:rw", "/shop=/svc/shop:ro", "/www/hole=/:none")})
 	lease, err := c.parent.root.(sigma.Leaser).Lease(ctx, time.Minute)
 	if err != nil {
 		t.Fatal(err)
@@ -466,16 +527,20 @@ func TestViewHides(t *testing.T) {
 	maps.Copy(attempts, c.reaching(t, ctx, &turn, victim, lease))
 	// The places where the free proc does the same, where the child's are of its view alone.
 	write(t, c.admin, "/static->/www/static", "/pipe", "/shop->/svc/shop")
-	impossible := []string{"a path with dots", "what an entry hides", "read another's endpoint in a tree"} // by anybody, or shown below
+	impossible := []string{"a path with dots", "what an entry hides",
+		"read another's endpoint in a tree"} // by anybody, or shown below
 	for _, name := range slices.Sorted(maps.Keys(attempts)) {
 		turn = "1"
 		err := attempts[name](child)
-		if kind := sigma.KindOf(err); err == nil || kind != sigma.KindPermission && kind != sigma.KindNotFound && kind != sigma.KindInvalid {
+		if kind := sigma.KindOf(err); err == nil || kind != sigma.KindPermission && kind != sigma.KindNotFound &&
+			kind != sigma.KindInvalid {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
 	order := slices.Sorted(maps.Keys(attempts))
-	slices.SortStableFunc(order, func(a, b string) int { return rank(a) - rank(b) }) // what ends or moves something comes last
+	slices.SortStableFunc(order, func(a, b string) int {
+		return rank(a) - rank(b)
+	}) // what ends or moves something comes last
 	for _, name := range order {
 		if turn = "2"; slices.Contains(impossible, name) {
 			continue
@@ -532,7 +597,8 @@ func (l *lying) Walk(_ context.Context, names []string) (sigma.File, []sigma.Fil
 	return l, ids, nil
 }
 
-// launder lets a proc serve itself a tree in which it reads an endpoint that it was not told by its view, and dial that.
+// launder lets a proc serve itself a tree in which it reads an endpoint that it was not told by its
+// view, and dial that.
 func (c *cgi) launder(t *testing.T, g *prog, turn string) error {
 	e := g.serveTree(t, &lying{text: c.other.String()})
 	if err := publish(t.Context(), g, "/workdir/tree"+turn, e); err != nil {
@@ -545,7 +611,8 @@ func (c *cgi) launder(t *testing.T, g *prog, turn string) error {
 	return err
 }
 
-// Goal: within a view too ~any is the first member of a directory of trees that lives and has the name, another when that one has ended, and nothing that the view does not show.
+// Goal: within a view too ~any is the first member of a directory of trees that lives and has the
+// name, another when that one has ended, and nothing that the view does not show.
 func TestViewUnion(t *testing.T) {
 	c := newCGI(t)
 	ctx := t.Context()
@@ -569,11 +636,13 @@ func TestViewUnion(t *testing.T) {
 	}
 	first := serve("a", "/one", "/both")
 	serve("b", "/two", "/both", "/cellar/", "/cellar/wine")
-	if err := publish(ctx, c.admin, "/shops/0", sigma.Endpoint{Realm: "default", Machine: "m1", Proc: sigma.NewProcID(), ID: "AAAAAAAAAAAAAAAAAAAAAA", Form: sigma.FormTree}); err != nil { // nobody's
+	if err := publish(ctx, c.admin, "/shops/0", sigma.Endpoint{Realm: "default", Machine: "m1", Proc: sigma.NewProcID(),
+		ID: "AAAAAAAAAAAAAAAAAAAAAA", Form: sigma.FormTree}); err != nil { // nobody's
 		t.Fatal(err)
 	}
 	child := c.m.startProg(sigma.Descriptor{View: viewOf("/shops=/shops:ro", "/shops/b/cellar=/:none")})
-	for path, want := range map[string]string{"/shops/~any/one": "/one", "/shops/~any/both": "/both", "/shops/~any/two": "/two"} {
+	for path, want := range map[string]string{"/shops/~any/one": "/one", "/shops/~any/both": "/both",
+		"/shops/~any/two": "/two"} {
 		if got, _, err := child.Get(ctx, path); string(got) != "it is "+want || err != nil {
 			t.Errorf("%s is %q, %v", path, got, err)
 		}

@@ -12,14 +12,16 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// Goal: a view goes with a proc to the machine that runs it, and to its children wherever they run; who has it sees them there, acts on them, and on nobody else.
+// Goal: a view goes with a proc to the machine that runs it, and to its children wherever they run;
+// who has it sees them there, acts on them, and on nobody else.
 func TestViewElsewhere(t *testing.T) {
 	x := newThree(t)
 	ctx := t.Context()
 	write(t, x.c["m1"], "/d/", "/d/f", "/secret")
 	x.burst("m1", 1) // which puts the program there; it is nobody's kin
 	stranger := x.on("m1")
-	ids, err := x.c["m1"].Spawn(ctx, sigma.Descriptor{Program: "/bin/x", Memory: 16 * sigma.MiB, View: viewOf("/bin=/bin:ro", "/d=/d:rw")})
+	ids, err := x.c["m1"].Spawn(ctx, sigma.Descriptor{Program: "/bin/x", Memory: 16 * sigma.MiB,
+		View: viewOf("/bin=/bin:ro", "/d=/d:rw")})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -78,7 +80,8 @@ func TestViewElsewhere(t *testing.T) {
 		t.Errorf("a child elsewhere reads a secret: %v", err)
 	}
 	i := slices.IndexFunc(kids, func(id sigma.ProcID) bool { return placed(id) == far })
-	if caps, err := x.c["m1"].Caps(ctx, kids[i]); err != nil || caps.All || len(caps.View) != 2 || !slices.Equal(caps.Kin, ids) || caps.Machine != far {
+	if caps, err := x.c["m1"].Caps(ctx, kids[i]); err != nil || caps.All || len(caps.View) != 2 ||
+		!slices.Equal(caps.Kin, ids) || caps.Machine != far {
 		t.Errorf("the child may reach %+v, %v", caps, err)
 	}
 	if err := parent.about(ctx, sigmap.CallKill, kids[i]); err != nil {
@@ -91,17 +94,20 @@ func TestViewElsewhere(t *testing.T) {
 	}
 }
 
-// Goal: what a proc with a view walks through by sigmad is bounded: endpoints on one path, and trees at a time.
+// Goal: what a proc with a view walks through by sigmad is bounded: endpoints on one path, and
+// trees at a time.
 func TestViewBounds(t *testing.T) {
 	c := newCGI(t)
 	ctx := t.Context()
 	child := c.m.startProg(sigma.Descriptor{View: viewOf("/workdir=/workdir:rw")})
 	circle := &lying{}
 	circle.text = child.serveTree(t, circle).String()
-	if _, err := child.Put(ctx, "/workdir/circle", []byte(circle.text), sigma.PutOptions{Kind: sigma.KindEndpoint}); err != nil {
+	if _, err := child.Put(ctx, "/workdir/circle", []byte(circle.text),
+		sigma.PutOptions{Kind: sigma.KindEndpoint}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := child.Stat(ctx, "/workdir/circle"+strings.Repeat("/x", viewfs.HopsMost+1)); sigma.KindOf(err) != sigma.KindLoop {
+	if _, err := child.Stat(ctx, "/workdir/circle"+strings.Repeat("/x",
+		viewfs.HopsMost+1)); sigma.KindOf(err) != sigma.KindLoop {
 		t.Errorf("a path of endpoints without end: %v", err)
 	}
 	var err error
@@ -115,7 +121,8 @@ func TestViewBounds(t *testing.T) {
 	if sigma.KindOf(err) != sigma.KindBusy {
 		t.Errorf("trees without end: %v", err)
 	}
-	if caps, err := c.m.connect(sigma.DefaultRealm).Caps(ctx, child.id); err != nil || caps.Entered != viewfs.EnteredMost || len(caps.Listens) != viewfs.EnteredMost+1 || caps.All {
+	if caps, err := c.m.connect(sigma.DefaultRealm).Caps(ctx, child.id); err != nil ||
+		caps.Entered != viewfs.EnteredMost || len(caps.Listens) != viewfs.EnteredMost+1 || caps.All {
 		t.Errorf("it has %+v, %v", caps, err)
 	}
 	child.p.exit(0)

@@ -10,7 +10,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// kin are the ancestors with views of what the session's proc spawns: itself, if it has a view, and its own.
+// kin are the ancestors with views of what the session's proc spawns: itself, if it has a view, and
+// its own.
 func (t *tree) kin() []sigma.ProcID {
 	if t.view == nil || t.granted != nil {
 		return nil
@@ -27,8 +28,9 @@ func (r *root) ownKin() sigma.ProcID {
 	return ""
 }
 
-// mayProc says whether the session may see a proc (RightRead), or act on it (RightWrite). With a view it may do both to itself and its descendants; to others as far as the view shows /proc. That there are
-// others is not told.
+// mayProc says whether the session may see a proc (RightRead), or act on it (RightWrite). With a
+// view it may do both to itself and its descendants; to others as far as the view shows /proc. That
+// there are others is not told.
 func (r *root) mayProc(ctx context.Context, id sigma.ProcID, need sigma.Rights) error {
 	v := r.tree.view
 	if v == nil || r.tree.principal.Proc == id {
@@ -43,20 +45,23 @@ func (r *root) mayProc(ctx context.Context, id sigma.ProcID, need sigma.Rights) 
 	case ok && slices.Contains(at.kin, r.tree.principal.Proc):
 		return nil
 	case ok && granted&sigma.RightRead != 0:
-		return &sigma.Error{Op: "kernel.procs", Kind: sigma.KindPermission, Msg: "the proc's view shows other procs for reading only"}
+		return &sigma.Error{Op: "kernel.procs", Kind: sigma.KindPermission,
+			Msg: "the proc's view shows other procs for reading only"}
 	}
 	return unknownProc(id)
 }
 
 // kinAt gives those of one machine's procs that are of's kin, for a listing of /proc.
-func (r *root) kinAt(ctx context.Context, m sigma.MachineID, after uint64, of sigma.ProcID) (es []sigma.DirEntry, more bool) {
+func (r *root) kinAt(ctx context.Context, m sigma.MachineID, after uint64, of sigma.ProcID) (es []sigma.DirEntry,
+	more bool) {
 	infos, seqs, more, _, err := r.tree.k.listOf(ctx, m, r.realm, true, after, of)
 	if err != nil {
 		return nil, false
 	}
 	for i := range infos {
 		name := string(infos[i].ID)
-		es = append(es, sigma.DirEntry{Name: name, ID: sigma.FileID{Kind: sigma.KindDir, Path: viewfs.PathID(sigma.JoinPath(sigma.NameProc, name))}, Next: seqs[i]})
+		es = append(es, sigma.DirEntry{Name: name, ID: sigma.FileID{Kind: sigma.KindDir,
+			Path: viewfs.PathID(sigma.JoinPath(sigma.NameProc, name))}, Next: seqs[i]})
 	}
 	return es, more
 }

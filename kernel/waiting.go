@@ -12,7 +12,9 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// What a booting machine finds out about the control machines without which it cannot begin a life: who takes connections. Nothing is decided by it but whom to ask first and what is said to who boots.
+// What a booting machine finds out about the control machines without which it cannot begin a life:
+// who takes connections. Nothing is decided by it but whom to ask first and what is said to who
+// boots.
 
 const (
 	answerWithin = time.Second     // that a control machine has to take a connection
@@ -20,7 +22,8 @@ const (
 	electWithin  = 5 * time.Second // that control machines that answer have before it is said that one is to lead
 )
 
-// unheard gives those of the control machines, without this one, that take no connection now. It asks all at once, and takes a second at most.
+// unheard gives those of the control machines, without this one, that take no connection now. It
+// asks all at once, and takes a second at most.
 func (k *Kernel) unheard(ctx context.Context, control []identity.Member) []identity.Member {
 	ctx, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()
@@ -48,7 +51,8 @@ func (k *Kernel) unheard(ctx context.Context, control []identity.Member) []ident
 	return out
 }
 
-// majority is how many of n control machines can decide. Where the names are kept elsewhere, each can.
+// majority is how many of n control machines can decide. Where the names are kept elsewhere, each
+// can.
 func (k *Kernel) majority(n int) int {
 	if k.cfg.Etcd != nil {
 		return 1
@@ -92,21 +96,26 @@ func (k *Kernel) tellWaits(ctx context.Context) {
 	}
 }
 
-// noteRefusal remembers what was said to this machine when it asked to be registered, if that does not become better by itself; nil = it was registered. Who cannot be asked now has refused nothing.
+// noteRefusal remembers what was said to this machine when it asked to be registered, if that does
+// not become better by itself; nil = it was registered. Who cannot be asked now has refused
+// nothing.
 func (k *Kernel) noteRefusal(err error) {
 	if err == nil || forGood(err) {
 		k.own.refusal.Store(&err)
 	}
 }
 
-// shutOut is the error for whoever needs the system while it refuses to register this machine, as after the machine was removed; nil if it does not.
+// shutOut is the error for whoever needs the system while it refuses to register this machine, as
+// after the machine was removed; nil if it does not.
 func (k *Kernel) shutOut() error {
 	why := k.own.refusal.Load()
 	if !k.own.between.Load() || why == nil || *why == nil {
 		return nil
 	}
-	return &sigma.Error{Op: "kernel.live", Kind: sigma.KindPermission, Msg: fmt.Sprintf("machine %s is no member of its system any more: %.200s", k.cfg.Machine, (*why).Error()),
-		Hint: "if it was removed, it can join with a fresh data directory: sigma token create at another machine, then sigma join here"}
+	return &sigma.Error{Op: "kernel.live", Kind: sigma.KindPermission,
+		Msg: fmt.Sprintf("machine %s is no member of its system any more: %.200s", k.cfg.Machine, (*why).Error()),
+		Hint: "if it was removed, it can join with a fresh data directory: sigma token create at another machine, " +
+			"then sigma join here"}
 }
 
 // refusedWords says that this machine is not let in, if so; else "".
@@ -128,7 +137,9 @@ func forGood(err error) bool {
 	return kind == sigma.KindPermission || kind == sigma.KindInvalid || kind == sigma.KindExists
 }
 
-// waitsFor says what there is to wait for while silent ones of the control machines do not answer, of which need are needed, and whether it is these; "" if nothing is known. late says that those who answer should have agreed long since.
+// waitsFor says what there is to wait for while silent ones of the control machines do not answer,
+// of which need are needed, and whether it is these; "" if nothing is known. late says that those
+// who answer should have agreed long since.
 func waitsFor(control, silent []identity.Member, need int, late bool) (what string, missing bool) {
 	answer := len(control) - len(silent)
 	if answer >= need {
@@ -137,7 +148,9 @@ func waitsFor(control, silent []identity.Member, need int, late bool) (what stri
 		}
 		return fmt.Sprintf("one of the %d control machines that answer to lead", answer), false
 	}
-	silent = slices.SortedFunc(slices.Values(silent), func(a, b identity.Member) int { return strings.Compare(string(a.Machine), string(b.Machine)) })
+	silent = slices.SortedFunc(slices.Values(silent), func(a, b identity.Member) int {
+		return strings.Compare(string(a.Machine), string(b.Machine))
+	})
 	words := make([]string, len(silent))
 	for i, m := range silent {
 		words[i] = fmt.Sprintf("%s at %s", m.Machine, m.Address)
@@ -146,5 +159,6 @@ func waitsFor(control, silent []identity.Member, need int, late bool) (what stri
 	if len(words) > 1 {
 		answers = "do not answer"
 	}
-	return fmt.Sprintf("%d more of the %d control machines, without which nothing can be decided: %s %s", need-answer, len(control), strings.Join(words, ", "), answers), true
+	return fmt.Sprintf("%d more of the %d control machines, without which nothing can be decided: %s %s", need-answer,
+		len(control), strings.Join(words, ", "), answers), true
 }

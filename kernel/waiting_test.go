@@ -14,9 +14,11 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Goal: who boots is told which control machines are missing, as soon as they are known not to answer, and not who is missing without need.
+// Goal: who boots is told which control machines are missing, as soon as they are known not to
+// answer, and not who is missing without need.
 func TestWaitsFor(t *testing.T) {
-	three := []identity.Member{{Machine: "m1", Address: "a:1"}, {Machine: "m2", Address: "b:1"}, {Machine: "m3", Address: "c:1"}}
+	three := []identity.Member{{Machine: "m1", Address: "a:1"}, {Machine: "m2", Address: "b:1"},
+		{Machine: "m3", Address: "c:1"}}
 	for _, c := range []struct {
 		control, silent []identity.Member
 		late            bool
@@ -25,9 +27,14 @@ func TestWaitsFor(t *testing.T) {
 		{three, nil, false, ""},
 		{three, three[2:], false, ""}, // two of three decide
 		{three, three[2:], true, "one of the 2 control machines that answer to lead"},
-		{three, []identity.Member{three[2], three[1]}, false, "1 more of the 3 control machines, without which nothing can be decided: m2 at b:1, m3 at c:1 do not answer"},
-		{three, three, true, "2 more of the 3 control machines, without which nothing can be decided: m1 at a:1, m2 at b:1, m3 at c:1 do not answer"},
-		{three[:1], three[:1], false, "1 more of the 1 control machines, without which nothing can be decided: m1 at a:1 does not answer"},
+		{three, []identity.Member{three[2], three[1]}, false,
+			"1 more of the 3 control machines, without which nothing can be decided: m2 at b:1, m3 at c:1 do not " +
+				"answer"},
+		{three, three, true,
+			"2 more of the 3 control machines, without which nothing can be decided: m1 at a:1, m2 at b:1, m3 at c:1 " +
+				"do not answer"},
+		{three[:1], three[:1], false,
+			"1 more of the 1 control machines, without which nothing can be decided: m1 at a:1 does not answer"},
 		{three[:1], nil, true, ""}, // it is the machine itself
 		{nil, nil, true, ""},
 	} {
@@ -37,7 +44,8 @@ func TestWaitsFor(t *testing.T) {
 		}
 		got, missing := waitsFor(c.control, c.silent, need, c.late)
 		if got != c.want || missing != strings.HasSuffix(c.want, "not answer") {
-			t.Errorf("%v without %v, late %v: %q, missing %v, want %q", c.control, c.silent, c.late, got, missing, c.want)
+			t.Errorf("%v without %v, late %v: %q, missing %v, want %q", c.control, c.silent, c.late, got, missing,
+				c.want)
 		}
 	}
 }
@@ -59,7 +67,8 @@ func TestUnheard(t *testing.T) {
 		}
 	}}}
 	var names []sigma.MachineID
-	for _, m := range k.unheard(t.Context(), []identity.Member{{Machine: "m1", Address: "own"}, {Machine: "m2", Address: "drops"}, {Machine: "m3", Address: "there"}, {Machine: "m4", Address: "refuses"}}) {
+	for _, m := range k.unheard(t.Context(), []identity.Member{{Machine: "m1", Address: "own"},
+		{Machine: "m2", Address: "drops"}, {Machine: "m3", Address: "there"}, {Machine: "m4", Address: "refuses"}}) {
 		names = append(names, m.Machine)
 	}
 	if len(names) != 2 || names[0] != "m2" || names[1] != "m4" || len(asked) != 3 {
@@ -67,7 +76,8 @@ func TestUnheard(t *testing.T) {
 	}
 }
 
-// Goal: what is no longer so is taken back, and a machine that is refused is told that, and not that it waits for others, until it is registered.
+// Goal: what is no longer so is taken back, and a machine that is refused is told that, and not
+// that it waits for others, until it is registered.
 func TestTellWaits(t *testing.T) {
 	type told struct {
 		what    string
@@ -76,7 +86,9 @@ func TestTellWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var there atomic.Bool
 		said := make(chan told, 9)
-		k := &Kernel{own: &membership{}, cfg: Config{Machine: "m1", Waits: func(what string, missing bool) { said <- told{what, missing} },
+		k := &Kernel{own: &membership{}, cfg: Config{Machine: "m1", Waits: func(what string, missing bool) {
+			said <- told{what, missing}
+		},
 			Connect: func(context.Context, string) (net.Conn, error) {
 				if !there.Load() {
 					return nil, errors.New("refused")
@@ -95,7 +107,8 @@ func TestTellWaits(t *testing.T) {
 				t.Errorf("%+v, want %+v", got, want)
 			}
 		}
-		next(told{"1 more of the 2 control machines, without which nothing can be decided: m2 at b:1 does not answer", true})
+		next(told{"1 more of the 2 control machines, without which nothing can be decided: m2 at b:1 does not answer",
+			true})
 		there.Store(true)
 		next(told{"", false})
 		next(told{"one of the 2 control machines that answer to lead", false})

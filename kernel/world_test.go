@@ -3,6 +3,7 @@ package kernel
 import (
 	"context"
 	"crypto/ed25519"
+	"errors"
 	"net"
 	"slices"
 	"sync"
@@ -15,7 +16,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// world is a system of some machines in this process, over loopback, with real identities. The roster is one for all.
+// world is a system of some machines in this process, over loopback, with real identities. The
+// roster is one for all.
 type world struct {
 	t        *testing.T
 	roster   *identity.Roster
@@ -56,12 +58,14 @@ func newWorld(t *testing.T, parts ...part) *world {
 		if err != nil {
 			t.Fatal(err)
 		}
-		id, err := identity.New(identity.Config{Key: key, Certificate: der, Authorities: [][]byte{a.Certificate()}, Roster: w.roster})
+		id, err := identity.New(identity.Config{Key: key, Certificate: der, Authorities: [][]byte{a.Certificate()},
+			Roster: w.roster})
 		if err != nil {
 			t.Fatal(err)
 		}
 		lns[p.name], ids[p.name] = ln, id
-		w.members = append(w.members, identity.Member{Machine: p.name, Key: identity.KeyFingerprint(pub), Address: ln.Addr().String(), Incarnation: life, Control: p.control})
+		w.members = append(w.members, identity.Member{Machine: p.name, Key: identity.KeyFingerprint(pub),
+			Address: ln.Addr().String(), Incarnation: life, Control: p.control})
 	}
 	w.change(func(*identity.Member) {})
 	for _, p := range parts {
@@ -75,7 +79,8 @@ func (w *world) boot(p part, ln net.Listener, id *identity.Identity) *machine {
 		if p.before != nil {
 			p.before(m)
 		}
-		cfg := link.Config{Identity: id, Authorise: m.k.authorise, Serve: m.k.serveLink, Reserve: m.k.reserve, Batch: m.k.takeBatch, Connect: m.k.cfg.Connect}
+		cfg := link.Config{Identity: id, Authorise: m.k.authorise, Serve: m.k.serveLink, Reserve: m.k.reserve,
+			Batch: m.k.takeBatch, Connect: m.k.cfg.Connect}
 		if p.encrypt {
 			cfg.Reserve = nil
 		}
@@ -154,4 +159,18 @@ func (s standby) Attach(ctx context.Context, p sigma.Principal, name string) (si
 		return nil, sigma.Errorf("test", sigma.KindUnavailable, "named of another machine leads")
 	}
 	return s.Tree.Attach(ctx, p, name)
+}
+
+// service is the session of a service of the boot set.
+func (m *machine) service(name string) sigma.File {
+	m.t.Helper()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, p := range m.running {
+		if p.name == name {
+			return p.root
+		}
+	}
+	m.t.Fatal(errors.New("no such service"))
+	return nil
 }

@@ -22,7 +22,8 @@ type Adopted struct {
 // ProcID is the request's.
 func (e Adopted) ProcID() uint64 { return e.ID }
 
-// Keep asks that a proc outlive this sigmad: the next one gets label and copies of the descriptors. Given again without any it replaces the label.
+// Keep asks that a proc outlive this sigmad: the next one gets label and copies of the descriptors.
+// Given again without any it replaces the label.
 func (l *Launcher) Keep(id uint64, label []byte, fds ...int) error {
 	if len(label) > LabelMax {
 		return sigma.Errorf("launch.Keep", sigma.KindTooBig, "a label of %d bytes", len(label))
@@ -39,7 +40,8 @@ func (l *Launcher) Before() uint32 { return l.before }
 // Since is when this launcher began, to the second, which is known after Adopt.
 func (l *Launcher) Since() time.Time { return l.since }
 
-// Adopt hands to handle what the launcher runs already, and what has ended lately. It must come before Run, once.
+// Adopt hands to handle what the launcher runs already, and what has ended lately. It must come
+// before Run, once.
 func (l *Launcher) Adopt(handle func(Event)) error {
 	buf, oob := make([]byte, messageMax), make([]byte, syscall.CmsgSpace(4*8))
 	for {
@@ -51,7 +53,8 @@ func (l *Launcher) Adopt(handle func(Event)) error {
 		fds := received(oob[:oobn])
 		switch typ := binary.LittleEndian.Uint16(buf); {
 		case typ == 26 && n == 12:
-			l.before, l.since = binary.LittleEndian.Uint32(buf[4:]), time.Now().Add(-time.Duration(binary.LittleEndian.Uint32(buf[8:]))*time.Second)
+			l.before, l.since = binary.LittleEndian.Uint32(buf[4:]),
+				time.Now().Add(-time.Duration(binary.LittleEndian.Uint32(buf[8:]))*time.Second)
 			return nil
 		case typ == 25 && n >= 18 && n == 18+int(binary.LittleEndian.Uint16(buf[16:])):
 			handle(Adopted{ID: binary.LittleEndian.Uint64(buf[4:]), Label: append([]byte(nil), buf[18:n]...), FDs: fds})

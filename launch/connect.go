@@ -14,8 +14,9 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Connect makes a TCP connection to address, an IP address with a port. sigmad can make no socket that reaches a network, so the keeper makes it, in its own network; sigmad connects it.
-// The error is the kernel's (ECONNREFUSED and so on), or ctx's.
+// Connect makes a TCP connection to address, an IP address with a port. sigmad can make no socket
+// that reaches a network, so the keeper makes it, in its own network; sigmad connects it. The error
+// is the kernel's (ECONNREFUSED and so on), or ctx's.
 func (k *Keeper) Connect(ctx context.Context, address string) (net.Conn, error) {
 	fs, err := k.ConnectAll(ctx, address, 1)
 	if err != nil {
@@ -25,12 +26,14 @@ func (k *Keeper) Connect(ctx context.Context, address string) (net.Conn, error) 
 	return net.FileConn(fs[0])
 }
 
-// ConnectAll is Connect for n connections, at most ConnectMost, in the time of one: the keeper and the other side are asked for all at once. The files do not block, and are the caller's.
+// ConnectAll is Connect for n connections, at most ConnectMost, in the time of one: the keeper and
+// the other side are asked for all at once. The files do not block, and are the caller's.
 func (k *Keeper) ConnectAll(ctx context.Context, address string, n int) (fs []*os.File, err error) {
 	const op = "launch.Connect"
 	to, err := netip.ParseAddrPort(address)
 	if err != nil || to.Addr().Zone() != "" || to.Port() == 0 {
-		return nil, &sigma.Error{Op: op, Kind: sigma.KindInvalid, Msg: "not an IP address with a port: " + quote(address), Err: err}
+		return nil, &sigma.Error{Op: op, Kind: sigma.KindInvalid,
+			Msg: "not an IP address with a port: " + quote(address), Err: err}
 	}
 	if n < 1 || n > ConnectMost {
 		return nil, sigma.Errorf(op, sigma.KindInvalid, "%d connections at once, %d are possible", n, ConnectMost)
@@ -118,7 +121,8 @@ func connected(ctx context.Context, f *os.File) error {
 	return os.NewSyscallError("connect", result)
 }
 
-// progress is what became of a connect that was begun. Being woken says nothing yet, since an unconnected socket can be written to, which is an error.
+// progress is what became of a connect that was begun. Being woken says nothing yet, since an
+// unconnected socket can be written to, which is an error.
 func progress(fd int) error {
 	n, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
 	switch {

@@ -19,13 +19,20 @@ const (
 )
 
 const (
-	controlsMax = 16 // control sockets that wait for Next; the keeper starts a launcher that dies again and again more and more slowly
-	socketsMax  = 64 // requests for sockets that are under way at once: their answers fit into the keeper's send buffer, so that it never waits
+	// control sockets that wait for Next; the keeper starts a launcher that dies again and again
+	// more and more slowly
+	controlsMax = 16
+	// requests for sockets that are under way at once: their answers fit into the keeper's send
+	// buffer, so that it never waits
+	socketsMax = 64
 )
 
-// Keeper is the connection to the parent of sigmad and of the launcher, which starts the launcher again when it dies, and makes the sockets with which sigmad reaches other machines. Safe for concurrent use.
+// Keeper is the connection to the parent of sigmad and of the launcher, which starts the launcher
+// again when it dies, and makes the sockets with which sigmad reaches other machines. Safe for
+// concurrent use.
 //
-// Locks: Keeper.mu; requests are written under it, so that answers come in the order of who waits for them.
+// Locks: Keeper.mu; requests are written under it, so that answers come in the order of who waits
+// for them.
 type Keeper struct {
 	conn     *net.UnixConn
 	begin    sync.Once
@@ -49,12 +56,15 @@ type socketAnswer struct {
 	err  error
 }
 
-// NewKeeper wraps the socket that sigmad is born with, and owns it. The first use of the Keeper starts a goroutine, which ends when the keeper is gone or Close is called.
+// NewKeeper wraps the socket that sigmad is born with, and owns it. The first use of the Keeper
+// starts a goroutine, which ends when the keeper is gone or Close is called.
 func NewKeeper(conn *net.UnixConn) *Keeper {
-	return &Keeper{conn: conn, controls: make(chan *net.UnixConn, controlsMax), over: make(chan struct{}), slots: make(chan struct{}, socketsMax)}
+	return &Keeper{conn: conn, controls: make(chan *net.UnixConn, controlsMax), over: make(chan struct{}),
+		slots: make(chan struct{}, socketsMax)}
 }
 
-// Next waits for the next launcher: the first, or one that was started because the last has died. KindLost when the keeper is gone, or was closed.
+// Next waits for the next launcher: the first, or one that was started because the last has died.
+// KindLost when the keeper is gone, or was closed.
 func (k *Keeper) Next() (*Launcher, error) {
 	k.begin.Do(func() { go k.read() })
 	select {
@@ -143,7 +153,8 @@ func (k *Keeper) take(record []byte, f *os.File) error {
 	return wrong()
 }
 
-// answer gives a socket, or the reason why there is none, to who has waited longest; false: nobody has asked.
+// answer gives a socket, or the reason why there is none, to who has waited longest; false: nobody
+// has asked.
 func (k *Keeper) answer(f *os.File, errno syscall.Errno) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -164,12 +175,14 @@ func (k *Keeper) answer(f *os.File, errno syscall.Errno) bool {
 	return true
 }
 
-// Ends asks the keeper for a netlink socket, which does not block, that hears of the end of each TCP connection of its network, as inet_diag messages with tcp_info. The file is the caller's.
+// Ends asks the keeper for a netlink socket, which does not block, that hears of the end of each
+// TCP connection of its network, as inet_diag messages with tcp_info. The file is the caller's.
 func (k *Keeper) Ends(ctx context.Context) (*os.File, error) {
 	return k.socket(ctx, syscall.AF_NETLINK)
 }
 
-// socket asks the keeper for an unconnected TCP socket of its network, which does not block, or for that of Ends.
+// socket asks the keeper for an unconnected TCP socket of its network, which does not block, or for
+// that of Ends.
 func (k *Keeper) socket(ctx context.Context, family int) (*os.File, error) {
 	q, err := k.ask(ctx, family)
 	if err != nil {

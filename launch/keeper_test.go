@@ -48,7 +48,8 @@ func makeSockets(t *testing.T, conn *net.UnixConn, n int) {
 			t.Errorf("the request is %x, %v", b[:k], err)
 			return
 		}
-		fd, err := unix.Socket(int(binary.LittleEndian.Uint32(b[4:])), unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+		fd, err := unix.Socket(int(binary.LittleEndian.Uint32(b[4:])),
+			unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 		if err != nil {
 			t.Error(err)
 			return
@@ -96,7 +97,8 @@ func TestConnect(t *testing.T) {
 	all.Wait()
 }
 
-// Several at once are connections of their own, each of which carries bytes both ways, all that are possible too; one more and none are refused without a word to the keeper.
+// Several at once are connections of their own, each of which carries bytes both ways, all that are
+// possible too; one more and none are refused without a word to the keeper.
 func TestConnectAll(t *testing.T) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -117,7 +119,8 @@ func TestConnectAll(t *testing.T) {
 	}()
 	k, conn := fakeKeeper(t)
 	for _, n := range []int{-1, 0, ConnectMost + 1} {
-		if fs, err := k.ConnectAll(t.Context(), ln.Addr().String(), n); sigma.KindOf(err) != sigma.KindInvalid || fs != nil {
+		if fs, err := k.ConnectAll(t.Context(), ln.Addr().String(), n); sigma.KindOf(err) != sigma.KindInvalid ||
+			fs != nil {
 			t.Errorf("%d at once: %v, %v", n, fs, err)
 		}
 	}
@@ -175,7 +178,8 @@ func sockets(t *testing.T) map[string]bool {
 	return out
 }
 
-// If one of several fails none is given, all descriptors are closed, and who comes after gets answers of its own.
+// If one of several fails none is given, all descriptors are closed, and who comes after gets
+// answers of its own.
 func TestConnectAllFails(t *testing.T) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -210,7 +214,8 @@ func TestConnectAllFails(t *testing.T) {
 	}
 	nobody.Close()
 	go makeSockets(t, conn, n)
-	if fs, err := k.ConnectAll(t.Context(), nobody.Addr().String(), n); !errors.Is(err, syscall.ECONNREFUSED) || fs != nil {
+	if fs, err := k.ConnectAll(t.Context(), nobody.Addr().String(), n); !errors.Is(err, syscall.ECONNREFUSED) ||
+		fs != nil {
 		t.Errorf("nobody listens: %v, %v", fs, err)
 	}
 	go makeSockets(t, conn, n)
@@ -229,7 +234,8 @@ func TestConnectFails(t *testing.T) {
 	nobody := ln.Addr().String()
 	ln.Close()
 	k, conn := fakeKeeper(t)
-	for _, address := range []string{"", "localhost:80", "10.0.0.1", "10.0.0.1:0", "[fe80::1%eth0]:80", strings.Repeat("1", 1000)} {
+	for _, address := range []string{"", "localhost:80", "10.0.0.1", "10.0.0.1:0", "[fe80::1%eth0]:80",
+		strings.Repeat("1", 1000)} {
 		if _, err := k.Connect(t.Context(), address); sigma.KindOf(err) != sigma.KindInvalid || len(err.Error()) > 300 {
 			t.Errorf("%.20q: got %v", address, err)
 		}

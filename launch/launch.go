@@ -1,5 +1,7 @@
-// Package launch is sigmad's end of the protocol with the launcher (docs/internals/launcher-protocol.md): it asks for contained processes and reports what became of
-// them. It promises exactly one Started or Failed for each Start, and one Exited after each Started, as long as the launcher lives; when it is gone Run returns.
+// Package launch is sigmad's end of the protocol with the launcher
+// (docs/internals/launcher-protocol.md): it asks for contained processes and reports what became of
+// them. It promises exactly one Started or Failed for each Start, and one Exited after each
+// Started, as long as the launcher lives; when it is gone Run returns.
 //
 // Users: kernel.
 package launch
@@ -43,10 +45,11 @@ type Passed struct {
 
 // Request says what to start. Files stay the caller's.
 type Request struct {
-	ID        uint64 // unique while the launcher lives
-	Weaken    uint32 // tests only
-	Profile   Profile
-	UID, GID  uint32 // UID 0: one that no live proc has, of the launcher's choice; not ProfileSystem, and what a seat needs
+	ID      uint64 // unique while the launcher lives
+	Weaken  uint32 // tests only
+	Profile Profile
+	UID,
+	GID uint32 // UID 0: one that no live proc has, of the launcher's choice; not ProfileSystem, and what a seat needs
 	PidsMax   uint32
 	Memory    sigma.Bytes // hard limit; 0 = none
 	CPUShares uint32
@@ -55,8 +58,10 @@ type Request struct {
 	Args, Env []string
 	Program   *os.File
 	Dir       *os.File // data directory, ProfileSystem only
-	Subdir    string   // directory below Dir that is the data directory instead, made for UID if it is missing: one path element of a-z, 0-9 and -
-	Passed    []Passed
+	// directory below Dir that is the data directory instead, made for UID if it is missing: one
+	// path element of a-z, 0-9 and -
+	Subdir string
+	Passed []Passed
 }
 
 // Event is Started, Failed, Exited, Frozen, Thawed, Metered, Found, Yielded, Lost or Adopted.
@@ -86,7 +91,8 @@ type Exited struct {
 	MemoryPeak sigma.Bytes
 }
 
-// Frozen answers a Freeze: from now on no process of the proc runs, unless Errno is not 0 (ESRCH: there is no such proc, or not yet).
+// Frozen answers a Freeze: from now on no process of the proc runs, unless Errno is not 0 (ESRCH:
+// there is no such proc, or not yet).
 type Frozen struct {
 	ID    uint64
 	Errno syscall.Errno
@@ -117,7 +123,8 @@ type Yielded struct {
 // ProcID is 0: it is about no proc.
 func (e Yielded) ProcID() uint64 { return 0 }
 
-// Lost says that the launcher died, and what it ran with it. Run does not say it: who runs it does, of each launch that is not over.
+// Lost says that the launcher died, and what it ran with it. Run does not say it: who runs it does,
+// of each launch that is not over.
 type Lost struct{ ID uint64 }
 
 // ProcID is the request's.
@@ -157,7 +164,8 @@ func (e Failed) Err() error {
 	default:
 		hint = "run sigma doctor on the machine"
 	}
-	return &sigma.Error{Op: "launch.Start", Kind: kind, Msg: fmt.Sprintf("could not be started: step %s: %v", e.Step, e.Errno), Hint: hint}
+	return &sigma.Error{Op: "launch.Start", Kind: kind, Msg: fmt.Sprintf("could not be started: step %s: %v", e.Step,
+		e.Errno), Hint: hint}
 }
 
 // Launcher is the connection. Safe for concurrent use.
@@ -222,7 +230,8 @@ func (l *Launcher) Start(r Request) error {
 		}
 	}
 	if len(b) > messageMax {
-		return sigma.Errorf("launch.Start", sigma.KindTooBig, "arguments and environment do not fit %d bytes", messageMax)
+		return sigma.Errorf("launch.Start", sigma.KindTooBig, "arguments and environment do not fit %d bytes",
+			messageMax)
 	}
 	return l.send(b, fds...)
 }
@@ -258,13 +267,16 @@ func (l *Launcher) SetShare(group string, s Share) error {
 	return l.send(append(b, group...))
 }
 
-// DropGroup removes a group as soon as nothing is in it. A proc that starts in it, or SetShare, before that lets it be, and makes it again afterwards. It is no error if there is no such group.
+// DropGroup removes a group as soon as nothing is in it. A proc that starts in it, or SetShare,
+// before that lets it be, and makes it again afterwards. It is no error if there is no such group.
 func (l *Launcher) DropGroup(group string) error {
 	b := binary.LittleEndian.AppendUint16([]byte{13, 0, 1, 0}, uint16(len(group)))
 	return l.send(append(b, group...))
 }
 
-// Yield has group second, and what is below it, stand aside while threads of group first wait for a processor: from now on, or until the next Yield. Each is a group's path, as in SetShare. Yielded tells from time to time what came of it.
+// Yield has group second, and what is below it, stand aside while threads of group first wait for a
+// processor: from now on, or until the next Yield. Each is a group's path, as in SetShare. Yielded
+// tells from time to time what came of it.
 func (l *Launcher) Yield(first, second string) error {
 	b := []byte{12, 0, 1, 0}
 	for _, group := range []string{first, second} {
@@ -273,12 +285,14 @@ func (l *Launcher) Yield(first, second string) error {
 	return l.send(b)
 }
 
-// Freeze stops all processes of a proc until Thaw. Exactly one Frozen answers each, while the launcher lives. It is no error if the proc is frozen. Kill ends a frozen proc.
+// Freeze stops all processes of a proc until Thaw. Exactly one Frozen answers each, while the
+// launcher lives. It is no error if the proc is frozen. Kill ends a frozen proc.
 func (l *Launcher) Freeze(id uint64) error {
 	return l.send(binary.LittleEndian.AppendUint64([]byte{4, 0, 1, 0}, id))
 }
 
-// Thaw lets a frozen proc go on. Exactly one Thawed answers each, while the launcher lives. It is no error if the proc is not frozen.
+// Thaw lets a frozen proc go on. Exactly one Thawed answers each, while the launcher lives. It is
+// no error if the proc is not frozen.
 func (l *Launcher) Thaw(id uint64) error {
 	return l.send(binary.LittleEndian.AppendUint64([]byte{5, 0, 1, 0}, id))
 }
@@ -291,9 +305,9 @@ func (l *Launcher) Meter(id uint64) error {
 // sendMax is how long the launcher may take nothing, while its socket is full.
 const sendMax = 30 * time.Second
 
-// send sends a record with descriptors. KindLost: the launcher is gone, and Run says so. Otherwise it is
-// there and nothing was sent: KindBusy if the kernel has no room for descriptors or memory, KindTimeout
-// if the launcher does not read.
+// send sends a record with descriptors. KindLost: the launcher is gone, and Run says so. Otherwise
+// it is there and nothing was sent: KindBusy if the kernel has no room for descriptors or memory,
+// KindTimeout if the launcher does not read.
 func (l *Launcher) send(b []byte, fds ...int) error {
 	const op = "launch.send"
 	late := time.Now().Add(l.patience) // of who waits for others that wait, too
@@ -306,7 +320,8 @@ func (l *Launcher) send(b []byte, fds ...int) error {
 	case kind == sigma.KindLost, errors.Is(err, net.ErrClosed):
 		return &sigma.Error{Op: op, Kind: sigma.KindLost, Msg: "the launcher is gone", Err: err}
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		return &sigma.Error{Op: op, Kind: sigma.KindTimeout, Msg: "the launcher takes no requests", Hint: "see sigma doctor on the machine", Err: err}
+		return &sigma.Error{Op: op, Kind: sigma.KindTimeout, Msg: "the launcher takes no requests",
+			Hint: "see sigma doctor on the machine", Err: err}
 	default:
 		return &sigma.Error{Op: op, Kind: kind, Msg: "the launcher cannot be asked", Err: err}
 	}
@@ -342,10 +357,12 @@ func (l *Launcher) sendLocked(b []byte, fds []int, late time.Time) error {
 	return err
 }
 
-// roomPause is how long sendLocked waits before it looks again whether the launcher has received descriptors.
+// roomPause is how long sendLocked waits before it looks again whether the launcher has received
+// descriptors.
 const roomPause = time.Millisecond
 
-// packLocked counts descriptors, when the launcher has received enough of those before: it reads all, so a burst waits.
+// packLocked counts descriptors, when the launcher has received enough of those before: it reads
+// all, so a burst waits.
 func (l *Launcher) packLocked(fds []int, late time.Time) (*inflight.Parcel, error) {
 	for {
 		parcel, err := l.passing.PackFDs(fds)
@@ -381,7 +398,8 @@ func (l *Launcher) receive(buf []byte) (n int, err error) {
 	return n, err
 }
 
-// Run hands every event to handle, in order, until ctx ends or the launcher is gone (KindLost). The connection is closed then.
+// Run hands every event to handle, in order, until ctx ends or the launcher is gone (KindLost). The
+// connection is closed then.
 func (l *Launcher) Run(ctx context.Context, handle func(Event)) error {
 	stop := context.AfterFunc(ctx, func() { l.conn.Close() })
 	defer stop()
@@ -412,7 +430,8 @@ func Decode(b []byte) (Event, error) {
 	u32 := func(at int) uint32 { return binary.LittleEndian.Uint32(b[at:]) }
 	switch {
 	case typ == 16 && len(b) == 36:
-		return Started{ID: id, PID: int(u32(0)), Received: time.Duration(u64(4)), Cloned: time.Duration(u64(12)), Contained: time.Duration(u64(20)), Executed: time.Duration(u64(28))}, nil
+		return Started{ID: id, PID: int(u32(0)), Received: time.Duration(u64(4)), Cloned: time.Duration(u64(12)),
+			Contained: time.Duration(u64(20)), Executed: time.Duration(u64(28))}, nil
 	case typ == 17 && len(b) >= 8:
 		n := int(binary.LittleEndian.Uint16(b[6:]))
 		if len(b) != 8+n {
@@ -421,15 +440,18 @@ func Decode(b []byte) (Event, error) {
 		return Failed{ID: id, Errno: syscall.Errno(u32(0)), Step: string(b[8:])}, nil
 	case typ == 18 && len(b) == 32:
 		flags := u32(4)
-		return Exited{ID: id, Wait: syscall.WaitStatus(u32(0)), OOM: flags&1 != 0, Killed: flags&2 != 0, User: time.Duration(u64(8)) * time.Microsecond,
-			Sys: time.Duration(u64(16)) * time.Microsecond, MemoryPeak: sigma.Bytes(u64(24))}, nil
+		return Exited{ID: id, Wait: syscall.WaitStatus(u32(0)), OOM: flags&1 != 0, Killed: flags&2 != 0,
+			User: time.Duration(u64(8)) * time.Microsecond,
+			Sys:  time.Duration(u64(16)) * time.Microsecond, MemoryPeak: sigma.Bytes(u64(24))}, nil
 	case typ == 20 && len(b) == 4:
 		return Frozen{ID: id, Errno: syscall.Errno(u32(0))}, nil
 	case typ == 21 && len(b) == 4:
 		return Thawed{ID: id, Errno: syscall.Errno(u32(0))}, nil
 	case typ == 24 && len(b) == 36:
-		return Metered{ID: id, User: time.Duration(u64(0)) * time.Microsecond, Sys: time.Duration(u64(8)) * time.Microsecond, Memory: sigma.Bytes(u64(16)), MemoryPeak: sigma.Bytes(u64(24)),
-			Tasks: u32(32)}, nil
+		return Metered{ID: id, User: time.Duration(u64(0)) * time.Microsecond,
+			Sys: time.Duration(u64(8)) * time.Microsecond, Memory: sigma.Bytes(u64(16)),
+			MemoryPeak: sigma.Bytes(u64(24)),
+			Tasks:      u32(32)}, nil
 	case typ == 28 && len(b) == 32:
 		return Yielded{Looks: u64(0), Pushes: u64(8), Waited: time.Duration(u64(16)), CPU: time.Duration(u64(24))}, nil
 	case typ == 27:

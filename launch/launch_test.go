@@ -18,16 +18,22 @@ var records = []struct {
 	name, hex string
 	want      Event
 }{
-	{"started", "1000 0100 0700000000000000 2a000000 0100000000000000 0200000000000000 0300000000000000 0400000000000000",
+	{"started",
+		"1000 0100 0700000000000000 2a000000 0100000000000000 0200000000000000 0300000000000000 0400000000000000",
 		Started{ID: 7, PID: 42, Received: 1, Cloned: 2, Contained: 3, Executed: 4}},
-	{"failed", "1100 0100 0700000000000000 08000000 0c00 0400 65786563", Failed{ID: 7, Errno: syscall.ENOEXEC, Step: "exec"}},
+	{"failed", "1100 0100 0700000000000000 08000000 0c00 0400 65786563", Failed{ID: 7, Errno: syscall.ENOEXEC,
+		Step: "exec"}},
 	{"exited", "1200 0100 0700000000000000 00070000 03000000 e803000000000000 d007000000000000 0010000000000000",
-		Exited{ID: 7, Wait: 0x700, OOM: true, Killed: true, User: time.Millisecond, Sys: 2 * time.Millisecond, MemoryPeak: 4096}},
+		Exited{ID: 7, Wait: 0x700, OOM: true, Killed: true, User: time.Millisecond, Sys: 2 * time.Millisecond,
+			MemoryPeak: 4096}},
 	{"frozen", "1400 0100 0700000000000000 03000000", Frozen{ID: 7, Errno: syscall.ESRCH}},
 	{"thawed", "1500 0100 0700000000000000 00000000", Thawed{ID: 7}},
-	{"found", "1b00 0100 0700000000000000 0100 1100000000000000 e803000000000000 d007000000000000", Found{Ask: 7, Sockets: []Socket{{Inode: 17, Sent: 1000, Received: 2000}}}},
-	{"yielded", "1c00 0100 0000000000000000 0300000000000000 0200000000000000 e803000000000000 d007000000000000", Yielded{Looks: 3, Pushes: 2, Waited: time.Microsecond, CPU: 2 * time.Microsecond}},
-	{"metered", "1800 0100 0700000000000000 e803000000000000 d007000000000000 0010000000000000 0020000000000000 03000000",
+	{"found", "1b00 0100 0700000000000000 0100 1100000000000000 e803000000000000 d007000000000000",
+		Found{Ask: 7, Sockets: []Socket{{Inode: 17, Sent: 1000, Received: 2000}}}},
+	{"yielded", "1c00 0100 0000000000000000 0300000000000000 0200000000000000 e803000000000000 d007000000000000",
+		Yielded{Looks: 3, Pushes: 2, Waited: time.Microsecond, CPU: 2 * time.Microsecond}},
+	{"metered",
+		"1800 0100 0700000000000000 e803000000000000 d007000000000000 0010000000000000 0020000000000000 03000000",
 		Metered{ID: 7, User: time.Millisecond, Sys: 2 * time.Millisecond, Memory: 4096, MemoryPeak: 8192, Tasks: 3}},
 }
 
@@ -80,15 +86,18 @@ func TestFailedErr(t *testing.T) {
 	for _, c := range []struct {
 		e    Failed
 		want sigma.Kind
-	}{{Failed{Step: "exec", Errno: syscall.ENOEXEC}, sigma.KindNoExec}, {Failed{Step: "plan", Errno: syscall.EINVAL}, sigma.KindInvalid}, {Failed{Step: "clone", Errno: syscall.EAGAIN}, sigma.KindBusy},
-		{Failed{Step: "seccomp", Errno: syscall.EINVAL}, sigma.KindOther}, {Failed{Step: "launcher", Errno: syscall.ETIMEDOUT}, sigma.KindTimeout}} {
+	}{{Failed{Step: "exec", Errno: syscall.ENOEXEC}, sigma.KindNoExec}, {Failed{Step: "plan", Errno: syscall.EINVAL},
+		sigma.KindInvalid}, {Failed{Step: "clone", Errno: syscall.EAGAIN}, sigma.KindBusy},
+		{Failed{Step: "seccomp", Errno: syscall.EINVAL}, sigma.KindOther},
+		{Failed{Step: "launcher", Errno: syscall.ETIMEDOUT}, sigma.KindTimeout}} {
 		if got := sigma.KindOf(c.e.Err()); got != c.want {
 			t.Errorf("%+v: got %v, want %v", c.e, got, c.want)
 		}
 	}
 }
 
-// A request beyond one record is refused before anything is sent, and the end of the launcher ends Run with KindLost.
+// A request beyond one record is refused before anything is sent, and the end of the launcher ends
+// Run with KindLost.
 func TestLimits(t *testing.T) {
 	ours, theirs, err := session.FilePair(syscall.SOCK_SEQPACKET)
 	if err != nil {
@@ -99,7 +108,8 @@ func TestLimits(t *testing.T) {
 		t.Fatal(err)
 	}
 	l := New(conn)
-	if err := l.Start(Request{Args: []string{string(make([]byte, messageMax))}, Program: theirs}); sigma.KindOf(err) != sigma.KindTooBig {
+	if err := l.Start(Request{Args: []string{string(make([]byte, messageMax))},
+		Program: theirs}); sigma.KindOf(err) != sigma.KindTooBig {
 		t.Errorf("got %v, want too big", err)
 	}
 	theirs.Close()
@@ -111,7 +121,8 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// A burst of requests with more descriptors than may be unread waits for the launcher, which reads them, and none fails.
+// A burst of requests with more descriptors than may be unread waits for the launcher, which reads
+// them, and none fails.
 func TestBurstWaits(t *testing.T) {
 	ours, theirs, err := session.FilePair(syscall.SOCK_SEQPACKET)
 	if err != nil {
@@ -161,7 +172,8 @@ func TestBurstWaits(t *testing.T) {
 	reading.Wait()
 }
 
-// The launcher is gone only if the socket says so. Any other errno means that it is there, so that nobody waits for the word of its end.
+// The launcher is gone only if the socket says so. Any other errno means that it is there, so that
+// nobody waits for the word of its end.
 func TestErrnoKeepsItsMeaning(t *testing.T) {
 	ours, theirs, err := session.FilePair(syscall.SOCK_SEQPACKET)
 	if err != nil {
@@ -185,7 +197,8 @@ func TestErrnoKeepsItsMeaning(t *testing.T) {
 			t.Errorf("%s: got %v, want %v", what, err, kind)
 		}
 	}
-	want("no such descriptor", l.Start(Request{Program: program, Passed: []Passed{{FD: 1 << 20, Target: 3}}}), sigma.KindOther)
+	want("no such descriptor", l.Start(Request{Program: program, Passed: []Passed{{FD: 1 << 20, Target: 3}}}),
+		sigma.KindOther)
 	if err := conn.SetWriteBuffer(256 << 10); err != nil {
 		t.Fatal(err)
 	}

@@ -1,12 +1,18 @@
-// Package lcsched places latency-critical procs (001 §4.3): by the cores and the memory that they reserve, by the labels of machines, and spread over failure domains. Core is the pure state machine, Service the
-// shell that answers machines.
+// Package lcsched places latency-critical procs (001 §4.3): by the cores and the memory that they
+// reserve, by the labels of machines, and spread over failure domains. Core is the pure state
+// machine, Service the shell that answers machines.
 //
-// A proc that fits nowhere now waits, in the order of arrival; who waits for long has a machine kept for it. One that no machine could ever take is refused at once, and told what is missing. What
-// best-effort procs hold does not count against a reservation, because they give way (schedd); among machines those are preferred where nobody has to.
+// A proc that fits nowhere now waits, in the order of arrival; who waits for long has a machine
+// kept for it. One that no machine could ever take is refused at once, and told what is missing.
+// What best-effort procs hold does not count against a reservation, because they give way (schedd);
+// among machines those are preferred where nobody has to.
 //
-// It promises that what it has given a machine never exceeds what the machine has, as long as it is the only one that leads, and that each job it was told of is granted, refused or still
-// waits. It keeps nothing: whoever leads next is told by each machine what is reserved there, and by each home what waits, and places nothing on a machine that has not spoken. That no proc starts twice is the
-// home's promise (schedd), from which whoever is granted a job takes it; schedd also checks a machine's reservations again, so that two leaders at once do no harm.
+// It promises that what it has given a machine never exceeds what the machine has, as long as it is
+// the only one that leads, and that each job it was told of is granted, refused or still waits. It
+// keeps nothing: whoever leads next is told by each machine what is reserved there, and by each
+// home what waits, and places nothing on a machine that has not spoken. That no proc starts twice
+// is the home's promise (schedd), from which whoever is granted a job takes it; schedd also checks
+// a machine's reservations again, so that two leaders at once do no harm.
 //
 // Users: cmd/lcsched; kernel for the names of the methods.
 package lcsched
@@ -25,11 +31,13 @@ import (
 const (
 	// patience is how long a job is overtaken by others that fit, before a machine is kept for it.
 	patience = 10 * time.Second
-	// settle is how long after its start a leader refuses nothing, because machines that have not spoken yet may be larger.
+	// settle is how long after its start a leader refuses nothing, because machines that have not
+	// spoken yet may be larger.
 	settle = 3 * time.Second
 	// retry is how often who waits is looked at again though nothing is known to have changed.
 	retry = time.Second
-	// absence is how long a machine that is gone is thought to come back, when it is asked whether a job can ever fit.
+	// absence is how long a machine that is gone is thought to come back, when it is asked whether
+	// a job can ever fit.
 	absence = time.Minute
 )
 
@@ -60,7 +68,8 @@ type Event interface{ event() }
 
 // The events. Those of a machine's life that does not attend do nothing.
 type (
-	// Attended: a machine offers itself, and says what is reserved there and what best-effort procs hold. It attends until Left, or until it attends in another life.
+	// Attended: a machine offers itself, and says what is reserved there and what best-effort procs
+	// hold. It attends until Left, or until it attends in another life.
 	Attended struct {
 		Life   sigma.Life
 		CPU    sigma.MilliCPU
@@ -136,16 +145,17 @@ type machine struct {
 	closed bool
 	left   time.Time // zero = it attends
 
-	held     map[sigma.ProcID]*reservation
-	heldCPU  sigma.MilliCPU
-	heldMem  sigma.Bytes
-	of       map[sigma.RealmID]Amount // what is held, by realms
-	pieces   map[sigma.RealmID]Amount // kept for realms' minima, what these have reserved included
-	pieced   Amount                   // all pieces
-	aside    Amount                   // of pieces, what is not reserved
-	lent     sigma.Bytes
-	keptFor  *waiting
-	declined map[sigma.ProcID]bool // of which it said that there is no room; it is not granted them again before something changes
+	held    map[sigma.ProcID]*reservation
+	heldCPU sigma.MilliCPU
+	heldMem sigma.Bytes
+	of      map[sigma.RealmID]Amount // what is held, by realms
+	pieces  map[sigma.RealmID]Amount // kept for realms' minima, what these have reserved included
+	pieced  Amount                   // all pieces
+	aside   Amount                   // of pieces, what is not reserved
+	lent    sigma.Bytes
+	keptFor *waiting
+	// of which it said that there is no room; it is not granted them again before something changes
+	declined map[sigma.ProcID]bool
 	shape    *shape
 	listed   bool // in rooms
 }
@@ -183,20 +193,24 @@ type Core struct {
 	hoping   []*waiting // those that hoped, the oldest first
 	ticked   time.Time  // when all that wait were looked at last because time had passed
 	known    map[sigma.ProcID]*waiting
-	at       map[sigma.ProcID]int       // machines where it is reserved: more than one while a former leader's grant is being given back
-	spread   map[group]map[*machine]int // how many procs of a group are at a machine
-	limits   map[sigma.RealmID]Limits
-	of       map[sigma.RealmID]Amount // reserved at all machines
-	freed    map[*machine]bool        // in this step; nobody who waited before fits anywhere else
-	may      map[sigma.RealmID]bool   // in this step these came below what they may reserve, and may fit anywhere
-	rooms    rooms
-	keeping  int // machines that are kept for a job
-	minima   minima
+	// machines where it is reserved: more than one while a former leader's grant is being given
+	// back
+	at      map[sigma.ProcID]int
+	spread  map[group]map[*machine]int // how many procs of a group are at a machine
+	limits  map[sigma.RealmID]Limits
+	of      map[sigma.RealmID]Amount // reserved at all machines
+	freed   map[*machine]bool        // in this step; nobody who waited before fits anywhere else
+	may     map[sigma.RealmID]bool   // in this step these came below what they may reserve, and may fit anywhere
+	rooms   rooms
+	keeping int // machines that are kept for a job
+	minima  minima
 }
 
 // NewCore makes the state of a leader that has heard of nothing.
 func NewCore() *Core {
-	return &Core{machines: map[sigma.MachineID]*machine{}, known: map[sigma.ProcID]*waiting{}, at: map[sigma.ProcID]int{}, spread: map[group]map[*machine]int{}, limits: map[sigma.RealmID]Limits{}, of: map[sigma.RealmID]Amount{},
+	return &Core{machines: map[sigma.MachineID]*machine{}, known: map[sigma.ProcID]*waiting{},
+		at: map[sigma.ProcID]int{}, spread: map[group]map[*machine]int{}, limits: map[sigma.RealmID]Limits{},
+		of:    map[sigma.RealmID]Amount{},
 		freed: map[*machine]bool{}, may: map[sigma.RealmID]bool{}, rooms: newRooms(), minima: newMinima()}
 }
 
@@ -212,7 +226,8 @@ func (c *Core) Waiting() (out []Waits) {
 	for _, w := range c.queue {
 		why := c.lacks(&w.Job)
 		if w.hopes {
-			why = fmt.Sprintf("it should be near machine %s, which has no room, and waits %v for it", w.Near, sigma.NearWait)
+			why = fmt.Sprintf("it should be near machine %s, which has no room, and waits %v for it", w.Near,
+				sigma.NearWait)
 		}
 		out = append(out, Waits{w.Job, w.since, why})
 	}
@@ -227,7 +242,8 @@ func (c *Core) Held(id sigma.MachineID) (cpu sigma.MilliCPU, memory sigma.Bytes)
 	return 0, 0
 }
 
-// Wakes is when Ticked is needed after now; zero if it is not. What is due in between, such as a job's patience, waits until then.
+// Wakes is when Ticked is needed after now; zero if it is not. What is due in between, such as a
+// job's patience, waits until then.
 func (c *Core) Wakes(now time.Time) time.Time {
 	if len(c.queue) == 0 {
 		return time.Time{}
@@ -359,7 +375,8 @@ func (c *Core) attended(now time.Time, e Attended) {
 	if m := c.machines[e.Life.Machine]; m != nil && m.left.IsZero() {
 		c.gone(now, m.life)
 	}
-	m := &machine{life: e.Life, cpu: e.CPU, memory: e.Memory, labels: e.Labels, closed: e.Closed, lent: e.Lent, held: map[sigma.ProcID]*reservation{}, of: map[sigma.RealmID]Amount{}}
+	m := &machine{life: e.Life, cpu: e.CPU, memory: e.Memory, labels: e.Labels, closed: e.Closed, lent: e.Lent,
+		held: map[sigma.ProcID]*reservation{}, of: map[sigma.RealmID]Amount{}}
 	if old := c.machines[e.Life.Machine]; old != nil {
 		c.rooms.unshape(old)
 	}
@@ -476,7 +493,8 @@ func (c *Core) release(m *machine, id sigma.ProcID) {
 	}
 }
 
-// place grants what fits, keeps machines for who waits for long, and refuses what can never fit. Without look it sees only to who is new, and to the machines that got room.
+// place grants what fits, keeps machines for who waits for long, and refuses what can never fit.
+// Without look it sees only to who is new, and to the machines that got room.
 func (c *Core) place(now time.Time, look bool) (out []Effect) {
 	if len(c.queue) == c.gaps || !look && len(c.freed) == 0 && !c.fresh && len(c.may) == 0 {
 		return nil
@@ -500,7 +518,8 @@ func (c *Core) place(now time.Time, look bool) (out []Effect) {
 				continue
 			}
 		case w.hopes:
-			if m = c.machines[w.Near]; m == nil || !c.freed[m] && !c.may[w.Realm] || c.best(w, slices.Values([]*machine{m})) == nil {
+			if m = c.machines[w.Near]; m == nil || !c.freed[m] && !c.may[w.Realm] ||
+				c.best(w, slices.Values([]*machine{m})) == nil {
 				continue
 			}
 		case fresh || c.may[w.Realm]:
@@ -529,7 +548,8 @@ func (c *Core) place(now time.Time, look bool) (out []Effect) {
 	return out
 }
 
-// hopesFor reports whether a job is to wait for the machine that it should be near: one that attends and could take it, for a while after it came.
+// hopesFor reports whether a job is to wait for the machine that it should be near: one that
+// attends and could take it, for a while after it came.
 func (c *Core) hopesFor(now time.Time, w *waiting) bool {
 	if w.Near == "" || now.Sub(w.since) >= sigma.NearWait {
 		return false
@@ -562,16 +582,19 @@ func (m *machine) has(labels []string) bool {
 	})
 }
 
-// takes reports whether a job fits into what is not reserved, nor kept for other realms, and its realm may have it there.
+// takes reports whether a job fits into what is not reserved, nor kept for other realms, and its
+// realm may have it there.
 func (c *Core) takes(m *machine, w *waiting) bool {
-	if !m.left.IsZero() || m.closed || m.keptFor != nil && m.keptFor != w && !m.own(w) || m.declined[w.ID] || !m.has(w.Where) {
+	if !m.left.IsZero() || m.closed || m.keptFor != nil && m.keptFor != w && !m.own(w) || m.declined[w.ID] ||
+		!m.has(w.Where) {
 		return false
 	}
 	free := m.free(w.Realm)
 	return w.CPU <= free.CPU && w.Memory <= free.Memory && m.of[w.Realm].plus(w.amount()).within(c.limits[w.Realm].Max)
 }
 
-// own reports whether a job takes nothing but what is kept there for its realm's minimum, and so nothing from another realm's job that the machine is kept for.
+// own reports whether a job takes nothing but what is kept there for its realm's minimum, and so
+// nothing from another realm's job that the machine is kept for.
 func (m *machine) own(w *waiting) bool {
 	return m.keptFor.Realm != w.Realm && w.amount().less(m.pieces[w.Realm].less(m.of[w.Realm])) == Amount{}
 }

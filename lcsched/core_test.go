@@ -79,19 +79,22 @@ func (d *desk) want(what, got, want string) {
 	}
 }
 
-// 001 §4.3: lcsched chooses a machine with sufficient unreserved resources, if there is one; otherwise it queues the proc until a machine becomes available.
+// 001 §4.3: lcsched chooses a machine with sufficient unreserved resources, if there is one;
+// otherwise it queues the proc until a machine becomes available.
 func TestPaperLCQueuesUntilAMachineHasRoom(t *testing.T) {
 	d := newDesk(t)
 	d.attend("m1")
 	d.want("the first", d.enqueue(job("a", 3000, sigma.GiB)), "a>m1")
 	d.want("the second", d.enqueue(job("b", 3000, sigma.GiB)), "")
-	if w := d.c.Waiting(); len(w) != 1 || w[0].Why != "what is reserved leaves no machine with 3 cores and 1GiB of memory" {
+	if w := d.c.Waiting(); len(w) != 1 ||
+		w[0].Why != "what is reserved leaves no machine with 3 cores and 1GiB of memory" {
 		t.Errorf("waiting: %+v", w)
 	}
 	d.want("its end", d.release("m1", "a"), "b>m1")
 }
 
-// 001 §4.3: the sum of LC reservations on each machine is at most its capacity, in cores and in memory.
+// 001 §4.3: the sum of LC reservations on each machine is at most its capacity, in cores and in
+// memory.
 func TestPaperLCReservationsNeverExceedCapacity(t *testing.T) {
 	d := newDesk(t)
 	d.attend("m1")
@@ -115,7 +118,8 @@ func TestRefusesWhatCanNeverFit(t *testing.T) {
 		{job("b", 1000, 65*sigma.GiB), "b!it reserves 65GiB of memory; no machine has more than 64GiB"},
 		{job("c", 2000, 8*sigma.GiB), "c!it reserves 2 cores and 8GiB of memory; no single machine has both"},
 		{job("d", 1, 1, where("zone=b")), "d!there is no machine with zone=b"},
-		{job("e", 1, 5*sigma.GiB, where("zone=a")), "e!it reserves 5GiB of memory; no machine with zone=a has more than 4GiB"},
+		{job("e", 1, 5*sigma.GiB, where("zone=a")),
+			"e!it reserves 5GiB of memory; no machine with zone=a has more than 4GiB"},
 		{job("f", 1<<31, 1<<63), "f!it reserves 2.15e+06 cores; no machine has more than 4"},
 	} {
 		d.want(string(c.j.ID), d.enqueue(c.j), c.want)
@@ -139,7 +143,8 @@ func TestRefusesNothingBeforeMachinesHaveSpoken(t *testing.T) {
 	d.want("when it stays away", d.step(Ticked{}), "b!it reserves 8 cores; no machine has more than 4")
 }
 
-// Procs of a name are spread over the values of a label, or over machines; a named domain is kept to.
+// Procs of a name are spread over the values of a label, or over machines; a named domain is kept
+// to.
 func TestSpreadsOverFailureDomains(t *testing.T) {
 	d := newDesk(t)
 	d.attend("m1:zone=a", "m2:zone=a", "m3:zone=b")
@@ -150,14 +155,17 @@ func TestSpreadsOverFailureDomains(t *testing.T) {
 	d.want("a named domain", d.enqueue(job("8", 500, sigma.MiB, named("web"), where("zone=b"))), "8>m3")
 }
 
-// A leader that was restarted learns from each machine what is reserved there, and over-commits none.
+// A leader that was restarted learns from each machine what is reserved there, and over-commits
+// none.
 func TestPaperLCRelearnsEveryMachineAfterRestart(t *testing.T) {
 	d := newDesk(t)
 	d.attend("m1")
 	d.enqueue(job("a", 3000, sigma.GiB), job("b", 3000, sigma.GiB))
 	d.c = NewCore()
-	d.want("before any machine spoke", d.enqueue(job("b", 3000, sigma.GiB)), "") // its home attends not yet, and will send it again
-	d.step(Attended{Life: life("m1"), CPU: 4000, Memory: 4 * sigma.GiB, Held: []Held{{ID: "a", Realm: "r", CPU: 3000, Memory: sigma.GiB}}})
+	d.want("before any machine spoke", d.enqueue(job("b", 3000, sigma.GiB)),
+		"") // its home attends not yet, and will send it again
+	d.step(Attended{Life: life("m1"), CPU: 4000, Memory: 4 * sigma.GiB,
+		Held: []Held{{ID: "a", Realm: "r", CPU: 3000, Memory: sigma.GiB}}})
 	d.want("after", d.enqueue(job("a", 3000, sigma.GiB), job("b", 3000, sigma.GiB)), "")
 	if cpu, memory := d.c.Held("m1"); cpu != 3000 || memory != sigma.GiB {
 		t.Errorf("held: %v, %v", cpu, memory)
@@ -194,12 +202,14 @@ func TestPaperMachineCrashFreesItsReservations(t *testing.T) {
 	d := newDesk(t)
 	d.attend("m1", "m2")
 	other := func(j *Job) { j.Home = life("m2") }
-	d.want("both", d.enqueue(job("a", 4000, 1, other), job("b", 4000, 1, other), job("c", 1000, 1), job("d", 1000, 1, other)), "a>m1 b>m2")
+	d.want("both", d.enqueue(job("a", 4000, 1, other), job("b", 4000, 1, other), job("c", 1000, 1),
+		job("d", 1000, 1, other)), "a>m1 b>m2")
 	d.want("it is lost", d.step(Left{life("m1")}), "") // with c, whose home it was
 	if w := d.c.Waiting(); len(w) != 1 || w[0].ID != "d" {
 		t.Errorf("waiting: %+v", w)
 	}
-	d.want("another life", d.step(Attended{Life: sigma.Life{Machine: "m1", Incarnation: 2}, CPU: 4000, Memory: sigma.GiB}), "d>m1")
+	d.want("another life", d.step(Attended{Life: sigma.Life{Machine: "m1", Incarnation: 2}, CPU: 4000,
+		Memory: sigma.GiB}), "d>m1")
 	d.want("what the old life says", d.step(Released{life("m1"), []sigma.ProcID{"d"}}), "")
 }
 
@@ -239,7 +249,8 @@ func TestDeclinedAreNotGrantedInTurns(t *testing.T) {
 	d.want("later", d.step(Ticked{}), "b>m1")
 }
 
-// Goal: a job that waited for the machine that it should be near, was granted it and declined, goes elsewhere, and is refused if it fits nowhere, even when that machine is away for good.
+// Goal: a job that waited for the machine that it should be near, was granted it and declined, goes
+// elsewhere, and is refused if it fits nowhere, even when that machine is away for good.
 func TestDeclinedHopesNoMore(t *testing.T) {
 	near := func(j *Job) { j.Near = "m2" }
 	for _, room := range []bool{true, false} {
@@ -263,7 +274,8 @@ func TestDeclinedHopesNoMore(t *testing.T) {
 	}
 }
 
-// Goal: when a job has waited for long enough for the machine that it should be near, that one is looked at, and not all that wait; these have their turn within the time of a retry.
+// Goal: when a job has waited for long enough for the machine that it should be near, that one is
+// looked at, and not all that wait; these have their turn within the time of a retry.
 func TestHopeEndsForOneAlone(t *testing.T) {
 	d := newDesk(t)
 	d.attend("m1:zone=a", "m2")
@@ -280,7 +292,8 @@ func TestHopeEndsForOneAlone(t *testing.T) {
 	d.want("all are looked at", d.step(Ticked{}), "a>m1 c>m1")
 }
 
-// Goal: whatever comes in whatever order, no machine holds more than it has, no job is granted twice unless it was declined, and when all have ended nothing is held and nothing waits.
+// Goal: whatever comes in whatever order, no machine holds more than it has, no job is granted
+// twice unless it was declined, and when all have ended nothing is held and nothing waits.
 func TestCoreRandom(t *testing.T) {
 	for seed := range uint64(200) {
 		r := rand.New(rand.NewPCG(seed, 8))
@@ -303,7 +316,8 @@ func TestCoreRandom(t *testing.T) {
 			}
 			for _, m := range c.machines {
 				if m.heldCPU > m.cpu || m.heldMem > m.memory {
-					t.Fatalf("seed %d: %s holds %v of %v, %v of %v", seed, m.life.Machine, m.heldCPU, m.cpu, m.heldMem, m.memory)
+					t.Fatalf("seed %d: %s holds %v of %v, %v of %v", seed, m.life.Machine, m.heldCPU, m.cpu, m.heldMem,
+						m.memory)
 				}
 			}
 		}
@@ -323,10 +337,12 @@ func TestCoreRandom(t *testing.T) {
 				} else {
 					lives++
 					up[m] = sigma.Life{Machine: m, Incarnation: lives}
-					see(c.Step(now, Attended{Life: up[m], CPU: 4000, Memory: 4 * sigma.GiB, Labels: map[string]string{"zone": string(m[1:])}}))
+					see(c.Step(now, Attended{Life: up[m], CPU: 4000, Memory: 4 * sigma.GiB,
+						Labels: map[string]string{"zone": string(m[1:])}}))
 				}
 			case n < 12:
-				j := job(fmt.Sprint("j", i), sigma.MilliCPU(r.IntN(5000)), sigma.Bytes(r.IntN(5))*sigma.GiB, named(fmt.Sprint(r.IntN(3))))
+				j := job(fmt.Sprint("j", i), sigma.MilliCPU(r.IntN(5000)), sigma.Bytes(r.IntN(5))*sigma.GiB,
+					named(fmt.Sprint(r.IntN(3))))
 				j.Home = up[m]
 				jobs[j.ID] = j
 				see(c.Step(now, Enqueued{[]Job{j, j}}))
@@ -382,7 +398,9 @@ func FuzzCodes(f *testing.F) {
 		var x Next
 		var ws []Waits
 		var held []Held
-		errs := []error{sigmap.Parse(b, a.Code), sigmap.Parse(b, func(c *sigmap.Coder) { CodeHeld(c, &held) }), sigmap.Parse(b, x.Code), sigmap.Parse(b, func(c *sigmap.Coder) { CodeWaits(c, &ws) })}
+		errs := []error{sigmap.Parse(b, a.Code), sigmap.Parse(b, func(c *sigmap.Coder) {
+			CodeHeld(c, &held)
+		}), sigmap.Parse(b, x.Code), sigmap.Parse(b, func(c *sigmap.Coder) { CodeWaits(c, &ws) })}
 		if len(held) > len(b) || len(x.Jobs) > len(b) || len(ws) > len(b) {
 			t.Error("more entries than bytes", errs)
 		}
@@ -428,7 +446,8 @@ func TestServiceLeads(t *testing.T) {
 			if err == nil {
 				err = sigmap.Parse(reply, x.Code)
 			}
-			if err != nil || want == "a" && (len(x.Jobs) != 1 || x.Jobs[0].ID != "a") || want == "b" && (len(x.Refused) != 1 || x.Refused[0].ID != "b") {
+			if err != nil || want == "a" && (len(x.Jobs) != 1 || x.Jobs[0].ID != "a") || want == "b" &&
+				(len(x.Refused) != 1 || x.Refused[0].ID != "b") {
 				t.Fatalf("%s: got %+v, %v", want, x, err)
 			}
 		}

@@ -9,8 +9,11 @@ import (
 
 // Limits are those of a realm's reservations (sigma.RealmLimits); 0 = there is none.
 //
-// What a realm can always reserve is kept for it in pieces: a machine's piece is what others cannot reserve there, as far as the realm itself does not. Pieces are taken where the realm has reserved already and then where most is free,
-// so that they are few and large, and stay where they are until the machine goes or the minimum is another. A realm that asks for more than one piece at one machine has to wait like others for the rest.
+// What a realm can always reserve is kept for it in pieces: a machine's piece is what others cannot
+// reserve there, as far as the realm itself does not. Pieces are taken where the realm has reserved
+// already and then where most is free, so that they are few and large, and stay where they are
+// until the machine goes or the minimum is another. A realm that asks for more than one piece at
+// one machine has to wait like others for the rest.
 type Limits struct {
 	Realm      sigma.RealmID
 	Max        Amount // at each machine

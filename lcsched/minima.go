@@ -8,7 +8,9 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// How realms' minima become pieces of machines. After each step no realm that lacks something could take more anywhere, so that the next step looks only at machines where there is more room, and everywhere only for realms that lost something.
+// How realms' minima become pieces of machines. After each step no realm that lacks something could
+// take more anywhere, so that the next step looks only at machines where there is more room, and
+// everywhere only for realms that lost something.
 
 // minima is what realms lack of theirs, and where that is to be looked for.
 type minima struct {
@@ -20,7 +22,8 @@ type minima struct {
 }
 
 func newMinima() minima {
-	return minima{lack: map[sigma.RealmID]Amount{}, anew: map[sigma.RealmID]bool{}, roomier: map[*machine]bool{}, kept: map[sigma.RealmID]Amount{}}
+	return minima{lack: map[sigma.RealmID]Amount{}, anew: map[sigma.RealmID]bool{}, roomier: map[*machine]bool{},
+		kept: map[sigma.RealmID]Amount{}}
 }
 
 // lacks sets what a realm lacks.
@@ -110,7 +113,8 @@ type offer struct {
 
 // compare orders offers: where the realm has reserved already, then where most is free.
 func (o *offer) compare(other *offer) int {
-	return cmp.Or(-cmp.Compare(o.has, other.has), -cmp.Compare(o.free.CPU, other.free.CPU), -cmp.Compare(o.free.Memory, other.free.Memory), cmp.Compare(o.m.life.Machine, other.m.life.Machine))
+	return cmp.Or(-cmp.Compare(o.has, other.has), -cmp.Compare(o.free.CPU, other.free.CPU),
+		-cmp.Compare(o.free.Memory, other.free.Memory), cmp.Compare(o.m.life.Machine, other.m.life.Machine))
 }
 
 // take takes pieces for a realm at some machines.

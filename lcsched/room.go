@@ -11,9 +11,11 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// How a machine is found for a job among many: the machines in order of the room that they have, and their shapes.
+// How a machine is found for a job among many: the machines in order of the room that they have,
+// and their shapes.
 
-// rooms are the machines that attend, in order of what is not reserved, and how many there are of each shape.
+// rooms are the machines that attend, in order of what is not reserved, and how many there are of
+// each shape.
 type rooms struct {
 	byRoom []*machine // the least room first
 	open   int        // of byRoom, those that take something new
@@ -49,7 +51,8 @@ func (m *machine) leftCPU() int64 { return int64(m.cpu) - int64(m.heldCPU) }
 func (m *machine) leftMemory() int64 { return int64(m.memory) - int64(m.heldMem) }
 
 func byRoom(a, b *machine) int {
-	return cmp.Or(cmp.Compare(a.leftCPU(), b.leftCPU()), cmp.Compare(a.leftMemory(), b.leftMemory()), cmp.Compare(a.life.Machine, b.life.Machine))
+	return cmp.Or(cmp.Compare(a.leftCPU(), b.leftCPU()), cmp.Compare(a.leftMemory(), b.leftMemory()),
+		cmp.Compare(a.life.Machine, b.life.Machine))
 }
 
 // list enters a machine; what it holds must not change until unlist.
@@ -76,7 +79,9 @@ func (r *rooms) unlist(m *machine) {
 
 // with are those that have so much of processors left, the least room first.
 func (r *rooms) with(cpu sigma.MilliCPU) []*machine {
-	at, _ := slices.BinarySearchFunc(r.byRoom, int64(cpu), func(m *machine, least int64) int { return cmp.Or(cmp.Compare(m.leftCPU(), least), 1) })
+	at, _ := slices.BinarySearchFunc(r.byRoom, int64(cpu), func(m *machine, least int64) int {
+		return cmp.Or(cmp.Compare(m.leftCPU(), least), 1)
+	})
 	return r.byRoom[at:]
 }
 
@@ -126,7 +131,9 @@ func (c *Core) crowd(w *waiting) func(*machine) int {
 	return func(m *machine) int { return domains[m.labels[w.Spread]] }
 }
 
-// rank orders machines for a job, the best first: where its failure domain has the fewest of its group, then where no best-effort proc has to go, then the fullest that has room, so that large jobs find room later.
+// rank orders machines for a job, the best first: where its failure domain has the fewest of its
+// group, then where no best-effort proc has to go, then the fullest that has room, so that large
+// jobs find room later.
 type rank struct {
 	crowd, evicts int
 	left, memory  int64
@@ -134,7 +141,8 @@ type rank struct {
 }
 
 func (r rank) compare(other rank) int {
-	return cmp.Or(cmp.Compare(r.crowd, other.crowd), cmp.Compare(r.evicts, other.evicts), cmp.Compare(r.left, other.left), cmp.Compare(r.memory, other.memory), cmp.Compare(r.name, other.name))
+	return cmp.Or(cmp.Compare(r.crowd, other.crowd), cmp.Compare(r.evicts, other.evicts),
+		cmp.Compare(r.left, other.left), cmp.Compare(r.memory, other.memory), cmp.Compare(r.name, other.name))
 }
 
 func (m *machine) rank(w *waiting, crowd func(*machine) int) rank {
@@ -163,7 +171,9 @@ func (c *Core) best(w *waiting, of iter.Seq[*machine]) (best *machine) {
 	return best
 }
 
-// anywhere chooses it among all. They are in order of rank where there is no crowd and nobody has to go, so that nearly always the first that takes it is the best. What no machine takes is noted in full.
+// anywhere chooses it among all. They are in order of rank where there is no crowd and nobody has
+// to go, so that nearly always the first that takes it is the best. What no machine takes is noted
+// in full.
 func (c *Core) anywhere(w *waiting, full map[wish]bool) (best *machine) {
 	bars, _ := c.bars(&w.Job)
 	wish := wishOf(w)
@@ -193,7 +203,9 @@ func (c *Core) anywhere(w *waiting, full map[wish]bool) (best *machine) {
 	return best
 }
 
-// keep reserves for a job the machine with the most room of those that are large enough: nobody else is placed there. Half of the machines at most are kept, but one always may be. What none can be kept for is noted in unkept.
+// keep reserves for a job the machine with the most room of those that are large enough: nobody
+// else is placed there. Half of the machines at most are kept, but one always may be. What none can
+// be kept for is noted in unkept.
 func (c *Core) keep(w *waiting, unkept map[wish]bool) {
 	wish := wishOf(w)
 	if c.keeping > 0 && 2*(c.keeping+1) > c.rooms.open || unkept[wish] {
@@ -206,7 +218,8 @@ func (c *Core) keep(w *waiting, unkept map[wish]bool) {
 		if m.closed || m.keptFor != nil {
 			continue
 		}
-		if whole := m.whole(w.Realm); w.CPU > whole.CPU || w.Memory > whole.Memory || !m.has(w.Where) || !m.of[w.Realm].plus(w.amount()).within(c.limits[w.Realm].Max) {
+		if whole := m.whole(w.Realm); w.CPU > whole.CPU || w.Memory > whole.Memory || !m.has(w.Where) ||
+			!m.of[w.Realm].plus(w.amount()).within(c.limits[w.Realm].Max) {
 			continue
 		}
 		m.keptFor, w.kept = w, m

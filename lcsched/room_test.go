@@ -10,7 +10,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// checkRooms compares what the core keeps up to date with what it would be if it were made from nothing.
+// checkRooms compares what the core keeps up to date with what it would be if it were made from
+// nothing.
 func checkRooms(t *testing.T, c *Core) {
 	t.Helper()
 	if !slices.IsSortedFunc(c.rooms.byRoom, byRoom) {
@@ -28,7 +29,8 @@ func checkRooms(t *testing.T, c *Core) {
 			held = held.plus(Amount{r.CPU, r.Memory})
 		}
 		if aside != m.aside || pieced != m.pieced || held != (Amount{m.heldCPU, m.heldMem}) {
-			t.Fatalf("%s: %v of %v are aside, not %v of %v; %v held", m.life.Machine, m.aside, m.pieced, aside, pieced, held)
+			t.Fatalf("%s: %v of %v are aside, not %v of %v; %v held", m.life.Machine, m.aside, m.pieced, aside, pieced,
+				held)
 		}
 		if taken := held.plus(aside); taken.CPU > m.cpu || taken.Memory > m.memory {
 			t.Fatalf("%s: %v held, %v aside for minima, of %v and %v", m.life.Machine, held, aside, m.cpu, m.memory)
@@ -49,11 +51,14 @@ func checkRooms(t *testing.T, c *Core) {
 	for _, s := range c.rooms.shapes {
 		shaped += s.many
 	}
-	if listed != len(c.rooms.byRoom) || open != c.rooms.open || keeping != c.keeping || shaped != len(c.machines) || len(kept) != len(c.minima.kept) {
-		t.Fatalf("%d machines attend, %d open, %d kept, %d shaped; the core says %d, %d, %d, %d", listed, open, keeping, shaped, len(c.rooms.byRoom), c.rooms.open, c.keeping, len(c.machines))
+	if listed != len(c.rooms.byRoom) || open != c.rooms.open || keeping != c.keeping || shaped != len(c.machines) ||
+		len(kept) != len(c.minima.kept) {
+		t.Fatalf("%d machines attend, %d open, %d kept, %d shaped; the core says %d, %d, %d, %d", listed, open, keeping,
+			shaped, len(c.rooms.byRoom), c.rooms.open, c.keeping, len(c.machines))
 	}
 	for realm, l := range c.limits {
-		if lack := l.Min.less(kept[realm]); lack != c.minima.lack[realm] || kept[realm] != c.minima.kept[realm] || (lack != Amount{}) != slices.Contains(c.minima.short, realm) {
+		if lack := l.Min.less(kept[realm]); lack != c.minima.lack[realm] || kept[realm] != c.minima.kept[realm] ||
+			(lack != Amount{}) != slices.Contains(c.minima.short, realm) {
 			t.Fatalf("realm %s lacks %v, the core says %v", realm, lack, c.minima.lack[realm])
 		}
 	}
@@ -69,7 +74,9 @@ func checkRooms(t *testing.T, c *Core) {
 	}
 }
 
-// Goal: with limits that change, machines that come and go, and whatever is asked for, all that is kept up to date step by step is what it would be from nothing: rooms, shapes, pieces, what realms lack. Nobody waits for what there is, and at the next step no realm lacks what there is.
+// Goal: with limits that change, machines that come and go, and whatever is asked for, all that is
+// kept up to date step by step is what it would be from nothing: rooms, shapes, pieces, what realms
+// lack. Nobody waits for what there is, and at the next step no realm lacks what there is.
 func TestRoomsRandom(t *testing.T) {
 	for seed := range uint64(150) {
 		r := rand.New(rand.NewPCG(seed, 9))
@@ -99,10 +106,12 @@ func TestRoomsRandom(t *testing.T) {
 				} else {
 					lives++
 					up[m] = sigma.Life{Machine: m, Incarnation: lives}
-					step(Attended{Life: up[m], CPU: 4000, Memory: sigma.Bytes(2+r.IntN(3)) * sigma.GiB, Closed: r.IntN(8) == 0, Labels: map[string]string{"zone": string(m[1:])}})
+					step(Attended{Life: up[m], CPU: 4000, Memory: sigma.Bytes(2+r.IntN(3)) * sigma.GiB,
+						Closed: r.IntN(8) == 0, Labels: map[string]string{"zone": string(m[1:])}})
 				}
 			case n < 11:
-				j := job(fmt.Sprint("j", i), sigma.MilliCPU(r.IntN(3000)), sigma.Bytes(r.IntN(3000))*sigma.MiB, realm(realms[r.IntN(3)]), named(fmt.Sprint(r.IntN(2))))
+				j := job(fmt.Sprint("j", i), sigma.MilliCPU(r.IntN(3000)), sigma.Bytes(r.IntN(3000))*sigma.MiB,
+					realm(realms[r.IntN(3)]), named(fmt.Sprint(r.IntN(2))))
 				if r.IntN(4) == 0 {
 					j.Spread = "zone"
 				}
@@ -150,8 +159,10 @@ func TestRoomsRandom(t *testing.T) {
 	}
 }
 
-// BenchmarkManyMachines is what a step costs in a system of 10,000 machines and 1,000 realms with minima, of which half have not all of theirs, while 10,000 jobs wait: a proc that ends and is followed by another, a job that comes and waits, the
-// look once a second, and a machine that comes back.
+// BenchmarkManyMachines is what a step costs in a system of 10,000 machines and 1,000 realms with
+// minima, of which half have not all of theirs, while 10,000 jobs wait: a proc that ends and is
+// followed by another, a job that comes and waits, the look once a second, and a machine that comes
+// back.
 func BenchmarkManyMachines(b *testing.B) {
 	const machines, realms, jobs = 10_000, 1_000, 10_000
 	setup := func() (*Core, time.Time) {
@@ -159,7 +170,8 @@ func BenchmarkManyMachines(b *testing.B) {
 		r := rand.New(rand.NewPCG(1, 1))
 		for i := range machines {
 			id := fmt.Sprint("m", i)
-			c.Step(now, Attended{Life: life(id), CPU: 8000, Memory: 16 * sigma.GiB, Held: []Held{{sigma.ProcID("h" + id), "r", "h", 6000, 12 * sigma.GiB}}})
+			c.Step(now, Attended{Life: life(id), CPU: 8000, Memory: 16 * sigma.GiB,
+				Held: []Held{{sigma.ProcID("h" + id), "r", "h", 6000, 12 * sigma.GiB}}})
 		}
 		var ls []Limits
 		for i := range realms {
@@ -167,7 +179,8 @@ func BenchmarkManyMachines(b *testing.B) {
 		}
 		c.Step(now, Limited{ls})
 		for i := range jobs {
-			c.Step(now, Enqueued{[]Job{job(fmt.Sprint("w", i), 1000+sigma.MilliCPU(r.IntN(3000)), sigma.Bytes(1+r.IntN(8))*sigma.GiB, realm(sigma.RealmID(fmt.Sprint("r", r.IntN(2*realms)))))}})
+			c.Step(now, Enqueued{[]Job{job(fmt.Sprint("w", i), 1000+sigma.MilliCPU(r.IntN(3000)),
+				sigma.Bytes(1+r.IntN(8))*sigma.GiB, realm(sigma.RealmID(fmt.Sprint("r", r.IntN(2*realms)))))}})
 		}
 		return c, now.Add(time.Minute)
 	}
@@ -178,7 +191,8 @@ func BenchmarkManyMachines(b *testing.B) {
 			id := fmt.Sprint("m", i%machines)
 			h := sigma.ProcID("h" + id)
 			c.Step(now, Released{life(id), []sigma.ProcID{h}})
-			c.Step(now, Enqueued{[]Job{{ID: h, Realm: "r", Name: "h", CPU: 6000, Memory: 12 * sigma.GiB, Home: life(id)}}})
+			c.Step(now, Enqueued{[]Job{{ID: h, Realm: "r", Name: "h", CPU: 6000, Memory: 12 * sigma.GiB,
+				Home: life(id)}}})
 		}
 	})
 	b.Run("wait", func(b *testing.B) {
@@ -202,7 +216,9 @@ func BenchmarkManyMachines(b *testing.B) {
 	})
 }
 
-// Goal: a job that should be near a machine is given to it, though others have more room; waits for it for a while if it has none, and is overtaken meanwhile by who fits; then it goes anywhere; at once if the machine can never take it.
+// Goal: a job that should be near a machine is given to it, though others have more room; waits for
+// it for a while if it has none, and is overtaken meanwhile by who fits; then it goes anywhere; at
+// once if the machine can never take it.
 func TestNearMachine(t *testing.T) {
 	near := func(m sigma.MachineID) func(*Job) { return func(j *Job) { j.Near = m } }
 	d := newDesk(t)

@@ -14,7 +14,8 @@ import (
 	"sigmaos.dev/treekit"
 )
 
-// Methods of the service's root file. The machine that calls is the Principal's, stamped from its link. Those of an lcsched that does not lead answer KindUnavailable.
+// Methods of the service's root file. The machine that calls is the Principal's, stamped from its
+// link. Those of an lcsched that does not lead answer KindUnavailable.
 //
 //	leads     - -> -           says whether this one leads; of anybody
 //	held      []Held -> -      what is reserved at the machine, or more of it; before attend
@@ -162,9 +163,11 @@ const waitsMax = 256
 // nextMax jobs, or refusals, are in one answer.
 const nextMax = 128
 
-// Service answers machines while it leads. It is a tree whose root is one callable file. Safe for concurrent use.
+// Service answers machines while it leads. It is a tree whose root is one callable file. Safe for
+// concurrent use.
 type Service struct {
-	// Decided is told why jobs wait, and must not block; nil = nobody asks. Not changed once the service is used.
+	// Decided is told why jobs wait, and must not block; nil = nobody asks. Not changed once the
+	// service is used.
 	Decided func(decision.Record)
 
 	mu        sync.Mutex
@@ -217,12 +220,14 @@ func (s *Service) Attach(_ context.Context, p sigma.Principal, _ string) (sigma.
 	if !p.System {
 		return nil, sigma.Errorf("lcsched.Attach", sigma.KindPermission, "lcsched is for machines")
 	}
-	v := &visit{s: s, machine: p.Machine, begun: make(chan struct{}), over: make(chan struct{}), news: make(chan struct{}, 1)}
+	v := &visit{s: s, machine: p.Machine, begun: make(chan struct{}), over: make(chan struct{}),
+		news: make(chan struct{}, 1)}
 	return treekit.Answers("lcsched", v.call), nil
 }
 
 func notLeading() error {
-	return &sigma.Error{Op: "lcsched", Kind: sigma.KindUnavailable, Msg: "this lcsched does not lead", Hint: "another does, or the names are away"}
+	return &sigma.Error{Op: "lcsched", Kind: sigma.KindUnavailable, Msg: "this lcsched does not lead",
+		Hint: "another does, or the names are away"}
 }
 
 func (v *visit) call(ctx context.Context, method string, payload []byte) ([]byte, error) {
@@ -262,7 +267,10 @@ func (v *visit) call(ctx context.Context, method string, payload []byte) ([]byte
 			return nil, nil
 		}
 		ws := s.core.Waiting()
-		ws = ws[:sigmap.Fit(min(len(ws), waitsMax), func(c *sigmap.Coder, n int) { some := ws[:n]; CodeWaits(c, &some) })]
+		ws = ws[:sigmap.Fit(min(len(ws), waitsMax), func(c *sigmap.Coder, n int) {
+			some := ws[:n]
+			CodeWaits(c, &some)
+		})]
 		return sigmap.Payload(func(c *sigmap.Coder) { CodeWaits(c, &ws) })
 	}
 	e, err := v.event(method, payload)
@@ -348,14 +356,16 @@ func (v *visit) attend(ctx context.Context, a *Attendance) error {
 	}
 	if old := s.attending[v.machine]; old == v || old != nil && old.life.Incarnation > a.Incarnation {
 		s.mu.Unlock()
-		return sigma.Errorf(op, sigma.KindStale, "machine %s attends already, in its life %d", v.machine, old.life.Incarnation)
+		return sigma.Errorf(op, sigma.KindStale, "machine %s attends already, in its life %d", v.machine,
+			old.life.Incarnation)
 	} else if old != nil { // whose session will be seen to have ended
 		s.endLocked(old)
 	}
 	v.life = sigma.Life{Machine: v.machine, Incarnation: a.Incarnation}
 	s.attending[v.machine] = v
 	a.Held, v.held = v.held, nil
-	s.stepLocked(Attended{Life: v.life, CPU: a.CPU, Memory: a.Memory, Labels: a.Labels, Held: a.Held, Lent: a.Lent, Closed: a.Closed})
+	s.stepLocked(Attended{Life: v.life, CPU: a.CPU, Memory: a.Memory, Labels: a.Labels, Held: a.Held, Lent: a.Lent,
+		Closed: a.Closed})
 	close(v.begun)
 	s.mu.Unlock()
 	select {
@@ -455,17 +465,24 @@ func (v *visit) tell() {
 	}
 }
 
-// wait gives what the machine is to be told. What was given to a caller who gave up meanwhile is lost with the session, which the machine ends then.
+// wait gives what the machine is to be told. What was given to a caller who gave up meanwhile is
+// lost with the session, which the machine ends then.
 func (v *visit) wait(ctx context.Context) (x Next, err error) {
 	if err := v.attends(ctx); err != nil {
 		return x, err
 	}
 	for {
 		v.s.mu.Lock()
-		jobs := sigmap.Fit(min(len(v.next.Jobs), nextMax), func(c *sigmap.Coder, n int) { some := Next{Jobs: v.next.Jobs[:n]}; some.Code(c) })
+		jobs := sigmap.Fit(min(len(v.next.Jobs), nextMax), func(c *sigmap.Coder, n int) {
+			some := Next{Jobs: v.next.Jobs[:n]}
+			some.Code(c)
+		})
 		refused := 0
 		if jobs == 0 {
-			refused = sigmap.Fit(min(len(v.next.Refused), nextMax), func(c *sigmap.Coder, n int) { some := Next{Refused: v.next.Refused[:n]}; some.Code(c) })
+			refused = sigmap.Fit(min(len(v.next.Refused), nextMax), func(c *sigmap.Coder, n int) {
+				some := Next{Refused: v.next.Refused[:n]}
+				some.Code(c)
+			})
 		}
 		x.Jobs, v.next.Jobs = v.next.Jobs[:jobs:jobs], v.next.Jobs[jobs:]
 		x.Refused, v.next.Refused = v.next.Refused[:refused:refused], v.next.Refused[refused:]

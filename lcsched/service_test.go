@@ -10,8 +10,9 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// TestLongJobs: however long the labels of jobs are and however many procs hold reservations, each answer fits a message: all are
-// granted, refused and shown, and none ends the session by which all jobs of the machine come.
+// TestLongJobs: however long the labels of jobs are and however many procs hold reservations, each
+// answer fits a message: all are granted, refused and shown, and none ends the session by which all
+// jobs of the machine come.
 func TestLongJobs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := NewService()
@@ -59,7 +60,8 @@ func TestLongJobs(t *testing.T) {
 			t.Errorf("%v is held of what was told", cpu)
 		}
 		for i := range many {
-			jobs := []Job{job(fmt.Sprint("g", i), 1, 1, where(has...)), job(fmt.Sprint("n", i), 1, 1, where(lacks...)), job(fmt.Sprint("w", i), 1000*many-1, 1, where(has...))}
+			jobs := []Job{job(fmt.Sprint("g", i), 1, 1, where(has...)), job(fmt.Sprint("n", i), 1, 1, where(lacks...)),
+				job(fmt.Sprint("w", i), 1000*many-1, 1, where(has...))}
 			call(CallEnqueue, func(c *sigmap.Coder) { CodeJobs(c, &jobs) }, nil)
 		}
 		var ws []Waits

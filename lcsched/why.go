@@ -20,7 +20,8 @@ func (c *Core) Firsts() (ids []sigma.ProcID) {
 	return ids
 }
 
-// Why says why a job waits; news is false if it does not, or if that was said before. It names no other realm.
+// Why says why a job waits; news is false if it does not, or if that was said before. It names no
+// other realm.
 func (c *Core) Why(id sigma.ProcID) (r decision.Record, news bool) {
 	w := c.known[id]
 	if w == nil {
@@ -44,12 +45,16 @@ func (c *Core) Why(id sigma.ProcID) (r decision.Record, news bool) {
 }
 
 // nearest are the reasons of single machines, the first that would be the first to go.
-var nearest = [...]decision.Reason{decision.GivingWay, decision.Reserved, decision.Minimum, decision.Kept, decision.Maximum, decision.Cordoned, decision.TooLarge, decision.Labels, decision.Away}
+var nearest = [...]decision.Reason{decision.GivingWay, decision.Reserved, decision.Minimum, decision.Kept,
+	decision.Maximum, decision.Cordoned, decision.TooLarge, decision.Labels, decision.Away}
 
-// reason is the main one: that of the machine which lacks least, if not its realm's limit for all machines.
+// reason is the main one: that of the machine which lacks least, if not its realm's limit for all
+// machines.
 func (c *Core) reason(w *waiting) (decision.Reason, string) {
 	if w.hopes {
-		return decision.Near, fmt.Sprintf("it should be near machine %s, which has no room; it waits %v for it, then any machine will do", w.Near, sigma.NearWait)
+		return decision.Near,
+			fmt.Sprintf("it should be near machine %s, which has no room; it waits %v for it, then any machine will do",
+				w.Near, sigma.NearWait)
 	}
 	if why, _ := c.barred(&w.Job); why != "" {
 		return decision.Maximum, why
@@ -86,11 +91,13 @@ func (c *Core) lacksAt(m *machine, w *waiting) (decision.Reason, string) {
 	case m.keptFor != nil && m.keptFor != w && !m.own(w):
 		return decision.Kept, "is kept for a proc that has waited for longer"
 	case !m.of[w.Realm].plus(w.amount()).within(c.limits[w.Realm].Max):
-		return decision.Maximum, fmt.Sprintf("has %v of its realm, which may have %s there", m.of[w.Realm], most(c.limits[w.Realm].Max))
+		return decision.Maximum, fmt.Sprintf("has %v of its realm, which may have %s there", m.of[w.Realm],
+			most(c.limits[w.Realm].Max))
 	case !fits(w, free):
 		return decision.Reserved, fmt.Sprintf("has %v that nobody has reserved", free)
 	case !fits(w, own):
-		return decision.Minimum, fmt.Sprintf("has %v that is neither reserved nor kept for other realms by their minima", own)
+		return decision.Minimum,
+			fmt.Sprintf("has %v that is neither reserved nor kept for other realms by their minima", own)
 	case m.declined[w.ID]:
 		return decision.GivingWay, "answered that it has no room yet"
 	}

@@ -48,7 +48,8 @@ func (n *Node) Listen(ctx context.Context, ln net.Listener) error {
 		pause = 0
 		place, ended := n.handshakes.take(conn)
 		if ended != nil {
-			n.refused(ended.conn, sigma.Errorf("link.Listen", sigma.KindBusy, "too many handshakes are under way, and this one was the oldest"))
+			n.refused(ended.conn, sigma.Errorf("link.Listen", sigma.KindBusy,
+				"too many handshakes are under way, and this one was the oldest"))
 			ended.conn.Close()
 		}
 		all.Go(func() { n.accept(ctx, conn, sync.OnceFunc(func() { n.handshakes.give(place) })) })
@@ -56,7 +57,8 @@ func (n *Node) Listen(ctx context.Context, ln net.Listener) error {
 }
 
 func outOfFiles(err error) bool {
-	return errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) || errors.Is(err, syscall.ENOBUFS) || errors.Is(err, syscall.ENOMEM) || errors.Is(err, syscall.ECONNABORTED)
+	return errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) || errors.Is(err, syscall.ENOBUFS) ||
+		errors.Is(err, syscall.ENOMEM) || errors.Is(err, syscall.ECONNABORTED)
 }
 
 func (n *Node) refused(conn net.Conn, err error) {
@@ -65,7 +67,8 @@ func (n *Node) refused(conn net.Conn, err error) {
 	}
 }
 
-// accept does what there is to do with one connection. ready is called when the handshake no longer counts as one.
+// accept does what there is to do with one connection. ready is called when the handshake no longer
+// counts as one.
 func (n *Node) accept(ctx context.Context, raw net.Conn, ready func()) {
 	defer ready()
 	stop := context.AfterFunc(ctx, func() { raw.Close() })
@@ -122,7 +125,8 @@ func (n *Node) accept(ctx context.Context, raw net.Conn, ready func()) {
 	n.cfg.Serve(ctx, l)
 }
 
-// agree reads the hello and answers it. The hello is read in any case, because closing a socket with unread bytes would take the refusal from the peer.
+// agree reads the hello and answers it. The hello is read in any case, because closing a socket
+// with unread bytes would take the refusal from the peer.
 func (n *Node) agree(ctx context.Context, conn *tls.Conn) (*Link, error) {
 	payload, err := readFrame(conn, frameMax)
 	if err != nil {
@@ -174,7 +178,8 @@ func (n *Node) judge(ctx context.Context, conn *tls.Conn, payload []byte) (*Link
 		return nil, err
 	}
 	if h.From.Machine != peer.Machine {
-		return nil, sigma.Errorf(op, sigma.KindPermission, "machine %s speaks for a proc of machine %s", peer.Machine, h.From.Machine)
+		return nil, sigma.Errorf(op, sigma.KindPermission, "machine %s speaks for a proc of machine %s", peer.Machine,
+			h.From.Machine)
 	}
 	l := &Link{Conn: conn, Peer: peer, From: h.From, Target: h.Target, Version: version, node: n}
 	if l.Target.Kind == ToDirect {
@@ -208,7 +213,8 @@ func (l *Link) release() {
 	}
 }
 
-// enrol serves a machine that wants to be registered. It counts as a handshake all the while, so that strangers who ask for nothing keep nobody of another address out.
+// enrol serves a machine that wants to be registered. It counts as a handshake all the while, so
+// that strangers who ask for nothing keep nobody of another address out.
 func (n *Node) enrol(ctx context.Context, conn *tls.Conn) error {
 	const op = "link.enrol"
 	ctx, cancel := context.WithTimeout(ctx, enrolMax)
@@ -269,12 +275,14 @@ func (n *Node) decide(ctx context.Context, payload []byte) (*identity.Grant, err
 		defer func() { <-n.enrolments }()
 		return n.cfg.Enrol.Enrol(ctx, e)
 	default:
-		return nil, &sigma.Error{Op: "link.decide", Kind: sigma.KindBusy, Msg: fmt.Sprintf("%d machines are being registered", enrolmentsMax), Hint: "try again in a moment"}
+		return nil, &sigma.Error{Op: "link.decide", Kind: sigma.KindBusy,
+			Msg: fmt.Sprintf("%d machines are being registered", enrolmentsMax), Hint: "try again in a moment"}
 	}
 }
 
-// whole makes an end of the TCP stream that TLS did not announce an error. crypto/tls takes it for an orderly end, as browsers do; but then whoever can forge a TCP segment could cut
-// a stream short without notice (RFC 8446 §6.1).
+// whole makes an end of the TCP stream that TLS did not announce an error. crypto/tls takes it for
+// an orderly end, as browsers do; but then whoever can forge a TCP segment could cut a stream short
+// without notice (RFC 8446 §6.1).
 type whole struct {
 	net.Conn
 	begun []byte // that was read before TLS began

@@ -19,19 +19,26 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// A batch is several direct connections with one hello (docs/adr/0036): the dialler makes those that follow, each of which says for whom it is and no more, and then says hello for all of them on one that has waited, which ends with the answer: no proc has it.
+// A batch is several direct connections with one hello (docs/adr/0036): the dialler makes those
+// that follow, each of which says for whom it is and no more, and then says hello for all of them
+// on one that has waited, which ends with the answer: no proc has it.
 //
 //	dialler → "SGD2", 16 bytes name of a key, label (u64), number in the batch (u8), MAC (32 bytes); nothing is answered
 //
-// The MAC is HMAC-SHA-256 with the key over a label of this protocol's own, the batch's label, and the number. The hello, which is as fresh as any, names the label; a number is heard once, and what nobody says hello for ends. A key's labels go up, so that of those that a hello was heard for only the last has to be known: nothing follows by it, or by one before, any more.
+// The MAC is HMAC-SHA-256 with the key over a label of this protocol's own, the batch's label, and
+// the number. The hello, which is as fresh as any, names the label; a number is heard once, and
+// what nobody says hello for ends. A key's labels go up, so that of those that a hello was heard
+// for only the last has to be known: nothing follows by it, or by one before, any more.
 
 // Sizes and limits of batches.
 const (
-	followMagic  = "SGD2"
-	labelBytes   = 8
-	followBytes  = keyName + labelBytes + 1 + macBytes
-	BatchMost    = 16              // connections of one hello
-	batchesMost  = 4               // of one key, that wait for their hello at once, the oldest makes room; and hellos that wait for what follows them
+	followMagic = "SGD2"
+	labelBytes  = 8
+	followBytes = keyName + labelBytes + 1 + macBytes
+	BatchMost   = 16 // connections of one hello
+	// of one key, that wait for their hello at once, the oldest makes room; and hellos that wait
+	// for what follows them
+	batchesMost  = 4
 	followMax    = 5 * time.Second // what follows waits so long for its hello
 	followingMax = time.Second     // a hello waits so long for what follows it: that was said before it
 )
@@ -100,7 +107,8 @@ func (k *directKey) follows(label uint64, number byte) []byte {
 	return append(append(says, number), k.proof(label, number)...)
 }
 
-// acceptFollowing takes a connection that began with followMagic. It owns it; keep is called before it waits for its hello: false says that it was closed.
+// acceptFollowing takes a connection that began with followMagic. It owns it; keep is called before
+// it waits for its hello: false says that it was closed.
 func (n *Node) acceptFollowing(raw net.Conn, keep func() bool) error {
 	const op = "link.acceptFollowing"
 	conn, ok := raw.(*net.TCPConn)
@@ -109,7 +117,8 @@ func (n *Node) acceptFollowing(raw net.Conn, keep func() bool) error {
 		raw.Close()
 		return sigma.Wrap(op, "", err)
 	}
-	name, label, number, proof := [keyName]byte(b[:]), binary.LittleEndian.Uint64(b[keyName:]), b[keyName+labelBytes], b[followBytes-macBytes:]
+	name, label, number, proof := [keyName]byte(b[:]), binary.LittleEndian.Uint64(b[keyName:]), b[keyName+labelBytes],
+		b[followBytes-macBytes:]
 	n.mu.Lock()
 	k := n.keys[name]
 	n.mu.Unlock()
@@ -171,7 +180,8 @@ func (f *following) close() {
 	}
 }
 
-// take takes a batch out of those that wait; false: it is not there any more. Its connections are the caller's.
+// take takes a batch out of those that wait; false: it is not there any more. Its connections are
+// the caller's.
 func (k *directKey) take(f *following) bool {
 	for i, o := range k.following {
 		if o == f {
@@ -191,7 +201,8 @@ func (n *Node) dropFollowing(k *directKey, f *following) {
 	}
 }
 
-// gather gives the connections that follow a hello, which said their label and how many; they are the caller's. It waits a while for the last. Afterwards nothing follows by that label any more.
+// gather gives the connections that follow a hello, which said their label and how many; they are
+// the caller's. It waits a while for the last. Afterwards nothing follows by that label any more.
 func (n *Node) gather(k *directKey, b *Batch) ([]*net.TCPConn, error) {
 	const op = "link.gather"
 	n.mu.Lock()
@@ -240,7 +251,8 @@ func (n *Node) gather(k *directKey, b *Batch) ([]*net.TCPConn, error) {
 		if again {
 			return nil, sigma.Errorf(op, sigma.KindStale, "the hello of a batch comes again, or too late")
 		} else if late {
-			return nil, sigma.Errorf(op, sigma.KindBusy, "%d of a batch's %d connections are not here", int(b.Count)-here, b.Count)
+			return nil, sigma.Errorf(op, sigma.KindBusy, "%d of a batch's %d connections are not here",
+				int(b.Count)-here, b.Count)
 		}
 		var more <-chan struct{}
 		if f != nil {
@@ -276,9 +288,13 @@ func (n *Node) takeBatch(k *directKey, from sigma.Principal, target Target, b *B
 	return conns, n.cfg.Batch(Direct{k.link.Peer, from, target}, *b, conns)
 }
 
-// DialBatch makes direct connections to an endpoint of machine m for from, whose Machine is set to this one: as DialDirect does, but the other machine gives all to the listener before it agrees. The files are the caller's and do not block. KindUnsupported: that machine, or this
-// one, makes none. KindBusy: another batch is being made for it, or that machine says so; then the listener has none of them, nor if the error is Unsaid; after most others that is not known.
-func (n *Node) DialBatch(ctx context.Context, m sigma.MachineID, target Target, from sigma.Principal, b Batch) ([]*os.File, error) {
+// DialBatch makes direct connections to an endpoint of machine m for from, whose Machine is set to
+// this one: as DialDirect does, but the other machine gives all to the listener before it agrees.
+// The files are the caller's and do not block. KindUnsupported: that machine, or this one, makes
+// none. KindBusy: another batch is being made for it, or that machine says so; then the listener
+// has none of them, nor if the error is Unsaid; after most others that is not known.
+func (n *Node) DialBatch(ctx context.Context, m sigma.MachineID, target Target, from sigma.Principal,
+	b Batch) ([]*os.File, error) {
 	files, said, err := n.dialBatch(ctx, m, target, from, b)
 	if err != nil && !said {
 		err = unsaid{err}
@@ -291,14 +307,16 @@ type unsaid struct{ error }
 
 func (u unsaid) Unwrap() error { return u.error }
 
-// Unsaid reports whether an error of DialBatch came before its hello was said: then the listener has nothing of the batch.
+// Unsaid reports whether an error of DialBatch came before its hello was said: then the listener
+// has nothing of the batch.
 func Unsaid(err error) bool {
 	var u unsaid
 	return errors.As(err, &u)
 }
 
 // dialBatch is DialBatch. said: the other machine may have heard the hello.
-func (n *Node) dialBatch(ctx context.Context, m sigma.MachineID, target Target, from sigma.Principal, b Batch) (files []*os.File, said bool, err error) {
+func (n *Node) dialBatch(ctx context.Context, m sigma.MachineID, target Target, from sigma.Principal,
+	b Batch) (files []*os.File, said bool, err error) {
 	const op = "link.DialBatch"
 	if n.cfg.Reserve == nil {
 		return nil, false, sigma.Errorf(op, sigma.KindUnsupported, "this machine makes no direct connections")
@@ -346,12 +364,14 @@ func (n *Node) dialBatch(ctx context.Context, m sigma.MachineID, target Target, 
 	}
 	session.CloseFiles(files)
 	if errors.Is(err, errUnheard) { // it was dead, which is no word about the machine
-		return nil, true, &sigma.Error{Op: op, Kind: sigma.KindUnavailable, Msg: "machine " + string(m) + " has ended the connection", Err: err}
+		return nil, true, &sigma.Error{Op: op, Kind: sigma.KindUnavailable,
+			Msg: "machine " + string(m) + " has ended the connection", Err: err}
 	}
 	return nil, true, theirs(n.failed(ctx, member, err))
 }
 
-// batchTurn has one batch at a time made for m: the other side counts what follows as handshakes until it is here. It does not wait, as its caller has a place that others dial in.
+// batchTurn has one batch at a time made for m: the other side counts what follows as handshakes
+// until it is here. It does not wait, as its caller has a place that others dial in.
 func (n *Node) batchTurn(m sigma.MachineID) (done func(), err error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -392,8 +412,10 @@ func (n *Node) follow(ctx context.Context, m identity.Member, k *directKey, b *B
 
 // tuneSocket is tune, and what Go does to a TCP connection besides.
 func tuneSocket(fd uintptr) {
-	for _, o := range [][3]int{{unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1}, {unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, int(keepIdle / time.Second)}, {unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, int(keepInterval / time.Second)},
-		{unix.IPPROTO_TCP, unix.TCP_KEEPCNT, keepCount}, {unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(unackedMax / time.Millisecond)}, {unix.IPPROTO_TCP, unix.TCP_NODELAY, 1}} {
+	for _, o := range [][3]int{{unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1}, {unix.IPPROTO_TCP, unix.TCP_KEEPIDLE,
+		int(keepIdle / time.Second)}, {unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, int(keepInterval / time.Second)},
+		{unix.IPPROTO_TCP, unix.TCP_KEEPCNT, keepCount}, {unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT,
+			int(unackedMax / time.Millisecond)}, {unix.IPPROTO_TCP, unix.TCP_NODELAY, 1}} {
 		unix.SetsockoptInt(int(fd), o[0], o[1], o[2])
 	}
 }
@@ -424,7 +446,8 @@ func (n *Node) connectAll(ctx context.Context, address string, count int) (files
 	return files, nil
 }
 
-// fileOf makes a connection a file that does not block, also after Fd was called: net's own File would. It closes conn.
+// fileOf makes a connection a file that does not block, also after Fd was called: net's own File
+// would. It closes conn.
 func fileOf(conn *net.TCPConn) (f *os.File, err error) {
 	defer conn.Close()
 	raw, err := conn.SyscallConn()

@@ -44,17 +44,22 @@ func (h *host_) keyAt(at *host_) *directKey { return at.node.keys[h.keyOf("m1").
 
 var toEndpoint = Target{ToEndpoint, "e"}
 
-// TestBatch: all that a hello stands for is there on both sides, in the same order, when it is answered; a refusal comes in words and leaves nothing; another hello adds more.
+// TestBatch: all that a hello stands for is there on both sides, in the same order, when it is
+// answered; a refusal comes in words and leaves nothing; another hello adds more.
 func TestBatch(t *testing.T) {
 	s := newSystem(t)
 	m1, m2 := s.hosts["m1"], s.join("m2")
-	for i, b := range []Batch{{First: 5, Line: true, Count: BatchMost}, {First: 21, Count: 3, Begun: []uint64{5, 6}}, {First: 25, Count: 1}} {
-		files, err := m2.node.DialBatch(s.ctx, "m1", toEndpoint, sigma.Principal{Realm: "default", Proc: "p", Machine: "m7"}, b)
+	for i, b := range []Batch{{First: 5, Line: true, Count: BatchMost}, {First: 21, Count: 3, Begun: []uint64{5, 6}},
+		{First: 25, Count: 1}} {
+		files, err := m2.node.DialBatch(s.ctx, "m1", toEndpoint, sigma.Principal{Realm: "default", Proc: "p",
+			Machine: "m7"}, b)
 		if err != nil {
 			t.Fatal(err)
 		}
 		at := <-m1.batches
-		if at.From != (sigma.Principal{Realm: "default", Proc: "p", Machine: "m2"}) || at.First != b.First || at.Line != b.Line || len(at.Begun) != len(b.Begun) || len(at.files) != int(b.Count) || len(files) != int(b.Count) {
+		if at.From != (sigma.Principal{Realm: "default", Proc: "p", Machine: "m2"}) || at.First != b.First ||
+			at.Line != b.Line || len(at.Begun) != len(b.Begun) || len(at.files) != int(b.Count) ||
+			len(files) != int(b.Count) {
 			t.Fatalf("batch %d: got %+v of %+v, and %d files", i, at, at.From, len(files))
 		}
 		for i := range files {
@@ -74,15 +79,18 @@ func TestBatch(t *testing.T) {
 		}
 		session.CloseFiles(at.files)
 	}
-	_, err := m2.node.DialBatch(s.ctx, "m1", toEndpoint, sigma.Principal{Realm: "full", Proc: "p"}, Batch{Line: true, Count: 2})
+	_, err := m2.node.DialBatch(s.ctx, "m1", toEndpoint, sigma.Principal{Realm: "full", Proc: "p"},
+		Batch{Line: true, Count: 2})
 	if sigma.KindOf(err) != sigma.KindBusy || Unsaid(err) {
 		t.Errorf("a refusal: %v", err)
 	}
-	if _, err := m2.node.DialBatch(s.ctx, "m1", Target{ToService, "x"}, proc, Batch{Line: true, Count: 2}); sigma.KindOf(err) != sigma.KindUnsupported {
+	if _, err := m2.node.DialBatch(s.ctx, "m1", Target{ToService, "x"}, proc,
+		Batch{Line: true, Count: 2}); sigma.KindOf(err) != sigma.KindUnsupported {
 		t.Errorf("a batch for a service: %v", err)
 	}
 	for _, b := range []Batch{{}, {Line: true, Count: 1}, {Count: BatchMost + 1}} {
-		if _, err := m2.node.DialBatch(s.ctx, "m1", toEndpoint, proc, b); sigma.KindOf(err) != sigma.KindInvalid || !Unsaid(err) {
+		if _, err := m2.node.DialBatch(s.ctx, "m1", toEndpoint, proc, b); sigma.KindOf(err) != sigma.KindInvalid ||
+			!Unsaid(err) {
 			t.Errorf("%+v: %v", b, err)
 		}
 	}
@@ -93,12 +101,14 @@ func TestBatch(t *testing.T) {
 	})
 }
 
-// TestBatchSpoiled: a proc that speaks on all it has, and ends it, before its sigmad has answered spoils no batch: the connection of the hello is none of it.
+// TestBatchSpoiled: a proc that speaks on all it has, and ends it, before its sigmad has answered
+// spoils no batch: the connection of the hello is none of it.
 func TestBatchSpoiled(t *testing.T) {
 	s := newSystem(t)
 	m1, m2 := s.hosts["m1"], s.join("m2")
 	for range 3 {
-		files, err := m2.node.DialBatch(s.ctx, "m1", toEndpoint, sigma.Principal{Realm: "spoils", Proc: "p"}, Batch{Line: true, Count: 2})
+		files, err := m2.node.DialBatch(s.ctx, "m1", toEndpoint, sigma.Principal{Realm: "spoils", Proc: "p"},
+			Batch{Line: true, Count: 2})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -113,7 +123,8 @@ func TestBatchSpoiled(t *testing.T) {
 	}
 }
 
-// TestBatchTurn: while a batch is made for a machine another one is refused, without waiting; afterwards nothing is left of it.
+// TestBatchTurn: while a batch is made for a machine another one is refused, without waiting;
+// afterwards nothing is left of it.
 func TestBatchTurn(t *testing.T) {
 	n := newSystem(t).hosts["m1"].node
 	done, err := n.batchTurn("m2")
@@ -128,7 +139,8 @@ func TestBatchTurn(t *testing.T) {
 	}
 }
 
-// TestBatchWaiting: of hellos that wait for what follows them there are few at once, and none is left.
+// TestBatchWaiting: of hellos that wait for what follows them there are few at once, and none is
+// left.
 func TestBatchWaiting(t *testing.T) {
 	s := newSystem(t)
 	m1, m2 := s.hosts["m1"], s.join("m2")
@@ -161,7 +173,8 @@ func TestBatchWaiting(t *testing.T) {
 	}
 }
 
-// Goal: nobody has a connection in another's batch, and nobody a batch without the key of a link that is open; what was heard before is of no use; and who tries keeps nobody from a batch.
+// Goal: nobody has a connection in another's batch, and nobody a batch without the key of a link
+// that is open; what was heard before is of no use; and who tries keeps nobody from a batch.
 // Method: a batch made by hand that works is the control; each case changes one thing of it.
 func TestBatchForged(t *testing.T) {
 	s := newSystem(t)
@@ -186,7 +199,10 @@ func TestBatchForged(t *testing.T) {
 	}{
 		{"the control", true, nil, nil},
 		{"one that does not follow", false, func(b []byte) [][]byte { return nil }, nil},
-		{"another number", false, func(b []byte) [][]byte { b[len(followMagic)+keyName+labelBytes] = 5; return [][]byte{b} }, nil},
+		{"another number", false, func(b []byte) [][]byte {
+			b[len(followMagic)+keyName+labelBytes] = 5
+			return [][]byte{b}
+		}, nil},
 		{"another label", false, func(b []byte) [][]byte { b[len(followMagic)+keyName] ^= 1; return [][]byte{b} }, nil},
 		{"another key's name", false, func(b []byte) [][]byte { b[len(followMagic)] ^= 1; return [][]byte{b} }, nil},
 		{"another proof", false, func(b []byte) [][]byte { b[len(b)-1] ^= 1; return [][]byte{b} }, nil},
@@ -198,8 +214,12 @@ func TestBatchForged(t *testing.T) {
 			return [][]byte{forged, heard, b, b}
 		}, nil},
 		{"another machine's proc", false, nil, func(h *directHello, _ *Batch) { h.From.Machine = "m1" }},
-		{"a label that was", false, func([]byte) [][]byte { return [][]byte{k.follows(50, 0), k.follows(50, 1)} }, func(_ *directHello, b *Batch) { b.label = 50 }},
-		{"a label of none", false, func([]byte) [][]byte { return [][]byte{k.follows(0, 0), k.follows(0, 1)} }, func(_ *directHello, b *Batch) { b.label = 0 }},
+		{"a label that was", false, func([]byte) [][]byte {
+			return [][]byte{k.follows(50, 0), k.follows(50, 1)}
+		}, func(_ *directHello, b *Batch) { b.label = 50 }},
+		{"a label of none", false, func([]byte) [][]byte {
+			return [][]byte{k.follows(0, 0), k.follows(0, 1)}
+		}, func(_ *directHello, b *Batch) { b.label = 0 }},
 		{"more than followed", false, nil, func(_ *directHello, b *Batch) { b.Count = 3 }},
 		{"too many", false, nil, func(_ *directHello, b *Batch) { b.Count = BatchMost + 1 }},
 		{"for a service", false, nil, func(h *directHello, _ *Batch) { h.Target = Target{ToService, "x"} }},
@@ -262,7 +282,8 @@ func (s *system) follow(says []byte) net.Conn {
 	return c
 }
 
-// unclaimed sends batches for which nobody says hello, beside which others are made; and one with a key that is over.
+// unclaimed sends batches for which nobody says hello, beside which others are made; and one with a
+// key that is over.
 func unclaimed(t *testing.T, s *system, k *directKey, dial func()) {
 	m1, m2 := s.hosts["m1"], s.hosts["m2"]
 	ended := make(chan struct{}, 3*batchesMost)
@@ -286,7 +307,8 @@ func unclaimed(t *testing.T, s *system, k *directKey, dial func()) {
 	s.unheard(k.follows(2e6, 0))
 }
 
-// unheard says on a connection of its own what one that follows would, and that it is refused at once.
+// unheard says on a connection of its own what one that follows would, and that it is refused at
+// once.
 func (s *system) unheard(says []byte) {
 	s.t.Helper()
 	for len(s.refused) > 0 { // of others

@@ -11,8 +11,10 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// Bridge passes sigmaP messages between a session of another machine and one of this machine, until either ends or ctx does; it closes both. File descriptors do not travel between machines: an answer
-// that has some becomes a refusal of its request (KindUnsupported), after which clients read the bytes in band; a request loses them, as with a server that wants none.
+// Bridge passes sigmaP messages between a session of another machine and one of this machine, until
+// either ends or ctx does; it closes both. File descriptors do not travel between machines: an
+// answer that has some becomes a refusal of its request (KindUnsupported), after which clients read
+// the bytes in band; a request loses them, as with a server that wants none.
 func Bridge(ctx context.Context, remote, service session.Conn) {
 	end := func() { remote.Close(); service.Close() }
 	defer context.AfterFunc(ctx, end)()
@@ -49,10 +51,12 @@ func withoutFiles(msg []byte) ([]byte, error) {
 	if m.Type()%2 == 0 { // requests have even types, their answers the next ones (9P intro(5))
 		return msg, nil
 	}
-	return sigmap.Encode(nil, tag, sigmap.Fail(sigma.Errorf("link.Bridge", sigma.KindUnsupported, "file descriptors do not travel between machines"), false))
+	return sigmap.Encode(nil, tag, sigmap.Fail(sigma.Errorf("link.Bridge", sigma.KindUnsupported,
+		"file descriptors do not travel between machines"), false))
 }
 
-// Relay passes bytes both ways until both directions have ended, or either failed, or ctx ends; it closes both. An end of one direction is passed on if the other side can be half closed.
+// Relay passes bytes both ways until both directions have ended, or either failed, or ctx ends; it
+// closes both. An end of one direction is passed on if the other side can be half closed.
 func Relay(ctx context.Context, a, b net.Conn) {
 	end := func() { a.Close(); b.Close() }
 	defer end()

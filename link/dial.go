@@ -23,7 +23,9 @@ type dialling struct {
 	last     error
 }
 
-// Dial connects to target on machine m for from, whose Machine is set to this one. An attempt that comes too soon after failed ones fails at once, with the reason of the last (KindUnavailable). KindStale: the other machine says that this one's life is over.
+// Dial connects to target on machine m for from, whose Machine is set to this one. An attempt that
+// comes too soon after failed ones fails at once, with the reason of the last (KindUnavailable).
+// KindStale: the other machine says that this one's life is over.
 func (n *Node) Dial(ctx context.Context, m sigma.MachineID, target Target, from sigma.Principal) (*Link, error) {
 	const op = "link.Dial"
 	member, ok := n.cfg.Identity.Roster().Member(m)
@@ -77,12 +79,14 @@ func (n *Node) turn(ctx context.Context, m sigma.MachineID) (done func(), err er
 	case places <- struct{}{}:
 		return func() { <-places }, nil
 	case <-ctx.Done():
-		return nil, &sigma.Error{Op: "link.Dial", Kind: sigma.KindUnavailable, Msg: fmt.Sprintf("%d attempts to reach machine %s are under way", dialsMost, m), Err: ctx.Err()}
+		return nil, &sigma.Error{Op: "link.Dial", Kind: sigma.KindUnavailable,
+			Msg: fmt.Sprintf("%d attempts to reach machine %s are under way", dialsMost, m), Err: ctx.Err()}
 	}
 }
 
 // greet makes the handshake and has the other side agree.
-func (n *Node) greet(ctx context.Context, conn *tls.Conn, want sigma.MachineID, target Target, from sigma.Principal) (*Link, error) {
+func (n *Node) greet(ctx context.Context, conn *tls.Conn, want sigma.MachineID, target Target,
+	from sigma.Principal) (*Link, error) {
 	if err := conn.HandshakeContext(ctx); err != nil {
 		return nil, err
 	}
@@ -91,7 +95,8 @@ func (n *Node) greet(ctx context.Context, conn *tls.Conn, want sigma.MachineID, 
 		err = nil
 	}
 	if sigma.KindOf(err) == sigma.KindStale { // of the peer; from here on, that kind is about the life of this machine
-		return nil, &sigma.Error{Op: "link.Dial", Kind: sigma.KindUnavailable, Msg: fmt.Sprintf("the life in which machine %s answers is over", want), Err: err, Hint: sigma.HintOf(err)}
+		return nil, &sigma.Error{Op: "link.Dial", Kind: sigma.KindUnavailable,
+			Msg: fmt.Sprintf("the life in which machine %s answers is over", want), Err: err, Hint: sigma.HintOf(err)}
 	}
 	if err != nil {
 		return nil, theirs(err)
@@ -116,13 +121,15 @@ func (n *Node) greet(ctx context.Context, conn *tls.Conn, want sigma.MachineID, 
 		return nil, err
 	}
 	if version < VersionLeast || version > VersionMost {
-		return nil, sigma.Errorf("link.Dial", sigma.KindInvalid, "machine %s answers with version %d, which it was not offered", peer.Machine, version)
+		return nil, sigma.Errorf("link.Dial", sigma.KindInvalid,
+			"machine %s answers with version %d, which it was not offered", peer.Machine, version)
 	}
 	l := &Link{Conn: conn, Peer: peer, From: from, Target: target, Version: version, node: n}
 	return l, theirs(n.enter(l))
 }
 
-// theirs makes KindStale of the other machine's life, which says that it cannot be reached now, what it is: for who dials, KindStale is the other's word that this machine's life is over.
+// theirs makes KindStale of the other machine's life, which says that it cannot be reached now,
+// what it is: for who dials, KindStale is the other's word that this machine's life is over.
 func theirs(err error) error {
 	var e *sigma.Error
 	if sigma.KindOf(err) != sigma.KindStale || !errors.As(err, &e) {
@@ -141,7 +148,8 @@ func (n *Node) mayDial(m identity.Member) error {
 	}
 	if left := time.Until(d.until); left > 0 {
 		return &sigma.Error{Op: "link.Dial", Kind: sigma.KindUnavailable, Err: d.last,
-			Msg: fmt.Sprintf("machine %s at %s did not answer %d times; the next attempt is made in %v", m.Machine, m.Address, d.failures, left.Round(time.Millisecond))}
+			Msg: fmt.Sprintf("machine %s at %s did not answer %d times; the next attempt is made in %v", m.Machine,
+				m.Address, d.failures, left.Round(time.Millisecond))}
 	}
 	return nil
 }
@@ -161,7 +169,8 @@ func (n *Node) unreached(ctx context.Context, m identity.Member, err error) erro
 	d.failures++
 	d.until, d.last = time.Now().Add(wait/2+rand.N(wait/2+1)), err
 	n.mu.Unlock()
-	return &sigma.Error{Op: "link.Dial", Kind: sigma.KindUnavailable, Msg: fmt.Sprintf("machine %s does not answer at %s", m.Machine, m.Address), Err: err}
+	return &sigma.Error{Op: "link.Dial", Kind: sigma.KindUnavailable,
+		Msg: fmt.Sprintf("machine %s does not answer at %s", m.Machine, m.Address), Err: err}
 }
 
 // failed tells an answer in words apart from none.
@@ -172,7 +181,9 @@ func (n *Node) failed(ctx context.Context, m identity.Member, err error) error {
 	case errors.As(err, &said):
 		return sigma.Wrap("link.Dial", "", said)
 	case errors.As(err, &alert), refusedByAlert(err):
-		return &sigma.Error{Op: "link.Dial", Kind: sigma.KindPermission, Msg: fmt.Sprintf("machine %s at %s does not take this machine's certificate", m.Machine, m.Address), Err: err,
+		return &sigma.Error{Op: "link.Dial", Kind: sigma.KindPermission,
+			Msg:  fmt.Sprintf("machine %s at %s does not take this machine's certificate", m.Machine, m.Address),
+			Err:  err,
 			Hint: "are both of the same system? sigma machine ls on each shows"}
 	}
 	return n.unreached(ctx, m, err)
@@ -197,7 +208,8 @@ type Join struct {
 	Connect func(ctx context.Context, address string) (net.Conn, error)
 }
 
-// Enrol registers a machine with its system and returns what it needs for its Identity. The errors are the system's own words, or say which address did not answer what.
+// Enrol registers a machine with its system and returns what it needs for its Identity. The errors
+// are the system's own words, or say which address did not answer what.
 func Enrol(ctx context.Context, j Join) (*identity.Grant, identity.Met, error) {
 	const op = "link.Enrol"
 	var met identity.Met
@@ -216,7 +228,9 @@ func Enrol(ctx context.Context, j Join) (*identity.Grant, identity.Met, error) {
 	defer cancel()
 	raw, err := j.Connect(ctx, j.Address)
 	if err != nil {
-		return nil, met, &sigma.Error{Op: op, Kind: sigma.KindUnavailable, Msg: fmt.Sprintf("nobody answers at %.80s", j.Address), Err: err, Hint: "is this the machine port of a machine of the system? sigma machine ls shows it"}
+		return nil, met, &sigma.Error{Op: op, Kind: sigma.KindUnavailable, Msg: fmt.Sprintf("nobody answers at %.80s",
+			j.Address), Err: err,
+			Hint: "is this the machine port of a machine of the system? sigma machine ls shows it"}
 	}
 	defer raw.Close()
 	defer context.AfterFunc(ctx, func() { raw.Close() })()
@@ -227,7 +241,9 @@ func Enrol(ctx context.Context, j Join) (*identity.Grant, identity.Met, error) {
 		if errors.As(err, &said) {
 			return nil, met, sigma.Wrap(op, "", said)
 		}
-		return nil, met, &sigma.Error{Op: op, Kind: sigma.KindUnavailable, Msg: fmt.Sprintf("what answers at %.80s is no machine of sigmaOS", j.Address), Err: err, Hint: "is this the machine port? sigma machine ls shows it"}
+		return nil, met, &sigma.Error{Op: op, Kind: sigma.KindUnavailable,
+			Msg: fmt.Sprintf("what answers at %.80s is no machine of sigmaOS", j.Address), Err: err,
+			Hint: "is this the machine port? sigma machine ls shows it"}
 	}
 	grant, err := j.ask(conn, raw, met)
 	return grant, met, err
@@ -238,7 +254,8 @@ func (j *Join) ask(conn *tls.Conn, raw net.Conn, met identity.Met) (*identity.Gr
 	const op = "link.Enrol"
 	broken := func(err error) error {
 		if sigma.KindOf(err) == sigma.KindOther {
-			err = &sigma.Error{Op: op, Kind: sigma.KindUnavailable, Msg: fmt.Sprintf("machine %s broke the connection off", met.Machine), Err: err}
+			err = &sigma.Error{Op: op, Kind: sigma.KindUnavailable,
+				Msg: fmt.Sprintf("machine %s broke the connection off", met.Machine), Err: err}
 		}
 		return sigma.Wrap(op, "", err)
 	}

@@ -16,16 +16,20 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// Direct connections (docs/adr/0020): TCP in the clear between two machines, of which each knows that the other is who it says and was admitted when the connection was made. What comes after the set-up is the target's
-// alone: sigmad gives its socket away. The same port takes them; they begin with "SGD1" where TLS has the type and version of a record.
+// Direct connections (docs/adr/0020): TCP in the clear between two machines, of which each knows
+// that the other is who it says and was admitted when the connection was made. What comes after the
+// set-up is the target's alone: sigmad gives its socket away. The same port takes them; they begin
+// with "SGD1" where TLS has the type and version of a record.
 //
 //	dialler → "SGD1", 16 bytes name of a key
 //	other   → 1, nonce (32 bytes); or 0: there is no such key; then both may wait
 //	dialler → hello: u32 length, payload, MAC (32 bytes)
 //	other   → answer: the same
 //
-// The key is exported from a TLS link of target ToDirect that the dialler keeps open (RFC 8446 §7.5), and forgotten when that ends: who has it was admitted, and is still. MACs are HMAC-SHA-256 over a label, who speaks, the nonce and
-// the payload, so that neither a hello nor an answer is of use on another connection or in the other direction. A hello is heard once.
+// The key is exported from a TLS link of target ToDirect that the dialler keeps open (RFC 8446
+// §7.5), and forgotten when that ends: who has it was admitted, and is still. MACs are HMAC-SHA-256
+// over a label, who speaks, the nonce and the payload, so that neither a hello nor an answer is of
+// use on another connection or in the other direction. A hello is heard once.
 
 // Sizes and limits of direct connections.
 const (
@@ -35,7 +39,9 @@ const (
 	macBytes    = sha256.Size
 	parkedMax   = 30 * time.Second // a connection waits for its hello; longer than the dialler keeps one (warmMax)
 	helloMax    = 5 * time.Second  // from the first bytes of a hello to its last
-	parkedMost  = 64               // of one key, that wait at once: four times what a dialler keeps. The oldest makes room, so that who only saw the key's name on its way keeps nobody out for long
+	// of one key, that wait at once: four times what a dialler keeps. The oldest makes room, so
+	// that who only saw the key's name on its way keeps nobody out for long
+	parkedMost = 64
 )
 
 // Who speaks.
@@ -59,7 +65,8 @@ type Direct struct {
 
 // Place is what Config.Reserve holds for a direct connection. One of its methods is called, once.
 type Place interface {
-	// Take gives it the connection, on which the peer was told that it has it. It must not block for long.
+	// Take gives it the connection, on which the peer was told that it has it. It must not block
+	// for long.
 	Take(conn *net.TCPConn)
 	// Close gives the place back.
 	Close() error
@@ -116,7 +123,8 @@ func (k *directKey) hear(r io.Reader, speaker byte, nonce []byte, begun func()) 
 		return nil, err
 	}
 	if !hmac.Equal(mac[:], k.mac(speaker, nonce, payload)) {
-		return nil, sigma.Errorf("link.direct", sigma.KindPermission, "what was said on a direct connection is not signed with the key of its link")
+		return nil, sigma.Errorf("link.direct", sigma.KindPermission,
+			"what was said on a direct connection is not signed with the key of its link")
 	}
 	return payload, nil
 }
@@ -153,7 +161,8 @@ func (h *directHello) code(c *sigmap.Coder) {
 	}
 }
 
-// ParseDirect decodes the hello of a direct connection, or of a batch. What it names is of a form that can be; nothing else was checked.
+// ParseDirect decodes the hello of a direct connection, or of a batch. What it names is of a form
+// that can be; nothing else was checked.
 func ParseDirect(payload []byte) (from sigma.Principal, target Target, b *Batch, err error) {
 	const op = "link.ParseDirect"
 	var h directHello
@@ -164,7 +173,8 @@ func ParseDirect(payload []byte) (from sigma.Principal, target Target, b *Batch,
 		return from, target, nil, err
 	}
 	if h.Target.Kind != ToEndpoint && h.Target.Kind != ToService {
-		return from, target, nil, sigma.Errorf(op, sigma.KindInvalid, "a direct connection cannot be made to a %s", h.Target)
+		return from, target, nil, sigma.Errorf(op, sigma.KindInvalid, "a direct connection cannot be made to a %s",
+			h.Target)
 	}
 	if h.Batch != nil {
 		if err := h.Batch.check(op); err != nil {
@@ -181,7 +191,8 @@ func (n *Node) offersDirect(from sigma.Principal) error {
 	case !from.System || from.Proc != "":
 		return sigma.Errorf(op, sigma.KindPermission, "only machines may have direct connections made")
 	case n.cfg.Reserve == nil:
-		return &sigma.Error{Op: op, Kind: sigma.KindUnsupported, Msg: "this machine makes no direct connections", Hint: "it was started with --encrypt"}
+		return &sigma.Error{Op: op, Kind: sigma.KindUnsupported, Msg: "this machine makes no direct connections",
+			Hint: "it was started with --encrypt"}
 	}
 	return nil
 }
@@ -248,8 +259,9 @@ func (n *Node) unpark(k *directKey, conn *net.TCPConn) bool {
 	return true
 }
 
-// acceptDirect does what there is to do with a connection that began with directMagic. It owns raw, and gives it away if all goes well; ready is called when it no longer counts as a handshake, keep just before raw is given away: false
-// says that it was closed.
+// acceptDirect does what there is to do with a connection that began with directMagic. It owns raw,
+// and gives it away if all goes well; ready is called when it no longer counts as a handshake, keep
+// just before raw is given away: false says that it was closed.
 func (n *Node) acceptDirect(raw net.Conn, ready func(), keep func() bool) error {
 	const op = "link.acceptDirect"
 	conn, ok := raw.(*net.TCPConn)
@@ -320,14 +332,16 @@ func (n *Node) acceptDirect(raw net.Conn, ready func(), keep func() bool) error 
 	return nil
 }
 
-// reserve decides about the hello of a direct connection, or of a batch: then there is no place to take, and those that followed are the caller's.
+// reserve decides about the hello of a direct connection, or of a batch: then there is no place to
+// take, and those that followed are the caller's.
 func (n *Node) reserve(k *directKey, payload []byte) (Place, []*net.TCPConn, error) {
 	from, target, b, err := ParseDirect(payload)
 	if err != nil {
 		return nil, nil, err
 	}
 	if from.Machine != k.link.Peer.Machine {
-		return nil, nil, sigma.Errorf("link.reserve", sigma.KindPermission, "machine %s speaks for a proc of machine %s", k.link.Peer.Machine, from.Machine)
+		return nil, nil, sigma.Errorf("link.reserve", sigma.KindPermission,
+			"machine %s speaks for a proc of machine %s", k.link.Peer.Machine, from.Machine)
 	}
 	if err := n.standing(k.link.Peer, target); err != nil {
 		return nil, nil, err
@@ -348,7 +362,8 @@ type started struct {
 	since time.Time
 }
 
-// errNoKey says that the other side does not know the key: its link has ended there, which this side has not noticed.
+// errNoKey says that the other side does not know the key: its link has ended there, which this
+// side has not noticed.
 var errNoKey = errors.New("the other machine has forgotten the key")
 
 // errUnheard says that a connection ended before there was any answer to its hello.
@@ -405,7 +420,8 @@ func (n *Node) begin(ctx context.Context, m identity.Member, k *directKey) (*sta
 	return s, nil
 }
 
-// ask says hello on a connection that has waited, and returns it if the other side agrees. It owns the connection.
+// ask says hello on a connection that has waited, and returns it if the other side agrees. It owns
+// the connection.
 func (s *started) ask(ctx context.Context, h *directHello, who string) (*net.TCPConn, error) {
 	payload, err := sigmap.Payload(h.code)
 	if err != nil {

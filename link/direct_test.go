@@ -20,7 +20,8 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// taken is a direct connection that a machine of the tests has; conn is nil if its place was given back.
+// taken is a direct connection that a machine of the tests has; conn is nil if its place was given
+// back.
 type taken struct {
 	Direct
 	conn *net.TCPConn
@@ -87,7 +88,8 @@ func echo(t *testing.T, a, b net.Conn) {
 	}
 }
 
-// TestDirect: a dial gives both sides one TCP connection, and the other knows who dialled; later ones wait before they are needed; a refusal comes in words, and machines that make none say so.
+// TestDirect: a dial gives both sides one TCP connection, and the other knows who dialled; later
+// ones wait before they are needed; a refusal comes in words, and machines that make none say so.
 func TestDirect(t *testing.T) {
 	s := newSystem(t)
 	m1, m2 := s.hosts["m1"], s.join("m2")
@@ -95,12 +97,14 @@ func TestDirect(t *testing.T) {
 		if i%2 == 1 {
 			m2.awaitIdle(t, "m1")
 		}
-		c, err := m2.node.DialDirect(s.ctx, "m1", Target{ToEndpoint, "e"}, sigma.Principal{Realm: "default", Proc: "p", Machine: "m7"})
+		c, err := m2.node.DialDirect(s.ctx, "m1", Target{ToEndpoint, "e"}, sigma.Principal{Realm: "default", Proc: "p",
+			Machine: "m7"})
 		if err != nil {
 			t.Fatal(err)
 		}
 		at := <-m1.direct
-		if want := (sigma.Principal{Realm: "default", Proc: "p", Machine: "m2"}); at.From != want || at.Peer.Machine != "m2" || at.Target != (Target{ToEndpoint, "e"}) {
+		if want := (sigma.Principal{Realm: "default", Proc: "p", Machine: "m2"}); at.From != want ||
+			at.Peer.Machine != "m2" || at.Target != (Target{ToEndpoint, "e"}) {
 			t.Errorf("got %+v of %v for %v", at.From, at.Peer, at.Target)
 		}
 		echo(t, c, at.conn)
@@ -115,26 +119,32 @@ func TestDirect(t *testing.T) {
 		t.Errorf("%d links", n)
 	}
 	_, err := m2.node.DialDirect(s.ctx, "m1", Target{ToService, "full"}, proc)
-	if sigma.KindOf(err) != sigma.KindBusy || !strings.Contains(err.Error(), "machine m1 refuses: no place") || sigma.HintOf(err) != "wait" {
+	if sigma.KindOf(err) != sigma.KindBusy || !strings.Contains(err.Error(), "machine m1 refuses: no place") ||
+		sigma.HintOf(err) != "wait" {
 		t.Errorf("got %v, %v", err, sigma.HintOf(err))
 	}
-	if _, err := m2.node.DialDirect(s.ctx, "m7", Target{ToService, "x"}, proc); sigma.KindOf(err) != sigma.KindNotFound {
+	if _, err := m2.node.DialDirect(s.ctx, "m7", Target{ToService, "x"},
+		proc); sigma.KindOf(err) != sigma.KindNotFound {
 		t.Errorf("an unknown machine: %v", err)
 	}
-	if _, err := m2.node.DialDirect(s.ctx, "m1", Target{ToStream, "named"}, proc); sigma.KindOf(err) != sigma.KindInvalid {
+	if _, err := m2.node.DialDirect(s.ctx, "m1", Target{ToStream, "named"},
+		proc); sigma.KindOf(err) != sigma.KindInvalid {
 		t.Errorf("a stream: %v", err)
 	}
-	if _, err := m2.node.Dial(s.ctx, "m1", Target{ToDirect, "direct"}, proc); sigma.KindOf(err) != sigma.KindPermission {
+	if _, err := m2.node.Dial(s.ctx, "m1", Target{ToDirect, "direct"},
+		proc); sigma.KindOf(err) != sigma.KindPermission {
 		t.Errorf("a key for a proc: %v", err)
 	}
 	m3 := s.join("m3")
 	m3.node.cfg.Reserve = nil
 	for range 2 {
-		if _, err := m2.node.DialDirect(s.ctx, "m3", Target{ToService, "x"}, proc); sigma.KindOf(err) != sigma.KindUnsupported {
+		if _, err := m2.node.DialDirect(s.ctx, "m3", Target{ToService, "x"},
+			proc); sigma.KindOf(err) != sigma.KindUnsupported {
 			t.Errorf("a machine that makes none: %v", err)
 		}
 	}
-	if _, err := m3.node.DialDirect(s.ctx, "m1", Target{ToService, "x"}, proc); sigma.KindOf(err) != sigma.KindUnsupported {
+	if _, err := m3.node.DialDirect(s.ctx, "m1", Target{ToService, "x"},
+		proc); sigma.KindOf(err) != sigma.KindUnsupported {
 		t.Errorf("on a machine that makes none: %v", err)
 	}
 }
@@ -203,8 +213,9 @@ func signed(t *testing.T, k *directKey, speaker byte, nonce []byte, h directHell
 	return b.Bytes()
 }
 
-// Goal: nobody has a direct connection that does not hold the key of a link that is open, whatever was heard or said before; and whoever tries keeps the machine from nothing.
-// Method: a hello that works is the control; each case changes one thing of it.
+// Goal: nobody has a direct connection that does not hold the key of a link that is open, whatever
+// was heard or said before; and whoever tries keeps the machine from nothing. Method: a hello that
+// works is the control; each case changes one thing of it.
 func TestDirectForged(t *testing.T) {
 	s := newSystem(t)
 	m1, m2 := s.hosts["m1"], s.join("m2")
@@ -224,11 +235,16 @@ func TestDirectForged(t *testing.T) {
 		ok   bool
 		kind sigma.Kind // of a refusal in words
 	}{
-		{"the control", func(n []byte) []byte { heard = signed(t, k, spokenByDialler, n, good); return heard }, true, 0},
+		{"the control", func(n []byte) []byte {
+			heard = signed(t, k, spokenByDialler, n, good)
+			return heard
+		}, true, 0},
 		{"a hello that was heard before", func([]byte) []byte { return heard }, false, 0},
 		{"another key", func(n []byte) []byte { return signed(t, other, spokenByDialler, n, good) }, false, 0},
 		{"an answer as a hello", func(n []byte) []byte { return signed(t, k, spokenByOther, n, good) }, false, 0},
-		{"another nonce", func(n []byte) []byte { return signed(t, k, spokenByDialler, make([]byte, nonceBytes), good) }, false, 0},
+		{"another nonce", func(n []byte) []byte {
+			return signed(t, k, spokenByDialler, make([]byte, nonceBytes), good)
+		}, false, 0},
 		{"another proc", func(n []byte) []byte {
 			b := signed(t, k, spokenByDialler, n, good)
 			return bytes.Replace(b, []byte("default"), []byte("defaulz"), 1)
@@ -280,7 +296,8 @@ func TestDirectForged(t *testing.T) {
 	}
 }
 
-// TestDirectFlood: who knows a key's name keeps nobody from dialling with connections that say nothing, or half, and those end.
+// TestDirectFlood: who knows a key's name keeps nobody from dialling with connections that say
+// nothing, or half, and those end.
 func TestDirectFlood(t *testing.T) {
 	s := newSystem(t)
 	m1, m2 := s.hosts["m1"], s.join("m2")
@@ -323,7 +340,8 @@ func TestDirectFlood(t *testing.T) {
 	}
 }
 
-// TestDirectRevoked: what a machine has of a key is worth nothing as soon as its membership, or its life, is over: neither what waits nor what it begins anew.
+// TestDirectRevoked: what a machine has of a key is worth nothing as soon as its membership, or its
+// life, is over: neither what waits nor what it begins anew.
 func TestDirectRevoked(t *testing.T) {
 	s := newSystem(t)
 	m1, m2 := s.hosts["m1"], s.join("m2")

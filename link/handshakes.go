@@ -12,9 +12,10 @@ import (
 
 // handshakes bounds the connections whose peer has not proved yet who it is.
 //
-// Strangers have handshakesMax places together. An address that is a member's has places of its own,
-// handshakesFrom for each member there, that no other address can take: so however many addresses
-// connect, and however slowly they speak, none of them can occupy a place that a member needs.
+// Strangers have handshakesMax places together. An address that is a member's has places of its
+// own, handshakesFrom for each member there, that no other address can take: so however many
+// addresses connect, and however slowly they speak, none of them can occupy a place that a member
+// needs.
 //
 // A newcomer is never turned away. Where its address has no place left, the oldest connection of
 // that address ends. Where strangers have none left, the oldest of the address with the most ends,
@@ -41,10 +42,12 @@ type handshake struct {
 }
 
 func newHandshakes(roster *identity.Roster) *handshakes {
-	return &handshakes{roster: roster, members: map[netip.Addr]int{}, proved: map[sigma.MachineID]netip.Addr{}, from: map[netip.Prefix][]*handshake{}}
+	return &handshakes{roster: roster, members: map[netip.Addr]int{}, proved: map[sigma.MachineID]netip.Addr{},
+		from: map[netip.Prefix][]*handshake{}}
 }
 
-// take gives a connection a place. The one that has to end for it, if there is one, is the caller's to close.
+// take gives a connection a place. The one that has to end for it, if there is one, is the caller's
+// to close.
 func (s *handshakes) take(conn net.Conn) (p, ended *handshake) {
 	addr := addrOf(conn)
 	s.mu.Lock()
@@ -141,13 +144,15 @@ func (s *handshakes) dropLocked(p *handshake) {
 	}
 }
 
-// Strangers bounds the connections of a server that knows no members: those whose peer has not shown yet that it may be there. Safe for concurrent use.
+// Strangers bounds the connections of a server that knows no members: those whose peer has not
+// shown yet that it may be there. Safe for concurrent use.
 type Strangers struct{ places *handshakes }
 
 // NewStrangers makes one that nobody has a place of.
 func NewStrangers() *Strangers { return &Strangers{newHandshakes(nil)} }
 
-// Admit gives a connection a place until give is called, and closes the one that has to end for it, if there is one.
+// Admit gives a connection a place until give is called, and closes the one that has to end for it,
+// if there is one.
 func (s *Strangers) Admit(conn net.Conn) (give func()) {
 	p, ended := s.places.take(conn)
 	if ended != nil {

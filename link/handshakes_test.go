@@ -40,9 +40,9 @@ func open(c net.Conn) bool {
 	}
 }
 
-// TestStrangersTakeNoMembersPlace: a thousand addresses with as many silent connections as they like do not
-// keep a member from dialling, nor end what it has begun, wherever it dials from; nor a machine that joins
-// from an address of its own.
+// TestStrangersTakeNoMembersPlace: a thousand addresses with as many silent connections as they
+// like do not keep a member from dialling, nor end what it has begun, wherever it dials from; nor a
+// machine that joins from an address of its own.
 func TestStrangersTakeNoMembersPlace(t *testing.T) {
 	bubble(t, func(t *testing.T, network *pipes, m1, m2 *Node, _ *identity.Roster) {
 		strangers(t, network, 1, 9, handshakesFrom) // what kept all out: each address within its own bound
@@ -72,7 +72,8 @@ func TestStrangersTakeNoMembersPlace(t *testing.T) {
 		}
 		l.Close()
 
-		// It dials from another address than the roster has, as behind a translation of addresses: known once it has been here.
+		// It dials from another address than the roster has, as behind a translation of addresses:
+		// known once it has been here.
 		m2.cfg.Connect = func(context.Context, string) (net.Conn, error) { return network.dialFrom(3) }
 		if l, err = m2.Dial(t.Context(), "m1", Target{ToService, "x"}, proc); err != nil {
 			t.Fatal(err)
@@ -91,7 +92,8 @@ func TestStrangersTakeNoMembersPlace(t *testing.T) {
 // TestHandshakes: whose place is whose.
 func TestHandshakes(t *testing.T) {
 	roster := identity.NewRoster()
-	roster.Set(5, []identity.Member{{Machine: "a", Address: "10.0.0.1:1"}, {Machine: "b", Address: "10.0.0.1:2"}, {Machine: "c", Address: "[2001:db8::1]:1"}, {Machine: "d", Address: "host.example:1"}})
+	roster.Set(5, []identity.Member{{Machine: "a", Address: "10.0.0.1:1"}, {Machine: "b", Address: "10.0.0.1:2"},
+		{Machine: "c", Address: "[2001:db8::1]:1"}, {Machine: "d", Address: "host.example:1"}})
 	s := newHandshakes(roster)
 	conn := func(addr string) net.Conn {
 		return from{nil, net.TCPAddrFromAddrPort(netip.AddrPortFrom(netip.MustParseAddr(addr), 9))}
@@ -117,7 +119,8 @@ func TestHandshakes(t *testing.T) {
 		t.Errorf("members have %d places of strangers", s.strangers)
 	}
 	fill(handshakesFrom, "2001:db8::2") // a neighbour of the member's
-	if _, ended := s.take(conn("2001:db8::3")); ended == nil || addrOf(ended.conn) != netip.MustParseAddr("2001:db8::2") || s.strangers != handshakesFrom {
+	if _, ended := s.take(conn("2001:db8::3")); ended == nil ||
+		addrOf(ended.conn) != netip.MustParseAddr("2001:db8::2") || s.strangers != handshakesFrom {
 		t.Error("a /64 does not count as one address")
 	}
 	fill(handshakesFrom, "10.9.9.9")

@@ -27,7 +27,9 @@ type TargetKind uint8
 
 // The kinds of targets.
 const (
-	ToService  TargetKind = 1 // a session with a service of that machine, by name: named, besched, s3d, machined, sigmad itself
+	// a session with a service of that machine, by name: named, besched, s3d, machined, sigmad
+	// itself
+	ToService  TargetKind = 1
 	ToEndpoint TargetKind = 2 // a connection to an endpoint of that machine, by its text
 	ToStream   TargetKind = 3 // bytes for a socket of a service, by name: etcd's members among themselves
 	ToBeat     TargetKind = 4 // heartbeats, which have a pace of their own: no back-off keeps them back
@@ -60,7 +62,8 @@ type Hello struct {
 // helloMagic starts a hello, so that a stranger's protocol is told apart from a later version.
 const helloMagic = 0x314b4e4c // "LNK1"
 
-// encode gives the hello's payload. The order of the first three fields is the same in all versions.
+// encode gives the hello's payload. The order of the first three fields is the same in all
+// versions.
 func (h *Hello) encode() ([]byte, error) {
 	return sigmap.Payload(func(c *sigmap.Coder) {
 		magic := uint32(helloMagic)
@@ -97,7 +100,8 @@ func checkAsk(op string, from sigma.Principal, to Target) error {
 	return nil
 }
 
-// ParseHello decodes a hello. A peer that speaks no version of ours gets an error that says which both speak.
+// ParseHello decodes a hello. A peer that speaks no version of ours gets an error that says which
+// both speak.
 func ParseHello(payload []byte) (Hello, error) {
 	const op = "link.ParseHello"
 	var h Hello
@@ -129,7 +133,8 @@ func common(least, most uint16) (uint16, error) {
 
 func versionError(least, most uint16, hint string) error {
 	return &sigma.Error{Op: "link.common", Kind: sigma.KindUnsupported, Hint: hint,
-		Msg: fmt.Sprintf("the peer speaks versions %d to %d of the machines' protocol, this machine %d to %d", least, most, VersionLeast, VersionMost)}
+		Msg: fmt.Sprintf("the peer speaks versions %d to %d of the machines' protocol, this machine %d to %d", least,
+			most, VersionLeast, VersionMost)}
 }
 
 // answer is what the other side says to a hello, and to an enrolment.
@@ -168,7 +173,8 @@ func (a *answer) err(op, who string) error {
 
 func clip(s string) string { return s[:min(len(s), 1000)] }
 
-// ParseAnswer decodes the answer to a hello and says what was refused. who names the peer in the error.
+// ParseAnswer decodes the answer to a hello and says what was refused. who names the peer in the
+// error.
 func ParseAnswer(payload []byte, who string) (version uint16, clock time.Time, err error) {
 	var a answer
 	if err := sigmap.Parse(payload, a.code); err != nil {
@@ -211,7 +217,8 @@ func readFrame(r io.Reader, limit int) ([]byte, error) {
 	}
 	n := binary.LittleEndian.Uint32(head[:])
 	if n == 0 || int64(n) > int64(limit) {
-		return nil, sigma.Errorf("link.readFrame", sigma.KindInvalid, "a frame claims %d bytes, %d are possible", n, limit)
+		return nil, sigma.Errorf("link.readFrame", sigma.KindInvalid, "a frame claims %d bytes, %d are possible", n,
+			limit)
 	}
 	b := make([]byte, n)
 	_, err := io.ReadFull(r, b)

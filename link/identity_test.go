@@ -24,13 +24,15 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// attempts counts what was tried to be somebody one is not. An attempt whose positive control fails is no attempt.
+// attempts counts what was tried to be somebody one is not. An attempt whose positive control fails
+// is no attempt.
 type attempts struct {
 	t                *testing.T
 	tried, succeeded int
 }
 
-// try runs the control, which must succeed, and then the attempt, which must not; the words of the refusal must contain want.
+// try runs the control, which must succeed, and then the attempt, which must not; the words of the
+// refusal must contain want.
 func (a *attempts) try(name string, control, attempt func() error, want string) {
 	a.t.Helper()
 	if err := control(); err != nil {
@@ -79,8 +81,10 @@ func tryTokens(a *attempts, s, other *system) {
 	good := s.token(100, time.Minute)
 	control := with(good, nil)
 
-	a.try("an invented token", control, with(identity.NewToken(s.authority.Fingerprint()), nil), "not one of this system's")
-	a.try("a token of another system", control, with(other.token(1, time.Minute), nil), "not of the system that made the token")
+	a.try("an invented token", control, with(identity.NewToken(s.authority.Fingerprint()), nil),
+		"not one of this system's")
+	a.try("a token of another system", control, with(other.token(1, time.Minute), nil),
+		"not of the system that made the token")
 	once := s.token(1, time.Minute)
 	a.try("a used token", with(once, nil), with(once, nil), "used up")
 	revoked := s.token(5, time.Minute)
@@ -105,11 +109,16 @@ func tryTokens(a *attempts, s, other *system) {
 			return nil
 		})
 	}, "not signed")
-	a.try("a clock an hour ahead", control, with(good, func(j *Join) { j.Now = func() time.Time { return time.Now().Add(time.Hour) } }), "differ by 1h0m0s")
-	a.try("a clock an hour behind", control, with(good, func(j *Join) { j.Now = func() time.Time { return time.Now().Add(-time.Hour) } }), "the clock here says")
+	a.try("a clock an hour ahead", control, with(good, func(j *Join) {
+		j.Now = func() time.Time { return time.Now().Add(time.Hour) }
+	}), "differ by 1h0m0s")
+	a.try("a clock an hour behind", control, with(good, func(j *Join) {
+		j.Now = func() time.Time { return time.Now().Add(-time.Hour) }
+	}), "the clock here says")
 }
 
-// enrolRaw enrols with a request that prepare makes, on the wire, without the checks of the honest joiner.
+// enrolRaw enrols with a request that prepare makes, on the wire, without the checks of the honest
+// joiner.
 func (s *system) enrolRaw(prepare func(e *identity.Enrolment, key ed25519.PrivateKey) error) error {
 	var met identity.Met
 	raw, err := net.Dial("tcp", s.hosts["m1"].address)
@@ -160,7 +169,9 @@ func tryEnrolments(a *attempts, s *system) {
 	a.try("another machine's name, with no token", again, func() error {
 		return second(s.ask(&host_{key: identity.NewKey(), address: "127.0.0.1:1"}, "m3", nil, nil))
 	}, "shows no token")
-	a.try("a second name for one machine", again, func() error { return second(s.ask(m3, "m3-twin", &tok, nil)) }, "joined before, as m3")
+	a.try("a second name for one machine", again, func() error {
+		return second(s.ask(m3, "m3-twin", &tok, nil))
+	}, "joined before, as m3")
 	a.try("a request that was made before", again, func() error {
 		var seen []byte
 		if err := s.enrolRaw(func(e *identity.Enrolment, _ ed25519.PrivateKey) error {
@@ -204,7 +215,8 @@ type dialer struct {
 
 // dial says hello to m1 and returns how it was answered.
 func (s *system) dial(d dialer) error {
-	cfg := &tls.Config{InsecureSkipVerify: true, NextProtos: []string{identity.ProtocolLink}, MinVersion: tls.VersionTLS12,
+	cfg := &tls.Config{InsecureSkipVerify: true, NextProtos: []string{identity.ProtocolLink},
+		MinVersion:           tls.VersionTLS12,
 		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &d.chain, nil }}
 	if d.tls != nil {
 		d.tls(cfg)
@@ -214,7 +226,8 @@ func (s *system) dial(d dialer) error {
 		return err
 	}
 	defer conn.Close()
-	h := Hello{VersionLeast, VersionMost, time.Now(), sigma.Principal{Realm: "default", Proc: "p", Machine: "m2"}, Target{ToService, "named"}}
+	h := Hello{VersionLeast, VersionMost, time.Now(), sigma.Principal{Realm: "default", Proc: "p", Machine: "m2"},
+		Target{ToService, "named"}}
 	if d.hello != nil {
 		d.hello(&h)
 	}
@@ -226,7 +239,8 @@ func (s *system) dial(d dialer) error {
 	return answered(conn, payload)
 }
 
-// signer is an authority's key, taken out of what machined keeps: these attempts show what its owner must not be able to be mistaken for.
+// signer is an authority's key, taken out of what machined keeps: these attempts show what its
+// owner must not be able to be mistaken for.
 func signer(t *testing.T, a *identity.Authority) (*x509.Certificate, ed25519.PrivateKey) {
 	block, rest := pem.Decode(a.Marshal())
 	cert, err := x509.ParseCertificate(block.Bytes)
@@ -241,13 +255,15 @@ func signer(t *testing.T, a *identity.Authority) (*x509.Certificate, ed25519.Pri
 }
 
 // forge makes a certificate for key that the authority signed and change spoilt.
-func forge(t *testing.T, a *identity.Authority, subject string, key any, private any, change func(*x509.Certificate)) tls.Certificate {
+func forge(t *testing.T, a *identity.Authority, subject string, key any, private any,
+	change func(*x509.Certificate)) tls.Certificate {
 	ca, sign := signer(t, a)
 	uri, err := url.Parse(subject)
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &x509.Certificate{SerialNumber: big.NewInt(7), NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour), KeyUsage: x509.KeyUsageDigitalSignature,
+	c := &x509.Certificate{SerialNumber: big.NewInt(7), NotBefore: time.Now().Add(-time.Minute),
+		NotAfter: time.Now().Add(time.Hour), KeyUsage: x509.KeyUsageDigitalSignature,
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth}, URIs: []*url.URL{uri}}
 	if change != nil {
 		change(c)
@@ -281,7 +297,8 @@ func tryCertificates(a *attempts, s, other *system, m2 *host_) {
 
 	a.try("no certificate", control, func() error { return s.dial(dialer{}) }, "bad certificate")
 	a.try("a certificate signed by itself", control, func() error {
-		c := &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour), URIs: []*url.URL{self.URI()}}
+		c := &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-time.Minute),
+			NotAfter: time.Now().Add(time.Hour), URIs: []*url.URL{self.URI()}}
 		der, err := x509.CreateCertificate(rand.Reader, c, c, pub, m2.key)
 		if err != nil {
 			return nil
@@ -299,7 +316,8 @@ func tryCertificates(a *attempts, s, other *system, m2 *host_) {
 	a.try("a certificate that a machine signed", control, func() error {
 		ca, err := x509.ParseCertificate(cert.Certificate[0])
 		key := identity.NewKey()
-		c := &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour), URIs: []*url.URL{self.URI()}}
+		c := &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-time.Minute),
+			NotAfter: time.Now().Add(time.Hour), URIs: []*url.URL{self.URI()}}
 		der, err2 := x509.CreateCertificate(rand.Reader, c, ca, key.Public(), m2.key)
 		if err != nil || err2 != nil {
 			return nil
@@ -309,13 +327,24 @@ func tryCertificates(a *attempts, s, other *system, m2 *host_) {
 	a.try("an expired certificate", forged, made(name, func(c *x509.Certificate) {
 		c.NotBefore, c.NotAfter = time.Now().Add(-2*time.Minute), time.Now().Add(-time.Minute)
 	}), "expired at")
-	a.try("a certificate of the future", forged, made(name, func(c *x509.Certificate) { c.NotBefore = time.Now().Add(30 * time.Minute) }), "valid only from")
-	a.try("a host name for a name", forged, made(name, func(c *x509.Certificate) { c.URIs, c.DNSNames = nil, []string{"m2"} }), "bad certificate")
-	a.try("two names", forged, made(name, func(c *x509.Certificate) { c.URIs = append(c.URIs, m2.id.Self().URI()) }), "bad certificate")
-	a.try("a name of another form", forged, made("spiffe://"+string(s.authority.System())+"/machine/m2/3/3", nil), "bad certificate")
-	a.try("the name of another system", forged, made(strings.Replace(name, string(s.authority.System()), string(other.authority.System()), 1), nil), "belongs to system")
-	a.try("another machine's name for one's own key", forged, made(strings.Replace(name, "/m2/", "/m1/", 1), nil), "another key")
-	a.try("a certificate for servers only", forged, made(name, func(c *x509.Certificate) { c.ExtKeyUsage = c.ExtKeyUsage[1:] }), "bad certificate")
+	a.try("a certificate of the future", forged, made(name, func(c *x509.Certificate) {
+		c.NotBefore = time.Now().Add(30 * time.Minute)
+	}), "valid only from")
+	a.try("a host name for a name", forged, made(name, func(c *x509.Certificate) {
+		c.URIs, c.DNSNames = nil, []string{"m2"}
+	}), "bad certificate")
+	a.try("two names", forged, made(name, func(c *x509.Certificate) { c.URIs = append(c.URIs, m2.id.Self().URI()) }),
+		"bad certificate")
+	a.try("a name of another form", forged, made("spiffe://"+string(s.authority.System())+"/machine/m2/3/3", nil),
+		"bad certificate")
+	a.try("the name of another system", forged,
+		made(strings.Replace(name, string(s.authority.System()), string(other.authority.System()), 1), nil),
+		"belongs to system")
+	a.try("another machine's name for one's own key", forged, made(strings.Replace(name, "/m2/", "/m1/", 1), nil),
+		"another key")
+	a.try("a certificate for servers only", forged, made(name, func(c *x509.Certificate) {
+		c.ExtKeyUsage = c.ExtKeyUsage[1:]
+	}), "bad certificate")
 	a.try("a key of another kind", forged, func() error {
 		key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 		if err != nil {
@@ -333,10 +362,16 @@ func tryCertificates(a *attempts, s, other *system, m2 *host_) {
 		return s.dial(dialer{chain: *cert, tls: func(c *tls.Config) { c.NextProtos = nil }})
 	}, "bad certificate")
 	a.try("a hello on the door for joiners", control, func() error {
-		return s.dial(dialer{chain: *cert, tls: func(c *tls.Config) { c.NextProtos = []string{identity.ProtocolEnrol} }})
+		return s.dial(dialer{chain: *cert, tls: func(c *tls.Config) {
+			c.NextProtos = []string{identity.ProtocolEnrol}
+		}})
 	}, "")
-	a.try("another machine's proc", control, said(func(h *Hello) { h.From.Machine = "m1" }), "speaks for a proc of machine m1")
-	a.try("a newer version", control, said(func(h *Hello) { h.Least, h.Most = VersionMost+1, VersionMost+3 }), "speaks versions 2 to 4")
+	a.try("another machine's proc", control, said(func(h *Hello) {
+		h.From.Machine = "m1"
+	}), "speaks for a proc of machine m1")
+	a.try("a newer version", control, said(func(h *Hello) {
+		h.Least, h.Most = VersionMost+1, VersionMost+3
+	}), "speaks versions 2 to 4")
 	a.try("an older version", control, said(func(h *Hello) { h.Least, h.Most = 0, 0 }), "speaks versions 0 to 0")
 	a.try("a clock an hour off", control, said(func(h *Hello) { h.Clock = h.Clock.Add(time.Hour) }), "differ by 1h0m0s")
 	a.try("the bytes of a connection that was good", control, func() error { return replay(a.t, s, m2) }, "")
@@ -436,18 +471,25 @@ func tryServers(a *attempts, s, other *system, m2 *host_) {
 	control := func() error { return served(m1.id.ServerConfig()) }
 	with := func(c tls.Certificate) func() error {
 		return func() error {
-			return served(&tls.Config{Certificates: []tls.Certificate{c}, NextProtos: []string{identity.ProtocolLink}, ClientAuth: tls.RequestClientCert})
+			return served(&tls.Config{Certificates: []tls.Certificate{c}, NextProtos: []string{identity.ProtocolLink},
+				ClientAuth: tls.RequestClientCert})
 		}
 	}
 	name := m1.id.Self().URI().String()
 	pub := m1.key.Public()
 	forged := with(forge(a.t, s.authority, name, pub, m1.key, nil))
 	a.try("served by another machine", control, func() error { return served(m2.id.ServerConfig()) }, "is m2, not m1")
-	a.try("served by another system's machine of that name", control, func() error { return served(other.hosts["m1"].id.ServerConfig()) }, "not one of this system")
-	a.try("served with a certificate for clients only", forged, with(forge(a.t, s.authority, name, pub, m1.key, func(c *x509.Certificate) { c.ExtKeyUsage = c.ExtKeyUsage[:1] })), "not one of this system")
-	a.try("served with an expired certificate", forged, with(forge(a.t, s.authority, name, pub, m1.key, func(c *x509.Certificate) {
-		c.NotBefore, c.NotAfter = time.Now().Add(-2*time.Minute), time.Now().Add(-time.Minute)
-	})), "expired at")
+	a.try("served by another system's machine of that name", control, func() error {
+		return served(other.hosts["m1"].id.ServerConfig())
+	}, "not one of this system")
+	a.try("served with a certificate for clients only", forged,
+		with(forge(a.t, s.authority, name, pub, m1.key, func(c *x509.Certificate) {
+			c.ExtKeyUsage = c.ExtKeyUsage[:1]
+		})), "not one of this system")
+	a.try("served with an expired certificate", forged,
+		with(forge(a.t, s.authority, name, pub, m1.key, func(c *x509.Certificate) {
+			c.NotBefore, c.NotAfter = time.Now().Add(-2*time.Minute), time.Now().Add(-time.Minute)
+		})), "expired at")
 	a.try("served with TLS 1.2", control, func() error {
 		c := m1.id.ServerConfig()
 		c.MinVersion, c.MaxVersion = tls.VersionTLS12, tls.VersionTLS12
@@ -458,7 +500,9 @@ func tryServers(a *attempts, s, other *system, m2 *host_) {
 		return second(s.ask(&host_{key: identity.NewKey(), address: "127.0.0.1:1"}, "late", &tok, nil))
 	}, func() error {
 		tok := s.token(1, time.Minute)
-		return second(s.ask(&host_{key: identity.NewKey(), address: "127.0.0.1:1"}, "later", &tok, func(j *Join) { j.Address = other.hosts["m1"].address }))
+		return second(s.ask(&host_{key: identity.NewKey(), address: "127.0.0.1:1"}, "later", &tok, func(j *Join) {
+			j.Address = other.hosts["m1"].address
+		}))
 	}, "not of the system that made the token")
 }
 
@@ -500,7 +544,9 @@ func tryLives(a *attempts, s *system) {
 		a.t.Fatal(err)
 	}
 	defer kept.Close()
-	a.try("a connection that was open before removal", func() error { return kept.SetReadDeadline(time.Now().Add(time.Minute)) }, func() error {
+	a.try("a connection that was open before removal", func() error {
+		return kept.SetReadDeadline(time.Now().Add(time.Minute))
+	}, func() error {
 		l.SetReadDeadline(time.Now().Add(10 * time.Second))
 		_, err := l.Read(make([]byte, 1))
 		if ne, ok := err.(net.Error); ok && ne.Timeout() {
@@ -511,5 +557,7 @@ func tryLives(a *attempts, s *system) {
 	if n := s.hosts["m1"].node.Count()["m10"]; n != 1 {
 		a.t.Errorf("the removal of one machine left another with %d connections", n)
 	}
-	a.try("registering again after removal", func() error { return second(s.ask(stays, "m10", nil, nil)) }, func() error { return second(s.ask(h, "m9", nil, nil)) }, "shows no token")
+	a.try("registering again after removal", func() error {
+		return second(s.ask(stays, "m10", nil, nil))
+	}, func() error { return second(s.ask(h, "m9", nil, nil)) }, "shows no token")
 }

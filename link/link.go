@@ -1,13 +1,21 @@
-// Package link connects the machines of a system: sigmad to sigmad, TCP with TLS 1.3, both sides certified (package identity), one TCP port per machine. After the handshake the
-// machine that dials says whom it wants to reach and on whose behalf; if the other side agrees, the rest of the connection is a session or bytes for that target.
+// Package link connects the machines of a system: sigmad to sigmad, TCP with TLS 1.3, both sides
+// certified (package identity), one TCP port per machine. After the handshake the machine that
+// dials says whom it wants to reach and on whose behalf; if the other side agrees, the rest of the
+// connection is a session or bytes for that target.
 //
-// It promises that whatever is handed to Config.Serve comes from a member that is admitted now, speaking for itself or a proc that it runs and for no other machine's; that a connection ends as soon as the
-// roster no longer holds its peer; that strangers cost a bounded number of sockets for a bounded time, however they behave, and cannot take a place that a member of another address needs (handshakes); and that a machine that does not answer is not
-// dialled without end. A refusal travels in words.
+// It promises that whatever is handed to Config.Serve comes from a member that is admitted now,
+// speaking for itself or a proc that it runs and for no other machine's; that a connection ends as
+// soon as the roster no longer holds its peer; that strangers cost a bounded number of sockets for
+// a bounded time, however they behave, and cannot take a place that a member of another address
+// needs (handshakes); and that a machine that does not answer is not dialled without end. A refusal
+// travels in words.
 //
-// Besides, it makes direct connections (direct.go): TCP sockets of their own for what two machines' programs say to each other, in the clear, with the same promises about who has one at the time it is made.
+// Besides, it makes direct connections (direct.go): TCP sockets of their own for what two machines'
+// programs say to each other, in the clear, with the same promises about who has one at the time it
+// is made.
 //
-// It assumes that a member's sigmad tells the truth about which of its procs asks: it runs them. What else a member may do is for Config.Serve to judge. Users: kernel, machined, sigma join.
+// It assumes that a member's sigmad tells the truth about which of its procs asks: it runs them.
+// What else a member may do is for Config.Serve to judge. Users: kernel, machined, sigma join.
 //
 // Locks: Node.mu; nothing is called under it. handshakes.mu; the roster is asked under it.
 package link
@@ -29,20 +37,28 @@ import (
 
 // Limits.
 const (
-	handshakeMax   = 5 * time.Second    // from the first byte to the end of the hello: some round trips across the world and a busy processor
-	connectMax     = 2 * time.Second    // for TCP's part of dialling, two retransmissions of a SYN among it
-	hearMax        = time.Second        // that a handshake waits until this machine has heard of a peer that was certified a moment ago
-	enrolMax       = 30 * time.Second   // an enrolment is decided by another machine, and committed
-	handshakesMax  = 256                // of strangers that are under way at once; each costs a socket and about 50 KiB
-	handshakesFrom = 32                 // from one address; more by what members are there (handshakes)
-	enrolmentsMax  = 16                 // that are under way at once
-	dialsMost      = handshakesFrom / 2 // to one machine, that are under way at once: more than handshakesFrom would be turned away there
-	linksMax       = 4096               // with one peer, so that one machine's mistake does not use up another's file descriptors
-	backoffLeast   = 50 * time.Millisecond
-	backoffMost    = 2 * time.Second // so that a machine that is back is found within the time its absence took to be noticed
+	// from the first byte to the end of the hello: some round trips across the world and a busy
+	// processor
+	handshakeMax = 5 * time.Second
+	connectMax   = 2 * time.Second // for TCP's part of dialling, two retransmissions of a SYN among it
+	// that a handshake waits until this machine has heard of a peer that was certified a moment ago
+	hearMax        = time.Second
+	enrolMax       = 30 * time.Second // an enrolment is decided by another machine, and committed
+	handshakesMax  = 256              // of strangers that are under way at once; each costs a socket and about 50 KiB
+	handshakesFrom = 32               // from one address; more by what members are there (handshakes)
+	enrolmentsMax  = 16               // that are under way at once
+	// to one machine, that are under way at once: more than handshakesFrom would be turned away
+	// there
+	dialsMost = handshakesFrom / 2
+	// with one peer, so that one machine's mistake does not use up another's file descriptors
+	linksMax     = 4096
+	backoffLeast = 50 * time.Millisecond
+	// so that a machine that is back is found within the time its absence took to be noticed
+	backoffMost = 2 * time.Second
 )
 
-// keepAlive ends connections whose peer vanished without a word; loss of a machine is noticed earlier, by heartbeats.
+// keepAlive ends connections whose peer vanished without a word; loss of a machine is noticed
+// earlier, by heartbeats.
 const (
 	keepIdle     = 5 * time.Second
 	keepInterval = 2 * time.Second
@@ -61,19 +77,25 @@ type Enroller interface {
 // Config says what a Node is made of.
 type Config struct {
 	Identity *identity.Identity
-	// Serve gets each link that another machine made, and owns it. It says no by closing; Authorise can say why.
+	// Serve gets each link that another machine made, and owns it. It says no by closing; Authorise
+	// can say why.
 	Serve func(ctx context.Context, l *Link)
-	// Authorise says whether a link may be made; nil = yes. Its error's kind, message and hint are told to the peer. It must not block for long. What it opens for the link it puts in
+	// Authorise says whether a link may be made; nil = yes. Its error's kind, message and hint are
+	// told to the peer. It must not block for long. What it opens for the link it puts in
 	// Link.Held.
 	Authorise func(l *Link) error
-	// Reserve says whether a direct connection may be made, and holds a place for it; nil = this machine makes none, and its own links carry what is said. Its error is told to the peer, as Authorise's. It must not block for long.
+	// Reserve says whether a direct connection may be made, and holds a place for it; nil = this
+	// machine makes none, and its own links carry what is said. Its error is told to the peer, as
+	// Authorise's. It must not block for long.
 	Reserve func(d Direct) (Place, error)
 	Enrol   Enroller // nil = this machine takes none in
-	// Batch takes the connections of a batch, the hello's first, which stay the caller's; nil = this machine takes none. Its error is told to the peer. It must not block for long.
+	// Batch takes the connections of a batch, the hello's first, which stay the caller's; nil =
+	// this machine takes none. Its error is told to the peer. It must not block for long.
 	Batch func(d Direct, b Batch, conns []*net.TCPConn) error
 	// Connect makes the TCP connection; nil = a net.Dialer's. For tests.
 	Connect func(ctx context.Context, address string) (net.Conn, error)
-	// ConnectAll makes several at once, BatchMost at most, as files that do not block; nil = Connect makes one after another.
+	// ConnectAll makes several at once, BatchMost at most, as files that do not block; nil =
+	// Connect makes one after another.
 	ConnectAll func(ctx context.Context, address string, n int) ([]*os.File, error)
 	Events     Events
 	Log        *slog.Logger
@@ -85,14 +107,16 @@ type Events struct {
 	Closed  func(l *Link, why error)         // a link was closed because its peer is no longer admitted
 }
 
-// Link is one connection with another machine, after both sides agreed. As a net.Conn it carries bytes.
+// Link is one connection with another machine, after both sides agreed. As a net.Conn it carries
+// bytes.
 type Link struct {
 	net.Conn
 	Peer    identity.Subject
 	From    sigma.Principal // who dialled; Machine is the peer's or, if this machine dialled, its own
 	Target  Target
 	Version uint16
-	// Held is what Authorise opened, so that what cannot be opened is refused in words. It is Serve's; a link that does not come about after all has it closed.
+	// Held is what Authorise opened, so that what cannot be opened is refused in words. It is
+	// Serve's; a link that does not come about after all has it closed.
 	Held io.Closer
 
 	node *Node
@@ -143,14 +167,18 @@ func New(cfg Config) (*Node, error) {
 			return (&net.Dialer{Timeout: connectMax}).DialContext(ctx, "tcp", address)
 		}
 	}
-	n := &Node{cfg: cfg, handshakes: newHandshakes(cfg.Identity.Roster()), enrolments: make(chan struct{}, enrolmentsMax), links: map[sigma.MachineID]map[*Link]bool{}, dials: map[sigma.MachineID]*dialling{}, turns: map[sigma.MachineID]chan struct{}{}, keys: map[[keyName]byte]*directKey{}, warm: map[sigma.MachineID]*warmth{}, batches: map[sigma.MachineID]bool{}}
+	n := &Node{cfg: cfg, handshakes: newHandshakes(cfg.Identity.Roster()), enrolments: make(chan struct{},
+		enrolmentsMax), links: map[sigma.MachineID]map[*Link]bool{}, dials: map[sigma.MachineID]*dialling{},
+		turns: map[sigma.MachineID]chan struct{}{}, keys: map[[keyName]byte]*directKey{},
+		warm: map[sigma.MachineID]*warmth{}, batches: map[sigma.MachineID]bool{}}
 	if cfg.ConnectAll == nil {
 		n.cfg.ConnectAll = n.connectAll
 	}
 	return n, nil
 }
 
-// Watch closes the links of peers as soon as the roster no longer holds them, until ctx ends. It must run as long as the Node is used.
+// Watch closes the links of peers as soon as the roster no longer holds them, until ctx ends. It
+// must run as long as the Node is used.
 func (n *Node) Watch(ctx context.Context) {
 	roster := n.cfg.Identity.Roster()
 	defer n.tasks.Wait()
@@ -177,7 +205,8 @@ func (n *Node) Watch(ctx context.Context) {
 	}
 }
 
-// Drop closes all links with a machine, so that whoever waits for an answer of it has one (KindLost).
+// Drop closes all links with a machine, so that whoever waits for an answer of it has one
+// (KindLost).
 func (n *Node) Drop(m sigma.MachineID) {
 	for _, l := range n.all() {
 		if l.Peer.Machine == m {
@@ -216,7 +245,8 @@ func (n *Node) all() (out []*Link) {
 	return out
 }
 
-// enter counts a link that has been agreed upon, and looks at the roster once more: a change that Watch saw before the link was counted must not be missed.
+// enter counts a link that has been agreed upon, and looks at the roster once more: a change that
+// Watch saw before the link was counted must not be missed.
 func (n *Node) enter(l *Link) error {
 	n.mu.Lock()
 	ls := n.links[l.Peer.Machine]
@@ -240,8 +270,10 @@ func (n *Node) enter(l *Link) error {
 	return nil
 }
 
-// admit says who is at the other end of a connection and whether it is a member (identity.Identity.Admit). A peer whose certificate is younger than what this machine has heard of members is one that was certified
-// a moment ago: it need not be turned away, only waited for, hearMax at most.
+// admit says who is at the other end of a connection and whether it is a member
+// (identity.Identity.Admit). A peer whose certificate is younger than what this machine has heard
+// of members is one that was certified a moment ago: it need not be turned away, only waited for,
+// hearMax at most.
 func (n *Node) admit(ctx context.Context, conn *tls.Conn) (identity.Subject, error) {
 	ctx, cancel := context.WithTimeout(ctx, hearMax)
 	defer cancel()

@@ -28,16 +28,19 @@ import (
 
 var proc = sigma.Principal{Realm: "default", Proc: "p"}
 
-// TestSession: a session over a link reaches a tree on the other machine, which knows who asks; and it ends at once when the machine is dropped.
+// TestSession: a session over a link reaches a tree on the other machine, which knows who asks; and
+// it ends at once when the machine is dropped.
 func TestSession(t *testing.T) {
 	s := newSystem(t)
 	m2 := s.join("m2")
-	l, err := m2.node.Dial(s.ctx, "m1", Target{ToService, "named"}, sigma.Principal{Realm: "default", Proc: "p", Machine: "m7"})
+	l, err := m2.node.Dial(s.ctx, "m1", Target{ToService, "named"}, sigma.Principal{Realm: "default", Proc: "p",
+		Machine: "m7"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	at := <-s.hosts["m1"].served
-	if want := (sigma.Principal{Realm: "default", Proc: "p", Machine: "m2"}); at.From != want || at.Peer.Machine != "m2" || at.Target != (Target{ToService, "named"}) || l.Peer.Machine != "m1" {
+	if want := (sigma.Principal{Realm: "default", Proc: "p", Machine: "m2"}); at.From != want ||
+		at.Peer.Machine != "m2" || at.Target != (Target{ToService, "named"}) || l.Peer.Machine != "m1" {
 		t.Errorf("got %+v of %v for %v", at.From, at.Peer, at.Target)
 	}
 	var served sync.WaitGroup
@@ -90,7 +93,8 @@ func TestAuthorise(t *testing.T) {
 	}
 	l.Close()
 	_, err = m2.node.Dial(s.ctx, "m1", Target{ToService, "x"}, proc)
-	if sigma.KindOf(err) != sigma.KindNotFound || !strings.Contains(err.Error(), "machine m1 refuses: no such service") || sigma.HintOf(err) != "named is one" {
+	if sigma.KindOf(err) != sigma.KindNotFound || !strings.Contains(err.Error(),
+		"machine m1 refuses: no such service") || sigma.HintOf(err) != "named is one" {
 		t.Errorf("got %v, %v", err, sigma.HintOf(err))
 	}
 	if _, err := m2.node.Dial(s.ctx, "m7", Target{ToService, "x"}, proc); sigma.KindOf(err) != sigma.KindNotFound {
@@ -98,7 +102,8 @@ func TestAuthorise(t *testing.T) {
 	}
 }
 
-// Goal: whatever strangers send before the handshake, instead of it, or after it, the machine serves the others, and says nothing to them.
+// Goal: whatever strangers send before the handshake, instead of it, or after it, the machine
+// serves the others, and says nothing to them.
 func TestHostile(t *testing.T) {
 	s := newSystem(t)
 	m2 := s.join("m2")
@@ -130,7 +135,8 @@ func TestHostile(t *testing.T) {
 	}
 	cert, _ := m2.id.ClientConfig("m1").GetClientCertificate(nil)
 	for i, b := range [][]byte{nil, {0}, {0, 0, 0, 0}, {0xff, 0xff, 0xff, 0xff}, {4, 0, 0, 0, 1, 2, 3, 4}, {1, 0, 0}} {
-		conn, err := tls.Dial("tcp", address, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{identity.ProtocolLink}, Certificates: []tls.Certificate{*cert}})
+		conn, err := tls.Dial("tcp", address, &tls.Config{InsecureSkipVerify: true,
+			NextProtos: []string{identity.ProtocolLink}, Certificates: []tls.Certificate{*cert}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -192,7 +198,8 @@ func (p *pipes) Close() error   { p.once.Do(func() { close(p.over) }); return ni
 func (p *pipes) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(10, 0, 0, 1), Port: 7700} }
 
 // member makes an identity of a machine of a.
-func member(t *testing.T, a *identity.Authority, roster *identity.Roster, name sigma.MachineID, life sigma.Incarnation) (*identity.Identity, identity.Member) {
+func member(t *testing.T, a *identity.Authority, roster *identity.Roster, name sigma.MachineID,
+	life sigma.Incarnation) (*identity.Identity, identity.Member) {
 	t.Helper()
 	key := identity.NewKey()
 	pub := key.Public().(ed25519.PublicKey)
@@ -200,11 +207,13 @@ func member(t *testing.T, a *identity.Authority, roster *identity.Roster, name s
 	if err != nil {
 		t.Fatal(err)
 	}
-	id, err := identity.New(identity.Config{Key: key, Certificate: der, Authorities: [][]byte{a.Certificate()}, Roster: roster})
+	id, err := identity.New(identity.Config{Key: key, Certificate: der, Authorities: [][]byte{a.Certificate()},
+		Roster: roster})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return id, identity.Member{Machine: name, Key: identity.KeyFingerprint(pub), Address: "10.0.0." + string(name[1:]) + ":7700", Incarnation: life}
+	return id, identity.Member{Machine: name, Key: identity.KeyFingerprint(pub),
+		Address: "10.0.0." + string(name[1:]) + ":7700", Incarnation: life}
 }
 
 // bubble runs m1, which listens on a network of pipes, and m2, which can dial it.
@@ -227,7 +236,9 @@ func bubbleOf(t *testing.T, heard int, do func(t *testing.T, net *pipes, m1, m2 
 		if err != nil {
 			t.Fatal(err)
 		}
-		m2, err := New(Config{Identity: id2, Connect: func(context.Context, string) (net.Conn, error) { return network.dialFrom(2) }})
+		m2, err := New(Config{Identity: id2, Connect: func(context.Context, string) (net.Conn, error) {
+			return network.dialFrom(2)
+		}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -241,7 +252,8 @@ func bubbleOf(t *testing.T, heard int, do func(t *testing.T, net *pipes, m1, m2 
 	})
 }
 
-// Goal: addresses that connect and say nothing hold a bounded number of places for a bounded time, and do not keep members out.
+// Goal: addresses that connect and say nothing hold a bounded number of places for a bounded time,
+// and do not keep members out.
 func TestSilent(t *testing.T) {
 	bubble(t, func(t *testing.T, network *pipes, m1, m2 *Node, _ *identity.Roster) {
 		var open []net.Conn
@@ -282,7 +294,8 @@ func TestSilent(t *testing.T) {
 	})
 }
 
-// Goal: a machine that does not answer, or with nothing, or garbage, is an error within seconds; then it is left alone for a while, and found soon when it is back.
+// Goal: a machine that does not answer, or with nothing, or garbage, is an error within seconds;
+// then it is left alone for a while, and found soon when it is back.
 func TestBackoff(t *testing.T) {
 	bubble(t, func(t *testing.T, network *pipes, _, m2 *Node, _ *identity.Roster) {
 		good := m2.cfg.Connect
@@ -306,7 +319,8 @@ func TestBackoff(t *testing.T) {
 		for what, answer := range answers {
 			m2.cfg.Connect = func(context.Context, string) (net.Conn, error) { dials++; return answer() }
 			began := time.Now()
-			if _, err := m2.Dial(t.Context(), "m1", Target{ToService, "x"}, proc); sigma.KindOf(err) != sigma.KindUnavailable || !strings.Contains(err.Error(), "10.0.0.1:7700") {
+			if _, err := m2.Dial(t.Context(), "m1", Target{ToService, "x"},
+				proc); sigma.KindOf(err) != sigma.KindUnavailable || !strings.Contains(err.Error(), "10.0.0.1:7700") {
 				t.Errorf("%s answers: %v", what, err)
 			}
 			if d := time.Since(began); d > connectMax+handshakeMax {
@@ -345,7 +359,8 @@ func TestBackoff(t *testing.T) {
 	})
 }
 
-// TestHeardOfLater: a machine that was certified a moment ago is waited for by one that has not heard of it yet, and refused in words if it stays unheard of.
+// TestHeardOfLater: a machine that was certified a moment ago is waited for by one that has not
+// heard of it yet, and refused in words if it stays unheard of.
 func TestHeardOfLater(t *testing.T) {
 	bubbleOf(t, 1, func(t *testing.T, _ *pipes, m1, m2 *Node, roster *identity.Roster) {
 		dial := func() error {
@@ -356,7 +371,8 @@ func TestHeardOfLater(t *testing.T) {
 			return err
 		}
 		began := time.Now()
-		if err := dial(); sigma.KindOf(err) != sigma.KindUnavailable || !strings.Contains(err.Error(), "not yet heard of machine m2") || time.Since(began) < hearMax {
+		if err := dial(); sigma.KindOf(err) != sigma.KindUnavailable || !strings.Contains(err.Error(),
+			"not yet heard of machine m2") || time.Since(began) < hearMax {
 			t.Errorf("m1 has not heard of m2: %v, after %v", err, time.Since(began))
 		}
 		answered := make(chan error, 1)
@@ -364,14 +380,16 @@ func TestHeardOfLater(t *testing.T) {
 		go func() { answered <- dial() }()
 		synctest.Wait()
 		self := m2.cfg.Identity.Self()
-		roster.Set(self.Epoch, append(roster.Members(), identity.Member{Machine: self.Machine, Key: self.Key, Incarnation: self.Incarnation}))
+		roster.Set(self.Epoch, append(roster.Members(), identity.Member{Machine: self.Machine, Key: self.Key,
+			Incarnation: self.Incarnation}))
 		if err := <-answered; err != nil || time.Since(began) > 0 {
 			t.Errorf("m1 has heard of m2: %v, after %v", err, time.Since(began))
 		}
 	})
 }
 
-// Goal: links end as soon as the roster no longer holds their peer, whichever side dialled, and no other links do.
+// Goal: links end as soon as the roster no longer holds their peer, whichever side dialled, and no
+// other links do.
 func TestRemovedAtOnce(t *testing.T) {
 	bubble(t, func(t *testing.T, _ *pipes, m1, m2 *Node, roster *identity.Roster) {
 		l, err := m2.Dial(t.Context(), "m1", Target{ToService, "x"}, proc)
@@ -528,7 +546,8 @@ func TestEnrolmentsBound(t *testing.T) {
 }
 
 func FuzzParseHello(f *testing.F) {
-	h := Hello{VersionLeast, VersionMost, time.Unix(1, 0), sigma.Principal{Realm: "default", Proc: "p", Machine: "m1"}, Target{ToService, "named"}}
+	h := Hello{VersionLeast, VersionMost, time.Unix(1, 0), sigma.Principal{Realm: "default", Proc: "p", Machine: "m1"},
+		Target{ToService, "named"}}
 	payload, err := h.encode()
 	if err != nil {
 		f.Fatal(err)
@@ -548,7 +567,8 @@ func FuzzParseHello(f *testing.F) {
 }
 
 func FuzzParseAnswer(f *testing.F) {
-	for _, a := range []*answer{{Version: 1, Clock: time.Unix(1, 0)}, refusal(sigma.Errorf("x", sigma.KindBusy, "words"), time.Unix(1, 0))} {
+	for _, a := range []*answer{{Version: 1, Clock: time.Unix(1, 0)},
+		refusal(sigma.Errorf("x", sigma.KindBusy, "words"), time.Unix(1, 0))} {
 		payload, err := answerPayload(a)
 		if err != nil {
 			f.Fatal(err)

@@ -7,8 +7,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Traffic is what kind of bytes a connection to another machine carries: the six bits of a packet's head by which it is told on its way (RFC 2474), with two bits 0 beneath, as IP_TOS takes it. Switches may honour it; the machine's
-// own interface does ("sigma up", docs/reference/machines.md). Packets of best-effort procs and of everybody else on the host have no mark.
+// Traffic is what kind of bytes a connection to another machine carries: the six bits of a packet's
+// head by which it is told on its way (RFC 2474), with two bits 0 beneath, as IP_TOS takes it.
+// Switches may honour it; the machine's own interface does ("sigma up",
+// docs/reference/machines.md). Packets of best-effort procs and of everybody else on the host have
+// no mark.
 type Traffic uint8
 
 const (
@@ -18,10 +21,12 @@ const (
 	TrafficLatencyCritical Traffic = 0xb8
 )
 
-// priority is that of marked sockets, by which queues without classes choose (pfifo_fast): the highest that an ordinary program may set.
+// priority is that of marked sockets, by which queues without classes choose (pfifo_fast): the
+// highest that an ordinary program may set.
 const priority = 6
 
-// Mark makes conn one of this kind, from now on. A network that does not know marks is none the worse, so a failure is passed over.
+// Mark makes conn one of this kind, from now on. A network that does not know marks is none the
+// worse, so a failure is passed over.
 func (t Traffic) Mark(conn syscall.Conn) {
 	raw, err := conn.SyscallConn()
 	if err != nil {

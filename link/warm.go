@@ -14,7 +14,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Limits of the direct connections that are made before they are needed, so that a dial is one round trip.
+// Limits of the direct connections that are made before they are needed, so that a dial is one
+// round trip.
 const (
 	warmMost    = 16               // to one machine: what procs dial there within the time that a new one takes
 	warmLeast   = 2                // after the first dial; it doubles each time that none was there
@@ -39,9 +40,13 @@ type warmth struct {
 	more     chan struct{} // takes one: something is wanted
 }
 
-// DialDirect connects to target on machine m for from, whose Machine is set to this one, by a TCP connection of its own, in the clear. It is the caller's, and nothing of this package is on its way any more: it does not end with the
-// roster's mind, so whoever has it made notes what to cut. KindUnsupported: that machine makes none, or this one; then Dial does it. Other errors are those of Dial. Watch must run.
-func (n *Node) DialDirect(ctx context.Context, m sigma.MachineID, target Target, from sigma.Principal) (*net.TCPConn, error) {
+// DialDirect connects to target on machine m for from, whose Machine is set to this one, by a TCP
+// connection of its own, in the clear. It is the caller's, and nothing of this package is on its
+// way any more: it does not end with the roster's mind, so whoever has it made notes what to cut.
+// KindUnsupported: that machine makes none, or this one; then Dial does it. Other errors are those
+// of Dial. Watch must run.
+func (n *Node) DialDirect(ctx context.Context, m sigma.MachineID, target Target, from sigma.Principal) (*net.TCPConn,
+	error) {
 	const op = "link.DialDirect"
 	if n.cfg.Reserve == nil {
 		return nil, sigma.Errorf(op, sigma.KindUnsupported, "this machine makes no direct connections")
@@ -77,7 +82,8 @@ func (n *Node) DialDirect(ctx context.Context, m sigma.MachineID, target Target,
 			return nil, theirs(n.failed(ctx, member, err))
 		}
 	}
-	return nil, &sigma.Error{Op: op, Kind: sigma.KindUnavailable, Msg: fmt.Sprintf("machine %s ends direct connections without an answer", m), Err: err}
+	return nil, &sigma.Error{Op: op, Kind: sigma.KindUnavailable,
+		Msg: fmt.Sprintf("machine %s ends direct connections without an answer", m), Err: err}
 }
 
 // keyFor is the key for dialling a machine; the link that it comes from is made if there is none.
@@ -202,7 +208,8 @@ func (n *Node) takeWarm(m sigma.MachineID, k *directKey) *started {
 	}
 }
 
-// alive says whether the other side still waits: it says nothing meanwhile, so anything to read is an end.
+// alive says whether the other side still waits: it says nothing meanwhile, so anything to read is
+// an end.
 func (s *started) alive() bool {
 	raw, err := s.conn.SyscallConn()
 	if err != nil {
@@ -217,7 +224,8 @@ func (s *started) alive() bool {
 	return quiet
 }
 
-// tend keeps connections for a machine as long as it is dialled now and then, and its key for a while after.
+// tend keeps connections for a machine as long as it is dialled now and then, and its key for a
+// while after.
 func (n *Node) tend(ctx context.Context, m sigma.MachineID, w *warmth) {
 	tick := time.NewTicker(warmTick)
 	defer tick.Stop()

@@ -53,7 +53,8 @@ func (forgetful) Save(context.Context, []machines.Effect) error { return nil }
 
 // patient never judges within a test.
 func patient() machines.Timing {
-	return machines.Timing{Interval: time.Hour, Suspect: 2 * time.Hour, Lost: 4 * time.Hour, Vouched: 8 * time.Hour, Report: 3 * time.Hour, Tick: 10 * time.Millisecond}
+	return machines.Timing{Interval: time.Hour, Suspect: 2 * time.Hour, Lost: 4 * time.Hour, Vouched: 8 * time.Hour,
+		Report: 3 * time.Hour, Tick: 10 * time.Millisecond}
 }
 
 // newSystem founds a system with machine m1.
@@ -65,7 +66,9 @@ func newSystem(t testing.TB) *system {
 	}
 	ctx, stop := context.WithCancel(t.Context())
 	s := &system{t: t, ctx: ctx, authority: a, hosts: map[sigma.MachineID]*host_{}, refused: make(chan refusedAt, 1000)}
-	s.registry, err = machines.NewRegistry(time.Now(), machines.RegistryConfig{Core: machines.Config{Self: "m1", Timing: patient()}, Authority: a, Store: forgetful{}, Act: s.act})
+	s.registry, err = machines.NewRegistry(time.Now(),
+		machines.RegistryConfig{Core: machines.Config{Self: "m1", Timing: patient()}, Authority: a, Store: forgetful{},
+			Act: s.act})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -73,7 +76,8 @@ func newSystem(t testing.TB) *system {
 	t.Cleanup(func() { stop(); s.all.Wait() })
 	h, ln := s.listen()
 	pub := h.key.Public().(ed25519.PublicKey)
-	g, err := s.registry.Found(ctx, machines.Request{ID: "m1", Key: identity.KeyFingerprint(pub), Address: h.address}, pub)
+	g, err := s.registry.Found(ctx, machines.Request{ID: "m1", Key: identity.KeyFingerprint(pub), Address: h.address},
+		pub)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -97,29 +101,34 @@ func (s *system) listen() (*host_, net.Listener) {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	return &host_{key: identity.NewKey(), address: ln.Addr().String(), served: make(chan *Link, 16), direct: make(chan taken, 64), batches: make(chan batched, 64)}, ln
+	return &host_{key: identity.NewKey(), address: ln.Addr().String(), served: make(chan *Link, 16),
+		direct: make(chan taken, 64), batches: make(chan batched, 64)}, ln
 }
 
 // start runs a machine that has been granted its certificate.
 func (s *system) start(h *host_, ln net.Listener, g *identity.Grant) {
 	s.t.Helper()
-	id, err := identity.New(identity.Config{Key: h.key, Certificate: g.Certificate, Authorities: g.Authorities, Roster: g.Roster(), Now: func() time.Time { return time.Now().Add(h.offset) }})
+	id, err := identity.New(identity.Config{Key: h.key, Certificate: g.Certificate, Authorities: g.Authorities,
+		Roster: g.Roster(), Now: func() time.Time {
+			return time.Now().Add(h.offset)
+		}})
 	if err != nil {
 		s.t.Fatal(err)
 	}
 	h.id = id
-	h.node, err = New(Config{Identity: id, Enrol: s.registry, Reserve: h.reserve, Batch: h.takeBatch, Serve: func(ctx context.Context, l *Link) {
-		select {
-		case h.served <- l:
-		default:
-		}
-		<-ctx.Done()
-	}, Events: Events{Refused: func(from net.Addr, err error) {
-		select {
-		case s.refused <- refusedAt{from.String(), err}:
-		default:
-		}
-	}}})
+	h.node, err = New(Config{Identity: id, Enrol: s.registry, Reserve: h.reserve, Batch: h.takeBatch,
+		Serve: func(ctx context.Context, l *Link) {
+			select {
+			case h.served <- l:
+			default:
+			}
+			<-ctx.Done()
+		}, Events: Events{Refused: func(from net.Addr, err error) {
+			select {
+			case s.refused <- refusedAt{from.String(), err}:
+			default:
+			}
+		}}})
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -159,7 +168,8 @@ func (s *system) token(uses int, ttl time.Duration) identity.Token {
 
 // ask tries to join through m1.
 func (s *system) ask(h *host_, name sigma.MachineID, tok *identity.Token, change func(*Join)) (*identity.Grant, error) {
-	j := Join{Address: s.hosts["m1"].address, Authority: s.authority.Fingerprint(), Token: tok, Key: h.key, Ask: identity.Enrolment{Machine: name, Address: h.address}}
+	j := Join{Address: s.hosts["m1"].address, Authority: s.authority.Fingerprint(), Token: tok, Key: h.key,
+		Ask: identity.Enrolment{Machine: name, Address: h.address}}
 	if change != nil {
 		change(&j)
 	}

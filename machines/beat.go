@@ -14,7 +14,8 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// A beat is a number, sent over a link that is for nothing else; the other side sends it back. Who beats is known from the link.
+// A beat is a number, sent over a link that is for nothing else; the other side sends it back. Who
+// beats is known from the link.
 const (
 	beatSize = 8
 	beatLink = 10 * time.Second // without a beat, after which an observer gives the link up
@@ -27,13 +28,18 @@ type BeaterConfig struct {
 	Controls func() []sigma.MachineID
 	// Dial makes a link for beats.
 	Dial func(ctx context.Context, m sigma.MachineID) (net.Conn, error)
-	// Over is called once, if a control machine says that this machine's life was ended (KindStale): by loss, or because the machine was removed. Its procs must be killed, and it must register again.
+	// Over is called once, if a control machine says that this machine's life was ended
+	// (KindStale): by loss, or because the machine was removed. Its procs must be killed, and it
+	// must register again.
 	Over func(err error)
-	// Silent is called, if set, with true once a control machine has not answered for Timing.Lost, and with false when it answers again. Connections with it may hang for long: its sigmad may stand still while its host takes what is sent.
+	// Silent is called, if set, with true once a control machine has not answered for Timing.Lost,
+	// and with false when it answers again. Connections with it may hang for long: its sigmad may
+	// stand still while its host takes what is sent.
 	Silent func(m sigma.MachineID, silent bool)
 }
 
-// Beater sends this machine's beats to all control machines, each by a goroutine of its own, so that one that hangs does not keep beats from the others.
+// Beater sends this machine's beats to all control machines, each by a goroutine of its own, so
+// that one that hangs does not keep beats from the others.
 type Beater struct {
 	cfg  BeaterConfig
 	over sync.Once
@@ -80,8 +86,9 @@ func (b *Beater) Run(ctx context.Context) {
 	}
 }
 
-// keep beats to one control machine. When no answer comes in time a new link is tried, and soon another, beside the old one: after a gap TCP waits ever longer before it tries again, and a network that is
-// back must be heard at once.
+// keep beats to one control machine. When no answer comes in time a new link is tried, and soon
+// another, beside the old one: after a gap TCP waits ever longer before it tries again, and a
+// network that is back must be heard at once.
 func (b *Beater) keep(ctx context.Context, m sigma.MachineID) {
 	var all sync.WaitGroup
 	defer all.Wait()
@@ -149,7 +156,8 @@ func (b *Beater) keep(ctx context.Context, m sigma.MachineID) {
 	}
 }
 
-// answers is how long ago one machine answered. Time in which this machine stood still itself does not count.
+// answers is how long ago one machine answered. Time in which this machine stood still itself does
+// not count.
 type answers struct {
 	heard, looked time.Time
 	silent        bool
@@ -174,8 +182,9 @@ func (a *answers) changed(now time.Time, p *pulse, t Timing) bool {
 	return a.silent != was
 }
 
-// dialsMax bounds the links to one machine that are tried at once. One of them is patient, for a network whose ways are long; the others are given up so soon that with each tick a new one can begin, for a
-// network that comes back.
+// dialsMax bounds the links to one machine that are tried at once. One of them is patient, for a
+// network whose ways are long; the others are given up so soon that with each tick a new one can
+// begin, for a network that comes back.
 const dialsMax = 5
 
 // try makes one link; without a conn it failed.
@@ -187,7 +196,8 @@ func (b *Beater) try(ctx context.Context, m sigma.MachineID, limit time.Duration
 	if err == nil {
 		return &pulse{conn: conn, patience: 2*b.cfg.Timing.Interval + time.Since(began), last: time.Now()}
 	}
-	if sigma.KindOf(err) == sigma.KindStale && b.cfg.Over != nil { // other refusals, such as of a wrong clock, end no life
+	if sigma.KindOf(err) == sigma.KindStale &&
+		b.cfg.Over != nil { // other refusals, such as of a wrong clock, end no life
 		b.over.Do(func() { b.cfg.Over(err) })
 	}
 	return &pulse{}
@@ -240,7 +250,8 @@ func (p *pulse) read() {
 	}
 }
 
-// Try reaches for a machine as a judge asks: one beat, answered within the time of ctx. Its error is nil if the machine lives.
+// Try reaches for a machine as a judge asks: one beat, answered within the time of ctx. Its error
+// is nil if the machine lives.
 func Try(ctx context.Context, dial func(ctx context.Context) (net.Conn, error)) error {
 	conn, err := dial(ctx)
 	if err != nil {
@@ -256,7 +267,8 @@ func Try(ctx context.Context, dial func(ctx context.Context) (net.Conn, error)) 
 	return sigma.Wrap("machines.Try", "", err)
 }
 
-// Observe answers the beats that come over a link, and tells each to hear (nil for a machine that is only probed), until the link ends or is silent for long. It closes conn.
+// Observe answers the beats that come over a link, and tells each to hear (nil for a machine that
+// is only probed), until the link ends or is silent for long. It closes conn.
 func Observe(ctx context.Context, conn net.Conn, hear func(at time.Time)) {
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { conn.Close() })()
@@ -275,7 +287,8 @@ func Observe(ctx context.Context, conn net.Conn, hear func(at time.Time)) {
 	}
 }
 
-// Ear is what an observer heard: it is reported to the judge, and is what the observer knows should it become the judge. Safe for concurrent use.
+// Ear is what an observer heard: it is reported to the judge, and is what the observer knows should
+// it become the judge. Safe for concurrent use.
 type Ear struct {
 	mu    sync.Mutex
 	heard map[sigma.MachineID]hearing // mu
@@ -319,7 +332,8 @@ func (e *Ear) Heard() map[sigma.MachineID]time.Time {
 	return out
 }
 
-// ReportMax is how much evidence fits one report; an observer of more machines sends several, each with what is freshest of the rest.
+// ReportMax is how much evidence fits one report; an observer of more machines sends several, each
+// with what is freshest of the rest.
 const ReportMax = 700
 
 // CodeEvidence is the payload of a report: a count, then of each name, incarnation, age.

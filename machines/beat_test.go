@@ -17,7 +17,8 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// wire is a network of one link that can be cut: then dials get no answer, and what is written goes nowhere, without an error.
+// wire is a network of one link that can be cut: then dials get no answer, and what is written goes
+// nowhere, without an error.
 type wire struct {
 	mu     sync.Mutex
 	cut    bool  // mu
@@ -69,12 +70,15 @@ func (w *wire) dial(ctx context.Context, _ sigma.MachineID) (net.Conn, error) {
 	return leaky{a, w}, nil
 }
 
-// Goal: beats come four times a second, soon again after a gap, and a machine whose life was ended learns it once; nothing is left running.
+// Goal: beats come four times a second, soon again after a gap, and a machine whose life was ended
+// learns it once; nothing is left running.
 func TestBeater(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &wire{ear: NewEar()}
 		var told atomic.Int32
-		b := NewBeater(BeaterConfig{Controls: func() []sigma.MachineID { return []sigma.MachineID{"m1"} }, Dial: w.dial, Over: func(error) { told.Add(1) }})
+		b := NewBeater(BeaterConfig{Controls: func() []sigma.MachineID {
+			return []sigma.MachineID{"m1"}
+		}, Dial: w.dial, Over: func(error) { told.Add(1) }})
 		ctx, stop := context.WithCancel(t.Context())
 		var all sync.WaitGroup
 		all.Go(func() { b.Run(ctx) })
@@ -139,7 +143,8 @@ func TestTry(t *testing.T) {
 	})
 }
 
-// TestFileStore: what was saved is there for who takes over, and who was taken over from cannot save.
+// TestFileStore: what was saved is there for who takes over, and who was taken over from cannot
+// save.
 func TestFileStore(t *testing.T) {
 	ctx := t.Context()
 	ns := space(t)
@@ -147,13 +152,16 @@ func TestFileStore(t *testing.T) {
 	if err != nil || st.Epoch != 0 || len(st.Members) != 0 {
 		t.Fatal(st, err)
 	}
-	m := Member{ID: "m1", Incarnation: 2, Address: "10.0.0.1:7700", Labels: map[string]string{"zone": "a"}, Joined: began, Control: true}
+	m := Member{ID: "m1", Incarnation: 2, Address: "10.0.0.1:7700", Labels: map[string]string{"zone": "a"},
+		Joined: began, Control: true}
 	m.Key[3] = 7
-	if err := first.Save(ctx, []Effect{SaveEpoch{2}, SaveMember{m}, SaveToken{Token{ID: "t", Uses: 3, Made: began}}, SaveMember{Member{ID: "m2"}}, DropMember{"m2"}}); err != nil {
+	if err := first.Save(ctx, []Effect{SaveEpoch{2}, SaveMember{m}, SaveToken{Token{ID: "t", Uses: 3, Made: began}},
+		SaveMember{Member{ID: "m2"}}, DropMember{"m2"}}); err != nil {
 		t.Fatal(err)
 	}
 	second, st, err := TakeOver(ctx, ns, "/machines", "m2", "")
-	if err != nil || st.Epoch != 2 || len(st.Members) != 1 || len(st.Tokens) != 1 || st.Members[0].Key != m.Key || st.Members[0].Labels["zone"] != "a" || !st.Members[0].Joined.Equal(began) {
+	if err != nil || st.Epoch != 2 || len(st.Members) != 1 || len(st.Tokens) != 1 || st.Members[0].Key != m.Key ||
+		st.Members[0].Labels["zone"] != "a" || !st.Members[0].Joined.Equal(began) {
 		t.Fatalf("%+v, %v", st, err)
 	}
 	if err := first.Save(ctx, []Effect{SaveEpoch{3}}); sigma.KindOf(err) != sigma.KindStale {
@@ -248,13 +256,17 @@ func FuzzCodeEvidence(f *testing.F) {
 		if sigmap.Parse(payload, func(c *sigmap.Coder) { CodeEvidence(c, &es) }) != nil {
 			return
 		}
-		if again, err := sigmap.Payload(func(c *sigmap.Coder) { CodeEvidence(c, &es) }); err != nil || !bytes.Equal(again, payload) {
+		if again, err := sigmap.Payload(func(c *sigmap.Coder) {
+			CodeEvidence(c, &es)
+		}); err != nil || !bytes.Equal(again, payload) {
 			t.Errorf("%x became %x, %v", payload, again, err)
 		}
 	})
 }
 
-// Goal: whoever decided when a snapshot was taken, the machine that begins with it decides alone, in lives with numbers that nobody has had, and neither other control machines nor old tokens come in.
+// Goal: whoever decided when a snapshot was taken, the machine that begins with it decides alone,
+// in lives with numbers that nobody has had, and neither other control machines nor old tokens come
+// in.
 func TestSucceed(t *testing.T) {
 	ns := space(t)
 	store, _, err := TakeOver(t.Context(), ns, "/machines", "m3", "")

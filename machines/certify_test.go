@@ -15,7 +15,10 @@ func TestCertify(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d, err := NewDaemon(DaemonConfig{Self: "m1", Namespace: space(t), Path: "/machines", Authority: func(bool) (*identity.Authority, error) { return authority, nil }})
+	d, err := NewDaemon(DaemonConfig{Self: "m1", Namespace: space(t), Path: "/machines",
+		Authority: func(bool) (*identity.Authority, error) {
+			return authority, nil
+		}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -25,8 +28,10 @@ func TestCertify(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		der, err := NewClient(root.(sigma.Caller)).Certify(t.Context(), identity.Subject{Machine: "m1", Incarnation: 2, Epoch: 2}, pub)
-		if (err == nil) != (want == sigma.KindOther) || err != nil && sigma.KindOf(err) != want || err == nil && len(der) == 0 {
+		der, err := NewClient(root.(sigma.Caller)).Certify(t.Context(), identity.Subject{Machine: "m1", Incarnation: 2,
+			Epoch: 2}, pub)
+		if (err == nil) != (want == sigma.KindOther) || err != nil && sigma.KindOf(err) != want || err == nil &&
+			len(der) == 0 {
 			t.Errorf("asked by %s: %d bytes, %v", who, len(der), err)
 		}
 	}
@@ -34,7 +39,8 @@ func TestCertify(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := NewClient(root.(sigma.Caller)).Certify(t.Context(), identity.Subject{Incarnation: 2}, pub[:7]); sigma.KindOf(err) != sigma.KindInvalid {
+	if _, err := NewClient(root.(sigma.Caller)).Certify(t.Context(), identity.Subject{Incarnation: 2},
+		pub[:7]); sigma.KindOf(err) != sigma.KindInvalid {
 		t.Errorf("a key of 7 bytes: %v", err)
 	}
 }

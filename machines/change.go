@@ -28,13 +28,16 @@ func (c *Core) makeToken(now time.Time, e MakeToken) ([]Effect, error) {
 	case e.ID == "" || c.tokens[e.ID] != nil:
 		return nil, sigma.Errorf(op, sigma.KindExists, "there is a token %.80s", e.ID)
 	case e.Uses < 0 || e.Uses > TokenUsesMax:
-		return nil, sigma.Errorf(op, sigma.KindInvalid, "a token can be used 1 to %d times, not %d", TokenUsesMax, e.Uses)
+		return nil, sigma.Errorf(op, sigma.KindInvalid, "a token can be used 1 to %d times, not %d", TokenUsesMax,
+			e.Uses)
 	case e.TTL < 0 || e.TTL > TokenAgeMax:
 		return nil, sigma.Errorf(op, sigma.KindInvalid, "a token is good for at most %v, not %v", TokenAgeMax, e.TTL)
 	case len(c.tokens) >= TokensMax:
-		return nil, &sigma.Error{Op: op, Kind: sigma.KindBusy, Msg: fmt.Sprintf("there are %d tokens", TokensMax), Hint: "those that ended are forgotten after a day; make one with more uses"}
+		return nil, &sigma.Error{Op: op, Kind: sigma.KindBusy, Msg: fmt.Sprintf("there are %d tokens", TokensMax),
+			Hint: "those that ended are forgotten after a day; make one with more uses"}
 	case len(c.members) > 0 && !c.reachable():
-		return nil, &sigma.Error{Op: op, Kind: sigma.KindUnavailable, Msg: "no machine can join: no machine of the system was started with an address that others can reach",
+		return nil, &sigma.Error{Op: op, Kind: sigma.KindUnavailable,
+			Msg:  "no machine can join: no machine of the system was started with an address that others can reach",
 			Hint: "restart it with one: sigma down; sigma up --address HOST:PORT, as in 10.0.0.1:7700"}
 	}
 	t := &Token{ID: e.ID, Key: e.Key, Uses: e.Uses, Made: now, Expires: now.Add(e.TTL)}
@@ -80,10 +83,12 @@ func (c *Core) forgetTokens(now time.Time) (out []Effect) {
 	return out
 }
 
-// useToken says whether a token lets somebody in. Who does not know its secret learns nothing about it.
+// useToken says whether a token lets somebody in. Who does not know its secret learns nothing about
+// it.
 func (c *Core) useToken(now time.Time, id identity.TokenID, proven bool) (*Token, error) {
 	refuse := func(format string, args ...any) (*Token, error) {
-		return nil, &sigma.Error{Op: "machines.Enrol", Kind: sigma.KindPermission, Msg: fmt.Sprintf(format, args...), Hint: "make a token on a machine of the system: sigma token create"}
+		return nil, &sigma.Error{Op: "machines.Enrol", Kind: sigma.KindPermission, Msg: fmt.Sprintf(format, args...),
+			Hint: "make a token on a machine of the system: sigma token create"}
 	}
 	t := c.tokens[id]
 	switch {
@@ -96,7 +101,8 @@ func (c *Core) useToken(now time.Time, id identity.TokenID, proven bool) (*Token
 	case t.Uses <= 0:
 		return refuse("token %s was used up", id)
 	case !now.Before(t.Expires):
-		return refuse("token %s expired at %s; the clock here says %s", id, t.Expires.UTC().Format(time.RFC3339), now.UTC().Format(time.RFC3339))
+		return refuse("token %s expired at %s; the clock here says %s", id, t.Expires.UTC().Format(time.RFC3339),
+			now.UTC().Format(time.RFC3339))
 	}
 	return t, nil
 }
@@ -111,12 +117,14 @@ func (c *Core) found(now time.Time, r Request) ([]Effect, error) {
 	if err := r.check(true); err != nil {
 		return nil, err
 	}
-	m := &member{Member: Member{ID: r.ID, Key: r.Key, Labels: maps.Clone(r.Labels), Given: maps.Clone(r.Labels), Control: true, Joined: now}}
+	m := &member{Member: Member{ID: r.ID, Key: r.Key, Labels: maps.Clone(r.Labels), Given: maps.Clone(r.Labels),
+		Control: true, Joined: now}}
 	c.members[r.ID] = m
 	return c.register(now, m, r), nil
 }
 
-// enrol registers a machine. The same name with the same key is the same machine: it lost the answer to its join, was started again, or comes back.
+// enrol registers a machine. The same name with the same key is the same machine: it lost the
+// answer to its join, was started again, or comes back.
 func (c *Core) enrol(now time.Time, e Enrol) ([]Effect, error) {
 	const op = "machines.Enrol"
 	if err := e.check(len(c.members) == 1 && c.members[e.ID] != nil); err != nil {
@@ -136,7 +144,8 @@ func (c *Core) enrol(now time.Time, e Enrol) ([]Effect, error) {
 		return nil, err
 	}
 	if c.members[e.ID] != nil {
-		return nil, &sigma.Error{Op: op, Kind: sigma.KindExists, Msg: fmt.Sprintf("there is a machine %s", e.ID), Hint: "join under another name (--machine), or remove that machine first (sigma machine rm)"}
+		return nil, &sigma.Error{Op: op, Kind: sigma.KindExists, Msg: fmt.Sprintf("there is a machine %s", e.ID),
+			Hint: "join under another name (--machine), or remove that machine first (sigma machine rm)"}
 	}
 	for _, m := range c.sorted() {
 		if m.Key == e.Key {
@@ -149,12 +158,15 @@ func (c *Core) enrol(now time.Time, e Enrol) ([]Effect, error) {
 	if t.Uses--; t.Uses == 0 {
 		t.Over = now
 	}
-	m := &member{Member: Member{ID: e.ID, Key: e.Key, Labels: maps.Clone(e.Labels), Given: maps.Clone(e.Labels), Joined: now, Token: e.Token}}
+	m := &member{Member: Member{ID: e.ID, Key: e.Key, Labels: maps.Clone(e.Labels), Given: maps.Clone(e.Labels),
+		Joined: now, Token: e.Token}}
 	c.members[e.ID] = m
-	return append([]Effect{SaveToken{*t}}, c.register(now, m, e.Request)...), nil // the use first: a crash in between costs a use, never gives one
+	return append([]Effect{SaveToken{*t}}, c.register(now, m, e.Request)...),
+		nil // the use first: a crash in between costs a use, never gives one
 }
 
-// give changes the labels by what the machine says differently from last time; what operators changed since stays.
+// give changes the labels by what the machine says differently from last time; what operators
+// changed since stays.
 func (m *member) give(labels map[string]string) {
 	if maps.Equal(labels, m.Given) {
 		return
@@ -182,7 +194,8 @@ func (c *Core) register(now time.Time, m *member, r Request) []Effect {
 	m.Incarnation, m.Lost, m.suspect = sigma.Incarnation(epoch), false, false
 	m.Address, m.Version, m.CPU, m.Memory = r.Address, r.Version, r.CPU, r.Memory
 	m.heard, m.vouched, m.probed, m.grace = now, time.Time{}, time.Time{}, now.Add(c.timing.Join)
-	// The roster comes last: the links of the life before end with it, and those of a control machine carry what is written before.
+	// The roster comes last: the links of the life before end with it, and those of a control
+	// machine carry what is written before.
 	return []Effect{save, SaveMember{m.copy()}, Certify{m.copy(), epoch}, c.publish()}
 }
 
@@ -195,7 +208,9 @@ func (r *Request) check(alone bool) error {
 	switch {
 	case r.Address == "" && alone:
 	case r.Address == "":
-		return &sigma.Error{Op: op, Kind: sigma.KindInvalid, Msg: "a machine of a system of several needs an address that the others can reach", Hint: "give one, as in --address 10.0.0.2:7700"}
+		return &sigma.Error{Op: op, Kind: sigma.KindInvalid,
+			Msg:  "a machine of a system of several needs an address that the others can reach",
+			Hint: "give one, as in --address 10.0.0.2:7700"}
 	default:
 		if err := identity.CheckAddress(r.Address); err != nil {
 			return sigma.Wrap(op, "", err)
@@ -214,7 +229,9 @@ func checkLabels(labels map[string]string) error {
 	}
 	for _, name := range slices.Sorted(maps.Keys(labels)) {
 		if !labelOK(name, false) || !labelOK(labels[name], true) {
-			return &sigma.Error{Op: op, Kind: sigma.KindInvalid, Msg: fmt.Sprintf("%.80q is no label", name+"="+labels[name]), Hint: "use 1 to 63 of a-z, A-Z, 0-9, '.', '_' and '-' on each side, as in zone=rack-7"}
+			return &sigma.Error{Op: op, Kind: sigma.KindInvalid, Msg: fmt.Sprintf("%.80q is no label",
+				name+"="+labels[name]),
+				Hint: "use 1 to 63 of a-z, A-Z, 0-9, '.', '_' and '-' on each side, as in zone=rack-7"}
 		}
 	}
 	return nil
@@ -223,7 +240,8 @@ func checkLabels(labels map[string]string) error {
 func labelOK(s string, empty bool) bool {
 	for i := range len(s) {
 		ch := s[i]
-		if (ch < 'a' || ch > 'z') && (ch < 'A' || ch > 'Z') && (ch < '0' || ch > '9') && ch != '.' && ch != '_' && ch != '-' {
+		if (ch < 'a' || ch > 'z') && (ch < 'A' || ch > 'Z') && (ch < '0' || ch > '9') && ch != '.' && ch != '_' &&
+			ch != '-' {
 			return false
 		}
 	}
@@ -236,7 +254,8 @@ func (c *Core) change(e Event) ([]Effect, error) {
 		if m := c.members[id]; m != nil {
 			return m, nil
 		}
-		return nil, &sigma.Error{Op: "machines.Step", Kind: sigma.KindNotFound, Msg: fmt.Sprintf("there is no machine %.80s", id), Hint: "sigma machine ls lists them"}
+		return nil, &sigma.Error{Op: "machines.Step", Kind: sigma.KindNotFound,
+			Msg: fmt.Sprintf("there is no machine %.80s", id), Hint: "sigma machine ls lists them"}
 	}
 	switch e := e.(type) {
 	case Cordon:
@@ -332,7 +351,8 @@ func (c *Core) mayControl(e Control) error {
 	case !e.On && n == 1:
 		return sigma.Errorf(op, sigma.KindInvalid, "machine %s is the last control machine", m.ID)
 	case !e.On && m.ID == c.self:
-		return &sigma.Error{Op: op, Kind: sigma.KindInvalid, Msg: fmt.Sprintf("machine %s decides about membership", m.ID), Hint: "stop sigmaOS there (sigma down), so that another control machine takes over; then ask again"}
+		return &sigma.Error{Op: op, Kind: sigma.KindInvalid, Msg: fmt.Sprintf("machine %s decides about membership",
+			m.ID), Hint: "stop sigmaOS there (sigma down), so that another control machine takes over; then ask again"}
 	}
 	return nil
 }
@@ -352,9 +372,12 @@ func mayRemove(m *member, force bool) error {
 	const op = "machines.Remove"
 	switch {
 	case m.Control:
-		return &sigma.Error{Op: op, Kind: sigma.KindInvalid, Msg: fmt.Sprintf("machine %s holds a part of the control plane", m.ID), Hint: "have it give that up first: sigma machine control " + string(m.ID) + " off"}
+		return &sigma.Error{Op: op, Kind: sigma.KindInvalid,
+			Msg:  fmt.Sprintf("machine %s holds a part of the control plane", m.ID),
+			Hint: "have it give that up first: sigma machine control " + string(m.ID) + " off"}
 	case !m.Lost && !m.Draining && !force:
-		return &sigma.Error{Op: op, Kind: sigma.KindBusy, Msg: fmt.Sprintf("machine %s may run procs", m.ID), Hint: "drain it first (sigma machine drain), or use --force and lose them"}
+		return &sigma.Error{Op: op, Kind: sigma.KindBusy, Msg: fmt.Sprintf("machine %s may run procs", m.ID),
+			Hint: "drain it first (sigma machine drain), or use --force and lose them"}
 	}
 	return nil
 }

@@ -11,7 +11,8 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// Client asks a Service. Safe for concurrent use. It is a link.Enroller, so that any machine can take machines in for the judge.
+// Client asks a Service. Safe for concurrent use. It is a link.Enroller, so that any machine can
+// take machines in for the judge.
 type Client struct{ root sigma.Caller }
 
 // NewClient uses the root of an attached Service.
@@ -33,10 +34,14 @@ func (c *Client) ask(ctx context.Context, method string, put, take func(*sigmap.
 	return sigmap.Parse(reply, take)
 }
 
-// Token makes a token and returns its text, which nobody can be told again. 0 uses or no ttl are the defaults: once, within an hour.
+// Token makes a token and returns its text, which nobody can be told again. 0 uses or no ttl are
+// the defaults: once, within an hour.
 func (c *Client) Token(ctx context.Context, uses int, ttl time.Duration) (text string, err error) {
 	n := uint32(max(0, min(uses, TokenUsesMax+1)))
-	err = c.ask(ctx, CallToken, func(p *sigmap.Coder) { p.U32(&n); p.Duration(&ttl) }, func(p *sigmap.Coder) { p.Str(&text) })
+	err = c.ask(ctx, CallToken, func(p *sigmap.Coder) {
+		p.U32(&n)
+		p.Duration(&ttl)
+	}, func(p *sigmap.Coder) { p.Str(&text) })
 	return text, err
 }
 
@@ -55,7 +60,9 @@ func (c *Client) List(ctx context.Context) (all []sigma.MachineInfo, err error) 
 	for more := true; more; {
 		skip := uint32(len(all))
 		var page []sigma.MachineInfo
-		if err := c.ask(ctx, CallList, func(p *sigmap.Coder) { p.U32(&skip) }, func(p *sigmap.Coder) { p.Bool(&more); codeInfos(p, &page) }); err != nil {
+		if err := c.ask(ctx, CallList, func(p *sigmap.Coder) {
+			p.U32(&skip)
+		}, func(p *sigmap.Coder) { p.Bool(&more); codeInfos(p, &page) }); err != nil {
 			return nil, err
 		}
 		all = append(all, page...)
@@ -64,9 +71,13 @@ func (c *Client) List(ctx context.Context) (all []sigma.MachineInfo, err error) 
 	return all, nil
 }
 
-// Cordon keeps new procs away from a machine, or lets them come again, and waits until the machine acts by it. acts is false if it did not say so within 2 s: it does as soon as it hears of it.
+// Cordon keeps new procs away from a machine, or lets them come again, and waits until the machine
+// acts by it. acts is false if it did not say so within 2 s: it does as soon as it hears of it.
 func (c *Client) Cordon(ctx context.Context, id sigma.MachineID, on bool) (acts bool, err error) {
-	err = c.ask(ctx, CallCordon, func(p *sigmap.Coder) { p.Str((*string)(&id)); p.Bool(&on) }, func(p *sigmap.Coder) { p.Bool(&acts) })
+	err = c.ask(ctx, CallCordon, func(p *sigmap.Coder) {
+		p.Str((*string)(&id))
+		p.Bool(&on)
+	}, func(p *sigmap.Coder) { p.Bool(&acts) })
 	return acts, err
 }
 
@@ -131,7 +142,8 @@ func (c *Client) Renew(ctx context.Context, inc sigma.Incarnation, key []byte) (
 	return reply, err
 }
 
-// Report tells what this machine heard. Of more than ReportMax only the freshest are told: those that matter.
+// Report tells what this machine heard. Of more than ReportMax only the freshest are told: those
+// that matter.
 func (c *Client) Report(ctx context.Context, es []Evidence) error {
 	es = es[:min(len(es), ReportMax)]
 	return c.ask(ctx, CallReport, func(p *sigmap.Coder) { CodeEvidence(p, &es) }, nil)
@@ -167,9 +179,12 @@ func (c *Client) roster(ctx context.Context, epoch uint64) (uint64, []identity.M
 	return epoch, all, nil
 }
 
-// Errands waits for errands. seen is the number that came with the last ones (0 at first); giving it says that they are being done.
+// Errands waits for errands. seen is the number that came with the last ones (0 at first); giving
+// it says that they are being done.
 func (c *Client) Errands(ctx context.Context, seen uint64) (number uint64, list []Errand, err error) {
-	err = c.ask(ctx, CallErrands, func(p *sigmap.Coder) { p.U64(&seen) }, func(p *sigmap.Coder) { p.U64(&number); codeErrands(p, &list) })
+	err = c.ask(ctx, CallErrands, func(p *sigmap.Coder) {
+		p.U64(&seen)
+	}, func(p *sigmap.Coder) { p.U64(&number); codeErrands(p, &list) })
 	return number, list, err
 }
 

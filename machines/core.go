@@ -1,13 +1,19 @@
-// Package machines decides who is a machine of the system and which machines are alive: tokens, joins, lives (incarnations), heartbeats, suspicion, loss, return, cordon, drain,
-// labels, removal. Core is the pure state machine; machined carries out its effects.
+// Package machines decides who is a machine of the system and which machines are alive: tokens,
+// joins, lives (incarnations), heartbeats, suspicion, loss, return, cordon, drain, labels, removal.
+// Core is the pure state machine; machined carries out its effects.
 //
-// It promises that a token is used at most as often as it was made for; that a name and a key belong to one machine; that incarnations and fence epochs, drawn from one counter, only grow; that a life that was ended never
-// counts again; that a machine whose beats arrive with less than Timing.Slack of delay is never declared lost; and that one that stays silent is, within Timing.Detect, as long as the judge has a majority of observers.
+// It promises that a token is used at most as often as it was made for; that a name and a key
+// belong to one machine; that incarnations and fence epochs, drawn from one counter, only grow;
+// that a life that was ended never counts again; that a machine whose beats arrive with less than
+// Timing.Slack of delay is never declared lost; and that one that stays silent is, within
+// Timing.Detect, as long as the judge has a majority of observers.
 //
-// How silence is judged: every machine sends a beat to every control machine (the observers), and one of these, the judge, hears from the others what they heard. A machine is
-// silent only if no observer heard it. Before it is given up, some other machines are asked to try it (they vouch for it or not), because what is cut between it and
-// the observers need not be cut everywhere. A judge that was itself late (it was stopped, or starved of processor time) or that lacks a majority of observers knows that its own silence, not
-// theirs, may be what it heard, and waits.
+// How silence is judged: every machine sends a beat to every control machine (the observers), and
+// one of these, the judge, hears from the others what they heard. A machine is silent only if no
+// observer heard it. Before it is given up, some other machines are asked to try it (they vouch for
+// it or not), because what is cut between it and the observers need not be cut everywhere. A judge
+// that was itself late (it was stopped, or starved of processor time) or that lacks a majority of
+// observers knows that its own silence, not theirs, may be what it heard, and waits.
 //
 // Users: machined; kernel for beats. Not safe for concurrent use: one goroutine owns a Core.
 package machines
@@ -22,20 +28,26 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Timing says how patient the judge is. With DefaultTiming loss is noticed 1.5 to 1.75 s after the last beat.
+// Timing says how patient the judge is. With DefaultTiming loss is noticed 1.5 to 1.75 s after the
+// last beat.
 type Timing struct {
 	Interval time.Duration // between beats and between reports of observers
 	Suspect  time.Duration // of silence, after which others are asked
 	Lost     time.Duration // of silence, after which the machine is given up; longer is later, shorter is rash
-	Vouched  time.Duration // of silence to all observers, after which it does not help that other machines hear it: it can be told nothing
-	Join     time.Duration // from a registration to the first beat, which needs a few round trips; who dies within it is noticed later
-	Report   time.Duration // without a report, after which an observer does not count
-	Tick     time.Duration // between two Ticks; a larger gap was the judge's own fault
+	// of silence to all observers, after which it does not help that other machines hear it: it can
+	// be told nothing
+	Vouched time.Duration
+	// from a registration to the first beat, which needs a few round trips; who dies within it is
+	// noticed later
+	Join   time.Duration
+	Report time.Duration // without a report, after which an observer does not count
+	Tick   time.Duration // between two Ticks; a larger gap was the judge's own fault
 }
 
 // DefaultTiming fits machines of one site.
 func DefaultTiming() Timing {
-	return Timing{Interval: 250 * time.Millisecond, Suspect: 750 * time.Millisecond, Lost: 1500 * time.Millisecond, Vouched: 10 * time.Second, Join: 10 * time.Second, Report: time.Second, Tick: 100 * time.Millisecond}
+	return Timing{Interval: 250 * time.Millisecond, Suspect: 750 * time.Millisecond, Lost: 1500 * time.Millisecond,
+		Vouched: 10 * time.Second, Join: 10 * time.Second, Report: time.Second, Tick: 100 * time.Millisecond}
 }
 
 // Slack is by how much a beat, with the report that carries it, may be late without an alarm.
@@ -60,12 +72,13 @@ const (
 
 // Member is what is kept of a machine.
 type Member struct {
-	ID          sigma.MachineID
-	Key         identity.Fingerprint
-	Address     string
-	Version     string
-	Labels      map[string]string
-	Given       map[string]string `json:",omitempty"` // labels that the machine itself named when it was registered last
+	ID      sigma.MachineID
+	Key     identity.Fingerprint
+	Address string
+	Version string
+	Labels  map[string]string
+	// labels that the machine itself named when it was registered last
+	Given       map[string]string `json:",omitempty"`
 	CPU         sigma.MilliCPU
 	Memory      sigma.Bytes
 	Incarnation sigma.Incarnation
@@ -101,11 +114,14 @@ type Config struct {
 	Self   sigma.MachineID // the judge's own machine, which it does not judge
 	Timing Timing          // zero = DefaultTiming
 	State  State
-	// Remote: beats reach this judge only by Reports, also those that its own machine heard; so its own machine counts as an observer only while these come.
+	// Remote: beats reach this judge only by Reports, also those that its own machine heard; so its
+	// own machine counts as an observer only while these come.
 	Remote bool
-	// Heard is when this judge, as an observer before it became the judge, last heard machines. Those not in it count as heard now.
+	// Heard is when this judge, as an observer before it became the judge, last heard machines.
+	// Those not in it count as heard now.
 	Heard map[sigma.MachineID]time.Time
-	// Heir is what this judge was before it took over; nil = none. What it knows of the observers need not be learnt again.
+	// Heir is what this judge was before it took over; nil = none. What it knows of the observers
+	// need not be learnt again.
 	Heir *Heir
 }
 
@@ -140,17 +156,21 @@ func New(now time.Time, cfg Config) (*Core, error) {
 		cfg.Timing = DefaultTiming()
 	}
 	t := cfg.Timing
-	if t.Tick <= 0 || t.Interval < t.Tick || t.Suspect < 2*t.Interval || t.Lost < t.Suspect+2*t.Interval || t.Vouched < t.Lost || t.Join < 0 || t.Report < 2*t.Interval || t.Report > t.Lost {
+	if t.Tick <= 0 || t.Interval < t.Tick || t.Suspect < 2*t.Interval || t.Lost < t.Suspect+2*t.Interval ||
+		t.Vouched < t.Lost || t.Join < 0 || t.Report < 2*t.Interval || t.Report > t.Lost {
 		return nil, sigma.Errorf("machines.New", sigma.KindInvalid, "the timing %+v makes no sense", t)
 	}
-	c := &Core{self: cfg.Self, remote: cfg.Remote, timing: t, epoch: max(cfg.State.Epoch, 1), members: map[sigma.MachineID]*member{}, tokens: map[identity.TokenID]*Token{}, ticked: now, reported: map[sigma.MachineID]time.Time{}}
+	c := &Core{self: cfg.Self, remote: cfg.Remote, timing: t, epoch: max(cfg.State.Epoch, 1),
+		members: map[sigma.MachineID]*member{}, tokens: map[identity.TokenID]*Token{}, ticked: now,
+		reported: map[sigma.MachineID]time.Time{}}
 	for _, m := range cfg.State.Members {
 		heard, ok := cfg.Heard[m.ID]
 		if !ok || heard.After(now) {
 			heard = now
 		}
 		c.members[m.ID] = &member{Member: m, heard: heard}
-		c.epoch = max(c.epoch, uint64(m.Incarnation), uint64(m.Fence)) // the counter is saved first, but a store restored by hand may lack it
+		c.epoch = max(c.epoch, uint64(m.Incarnation),
+			uint64(m.Fence)) // the counter is saved first, but a store restored by hand may lack it
 	}
 	for _, t := range cfg.State.Tokens {
 		c.tokens[t.ID] = &t
@@ -161,7 +181,8 @@ func New(now time.Time, cfg Config) (*Core, error) {
 	return c, nil
 }
 
-// Effect is something for the shell to do, in order. What is to be saved must be durable before a later effect is carried out and before anybody is answered.
+// Effect is something for the shell to do, in order. What is to be saved must be durable before a
+// later effect is carried out and before anybody is answered.
 type Effect interface{ effect() }
 
 // The effects.
@@ -195,14 +216,16 @@ type (
 		ID      sigma.MachineID
 		Helpers []sigma.MachineID
 	}
-	// Lost: a life is over. Waiters of its procs are answered, its names go, its reservations are free, its queued grants are void, and requests under an older fence are refused.
+	// Lost: a life is over. Waiters of its procs are answered, its names go, its reservations are
+	// free, its queued grants are void, and requests under an older fence are refused.
 	Lost struct {
 		ID          sigma.MachineID
 		Incarnation sigma.Incarnation
 		Fence       sigma.Epoch
 		Why         string
 	}
-	// Tell: a machine that was given up is heard. It must end its procs and register again; until then it serves nothing.
+	// Tell: a machine that was given up is heard. It must end its procs and register again; until
+	// then it serves nothing.
 	Tell struct {
 		ID          sigma.MachineID
 		Incarnation sigma.Incarnation
@@ -239,9 +262,12 @@ type (
 	}
 	// RevokeToken ends one.
 	RevokeToken struct{ ID identity.TokenID }
-	// Found makes the first machine of a new system. It comes from the machine itself, never over a network.
+	// Found makes the first machine of a new system. It comes from the machine itself, never over a
+	// network.
 	Found struct{ Request }
-	// Enrol is a machine that wants to be registered, for the first time or again. Its proofs were checked; ProvenToken says whether it knows the secret of its token. A machine enrols only when nothing of its former life runs.
+	// Enrol is a machine that wants to be registered, for the first time or again. Its proofs were
+	// checked; ProvenToken says whether it knows the secret of its token. A machine enrols only
+	// when nothing of its former life runs.
 	Enrol struct {
 		Request
 		Token       identity.TokenID
@@ -252,7 +278,8 @@ type (
 		ID          sigma.MachineID
 		Incarnation sigma.Incarnation
 	}
-	// Report: another observer tells what it heard. It is one event, so that an observer does not count before what it says does.
+	// Report: another observer tells what it heard. It is one event, so that an observer does not
+	// count before what it says does.
 	Report struct {
 		By   sigma.MachineID
 		Beat []Evidence
@@ -277,12 +304,14 @@ type (
 		ID     sigma.MachineID
 		Labels map[string]string
 	}
-	// Control makes a machine hold a part of the control plane, or no longer; the parts themselves are the shell's to move first.
+	// Control makes a machine hold a part of the control plane, or no longer; the parts themselves
+	// are the shell's to move first.
 	Control struct {
 		ID sigma.MachineID
 		On bool
 	}
-	// GiveUp ends the life of a machine that is to be removed, so that the store of names keeps it out before it is forgotten.
+	// GiveUp ends the life of a machine that is to be removed, so that the store of names keeps it
+	// out before it is forgotten.
 	GiveUp struct {
 		ID    sigma.MachineID
 		Force bool
@@ -327,7 +356,8 @@ func (Control) event()     {}
 func (GiveUp) event()      {}
 func (Remove) event()      {}
 
-// Step takes one event at a time and says what to do. An error is for the one who asked; then nothing has changed and there are no effects.
+// Step takes one event at a time and says what to do. An error is for the one who asked; then
+// nothing has changed and there are no effects.
 func (c *Core) Step(now time.Time, e Event) ([]Effect, error) {
 	switch e := e.(type) {
 	case MakeToken:
@@ -377,7 +407,8 @@ func (c *Core) next() (uint64, Effect) {
 func (c *Core) publish() Effect {
 	p := Publish{Epoch: c.epoch}
 	for _, m := range c.sorted() {
-		p.Members = append(p.Members, identity.Member{Machine: m.ID, Key: m.Key, Address: m.Address, Incarnation: m.Incarnation, Lost: m.Lost, Control: m.Control, Cordoned: m.Cordoned, Draining: m.Draining})
+		p.Members = append(p.Members, identity.Member{Machine: m.ID, Key: m.Key, Address: m.Address,
+			Incarnation: m.Incarnation, Lost: m.Lost, Control: m.Control, Cordoned: m.Cordoned, Draining: m.Draining})
 	}
 	return p
 }
@@ -396,8 +427,10 @@ func (c *Core) List() []sigma.MachineInfo {
 		case m.suspect:
 			state = sigma.MachineSuspect
 		}
-		out = append(out, sigma.MachineInfo{ID: m.ID, Address: m.Address, State: state, Incarnation: m.Incarnation, Fence: m.Fence, Labels: maps.Clone(m.Labels), Control: m.Control,
-			Cordoned: m.Cordoned, Draining: m.Draining, CPU: m.CPU, Memory: m.Memory, Version: m.Version, Joined: m.Joined, Heard: m.heard})
+		out = append(out, sigma.MachineInfo{ID: m.ID, Address: m.Address, State: state, Incarnation: m.Incarnation,
+			Fence: m.Fence, Labels: maps.Clone(m.Labels), Control: m.Control,
+			Cordoned: m.Cordoned, Draining: m.Draining, CPU: m.CPU, Memory: m.Memory, Version: m.Version,
+			Joined: m.Joined, Heard: m.heard})
 	}
 	return out
 }
@@ -425,7 +458,8 @@ func (c *Core) TokenKey(id identity.TokenID) identity.TokenKey {
 func (c *Core) MayRenew(s identity.Subject) error {
 	m := c.members[s.Machine]
 	if m == nil || m.Key != s.Key || m.Lost || m.Incarnation != s.Incarnation {
-		return &sigma.Error{Op: "machines.MayRenew", Kind: sigma.KindStale, Msg: fmt.Sprintf("the life %d of machine %s is over", s.Incarnation, s.Machine), Hint: "register again"}
+		return &sigma.Error{Op: "machines.MayRenew", Kind: sigma.KindStale,
+			Msg: fmt.Sprintf("the life %d of machine %s is over", s.Incarnation, s.Machine), Hint: "register again"}
 	}
 	return nil
 }

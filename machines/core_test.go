@@ -20,7 +20,8 @@ var rewrite = flag.Bool("rewrite", false, "write what the scripts do now into th
 
 var began = time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
 
-// Scripts: a line is an event, the indented lines after it what it caused. Time passes only by after, which lets beats and ticks come as they would.
+// Scripts: a line is an event, the indented lines after it what it caused. Time passes only by
+// after, which lets beats and ticks come as they would.
 //
 //	found M KEY    token ID USES TTL    revoke ID    enrol M KEY TOKEN|- good|bad    cordon|uncordon|drain M    label M NAME=VALUE    control|uncontrol M
 //	remove M [force]    beat M LIFE    vouch M LIFE BY    silent|loud M (its beats)    cut|uncut OBSERVER (its reports)
@@ -94,7 +95,8 @@ func (k *kept) state() State {
 }
 
 func play(t *testing.T, script string) string {
-	s := &stage{t: t, now: began, silent: map[sigma.MachineID]bool{}, cut: map[sigma.MachineID]bool{}, kept: kept{0, map[sigma.MachineID]Member{}, map[identity.TokenID]Token{}}}
+	s := &stage{t: t, now: began, silent: map[sigma.MachineID]bool{}, cut: map[sigma.MachineID]bool{},
+		kept: kept{0, map[sigma.MachineID]Member{}, map[identity.TokenID]Token{}}}
 	s.restore()
 	for line := range strings.Lines(script) {
 		if strings.HasPrefix(line, " ") {
@@ -144,7 +146,8 @@ func (s *stage) line(w []string) {
 		s.restore()
 	case "ls":
 		for _, m := range s.core.List() {
-			fmt.Fprintf(&s.out, "  = %s %v life %d fence %d control %t cordoned %t draining %t %v\n", m.ID, m.State, m.Incarnation, m.Fence, m.Control, m.Cordoned, m.Draining, m.Labels)
+			fmt.Fprintf(&s.out, "  = %s %v life %d fence %d control %t cordoned %t draining %t %v\n", m.ID, m.State,
+				m.Incarnation, m.Fence, m.Control, m.Cordoned, m.Draining, m.Labels)
 		}
 	case "tokens":
 		for _, k := range s.core.Tokens() {
@@ -260,15 +263,19 @@ func show(f Effect) string {
 	return strings.NewReplacer("{", "", "}", "").Replace(fmt.Sprintf("%s %v", name, f))
 }
 
-// TestNew: what makes no sense is refused, and a judge that takes over keeps what it heard as an observer.
+// TestNew: what makes no sense is refused, and a judge that takes over keeps what it heard as an
+// observer.
 func TestNew(t *testing.T) {
-	for _, bad := range []Timing{{Tick: 1}, {Interval: time.Second, Suspect: time.Second, Lost: time.Second, Vouched: time.Minute, Report: time.Second, Tick: time.Millisecond}} {
+	for _, bad := range []Timing{{Tick: 1}, {Interval: time.Second, Suspect: time.Second, Lost: time.Second,
+		Vouched: time.Minute, Report: time.Second, Tick: time.Millisecond}} {
 		if _, err := New(began, Config{Timing: bad}); sigma.KindOf(err) != sigma.KindInvalid {
 			t.Errorf("%+v: %v", bad, err)
 		}
 	}
-	s := State{Epoch: 9, Members: []Member{{ID: "m1", Control: true, Incarnation: 2}, {ID: "m2", Incarnation: 3}, {ID: "m3", Incarnation: 12}}}
-	c, err := New(began, Config{Self: "m1", State: s, Heard: map[sigma.MachineID]time.Time{"m2": began.Add(-time.Minute)}})
+	s := State{Epoch: 9, Members: []Member{{ID: "m1", Control: true, Incarnation: 2}, {ID: "m2", Incarnation: 3},
+		{ID: "m3", Incarnation: 12}}}
+	c, err := New(began, Config{Self: "m1", State: s,
+		Heard: map[sigma.MachineID]time.Time{"m2": began.Add(-time.Minute)}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -302,9 +309,13 @@ func TestBounds(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for what, e := range map[string]Event{"a token too many": MakeToken{ID: "x"}, "the same token": MakeToken{ID: "1"}, "no life": MakeToken{ID: "x", TTL: -1}, "a long life": MakeToken{ID: "x", TTL: TokenAgeMax + 1},
-		"many uses": MakeToken{ID: "x", Uses: TokenUsesMax + 1}, "a bad name": Enrol{Request: Request{ID: "M2", Address: "a:1"}}, "no address": Enrol{Request: Request{ID: "m2"}},
-		"a bad label": Label{"m1", map[string]string{"a b": "c"}}, "an unknown machine": Cordon{ID: "m9"}, "the last control machine": Control{ID: "m1"}, "a second founder": Found{Request{ID: "m2", Address: "a:1"}},
+	for what, e := range map[string]Event{"a token too many": MakeToken{ID: "x"}, "the same token": MakeToken{ID: "1"},
+		"no life": MakeToken{ID: "x", TTL: -1}, "a long life": MakeToken{ID: "x", TTL: TokenAgeMax + 1},
+		"many uses":   MakeToken{ID: "x", Uses: TokenUsesMax + 1},
+		"a bad name":  Enrol{Request: Request{ID: "M2", Address: "a:1"}},
+		"no address":  Enrol{Request: Request{ID: "m2"}},
+		"a bad label": Label{"m1", map[string]string{"a b": "c"}}, "an unknown machine": Cordon{ID: "m9"},
+		"the last control machine": Control{ID: "m1"}, "a second founder": Found{Request{ID: "m2", Address: "a:1"}},
 		"an unknown event": nil} {
 		if err := try(e); err == nil {
 			t.Errorf("%s was taken", what)
@@ -322,9 +333,11 @@ func TestBounds(t *testing.T) {
 	}
 }
 
-// TestRemote: a judge that hears through its own machine's reports blames nobody for their absence, and goes on soon after they come again.
+// TestRemote: a judge that hears through its own machine's reports blames nobody for their absence,
+// and goes on soon after they come again.
 func TestRemote(t *testing.T) {
-	s := State{Epoch: 4, Members: []Member{{ID: "m1", Control: true, Incarnation: 2}, {ID: "m2", Incarnation: 3}, {ID: "m3", Incarnation: 4}}}
+	s := State{Epoch: 4, Members: []Member{{ID: "m1", Control: true, Incarnation: 2}, {ID: "m2", Incarnation: 3},
+		{ID: "m3", Incarnation: 4}}}
 	c, err := New(began, Config{Self: "m1", Remote: true, State: s})
 	if err != nil {
 		t.Fatal(err)
@@ -355,13 +368,15 @@ func TestRemote(t *testing.T) {
 	}
 }
 
-// TestGivenLabels: what a machine names anew at a start changes its labels, what operators changed stays.
+// TestGivenLabels: what a machine names anew at a start changes its labels, what operators changed
+// stays.
 func TestGivenLabels(t *testing.T) {
 	c, err := New(began, Config{Self: "m1"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.Step(began, Found{Request{ID: "m1", Address: "a:1", Labels: map[string]string{"zone": "a", "rack": "7", "row": "1"}}}); err != nil {
+	if _, err := c.Step(began, Found{Request{ID: "m1", Address: "a:1", Labels: map[string]string{"zone": "a",
+		"rack": "7", "row": "1"}}}); err != nil {
 		t.Fatal(err)
 	}
 	for _, step := range []struct {
@@ -369,8 +384,10 @@ func TestGivenLabels(t *testing.T) {
 		want string
 	}{
 		{Label{"m1", map[string]string{"rack": "8", "row": "", "disk": "fast"}}, "map[disk:fast rack:8 zone:a]"},
-		{Enrol{Request: Request{ID: "m1", Address: "a:1", Labels: map[string]string{"zone": "a", "rack": "7", "row": "1"}}}, "map[disk:fast rack:8 zone:a]"},
-		{Enrol{Request: Request{ID: "m1", Address: "a:1", Labels: map[string]string{"zone": "b", "row": "1"}}}, "map[disk:fast rack:8 zone:b]"},
+		{Enrol{Request: Request{ID: "m1", Address: "a:1", Labels: map[string]string{"zone": "a", "rack": "7",
+			"row": "1"}}}, "map[disk:fast rack:8 zone:a]"},
+		{Enrol{Request: Request{ID: "m1", Address: "a:1", Labels: map[string]string{"zone": "b", "row": "1"}}},
+			"map[disk:fast rack:8 zone:b]"},
 		{Enrol{Request: Request{ID: "m1", Address: "a:1"}}, "map[disk:fast rack:8]"},
 	} {
 		if _, err := c.Step(began, step.e); err != nil {

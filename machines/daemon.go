@@ -18,19 +18,23 @@ type DaemonConfig struct {
 	Self      sigma.MachineID
 	Namespace sigma.Namespace // of the system realm
 	Path      string          // of the state in it; its directory must exist
-	// Authority gets the authority when this machine becomes the judge. fresh says that the system has no machine yet, so that one may be made.
-	// KindNotFound: this machine does not have it.
+	// Authority gets the authority when this machine becomes the judge. fresh says that the system
+	// has no machine yet, so that one may be made. KindNotFound: this machine does not have it.
 	Authority func(fresh bool) (*identity.Authority, error)
-	// Fetch asks the judge's machined for the authority, and keeps it; an heir without cannot become the judge. nil = it has it otherwise.
+	// Fetch asks the judge's machined for the authority, and keeps it; an heir without cannot
+	// become the judge. nil = it has it otherwise.
 	Fetch func(ctx context.Context) error
-	// Forget removes the authority from this machine, which has ceased to be a control machine; nil = it stays.
+	// Forget removes the authority from this machine, which has ceased to be a control machine; nil
+	// = it stays.
 	Forget func() error
 	Names  Names  // nil = the store of names need not know
 	Timing Timing // zero = DefaultTiming
 	Log    *slog.Logger
 }
 
-// Daemon is machined on one control machine: the judge, if the state says so or nobody is, else an heir. Its tree answers as Service does; an heir takes reports and tells who the judge is. Safe for concurrent use.
+// Daemon is machined on one control machine: the judge, if the state says so or nobody is, else an
+// heir. Its tree answers as Service does; an heir takes reports and tells who the judge is. Safe
+// for concurrent use.
 type Daemon struct {
 	cfg DaemonConfig
 	ear *Ear
@@ -45,7 +49,8 @@ type Daemon struct {
 
 var _ sigma.Tree = (*Daemon)(nil)
 
-// CallFound makes the first machine: Enrolment without proofs -> Grant. Only the judge's own machine may ask, and only while there is no other.
+// CallFound makes the first machine: Enrolment without proofs -> Grant. Only the judge's own
+// machine may ask, and only while there is no other.
 const CallFound = "found"
 
 // daemonPause is between attempts to read the state while the store cannot be reached.
@@ -57,7 +62,8 @@ func NewDaemon(cfg DaemonConfig) (*Daemon, error) {
 		return nil, err
 	}
 	if cfg.Namespace == nil || cfg.Authority == nil || cfg.Path == "" {
-		return nil, sigma.Errorf("machines.NewDaemon", sigma.KindInvalid, "the configuration lacks a name space, a path or an authority")
+		return nil, sigma.Errorf("machines.NewDaemon", sigma.KindInvalid,
+			"the configuration lacks a name space, a path or an authority")
 	}
 	if cfg.Timing == (Timing{}) {
 		cfg.Timing = DefaultTiming()
@@ -96,7 +102,8 @@ func (d *Daemon) Run(ctx context.Context) {
 	}
 }
 
-// holds says whether this machine is a control machine; if it was one and is none any more, the authority is not its to have.
+// holds says whether this machine is a control machine; if it was one and is none any more, the
+// authority is not its to have.
 func (d *Daemon) holds(state State, before bool) bool {
 	at := slices.IndexFunc(state.Members, func(m Member) bool { return m.ID == d.cfg.Self })
 	if at < 0 {
@@ -126,7 +133,8 @@ func (d *Daemon) preside(ctx context.Context, seen State, former sigma.MachineID
 	}
 	d.mu.Lock() // the heir's
 	s, err := NewService(time.Now(), ServiceConfig{Authority: authority, Store: store, Log: d.cfg.Log,
-		Names: d.cfg.Names, Core: Config{Self: d.cfg.Self, Remote: true, Timing: d.cfg.Timing, State: state, Heard: d.ear.Heard(), Heir: heir}})
+		Names: d.cfg.Names, Core: Config{Self: d.cfg.Self, Remote: true, Timing: d.cfg.Timing, State: state,
+			Heard: d.ear.Heard(), Heir: heir}})
 	d.mu.Unlock()
 	if err != nil {
 		return err
@@ -136,7 +144,8 @@ func (d *Daemon) preside(ctx context.Context, seen State, former sigma.MachineID
 	return s.Run(ctx)
 }
 
-// takeOver takes over the state. It may take long, since who led the names is often lost together with the judge; the heir goes on to take reports, so that the judge knows at once who is silent.
+// takeOver takes over the state. It may take long, since who led the names is often lost together
+// with the judge; the heir goes on to take reports, so that the judge knows at once who is silent.
 func (d *Daemon) takeOver(ctx context.Context, former sigma.MachineID, heir *Heir) (*FileStore, State, error) {
 	if heir == nil {
 		return TakeOver(ctx, d.cfg.Namespace, d.cfg.Path, d.cfg.Self, former)
@@ -183,7 +192,8 @@ func (d *Daemon) takeOver(ctx context.Context, former sigma.MachineID, heir *Hei
 
 // inherit waits as an heir until the state changes (nil), or the judge's machine is silent.
 func (d *Daemon) inherit(ctx context.Context, state State, judge sigma.MachineID) *Heir {
-	h, err := NewHeir(time.Now(), Config{Self: d.cfg.Self, Timing: d.cfg.Timing, State: state, Heard: d.ear.Heard()}, judge)
+	h, err := NewHeir(time.Now(), Config{Self: d.cfg.Self, Timing: d.cfg.Timing, State: state, Heard: d.ear.Heard()},
+		judge)
 	if err != nil {
 		return nil
 	}
@@ -209,7 +219,8 @@ func (d *Daemon) inherit(ctx context.Context, state State, judge sigma.MachineID
 		case now := <-tick.C:
 			d.mu.Lock()
 			silent := h.Tick(now)
-			if d.seen == nil && h.unheard(now) { // it may have died before it told all what it saved, such as who is an observer
+			if d.seen == nil &&
+				h.unheard(now) { // it may have died before it told all what it saved, such as who is an observer
 				p := h.core.Roster()
 				d.seen = &p
 				close(d.turned)
@@ -248,7 +259,9 @@ func (d *Daemon) getReady(ctx context.Context) {
 	}
 }
 
-// awaitChange returns when the state names another judge or another epoch, so that the heir knows new machines. What changes otherwise does not concern it. A store that cannot be read says nothing.
+// awaitChange returns when the state names another judge or another epoch, so that the heir knows
+// new machines. What changes otherwise does not concern it. A store that cannot be read says
+// nothing.
 func (d *Daemon) awaitChange(ctx context.Context, epoch uint64, judge sigma.MachineID) {
 	tick := time.NewTicker(d.cfg.Timing.Interval)
 	defer tick.Stop()
@@ -306,16 +319,19 @@ func (d *Daemon) call(ctx context.Context, p sigma.Principal, method string, pay
 	s, judge := d.decides(ctx, method == CallErrands)
 	switch {
 	case s == nil && judge != "":
-		return nil, &sigma.Error{Op: "machines.Daemon", Kind: sigma.KindUnavailable, Msg: "machine " + string(judge) + " decides about membership"}
+		return nil, &sigma.Error{Op: "machines.Daemon", Kind: sigma.KindUnavailable,
+			Msg: "machine " + string(judge) + " decides about membership"}
 	case s == nil:
-		return nil, &sigma.Error{Op: "machines.Daemon", Kind: sigma.KindUnavailable, Msg: "it is not known yet who decides about membership", Hint: "try again in a moment"}
+		return nil, &sigma.Error{Op: "machines.Daemon", Kind: sigma.KindUnavailable,
+			Msg: "it is not known yet who decides about membership", Hint: "try again in a moment"}
 	case method == CallFound:
 		return s.found(ctx, p, d.cfg.Self, payload)
 	}
 	return s.call(ctx, p, method, payload)
 }
 
-// decides gives the service, if this machine is the judge, else who is. Who waits for news is not sent away: when this machine takes over it is told at once.
+// decides gives the service, if this machine is the judge, else who is. Who waits for news is not
+// sent away: when this machine takes over it is told at once.
 func (d *Daemon) decides(ctx context.Context, wait bool) (*Service, sigma.MachineID) {
 	for {
 		d.mu.Lock()
@@ -331,7 +347,9 @@ func (d *Daemon) decides(ctx context.Context, wait bool) (*Service, sigma.Machin
 	}
 }
 
-// roster answers CallRoster: the judge with its own; an heir waits until it is the judge, or until the judge is silent, and then gives what was saved last, if that is later than what the caller knows.
+// roster answers CallRoster: the judge with its own; an heir waits until it is the judge, or until
+// the judge is silent, and then gives what was saved last, if that is later than what the caller
+// knows.
 func (d *Daemon) roster(ctx context.Context, p sigma.Principal, payload []byte) ([]byte, error) {
 	var known uint64
 	var skip uint32
@@ -349,7 +367,11 @@ func (d *Daemon) roster(ctx context.Context, p sigma.Principal, payload []byte) 
 			rest := seen.Members[min(int(skip), len(seen.Members)):]
 			rest = rest[:min(len(rest), membersPage)]
 			more := int(skip)+len(rest) < len(seen.Members)
-			return sigmap.Payload(func(c *sigmap.Coder) { c.U64(&seen.Epoch); c.Bool(&more); identity.CodeMembers(c, &rest) })
+			return sigmap.Payload(func(c *sigmap.Coder) {
+				c.U64(&seen.Epoch)
+				c.Bool(&more)
+				identity.CodeMembers(c, &rest)
+			})
 		case skip > 0:
 			return nil, sigma.Errorf("machines.Roster", sigma.KindVersion, "the roster has changed meanwhile")
 		}
@@ -374,14 +396,16 @@ func (s *Service) found(ctx context.Context, p sigma.Principal, self sigma.Machi
 	if err != nil {
 		return nil, err
 	}
-	g, err := s.registry.Found(ctx, Request{ID: e.Machine, Key: identity.KeyFingerprint(e.Key), Address: e.Address, Version: e.Version, Labels: labels, CPU: e.CPU, Memory: e.Memory}, e.Key)
+	g, err := s.registry.Found(ctx, Request{ID: e.Machine, Key: identity.KeyFingerprint(e.Key), Address: e.Address,
+		Version: e.Version, Labels: labels, CPU: e.CPU, Memory: e.Memory}, e.Key)
 	if err != nil {
 		return nil, err
 	}
 	return g.Encode()
 }
 
-// Found founds the system of the machined that is asked, as its own machine. e says what the machine offers; it is signed here so that its form is that of every enrolment.
+// Found founds the system of the machined that is asked, as its own machine. e says what the
+// machine offers; it is signed here so that its form is that of every enrolment.
 func (c *Client) Found(ctx context.Context, e identity.Enrolment, key ed25519.PrivateKey) (*identity.Grant, error) {
 	if e.System == "" {
 		e.System = sigma.SystemID("aaaaaaaaaaaaaaaa") // it has no name yet that this machine could know

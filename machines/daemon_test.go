@@ -12,7 +12,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Goal: of three control machines one is the judge; when its machine dies the others go on within three seconds, with one judge and all that was saved; the old one, back, is no judge.
+// Goal: of three control machines one is the judge; when its machine dies the others go on within
+// three seconds, with one judge and all that was saved; the old one, back, is no judge.
 func TestDaemon(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		authority, err := identity.NewAuthority(time.Now())
@@ -20,11 +21,13 @@ func TestDaemon(t *testing.T) {
 			t.Fatal(err)
 		}
 		ns, names := space(t), []sigma.MachineID{"m1", "m2", "m3"}
-		daemons, clients, stops := map[sigma.MachineID]*Daemon{}, map[sigma.MachineID]*Client{}, map[sigma.MachineID]func(){}
+		daemons, clients, stops := map[sigma.MachineID]*Daemon{}, map[sigma.MachineID]*Client{},
+			map[sigma.MachineID]func(){}
 		ctx, end := context.WithCancel(t.Context())
 		var all sync.WaitGroup
 		start := func(name sigma.MachineID) {
-			d, err := NewDaemon(DaemonConfig{Self: name, Namespace: ns, Path: "/machines", Authority: func(bool) (*identity.Authority, error) { return authority, nil }})
+			d, err := NewDaemon(DaemonConfig{Self: name, Namespace: ns, Path: "/machines",
+				Authority: func(bool) (*identity.Authority, error) { return authority, nil }})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -40,13 +43,15 @@ func TestDaemon(t *testing.T) {
 		start("m1")
 		judge := clients["m1"]
 		lives := map[sigma.MachineID]sigma.Incarnation{}
-		if _, err := clients["m1"].Found(ctx, identity.Enrolment{Machine: "m2", Address: "10.0.0.1:7700"}, identity.NewKey()); sigma.KindOf(err) != sigma.KindPermission {
+		if _, err := clients["m1"].Found(ctx, identity.Enrolment{Machine: "m2", Address: "10.0.0.1:7700"},
+			identity.NewKey()); sigma.KindOf(err) != sigma.KindPermission {
 			t.Errorf("another machine founds the system: %v", err)
 		}
-		if _, err := judge.Found(ctx, identity.Enrolment{Machine: "m1", Address: "10.0.0.1:7700"}, identity.NewKey()); err != nil {
+		first := identity.Enrolment{Machine: "m1", Address: "10.0.0.1:7700"}
+		if _, err := judge.Found(ctx, first, identity.NewKey()); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := judge.Found(ctx, identity.Enrolment{Machine: "m1", Address: "10.0.0.1:7700"}, identity.NewKey()); sigma.KindOf(err) != sigma.KindExists {
+		if _, err := judge.Found(ctx, first, identity.NewKey()); sigma.KindOf(err) != sigma.KindExists {
 			t.Errorf("it is founded again: %v", err)
 		}
 		for _, name := range names[1:] {
@@ -79,7 +84,8 @@ func TestDaemon(t *testing.T) {
 			}
 		}
 		report(5*time.Second, names...)
-		if _, err := clients["m2"].Cordon(ctx, "m3", true); sigma.KindOf(err) != sigma.KindUnavailable || !strings.Contains(err.Error(), "m1") {
+		if _, err := clients["m2"].Cordon(ctx, "m3", true); sigma.KindOf(err) != sigma.KindUnavailable ||
+			!strings.Contains(err.Error(), "m1") {
 			t.Errorf("an heir answers %v", err)
 		}
 		stops["m1"]()
@@ -91,7 +97,8 @@ func TestDaemon(t *testing.T) {
 				continue
 			}
 			judges++
-			if len(ms) != 3 || ms[0].State != sigma.MachineLost || ms[1].State != sigma.MachineAlive || ms[2].State != sigma.MachineAlive {
+			if len(ms) != 3 || ms[0].State != sigma.MachineLost || ms[1].State != sigma.MachineAlive ||
+				ms[2].State != sigma.MachineAlive {
 				t.Errorf("%s says %+v", name, ms)
 			}
 		}
@@ -137,7 +144,8 @@ func (f *fenced) take() string {
 	return out
 }
 
-// Goal: the store of names hears of a life's end before anybody else does, and of a new life before the machine does; a judge that cannot tell it does not decide; the next one tells it all again.
+// Goal: the store of names hears of a life's end before anybody else does, and of a new life before
+// the machine does; a judge that cannot tell it does not decide; the next one tells it all again.
 func TestFence(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		authority, err := identity.NewAuthority(time.Now())
@@ -147,7 +155,10 @@ func TestFence(t *testing.T) {
 		ns, names := space(t), &fenced{}
 		ctx, end := context.WithCancel(t.Context())
 		var all sync.WaitGroup
-		d, err := NewDaemon(DaemonConfig{Self: "m1", Namespace: ns, Path: "/machines", Names: names, Authority: func(bool) (*identity.Authority, error) { return authority, nil }})
+		d, err := NewDaemon(DaemonConfig{Self: "m1", Namespace: ns, Path: "/machines", Names: names,
+			Authority: func(bool) (*identity.Authority, error) {
+				return authority, nil
+			}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -158,7 +169,8 @@ func TestFence(t *testing.T) {
 		c := NewClient(root.(sigma.Caller))
 		all.Go(func() { d.Run(ctx) })
 		synctest.Wait()
-		if _, err := c.Found(ctx, identity.Enrolment{Machine: "m1", Address: "10.0.0.1:7700"}, identity.NewKey()); err != nil {
+		if _, err := c.Found(ctx, identity.Enrolment{Machine: "m1", Address: "10.0.0.1:7700"},
+			identity.NewKey()); err != nil {
 			t.Fatal(err)
 		}
 		enrolWith(t, c, authority, "m2")
@@ -197,7 +209,8 @@ func TestFence(t *testing.T) {
 		names.mu.Unlock()
 		<-time.After(time.Second)
 		now, ms, err := c.Roster(ctx, epoch)
-		if got := names.take(); err != nil || now <= epoch || len(ms) != 2 || !ms[1].Lost || !strings.HasSuffix(got, "expel m2") {
+		if got := names.take(); err != nil || now <= epoch || len(ms) != 2 || !ms[1].Lost ||
+			!strings.HasSuffix(got, "expel m2") {
 			t.Errorf("the next judge's roster: %d %+v %v, and it said %s", now, ms, err, got)
 		}
 		if err := c.Remove(ctx, "m2", false); err != nil {
@@ -208,7 +221,8 @@ func TestFence(t *testing.T) {
 	})
 }
 
-// Goal: an heir gets the authority from the judge, a machine that is no control machine does not, and one without it does not take over.
+// Goal: an heir gets the authority from the judge, a machine that is no control machine does not,
+// and one without it does not take over.
 func TestHandOver(t *testing.T) {
 	open(t, func(o *office) {
 		ctx, c := o.t.Context(), o.client("m1")
@@ -223,7 +237,8 @@ func TestHandOver(t *testing.T) {
 		if err != nil || got.System() != o.known.System() || got.Fingerprint() != o.known.Fingerprint() {
 			o.t.Errorf("got %v, %v", got, err)
 		}
-		for _, p := range []sigma.Principal{{Realm: sigma.SystemRealm, System: true, Machine: "m2", Proc: "p"}, {Realm: "team", System: true, Machine: "m2"}, {Realm: sigma.SystemRealm, System: true, Machine: "m9"}} {
+		for _, p := range []sigma.Principal{{Realm: sigma.SystemRealm, System: true, Machine: "m2", Proc: "p"},
+			{Realm: "team", System: true, Machine: "m2"}, {Realm: sigma.SystemRealm, System: true, Machine: "m9"}} {
 			root, err := o.service.Attach(ctx, p, "")
 			if err != nil {
 				o.t.Fatal(err)
@@ -241,7 +256,8 @@ func TestHandOver(t *testing.T) {
 	})
 }
 
-// Goal: a judge that dies after it saved that a machine is an observer, and before it told anybody, does not leave the heirs without the observers that they need: an heir tells what was saved.
+// Goal: a judge that dies after it saved that a machine is an observer, and before it told anybody,
+// does not leave the heirs without the observers that they need: an heir tells what was saved.
 func TestUntold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		authority, err := identity.NewAuthority(time.Now())
@@ -255,14 +271,18 @@ func TestUntold(t *testing.T) {
 		}
 		effects := []Effect{SaveEpoch{9}}
 		for i, id := range []sigma.MachineID{"m1", "m2", "m3"} {
-			effects = append(effects, SaveMember{Member{ID: id, Incarnation: sigma.Incarnation(i + 2), Control: true, Address: "a:1"}})
+			effects = append(effects, SaveMember{Member{ID: id, Incarnation: sigma.Incarnation(i + 2), Control: true,
+				Address: "a:1"}})
 		}
 		if err := store.Save(t.Context(), effects); err != nil {
 			t.Fatal(err)
 		}
 		ctx, end := context.WithCancel(t.Context())
 		var all sync.WaitGroup
-		d, err := NewDaemon(DaemonConfig{Self: "m2", Namespace: ns, Path: "/machines", Authority: func(bool) (*identity.Authority, error) { return authority, nil }})
+		d, err := NewDaemon(DaemonConfig{Self: "m2", Namespace: ns, Path: "/machines",
+			Authority: func(bool) (*identity.Authority, error) {
+				return authority, nil
+			}})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -7,8 +7,9 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Goal: when the judge's machine dies, both heirs see it within the time that any loss takes, one of them takes over, the other and the old judge cannot, and the new judge declares the old one's machine lost.
-// An heir that is alone never takes over.
+// Goal: when the judge's machine dies, both heirs see it within the time that any loss takes, one
+// of them takes over, the other and the old judge cannot, and the new judge declares the old one's
+// machine lost. An heir that is alone never takes over.
 func TestSuccession(t *testing.T) {
 	ctx, ns, timing := t.Context(), space(t), DefaultTiming()
 	old, state, err := TakeOver(ctx, ns, "/machines", "m1", "")
@@ -31,7 +32,8 @@ func TestSuccession(t *testing.T) {
 		}
 	}
 	var died time.Time
-	// pass lets the observers report what they hear: all machines, but the judge's only until it died.
+	// pass lets the observers report what they hear: all machines, but the judge's only until it
+	// died.
 	pass := func(d time.Duration, reporters ...sigma.MachineID) (ready map[sigma.MachineID]bool) {
 		ready = map[sigma.MachineID]bool{}
 		for end := now.Add(d); now.Before(end); {
@@ -74,7 +76,8 @@ func TestSuccession(t *testing.T) {
 	if _, judge, err := Look(ctx, ns, "/machines"); judge != "m3" || err != nil {
 		t.Errorf("the judge is %v, %v", judge, err)
 	}
-	c, err := New(now, Config{Self: "m3", Remote: true, State: st, Heard: map[sigma.MachineID]time.Time{"m1": died, "m2": now, "m4": now}})
+	c, err := New(now, Config{Self: "m3", Remote: true, State: st, Heard: map[sigma.MachineID]time.Time{"m1": died,
+		"m2": now, "m4": now}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -98,11 +101,13 @@ func TestSuccession(t *testing.T) {
 	}
 }
 
-// A judge whose machine reports lives, although its beats are heard by nobody: one of two observers that are left of three must not take over with the other's report.
+// A judge whose machine reports lives, although its beats are heard by nobody: one of two observers
+// that are left of three must not take over with the other's report.
 func TestReporterLives(t *testing.T) {
 	var state State
 	for i, id := range []sigma.MachineID{"m1", "m2", "m3"} {
-		state.Members = append(state.Members, Member{ID: id, Incarnation: sigma.Incarnation(i + 2), Control: true, Address: "a:1"})
+		state.Members = append(state.Members, Member{ID: id, Incarnation: sigma.Incarnation(i + 2), Control: true,
+			Address: "a:1"})
 	}
 	h, err := NewHeir(began, Config{Self: "m2", State: state}, "m1")
 	if err != nil {

@@ -32,7 +32,10 @@ func (c *Core) report(now time.Time, e Report) (out []Effect) {
 		return nil
 	}
 	c.reported[e.By] = now
-	m.heard = now // who reports lives, whatever became of its beats: else an heir would judge the judge by a majority of which the judge's machine is one
+	m.heard =
+		// who reports lives, whatever became of its beats: else an heir would judge the judge by a
+		// majority of which the judge's machine is one
+		now
 	for _, b := range e.Beat {
 		out = append(out, c.heardBy(now, b)...)
 	}
@@ -50,7 +53,8 @@ func (c *Core) tick(now time.Time) (out []Effect) {
 	return append(out, c.forgetTokens(now)...)
 }
 
-// pass lets time go by until now. What was not heard while the judge itself stood still may only not have been read yet, so such time is taken out of every account.
+// pass lets time go by until now. What was not heard while the judge itself stood still may only
+// not have been read yet, so such time is taken out of every account.
 func (c *Core) pass(now time.Time) {
 	gap := now.Sub(c.ticked)
 	c.ticked = now
@@ -85,7 +89,8 @@ func (c *Core) skip(now time.Time, gap time.Duration) {
 	later(&c.majority)
 }
 
-// countObservers finds whether the judge and those observers that report are a majority. Without one it may be the judge that is cut off.
+// countObservers finds whether the judge and those observers that report are a majority. Without
+// one it may be the judge that is cut off.
 func (c *Core) countObservers(now time.Time) {
 	all, here := 0, 0
 	for id, m := range c.members {

@@ -6,7 +6,8 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// CallMembership is answered by sigmad itself, not by machined: - -> Membership. So it is known also while nobody decides.
+// CallMembership is answered by sigmad itself, not by machined: - -> Membership. So it is known
+// also while nobody decides.
 const CallMembership = "membership"
 
 // Membership is what a machine knows of its own place in the system.
@@ -26,15 +27,18 @@ type Membership struct {
 // Quorum says whether a majority of the control machines is alive, as far as the machine knows.
 func (m *Membership) Quorum() bool { return 2*m.Voting > m.Controls }
 
-// Describe fills in what is known of a machine's place from its identity. silent says of a control machine that it does not answer this one now.
+// Describe fills in what is known of a machine's place from its identity. silent says of a control
+// machine that it does not answer this one now.
 func Describe(id *identity.Identity, address string, silent func(sigma.MachineID) bool) Membership {
 	self, roster := id.Self(), id.Roster()
-	m := Membership{System: self.System, Incarnation: self.Incarnation, Address: address, Epoch: roster.Epoch(), Expiries: id.Expiries()}
+	m := Membership{System: self.System, Incarnation: self.Incarnation, Address: address, Epoch: roster.Epoch(),
+		Expiries: id.Expiries()}
 	m.tally(roster.Members(), silent)
 	return m
 }
 
-// tally counts members. One that is silent is not counted as alive: without a majority nobody declares it lost.
+// tally counts members. One that is silent is not counted as alive: without a majority nobody
+// declares it lost.
 func (m *Membership) tally(members []identity.Member, silent func(sigma.MachineID) bool) {
 	for _, x := range members {
 		m.Machines++

@@ -12,7 +12,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Store keeps what must survive the judge. Implementations refuse (KindStale) what a judge says after another took over.
+// Store keeps what must survive the judge. Implementations refuse (KindStale) what a judge says
+// after another took over.
 type Store interface {
 	// Save carries out Save and Drop effects, in order, and returns when they are durable.
 	Save(ctx context.Context, effects []Effect) error
@@ -23,9 +24,11 @@ type RegistryConfig struct {
 	Core      Config
 	Authority *identity.Authority
 	Store     Store
-	// Act carries out the effects that are not the Store's, in order. It must not block for long: no beat is judged meanwhile.
+	// Act carries out the effects that are not the Store's, in order. It must not block for long:
+	// no beat is judged meanwhile.
 	Act func(Effect)
-	// Fence keeps a machine whose life is over from the store of names, before anybody hears of its end, and lets one that has registered in again. nil = nothing does.
+	// Fence keeps a machine whose life is over from the store of names, before anybody hears of its
+	// end, and lets one that has registered in again. nil = nothing does.
 	Fence Fence
 	Log   *slog.Logger
 }
@@ -38,11 +41,13 @@ type Fence interface {
 	Admit(ctx context.Context, m sigma.MachineID) error
 }
 
-// fenceMax is how long one call of a Fence may take: longer than the election of another leader there.
+// fenceMax is how long one call of a Fence may take: longer than the election of another leader
+// there.
 const fenceMax = 5 * time.Second
 
-// Registry is the shell around a Core: it checks proofs, saves, certifies, and lets time pass. If it cannot save it ends, since what it knows and what is known would differ; whoever
-// takes over begins with what was saved. Safe for concurrent use.
+// Registry is the shell around a Core: it checks proofs, saves, certifies, and lets time pass. If
+// it cannot save it ends, since what it knows and what is known would differ; whoever takes over
+// begins with what was saved. Safe for concurrent use.
 type Registry struct {
 	cfg        RegistryConfig
 	core       *Core // Run's
@@ -73,7 +78,8 @@ type result struct {
 // NewRegistry checks the configuration. Nothing runs yet.
 func NewRegistry(now time.Time, cfg RegistryConfig) (*Registry, error) {
 	if cfg.Authority == nil || cfg.Store == nil {
-		return nil, sigma.Errorf("machines.NewRegistry", sigma.KindInvalid, "the configuration lacks an authority or a store")
+		return nil, sigma.Errorf("machines.NewRegistry", sigma.KindInvalid,
+			"the configuration lacks an authority or a store")
 	}
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
@@ -82,7 +88,8 @@ func NewRegistry(now time.Time, cfg RegistryConfig) (*Registry, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Registry{cfg: cfg, core: core, challenges: identity.NewChallenges(), requests: make(chan request), over: make(chan struct{}), heard: map[sigma.MachineID]hearing{}}, nil
+	return &Registry{cfg: cfg, core: core, challenges: identity.NewChallenges(), requests: make(chan request),
+		over: make(chan struct{}), heard: map[sigma.MachineID]hearing{}}, nil
 }
 
 // Run judges until ctx ends (nil) or something cannot be saved.
@@ -156,11 +163,13 @@ func (r *Registry) carryOut(ctx context.Context, step func(now time.Time) []Effe
 	return rest, nil
 }
 
-// fence tells the store of names about a life's end or begin. Who cannot tell it must not decide: whoever does next begins with reconcile.
+// fence tells the store of names about a life's end or begin. Who cannot tell it must not decide:
+// whoever does next begins with reconcile.
 func (r *Registry) fence(ctx context.Context, f Effect) error {
 	switch f := f.(type) {
 	case Lost:
-		r.cfg.Log.Info("machine is lost", "machine", f.ID, "incarnation", uint64(f.Incarnation), "fence", uint64(f.Fence), "why", f.Why)
+		r.cfg.Log.Info("machine is lost", "machine", f.ID, "incarnation", uint64(f.Incarnation), "fence",
+			uint64(f.Fence), "why", f.Why)
 		return r.tell(ctx, f.ID, true)
 	case Certify:
 		return r.tell(ctx, f.Member.ID, false)
@@ -173,7 +182,10 @@ func (r *Registry) tell(ctx context.Context, m sigma.MachineID, lost bool) error
 }
 
 func tell(ctx context.Context, names Fence, self, m sigma.MachineID, lost bool) error {
-	if names == nil || m == self { // this judge asks by way of its machine: its sessions ended with its former life, and nobody has expelled it, or it could not ask
+	if names == nil ||
+		m == self {
+		// this judge asks by way of its machine: its sessions ended with its former life, and
+		// nobody has expelled it, or it could not ask
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, fenceMax)
@@ -185,7 +197,8 @@ func tell(ctx context.Context, names Fence, self, m sigma.MachineID, lost bool) 
 	return sigma.Wrap("machines.Registry", "", do(ctx, m))
 }
 
-// reconcile tells the store of names about all lives, since the judge before may have died between saving and telling. It is called before a judge decides anything.
+// reconcile tells the store of names about all lives, since the judge before may have died between
+// saving and telling. It is called before a judge decides anything.
 func reconcile(ctx context.Context, names Fence, self sigma.MachineID, state State) error {
 	var all sync.WaitGroup
 	errs := make([]error, len(state.Members))
@@ -204,13 +217,15 @@ func reconcile(ctx context.Context, names Fence, self sigma.MachineID, state Sta
 // reconcileMost is how many machines the store of names is told about at once.
 const reconcileMost = 8
 
-// ask has Run do something and waits for it. The outcome is unknown (KindLost) if Run ends meanwhile.
+// ask has Run do something and waits for it. The outcome is unknown (KindLost) if Run ends
+// meanwhile.
 func (r *Registry) ask(ctx context.Context, do func(now time.Time) ([]Effect, error)) ([]Effect, error) {
 	q := request{do, make(chan result, 1)}
 	select {
 	case r.requests <- q:
 	case <-r.over:
-		return nil, sigma.Errorf("machines.Registry", sigma.KindUnavailable, "this machine no longer decides about membership")
+		return nil, sigma.Errorf("machines.Registry", sigma.KindUnavailable,
+			"this machine no longer decides about membership")
 	case <-ctx.Done():
 		return nil, sigma.Wrap("machines.Registry", "", ctx.Err())
 	}
@@ -250,7 +265,8 @@ func (r *Registry) View(ctx context.Context, look func(*Core)) error {
 	return err
 }
 
-// Hear notes a beat. It never waits, whatever else is going on, so a store that is slow makes nobody silent.
+// Hear notes a beat. It never waits, whatever else is going on, so a store that is slow makes
+// nobody silent.
 func (r *Registry) Hear(id sigma.MachineID, inc sigma.Incarnation, at time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -286,7 +302,8 @@ func (r *Registry) Enrol(ctx context.Context, e *identity.Enrolment) (*identity.
 	if err := r.challenges.Use(now, e.Challenge); err != nil {
 		return nil, err
 	}
-	q := Request{ID: e.Machine, Key: identity.KeyFingerprint(e.Key), Address: e.Address, Version: e.Version, Labels: labels, CPU: e.CPU, Memory: e.Memory}
+	q := Request{ID: e.Machine, Key: identity.KeyFingerprint(e.Key), Address: e.Address, Version: e.Version,
+		Labels: labels, CPU: e.CPU, Memory: e.Memory}
 	effects, err := r.ask(ctx, func(now time.Time) ([]Effect, error) {
 		return r.core.Step(now, Enrol{q, e.Token, e.Token != "" && e.CheckToken(r.core.TokenKey(e.Token))})
 	})
@@ -309,22 +326,29 @@ func (r *Registry) grant(effects []Effect, key []byte) (*identity.Grant, error) 
 				}
 			}
 		case Certify:
-			g.Certificate, err = r.cfg.Authority.Issue(time.Now(), identity.Subject{Machine: f.Member.ID, Incarnation: f.Member.Incarnation, Epoch: f.Epoch}, key)
+			g.Certificate, err = r.cfg.Authority.Issue(time.Now(), identity.Subject{Machine: f.Member.ID,
+				Incarnation: f.Member.Incarnation, Epoch: f.Epoch}, key)
 		}
 	}
 	return g, err
 }
 
-// Renew certifies a life that goes on once more. The peer is who its link says, and key is the one it showed.
+// Renew certifies a life that goes on once more. The peer is who its link says, and key is the one
+// it showed.
 func (r *Registry) Renew(ctx context.Context, peer identity.Subject, key []byte) ([]byte, error) {
 	if identity.KeyFingerprint(key) != peer.Key {
-		return nil, sigma.Errorf("machines.Renew", sigma.KindPermission, "a certificate is renewed for the same key only")
+		return nil, sigma.Errorf("machines.Renew", sigma.KindPermission,
+			"a certificate is renewed for the same key only")
 	}
 	var epoch uint64
-	if _, err := r.ask(ctx, func(time.Time) ([]Effect, error) { epoch = r.core.epoch; return nil, r.core.MayRenew(peer) }); err != nil {
+	if _, err := r.ask(ctx, func(time.Time) ([]Effect, error) {
+		epoch = r.core.epoch
+		return nil, r.core.MayRenew(peer)
+	}); err != nil {
 		return nil, err
 	}
-	return r.cfg.Authority.Issue(time.Now(), identity.Subject{Machine: peer.Machine, Incarnation: peer.Incarnation, Epoch: epoch}, key)
+	return r.cfg.Authority.Issue(time.Now(), identity.Subject{Machine: peer.Machine, Incarnation: peer.Incarnation,
+		Epoch: epoch}, key)
 }
 
 // parseLabels reads name=value; empty says whether the value may be.
@@ -333,7 +357,8 @@ func parseLabels(list []string, empty bool) (map[string]string, error) {
 	for _, l := range list {
 		name, value, ok := strings.Cut(l, "=")
 		if _, twice := labels[name]; !ok || value == "" && !empty || twice {
-			return nil, &sigma.Error{Op: "machines.Enrol", Kind: sigma.KindInvalid, Msg: "labels are name=value, each name once", Hint: "as in zone=a"}
+			return nil, &sigma.Error{Op: "machines.Enrol", Kind: sigma.KindInvalid,
+				Msg: "labels are name=value, each name once", Hint: "as in zone=a"}
 		}
 		labels[name] = value
 	}

@@ -60,7 +60,8 @@ func live(t *testing.T, act func(Effect), do func(t *testing.T, r *Registry, sto
 			t.Fatal(err)
 		}
 		store := newMemory()
-		r, err := NewRegistry(time.Now(), RegistryConfig{Core: Config{Self: "m1"}, Authority: a, Store: store, Act: act})
+		r, err := NewRegistry(time.Now(), RegistryConfig{Core: Config{Self: "m1"}, Authority: a, Store: store,
+			Act: act})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -68,7 +69,8 @@ func live(t *testing.T, act func(Effect), do func(t *testing.T, r *Registry, sto
 		var all sync.WaitGroup
 		all.Go(func() { r.Run(ctx) })
 		key := identity.NewKey()
-		if g, err := r.Found(ctx, Request{ID: "m1", Key: identity.KeyFingerprint(key.Public().(ed25519.PublicKey)), Address: "10.0.0.1:7700"}, key.Public().(ed25519.PublicKey)); err != nil || len(g.Control) != 1 {
+		if g, err := r.Found(ctx, Request{ID: "m1", Key: identity.KeyFingerprint(key.Public().(ed25519.PublicKey)),
+			Address: "10.0.0.1:7700"}, key.Public().(ed25519.PublicKey)); err != nil || len(g.Control) != 1 {
 			t.Fatalf("%+v, %v", g, err)
 		}
 		do(t, r, store, a)
@@ -77,13 +79,15 @@ func live(t *testing.T, act func(Effect), do func(t *testing.T, r *Registry, sto
 	})
 }
 
-func join(t *testing.T, r *Registry, a *identity.Authority, key ed25519.PrivateKey, name sigma.MachineID, tok *identity.Token) (*identity.Grant, error) {
+func join(t *testing.T, r *Registry, a *identity.Authority, key ed25519.PrivateKey, name sigma.MachineID,
+	tok *identity.Token) (*identity.Grant, error) {
 	t.Helper()
 	ch, err := r.Challenge(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	e := &identity.Enrolment{Challenge: ch, System: a.System(), Machine: name, Clock: time.Now(), Address: "10.0.0.2:7700", Labels: []string{"zone=a"}}
+	e := &identity.Enrolment{Challenge: ch, System: a.System(), Machine: name, Clock: time.Now(),
+		Address: "10.0.0.2:7700", Labels: []string{"zone=a"}}
 	if err := e.Sign(key, tok); err != nil {
 		t.Fatal(err)
 	}
@@ -96,7 +100,8 @@ func join(t *testing.T, r *Registry, a *identity.Authority, key ed25519.PrivateK
 	return g, err
 }
 
-// Goal: a machine joins, beats, falls silent, is lost in time though the store is slow, cannot renew, and registers again.
+// Goal: a machine joins, beats, falls silent, is lost in time though the store is slow, cannot
+// renew, and registers again.
 func TestRegistry(t *testing.T) {
 	var mu sync.Mutex
 	var lost []Lost
@@ -119,7 +124,8 @@ func TestRegistry(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		id, err := identity.New(identity.Config{Key: key, Certificate: g.Certificate, Authorities: g.Authorities, Roster: g.Roster()})
+		id, err := identity.New(identity.Config{Key: key, Certificate: g.Certificate, Authorities: g.Authorities,
+			Roster: g.Roster()})
 		if err != nil || id.Self().Machine != "m2" || store.member("m2").Labels["zone"] != "a" {
 			t.Fatalf("%+v, %v, %+v", id.Self(), err, store.member("m2"))
 		}
@@ -141,7 +147,8 @@ func TestRegistry(t *testing.T) {
 		if _, err := r.Renew(t.Context(), id.Self(), pub); err != nil {
 			t.Error(err)
 		}
-		if _, err := r.Renew(t.Context(), id.Self(), identity.NewKey().Public().(ed25519.PublicKey)); sigma.KindOf(err) != sigma.KindPermission {
+		if _, err := r.Renew(t.Context(), id.Self(),
+			identity.NewKey().Public().(ed25519.PublicKey)); sigma.KindOf(err) != sigma.KindPermission {
 			t.Errorf("renewed for another key: %v", err)
 		}
 		store.set(0, nil)
@@ -168,7 +175,8 @@ func TestRegistry(t *testing.T) {
 func TestRegistryCannotSave(t *testing.T) {
 	live(t, nil, func(t *testing.T, r *Registry, store *memory, _ *identity.Authority) {
 		store.set(0, sigma.Errorf("test", sigma.KindStale, "another is the judge"))
-		if err := r.Do(t.Context(), Cordon{"m1", true}); sigma.KindOf(err) != sigma.KindStale && sigma.KindOf(err) != sigma.KindLost {
+		if err := r.Do(t.Context(), Cordon{"m1", true}); sigma.KindOf(err) != sigma.KindStale &&
+			sigma.KindOf(err) != sigma.KindLost {
 			t.Errorf("got %v", err)
 		}
 		<-r.over

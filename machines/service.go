@@ -14,7 +14,8 @@ import (
 	"sigmaos.dev/treekit"
 )
 
-// Methods of the service's root file. The machine that calls is the Principal's, stamped from its link.
+// Methods of the service's root file. The machine that calls is the Principal's, stamped from its
+// link.
 //
 //	token     uses, ttl -> text of a new token       tokens    - -> []Token           revoke   TokenID -> -
 //	list      skip -> more, []MachineInfo            cordon    name, on -> -          drain    name -> -
@@ -49,7 +50,9 @@ const (
 	infosPage   = 20  // of at most 2.5 KiB
 	membersPage = 120 // of at most 400 bytes
 	tokensPage  = 500
-	errandsMax  = 64 // of one machine that it has not fetched; more would be about machines it can as well be asked about later
+	// of one machine that it has not fetched; more would be about machines it can as well be asked
+	// about later
+	errandsMax = 64
 )
 
 // Errand is something that the judge wants a machine to do.
@@ -74,7 +77,8 @@ type Names interface {
 	RemoveMember(ctx context.Context, m sigma.MachineID) error
 }
 
-// Service is a judge that is asked by calls: a tree whose root is one callable file, for the provider's programs. Safe for concurrent use.
+// Service is a judge that is asked by calls: a tree whose root is one callable file, for the
+// provider's programs. Safe for concurrent use.
 type Service struct {
 	registry  *Registry
 	authority *identity.Authority
@@ -91,7 +95,8 @@ type Service struct {
 // cordonMost is how long it is waited until a machine acts by what was said of it.
 const cordonMost = 2 * time.Second
 
-// errandList is what a machine has not fetched yet. A fetch that got lost is repeated: the list is emptied by the next one, which names it.
+// errandList is what a machine has not fetched yet. A fetch that got lost is repeated: the list is
+// emptied by the next one, which names it.
 type errandList struct {
 	number uint64
 	list   []Errand
@@ -102,9 +107,11 @@ var _ sigma.Tree = (*Service)(nil)
 
 // NewService makes the service. Nothing runs yet.
 func NewService(now time.Time, cfg ServiceConfig) (*Service, error) {
-	s := &Service{authority: cfg.Authority, names: cfg.Names, changed: make(chan struct{}), errands: map[sigma.MachineID]*errandList{}, known: map[sigma.MachineID]uint64{}, said: make(chan struct{})}
+	s := &Service{authority: cfg.Authority, names: cfg.Names, changed: make(chan struct{}),
+		errands: map[sigma.MachineID]*errandList{}, known: map[sigma.MachineID]uint64{}, said: make(chan struct{})}
 	var err error
-	s.registry, err = NewRegistry(now, RegistryConfig{Core: cfg.Core, Authority: cfg.Authority, Store: cfg.Store, Act: s.act, Fence: cfg.Names, Log: cfg.Log})
+	s.registry, err = NewRegistry(now, RegistryConfig{Core: cfg.Core, Authority: cfg.Authority, Store: cfg.Store,
+		Act: s.act, Fence: cfg.Names, Log: cfg.Log})
 	if err != nil {
 		return nil, err
 	}
@@ -118,7 +125,8 @@ func (s *Service) Run(ctx context.Context) error { return s.registry.Run(ctx) }
 // Registry is what the service asks, for the founding of a system.
 func (s *Service) Registry() *Registry { return s.registry }
 
-// act makes effects known to whoever waits for them. Lost needs no word of its own: the roster shows that a life is over.
+// act makes effects known to whoever waits for them. Lost needs no word of its own: the roster
+// shows that a life is over.
 func (s *Service) act(f Effect) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -165,7 +173,8 @@ func (s *Service) addLocked(m sigma.MachineID, e Errand) {
 	}
 }
 
-// wait gives a machine its errands when there are some. seen is the number that came with those it has.
+// wait gives a machine its errands when there are some. seen is the number that came with those it
+// has.
 func (s *Service) wait(ctx context.Context, m sigma.MachineID, seen uint64) (uint64, []Errand, error) {
 	for {
 		s.mu.Lock()
@@ -196,7 +205,10 @@ func (s *Service) wait(ctx context.Context, m sigma.MachineID, seen uint64) (uin
 func (s *Service) say(m sigma.MachineID, epoch uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if epoch <= s.known[m] || epoch > s.roster.Epoch || !slices.ContainsFunc(s.roster.Members, func(x identity.Member) bool { return x.Machine == m }) {
+	if epoch <= s.known[m] || epoch > s.roster.Epoch || !slices.ContainsFunc(s.roster.Members,
+		func(x identity.Member) bool {
+			return x.Machine == m
+		}) {
 		return
 	}
 	s.known[m] = epoch
@@ -204,7 +216,8 @@ func (s *Service) say(m sigma.MachineID, epoch uint64) {
 	s.said = make(chan struct{})
 }
 
-// acts waits until a machine acts by the roster of an epoch (0: the present one) or a later one, or is no more; false if it does not say so in time. Of one that is lost nothing is expected.
+// acts waits until a machine acts by the roster of an epoch (0: the present one) or a later one, or
+// is no more; false if it does not say so in time. Of one that is lost nothing is expected.
 func (s *Service) acts(ctx context.Context, id sigma.MachineID, epoch uint64) bool {
 	ctx, cancel := context.WithTimeout(ctx, cordonMost)
 	defer cancel()
@@ -255,7 +268,8 @@ func (s *Service) page(ctx context.Context, epoch uint64, skip int) (uint64, boo
 }
 
 // attach gives the provider's programs, and nobody else, a file whose calls are answered.
-func attach(p sigma.Principal, call func(context.Context, sigma.Principal, string, []byte) ([]byte, error)) (sigma.File, error) {
+func attach(p sigma.Principal, call func(context.Context, sigma.Principal, string, []byte) ([]byte, error)) (sigma.File,
+	error) {
 	if !p.System {
 		return nil, sigma.Errorf("machines.Attach", sigma.KindPermission, "membership is the machines' own business")
 	}
@@ -335,7 +349,8 @@ func (s *Service) enrolments(ctx context.Context, p sigma.Principal, method stri
 	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.U64((*uint64)(&inc)); c.Data(&key) }); err != nil {
 		return nil, err
 	}
-	return s.registry.Renew(ctx, identity.Subject{Machine: p.Machine, Incarnation: inc, Key: identity.KeyFingerprint(key)}, key)
+	return s.registry.Renew(ctx, identity.Subject{Machine: p.Machine, Incarnation: inc,
+		Key: identity.KeyFingerprint(key)}, key)
 }
 
 func (s *Service) observers(ctx context.Context, p sigma.Principal, method string, payload []byte) ([]byte, error) {
@@ -348,7 +363,10 @@ func (s *Service) observers(ctx context.Context, p sigma.Principal, method strin
 		return nil, s.registry.Do(ctx, Report{p.Machine, es})
 	case CallVouch:
 		v := Vouch{By: p.Machine}
-		if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Str((*string)(&v.ID)); c.U64((*uint64)(&v.Incarnation)) }); err != nil {
+		if err := sigmap.Parse(payload, func(c *sigmap.Coder) {
+			c.Str((*string)(&v.ID))
+			c.U64((*uint64)(&v.Incarnation))
+		}); err != nil {
 			return nil, err
 		}
 		return nil, s.registry.Do(ctx, v)
@@ -393,7 +411,9 @@ func (s *Service) list(ctx context.Context, payload []byte) ([]byte, error) {
 	return sigmap.Payload(func(c *sigmap.Coder) { c.Bool(&more); codeInfos(c, &page) })
 }
 
-// handOver gives the authority to machined of another control machine, so that it can take over. Who has it can be any machine, so nobody else gets it, and it is nowhere else: not in the store, not in a backup.
+// handOver gives the authority to machined of another control machine, so that it can take over.
+// Who has it can be any machine, so nobody else gets it, and it is nowhere else: not in the store,
+// not in a backup.
 func (s *Service) handOver(ctx context.Context, p sigma.Principal) ([]byte, error) {
 	const op = "machines.Authority"
 	allowed := false
@@ -410,7 +430,8 @@ func (s *Service) handOver(ctx context.Context, p sigma.Principal) ([]byte, erro
 	return s.authority.Marshal(), nil
 }
 
-// operate carries out what an operator asks of one machine. A cordon tells whether the machine acts by it already.
+// operate carries out what an operator asks of one machine. A cordon tells whether the machine acts
+// by it already.
 func (s *Service) operate(ctx context.Context, method string, payload []byte) ([]byte, error) {
 	var id sigma.MachineID
 	var on bool
@@ -464,7 +485,8 @@ func (s *Service) operate(ctx context.Context, method string, payload []byte) ([
 	return sigmap.Payload(func(c *sigmap.Coder) { c.Bool(&acts) })
 }
 
-// leaveNames takes a machine's part of the store of names away, which comes before it stops to be a control machine: then nothing is left behind if it fails.
+// leaveNames takes a machine's part of the store of names away, which comes before it stops to be a
+// control machine: then nothing is left behind if it fails.
 func (s *Service) leaveNames(ctx context.Context, e Control) error {
 	if s.names == nil {
 		return nil

@@ -30,7 +30,8 @@ func (o *office) client(m sigma.MachineID) *Client {
 	if o.asked != nil {
 		return o.asked
 	}
-	root, err := o.service.Attach(o.t.Context(), sigma.Principal{Realm: sigma.SystemRealm, Machine: m, System: true}, "")
+	root, err := o.service.Attach(o.t.Context(), sigma.Principal{Realm: sigma.SystemRealm, Machine: m, System: true},
+		"")
 	if err != nil {
 		o.t.Fatal(err)
 	}
@@ -54,7 +55,8 @@ func (o *office) join(name sigma.MachineID) (ed25519.PrivateKey, *identity.Ident
 		o.t.Fatal(err)
 	}
 	key := identity.NewKey()
-	e := &identity.Enrolment{Challenge: ch, System: o.known.System(), Machine: name, Clock: time.Now(), Address: "10.0.0.2:7700", Memory: sigma.GiB}
+	e := &identity.Enrolment{Challenge: ch, System: o.known.System(), Machine: name, Clock: time.Now(),
+		Address: "10.0.0.2:7700", Memory: sigma.GiB}
 	if err := e.Sign(key, &tok); err != nil {
 		o.t.Fatal(err)
 	}
@@ -62,7 +64,8 @@ func (o *office) join(name sigma.MachineID) (ed25519.PrivateKey, *identity.Ident
 	if err != nil {
 		o.t.Fatal(err)
 	}
-	id, err := identity.New(identity.Config{Key: key, Certificate: g.Certificate, Authorities: g.Authorities, Roster: g.Roster()})
+	id, err := identity.New(identity.Config{Key: key, Certificate: g.Certificate, Authorities: g.Authorities,
+		Roster: g.Roster()})
 	if err != nil {
 		o.t.Fatal(err)
 	}
@@ -77,14 +80,16 @@ func open(t *testing.T, do func(o *office)) {
 			t.Fatal(err)
 		}
 		o := &office{t: t, store: newMemory(), known: a}
-		if o.service, err = NewService(time.Now(), ServiceConfig{Core: Config{Self: "m1", Remote: true}, Authority: a, Store: o.store}); err != nil {
+		if o.service, err = NewService(time.Now(), ServiceConfig{Core: Config{Self: "m1", Remote: true}, Authority: a,
+			Store: o.store}); err != nil {
 			t.Fatal(err)
 		}
 		ctx, stop := context.WithCancel(t.Context())
 		var all sync.WaitGroup
 		all.Go(func() { o.service.Run(ctx) })
 		pub := identity.NewKey().Public().(ed25519.PublicKey)
-		if _, err := o.service.Registry().Found(ctx, Request{ID: "m1", Key: identity.KeyFingerprint(pub), Address: "10.0.0.1:7700"}, pub); err != nil {
+		if _, err := o.service.Registry().Found(ctx, Request{ID: "m1", Key: identity.KeyFingerprint(pub),
+			Address: "10.0.0.1:7700"}, pub); err != nil {
 			t.Fatal(err)
 		}
 		do(o)
@@ -102,7 +107,9 @@ func cordoned(o *office, on, want bool) error {
 	return err
 }
 
-// Goal: a cordon waits until the machine has asked for what comes after it, and says so if that does not happen in time, or the machine still fetches it; also when another operator undoes it meanwhile.
+// Goal: a cordon waits until the machine has asked for what comes after it, and says so if that
+// does not happen in time, or the machine still fetches it; also when another operator undoes it
+// meanwhile.
 func TestCordonWaits(t *testing.T) {
 	open(t, func(o *office) {
 		o.join("m2")
@@ -160,14 +167,17 @@ func TestService(t *testing.T) {
 	open(t, func(o *office) {
 		ctx, c := o.t.Context(), o.client("m1")
 		key, id := o.join("m2")
-		steps := []error{c.Label(ctx, "m2", []string{"zone=a", "rack=7"}), c.Label(ctx, "m2", []string{"rack="}), cordoned(o, true, false), c.Control(ctx, "m2", true)}
+		steps := []error{c.Label(ctx, "m2", []string{"zone=a", "rack=7"}), c.Label(ctx, "m2", []string{"rack="}),
+			cordoned(o, true, false), c.Control(ctx, "m2", true)}
 		for i, err := range steps {
 			if err != nil {
 				o.t.Errorf("step %d: %v", i, err)
 			}
 		}
 		ms, err := c.List(ctx)
-		if err != nil || len(ms) != 2 || ms[1].ID != "m2" || !reflect.DeepEqual(ms[1].Labels, map[string]string{"zone": "a"}) || !ms[1].Cordoned || !ms[1].Control || ms[1].Memory != sigma.GiB || ms[1].State != sigma.MachineAlive {
+		if err != nil || len(ms) != 2 || ms[1].ID != "m2" || !reflect.DeepEqual(ms[1].Labels,
+			map[string]string{"zone": "a"}) || !ms[1].Cordoned || !ms[1].Control || ms[1].Memory != sigma.GiB ||
+			ms[1].State != sigma.MachineAlive {
 			o.t.Errorf("got %+v, %v", ms, err)
 		}
 		if err := c.Remove(ctx, "m2", true); sigma.KindOf(err) != sigma.KindInvalid {
@@ -190,13 +200,15 @@ func TestService(t *testing.T) {
 		if _, err := c.Token(ctx, TokenUsesMax+7, 0); sigma.KindOf(err) != sigma.KindInvalid {
 			o.t.Errorf("a token without end: %v", err)
 		}
-		if _, err := o.service.Attach(ctx, sigma.Principal{Realm: "tenant", Machine: "m1"}, ""); sigma.KindOf(err) != sigma.KindPermission {
+		if _, err := o.service.Attach(ctx, sigma.Principal{Realm: "tenant", Machine: "m1"},
+			""); sigma.KindOf(err) != sigma.KindPermission {
 			o.t.Errorf("a tenant attaches: %v", err)
 		}
 	})
 }
 
-// Goal: reports keep machines alive; a silent one is asked about, lost, and seen so in the roster by who waits for it; errands come again until they are taken.
+// Goal: reports keep machines alive; a silent one is asked about, lost, and seen so in the roster
+// by who waits for it; errands come again until they are taken.
 func TestServiceLoss(t *testing.T) {
 	open(t, func(o *office) {
 		ctx, c := o.t.Context(), o.client("m1")
@@ -264,7 +276,8 @@ func TestServicePages(t *testing.T) {
 			if i == 0 {
 				continue
 			}
-			q := Request{ID: sigma.MachineID(fmt.Sprintf("x%04d", i)), Key: identity.Fingerprint{byte(i), byte(i >> 8), 1}, Address: "a-rather-long-host-name-" + strings.Repeat("x", 100) + ":7700",
+			q := Request{ID: sigma.MachineID(fmt.Sprintf("x%04d", i)), Key: identity.Fingerprint{byte(i), byte(i >> 8),
+				1}, Address: "a-rather-long-host-name-" + strings.Repeat("x", 100) + ":7700",
 				Labels: map[string]string{strings.Repeat("l", 60): strings.Repeat("v", 60)}}
 			err := o.service.registry.View(ctx, func(core *Core) {
 				m := &member{Member: Member{ID: q.ID, Key: q.Key, Labels: q.Labels, Joined: time.Now()}}
@@ -288,7 +301,8 @@ func TestServicePages(t *testing.T) {
 
 // FuzzService: no call of a machine does more than be refused.
 func FuzzService(f *testing.F) {
-	for _, m := range []string{CallToken, CallLabel, CallEnrol, CallRenew, CallReport, CallVouch, CallRoster, CallErrands, CallList, CallRemove, "x"} {
+	for _, m := range []string{CallToken, CallLabel, CallEnrol, CallRenew, CallReport, CallVouch, CallRoster,
+		CallErrands, CallList, CallRemove, "x"} {
 		f.Add(m, []byte{2, 0, 'm', '1', 1, 0, 0, 0, 0, 0, 0, 0})
 	}
 	a, err := identity.NewAuthority(time.Now())
@@ -303,7 +317,8 @@ func FuzzService(f *testing.F) {
 	f.Cleanup(stop)
 	go s.Run(ctx)
 	pub := identity.NewKey().Public().(ed25519.PublicKey)
-	if _, err := s.Registry().Found(ctx, Request{ID: "m1", Key: identity.KeyFingerprint(pub), Address: "10.0.0.1:7700"}, pub); err != nil {
+	if _, err := s.Registry().Found(ctx, Request{ID: "m1", Key: identity.KeyFingerprint(pub), Address: "10.0.0.1:7700"},
+		pub); err != nil {
 		f.Fatal(err)
 	}
 	f.Fuzz(func(t *testing.T, method string, payload []byte) {
@@ -313,7 +328,9 @@ func FuzzService(f *testing.F) {
 		var infos []sigma.MachineInfo
 		var errands []Errand
 		var tokens []Token
-		for _, code := range []func(*sigmap.Coder){func(c *sigmap.Coder) { codeInfos(c, &infos) }, func(c *sigmap.Coder) { codeErrands(c, &errands) }, func(c *sigmap.Coder) { codeTokens(c, &tokens) }} {
+		for _, code := range []func(*sigmap.Coder){func(c *sigmap.Coder) {
+			codeInfos(c, &infos)
+		}, func(c *sigmap.Coder) { codeErrands(c, &errands) }, func(c *sigmap.Coder) { codeTokens(c, &tokens) }} {
 			sigmap.Parse(payload, code)
 		}
 		if _, _, _, err := s.page(within, 0, 0); err != nil && within.Err() == nil {

@@ -12,8 +12,9 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// This file simulates a system: machines that beat, observers that report, links with delays and cuts in either direction, machines and observers that stand still. Time is a number; the code that judges is
-// the real one. A failure names its seed.
+// This file simulates a system: machines that beat, observers that report, links with delays and
+// cuts in either direction, machines and observers that stand still. Time is a number; the code
+// that judges is the real one. A failure names its seed.
 
 // world is a simulation.
 type world struct {
@@ -62,13 +63,16 @@ func (w *world) after(d time.Duration, do func()) {
 
 // newWorld makes n machines of which the first c are observers and the first is the judge.
 func newWorld(t *testing.T, seed uint64, n, c int) *world {
-	w := &world{r: rand.New(rand.NewPCG(seed, 1)), now: began, timing: DefaultTiming(), lost: map[sigma.MachineID]time.Time{}}
+	w := &world{r: rand.New(rand.NewPCG(seed, 1)), now: began, timing: DefaultTiming(),
+		lost: map[sigma.MachineID]time.Time{}}
 	s := State{Epoch: uint64(n) + 1}
 	for i := range n {
-		m := &machine{id: sigma.MachineID(fmt.Sprint("m", i+1)), life: sigma.Incarnation(i + 2), heard: map[sigma.MachineID]time.Time{}, lives: map[sigma.MachineID]sigma.Incarnation{},
+		m := &machine{id: sigma.MachineID(fmt.Sprint("m", i+1)), life: sigma.Incarnation(i + 2),
+			heard: map[sigma.MachineID]time.Time{}, lives: map[sigma.MachineID]sigma.Incarnation{},
 			last: map[sigma.MachineID]time.Time{}, deaf: map[sigma.MachineID]bool{}, helper: map[sigma.MachineID]bool{}}
 		w.machines = append(w.machines, m)
-		s.Members = append(s.Members, Member{ID: m.id, Key: identity.Fingerprint{byte(i + 1)}, Incarnation: m.life, Control: i < c, Address: "a:1"})
+		s.Members = append(s.Members, Member{ID: m.id, Key: identity.Fingerprint{byte(i + 1)}, Incarnation: m.life,
+			Control: i < c, Address: "a:1"})
 	}
 	core, err := New(w.now, Config{Self: "m1", State: s})
 	if err != nil {
@@ -221,7 +225,8 @@ func (w *world) run(d time.Duration) {
 	}
 }
 
-// Goal: no machine is declared lost that is only slow, at most by Slack, whatever mixture of slow links and pauses there is, and although the judge and the observers stand still now and then too.
+// Goal: no machine is declared lost that is only slow, at most by Slack, whatever mixture of slow
+// links and pauses there is, and although the judge and the observers stand still now and then too.
 func TestNoFalseAlarm(t *testing.T) {
 	suspects := 0
 	for seed := range uint64(60) {
@@ -248,7 +253,8 @@ func TestNoFalseAlarm(t *testing.T) {
 	}
 }
 
-// Goal: a link that is cut in one place, in either direction or both, is no machine that is lost, as long as some observer hears it, or for a while some other machine.
+// Goal: a link that is cut in one place, in either direction or both, is no machine that is lost,
+// as long as some observer hears it, or for a while some other machine.
 func TestCutsAreNoLoss(t *testing.T) {
 	for seed := range uint64(60) {
 		w := newWorld(t, seed, 6, 3)
@@ -280,7 +286,8 @@ func TestCutsAreNoLoss(t *testing.T) {
 	}
 }
 
-// Goal: machines that die are declared lost within two seconds, and they alone, on a normal network; also observers that die, as long as a majority is left.
+// Goal: machines that die are declared lost within two seconds, and they alone, on a normal
+// network; also observers that die, as long as a majority is left.
 func TestLossIsNoticed(t *testing.T) {
 	var worst time.Duration
 	for seed := range uint64(60) {
@@ -320,7 +327,9 @@ func TestLossIsNoticed(t *testing.T) {
 	t.Logf("the longest took %v", worst)
 }
 
-// Goal: incarnations and fences only grow, a life that was ended is never alive again, a token is never used more often than it was made for, and what was saved is what is, whatever is asked in whatever order.
+// Goal: incarnations and fences only grow, a life that was ended is never alive again, a token is
+// never used more often than it was made for, and what was saved is what is, whatever is asked in
+// whatever order.
 func TestRandom(t *testing.T) {
 	for seed := range uint64(100) {
 		r := rand.New(rand.NewPCG(seed, 3))
@@ -345,7 +354,8 @@ func TestRandom(t *testing.T) {
 					}
 					over[f.Incarnation], newest = true, uint64(f.Fence)
 				case Certify:
-					if over[f.Member.Incarnation] || uint64(f.Member.Incarnation) <= newest || k.epoch < uint64(f.Member.Incarnation) {
+					if over[f.Member.Incarnation] || uint64(f.Member.Incarnation) <= newest ||
+						k.epoch < uint64(f.Member.Incarnation) {
 						t.Fatalf("seed %d: %+v after counter %d, saved %d", seed, f, newest, k.epoch)
 					}
 					newest = uint64(f.Member.Incarnation)

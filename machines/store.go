@@ -15,8 +15,9 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// FileStore keeps the state as one file of a name space, readable by people, that each judge replaces at the version it knows. So of two judges only one can save, and who takes over ends the other: there is no
-// lease to wait for and no clock to trust. It is for one goroutine.
+// FileStore keeps the state as one file of a name space, readable by people, that each judge
+// replaces at the version it knows. So of two judges only one can save, and who takes over ends the
+// other: there is no lease to wait for and no clock to trust. It is for one goroutine.
 type FileStore struct {
 	ns      sigma.Namespace
 	path    string
@@ -43,10 +44,13 @@ const (
 
 var _ Store = (*FileStore)(nil)
 
-// TakeOver reads the state from path, or begins with none, and makes judge the one who may write it. The directory of path must exist. former, unless it is "", is who must have been the judge until now: of several
-// heirs only one succeeds, the others get KindStale.
-func TakeOver(ctx context.Context, ns sigma.Namespace, path string, judge, former sigma.MachineID) (*FileStore, State, error) {
-	s := &FileStore{ns: ns, path: path, judge: judge, members: map[sigma.MachineID]Member{}, tokens: map[identity.TokenID]Token{}}
+// TakeOver reads the state from path, or begins with none, and makes judge the one who may write
+// it. The directory of path must exist. former, unless it is "", is who must have been the judge
+// until now: of several heirs only one succeeds, the others get KindStale.
+func TakeOver(ctx context.Context, ns sigma.Namespace, path string, judge, former sigma.MachineID) (*FileStore, State,
+	error) {
+	s := &FileStore{ns: ns, path: path, judge: judge, members: map[sigma.MachineID]Member{},
+		tokens: map[identity.TokenID]Token{}}
 	text, id, err := ns.Get(ctx, path)
 	switch {
 	case sigma.KindOf(err) == sigma.KindNotFound:
@@ -58,7 +62,8 @@ func TakeOver(ctx context.Context, ns sigma.Namespace, path string, judge, forme
 			return nil, State{}, sigma.Wrap("machines.TakeOver", path, err)
 		}
 		if former != "" && is != former && is != judge {
-			return nil, State{}, sigma.Errorf("machines.TakeOver", sigma.KindStale, "machine %s has taken over already", is)
+			return nil, State{}, sigma.Errorf("machines.TakeOver", sigma.KindStale, "machine %s has taken over already",
+				is)
 		}
 		s.version, s.epoch = id.Version, st.Epoch
 		for _, m := range st.Members {
@@ -89,11 +94,14 @@ func ParseState(text []byte) (State, error) {
 	return st, err
 }
 
-// succeedStep is more than the lives that may have begun since a snapshot was taken, so that none has the number of one of these.
+// succeedStep is more than the lives that may have begun since a snapshot was taken, so that none
+// has the number of one of these.
 const succeedStep = 1 << 20
 
-// Succeed makes of the file of a FileStore in a snapshot the one with which machine self begins: it decides, whoever did when the snapshot was taken, and is the only control
-// machine. Those that were control machines besides are no members any more, and tokens, which may have been used since, let nobody in. KindNotFound: self is no machine of that system.
+// Succeed makes of the file of a FileStore in a snapshot the one with which machine self begins: it
+// decides, whoever did when the snapshot was taken, and is the only control machine. Those that
+// were control machines besides are no members any more, and tokens, which may have been used
+// since, let nobody in. KindNotFound: self is no machine of that system.
 func Succeed(text []byte, self sigma.MachineID) ([]byte, error) {
 	const op = "machines.Succeed"
 	st, _, err := parseRecord(text)
@@ -102,8 +110,10 @@ func Succeed(text []byte, self sigma.MachineID) ([]byte, error) {
 	}
 	at := slices.IndexFunc(st.Members, func(m Member) bool { return m.ID == self })
 	if at < 0 {
-		return nil, &sigma.Error{Op: op, Kind: sigma.KindNotFound, Msg: fmt.Sprintf("machine %s had not joined when the snapshot was taken", self),
-			Hint: "restore it on a machine that had, or on a fresh data directory: sigma snapshot restore --data DIR FILE"}
+		return nil, &sigma.Error{Op: op, Kind: sigma.KindNotFound,
+			Msg: fmt.Sprintf("machine %s had not joined when the snapshot was taken", self),
+			Hint: "restore it on a machine that had, or on a fresh data directory: sigma snapshot restore --data DIR " +
+				"FILE"}
 	}
 	st.Members[at].Control = true
 	st.Members = slices.DeleteFunc(st.Members, func(m Member) bool { return m.Control && m.ID != self })
@@ -119,9 +129,11 @@ func parseRecord(text []byte) (State, sigma.MachineID, error) {
 	err := d.Decode(&r)
 	switch {
 	case err != nil:
-		return State{}, "", &sigma.Error{Op: "machines.ParseState", Kind: sigma.KindInvalid, Msg: "the record of the machines cannot be read", Err: err}
+		return State{}, "", &sigma.Error{Op: "machines.ParseState", Kind: sigma.KindInvalid,
+			Msg: "the record of the machines cannot be read", Err: err}
 	case r.Format != recordFormat:
-		return State{}, "", sigma.Errorf("machines.ParseState", sigma.KindUnsupported, "the record of the machines has format %d, this program knows %d", r.Format, recordFormat)
+		return State{}, "", sigma.Errorf("machines.ParseState", sigma.KindUnsupported,
+			"the record of the machines has format %d, this program knows %d", r.Format, recordFormat)
 	}
 	for _, m := range r.Members {
 		if err := m.ID.Check(); err != nil {
@@ -169,10 +181,12 @@ func (s *FileStore) write(ctx context.Context) error {
 		return sigma.Wrap(op, s.path, err)
 	}
 	if len(text) > recordMax {
-		return sigma.Errorf(op, sigma.KindTooBig, "the record of the machines has %d bytes, %d are possible", len(text), recordMax)
+		return sigma.Errorf(op, sigma.KindTooBig, "the record of the machines has %d bytes, %d are possible", len(text),
+			recordMax)
 	}
 	for try := 1; ; try++ {
-		id, err := s.ns.Put(ctx, s.path, text, sigma.PutOptions{Perm: 0o600, IfVersion: s.version, MustMake: s.version == 0})
+		id, err := s.ns.Put(ctx, s.path, text, sigma.PutOptions{Perm: 0o600, IfVersion: s.version,
+			MustMake: s.version == 0})
 		if err == nil {
 			s.version = id.Version
 			return nil

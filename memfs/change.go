@@ -120,7 +120,8 @@ func (f *file) Symlink(ctx context.Context, name, target string) error {
 
 func checkTarget(op, target string) error {
 	if target == "" || len(target) > sigma.PathMax {
-		return sigma.Errorf(op, sigma.KindInvalid, "a link's target has 1 to %d bytes, not %d", sigma.PathMax, len(target))
+		return sigma.Errorf(op, sigma.KindInvalid, "a link's target has 1 to %d bytes, not %d", sigma.PathMax,
+			len(target))
 	}
 	return nil
 }

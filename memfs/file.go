@@ -58,7 +58,8 @@ func (f *file) Close() {
 	f.t.freeLocked(f.n)
 }
 
-// begin checks what every operation needs and takes the tree's mutex, which the caller releases if there is no error.
+// begin checks what every operation needs and takes the tree's mutex, which the caller releases if
+// there is no error.
 func (f *file) begin(ctx context.Context, op string) error {
 	if err := ctx.Err(); err != nil {
 		return sigma.Wrap(op, "", err)
@@ -74,7 +75,8 @@ func (f *file) begin(ctx context.Context, op string) error {
 	return nil
 }
 
-// fenceLocked refuses requests of deposed leaders. All others, too, take the mutex, so that none of an older epoch comes after this.
+// fenceLocked refuses requests of deposed leaders. All others, too, take the mutex, so that none of
+// an older epoch comes after this.
 func (t *Tree) fenceLocked(f sigma.Fence) error {
 	newer, err := t.fences.Check(f)
 	if newer {
@@ -130,7 +132,8 @@ func (f *file) Stat(ctx context.Context) (sigma.Stat, error) {
 	}
 	defer f.t.mu.Unlock()
 	n := f.n
-	return sigma.Stat{ID: n.fileID(), Name: n.name, Perm: n.perm, Size: n.size(), Modified: n.modified, Ephemeral: n.lease != 0}, nil
+	return sigma.Stat{ID: n.fileID(), Name: n.name, Perm: n.perm, Size: n.size(), Modified: n.modified,
+		Ephemeral: n.lease != 0}, nil
 }
 
 // SetStat implements sigma.File.
@@ -280,7 +283,8 @@ func (t *Tree) writeLocked(op string, n *node, p []byte, offset uint64) error {
 	return nil
 }
 
-// ReadDir implements sigma.File. The cookie is a position in the sorted list of names that is taken at cookie 0.
+// ReadDir implements sigma.File. The cookie is a position in the sorted list of names that is taken
+// at cookie 0.
 func (f *file) ReadDir(ctx context.Context, cookie uint64, limit int) ([]sigma.DirEntry, uint64, bool, error) {
 	const op = "memfs.ReadDir"
 	if err := f.begin(ctx, op); err != nil {

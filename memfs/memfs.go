@@ -1,15 +1,18 @@
 // Package memfs is a tree that lives in the memory of the program that serves it.
 //
-// It promises everything that sigma.File describes, leases and fences included, and that a tree never holds more than Config.SizeMax.
-// It assumes that all who can attach may do everything: permission bits are kept and told, not enforced. Its content
-// ends with the program. Procs of tenants serve one with the server kit (treekit) to publish what they compute; tests use
-// it wherever any tree will do.
+// It promises everything that sigma.File describes, leases and fences included, and that a tree
+// never holds more than Config.SizeMax. It assumes that all who can attach may do everything:
+// permission bits are kept and told, not enforced. Its content ends with the program. Procs of
+// tenants serve one with the server kit (treekit) to publish what they compute; tests use it
+// wherever any tree will do.
 //
-// Every operation takes the tree's one mutex for as long as it copies memory, and nothing else is done under it.
+// Every operation takes the tree's one mutex for as long as it copies memory, and nothing else is
+// done under it.
 //
-// What the contract leaves open, here: Put changes a file in place, so an open handle reads the new bytes (each ReadAt sees one
-// content); a removed file lives until its last handle is closed, and is charged until then; versions are taken from the clock in
-// nanoseconds and grow with every change, so that they also grow over a restart of the program. Named pipes are here too (pipe.go).
+// What the contract leaves open, here: Put changes a file in place, so an open handle reads the new
+// bytes (each ReadAt sees one content); a removed file lives until its last handle is closed, and
+// is charged until then; versions are taken from the clock in nanoseconds and grow with every
+// change, so that they also grow over a restart of the program. Named pipes are here too (pipe.go).
 package memfs
 
 import (
@@ -25,7 +28,8 @@ import (
 // Limits that keep one client from exhausting the server's memory by other means than content.
 const (
 	SizeMaxDefault sigma.Bytes = 64 * sigma.MiB
-	// EntryCost is charged for each file, directory and link besides its bytes, and covers the server's own bookkeeping of it.
+	// EntryCost is charged for each file, directory and link besides its bytes, and covers the
+	// server's own bookkeeping of it.
 	EntryCost = 512
 	// LeasesMax bounds the leases that exist at once; each costs a timer.
 	LeasesMax = 4096
@@ -35,7 +39,8 @@ const (
 
 // Config says how large a tree may become.
 type Config struct {
-	// SizeMax bounds the bytes of all files plus EntryCost for each; 0 means SizeMaxDefault. More is refused with KindNoSpace.
+	// SizeMax bounds the bytes of all files plus EntryCost for each; 0 means SizeMaxDefault. More
+	// is refused with KindNoSpace.
 	SizeMax sigma.Bytes
 }
 
@@ -58,7 +63,8 @@ var _ sigma.Tree = (*Tree)(nil)
 
 // New makes an empty tree.
 func New(cfg Config) *Tree {
-	t := &Tree{sizeMax: uint64(cfg.SizeMax), leases: map[sigma.LeaseID]*lease{}, waits: map[place][]*waiter{}, raised: make(chan struct{})}
+	t := &Tree{sizeMax: uint64(cfg.SizeMax), leases: map[sigma.LeaseID]*lease{}, waits: map[place][]*waiter{},
+		raised: make(chan struct{})}
 	if t.sizeMax == 0 {
 		t.sizeMax = uint64(SizeMaxDefault)
 	}
@@ -66,7 +72,8 @@ func New(cfg Config) *Tree {
 	return t
 }
 
-// Attach returns the root. The tree has one, so name must be "". Programs act as the owner of all files, whom modes keep out (treekit.Right); the provider passes always.
+// Attach returns the root. The tree has one, so name must be "". Programs act as the owner of all
+// files, whom modes keep out (treekit.Right); the provider passes always.
 func (t *Tree) Attach(ctx context.Context, p sigma.Principal, name string) (sigma.File, error) {
 	if name != "" {
 		return nil, sigma.Errorf("memfs.Attach", sigma.KindNotFound, "there is no root %.80q", name)
@@ -158,13 +165,15 @@ func (n *node) wakeLocked() {
 // chargeLocked accounts for more bytes, or answers KindNoSpace.
 func (t *Tree) chargeLocked(op string, more uint64) error {
 	if more > t.sizeMax || t.used > t.sizeMax-more {
-		return &sigma.Error{Op: op, Kind: sigma.KindNoSpace, Msg: "the tree in memory is full", Hint: "remove files, or serve it with a larger limit"}
+		return &sigma.Error{Op: op, Kind: sigma.KindNoSpace, Msg: "the tree in memory is full",
+			Hint: "remove files, or serve it with a larger limit"}
 	}
 	t.used += more
 	return nil
 }
 
-// resizeLocked makes the file's content size bytes long, zero-filled, and charges or frees the difference.
+// resizeLocked makes the file's content size bytes long, zero-filled, and charges or frees the
+// difference.
 func (t *Tree) resizeLocked(op string, n *node, size uint64) error {
 	old := uint64(len(n.data))
 	if size <= old {
@@ -182,7 +191,8 @@ func (t *Tree) resizeLocked(op string, n *node, size uint64) error {
 	if err := t.chargeLocked(op, size-old); err != nil {
 		return err
 	}
-	// append grows the capacity by a quarter or more, so that writing a file piece by piece does not copy it for each piece.
+	// append grows the capacity by a quarter or more, so that writing a file piece by piece does
+	// not copy it for each piece.
 	n.data = append(n.data, make([]byte, size-old)...)
 	return nil
 }

@@ -22,7 +22,8 @@ func TestConformance(t *testing.T) {
 	})
 }
 
-// TestSizeMax fills a tree, and checks that what is removed is no longer charged, open files only after their last close.
+// TestSizeMax fills a tree, and checks that what is removed is no longer charged, open files only
+// after their last close.
 func TestSizeMax(t *testing.T) {
 	ctx := t.Context()
 	tree := New(Config{SizeMax: 10 << 10})
@@ -71,7 +72,8 @@ func TestSizeMax(t *testing.T) {
 	}
 }
 
-// TestLeaseExpires checks, on a clock of its own, that files go with a lease that nobody renews, and stay while somebody does.
+// TestLeaseExpires checks, on a clock of its own, that files go with a lease that nobody renews,
+// and stay while somebody does.
 func TestLeaseExpires(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx := t.Context()

@@ -6,11 +6,14 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Named pipes. Opening one never waits; reading waits for a writer and for what it writes, writing for a reader and for room. A reader is at the end when the last writer that was there since it opened
-// the pipe has gone and all is read; a writer whose readers have gone is told so. What is in the pipe is forgotten when nobody has it open.
+// Named pipes. Opening one never waits; reading waits for a writer and for what it writes, writing
+// for a reader and for room. A reader is at the end when the last writer that was there since it
+// opened the pipe has gone and all is read; a writer whose readers have gone is told so. What is in
+// the pipe is forgotten when nobody has it open.
 
 const (
-	// PipeMax is how many bytes a pipe holds that nobody has read yet, as on Linux. A pipe is charged for all of them as long as it is there.
+	// PipeMax is how many bytes a pipe holds that nobody has read yet, as on Linux. A pipe is
+	// charged for all of them as long as it is there.
 	PipeMax = 64 << 10
 	// PipeAtomic is the longest piece that is never mixed with those of other writers, as on Linux.
 	PipeAtomic = sigma.PipeAtomic
@@ -52,7 +55,8 @@ func (f *file) openPipeLocked(op string, flags sigma.OpenFlags) error {
 		side = writing
 	}
 	if flags&sigma.OpenReadWrite != 0 {
-		return &sigma.Error{Op: op, Kind: sigma.KindInvalid, Msg: "a pipe is open for reading or for writing", Hint: "open it twice"}
+		return &sigma.Error{Op: op, Kind: sigma.KindInvalid, Msg: "a pipe is open for reading or for writing",
+			Hint: "open it twice"}
 	}
 	p := f.n.pipe
 	other := p.ends[1-side]
@@ -80,7 +84,8 @@ func (f *file) closePipeLocked() {
 	p.wakeLocked()
 }
 
-// awaitLocked gives up Tree.mu until the pipe has changed, and fails if the caller gives up or closes the handle.
+// awaitLocked gives up Tree.mu until the pipe has changed, and fails if the caller gives up or
+// closes the handle.
 func (f *file) awaitLocked(ctx context.Context, op string) error {
 	p := f.n.pipe
 	if p.wake == nil {
@@ -124,7 +129,8 @@ func (f *file) readPipeLocked(ctx context.Context, op string, to []byte) (int, e
 	return n, nil
 }
 
-// writePipeLocked puts all of data into the pipe, which may take several readings. With an error, what was counted has gone.
+// writePipeLocked puts all of data into the pipe, which may take several readings. With an error,
+// what was counted has gone.
 func (f *file) writePipeLocked(ctx context.Context, op string, data []byte) (int, error) {
 	p := f.n.pipe
 	for done := 0; ; {

@@ -19,7 +19,8 @@ type waiter struct {
 	wake chan struct{} // closed when it should look again; nil when it is not waiting
 }
 
-// queueLocked says whether a Put has to wait for p, because there is a file or because others came before, and makes it wait in the order of its coming.
+// queueLocked says whether a Put has to wait for p, because there is a file or because others came
+// before, and makes it wait in the order of its coming.
 func (t *Tree) queueLocked(w *waiter, p place) (wait bool) {
 	if w.wake != nil && w.at != p { // the path leads elsewhere now
 		t.leaveLocked(w)
@@ -78,7 +79,8 @@ func (w *waiter) wakeLocked() {
 }
 
 // putWaiting is Put that waits for the name.
-func (f *file) putWaiting(ctx context.Context, op string, names []string, data []byte, o sigma.PutOptions) (sigma.FileID, *sigma.Stopped, error) {
+func (f *file) putWaiting(ctx context.Context, op string, names []string, data []byte,
+	o sigma.PutOptions) (sigma.FileID, *sigma.Stopped, error) {
 	w := &waiter{}
 	defer func() {
 		f.t.mu.Lock()

@@ -9,7 +9,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// TestWaitInOrder: who waits for a name gets it in the order of coming; who gave up is passed over, also the one whose turn it was; the end of a lease is an end like any other.
+// TestWaitInOrder: who waits for a name gets it in the order of coming; who gave up is passed over,
+// also the one whose turn it was; the end of a lease is an end like any other.
 func TestWaitInOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tree := New(Config{})

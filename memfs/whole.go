@@ -27,7 +27,8 @@ func (f *file) walkLocked(op string, names []string) (*node, *sigma.Stopped, err
 }
 
 // Get implements sigma.Getter.
-func (f *file) Get(ctx context.Context, names []string, offset uint64, count int) (sigma.GetResult, *sigma.Stopped, error) {
+func (f *file) Get(ctx context.Context, names []string, offset uint64, count int) (sigma.GetResult, *sigma.Stopped,
+	error) {
 	const op = "memfs.Get"
 	none := sigma.GetResult{}
 	if err := sigma.CheckNames(op, names); err != nil {
@@ -45,7 +46,8 @@ func (f *file) Get(ctx context.Context, names []string, offset uint64, count int
 		return none, stopped, err
 	}
 	if n.kind == sigma.KindPipe {
-		return none, nil, &sigma.Error{Op: op, Path: n.name, Kind: sigma.KindUnsupported, Msg: "the file is a pipe", Hint: "open it and read"}
+		return none, nil, &sigma.Error{Op: op, Path: n.name, Kind: sigma.KindUnsupported, Msg: "the file is a pipe",
+			Hint: "open it and read"}
 	}
 	err = n.wantFileLocked(op)
 	if err == nil {
@@ -55,11 +57,13 @@ func (f *file) Get(ctx context.Context, names []string, offset uint64, count int
 		return none, nil, err
 	}
 	rest := n.data[min(offset, uint64(len(n.data))):]
-	return sigma.GetResult{Data: slices.Clone(rest[:min(count, len(rest))]), ID: n.fileID(), Size: uint64(len(n.data))}, nil, nil
+	return sigma.GetResult{Data: slices.Clone(rest[:min(count, len(rest))]), ID: n.fileID(), Size: uint64(len(n.data))},
+		nil, nil
 }
 
 // Put implements sigma.Putter.
-func (f *file) Put(ctx context.Context, names []string, data []byte, o sigma.PutOptions) (sigma.FileID, *sigma.Stopped, error) {
+func (f *file) Put(ctx context.Context, names []string, data []byte, o sigma.PutOptions) (sigma.FileID, *sigma.Stopped,
+	error) {
 	const op = "memfs.Put"
 	none := sigma.FileID{}
 	if err := checkPut(op, names, data, o); err != nil {
@@ -73,7 +77,8 @@ func (f *file) Put(ctx context.Context, names []string, data []byte, o sigma.Put
 }
 
 // putNow is Put as things are now. If w has to wait, it says for what.
-func (f *file) putNow(ctx context.Context, op string, names []string, data []byte, o sigma.PutOptions, w *waiter) (sigma.FileID, *sigma.Stopped, *waiting, error) {
+func (f *file) putNow(ctx context.Context, op string, names []string, data []byte, o sigma.PutOptions,
+	w *waiter) (sigma.FileID, *sigma.Stopped, *waiting, error) {
 	none := sigma.FileID{}
 	if err := f.begin(ctx, op); err != nil {
 		return none, nil, nil, err
@@ -173,7 +178,8 @@ func allowed(op, name string, n *node, o sigma.PutOptions) error {
 	case o.MustMake || o.Kind == sigma.KindPipe:
 		return sigma.PathError(op, sigma.KindExists, name)
 	case n.kind == sigma.KindPipe:
-		return &sigma.Error{Op: op, Path: name, Kind: sigma.KindInvalid, Msg: "the file is a pipe", Hint: "open it and write, or remove it first"}
+		return &sigma.Error{Op: op, Path: name, Kind: sigma.KindInvalid, Msg: "the file is a pipe",
+			Hint: "open it and write, or remove it first"}
 	case n.kind == sigma.KindDir:
 		return sigma.PathError(op, sigma.KindIsDir, name)
 	case o.Append && n.kind != sigma.KindFile:

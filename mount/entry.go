@@ -83,7 +83,8 @@ func (n *node) Link(context.Context, fs.InodeEmbedder, string, *fuse.EntryOut) (
 }
 
 // Mknod implements fs.NodeMknoder. Only regular files can be made.
-func (n *node) Mknod(ctx context.Context, name string, mode uint32, _ uint32, out *fuse.EntryOut) (*fs.Inode, syscall.Errno) {
+func (n *node) Mknod(ctx context.Context, name string, mode uint32, _ uint32, out *fuse.EntryOut) (*fs.Inode,
+	syscall.Errno) {
 	if mode&unix.S_IFMT != unix.S_IFREG {
 		return nil, syscall.EPERM
 	}
@@ -100,8 +101,10 @@ func (n *node) Mknod(ctx context.Context, name string, mode uint32, _ uint32, ou
 // Rmdir implements fs.NodeRmdirer.
 func (n *node) Rmdir(ctx context.Context, name string) syscall.Errno { return n.Unlink(ctx, name) }
 
-// Rename implements fs.NodeRenamer. With RENAME_NOREPLACE it looks first: what is made elsewhere between the look and the rename is replaced.
-func (n *node) Rename(ctx context.Context, name string, newParent fs.InodeEmbedder, newName string, flags uint32) syscall.Errno {
+// Rename implements fs.NodeRenamer. With RENAME_NOREPLACE it looks first: what is made elsewhere
+// between the look and the rename is replaced.
+func (n *node) Rename(ctx context.Context, name string, newParent fs.InodeEmbedder, newName string,
+	flags uint32) syscall.Errno {
 	to, ok := newParent.(*node)
 	switch {
 	case !ok:
@@ -144,7 +147,8 @@ func (n *node) Rename(ctx context.Context, name string, newParent fs.InodeEmbedd
 	} else {
 		err = rename()
 	}
-	if k := sigma.KindOf(err); err != nil && to != n && (k == sigma.KindUnsupported || k == sigma.KindInvalid) && n.serverOf(ctx) != to.serverOf(ctx) {
+	if k := sigma.KindOf(err); err != nil && to != n && (k == sigma.KindUnsupported || k == sigma.KindInvalid) &&
+		n.serverOf(ctx) != to.serverOf(ctx) {
 		return syscall.EXDEV // so that mv(1) copies
 	}
 	return errnoOf(err)
@@ -182,7 +186,8 @@ func (n *node) Statfs(ctx context.Context, out *fuse.StatfsOut) syscall.Errno {
 		return err
 	})
 	out.Bsize, out.Frsize, out.NameLen = sigmap.FSBlock, sigmap.FSBlock, sigma.NameMax
-	out.Blocks, out.Bfree, out.Bavail = uint64(room.Total)/sigmap.FSBlock, uint64(room.Free)/sigmap.FSBlock, uint64(room.Free)/sigmap.FSBlock
+	out.Blocks, out.Bfree, out.Bavail = uint64(room.Total)/sigmap.FSBlock, uint64(room.Free)/sigmap.FSBlock,
+		uint64(room.Free)/sigmap.FSBlock
 	out.Files, out.Ffree = room.Files, room.Room
 	return errnoOf(err)
 }

@@ -7,7 +7,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// errnos are the kinds of which Linux programs expect another errno than 9P2000.L clients are told (sigma.Kind.Errno). docs/reference/mount.md has the whole table.
+// errnos are the kinds of which Linux programs expect another errno than 9P2000.L clients are told
+// (sigma.Kind.Errno). docs/reference/mount.md has the whole table.
 var errnos = map[sigma.Kind]syscall.Errno{
 	sigma.KindCanceled: syscall.EINTR, // the caller had a signal
 	sigma.KindLost:     syscall.EIO,   // ECONNRESET is of sockets

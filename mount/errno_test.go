@@ -12,7 +12,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Every kind has an errno that the page explains, and programs are never told of sockets or wire errors.
+// Every kind has an errno that the page explains, and programs are never told of sockets or wire
+// errors.
 func TestErrnos(t *testing.T) {
 	page, err := os.ReadFile("../docs/reference/mount.md")
 	if err != nil {
@@ -28,7 +29,8 @@ func TestErrnos(t *testing.T) {
 			t.Errorf("%v is %s, which the page does not have", k, name)
 		}
 	}
-	for err, want := range map[error]syscall.Errno{nil: 0, syscall.EXDEV: syscall.EXDEV, &sigma.Error{Kind: sigma.KindNoSpace}: syscall.ENOSPC, &sigma.Error{Kind: sigma.KindLost}: syscall.EIO,
+	for err, want := range map[error]syscall.Errno{nil: 0, syscall.EXDEV: syscall.EXDEV,
+		&sigma.Error{Kind: sigma.KindNoSpace}: syscall.ENOSPC, &sigma.Error{Kind: sigma.KindLost}: syscall.EIO,
 		&sigma.Error{Kind: sigma.KindUnavailable}: syscall.EHOSTUNREACH, fmt.Errorf("anything"): syscall.EIO} {
 		if got := errnoOf(err); got != want {
 			t.Errorf("%v is %v, want %v", err, got, want)

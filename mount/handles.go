@@ -7,8 +7,9 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// What the mount keeps of files that the kernel remembers. A server keeps a descriptor for each directory that somebody has a handle of (dirtree.OpenMaxDefault is 4,096 for a realm), and a
-// few hundred bytes for each other file, of which a session may have 65,536.
+// What the mount keeps of files that the kernel remembers. A server keeps a descriptor for each
+// directory that somebody has a handle of (dirtree.OpenMaxDefault is 4,096 for a realm), and a few
+// hundred bytes for each other file, of which a session may have 65,536.
 const (
 	dirHandlesMax  = 1024
 	fileHandlesMax = 16384
@@ -23,7 +24,8 @@ type handle struct {
 	at   *list.Element
 }
 
-// handles are those that are kept, the least recently used of which are let go of first. A node whose handle is gone walks to the file again.
+// handles are those that are kept, the least recently used of which are let go of first. A node
+// whose handle is gone walks to the file again.
 type handles struct {
 	mu    sync.Mutex
 	dirs  *list.List // mu
@@ -90,7 +92,8 @@ func (c *handles) dropLocked(n *node) sigma.File {
 	return nil
 }
 
-// take gives the node's handle away, if it has one of this life that nobody else uses just now; nil otherwise. Who opens a file rarely needs it unopened as well.
+// take gives the node's handle away, if it has one of this life that nobody else uses just now; nil
+// otherwise. Who opens a file rarely needs it unopened as well.
 func (c *handles) take(n *node, l *life) sigma.File {
 	c.mu.Lock()
 	defer c.mu.Unlock()

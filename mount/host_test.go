@@ -8,8 +8,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// The kernel would open for writing what a server could only read, so nothing that it may have opened by itself becomes a
-// backing file.
+// The kernel would open for writing what a server could only read, so nothing that it may have
+// opened by itself becomes a backing file.
 func TestBackRefusesWhatOthersMayOpen(t *testing.T) {
 	device := &Device{os.Stdin} // is not asked
 	dir := t.TempDir()

@@ -12,16 +12,18 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// A server of a tree may be any tenant's program, and the FileIDs that it gives are what it likes: one
-// for two files, or for a directory and its child. So a node stands at one place, a name in its
+// A server of a tree may be any tenant's program, and the FileIDs that it gives are what it likes:
+// one for two files, or for a directory and its child. So a node stands at one place, a name in its
 // parent's node, and is found by that alone. The FileID only tells whether the place still has the
-// same file. Nothing that a server says gives a node a second parent or makes it its own ancestor, and
-// the kernel, which knows files by their nodes, has the same tree as the mount.
+// same file. Nothing that a server says gives a node a second parent or makes it its own ancestor,
+// and the kernel, which knows files by their nodes, has the same tree as the mount.
 
 const (
-	// inodesMax bounds the files that the kernel may remember at one time. Each takes about 1.3 KiB here.
+	// inodesMax bounds the files that the kernel may remember at one time. Each takes about 1.3 KiB
+	// here.
 	inodesMax = 1 << 17
-	// inodesFull is from how many the kernel is asked to forget those that were looked up least recently.
+	// inodesFull is from how many the kernel is asked to forget those that were looked up least
+	// recently.
 	inodesFull = inodesMax * 3 / 4
 )
 
@@ -53,8 +55,8 @@ func (n *node) known(name string, id identity) *node {
 	return nil
 }
 
-// isOf says whether the node is of that file. Publication gives an object another identity. While a program
-// has the object open, the node takes the identity that the server tells next.
+// isOf says whether the node is of that file. Publication gives an object another identity. While a
+// program has the object open, the node takes the identity that the server tells next.
 func (n *node) isOf(id identity) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -64,8 +66,8 @@ func (n *node) isOf(id identity) bool {
 	return n.identity == id
 }
 
-// number is what stat(2) shows of a new node at name in the directory: the same each time, another at
-// each place. No node is found by it.
+// number is what stat(2) shows of a new node at name in the directory: the same each time, another
+// at each place. No node is found by it.
 func (n *node) number(name string, id uint64) uint64 {
 	var b [16]byte
 	binary.LittleEndian.PutUint64(b[:], n.StableAttr().Ino)
@@ -74,8 +76,8 @@ func (n *node) number(name string, id uint64) uint64 {
 	return max(binary.LittleEndian.Uint64(sum[:])>>1, 2) // 1 is the root's, and of the highest the library makes use
 }
 
-// takes says whether the mount shows an entry of that name in the directory: ENAMETOOLONG if the name
-// is too long, or its place too deep.
+// takes says whether the mount shows an entry of that name in the directory: ENAMETOOLONG if the
+// name is too long, or its place too deep.
 func (n *node) takes(name string) syscall.Errno {
 	at := path.Join(n.Path(nil), name)
 	if len(name) > sigma.NameMax || strings.Count(at, "/") >= sigma.DepthMax || len(n.m.pathOf(at)) > sigma.PathMax {
@@ -111,7 +113,8 @@ func newInodes() *inodes {
 	return &inodes{all: list.New(), full: make(chan struct{}, 1), over: make(chan struct{})}
 }
 
-// touch notes that a node is looked up in a directory. It fails when the kernel remembers too many others.
+// touch notes that a node is looked up in a directory. It fails when the kernel remembers too many
+// others.
 func (c *inodes) touch(dir, n *node) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

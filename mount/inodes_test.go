@@ -6,7 +6,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// There are never more nodes than the bound; before that the kernel is asked to forget those that were looked up least recently.
+// There are never more nodes than the bound; before that the kernel is asked to forget those that
+// were looked up least recently.
 func TestInodes(t *testing.T) {
 	c, dir := newInodes(), &node{}
 	made := make([]*node, inodesMax)

@@ -13,7 +13,8 @@ import (
 // below the mount without a "..". Both stay below the mount wherever the link is, and whatever is
 // renamed between Readlink and the kernel's walk.
 
-// inward is what is stored for a link that a program makes: a target in the mount by its path in the realm, others as they are.
+// inward is what is stored for a link that a program makes: a target in the mount by its path in
+// the realm, others as they are.
 func (m *Mount) inward(target string) string {
 	if m.cfg.TrustLinks {
 		return target
@@ -24,9 +25,9 @@ func (m *Mount) inward(target string) string {
 	return target
 }
 
-// outward is the target that Linux sees of a link at place, a path in the mount without a slash at its
-// start: one that only descends from the link's directory, or the absolute path below the mount of
-// where the link leads in the realm. With TrustLinks it is target itself.
+// outward is the target that Linux sees of a link at place, a path in the mount without a slash at
+// its start: one that only descends from the link's directory, or the absolute path below the mount
+// of where the link leads in the realm. With TrustLinks it is target itself.
 func (m *Mount) outward(place, target string) (string, error) {
 	const op = "mount.outward"
 	if strings.IndexByte(target, 0) >= 0 { // the kernel would follow what is before it
@@ -35,7 +36,8 @@ func (m *Mount) outward(place, target string) (string, error) {
 	if m.cfg.TrustLinks || descends(target) {
 		return target, nil
 	}
-	leaves := &sigma.Error{Op: op, Path: target, Kind: sigma.KindPermission, Msg: "the link leads out of what is mounted"}
+	leaves := &sigma.Error{Op: op, Path: target, Kind: sigma.KindPermission,
+		Msg: "the link leads out of what is mounted"}
 	if !strings.HasPrefix(target, "/") {
 		below := path.Join(path.Dir(place), target) // relative, so that what climbs out of the mount shows
 		if !descends(below) {
@@ -53,7 +55,8 @@ func (m *Mount) outward(place, target string) (string, error) {
 	return "", leaves
 }
 
-// descends says that a target is relative and has no "..": followed from any directory it stays below that.
+// descends says that a target is relative and has no "..": followed from any directory it stays
+// below that.
 func descends(target string) bool {
 	if strings.HasPrefix(target, "/") {
 		return false

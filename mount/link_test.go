@@ -53,7 +53,8 @@ func TestTrustedLinks(t *testing.T) {
 
 func TestInward(t *testing.T) {
 	m := &Mount{cfg: Config{Dir: "/mnt/m"}, names: []string{"ux", "m1"}}
-	for target, want := range map[string]string{"/mnt/m/a": "/ux/m1/a", "/mnt/m": "/ux/m1", "/mnt/more": "/mnt/more", "a": "a", "../a": "../a"} {
+	for target, want := range map[string]string{"/mnt/m/a": "/ux/m1/a", "/mnt/m": "/ux/m1", "/mnt/more": "/mnt/more",
+		"a": "a", "../a": "../a"} {
 		if got := m.inward(target); got != want {
 			t.Errorf("%s is stored as %q, want %q", target, got, want)
 		}
@@ -66,7 +67,8 @@ func FuzzOutward(f *testing.F) {
 	f.Add("a", "/../..")
 	f.Add("a", "..\x00")
 	f.Fuzz(func(t *testing.T, place, target string) {
-		if place == "" || place != path.Clean(place) || place[0] == '/' || strings.HasPrefix(place, "..") || place == "." {
+		if place == "" || place != path.Clean(place) || place[0] == '/' || strings.HasPrefix(place, "..") ||
+			place == "." {
 			return
 		}
 		m := &Mount{cfg: Config{Dir: "/mnt/m"}}

@@ -1,15 +1,22 @@
-// Package mount shows a realm's tree to Linux as a file system (FUSE): the names, files and links that a program of the realm sees, for programs that know nothing of sigmaOS.
+// Package mount shows a realm's tree to Linux as a file system (FUSE): the names, files and links
+// that a program of the realm sees, for programs that know nothing of sigmaOS.
 //
 // It promises that
-//   - an error is the errno that its kind stands for (errno.go), and a close tells of writes that failed;
-//   - nothing hangs: every request ends within opTimeout, but reads of what waits by its nature (pipes, logs), and those end with a signal. While the system cannot be
-//     reached, requests fail as EHOSTUNREACH after reachTimeout, and go on when it can;
+//   - an error is the errno that its kind stands for (errno.go), and a close tells of writes that
+//     failed;
+//   - nothing hangs: every request ends within opTimeout, but reads of what waits by its nature
+//     (pipes, logs), and those end with a signal. While the system cannot be reached, requests fail
+//     as EHOSTUNREACH after reachTimeout, and go on when it can;
 //   - what changes elsewhere is seen within CacheTime, and what changes through the mount at once;
-//   - no link leads out of the mount, whatever a tenant made it say (link.go), unless links are trusted;
-//   - a tenant's tree without an end, or within itself, ends at a bound (inodes.go), and what the mount remembers has one;
-//   - set-user-ID bits, devices and other users' access are off unless the caller of Mount switches the last of them on.
+//   - no link leads out of the mount, whatever a tenant made it say (link.go), unless links are
+//     trusted;
+//   - a tenant's tree without an end, or within itself, ends at a bound (inodes.go), and what the
+//     mount remembers has one;
+//   - set-user-ID bits, devices and other users' access are off unless the caller of Mount switches
+//     the last of them on.
 //
-// It assumes that the kernel checks permissions (default_permissions): the provider, as whom it asks sigmaOS, is refused nothing.
+// It assumes that the kernel checks permissions (default_permissions): the provider, as whom it
+// asks sigmaOS, is refused nothing.
 //
 // Locks: node.naming, open.mu, node.mu, then handles.mu, inodes.mu or realm.mu. While a server is
 // asked none is held but node.naming and open.mu of the file that is asked about.
@@ -35,15 +42,19 @@ import (
 )
 
 const (
-	// CacheTime is how long the kernel answers from what it remembers of names and attributes. A program that polls, as tail -f does every second, sees a change within two.
+	// CacheTime is how long the kernel answers from what it remembers of names and attributes. A
+	// program that polls, as tail -f does every second, sees a change within two.
 	CacheTime = time.Second
-	// opTimeout bounds a request to a server that says nothing. It is longer than a change of leader or a restart takes.
+	// opTimeout bounds a request to a server that says nothing. It is longer than a change of
+	// leader or a restart takes.
 	opTimeout = 30 * time.Second
 	// ioSize is the most that the kernel asks for, or writes, at once; its own limit.
 	ioSize = 1 << 20
-	// backgroundMax is how many read-aheads and write-backs the kernel has under way: 64 MiB of requests at most, of which each is answered in pieces.
+	// backgroundMax is how many read-aheads and write-backs the kernel has under way: 64 MiB of
+	// requests at most, of which each is answered in pieces.
 	backgroundMax = 64
-	// keptMax bounds the names that were removed while they are open; the file that does not fit is not removed.
+	// keptMax bounds the names that were removed while they are open; the file that does not fit is
+	// not removed.
 	keptMax = 64 * sigma.MiB
 	// Type is the file system type that /proc/self/mountinfo shows.
 	Type = "fuse.sigma"
@@ -56,13 +67,16 @@ type Config struct {
 	Source     string // what mount(8) shows as the device
 	AllowOther bool   // other users than the one who mounts may use it
 	ReadOnly   bool
-	// TrustLinks shows targets of links as they were written, which lead wherever that is on this host. Only who trusts everybody that writes or serves what is mounted sets it.
+	// TrustLinks shows targets of links as they were written, which lead wherever that is on this
+	// host. Only who trusts everybody that writes or serves what is mounted sets it.
 	TrustLinks bool
 	// UID and GID own all files.
 	UID, GID uint32
-	// Host mounts. Without one fusermount3 does, as it does for an ordinary user, and all reads go through this process.
+	// Host mounts. Without one fusermount3 does, as it does for an ordinary user, and all reads go
+	// through this process.
 	Host Host
-	// Connect connects to the realm, now and whenever the connection was lost. How long that may take its context says.
+	// Connect connects to the realm, now and whenever the connection was lost. How long that may
+	// take its context says.
 	Connect func(ctx context.Context) (*sdk.Client, error)
 	// Lost is called once when the system could not be reached for a while (abandonAfter).
 	Lost func()
@@ -92,7 +106,8 @@ func New(ctx context.Context, cfg Config) (*Mount, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &Mount{cfg: cfg, names: names, handles: newHandles(), inodes: newInodes(), kept: memfs.New(memfs.Config{SizeMax: keptMax}), uid: cfg.UID, gid: cfg.GID}
+	m := &Mount{cfg: cfg, names: names, handles: newHandles(), inodes: newInodes(),
+		kept: memfs.New(memfs.Config{SizeMax: keptMax}), uid: cfg.UID, gid: cfg.GID}
 	m.realm = newRealm(cfg)
 	l, err := m.realm.get(ctx)
 	if err != nil {
@@ -109,10 +124,13 @@ func New(ctx context.Context, cfg Config) (*Mount, error) {
 	m.tenants = !l.isSystems(ctx, names)
 	root := &node{m: m, identity: identity{kind: sigma.KindDir}}
 	second := CacheTime
-	o := &fs.Options{EntryTimeout: &second, AttrTimeout: &second, NegativeTimeout: &second, UID: m.uid, GID: m.gid, NullPermissions: true,
-		RootStableAttr: &fs.StableAttr{Ino: fuse.FUSE_ROOT_ID},
-		MountOptions: fuse.MountOptions{AllowOther: cfg.AllowOther, FsName: cfg.Source, Name: strings.TrimPrefix(Type, "fuse."), MaxWrite: ioSize, MaxReadAhead: ioSize, MaxBackground: backgroundMax,
-			DisableXAttrs: true, DisableReadDirPlus: true, ExtraCapabilities: fuse.CAP_ATOMIC_O_TRUNC, Options: []string{"default_permissions"}}}
+	o := &fs.Options{EntryTimeout: &second, AttrTimeout: &second, NegativeTimeout: &second, UID: m.uid, GID: m.gid,
+		NullPermissions: true,
+		RootStableAttr:  &fs.StableAttr{Ino: fuse.FUSE_ROOT_ID},
+		MountOptions: fuse.MountOptions{AllowOther: cfg.AllowOther, FsName: cfg.Source, Name: strings.TrimPrefix(Type,
+			"fuse."), MaxWrite: ioSize, MaxReadAhead: ioSize, MaxBackground: backgroundMax,
+			DisableXAttrs: true, DisableReadDirPlus: true, ExtraCapabilities: fuse.CAP_ATOMIC_O_TRUNC,
+			Options: []string{"default_permissions"}}}
 	if cfg.ReadOnly {
 		o.Options = append(o.Options, "ro")
 	}
@@ -155,7 +173,9 @@ func mountError(dir string, err error) error {
 	if _, serr := os.Stat("/dev/fuse"); serr != nil {
 		e.Hint = "there is no /dev/fuse: load the module with: modprobe fuse; sigma doctor tells more"
 	} else if os.Geteuid() != 0 {
-		e.Hint = "an ordinary user needs the program fusermount3 (Debian: apt-get install fuse3), and user_allow_other in /etc/fuse.conf for --allow-other"
+		e.Hint =
+			"an ordinary user needs the program fusermount3 (Debian: apt-get install fuse3), and user_allow_other in " +
+				"/etc/fuse.conf for --allow-other"
 	}
 	return e
 }
@@ -173,7 +193,8 @@ func (m *Mount) Unmount() error {
 	return sigma.Wrap("mount.Unmount", m.cfg.Dir, m.server.Unmount())
 }
 
-// bounded is the context of a request about an ordinary file. A signal does not end it: programs do not expect EINTR of files.
+// bounded is the context of a request about an ordinary file. A signal does not end it: programs do
+// not expect EINTR of files.
 func bounded(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), opTimeout)
 }

@@ -34,7 +34,8 @@ type node struct {
 	gone    *node      // mu; the directory that the file was removed from through the mount; nil = it has a name
 	ctime   time.Time  // mu; when mode or times were changed through the mount last
 
-	// naming is held while the file is published, removed or renamed, and while the server is asked for that.
+	// naming is held while the file is published, removed or renamed, and while the server is asked
+	// for that.
 	naming sync.Mutex
 }
 
@@ -73,7 +74,8 @@ func (n *node) place() (string, error) {
 	return p, nil
 }
 
-// with runs op on a handle of the file. If that turns out to be of no use it runs it once more on another; but what changes something only if it certainly did not take effect.
+// with runs op on a handle of the file. If that turns out to be of no use it runs it once more on
+// another; but what changes something only if it certainly did not take effect.
 func (n *node) with(ctx context.Context, changes bool, op func(f sigma.File) error) error {
 	for try := 0; ; try++ {
 		h, err := n.find(ctx)
@@ -155,8 +157,10 @@ func (n *node) step(ctx context.Context, name string) (file sigma.File, id sigma
 	return file, id, l, err
 }
 
-// child gives the node of an entry: the one that stands there, or a new one if that is of another file. It takes f, unless that is open.
-func (n *node) child(ctx context.Context, name string, f sigma.File, isOpen bool, l *life, st sigma.Stat, out *fuse.EntryOut) (*node, error) {
+// child gives the node of an entry: the one that stands there, or a new one if that is of another
+// file. It takes f, unless that is open.
+func (n *node) child(ctx context.Context, name string, f sigma.File, isOpen bool, l *life, st sigma.Stat,
+	out *fuse.EntryOut) (*node, error) {
 	id := n.identify(l, name, f, st.ID)
 	to := n.known(name, id)
 	if to == nil {
@@ -206,9 +210,10 @@ func (n *node) enter(ctx context.Context, name string, out *fuse.EntryOut) (*fs.
 	return to.EmbeddedInode(), 0
 }
 
-// unchanged looks a file up that the kernel knew until a moment ago. In scratch storage the version of a file goes on
-// with its mode and times too. So one request that tells the version, in place of three to walk, stat and
-// let go of a handle, shows that all is as it was. False is no answer: the file must be looked up.
+// unchanged looks a file up that the kernel knew until a moment ago. In scratch storage the version
+// of a file goes on with its mode and times too. So one request that tells the version, in place of
+// three to walk, stat and let go of a handle, shows that all is as it was. False is no answer: the
+// file must be looked up.
 func (n *node) unchanged(ctx context.Context, dir *node, name string, out *fuse.EntryOut) bool {
 	n.mu.Lock()
 	st, known := n.st, !n.when.IsZero() && n.kind == sigma.KindFile && n.st.ID.Path == n.path && n.st.ID.Version != 0
@@ -254,7 +259,8 @@ func (n *node) saw(st sigma.Stat, asked uint64) {
 	}
 }
 
-// changed says that what the server said of the file is so no more; it reaches at least to size now.
+// changed says that what the server said of the file is so no more; it reaches at least to size
+// now.
 func (n *node) changed(size uint64) {
 	n.mu.Lock()
 	n.writes++
@@ -263,7 +269,8 @@ func (n *node) changed(size uint64) {
 	n.mu.Unlock()
 }
 
-// after is what the attributes are after a change of mode or time, if they were told so lately that the kernel too would believe them.
+// after is what the attributes are after a change of mode or time, if they were told so lately that
+// the kernel too would believe them.
 func (n *node) after(c sigma.StatChange) (st sigma.Stat, ok bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -282,7 +289,8 @@ func (n *node) after(c sigma.StatChange) (st sigma.Stat, ok bool) {
 	return st, true
 }
 
-// typeOf is the type of a file, as stat(2) tells it. What is neither directory nor link looks like a regular file: one would not reach a server by opening a FIFO.
+// typeOf is the type of a file, as stat(2) tells it. What is neither directory nor link looks like
+// a regular file: one would not reach a server by opening a FIFO.
 func typeOf(k sigma.FileKind) uint32 {
 	switch k {
 	case sigma.KindDir:
@@ -294,8 +302,8 @@ func typeOf(k sigma.FileKind) uint32 {
 }
 
 // describeServed translates attributes as the server gave them. All times are that of the last
-// modification, but that of change where the version tells it, and there are no hard links. A program
-// that serves a tree cannot let other users of the host write.
+// modification, but that of change where the version tells it, and there are no hard links. A
+// program that serves a tree cannot let other users of the host write.
 func (n *node) describeServed(st sigma.Stat, out *fuse.Attr) {
 	perm := st.Perm & 0o777
 	if n.ofTenant() {
@@ -313,7 +321,9 @@ func (n *node) describeServed(st sigma.Stat, out *fuse.Attr) {
 		t = time.Unix(0, 0)
 	}
 	changed := t
-	if v := int64(st.ID.Version); v > t.UnixNano() && v < time.Now().Add(time.Hour).UnixNano() { // versions of files on disk are times, which go on when a mode is changed
+	if v := int64(st.ID.Version); v > t.UnixNano() &&
+		v < time.Now().Add(time.Hour).UnixNano() {
+		// versions of files on disk are times, which go on when a mode is changed
 		changed = time.Unix(0, v)
 	}
 	out.SetTimes(&t, &t, &changed)
@@ -365,7 +375,8 @@ func (n *node) describe(st sigma.Stat, out *fuse.Attr) {
 	}
 }
 
-// Setattr implements fs.NodeSetattrer. Times of access are not kept, nor bits above 0777; the owner is who mounted.
+// Setattr implements fs.NodeSetattrer. Times of access are not kept, nor bits above 0777; the owner
+// is who mounted.
 func (n *node) Setattr(ctx context.Context, fh fs.FileHandle, in *fuse.SetAttrIn, out *fuse.AttrOut) syscall.Errno {
 	ctx, cancel := bounded(ctx)
 	defer cancel()
@@ -392,7 +403,8 @@ func (n *node) Setattr(ctx context.Context, fh fs.FileHandle, in *fuse.SetAttrIn
 	if c.Perm != nil && n.isObject() && n.Getattr(ctx, fh, out) == 0 && out.Mode&0o777 == *c.Perm {
 		c.Perm = nil // the mode that all objects have
 	}
-	if o := n.openFor(fh, c); o != nil && o.object && in.Valid&fuse.FATTR_MTIME_NOW != 0 { // as touch(1) does: publishing it again sets its time
+	if o := n.openFor(fh, c); o != nil && o.object &&
+		in.Valid&fuse.FATTR_MTIME_NOW != 0 { // as touch(1) does: publishing it again sets its time
 		if err := o.change(ctx, true, func(sigma.File) error { return nil }); err != nil {
 			return errnoOf(err)
 		}
@@ -422,7 +434,8 @@ func (n *node) Setattr(ctx context.Context, fh fs.FileHandle, in *fuse.SetAttrIn
 	return 0
 }
 
-// openFor gives an open handle by which a file can be changed so: that which the kernel names, or one that is open anyway. It saves walking to the file. nil if there is none.
+// openFor gives an open handle by which a file can be changed so: that which the kernel names, or
+// one that is open anyway. It saves walking to the file. nil if there is none.
 func (n *node) openFor(fh fs.FileHandle, c sigma.StatChange) *open {
 	o := (*open)(nil)
 	if named, ok := fh.(opened); ok {

@@ -117,7 +117,8 @@ func (o *open) thaw(ctx context.Context) error {
 		return err
 	}
 	err = copyFile(ctx, own, o.file)
-	if sigma.KindOf(err) == sigma.KindUnsupported && err != nil { // a store elsewhere has the bytes by now, and the handle no more
+	if sigma.KindOf(err) == sigma.KindUnsupported &&
+		err != nil { // a store elsewhere has the bytes by now, and the handle no more
 		var from sigma.File
 		if from, _, _, err = dir.step(ctx, name); err == nil {
 			if err = from.Open(ctx, sigma.OpenRead); err == nil {

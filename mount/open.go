@@ -16,10 +16,12 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// passLeast is the size from which a file's descriptor is asked for when it is opened for reading: below, the data comes in one request, as the descriptor would.
+// passLeast is the size from which a file's descriptor is asked for when it is opened for reading:
+// below, the data comes in one request, as the descriptor would.
 const passLeast = 128 << 10
 
-// uses counts how a file is open just now. The kernel does not have a file both in its cache and behind a descriptor: while some have it one way, others get it so too, or uncached.
+// uses counts how a file is open just now. The kernel does not have a file both in its cache and
+// behind a descriptor: while some have it one way, others get it so too, or uncached.
 type uses struct {
 	cached, passed int
 }
@@ -47,7 +49,8 @@ type open struct {
 // errClosed is of a handle that was closed since it was found.
 var errClosed = error(sigma.Errorf("mount.open", sigma.KindInvalid, "the file was closed"))
 
-// spliced is an open file that is read here by the descriptor that the server passed: pages go to the kernel without being copied.
+// spliced is an open file that is read here by the descriptor that the server passed: pages go to
+// the kernel without being copied.
 type spliced struct {
 	*open
 	fd *os.File
@@ -105,7 +108,8 @@ func (n *node) Open(ctx context.Context, linux uint32) (fs.FileHandle, uint32, s
 	if flags&sigma.OpenTruncate != 0 {
 		n.changed(0)
 	}
-	fh, how := n.opened(ctx, &open{n: n, flags: flags, file: file, life: l, asked: asked, object: flags.Writes() && n.isObject()})
+	fh, how := n.opened(ctx, &open{n: n, flags: flags, file: file, life: l, asked: asked, object: flags.Writes() &&
+		n.isObject()})
 	return fh, how, 0
 }
 
@@ -156,7 +160,9 @@ func (n *node) opened(ctx context.Context, o *open) (fs.FileHandle, uint32) {
 		n.uses.passed++
 		o.passes = true
 		n.m.backings.Store(o.asked, n.backing)
-		if fd == nil { // it writes, or its server did not pass: through the server, beside the cache that the others do without
+		if fd == nil {
+			// it writes, or its server did not pass: through the server, beside the cache that the
+			// others do without
 			return o, fuse.FOPEN_DIRECT_IO
 		}
 		fd.Close() // the kernel has it
@@ -202,7 +208,8 @@ func (n *node) pass(ctx context.Context, file sigma.File, flags sigma.OpenFlags)
 }
 
 // Create implements fs.NodeCreater.
-func (n *node) Create(ctx context.Context, name string, linux uint32, mode uint32, out *fuse.EntryOut) (*fs.Inode, fs.FileHandle, uint32, syscall.Errno) {
+func (n *node) Create(ctx context.Context, name string, linux uint32, mode uint32, out *fuse.EntryOut) (*fs.Inode,
+	fs.FileHandle, uint32, syscall.Errno) {
 	if no := n.takes(name); no != 0 {
 		return nil, nil, 0, no
 	}
@@ -244,11 +251,13 @@ func (n *node) Create(ctx context.Context, name string, linux uint32, mode uint3
 		to.changed(0)
 		out.SetAttrTimeout(time.Nanosecond) // 0 would be replaced by the default
 	}
-	fh, how := to.opened(ctx, &open{n: to, flags: flags &^ (sigma.OpenTruncate | sigma.OpenExclusive), file: made, life: l, asked: asked, object: n.isObject()})
+	fh, how := to.opened(ctx, &open{n: to, flags: flags &^ (sigma.OpenTruncate | sigma.OpenExclusive), file: made,
+		life: l, asked: asked, object: n.isObject()})
 	return to.EmbeddedInode(), fh, how, 0
 }
 
-// asMade gives the attributes of a file that was made just now, if nobody can have made it before and its handle knows which it is. It saves a request of each file that is made.
+// asMade gives the attributes of a file that was made just now, if nobody can have made it before
+// and its handle knows which it is. It saves a request of each file that is made.
 func asMade(made sigma.File, flags sigma.OpenFlags, mode uint32) (sigma.Stat, bool) {
 	i, ok := made.(sigma.Identified)
 	if !ok || flags&sigma.OpenExclusive == 0 {
@@ -258,7 +267,8 @@ func asMade(made sigma.File, flags sigma.OpenFlags, mode uint32) (sigma.Stat, bo
 	return st, st.ID.Path != 0 && st.ID.Kind == sigma.KindFile
 }
 
-// with runs op on the handle at the server. If the connection was lost the file is opened anew and, if op may be repeated, op is run again.
+// with runs op on the handle at the server. If the connection was lost the file is opened anew and,
+// if op may be repeated, op is run again.
 func (o *open) with(ctx context.Context, again bool, op func(f sigma.File) error) error {
 	o.mu.RLock()
 	file, l, err := o.file, o.life, errClosed
@@ -315,7 +325,8 @@ func (s *spliced) Read(_ context.Context, dest []byte, off int64) (fuse.ReadResu
 	return fuse.ReadResultFd(s.fd.Fd(), off, len(dest)), 0
 }
 
-// Write implements fs.FileWriter. A write at a place is made again if its reply was lost; one at the end may not be.
+// Write implements fs.FileWriter. A write at a place is made again if its reply was lost; one at
+// the end may not be.
 func (o *open) Write(ctx context.Context, data []byte, off int64) (uint32, syscall.Errno) {
 	if !o.waits {
 		var cancel context.CancelFunc
@@ -324,7 +335,10 @@ func (o *open) Write(ctx context.Context, data []byte, off int64) (uint32, sysca
 	}
 	done := 0
 	defer func() { o.n.changed(uint64(off) + uint64(done)) }()
-	err := o.change(ctx, o.flags&sigma.OpenAppend == 0, func(f sigma.File) (err error) { done, err = f.WriteAt(ctx, data, uint64(off)); return err })
+	err := o.change(ctx, o.flags&sigma.OpenAppend == 0, func(f sigma.File) (err error) {
+		done, err = f.WriteAt(ctx, data, uint64(off))
+		return err
+	})
 	if err != nil && done == 0 {
 		return 0, errnoOf(err)
 	}

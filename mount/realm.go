@@ -11,7 +11,8 @@ import (
 )
 
 const (
-	// reachTimeout is how long requests wait for a system that is away: a sigmad that died is started again within a second or two.
+	// reachTimeout is how long requests wait for a system that is away: a sigmad that died is
+	// started again within a second or two.
 	reachTimeout = 5 * time.Second
 	// reachAgain is the time between attempts to reach it.
 	reachAgain = 100 * time.Millisecond
@@ -54,7 +55,8 @@ func (l *life) lives() bool {
 	}
 }
 
-// serverOf names the server of a file by its path, where the file's handle does not know: each machine's scratch storage counts its files by itself.
+// serverOf names the server of a file by its path, where the file's handle does not know: each
+// machine's scratch storage counts its files by itself.
 func (l *life) serverOf(names []string) string {
 	if len(names) < 2 || names[0] != sigma.NameUX {
 		return ""
@@ -96,7 +98,8 @@ func (r *realm) get(ctx context.Context) (*life, error) {
 	}
 }
 
-// startLocked begins to connect. It goes on until it succeeds, the mount ends, or the system was away for abandonAfter; those who wait are told after reachTimeout.
+// startLocked begins to connect. It goes on until it succeeds, the mount ends, or the system was
+// away for abandonAfter; those who wait are told after reachTimeout.
 func (r *realm) startLocked() {
 	if r.life != nil {
 		go r.life.client.Close() // its servers behind endpoints too
@@ -169,7 +172,8 @@ func (r *realm) once() (*life, error) {
 	return &life{client: c, lost: lost, root: root}, nil
 }
 
-// isSystems says whether the system serves the root of the mount, which it does not if a program of the realm serves it or if there is a link on the way.
+// isSystems says whether the system serves the root of the mount, which it does not if a program of
+// the realm serves it or if there is a link on the way.
 func (l *life) isSystems(ctx context.Context, names []string) bool {
 	top, err := namespace.Through{Tree: l.client.Tree, At: "/"}.Attach(ctx, sigma.Principal{}, "")
 	if err != nil {

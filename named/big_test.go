@@ -16,7 +16,8 @@ func fill(t testing.TB, dir *file, n int) {
 	for w := range callers {
 		group.Go(func() {
 			for i := w; i < n; i += callers {
-				if _, _, err := dir.Put(context.Background(), []string{fmt.Sprintf("file-%06d", i)}, []byte("x"), sigma.PutOptions{}); err != nil {
+				if _, _, err := dir.Put(context.Background(), []string{fmt.Sprintf("file-%06d", i)}, []byte("x"),
+					sigma.PutOptions{}); err != nil {
 					t.Error(err)
 					return
 				}
@@ -26,8 +27,8 @@ func fill(t testing.TB, dir *file, n int) {
 	group.Wait()
 }
 
-// A directory of 100,000 entries: it is listed in pages with each name once while others come and go, it is renamed in one small transaction,
-// and it is loaded again.
+// A directory of 100,000 entries: it is listed in pages with each name once while others come and
+// go, it is renamed in one small transaction, and it is loaded again.
 func TestBigDirectory(t *testing.T) {
 	const n = 100_000
 	store := newMemStore()

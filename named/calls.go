@@ -21,7 +21,8 @@ func (l *leadership) callable() *treekit.Callable {
 	realms := f.Handle
 	f.Handle = func(ctx context.Context, method string, payload []byte) ([]byte, []*os.File, error) {
 		if l.ctx.Err() != nil {
-			return nil, nil, &sigma.Error{Op: "named.Call", Kind: sigma.KindUnavailable, Msg: "another machine's named leads now"}
+			return nil, nil, &sigma.Error{Op: "named.Call", Kind: sigma.KindUnavailable,
+				Msg: "another machine's named leads now"}
 		}
 		if err := l.authority.hold(ctx); err != nil {
 			return nil, nil, err
@@ -95,7 +96,8 @@ func (l *leadership) members(ctx context.Context) (out []sigmap.NamesMember, err
 	}
 	for _, x := range l.store.etcd.Server.Cluster().Members() {
 		machine := l.m.machineOf(l.store.etcdStore, x)
-		out = append(out, sigmap.NamesMember{Machine: machine, Learner: x.IsLearner, Started: x.Name != "", Leads: machine == l.m.cfg.Machine})
+		out = append(out, sigmap.NamesMember{Machine: machine, Learner: x.IsLearner, Started: x.Name != "",
+			Leads: machine == l.m.cfg.Machine})
 	}
 	slices.SortFunc(out, func(a, b sigmap.NamesMember) int {
 		switch {
@@ -109,7 +111,8 @@ func (l *leadership) members(ctx context.Context) (out []sigmap.NamesMember, err
 	return out, nil
 }
 
-// change runs f while nobody else changes the members. Meanwhile this store counts as one of several: the leader has to hold its lease before another member can exist.
+// change runs f while nobody else changes the members. Meanwhile this store counts as one of
+// several: the leader has to hold its lease before another member can exist.
 func (l *leadership) change(ctx context.Context, f func() error) error {
 	select {
 	case <-l.changing:
@@ -137,7 +140,8 @@ func (l *leadership) find(machine sigma.MachineID) (found *membership.Member, vo
 	return found, voters
 }
 
-// changeMax bounds how long a change of the members is tried: etcd refuses one for 5 s after the members have found each other.
+// changeMax bounds how long a change of the members is tried: etcd refuses one for 5 s after the
+// members have found each other.
 const (
 	changeMax   = 20 * time.Second
 	changePause = 200 * time.Millisecond
@@ -152,17 +156,21 @@ func (l *leadership) retry(ctx context.Context, op string, f func(ctx context.Co
 		switch {
 		case err == nil:
 			return nil
-		case errors.Is(err, rpctypes.ErrUnhealthy), errors.Is(err, rpctypes.ErrMemberNotEnoughStarted), errors.Is(err, rpctypes.ErrNoLeader),
+		case errors.Is(err, rpctypes.ErrUnhealthy), errors.Is(err, rpctypes.ErrMemberNotEnoughStarted),
+			errors.Is(err, rpctypes.ErrNoLeader),
 			errors.Is(err, rpctypes.ErrTooManyLearners):
 		default:
-			return &sigma.Error{Op: op, Kind: sigma.KindUnavailable, Msg: "the members of the store of names could not be changed", Err: err}
+			return &sigma.Error{Op: op, Kind: sigma.KindUnavailable,
+				Msg: "the members of the store of names could not be changed", Err: err}
 		}
 		select {
 		case <-time.After(changePause):
 		case <-l.ctx.Done():
 			return &sigma.Error{Op: op, Kind: sigma.KindUnavailable, Msg: "another machine's named leads now"}
 		case <-ctx.Done():
-			return &sigma.Error{Op: op, Kind: sigma.KindUnavailable, Msg: "the members of the store of names cannot be changed now without risk to it", Hint: "see that all control machines are alive: sigma machine ls", Err: err}
+			return &sigma.Error{Op: op, Kind: sigma.KindUnavailable,
+				Msg:  "the members of the store of names cannot be changed now without risk to it",
+				Hint: "see that all control machines are alive: sigma machine ls", Err: err}
 		}
 	}
 }
@@ -191,7 +199,8 @@ func (l *leadership) addMember(ctx context.Context, machine sigma.MachineID) (te
 		u := peerURL(machine)
 		if err := l.retry(ctx, op, func(ctx context.Context) error {
 			_, err := l.store.client.MemberAddAsLearner(ctx, []string{u.String()})
-			if errors.Is(err, rpctypes.ErrMemberExist) || errors.Is(err, rpctypes.ErrPeerURLExist) { // an attempt before, whose answer was lost
+			if errors.Is(err, rpctypes.ErrMemberExist) ||
+				errors.Is(err, rpctypes.ErrPeerURLExist) { // an attempt before, whose answer was lost
 				err = nil
 			}
 			return err
@@ -211,7 +220,8 @@ func (l *leadership) addMember(ctx context.Context, machine sigma.MachineID) (te
 	return i.String(), nil
 }
 
-// ownURL gives this member the URL by which others will look for it, if it was founded alone under another one.
+// ownURL gives this member the URL by which others will look for it, if it was founded alone under
+// another one.
 func (l *leadership) ownURL(ctx context.Context) error {
 	srv := l.store.etcd.Server
 	self := srv.Cluster().Member(srv.MemberID())
@@ -251,11 +261,14 @@ func (l *leadership) removeMember(ctx context.Context, machine sigma.MachineID) 
 }
 
 func lastMember(op string, machine sigma.MachineID) error {
-	return &sigma.Error{Op: op, Kind: sigma.KindInvalid, Msg: "machine " + string(machine) + " alone keeps the names; it cannot be removed", Hint: "make another machine a control machine first"}
+	return &sigma.Error{Op: op, Kind: sigma.KindInvalid,
+		Msg:  "machine " + string(machine) + " alone keeps the names; it cannot be removed",
+		Hint: "make another machine a control machine first"}
 }
 
 func handsOver(op string, machine sigma.MachineID) error {
-	return &sigma.Error{Op: op, Kind: sigma.KindUnavailable, Msg: "named of machine " + string(machine) + " leads, and hands over first", Hint: "try again in a moment"}
+	return &sigma.Error{Op: op, Kind: sigma.KindUnavailable,
+		Msg: "named of machine " + string(machine) + " leads, and hands over first", Hint: "try again in a moment"}
 }
 
 // abstainMax is how long a leader that resigned lets others take over.

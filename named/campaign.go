@@ -11,7 +11,9 @@ const pollPause = 50 * time.Millisecond
 
 // campaign waits until this member leads. ok is false if ctx ended before.
 func (m *Member) campaign(ctx context.Context, s *etcdStore) (t term, ok bool) {
-	// etcd's own word that it is ready may come late: a member that got its first state as a snapshot waits for an answer that was in it. A leader of the members and this transaction's majority are enough.
+	// etcd's own word that it is ready may come late: a member that got its first state as a
+	// snapshot waits for an answer that was in it. A leader of the members and this transaction's
+	// majority are enough.
 	w := watcher{timing: m.cfg.Timing, self: m.cfg.Machine}
 	for {
 		seen, err := s.look(ctx, m.cfg.Machine)
@@ -19,7 +21,8 @@ func (m *Member) campaign(ctx context.Context, s *etcdStore) (t term, ok bool) {
 			m.retire(ctx)
 			return t, false
 		}
-		if err != nil && s.etcd == nil { // whoever leads had no chance to beat either, and gets one before he is replaced
+		if err != nil &&
+			s.etcd == nil { // whoever leads had no chance to beat either, and gets one before he is replaced
 			m.know("")
 			w.due(outlook{now: time.Now(), term: seen})
 		}
@@ -44,7 +47,10 @@ func (m *Member) campaign(ctx context.Context, s *etcdStore) (t term, ok bool) {
 				cancel()
 				if ok {
 					t.began = began
-					if v.alone && !s.alone() { // the log told of others only now; one that led among them may still answer from memory
+					if v.alone &&
+						!s.alone() {
+						// the log told of others only now; one that led among them may still answer
+						// from memory
 						t.began = time.Now().Add(m.cfg.Timing.Patience)
 						return t, sleep(ctx, m.cfg.Timing.Patience)
 					}
@@ -66,8 +72,11 @@ func (m *Member) campaign(ctx context.Context, s *etcdStore) (t term, ok bool) {
 // outlook is what m sees now.
 func (m *Member) outlook(s *etcdStore, seen term) outlook {
 	now := time.Now()
-	v := outlook{now: now, term: seen, alone: s.alone(), abstains: m.abstains(now), heard: m.net.lastHeard(seen.machine)}
-	if s.etcd == nil { // that it answers means that its members have a leader; which of this system's machines reaches it first leads
+	v := outlook{now: now, term: seen, alone: s.alone(), abstains: m.abstains(now),
+		heard: m.net.lastHeard(seen.machine)}
+	if s.etcd == nil {
+		// that it answers means that its members have a leader; which of this system's machines
+		// reaches it first leads
 		v.raftLeader, v.first = 1, true
 		return v
 	}
@@ -76,7 +85,8 @@ func (m *Member) outlook(s *etcdStore, seen term) outlook {
 	return v
 }
 
-// alone looks whether this member is the only one, and notes it. Of an external etcd that is never known.
+// alone looks whether this member is the only one, and notes it. Of an external etcd that is never
+// known.
 func (s *etcdStore) alone() bool {
 	if s.etcd == nil {
 		s.several.Store(true)
@@ -98,7 +108,8 @@ func sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// learning tells whether this member has no vote yet. One that was stopped right after it joined does not find itself among the members at first, and etcd panics when it is asked then.
+// learning tells whether this member has no vote yet. One that was stopped right after it joined
+// does not find itself among the members at first, and etcd panics when it is asked then.
 func learning(s *etcdStore) bool {
 	me := s.etcd.Server.Cluster().Member(s.etcd.Server.MemberID())
 	return me == nil || me.IsLearner

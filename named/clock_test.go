@@ -6,8 +6,9 @@ import (
 	"time"
 )
 
-// Goal: what ends leases, and a leader's right to answer, is measured by the monotonic clock, which nobody sets: when a lease is granted, when it is renewed, when its realm is loaded anew, and when a leader beats. That nothing on the way
-// loses that reading is a rule of internal/tidy.
+// Goal: what ends leases, and a leader's right to answer, is measured by the monotonic clock, which
+// nobody sets: when a lease is granted, when it is renewed, when its realm is loaded anew, and when
+// a leader beats. That nothing on the way loses that reading is a rule of internal/tidy.
 func TestClock(t *testing.T) {
 	store := newMemStore()
 	s, stop := serve(t, Config{Store: store})
@@ -19,7 +20,10 @@ func TestClock(t *testing.T) {
 	check := func(what string, root *file) {
 		t.Helper()
 		var deadline time.Time
-		if err := root.readLed(t.Context(), func(_ *leader, tr *tree) error { deadline = tr.leases[id].deadline; return nil }); err != nil {
+		if err := root.readLed(t.Context(), func(_ *leader, tr *tree) error {
+			deadline = tr.leases[id].deadline
+			return nil
+		}); err != nil {
 			t.Fatal(err)
 		}
 		if !strings.Contains(deadline.String(), " m=") { // as documented, only where there is a monotonic reading

@@ -44,8 +44,10 @@ func newTestCluster(t testing.TB) *testCluster {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &testCluster{t: t, dir: dir, cut: map[sigma.MachineID]bool{}, cutWay: map[[2]sigma.MachineID]bool{}, running: map[sigma.MachineID]*exec.Cmd{}, initials: map[sigma.MachineID]string{}, stdins: map[sigma.MachineID]io.Closer{},
-		wires: map[[2]sigma.MachineID]net.Listener{}}
+	c := &testCluster{t: t, dir: dir, cut: map[sigma.MachineID]bool{}, cutWay: map[[2]sigma.MachineID]bool{},
+		running: map[sigma.MachineID]*exec.Cmd{}, initials: map[sigma.MachineID]string{},
+		stdins: map[sigma.MachineID]io.Closer{},
+		wires:  map[[2]sigma.MachineID]net.Listener{}}
 	c.heal = sync.NewCond(&c.mu)
 	t.Cleanup(func() {
 		c.mu.Lock()
@@ -197,7 +199,8 @@ func (c *testCluster) wireLocked(from, to sigma.MachineID) {
 	}()
 }
 
-// testClient is a program that uses the names as sigmad does: it looks for the member that leads, and keeps the session.
+// testClient is a program that uses the names as sigmad does: it looks for the member that leads,
+// and keeps the session.
 type testClient struct {
 	c       *testCluster
 	session *session.Client
@@ -207,7 +210,8 @@ type testClient struct {
 }
 
 // attachTo attaches to one member.
-func (c *testCluster) attachTo(ctx context.Context, m sigma.MachineID, name string) (*session.Client, sigma.File, error) {
+func (c *testCluster) attachTo(ctx context.Context, m sigma.MachineID, name string) (*session.Client, sigma.File,
+	error) {
 	conn, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: treeSocket(c.dir, m), Net: "unixpacket"})
 	if err != nil {
 		return nil, nil, err
@@ -361,7 +365,8 @@ type writer struct {
 	won   map[string]bool // mu; contested names that it was told are its
 }
 
-// make1 makes a name exclusively; mine says whether it is this writer's. An answer that was lost is found out by looking.
+// make1 makes a name exclusively; mine says whether it is this writer's. An answer that was lost is
+// found out by looking.
 func (w *writer) make1(ctx context.Context, name string) (mine bool, err error) {
 	text := []byte(fmt.Sprintf("%s of %d", name, w.id))
 	err = w.x.do(ctx, func(ctx context.Context) error {
@@ -418,7 +423,10 @@ func newTrial(ctx context.Context, t *testing.T) *trial {
 	r := &trial{testCluster: newTestCluster(t), ctx: ctx, writers: make([]*writer, 4)}
 	r.start("m1")
 	r.x = &testClient{c: r.testCluster}
-	if err := r.x.ask(ctx, sigmap.CallCreate, func(d *sigmap.Coder) { r := testRealm; d.RealmID(&r) }, nil); err != nil {
+	if err := r.x.ask(ctx, sigmap.CallCreate, func(d *sigmap.Coder) {
+		r := testRealm
+		d.RealmID(&r)
+	}, nil); err != nil {
 		t.Fatal(err)
 	}
 	loadCtx, end := context.WithCancel(ctx)
@@ -478,7 +486,8 @@ func (r *trial) lose(m sigma.MachineID, how string, do, undo func()) {
 	r.progress()
 }
 
-// backUp takes a snapshot meanwhile. before is how many names of each writer were acknowledged when it began.
+// backUp takes a snapshot meanwhile. before is how many names of each writer were acknowledged when
+// it began.
 func (r *trial) backUp() (before []int, text <-chan []byte) {
 	for _, w := range r.writers {
 		w.mu.Lock()
@@ -490,7 +499,10 @@ func (r *trial) backUp() (before []int, text <-chan []byte) {
 		b := &testClient{c: r.testCluster}
 		defer b.close()
 		var text []byte
-		if err := b.do(r.ctx, func(ctx context.Context) (err error) { text, err = snapshotOf(ctx, b.admin); return err }); err != nil {
+		if err := b.do(r.ctx, func(ctx context.Context) (err error) {
+			text, err = snapshotOf(ctx, b.admin)
+			return err
+		}); err != nil {
 			r.t.Error(err)
 		}
 		done <- text
@@ -500,7 +512,8 @@ func (r *trial) backUp() (before []int, text <-chan []byte) {
 
 // shrink removes members, the leader first, until one is left.
 func (r *trial) shrink() {
-	for _, m := range []sigma.MachineID{r.leader(), "m1", "m2", "m3"} { // the last of which there is, or which is gone already
+	for _, m := range []sigma.MachineID{r.leader(), "m1", "m2",
+		"m3"} { // the last of which there is, or which is gone already
 		if ms := r.x.members(r.ctx, r.t); len(ms) > 1 {
 			if err := r.x.ask(r.ctx, sigmap.CallMemberRemove, machineArg(m), nil); err != nil {
 				r.t.Fatalf("removing %s of %+v: %v", m, ms, err)
@@ -514,8 +527,9 @@ func (r *trial) shrink() {
 	}
 }
 
-// Three members under a write load from several clients, any of which is killed or cut off in turn, the leader too: nothing that was acknowledged is lost, no name is made twice, and a backup taken meanwhile
-// has everything that was acknowledged before it began.
+// Three members under a write load from several clients, any of which is killed or cut off in turn,
+// the leader too: nothing that was acknowledged is lost, no name is made twice, and a backup taken
+// meanwhile has everything that was acknowledged before it began.
 func TestMembersSurviveLosses(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
@@ -542,7 +556,8 @@ func TestMembersSurviveLosses(t *testing.T) {
 	checkBackup(t, text, before)
 }
 
-// quorumLost cuts all members from each other: what they are asked is refused in words, and goes on afterwards.
+// quorumLost cuts all members from each other: what they are asked is refused in words, and goes on
+// afterwards.
 func (c *testCluster) quorumLost(ctx context.Context, x *testClient) {
 	c.t.Helper()
 	x.close()

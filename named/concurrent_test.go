@@ -59,7 +59,8 @@ func TestUncommittedIsUnseen(t *testing.T) {
 		if got := get(t, root, "b"); got != "new" {
 			t.Errorf("got %q", got)
 		}
-		// The handle follows the rename; when the file is removed it reads what was there last, and nothing else works.
+		// The handle follows the rename; when the file is removed it reads what was there last, and
+		// nothing else works.
 		buf := make([]byte, 10)
 		if n, err := a.ReadAt(t.Context(), buf, 1); err != nil || string(buf[:n]) != "ew" {
 			t.Errorf("read %q, %v", buf[:n], err)
@@ -79,7 +80,8 @@ func TestUncommittedIsUnseen(t *testing.T) {
 	})
 }
 
-// Changes that wait for a commit are committed together. Who gives up before that leaves no change behind.
+// Changes that wait for a commit are committed together. Who gives up before that leaves no change
+// behind.
 func TestGroupCommit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newMemStore()
@@ -147,7 +149,8 @@ func TestQueueIsBounded(t *testing.T) {
 	})
 }
 
-// Of many who rename one file, or make one file exclusively, or put it at one version, exactly one wins.
+// Of many who rename one file, or make one file exclusively, or put it at one version, exactly one
+// wins.
 func TestOneWinner(t *testing.T) {
 	s, _ := serve(t, Config{Store: newMemStore()})
 	root := attach(t, s)
@@ -169,12 +172,14 @@ func TestOneWinner(t *testing.T) {
 				} else {
 					wantKind(t, err, sigma.KindNotFound)
 				}
-				if _, err := root.Create(t.Context(), fmt.Sprint("new", round), sigma.OpenExclusive|sigma.OpenWrite, 0o600); err == nil {
+				if _, err := root.Create(t.Context(), fmt.Sprint("new", round), sigma.OpenExclusive|sigma.OpenWrite,
+					0o600); err == nil {
 					made.Add(1)
 				} else {
 					wantKind(t, err, sigma.KindExists)
 				}
-				if _, _, err := root.Put(t.Context(), []string{"counter"}, nil, sigma.PutOptions{IfVersion: counter}); err == nil {
+				if _, _, err := root.Put(t.Context(), []string{"counter"}, nil,
+					sigma.PutOptions{IfVersion: counter}); err == nil {
 					set.Add(1)
 				} else {
 					wantKind(t, err, sigma.KindVersion)
@@ -192,7 +197,8 @@ func TestOneWinner(t *testing.T) {
 	}
 }
 
-// A file that is replaced all the time is read in full and in order, and is never missing, also from listings.
+// A file that is replaced all the time is read in full and in order, and is never missing, also
+// from listings.
 func TestAtomicReplace(t *testing.T) {
 	s, _ := serve(t, Config{Store: newMemStore()})
 	root := attach(t, s)
@@ -233,8 +239,9 @@ func TestAtomicReplace(t *testing.T) {
 	group.Wait()
 }
 
-// Goal: no watcher misses a change, and those who give up leave nothing. Method: watchers follow a counter that many increment, and a directory
-// in which as many files are made; each must see the last version, in rising order.
+// Goal: no watcher misses a change, and those who give up leave nothing. Method: watchers follow a
+// counter that many increment, and a directory in which as many files are made; each must see the
+// last version, in rising order.
 func TestWatchUnderLoad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, stop := serve(t, Config{Store: newMemStore()})
@@ -273,7 +280,8 @@ func TestWatchUnderLoad(t *testing.T) {
 		for w := range writers {
 			group.Go(func() {
 				for i := range each {
-					if _, _, err := root.Put(t.Context(), []string{"counter"}, []byte("x"), sigma.PutOptions{Append: true}); err != nil {
+					if _, _, err := root.Put(t.Context(), []string{"counter"}, []byte("x"),
+						sigma.PutOptions{Append: true}); err != nil {
 						t.Error(err)
 					}
 					put(t, root, fmt.Sprintf("%d-%d", w, i), "")
@@ -415,14 +423,16 @@ func TestLeaseExpiry(t *testing.T) {
 	})
 }
 
-// A lease whose renewal waits for the store, or for a host that stood still, does not expire meanwhile; it does after the time it has, when nobody renews it any more.
+// A lease whose renewal waits for the store, or for a host that stood still, does not expire
+// meanwhile; it does after the time it has, when nobody renews it any more.
 func TestLeaseOverStall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newMemStore()
 		s, stop := serve(t, Config{Store: store})
 		defer stop()
 		root := attach(t, s)
-		for _, renewal := range []time.Duration{time.Second, 7 * time.Second} { // while the store stands still, or only after that
+		for _, renewal := range []time.Duration{time.Second,
+			7 * time.Second} { // while the store stands still, or only after that
 			l, err := root.Lease(t.Context(), 5*time.Second)
 			if err != nil {
 				t.Fatal(err)

@@ -18,8 +18,9 @@ import (
 	"sigmaos.dev/treekit"
 )
 
-// The scripts in testdata drive the pure core. Each block of commands is one step; below ---- is what it answers, what it writes to the store,
-// and what the commands that read see afterwards. File ids are printed without the realm's number, as #2.
+// The scripts in testdata drive the pure core. Each block of commands is one step; below ---- is
+// what it answers, what it writes to the store, and what the commands that read see afterwards.
+// File ids are printed without the realm's number, as #2.
 //
 //	put PATH DATA [make] [exist] [append] [if=V] [lease=N] [symlink|endpoint] [perm=0600]
 //	create PATH [excl] [trunc] [perm=0600] · mkdir PATH · symlink PATH TARGET · write PATH OFFSET DATA · append PATH DATA
@@ -147,7 +148,8 @@ func (c *core) step(commands string) string {
 	case c.drop:
 		fmt.Fprintln(&out, "dropped")
 	case ok:
-		rev, err := c.store.Commit(context.Background(), Batch{Guard: realmKey(testRealm), GuardAt: c.guard, Puts: puts, Deletes: deletes})
+		rev, err := c.store.Commit(context.Background(), Batch{Guard: realmKey(testRealm), GuardAt: c.guard, Puts: puts,
+			Deletes: deletes})
 		if err != nil {
 			c.t.Fatal(err)
 		}
@@ -223,7 +225,8 @@ func (c *core) command(s *step, w []string) mutation {
 	dir, name := parent(s, w[1])
 	switch w[0] {
 	case "put":
-		o := sigma.PutOptions{MustMake: has("make"), MustExist: has("exist"), Append: has("append"), IfVersion: sigma.Version(value("if", 10)), Perm: uint32(value("perm", 8))}
+		o := sigma.PutOptions{MustMake: has("make"), MustExist: has("exist"), Append: has("append"),
+			IfVersion: sigma.Version(value("if", 10)), Perm: uint32(value("perm", 8))}
 		if n := value("lease", 10); n != 0 {
 			o.Lease = full(n)
 		}
@@ -236,7 +239,8 @@ func (c *core) command(s *step, w []string) mutation {
 		names, _ := sigma.ParsePath(w[1])
 		return putOp{from: c.tree.rec.rootID(), names: names, data: testData(w[2]), o: o, by: asOwner}
 	case "create":
-		return createOp{dir: dir, name: name, kind: sigma.KindFile, perm: uint32(value("perm", 8)), open: !has("excl"), truncate: has("trunc"), needs: treekit.MayWrite, by: asOwner}
+		return createOp{dir: dir, name: name, kind: sigma.KindFile, perm: uint32(value("perm", 8)), open: !has("excl"),
+			truncate: has("trunc"), needs: treekit.MayWrite, by: asOwner}
 	case "mkdir":
 		return createOp{dir: dir, name: name, kind: sigma.KindDir, perm: 0o755}
 	case "symlink":
@@ -337,14 +341,16 @@ func (c *core) read(out *strings.Builder, w []string) {
 	case "leases":
 		for _, id := range slices.Sorted(maps.Keys(c.tree.leases)) {
 			l := c.tree.leases[id]
-			fmt.Fprintf(out, "lease %s of %v ends in %v, %d files\n", short(uint64(id)), l.ttl, l.deadline.Sub(c.now), l.count)
+			fmt.Fprintf(out, "lease %s of %v ends in %v, %d files\n", short(uint64(id)), l.ttl, l.deadline.Sub(c.now),
+				l.count)
 		}
 	case "ls":
 		cell := c.tree.cells[resolve(c.tree, w[1])]
 		fmt.Fprintf(out, "%s: version %d, %d entries\n", w[1], cell.n.version, cell.n.count)
 		entries, _, _ := c.tree.list(cell.dir, 0, 100)
 		for _, e := range entries {
-			fmt.Fprintf(out, "  %s %v %s version %d size %d\n", e.Name, e.ID.Kind, short(e.ID.Path), e.ID.Version, e.Size)
+			fmt.Fprintf(out, "  %s %v %s version %d size %d\n", e.Name, e.ID.Kind, short(e.ID.Path), e.ID.Version,
+				e.Size)
 		}
 	case "cat":
 		fmt.Fprintln(out, printData(c.tree.node(resolve(c.tree, w[1])).data))
@@ -354,14 +360,17 @@ func (c *core) read(out *strings.Builder, w []string) {
 // checkTree checks that a tree agrees with itself and with what is stored.
 func checkTree(t testing.TB, tr *tree, store Store) {
 	t.Helper()
-	srv := &Server{store: &readOnlyStore{store}, cfg: Config{EntriesMax: int(tr.limits.Names), BytesMax: tr.limits.Bytes}}
+	srv := &Server{store: &readOnlyStore{store}, cfg: Config{EntriesMax: int(tr.limits.Names),
+		BytesMax: tr.limits.Bytes}}
 	l, err := load(context.Background(), srv, tr.realm)
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := l.tree
-	if tr.bytes != want.bytes || tr.rec.nextID != want.rec.nextID || tr.rec.seq != want.rec.seq || len(tr.cells) != len(want.cells) {
-		t.Fatalf("tree has %d bytes, %+v, %d files; the store has %d, %+v, %d", tr.bytes, tr.rec, len(tr.cells), want.bytes, want.rec, len(want.cells))
+	if tr.bytes != want.bytes || tr.rec.nextID != want.rec.nextID || tr.rec.seq != want.rec.seq ||
+		len(tr.cells) != len(want.cells) {
+		t.Fatalf("tree has %d bytes, %+v, %d files; the store has %d, %+v, %d", tr.bytes, tr.rec, len(tr.cells),
+			want.bytes, want.rec, len(want.cells))
 	}
 	for id, c := range want.cells {
 		got := tr.cells[id]
@@ -376,7 +385,8 @@ func checkTree(t testing.TB, tr *tree, store Store) {
 		t.Fatalf("%d leases, the store has %d", len(tr.leases), len(want.leases))
 	}
 	for id, l := range want.leases {
-		if got := tr.leases[id]; got == nil || got.ttl != l.ttl || got.count != l.count || !maps.Equal(got.files, l.files) {
+		if got := tr.leases[id]; got == nil || got.ttl != l.ttl || got.count != l.count ||
+			!maps.Equal(got.files, l.files) {
 			t.Fatalf("lease %s is %+v, the store has %+v", short(uint64(id)), got, l)
 		}
 	}
@@ -407,7 +417,8 @@ func checkDirs(t testing.TB, tr, want *tree, got, stored *cell) {
 		}
 	}
 	if holes != got.dir.holes || got.n.count != len(a) {
-		t.Fatalf("directory %s has %d holes and %d entries, and counts %d and %d", short(got.n.id), holes, len(a), got.dir.holes, got.n.count)
+		t.Fatalf("directory %s has %d holes and %d entries, and counts %d and %d", short(got.n.id), holes, len(a),
+			got.dir.holes, got.n.count)
 	}
 }
 

@@ -14,8 +14,10 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// Credentials of realms. They stand in a record of the realm's own beside its tree, so that its other commits do not carry them; whoever writes it has read it, and the revision of what was read guards the write.
-// The number of the realm is in it, so that a realm that is made anew under the same name has none of them. Whether one has expired is judged here, by one clock.
+// Credentials of realms. They stand in a record of the realm's own beside its tree, so that its
+// other commits do not carry them; whoever writes it has read it, and the revision of what was read
+// guards the write. The number of the realm is in it, so that a realm that is made anew under the
+// same name has none of them. Whether one has expired is judged here, by one clock.
 
 func credentialsPrefix(r sigma.RealmID) string { return "c/" + string(r) + "/" }
 
@@ -32,7 +34,8 @@ func (c *credential) expired(now time.Time) bool {
 	return !c.Expires.IsZero() && !now.Before(c.Expires)
 }
 
-// is says whether it is the one of that name with that secret, and none of its name before or after.
+// is says whether it is the one of that name with that secret, and none of its name before or
+// after.
 func (c *credential) is(name string, hash sigma.CredentialHash) bool {
 	return c.Name == name && subtle.ConstantTimeCompare(c.hash[:], hash[:]) == 1
 }
@@ -44,13 +47,16 @@ type credentials struct {
 }
 
 // with adds one.
-func (cs credentials) with(now time.Time, id sigma.RealmID, n sigmap.NewCredential) (out credentials, made sigma.Credential, err error) {
+func (cs credentials) with(now time.Time, id sigma.RealmID, n sigmap.NewCredential) (out credentials,
+	made sigma.Credential, err error) {
 	const op = "named.credentials"
 	if err := sigma.CheckCredential(n.Name, n.Role); err != nil {
 		return cs, made, err
 	}
 	if n.TTL < 0 || n.TTL > sigma.CredentialAgeMax || n.TTL > 0 && n.TTL < time.Second {
-		return cs, made, &sigma.Error{Op: op, Kind: sigma.KindInvalid, Msg: fmt.Sprintf("a credential is good for a second to %d days, not %v", int(sigma.CredentialAgeMax.Hours()/24), n.TTL)}
+		return cs, made, &sigma.Error{Op: op, Kind: sigma.KindInvalid,
+			Msg: fmt.Sprintf("a credential is good for a second to %d days, not %v",
+				int(sigma.CredentialAgeMax.Hours()/24), n.TTL)}
 	}
 	made = sigma.Credential{Name: n.Name, Role: n.Role, Created: now, By: n.By}
 	if n.TTL > 0 {
@@ -59,7 +65,9 @@ func (cs credentials) with(now time.Time, id sigma.RealmID, n sigmap.NewCredenti
 	if n.By != "" { // nothing outlives who made it
 		i := slices.IndexFunc(cs.all, func(c credential) bool { return c.is(n.By, n.ByHash) && !c.expired(now) })
 		if i < 0 {
-			return cs, made, &sigma.Error{Op: op, Realm: id, Kind: sigma.KindPermission, Msg: fmt.Sprintf("the credential %.40q, which makes another, is not good any more", n.By), Hint: "ask an owner of the realm for another: sigma realm credential create"}
+			return cs, made, &sigma.Error{Op: op, Realm: id, Kind: sigma.KindPermission,
+				Msg:  fmt.Sprintf("the credential %.40q, which makes another, is not good any more", n.By),
+				Hint: "ask an owner of the realm for another: sigma realm credential create"}
 		}
 		if end := cs.all[i].Expires; !end.IsZero() && (made.Expires.IsZero() || end.Before(made.Expires)) {
 			made.Expires = end
@@ -69,7 +77,10 @@ func (cs credentials) with(now time.Time, id sigma.RealmID, n sigmap.NewCredenti
 	for _, c := range cs.all {
 		switch {
 		case c.Name == n.Name && !c.expired(now):
-			return cs, made, &sigma.Error{Op: op, Realm: id, Kind: sigma.KindExists, Msg: fmt.Sprintf("realm %s has a credential %q already", id, n.Name), Hint: "choose another --name, or revoke it first: sigma realm credential revoke " + string(id) + " " + n.Name}
+			return cs, made, &sigma.Error{Op: op, Realm: id, Kind: sigma.KindExists,
+				Msg: fmt.Sprintf("realm %s has a credential %q already", id, n.Name),
+				Hint: "choose another --name, or revoke it first: sigma realm credential revoke " + string(id) + " " +
+					n.Name}
 		case c.Name == n.Name, c.expired(now.Add(-expiredKept)):
 		default:
 			out.all = append(out.all, c)
@@ -79,13 +90,16 @@ func (cs credentials) with(now time.Time, id sigma.RealmID, n sigmap.NewCredenti
 		out.all = slices.DeleteFunc(out.all, func(c credential) bool { return c.expired(now) })
 	}
 	if len(out.all) >= sigma.CredentialsMax {
-		return cs, made, &sigma.Error{Op: op, Realm: id, Kind: sigma.KindNoSpace, Msg: fmt.Sprintf("realm %s has %d credentials, which is the most", id, sigma.CredentialsMax), Hint: "revoke one that nobody needs: sigma realm credential ls " + string(id)}
+		return cs, made, &sigma.Error{Op: op, Realm: id, Kind: sigma.KindNoSpace,
+			Msg:  fmt.Sprintf("realm %s has %d credentials, which is the most", id, sigma.CredentialsMax),
+			Hint: "revoke one that nobody needs: sigma realm credential ls " + string(id)}
 	}
 	out.all = append(out.all, credential{made, n.Hash})
 	return out, made, nil
 }
 
-// without takes one away, with those that it made, and those that these made. gone are their names, the oldest first.
+// without takes one away, with those that it made, and those that these made. gone are their names,
+// the oldest first.
 func (cs credentials) without(id sigma.RealmID, name string) (out credentials, gone []string, err error) {
 	out = credentials{realm: cs.realm}
 	goes := map[string]bool{name: true}
@@ -98,7 +112,9 @@ func (cs credentials) without(id sigma.RealmID, name string) (out credentials, g
 		}
 	}
 	if len(gone) == 0 {
-		return cs, nil, &sigma.Error{Op: "named.credentials", Realm: id, Kind: sigma.KindNotFound, Msg: fmt.Sprintf("realm %s has no credential %.40q", id, name), Hint: "list them with: sigma realm credential ls " + string(id)}
+		return cs, nil, &sigma.Error{Op: "named.credentials", Realm: id, Kind: sigma.KindNotFound,
+			Msg:  fmt.Sprintf("realm %s has no credential %.40q", id, name),
+			Hint: "list them with: sigma realm credential ls " + string(id)}
 	}
 	return out, gone, nil
 }
@@ -129,7 +145,9 @@ func (cs credentials) encode() []byte {
 		}
 		b = append(binary.AppendVarint(b, expires), c.hash[:]...)
 	}
-	if slices.ContainsFunc(cs.all, func(c credential) bool { return c.By != "" }) { // or the record ends here, as all once did
+	if slices.ContainsFunc(cs.all, func(c credential) bool {
+		return c.By != ""
+	}) { // or the record ends here, as all once did
 		for _, c := range cs.all {
 			b = append(binary.AppendUvarint(b, uint64(len(c.By))), c.By...)
 		}
@@ -175,7 +193,8 @@ type knownCredentials struct {
 	doubt   bool         // mu; a commit's outcome is unknown, so nothing is remembered until another one succeeds
 }
 
-// credentialsOf reads a realm's credentials. at is their revision if they were read from the store, as they are if fresh is set.
+// credentialsOf reads a realm's credentials. at is their revision if they were read from the store,
+// as they are if fresh is set.
 func (s *Server) credentialsOf(ctx context.Context, at *slot, fresh bool) (cs credentials, rev Revision, err error) {
 	const op = "named.credentials"
 	k := &at.credentials
@@ -206,7 +225,8 @@ func (s *Server) credentialsOf(ctx context.Context, at *slot, fresh bool) (cs cr
 }
 
 // changeCredentials replaces a realm's credentials by what f makes of them, once that is stored.
-func (s *Server) changeCredentials(ctx context.Context, id sigma.RealmID, f func(credentials) (credentials, error)) error {
+func (s *Server) changeCredentials(ctx context.Context, id sigma.RealmID, f func(credentials) (credentials,
+	error)) error {
 	const op = "named.credentials"
 	release, err := s.administer(ctx) // so that the realm is not removed meanwhile
 	if err != nil {
@@ -233,10 +253,12 @@ func (s *Server) changeCredentials(ctx context.Context, id sigma.RealmID, f func
 		k.changes++
 	}
 	set(nil, true)
-	committing, cancel := context.WithTimeout(context.WithoutCancel(ctx), commitTimeout) // the caller's patience does not decide about what is under way
+	committing, cancel := context.WithTimeout(context.WithoutCancel(ctx),
+		commitTimeout) // the caller's patience does not decide about what is under way
 	defer cancel()
 	key := credentialsPrefix(id)
-	_, err = s.store.Commit(committing, Batch{Guard: key, GuardAt: rev, Puts: []KV{{key, cs.encode()}}, Grows: len(cs.all) > before, Writes: len(cs.all) > before})
+	_, err = s.store.Commit(committing, Batch{Guard: key, GuardAt: rev, Puts: []KV{{key, cs.encode()}},
+		Grows: len(cs.all) > before, Writes: len(cs.all) > before})
 	switch {
 	case err == nil:
 		set(&cs, false)
@@ -246,10 +268,13 @@ func (s *Server) changeCredentials(ctx context.Context, id sigma.RealmID, f func
 	return commitError(op, id, err)
 }
 
-// AddCredential makes a credential of a realm. KindExists: there is one of that name; KindNoSpace: there are as many as there may be.
-func (s *Server) AddCredential(ctx context.Context, id sigma.RealmID, n sigmap.NewCredential) (made sigma.Credential, err error) {
+// AddCredential makes a credential of a realm. KindExists: there is one of that name; KindNoSpace:
+// there are as many as there may be.
+func (s *Server) AddCredential(ctx context.Context, id sigma.RealmID, n sigmap.NewCredential) (made sigma.Credential,
+	err error) {
 	if id == sigma.SystemRealm {
-		return made, sigma.Errorf("named.AddCredential", sigma.KindPermission, "the realm system is the provider's and has no credentials")
+		return made, sigma.Errorf("named.AddCredential", sigma.KindPermission,
+			"the realm system is the provider's and has no credentials")
 	}
 	err = s.changeCredentials(ctx, id, func(cs credentials) (out credentials, err error) {
 		out, made, err = cs.with(time.Now(), id, n)
@@ -258,7 +283,8 @@ func (s *Server) AddCredential(ctx context.Context, id sigma.RealmID, n sigmap.N
 	return made, err
 }
 
-// RevokeCredential ends one for good, with all that it made, and says which went, the oldest first. KindNotFound: there is none of that name.
+// RevokeCredential ends one for good, with all that it made, and says which went, the oldest first.
+// KindNotFound: there is none of that name.
 func (s *Server) RevokeCredential(ctx context.Context, id sigma.RealmID, name string) (gone []string, err error) {
 	err = s.changeCredentials(ctx, id, func(cs credentials) (out credentials, err error) {
 		out, gone, err = cs.without(id, name)
@@ -284,10 +310,12 @@ func (s *Server) Credentials(ctx context.Context, id sigma.RealmID) ([]sigma.Cre
 	return out, nil
 }
 
-// CheckCredentials says what credentials are good for, now. One of a realm that is not there is good for nothing.
+// CheckCredentials says what credentials are good for, now. One of a realm that is not there is
+// good for nothing.
 func (s *Server) CheckCredentials(ctx context.Context, ps []sigmap.Presented) ([]sigmap.Verdict, error) {
 	if len(ps) > sigmap.CheckMax {
-		return nil, sigma.Errorf("named.CheckCredentials", sigma.KindTooBig, "%d credentials in one call; %d are allowed", len(ps), sigmap.CheckMax)
+		return nil, sigma.Errorf("named.CheckCredentials", sigma.KindTooBig,
+			"%d credentials in one call; %d are allowed", len(ps), sigmap.CheckMax)
 	}
 	out := make([]sigmap.Verdict, len(ps))
 	for i, p := range ps {

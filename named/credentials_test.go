@@ -16,14 +16,17 @@ func presented(s identity.Secret) sigmap.Presented {
 	return sigmap.Presented{Realm: s.Realm, Name: s.Name, Hash: s.Hash()}
 }
 
-// Goal: a realm's credentials as a pure state: names, how many, expiry to the nanosecond, replacement of those that expired; what a wrong hash and another's secret get.
+// Goal: a realm's credentials as a pure state: names, how many, expiry to the nanosecond,
+// replacement of those that expired; what a wrong hash and another's secret get.
 func TestCredentialsState(t *testing.T) {
 	now := time.Unix(1_700_000_000, 0)
 	cs := credentials{realm: 7}
 	add := func(at time.Time, name string, role sigma.Role, ttl time.Duration) (identity.Secret, error) {
 		s := identity.NewSecret(testRealm, name)
-		next, made, err := cs.with(at, testRealm, sigmap.NewCredential{Name: name, Role: role, TTL: ttl, Hash: s.Hash()})
-		if err == nil && (made.Name != name || made.Role != role || !made.Created.Equal(at) || (ttl == 0) != made.Expires.IsZero()) {
+		next, made, err := cs.with(at, testRealm, sigmap.NewCredential{Name: name, Role: role, TTL: ttl,
+			Hash: s.Hash()})
+		if err == nil && (made.Name != name || made.Role != role || !made.Created.Equal(at) ||
+			(ttl == 0) != made.Expires.IsZero()) {
 			t.Errorf("made %+v", made)
 		}
 		cs = next
@@ -46,7 +49,8 @@ func TestCredentialsState(t *testing.T) {
 		want sigmap.Verdict
 	}{
 		{"good", now, presented(ever), sigmap.Verdict{Role: sigma.RoleOwner}},
-		{"good for years", now.Add(20 * sigma.CredentialAgeMax), presented(ever), sigmap.Verdict{Role: sigma.RoleOwner}},
+		{"good for years", now.Add(20 * sigma.CredentialAgeMax), presented(ever),
+			sigmap.Verdict{Role: sigma.RoleOwner}},
 		{"just before it expires", now.Add(time.Hour - 1), presented(hour), sigmap.Verdict{Role: sigma.RoleViewer}},
 		{"as it expires", now.Add(time.Hour), presented(hour), sigmap.Verdict{Expired: true}},
 		{"a clock an hour behind", now.Add(-time.Hour), presented(hour), sigmap.Verdict{Role: sigma.RoleViewer}},
@@ -74,7 +78,9 @@ func TestCredentialsState(t *testing.T) {
 	if _, err := add(now, "hour", sigma.RoleOwner, 0); sigma.KindOf(err) != sigma.KindExists {
 		t.Errorf("a name twice: %v", err)
 	}
-	if again, err := add(now.Add(time.Hour), "hour", sigma.RoleOwner, 0); err != nil || cs.check(now, presented(hour)).Role != sigma.RoleNone || cs.check(now, presented(again)).Role != sigma.RoleOwner {
+	if again, err := add(now.Add(time.Hour), "hour", sigma.RoleOwner, 0); err != nil ||
+		cs.check(now, presented(hour)).Role != sigma.RoleNone ||
+		cs.check(now, presented(again)).Role != sigma.RoleOwner {
 		t.Errorf("the name of one that expired: %v", err)
 	}
 	for i := len(cs.all); i < sigma.CredentialsMax; i++ {
@@ -85,7 +91,8 @@ func TestCredentialsState(t *testing.T) {
 	if _, err := add(now, "more", sigma.RoleViewer, 0); sigma.KindOf(err) != sigma.KindNoSpace {
 		t.Errorf("one too many: %v", err)
 	}
-	if got, err := decodeCredentials(cs.encode()); err != nil || len(got.all) != sigma.CredentialsMax || got.check(now, presented(ever)).Role != sigma.RoleOwner {
+	if got, err := decodeCredentials(cs.encode()); err != nil || len(got.all) != sigma.CredentialsMax ||
+		got.check(now, presented(ever)).Role != sigma.RoleOwner {
 		t.Errorf("as many as there may be do not come back: %v", err)
 	}
 	if _, err := add(now.Add(time.Hour), "more", sigma.RoleViewer, 0); err != nil || len(cs.all) > 3 {
@@ -99,14 +106,16 @@ func TestCredentialsState(t *testing.T) {
 	}
 }
 
-// Goal: what a credential made ends when it does, or sooner, and is revoked with it, over any number of makers and through a record; what others made stays; one that is not good makes none.
+// Goal: what a credential made ends when it does, or sooner, and is revoked with it, over any
+// number of makers and through a record; what others made stays; one that is not good makes none.
 func TestCredentialsMadeByOthers(t *testing.T) {
 	now := time.Unix(1_700_000_000, 0)
 	cs := credentials{realm: 7}
 	secrets := map[string]sigma.CredentialHash{}
 	add := func(name, by string, ttl time.Duration) (sigma.Credential, error) {
 		hash := identity.NewSecret(testRealm, name).Hash()
-		next, made, err := cs.with(now, testRealm, sigmap.NewCredential{Name: name, Role: sigma.RoleOwner, TTL: ttl, Hash: hash, By: by, ByHash: secrets[by]})
+		next, made, err := cs.with(now, testRealm, sigmap.NewCredential{Name: name, Role: sigma.RoleOwner, TTL: ttl,
+			Hash: hash, By: by, ByHash: secrets[by]})
 		if err == nil {
 			secrets[name] = hash
 		}
@@ -144,12 +153,14 @@ func TestCredentialsMadeByOthers(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, name := range []string{"", "nobody"} { // "" is who made those of the provider
-		if left, _, err := cs.without(testRealm, name); sigma.KindOf(err) != sigma.KindNotFound || len(left.all) != len(cs.all) {
+		if left, _, err := cs.without(testRealm, name); sigma.KindOf(err) != sigma.KindNotFound ||
+			len(left.all) != len(cs.all) {
 			t.Errorf("without %q: %d of %d are left, %v", name, len(left.all), len(cs.all), err)
 		}
 	}
 	var gone []string
-	if cs, gone, err = cs.without(testRealm, "day"); err != nil || !slices.Equal(gone, []string{"day", "a", "b", "c", "d"}) {
+	if cs, gone, err = cs.without(testRealm, "day"); err != nil ||
+		!slices.Equal(gone, []string{"day", "a", "b", "c", "d"}) {
 		t.Fatalf("gone are %q, %v", gone, err)
 	}
 	left := ""
@@ -172,7 +183,8 @@ func TestCredentialsMadeByOthers(t *testing.T) {
 	}
 }
 
-// Goal: credentials survive a restart of named and go with their realm, also if a record stays behind; a commit of unknown outcome is never answered from memory.
+// Goal: credentials survive a restart of named and go with their realm, also if a record stays
+// behind; a commit of unknown outcome is never answered from memory.
 func TestCredentialsStored(t *testing.T) {
 	store := newMemStore()
 	s, stop := serve(t, Config{Store: store})
@@ -182,7 +194,8 @@ func TestCredentialsStored(t *testing.T) {
 	}
 	add := func(name string, role sigma.Role) (identity.Secret, error) {
 		secret := identity.NewSecret(testRealm, name)
-		_, err := s.AddCredential(t.Context(), testRealm, sigmap.NewCredential{Name: name, Role: role, Hash: secret.Hash()})
+		_, err := s.AddCredential(t.Context(), testRealm, sigmap.NewCredential{Name: name, Role: role,
+			Hash: secret.Hash()})
 		return secret, err
 	}
 	role := func(secret identity.Secret, realm sigma.RealmID) sigma.Role {
@@ -199,13 +212,16 @@ func TestCredentialsStored(t *testing.T) {
 	if err != nil || role(secret, testRealm) != sigma.RoleDeveloper || role(secret, "other") != sigma.RoleNone {
 		t.Fatalf("%v, %v at its realm, %v at another", err, role(secret, testRealm), role(secret, "other"))
 	}
-	if _, err := s.AddCredential(t.Context(), sigma.SystemRealm, sigmap.NewCredential{Name: "root", Role: sigma.RoleOwner}); sigma.KindOf(err) != sigma.KindPermission {
+	if _, err := s.AddCredential(t.Context(), sigma.SystemRealm, sigmap.NewCredential{Name: "root",
+		Role: sigma.RoleOwner}); sigma.KindOf(err) != sigma.KindPermission {
 		t.Errorf("of the system: %v", err)
 	}
-	if _, err := s.AddCredential(t.Context(), "nobody", sigmap.NewCredential{Name: "x", Role: sigma.RoleOwner}); sigma.KindOf(err) != sigma.KindNotFound {
+	if _, err := s.AddCredential(t.Context(), "nobody", sigmap.NewCredential{Name: "x",
+		Role: sigma.RoleOwner}); sigma.KindOf(err) != sigma.KindNotFound {
 		t.Errorf("of no realm: %v", err)
 	}
-	if _, err := s.CheckCredentials(t.Context(), manyPresented(sigmap.CheckMax+1)); sigma.KindOf(err) != sigma.KindTooBig {
+	if _, err := s.CheckCredentials(t.Context(),
+		manyPresented(sigmap.CheckMax+1)); sigma.KindOf(err) != sigma.KindTooBig {
 		t.Errorf("too many at once: %v", err)
 	}
 	stop()
@@ -240,7 +256,8 @@ func TestCredentialsStored(t *testing.T) {
 		t.Error("a removed realm leaves credentials")
 	}
 	attach(t, s)
-	if _, err := store.Commit(t.Context(), Batch{Guard: credentialsPrefix(testRealm), Puts: []KV{{credentialsPrefix(testRealm), left}}}); err != nil {
+	if _, err := store.Commit(t.Context(), Batch{Guard: credentialsPrefix(testRealm),
+		Puts: []KV{{credentialsPrefix(testRealm), left}}}); err != nil {
 		t.Fatal(err)
 	}
 	if got := role(secret, testRealm); got != sigma.RoleNone {
@@ -257,10 +274,12 @@ func TestCredentialsStored(t *testing.T) {
 
 func manyPresented(n int) []sigmap.Presented { return make([]sigmap.Presented, n) }
 
-// FuzzCredentialsRecord: whatever is read as a record of credentials is written so that it reads the same.
+// FuzzCredentialsRecord: whatever is read as a record of credentials is written so that it reads
+// the same.
 func FuzzCredentialsRecord(f *testing.F) {
 	f.Add((credentials{realm: 1}).encode())
-	f.Add((credentials{realm: 2, all: []credential{{Credential: sigma.Credential{Name: "ci", Role: sigma.RoleViewer, Created: time.Unix(5, 0), Expires: time.Unix(9, 0)}}}}).encode())
+	f.Add((credentials{realm: 2, all: []credential{{Credential: sigma.Credential{Name: "ci", Role: sigma.RoleViewer,
+		Created: time.Unix(5, 0), Expires: time.Unix(9, 0)}}}}).encode())
 	f.Fuzz(func(t *testing.T, b []byte) {
 		cs, err := decodeCredentials(b)
 		if err != nil {

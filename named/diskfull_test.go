@@ -12,7 +12,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// While the disk is low whoever writes is told so at once, and all goes on that makes room or is the system's own: reads, removals, leases, elections, ends of realms.
+// While the disk is low whoever writes is told so at once, and all goes on that makes room or is
+// the system's own: reads, removals, leases, elections, ends of realms.
 func TestDiskLow(t *testing.T) {
 	var free atomic.Uint64
 	free.Store(uint64(sigma.GiB))
@@ -52,7 +53,8 @@ func TestDiskLow(t *testing.T) {
 		"a mode":       root.SetStat(ctx, sigma.StatChange{Perm: &perm}),
 		"a realm":      m.leadership.server.Create(ctx, "third"),
 	} {
-		if sigma.KindOf(err) != sigma.KindNoSpace || !strings.Contains(sigma.HintOf(err), "machine m1's data directory") {
+		if sigma.KindOf(err) != sigma.KindNoSpace || !strings.Contains(sigma.HintOf(err),
+			"machine m1's data directory") {
 			t.Errorf("%s on a disk that is low: %v (%s)", what, err, sigma.HintOf(err))
 		}
 	}
@@ -91,8 +93,9 @@ func TestDiskLow(t *testing.T) {
 	}
 }
 
-// Goal: etcd writes its database into disk space that it has, so that others who fill the disk do not end it.
-// Method: what the database has used has no holes, and some of the disk beyond is its own: when the store is open, when it has grown, and when it was copied.
+// Goal: etcd writes its database into disk space that it has, so that others who fill the disk do
+// not end it. Method: what the database has used has no holes, and some of the disk beyond is its
+// own: when the store is open, when it has grown, and when it was copied.
 func TestDiskSetAside(t *testing.T) {
 	m, stop := aloneWith(t, Config{Dir: t.TempDir()})
 	defer stop()

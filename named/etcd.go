@@ -22,11 +22,14 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// etcdStore is a Store in an etcd. That is one of an operator's (external.go), or one inside this process, which has no listener, not even a socket file: the client calls the server's functions, and other members come in by streams (peers.go).
+// etcdStore is a Store in an etcd. That is one of an operator's (external.go), or one inside this
+// process, which has no listener, not even a socket file: the client calls the server's functions,
+// and other members come in by streams (peers.go).
 //
-// etcd keeps every old value of a key until it is told to compact. Nobody asks for old values here, and a tenant that rewrites a
-// big file would fill the database within etcd's shortest automatic period. So the store compacts by itself each time that compactBytes were
-// written, and writers wait when it cannot keep up.
+// etcd keeps every old value of a key until it is told to compact. Nobody asks for old values here,
+// and a tenant that rewrites a big file would fill the database within etcd's shortest automatic
+// period. So the store compacts by itself each time that compactBytes were written, and writers
+// wait when it cannot keep up.
 type etcdStore struct {
 	etcd   *embed.Etcd // nil = it is external
 	client *clientv3.Client
@@ -39,12 +42,13 @@ type etcdStore struct {
 	keep   atomic.Int64       // the revision that a snapshot reads; 0 = none
 	max    atomic.Int64       // bytes that etcd's database may have; 0 = not known
 
-	start               time.Time
-	squeezed            atomic.Int64          // when compaction was tried for want of room, nanoseconds after start
-	total               atomic.Int64          // bytes written in all
-	sizeSeen, totalSeen atomic.Int64          // of etcd's database when it was looked at, and of total when it had changed
-	room                atomic.Pointer[space] // of an external etcd, as it was last; nil = not known
-	lookRoom            chan struct{}         // holds a token when that is to be looked at
+	start    time.Time
+	squeezed atomic.Int64 // when compaction was tried for want of room, nanoseconds after start
+	total    atomic.Int64 // bytes written in all
+	sizeSeen,
+	totalSeen atomic.Int64 // of etcd's database when it was looked at, and of total when it had changed
+	room     atomic.Pointer[space] // of an external etcd, as it was last; nil = not known
+	lookRoom chan struct{}         // holds a token when that is to be looked at
 
 	disk   func() (sigma.Space, error) // where it is; nil = an operator's
 	whose  sigma.MachineID             // that is
@@ -63,13 +67,15 @@ type etcdStore struct {
 }
 
 const (
-	// etcdRequestMax is what one transaction may have: the end of a lease with leaseFilesMax files of the longest names (a delete and a
-	// directory record for each, 2.8 MiB) and a full batch with one more file (2 MiB).
+	// etcdRequestMax is what one transaction may have: the end of a lease with leaseFilesMax files
+	// of the longest names (a delete and a directory record for each, 2.8 MiB) and a full batch
+	// with one more file (2 MiB).
 	etcdRequestMax = 8 << 20
 	etcdOpsMax     = 4*leaseFilesMax + 4*batchNodes
 	// compactBytes bounds the database's garbage; four times as much makes writers wait.
 	compactBytes = 64 << 20
-	// etcd keeps the last entries of its log in memory until it takes a snapshot; an entry may have etcdRequestMax bytes, usual ones few.
+	// etcd keeps the last entries of its log in memory until it takes a snapshot; an entry may have
+	// etcdRequestMax bytes, usual ones few.
 	etcdSnapshotCount = 2000
 	etcdCatchUp       = 100
 	scanPage          = 1000    // keys; an average page of small files has 100 KB
@@ -93,7 +99,8 @@ func openEtcd(ctx context.Context, cfg Config) (*etcdStore, error) {
 	return s, nil
 }
 
-// startEtcd starts etcd in cfg.Dir; change sees its configuration before. It may not serve for long yet: while most of its members are missing.
+// startEtcd starts etcd in cfg.Dir; change sees its configuration before. It may not serve for long
+// yet: while most of its members are missing.
 func startEtcd(cfg Config, change func(*embed.Config)) (*etcdStore, error) {
 	const op = "named.openEtcd"
 	dir, err := filepath.Abs(cfg.Dir)
@@ -123,9 +130,11 @@ func startEtcd(cfg Config, change func(*embed.Config)) (*etcdStore, error) {
 	return s, nil
 }
 
-func newStore(e *embed.Etcd, client *clientv3.Client, log *slog.Logger, lost <-chan struct{}, lock *os.File) *etcdStore {
+func newStore(e *embed.Etcd, client *clientv3.Client, log *slog.Logger, lost <-chan struct{},
+	lock *os.File) *etcdStore {
 	compacting, stop := context.WithCancel(context.Background())
-	s := &etcdStore{etcd: e, client: client, log: log, lost: lost, stop: stop, due: make(chan struct{}, 1), start: time.Now(), lookRoom: make(chan struct{}, 1), over: make(chan struct{}), lock: lock}
+	s := &etcdStore{etcd: e, client: client, log: log, lost: lost, stop: stop, due: make(chan struct{}, 1),
+		start: time.Now(), lookRoom: make(chan struct{}, 1), over: make(chan struct{}), lock: lock}
 	s.work.Go(func() { s.compact(compacting) })
 	return s
 }
@@ -145,7 +154,8 @@ func (s *etcdStore) awaitReady(ctx context.Context) error {
 	}
 }
 
-// etcdConfig makes the configuration of a single member without listeners. The URLs are names that etcd wants to have; nobody opens them.
+// etcdConfig makes the configuration of a single member without listeners. The URLs are names that
+// etcd wants to have; nobody opens them.
 func etcdConfig(dir string, cfg Config) *embed.Config {
 	c := embed.NewConfig()
 	nobody := []url.URL{{Scheme: "http", Host: "127.0.0.1:1"}}
@@ -199,7 +209,8 @@ func (s *etcdStore) Get(ctx context.Context, key string) (value []byte, at Revis
 	return s.get(ctx, key)
 }
 
-func (s *etcdStore) get(ctx context.Context, key string, how ...clientv3.OpOption) (value []byte, at Revision, found bool, err error) {
+func (s *etcdStore) get(ctx context.Context, key string, how ...clientv3.OpOption) (value []byte, at Revision,
+	found bool, err error) {
 	r, err := s.client.Get(ctx, key, how...)
 	if err != nil || len(r.Kvs) == 0 {
 		return nil, 0, false, err
@@ -207,15 +218,18 @@ func (s *etcdStore) get(ctx context.Context, key string, how ...clientv3.OpOptio
 	return r.Kvs[0].Value, Revision(r.Kvs[0].ModRevision), true, nil
 }
 
-// Scan implements Store. It reads all pages at the revision of the first, so that they fit together.
+// Scan implements Store. It reads all pages at the revision of the first, so that they fit
+// together.
 func (s *etcdStore) Scan(ctx context.Context, prefix string, f func(key string, value []byte) error) error {
 	return s.scan(ctx, prefix, f)
 }
 
-func (s *etcdStore) scan(ctx context.Context, prefix string, f func(key string, value []byte) error, how ...clientv3.OpOption) error {
+func (s *etcdStore) scan(ctx context.Context, prefix string, f func(key string, value []byte) error,
+	how ...clientv3.OpOption) error {
 	from, end, page, revision := prefix, clientv3.GetPrefixRangeEnd(prefix), int64(scanPage), int64(0)
 	for {
-		r, err := s.client.Get(ctx, from, append([]clientv3.OpOption{clientv3.WithRange(end), clientv3.WithLimit(page), clientv3.WithRev(revision)}, how...)...)
+		r, err := s.client.Get(ctx, from, append([]clientv3.OpOption{clientv3.WithRange(end), clientv3.WithLimit(page),
+			clientv3.WithRev(revision)}, how...)...)
 		if err != nil {
 			return err
 		}
@@ -284,7 +298,8 @@ func (s *etcdStore) deletePrefixIf(ctx context.Context, prefix string, most int,
 	if err != nil || len(r.Kvs) == 0 {
 		return false, err
 	}
-	t, err := s.client.Txn(ctx).If(also...).Then(clientv3.OpDelete(prefix, clientv3.WithRange(string(r.Kvs[len(r.Kvs)-1].Key)+"\x00"))).Commit()
+	t, err := s.client.Txn(ctx).If(also...).Then(clientv3.OpDelete(prefix,
+		clientv3.WithRange(string(r.Kvs[len(r.Kvs)-1].Key)+"\x00"))).Commit()
 	if err == nil && !t.Succeeded {
 		err = errConflict
 	}
@@ -305,7 +320,8 @@ func (s *etcdStore) Close() {
 	s.lock.Close() // nil does no harm
 }
 
-// admit makes a writer wait while there is too much garbage, and refuses what would take the last room.
+// admit makes a writer wait while there is too much garbage, and refuses what would take the last
+// room.
 func (s *etcdStore) admit(ctx context.Context, b Batch) error {
 	s.setAside()
 	if err := s.diskFor(b); err != nil {
@@ -381,7 +397,8 @@ func (s *etcdStore) compact(ctx context.Context) {
 	}
 }
 
-// compactNow removes all values but the last of each key, and returns when their space can be used again.
+// compactNow removes all values but the last of each key, and returns when their space can be used
+// again.
 func (s *etcdStore) compactNow(ctx context.Context) error {
 	r, err := s.client.Get(ctx, counterKey)
 	if err != nil {

@@ -14,7 +14,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// What was acknowledged is there after a restart, and after a copy of the files was taken in the middle, as a kill leaves them.
+// What was acknowledged is there after a restart, and after a copy of the files was taken in the
+// middle, as a kill leaves them.
 func TestEtcdRestart(t *testing.T) {
 	dir := t.TempDir()
 	began := time.Now()
@@ -43,7 +44,8 @@ func TestEtcdRestart(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := root.Put(t.Context(), []string{"ephemeral"}, []byte("e"), sigma.PutOptions{Lease: lease}); err != nil {
+	if _, _, err := root.Put(t.Context(), []string{"ephemeral"}, []byte("e"),
+		sigma.PutOptions{Lease: lease}); err != nil {
 		t.Fatal(err)
 	}
 	if err := root.Rename(t.Context(), "d", root, "moved"); err != nil {
@@ -65,7 +67,8 @@ func TestEtcdRestart(t *testing.T) {
 		if names := list(t, moved, 7); len(names) != 200 {
 			t.Errorf("%d names", len(names))
 		}
-		if got, err := moved.Stat(t.Context()); err != nil || got.ID != stat.ID || !got.Modified.Equal(stat.Modified) || got.Perm != stat.Perm {
+		if got, err := moved.Stat(t.Context()); err != nil || got.ID != stat.ID || !got.Modified.Equal(stat.Modified) ||
+			got.Perm != stat.Perm {
 			t.Errorf("got %+v, %v, want %+v", got, err, stat)
 		}
 		if got := get(t, moved, "3-24"); got != "24" {
@@ -102,7 +105,8 @@ func TestEtcdCompacts(t *testing.T) {
 	}
 }
 
-// etcd takes the end of the biggest lease there can be: all files have the longest names, and each is in a directory of its own.
+// etcd takes the end of the biggest lease there can be: all files have the longest names, and each
+// is in a directory of its own.
 func TestEtcdBiggestLease(t *testing.T) {
 	if testing.Short() {
 		t.Skip("makes 8,000 files")
@@ -122,7 +126,8 @@ func TestEtcdBiggestLease(t *testing.T) {
 				if err := root.Mkdir(t.Context(), name, 0o755); err != nil {
 					t.Error(err)
 				}
-				if _, _, err := root.Put(t.Context(), []string{name, name}, nil, sigma.PutOptions{Lease: lease}); err != nil {
+				if _, _, err := root.Put(t.Context(), []string{name, name}, nil,
+					sigma.PutOptions{Lease: lease}); err != nil {
 					t.Error(err)
 				}
 			}

@@ -23,8 +23,10 @@ func (c slogCore) Check(e zapcore.Entry, ce *zapcore.CheckedEntry) *zapcore.Chec
 	return ce
 }
 
-// expected are warnings about what is wanted here: no listeners, no users, so no certificates and tokens, and no /proc to count files in; and about other members that are away, which named says in fewer words (tend),
-// or a host so busy that a heartbeat is a tenth of a second late, of which an election may come, which is said (noteElections).
+// expected are warnings about what is wanted here: no listeners, no users, so no certificates and
+// tokens, and no /proc to count files in; and about other members that are away, which named says
+// in fewer words (tend), or a host so busy that a heartbeat is a tenth of a second late, of which
+// an election may come, which is said (noteElections).
 func expected(msg string) bool {
 	switch msg {
 	case "Running http and grpc server on single port. This is not recommended for production.",
@@ -41,7 +43,8 @@ func expected(msg string) bool {
 		"dropped internal Raft message since sending buffer is full",
 		"rejecting promote learner: learner is not ready",
 		"rejected stream from remote peer because it was removed",
-		"Failed to detect schema version", "failed to update storage version": // by a member that got its first state this moment; it is tried again
+		"Failed to detect schema version",
+		"failed to update storage version": // by a member that got its first state this moment; it is tried again
 		return true
 	}
 	return false

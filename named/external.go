@@ -32,7 +32,8 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// The names can be in an etcd that an operator runs. Everything above the client is as with the embedded one: terms, leases, quorum, compaction. What is different:
+// The names can be in an etcd that an operator runs. Everything above the client is as with the
+// embedded one: terms, leases, quorum, compaction. What is different:
 //
 //	members     control machines are no members of it; who is one stands in the store (n/member/MACHINE), and each may lead
 //	beats       are always needed, since no directory's lock keeps others out
@@ -87,10 +88,12 @@ func (x *External) client() (*clientv3.Client, error) {
 	for _, m := range x.Members {
 		endpoints = append(endpoints, scheme+m.Name)
 	}
-	c, err := clientv3.New(clientv3.Config{Endpoints: endpoints, TLS: tc, Logger: zap.NewNop(), DialKeepAliveTime: externalAlive, DialKeepAliveTimeout: externalAliveMax,
+	c, err := clientv3.New(clientv3.Config{Endpoints: endpoints, TLS: tc, Logger: zap.NewNop(),
+		DialKeepAliveTime: externalAlive, DialKeepAliveTimeout: externalAliveMax,
 		MaxCallSendMsgSize: etcdRequestMax + 1<<20, MaxUnaryRetries: externalTries,
 		DialOptions: []grpc.DialOption{grpc.WithContextDialer(x.Dial), grpc.WithNoProxy(),
-			grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second}, MinConnectTimeout: externalLook})}})
+			grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 100 * time.Millisecond,
+				Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second}, MinConnectTimeout: externalLook})}})
 	if err != nil {
 		return nil, sigma.Wrap(op, "", err)
 	}
@@ -156,9 +159,12 @@ func openExternal(cfg MemberConfig) (*etcdStore, error) {
 
 // noOther refuses a data directory whose names are elsewhere.
 func noOther(dir string) error {
-	for name, why := range map[string]string{etcdDir: "has names of its own already", RestoreName: "has a snapshot that waits to be restored", RestoreFreshName: "has a snapshot that waits to be restored"} {
+	for name, why := range map[string]string{etcdDir: "has names of its own already",
+		RestoreName:      "has a snapshot that waits to be restored",
+		RestoreFreshName: "has a snapshot that waits to be restored"} {
 		if _, err := os.Lstat(filepath.Join(dir, name)); err == nil {
-			return &sigma.Error{Op: "named.External", Path: dir, Kind: sigma.KindExists, Msg: why + ", which do not go into another etcd", Hint: "begin with a fresh DATA"}
+			return &sigma.Error{Op: "named.External", Path: dir, Kind: sigma.KindExists,
+				Msg: why + ", which do not go into another etcd", Hint: "begin with a fresh DATA"}
 		}
 	}
 	return nil
@@ -178,7 +184,8 @@ func remember(dir, text string) error {
 	return atomicfile.Write(filepath.Join(dir, systemName), []byte(text))
 }
 
-// whose compares the system that the etcd names ("" = none) with the one that this machine knows. fresh means that neither knows any.
+// whose compares the system that the etcd names ("" = none) with the one that this machine knows.
+// fresh means that neither knows any.
 func (x *External) whose(dir, there string) (id string, fresh bool, err error) {
 	const op = "named.External"
 	have, sure, err := known(dir)
@@ -190,18 +197,24 @@ func (x *External) whose(dir, there string) (id string, fresh bool, err error) {
 	case there != "" && there == want:
 		return there, false, nil
 	case there != "":
-		return "", false, &sigma.Error{Op: op, Kind: sigma.KindExists, Msg: fmt.Sprintf("the etcd at %s holds the names of another sigmaOS", x.names()), Hint: "each sigmaOS needs an etcd of its own; one that goes on needs its own DATA"}
+		return "", false, &sigma.Error{Op: op, Kind: sigma.KindExists,
+			Msg:  fmt.Sprintf("the etcd at %s holds the names of another sigmaOS", x.names()),
+			Hint: "each sigmaOS needs an etcd of its own; one that goes on needs its own DATA"}
 	case x.System != "" || sure:
-		return "", false, &sigma.Error{Op: op, Kind: sigma.KindStale, Msg: fmt.Sprintf("the etcd at %s is empty, but the names of this sigmaOS were in one", x.names()), Hint: "is it the right one? Otherwise restore its backup"}
+		return "", false, &sigma.Error{Op: op, Kind: sigma.KindStale,
+			Msg:  fmt.Sprintf("the etcd at %s is empty, but the names of this sigmaOS were in one", x.names()),
+			Hint: "is it the right one? Otherwise restore its backup"}
 	}
 	return want, true, nil
 }
 
-// claim makes sure that the names are this system's, as those of a new one are. It tries until it is known, or ctx ends.
+// claim makes sure that the names are this system's, as those of a new one are. It tries until it
+// is known, or ctx ends.
 func (m *Member) claim(ctx context.Context, s *etcdStore) error {
 	for {
 		err := m.claimOnce(ctx, s)
-		if k := sigma.KindOf(err); err == nil || ctx.Err() != nil || k == sigma.KindExists || k == sigma.KindStale || k == sigma.KindInvalid {
+		if k := sigma.KindOf(err); err == nil || ctx.Err() != nil || k == sigma.KindExists || k == sigma.KindStale ||
+			k == sigma.KindInvalid {
 			return err
 		}
 		m.troubled(err)
@@ -257,10 +270,15 @@ func (s *etcdStore) checkLimits(ctx context.Context) error {
 	}
 	_, err := s.client.Txn(ctx).If(never).Then(ops...).Commit()
 	if err == nil {
-		_, err = s.client.Txn(ctx).If(never).Then(clientv3.OpPut(systemKey, strings.Repeat("x", etcdRequestMax-4096))).Commit()
+		_, err = s.client.Txn(ctx).If(never).Then(clientv3.OpPut(systemKey,
+			strings.Repeat("x", etcdRequestMax-4096))).Commit()
 	}
-	if errors.Is(err, rpctypes.ErrTooManyOps) || errors.Is(err, rpctypes.ErrRequestTooLarge) || err != nil && strings.Contains(err.Error(), "larger than max") {
-		return &sigma.Error{Op: "named.External", Kind: sigma.KindUnsupported, Msg: "this etcd takes too little in one transaction", Hint: fmt.Sprintf("start it with --max-txn-ops=%d --max-request-bytes=%d", etcdOpsMax, etcdRequestMax), Err: err}
+	if errors.Is(err, rpctypes.ErrTooManyOps) || errors.Is(err, rpctypes.ErrRequestTooLarge) || err != nil &&
+		strings.Contains(err.Error(), "larger than max") {
+		return &sigma.Error{Op: "named.External", Kind: sigma.KindUnsupported,
+			Msg:  "this etcd takes too little in one transaction",
+			Hint: fmt.Sprintf("start it with --max-txn-ops=%d --max-request-bytes=%d", etcdOpsMax, etcdRequestMax),
+			Err:  err}
 	}
 	return err
 }
@@ -270,24 +288,31 @@ func (x *External) explain(err error) error {
 	if already, ok := errors.AsType[*sigma.Error](err); ok {
 		return already
 	}
-	e := &sigma.Error{Op: "named.External", Kind: sigma.KindUnavailable, Msg: "no etcd answers at " + x.names(), Err: err, Hint: "see that it runs, and that --etcd names its client address"}
+	e := &sigma.Error{Op: "named.External", Kind: sigma.KindUnavailable, Msg: "no etcd answers at " + x.names(),
+		Err: err, Hint: "see that it runs, and that --etcd names its client address"}
 	switch text := err.Error(); {
 	case errors.Is(err, rpctypes.ErrNoSpace):
 		e.Kind, e.Msg, e.Hint = sigma.KindNoSpace, "the etcd at "+x.names()+" is full", hintFull
 	case errors.Is(err, rpctypes.ErrCorrupt):
-		e.Kind, e.Msg, e.Hint = sigma.KindOther, "the etcd at "+x.names()+" says that its members differ", "see etcd's manual on data corruption"
+		e.Kind, e.Msg, e.Hint = sigma.KindOther, "the etcd at "+x.names()+" says that its members differ",
+			"see etcd's manual on data corruption"
 	case errors.Is(err, rpctypes.ErrUserEmpty), errors.Is(err, rpctypes.ErrPermissionDenied):
-		e.Kind, e.Msg, e.Hint = sigma.KindPermission, "the etcd at "+x.names()+" does not let sigmaOS at its keys", "give the user of whom --etcd-cert is a role with all keys from "+externalPrefix+" on"
+		e.Kind, e.Msg, e.Hint = sigma.KindPermission, "the etcd at "+x.names()+" does not let sigmaOS at its keys",
+			"give the user of whom --etcd-cert is a role with all keys from "+externalPrefix+" on"
 	case strings.Contains(text, "certificate"), strings.Contains(text, "tls: "):
-		e.Kind, e.Msg, e.Hint = sigma.KindPermission, "this sigmaOS and the etcd at "+x.names()+" do not trust each other's certificates", "see --etcd-ca, --etcd-cert and --etcd-key"
-	case strings.Contains(text, "server preface"), strings.Contains(text, "EOF"), strings.Contains(text, "connection reset"):
+		e.Kind, e.Msg, e.Hint = sigma.KindPermission,
+			"this sigmaOS and the etcd at "+x.names()+" do not trust each other's certificates",
+			"see --etcd-ca, --etcd-cert and --etcd-key"
+	case strings.Contains(text, "server preface"), strings.Contains(text, "EOF"),
+		strings.Contains(text, "connection reset"):
 		e.Msg = "what answers at " + x.names() + " is no etcd, or wants certificates"
 		e.Hint = "see --etcd, --etcd-ca, --etcd-cert and --etcd-key"
 	}
 	return e
 }
 
-// ProbeExternal tells whether the names of the system whose named has the directory dir can be in x, or begin there. It writes nothing.
+// ProbeExternal tells whether the names of the system whose named has the directory dir can be in
+// x, or begin there. It writes nothing.
 func ProbeExternal(ctx context.Context, dir string, x *External) error {
 	if err := noOther(dir); err != nil {
 		return err
@@ -340,7 +365,8 @@ func (s *etcdStore) checkAlarms(ctx context.Context) error {
 	return rpctypes.ErrCorrupt
 }
 
-// greet tells whether a member speaks HTTP/2 (RFC 9113, section 3.4), and trusts this side if it has to be. gRPC would try again and again, and say less.
+// greet tells whether a member speaks HTTP/2 (RFC 9113, section 3.4), and trusts this side if it
+// has to be. gRPC would try again and again, and say less.
 func (x *External) greet(ctx context.Context, name string) error {
 	ctx, cancel := context.WithTimeout(ctx, externalLook)
 	defer cancel()
@@ -377,7 +403,8 @@ func (x *External) greet(ctx context.Context, name string) error {
 	return nil
 }
 
-// troubled notes why the store does not answer, for who waits for it and, each reason once, for the log; nil: it answers.
+// troubled notes why the store does not answer, for who waits for it and, each reason once, for the
+// log; nil: it answers.
 func (m *Member) troubled(err error) {
 	if err != nil && m.cfg.External != nil {
 		err = m.cfg.External.explain(err)
@@ -402,14 +429,16 @@ func (m *Member) quorumLost(op string) error {
 	if why == nil {
 		why = m.cfg.External.explain(context.DeadlineExceeded)
 	}
-	return &sigma.Error{Op: op, Kind: sigma.KindUnavailable, Msg: "quorum is lost, so names can be neither read nor changed: " + why.Error(), Hint: sigma.HintOf(why)}
+	return &sigma.Error{Op: op, Kind: sigma.KindUnavailable,
+		Msg: "quorum is lost, so names can be neither read nor changed: " + why.Error(), Hint: sigma.HintOf(why)}
 }
 
 // externalMembers are the control machines, in order of name.
 func (l *leadership) externalMembers(ctx context.Context) (out []sigmap.NamesMember, err error) {
 	r, err := l.store.client.Get(ctx, memberPrefix, clientv3.WithPrefix(), clientv3.WithKeysOnly())
 	if err != nil {
-		return nil, &sigma.Error{Op: "named.members", Kind: sigma.KindUnavailable, Msg: "the store of names does not answer", Err: err}
+		return nil, &sigma.Error{Op: "named.members", Kind: sigma.KindUnavailable,
+			Msg: "the store of names does not answer", Err: err}
 	}
 	for _, kv := range r.Kvs {
 		machine := sigma.MachineID(strings.TrimPrefix(string(kv.Key), memberPrefix))
@@ -424,14 +453,18 @@ func (l *leadership) addExternal(ctx context.Context, machine sigma.MachineID) (
 	x := l.m.cfg.External
 	for _, m := range x.Members {
 		if at, err := netip.ParseAddrPort(m.Address); err == nil && at.Addr().IsLoopback() {
-			return "", &sigma.Error{Op: op, Kind: sigma.KindUnsupported, Msg: fmt.Sprintf("the names are in an etcd at %s, which other machines cannot reach", m.Name), Hint: "give it an address of a network, and sigma up that one with --etcd"}
+			return "", &sigma.Error{Op: op, Kind: sigma.KindUnsupported,
+				Msg:  fmt.Sprintf("the names are in an etcd at %s, which other machines cannot reach", m.Name),
+				Hint: "give it an address of a network, and sigma up that one with --etcd"}
 		}
 	}
 	ms, err := l.externalMembers(ctx)
 	if err != nil {
 		return "", err
 	}
-	if len(ms) >= membersMax && !slices.ContainsFunc(ms, func(m sigmap.NamesMember) bool { return m.Machine == machine }) {
+	if len(ms) >= membersMax && !slices.ContainsFunc(ms, func(m sigmap.NamesMember) bool {
+		return m.Machine == machine
+	}) {
 		return "", sigma.Errorf(op, sigma.KindBusy, "%d machines keep the names already", membersMax)
 	}
 	if err := l.writeMark(ctx, op, clientv3.OpPut(memberPrefix+string(machine), "")); err != nil {

@@ -83,7 +83,8 @@ func (o *operators) stop() {
 	o.close()
 }
 
-// close waits for requests under way: a compaction that its client has left would find the store closed, and etcd does not expect that.
+// close waits for requests under way: a compaction that its client has left would find the store
+// closed, and etcd does not expect that.
 func (o *operators) close() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -95,7 +96,8 @@ func (o *operators) close() {
 
 // external has one name for it whatever its port is.
 func (o *operators) external() *External {
-	return &External{Etcd: sigmap.Etcd{Members: []sigmap.EtcdMember{{Name: "localhost:2379", Address: "192.0.2.1:2379"}}}, Dial: func(ctx context.Context, name string) (net.Conn, error) {
+	return &External{Etcd: sigmap.Etcd{Members: []sigmap.EtcdMember{{Name: "localhost:2379",
+		Address: "192.0.2.1:2379"}}}, Dial: func(ctx context.Context, name string) (net.Conn, error) {
 		o.mu.Lock()
 		defer o.mu.Unlock()
 		if name != "localhost:2379" || o.address == "" {
@@ -110,7 +112,8 @@ func externalMember(t testing.TB, dir string, machine sigma.MachineID, x *Extern
 	t.Helper()
 	timing := DefaultTiming()
 	timing.Quorum = time.Second
-	m, err := OpenMember(MemberConfig{Config: Config{Dir: dir, Log: slog.New(slog.NewTextHandler(logWriter{t}, nil))}, Machine: machine, Timing: timing, External: x})
+	m, err := OpenMember(MemberConfig{Config: Config{Dir: dir, Log: slog.New(slog.NewTextHandler(logWriter{t}, nil))},
+		Machine: machine, Timing: timing, External: x})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -151,7 +154,8 @@ func name(t testing.TB, m *Member, path, value string) string {
 	}
 }
 
-// The names are in an operator's etcd, and nothing of them is here; when it is away it is as when quorum is lost.
+// The names are in an operator's etcd, and nothing of them is here; when it is away it is as when
+// quorum is lost.
 func TestExternal(t *testing.T) {
 	o := operatorsEtcd(t, nil)
 	dir := t.TempDir()
@@ -211,15 +215,19 @@ func TestExternalShared(t *testing.T) {
 		t.Fatal(err)
 	}
 	x2 := o.external()
-	if err := json.Unmarshal([]byte(strings.TrimPrefix(text, sigmap.EtcdPrefix)), &x2.Etcd); err != nil || x2.System == "" {
+	if err := json.Unmarshal([]byte(strings.TrimPrefix(text, sigmap.EtcdPrefix)), &x2.Etcd); err != nil ||
+		x2.System == "" {
 		t.Fatalf("%q: %v", text, err)
 	}
 	m2, stop2 := externalMember(t, t.TempDir(), "m2", x2)
-	if _, err := m2.Attach(t.Context(), sigma.Principal{Realm: testRealm}, ""); err == nil || !strings.Contains(err.Error(), "m1 leads") {
+	if _, err := m2.Attach(t.Context(), sigma.Principal{Realm: testRealm}, ""); err == nil ||
+		!strings.Contains(err.Error(), "m1 leads") {
 		t.Fatalf("the second: %v", err)
 	}
 	var ms []sigmap.NamesMember
-	if err := ask(t, m1, sigmap.CallMembers, nil, func(c *sigmap.Coder) { c.NamesMembers(&ms) }); err != nil || len(ms) != 2 || !ms[0].Leads || ms[1].Leads {
+	if err := ask(t, m1, sigmap.CallMembers, nil, func(c *sigmap.Coder) {
+		c.NamesMembers(&ms)
+	}); err != nil || len(ms) != 2 || !ms[0].Leads || ms[1].Leads {
 		t.Fatalf("members are %+v: %v", ms, err)
 	}
 	stop1()
@@ -252,7 +260,9 @@ func (o *operators) admin() *clientv3.Client {
 	return c
 }
 
-// An etcd that others filled, until it raised its alarm: reads go on, of realms too that nobody has used lately, and nobody takes over; changes are refused and say why. Who leads may be lost meanwhile: another leads when there is room.
+// An etcd that others filled, until it raised its alarm: reads go on, of realms too that nobody has
+// used lately, and nobody takes over; changes are refused and say why. Who leads may be lost
+// meanwhile: another leads when there is room.
 func TestExternalFull(t *testing.T) {
 	o := operatorsEtcd(t, func(c *embed.Config) { c.QuotaBackendBytes = 64 << 20 })
 	dir := t.TempDir()
@@ -271,7 +281,8 @@ func TestExternalFull(t *testing.T) {
 
 	admin, junk := o.admin(), strings.Repeat("x", 1<<20)
 	for i, err := 0, error(nil); !errors.Is(err, rpctypes.ErrNoSpace); i++ {
-		if _, err = admin.Put(t.Context(), fmt.Sprint("junk", i), junk); err != nil && !errors.Is(err, rpctypes.ErrNoSpace) || i > 100 {
+		if _, err = admin.Put(t.Context(), fmt.Sprint("junk", i), junk); err != nil &&
+			!errors.Is(err, rpctypes.ErrNoSpace) || i > 100 {
 			t.Fatal(i, err)
 		}
 	}
@@ -306,11 +317,13 @@ func TestExternalFull(t *testing.T) {
 			t.Errorf("%s in a full store: %v (%s)", what, err, sigma.HintOf(err))
 		}
 	}
-	if err := ProbeExternal(t.Context(), dir, o.external()); sigma.KindOf(err) != sigma.KindNoSpace || !strings.Contains(sigma.HintOf(err), "alarm disarm") {
+	if err := ProbeExternal(t.Context(), dir, o.external()); sigma.KindOf(err) != sigma.KindNoSpace ||
+		!strings.Contains(sigma.HintOf(err), "alarm disarm") {
 		t.Errorf("up with a full etcd: %v", err)
 	}
 	beats()
-	if _, err := m2.Attach(t.Context(), sigma.Principal{Realm: testRealm}, ""); err == nil || !strings.Contains(err.Error(), "m1 leads") {
+	if _, err := m2.Attach(t.Context(), sigma.Principal{Realm: testRealm}, ""); err == nil ||
+		!strings.Contains(err.Error(), "m1 leads") {
 		t.Errorf("the second: %v", err)
 	}
 	stop() // without being able to hand over
@@ -334,7 +347,8 @@ func TestExternalFull(t *testing.T) {
 	}
 }
 
-// What a realm's programs write does not fill an etcd that tells its quota: they are refused before, removals are taken, and what they free is used. There is no alarm.
+// What a realm's programs write does not fill an etcd that tells its quota: they are refused
+// before, removals are taken, and what they free is used. There is no alarm.
 func TestExternalReserve(t *testing.T) {
 	if testing.Short() {
 		t.Skip("writes 100 MB")
@@ -360,14 +374,19 @@ func TestExternalReserve(t *testing.T) {
 			t.Fatalf("removal %d: %v", i, err)
 		}
 	}
-	if file := o.server.Server.Backend().Size(); file > 56<<20 { // it grew on a slow host, for want of free pages that suit: the operator's part
+	if file :=
+		o.server.Server.Backend().Size(); file > 56<<20 {
+		// it grew on a slow host, for want of free pages that suit: the operator's part
 		if err := o.server.Server.Backend().Defrag(); err != nil {
 			t.Fatal(err)
 		}
 	}
 	eventually(t, "there is room after all was removed", func() bool {
 		_, _, err := root.Put(t.Context(), []string{"again"}, big, sigma.PutOptions{})
-		if err != nil && sigma.KindOf(err) != sigma.KindUnavailable { // etcd stands still while it is defragmented, on a slow host for longer than a leader waits
+		if err != nil &&
+			sigma.KindOf(err) != sigma.KindUnavailable {
+			// etcd stands still while it is defragmented, on a slow host for longer than a leader
+			// waits
 			wantKind(t, err, sigma.KindNoSpace)
 		}
 		return err == nil
@@ -377,7 +396,9 @@ func TestExternalReserve(t *testing.T) {
 	}
 }
 
-// Another's names that come into a running system's etcd, as when its data were lost and a machine of the same name began there anew, are neither read nor changed. When its own are back so is the system.
+// Another's names that come into a running system's etcd, as when its data were lost and a machine
+// of the same name began there anew, are neither read nor changed. When its own are back so is the
+// system.
 func TestExternalReplaced(t *testing.T) {
 	o, other := operatorsEtcd(t, nil), operatorsEtcd(t, nil)
 	realm := testRealm
@@ -415,7 +436,8 @@ func awaitRefusal(t *testing.T, m *Member, says string) {
 	t.Helper()
 	for end := time.Now().Add(30 * time.Second); ; {
 		_, err := m.Attach(t.Context(), sigma.Principal{Realm: testRealm}, "")
-		if err != nil && sigma.KindOf(err) == sigma.KindUnavailable && strings.Contains(err.Error(), "quorum is lost") && strings.Contains(err.Error(), says) {
+		if err != nil && sigma.KindOf(err) == sigma.KindUnavailable &&
+			strings.Contains(err.Error(), "quorum is lost") && strings.Contains(err.Error(), says) {
 			return
 		}
 		if time.Now().After(end) {
@@ -435,7 +457,8 @@ func TestExternalRefused(t *testing.T) {
 	stop()
 	refused := func(what string, dir string, x *External, kind sigma.Kind, says string) {
 		t.Helper()
-		if err := ProbeExternal(t.Context(), dir, x); err == nil || sigma.KindOf(err) != kind || !strings.Contains(err.Error()+sigma.HintOf(err), says) {
+		if err := ProbeExternal(t.Context(), dir, x); err == nil || sigma.KindOf(err) != kind ||
+			!strings.Contains(err.Error()+sigma.HintOf(err), says) {
 			t.Errorf("%s: %v (%s)", what, err, sigma.HintOf(err))
 		}
 	}
@@ -452,7 +475,9 @@ func TestExternalRefused(t *testing.T) {
 	refused("narrow limits", t.TempDir(), operatorsEtcd(t, func(c *embed.Config) {
 		c.MaxTxnOps, c.MaxRequestBytes = embed.DefaultMaxTxnOps, embed.DefaultMaxRequestBytes
 	}).external(), sigma.KindUnsupported, "--max-txn-ops")
-	refused("small requests", t.TempDir(), operatorsEtcd(t, func(c *embed.Config) { c.MaxRequestBytes = embed.DefaultMaxRequestBytes }).external(), sigma.KindUnsupported, "--max-request-bytes")
+	refused("small requests", t.TempDir(), operatorsEtcd(t, func(c *embed.Config) {
+		c.MaxRequestBytes = embed.DefaultMaxRequestBytes
+	}).external(), sigma.KindUnsupported, "--max-request-bytes")
 	own := t.TempDir()
 	if err := os.Mkdir(filepath.Join(own, etcdDir), 0o700); err != nil {
 		t.Fatal(err)
@@ -483,7 +508,8 @@ func TestExternalRefused(t *testing.T) {
 func TestExternalCertificates(t *testing.T) {
 	right, wrong := newAuthorityFiles(t), newAuthorityFiles(t)
 	o := operatorsEtcd(t, func(c *embed.Config) {
-		c.ClientTLSInfo = transport.TLSInfo{CertFile: right.cert, KeyFile: right.key, TrustedCAFile: right.ca, ClientCertAuth: true}
+		c.ClientTLSInfo = transport.TLSInfo{CertFile: right.cert, KeyFile: right.key, TrustedCAFile: right.ca,
+			ClientCertAuth: true}
 	})
 	with := func(ca, pair *authorityFiles) *External {
 		x := o.external()
@@ -496,12 +522,14 @@ func TestExternalCertificates(t *testing.T) {
 	if err := ProbeExternal(t.Context(), t.TempDir(), with(right, right)); err != nil {
 		t.Error(err)
 	}
-	for what, x := range map[string]*External{"another authority": with(wrong, right), "another's certificate": with(right, wrong), "none": with(right, nil)} {
+	for what, x := range map[string]*External{"another authority": with(wrong, right),
+		"another's certificate": with(right, wrong), "none": with(right, nil)} {
 		if err := ProbeExternal(t.Context(), t.TempDir(), x); sigma.KindOf(err) != sigma.KindPermission || err == nil {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
-	if err := ProbeExternal(t.Context(), t.TempDir(), o.external()); sigma.KindOf(err) != sigma.KindUnavailable || err == nil {
+	if err := ProbeExternal(t.Context(), t.TempDir(), o.external()); sigma.KindOf(err) != sigma.KindUnavailable ||
+		err == nil {
 		t.Errorf("no TLS: %v", err)
 	}
 }
@@ -538,10 +566,14 @@ func newAuthorityFiles(t testing.TB) *authorityFiles {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ca := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "ca"}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}
+	ca := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "ca"},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), IsCA: true,
+		BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}
 	der, err := x509.CreateCertificate(rand.Reader, ca, ca, key.Public(), key)
 	write(a.ca, "CERTIFICATE", der, err)
-	leaf := &x509.Certificate{SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "leaf"}, NotBefore: ca.NotBefore, NotAfter: ca.NotAfter, DNSNames: []string{"localhost"}, KeyUsage: x509.KeyUsageDigitalSignature,
+	leaf := &x509.Certificate{SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "leaf"},
+		NotBefore: ca.NotBefore, NotAfter: ca.NotAfter, DNSNames: []string{"localhost"},
+		KeyUsage:    x509.KeyUsageDigitalSignature,
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}}
 	der, err = x509.CreateCertificate(rand.Reader, leaf, ca, key.Public(), key)
 	write(a.cert, "CERTIFICATE", der, err)

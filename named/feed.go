@@ -12,18 +12,25 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// Machines remember what they read of a realm's names (names/cache). So that they learn of changes, a leader tells them by its feed: the last changes in order, from which each machine takes those that it has
-// not seen yet by a call that waits for some (long poll). No change waits for a machine. A machine that has not been answered for its lease uses nothing that it remembers, and an answer speaks for the time at which
-// it was asked for, when this leader had its authority; so nobody but a machine that is cut off needs a clock.
+// Machines remember what they read of a realm's names (names/cache). So that they learn of changes,
+// a leader tells them by its feed: the last changes in order, from which each machine takes those
+// that it has not seen yet by a call that waits for some (long poll). No change waits for a
+// machine. A machine that has not been answered for its lease uses nothing that it remembers, and
+// an answer speaks for the time at which it was asked for, when this leader had its authority; so
+// nobody but a machine that is cut off needs a clock.
 //
-// A realm for which nobody polls keeps no changes. A feed that cannot tell what has changed since says so, and all is forgotten: after another leader has begun, after more changes than feedMax, after a pause.
+// A realm for which nobody polls keeps no changes. A feed that cannot tell what has changed since
+// says so, and all is forgotten: after another leader has begun, after more changes than feedMax,
+// after a pause.
 
 const (
-	// feedMax bounds the changes that are kept of one realm: a second of many, since a machine that is slower has to forget more than it would save.
+	// feedMax bounds the changes that are kept of one realm: a second of many, since a machine that
+	// is slower has to forget more than it would save.
 	feedMax = 8192
 	// feedIdle is after how long without a poll the changes are not kept any more.
 	feedIdle = 5 * time.Second
-	// feedWaitMax bounds how long a poll waits. A machine that wants to know that it is not cut off asks for less.
+	// feedWaitMax bounds how long a poll waits. A machine that wants to know that it is not cut off
+	// asks for less.
 	feedWaitMax = 10 * time.Second
 	// feedRoom is how many bytes of changes one answer may have.
 	feedRoom = sigmap.DataMax - 256
@@ -43,7 +50,8 @@ type feed struct {
 
 func newFeed() feed { return feed{number: rand.Uint64() | 1} }
 
-// changesOf lists what a step changes, for those who know how it was before. It is called before the step is merged.
+// changesOf lists what a step changes, for those who know how it was before. It is called before
+// the step is merged.
 func changesOf(t *tree, s *step) []sigmap.NamesChange {
 	at := sigma.Version(s.rec.seq)
 	var out []sigmap.NamesChange
@@ -52,13 +60,15 @@ func changesOf(t *tree, s *step) []sigmap.NamesChange {
 		switch {
 		case old == nil: // it is new: its directory and its name tell
 		case n == nil:
-			out = append(out, sigmap.NamesChange{Kind: sigmap.NodeGone, At: at, Node: sigmap.NamesNode{Parent: old.parent, Stat: sigma.Stat{ID: sigma.FileID{Path: id}}}})
+			out = append(out, sigmap.NamesChange{Kind: sigmap.NodeGone, At: at,
+				Node: sigmap.NamesNode{Parent: old.parent, Stat: sigma.Stat{ID: sigma.FileID{Path: id}}}})
 		default:
 			out = append(out, sigmap.NamesChange{Kind: sigmap.NodeChanged, At: at, Node: n.described()})
 		}
 	}
 	for e, id := range s.names {
-		out = append(out, sigmap.NamesChange{Kind: sigmap.EntryChanged, At: at, Node: sigmap.NamesNode{Parent: e.dir, Stat: sigma.Stat{Name: e.name, ID: sigma.FileID{Path: id}}}})
+		out = append(out, sigmap.NamesChange{Kind: sigmap.EntryChanged, At: at, Node: sigmap.NamesNode{Parent: e.dir,
+			Stat: sigma.Stat{Name: e.name, ID: sigma.FileID{Path: id}}}})
 	}
 	return out
 }
@@ -246,7 +256,8 @@ func (f *file) callFeed(ctx context.Context, payload []byte) ([]byte, error) {
 	}
 }
 
-// lookMaxData bounds the content that a look answers with, so that the files along the longest path fit beside it.
+// lookMaxData bounds the content that a look answers with, so that the files along the longest path
+// fit beside it.
 const lookMaxData = 32 << 10
 
 func (f *file) callLook(ctx context.Context, payload []byte) ([]byte, error) {

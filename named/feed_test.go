@@ -38,7 +38,9 @@ func call(t testing.TB, f *file, method string, ask, answer func(*sigmap.Coder))
 
 func pollFeed(t testing.TB, f *file, p sigmap.NamesPoll) (a sigmap.NamesFeed) {
 	t.Helper()
-	if err := call(t, f, sigmap.CallFeed, func(c *sigmap.Coder) { c.NamesPoll(&p) }, func(c *sigmap.Coder) { c.NamesFeed(&a) }); err != nil {
+	if err := call(t, f, sigmap.CallFeed, func(c *sigmap.Coder) {
+		c.NamesPoll(&p)
+	}, func(c *sigmap.Coder) { c.NamesFeed(&a) }); err != nil {
 		t.Fatal(err)
 	}
 	return a
@@ -114,12 +116,14 @@ func TestFeed(t *testing.T) {
 	since = a.At
 	next(`"" is dir of 0 bytes, "e" leads to false, one is gone`) // when its lease is over
 
-	for _, p := range []sigmap.NamesPoll{{Number: first.Number + 2, Since: since}, {Number: first.Number, Since: since + 100}, {Number: first.Number, Since: first.At - 1}} {
+	for _, p := range []sigmap.NamesPoll{{Number: first.Number + 2, Since: since},
+		{Number: first.Number, Since: since + 100}, {Number: first.Number, Since: first.At - 1}} {
 		if a := pollFeed(t, root, p); !a.Reset {
 			t.Errorf("%+v was answered %+v", p, a)
 		}
 	}
-	if a := pollFeed(t, root, sigmap.NamesPoll{Number: first.Number, Since: since}); a.Reset || a.At != since || len(a.Changes) > 0 {
+	if a := pollFeed(t, root, sigmap.NamesPoll{Number: first.Number, Since: since}); a.Reset || a.At != since ||
+		len(a.Changes) > 0 {
 		t.Errorf("when there was nothing to tell, the answer was %+v", a)
 	}
 }
@@ -135,7 +139,8 @@ func TestFeedOverflow(t *testing.T) {
 	}
 	made := func(n int) {
 		for i := range n {
-			if _, _, err := root.Put(t.Context(), []string{fmt.Sprint(i, strings.Repeat("n", 200))}, nil, sigma.PutOptions{Lease: lease}); err != nil {
+			if _, _, err := root.Put(t.Context(), []string{fmt.Sprint(i, strings.Repeat("n", 200))}, nil,
+				sigma.PutOptions{Lease: lease}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -166,7 +171,8 @@ func TestFeedOverflow(t *testing.T) {
 		t.Errorf("%d changes came in one answer", len(a.Changes))
 	}
 	put(t, root, "x", "") // goes on from there
-	if got := printChanges(pollFeed(t, root, sigmap.NamesPoll{Number: a.Number, Since: a.At})); got != `"" is dir of 0 bytes, "x" leads to true` {
+	if got := printChanges(pollFeed(t, root, sigmap.NamesPoll{Number: a.Number,
+		Since: a.At})); got != `"" is dir of 0 bytes, "x" leads to true` {
 		t.Errorf("afterwards: %s", got)
 	}
 	l := root.slot.current.Load()
@@ -200,7 +206,8 @@ func TestFeedIdle(t *testing.T) {
 			time.Sleep(3 * feedIdle / 2) // of the bubble's clock
 			put(t, root, "b", "")
 		}()
-		a := pollFeed(t, root, sigmap.NamesPoll{Number: first.Number, Since: first.At, Wait: 2 * uint32(feedIdle.Milliseconds())})
+		a := pollFeed(t, root, sigmap.NamesPoll{Number: first.Number, Since: first.At,
+			Wait: 2 * uint32(feedIdle.Milliseconds())})
 		if len(a.Changes) == 0 {
 			t.Error("who waited was not told")
 		}
@@ -240,12 +247,16 @@ func TestLook(t *testing.T) {
 		why   sigma.Kind
 		data  string
 	}{
-		{"d f", 100, 3, sigma.KindOther, "hello"}, {"d f", 4, 3, sigma.KindOther, "-"}, {"d", 100, 2, sigma.KindOther, "-"}, {"d g h", 100, 2, sigma.KindNotFound, "-"},
-		{"d f x", 100, 3, sigma.KindNotDir, "hello"}, {"l", 100, 2, sigma.KindOther, "/d"}, {"l f", 100, 2, sigma.KindNotDir, "/d"},
+		{"d f", 100, 3, sigma.KindOther, "hello"}, {"d f", 4, 3, sigma.KindOther, "-"}, {"d", 100, 2, sigma.KindOther,
+			"-"}, {"d g h", 100, 2, sigma.KindNotFound, "-"},
+		{"d f x", 100, 3, sigma.KindNotDir, "hello"}, {"l", 100, 2, sigma.KindOther, "/d"},
+		{"l f", 100, 2, sigma.KindNotDir, "/d"},
 	} {
 		q := sigmap.NamesLook{From: root.id, Names: strings.Fields(c.names), Max: c.max}
 		var got sigmap.NamesFound
-		err := call(t, root, sigmap.CallLook, func(e *sigmap.Coder) { e.NamesLook(&q) }, func(d *sigmap.Coder) { d.NamesFound(&got) })
+		err := call(t, root, sigmap.CallLook, func(e *sigmap.Coder) {
+			e.NamesLook(&q)
+		}, func(d *sigmap.Coder) { d.NamesFound(&got) })
 		data := "-"
 		if got.HasData {
 			data = string(got.Data)
@@ -256,7 +267,10 @@ func TestLook(t *testing.T) {
 	}
 	q := sigmap.NamesLookDir{Dir: root.id, Max: 1}
 	var got sigmap.NamesListing
-	if err := call(t, root, sigmap.CallLookDir, func(e *sigmap.Coder) { e.NamesLookDir(&q) }, func(d *sigmap.Coder) { d.NamesListing(&got) }); err != nil || len(got.Entries) != 1 || !got.More || got.Entries[0].Name != "d" {
+	if err := call(t, root, sigmap.CallLookDir, func(e *sigmap.Coder) {
+		e.NamesLookDir(&q)
+	}, func(d *sigmap.Coder) { d.NamesListing(&got) }); err != nil || len(got.Entries) != 1 || !got.More ||
+		got.Entries[0].Name != "d" {
 		t.Errorf("a listing: %+v, %v", got, err)
 	}
 }

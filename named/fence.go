@@ -10,8 +10,11 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Fences (000 §3.6). One goroutine orders a realm's changes, so that a request's epoch is compared with the newest known one in the step that applies it, and a newer epoch is noted and stored in that step too: what a
-// deposed leader asks for afterwards, of this named or of the next, is refused. A read is compared under the lock under which it reads; one that brings a newer epoch has it stored before.
+// Fences (000 §3.6). One goroutine orders a realm's changes, so that a request's epoch is compared
+// with the newest known one in the step that applies it, and a newer epoch is noted and stored in
+// that step too: what a deposed leader asks for afterwards, of this named or of the next, is
+// refused. A read is compared under the lock under which it reads; one that brings a newer epoch
+// has it stored before.
 
 func fencePrefix(r sigma.RealmID) string { return "f/" + string(r) + "/" }
 
@@ -45,7 +48,8 @@ func (t *tree) loadFences(ctx context.Context, store Store) error {
 	})
 }
 
-// fencedOp is a mutation that somebody asks for as the leader of an epoch. The epoch is noted even if the mutation is refused.
+// fencedOp is a mutation that somebody asks for as the leader of an epoch. The epoch is noted even
+// if the mutation is refused.
 type fencedOp struct {
 	mutation
 	fence sigma.Fence
@@ -86,7 +90,8 @@ type noOp struct{}
 func (noOp) size() int                    { return 0 }
 func (noOp) apply(*step, time.Time) reply { return reply{} }
 
-// checkFence is fence.Epochs.Check with what the step raised before. A step may go beyond the number of fences by what it holds.
+// checkFence is fence.Epochs.Check with what the step raised before. A step may go beyond the
+// number of fences by what it holds.
 func (s *step) checkFence(f sigma.Fence) (newer bool, err error) {
 	if known := s.raised[f.Name]; known > 0 && f.Epoch <= known {
 		if f.Epoch < known && f.Epoch > 0 {
@@ -115,7 +120,8 @@ func (t *tree) mergeFences(s *step) {
 	}
 }
 
-// deposedLocked ends the waiting of requests of older epochs, with l.mu held; l.raised is closed for watches.
+// deposedLocked ends the waiting of requests of older epochs, with l.mu held; l.raised is closed
+// for watches.
 func (l *leader) deposedLocked(s *step) {
 	if len(s.raised) > 0 {
 		close(l.raised)

@@ -17,7 +17,8 @@ func fencedAt(t testing.TB, name string, epoch sigma.Epoch) context.Context {
 	return sigma.WithFence(t.Context(), sigma.Fence{Name: name, Epoch: epoch})
 }
 
-// TestFencesStored: an epoch of which named learned only by a request, which was a read or failed, is known to the next named; the realm's end is theirs.
+// TestFencesStored: an epoch of which named learned only by a request, which was a read or failed,
+// is known to the next named; the realm's end is theirs.
 func TestFencesStored(t *testing.T) {
 	store := newMemStore()
 	s, stop := serve(t, Config{Store: store})
@@ -36,7 +37,8 @@ func TestFencesStored(t *testing.T) {
 		_, err := root.Stat(ctx)
 		wantKind(t, err, sigma.KindStale)
 	}
-	for _, ctx := range []context.Context{fencedAt(t, "/leader", 3), fencedAt(t, "/with/slashes\x00\xff", 8), t.Context()} {
+	for _, ctx := range []context.Context{fencedAt(t, "/leader", 3), fencedAt(t, "/with/slashes\x00\xff", 8),
+		t.Context()} {
 		if err := errors.Join(root.Mkdir(ctx, "d", 0o777), root.Remove(ctx, "d")); err != nil {
 			t.Error(err)
 		}
@@ -49,7 +51,8 @@ func TestFencesStored(t *testing.T) {
 	}
 }
 
-// TestFenceNotStored: a read of a newer epoch is not answered before that is stored, and an older one not after.
+// TestFenceNotStored: a read of a newer epoch is not answered before that is stored, and an older
+// one not after.
 func TestFenceNotStored(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newMemStore()
@@ -96,7 +99,8 @@ func next(elected <-chan string) string {
 	}
 }
 
-// TestWaitInOrder: who waits for a name gets it in the order of coming; those who gave up or lost their lease are passed over, those who do not wait may come in between, and a removal in the same
+// TestWaitInOrder: who waits for a name gets it in the order of coming; those who gave up or lost
+// their lease are passed over, those who do not wait may come in between, and a removal in the same
 // transaction as the coming of another gives that one no advantage.
 func TestWaitInOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -146,7 +150,8 @@ func TestWaitInOrder(t *testing.T) {
 			}
 		}
 		remove("a", "unleased: not found")
-		// While a step is being stored a removal, a newcomer and one who does not wait gather to one step.
+		// While a step is being stored a removal, a newcomer and one who does not wait gather to
+		// one step.
 		store.gate = make(chan struct{})
 		go root.Mkdir(t.Context(), "d", 0o777)
 		synctest.Wait()
@@ -162,7 +167,8 @@ func TestWaitInOrder(t *testing.T) {
 				t.Errorf("got %q, want %q", who, want)
 			}
 		}
-		// Somebody who does not wait makes the name in the step that frees it: c and d go on waiting.
+		// Somebody who does not wait makes the name in the step that frees it: c and d go on
+		// waiting.
 		store.gate = make(chan struct{})
 		go root.Mkdir(t.Context(), "e", 0o777)
 		synctest.Wait()
@@ -229,7 +235,8 @@ func TestWaitOverRestart(t *testing.T) {
 	})
 }
 
-// TestWaitDeposed: who waits as a leader of an older epoch is told as soon as there is a newer one; the others keep their places.
+// TestWaitDeposed: who waits as a leader of an older epoch is told as soon as there is a newer one;
+// the others keep their places.
 func TestWaitDeposed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, stop := serve(t, Config{Store: newMemStore()})

@@ -11,7 +11,8 @@ import (
 	"sigmaos.dev/treekit"
 )
 
-// file is a handle. It knows its file by id, so it follows renames and outlives the leader that answered it first.
+// file is a handle. It knows its file by id, so it follows renames and outlives the leader that
+// answered it first.
 type file struct {
 	slot *slot
 	id   uint64
@@ -45,7 +46,8 @@ var (
 // walkMax bounds the names of one walk: no path has more.
 const walkMax = sigma.PathMax / 2
 
-// leaderTries bounds how often a request goes on with the next leader. Each try means that the store failed the one before.
+// leaderTries bounds how often a request goes on with the next leader. Each try means that the
+// store failed the one before.
 const leaderTries = 4
 
 // mutate has m applied by the realm's leader.
@@ -156,7 +158,8 @@ func (f *file) FileID() sigma.FileID { return sigma.FileID{Path: f.id} }
 func (f *file) Find(ctx context.Context, path uint64) (sigma.File, error) {
 	const op = "named.Find"
 	if !f.root || !f.system {
-		return nil, sigma.Errorf(op, sigma.KindPermission, "files are taken up by their ids by sigmad only, at the root of a realm")
+		return nil, sigma.Errorf(op, sigma.KindPermission,
+			"files are taken up by their ids by sigmad only, at the root of a realm")
 	}
 	err := f.read(ctx, func(t *tree) error {
 		if t.node(path) == nil && !sigma.OnceOf(ctx).Again {
@@ -182,7 +185,8 @@ func (f *file) Stat(ctx context.Context) (sigma.Stat, error) {
 }
 
 func (f *file) SetStat(ctx context.Context, c sigma.StatChange) error {
-	// The change is copied, since the caller may use its memory again when ctx ends before the change is applied.
+	// The change is copied, since the caller may use its memory again when ctx ends before the
+	// change is applied.
 	own := sigma.StatChange{Perm: clone(c.Perm), Size: clone(c.Size), Modified: clone(c.Modified)}
 	by := f.by
 	if f.opened && !f.dir && writes(f.flags) {
@@ -231,7 +235,8 @@ func (f *file) Open(ctx context.Context, flags sigma.OpenFlags) error {
 func (f *file) openFile(ctx context.Context, flags sigma.OpenFlags, n *node) error {
 	const op = "named.Open"
 	if n.isLink() {
-		return &sigma.Error{Op: op, Path: n.name, Kind: sigma.KindInvalid, Msg: "the file is a " + n.kind.String(), Hint: "use ReadLink"}
+		return &sigma.Error{Op: op, Path: n.name, Kind: sigma.KindInvalid, Msg: "the file is a " + n.kind.String(),
+			Hint: "use ReadLink"}
 	}
 	if err := f.by.may(op, n, treekit.Opening(flags)); err != nil {
 		return err
@@ -242,7 +247,8 @@ func (f *file) openFile(ctx context.Context, flags sigma.OpenFlags, n *node) err
 	return nil
 }
 
-// remember keeps the cell of a file that was just opened; if it is gone already there is nothing to keep.
+// remember keeps the cell of a file that was just opened; if it is gone already there is nothing to
+// keep.
 func (f *file) remember(ctx context.Context) {
 	f.read(ctx, func(t *tree) error {
 		f.last.Store(t.cells[f.id])
@@ -258,7 +264,8 @@ func (f *file) Create(ctx context.Context, name string, flags sigma.OpenFlags, p
 	if flags&^flagsKnown != 0 {
 		return nil, sigma.Errorf(op, sigma.KindInvalid, "unknown open flags %#x", uint32(flags))
 	}
-	rep := f.mutate(ctx, createOp{dir: f.id, name: name, kind: sigma.KindFile, perm: perm, open: flags&sigma.OpenExclusive == 0,
+	rep := f.mutate(ctx, createOp{dir: f.id, name: name, kind: sigma.KindFile, perm: perm,
+		open:     flags&sigma.OpenExclusive == 0,
 		truncate: flags&sigma.OpenTruncate != 0, needs: treekit.Opening(flags), by: f.by})
 	if rep.err != nil {
 		return nil, rep.err
@@ -268,7 +275,8 @@ func (f *file) Create(ctx context.Context, name string, flags sigma.OpenFlags, p
 	return made, nil
 }
 
-// Reading is what OpenRead, the zero value, allows, and OpenReadWrite; writing what the others allow.
+// Reading is what OpenRead, the zero value, allows, and OpenReadWrite; writing what the others
+// allow.
 func reads(f sigma.OpenFlags) bool { return f&sigma.OpenWrite == 0 || f&sigma.OpenReadWrite != 0 }
 func writes(f sigma.OpenFlags) bool {
 	return f&(sigma.OpenWrite|sigma.OpenReadWrite|sigma.OpenAppend) != 0
@@ -356,7 +364,8 @@ func (f *file) WriteAtIf(ctx context.Context, p []byte, offset uint64, v sigma.V
 	if len(p) > FileMax {
 		return 0, 0, tooBig(op, "", saturate(offset, len(p)))
 	}
-	rep := f.mutate(ctx, writeOp{id: f.id, offset: offset, atEnd: f.flags&sigma.OpenAppend != 0, ifVersion: v, data: bytes.Clone(p)})
+	rep := f.mutate(ctx, writeOp{id: f.id, offset: offset, atEnd: f.flags&sigma.OpenAppend != 0, ifVersion: v,
+		data: bytes.Clone(p)})
 	if rep.err != nil {
 		return 0, 0, rep.err
 	}
@@ -366,7 +375,8 @@ func (f *file) WriteAtIf(ctx context.Context, p []byte, offset uint64, v sigma.V
 // listMax bounds one answer of ReadDir. The server kit has limits of its own.
 const listMax = 4096
 
-func (f *file) ReadDir(ctx context.Context, cookie uint64, most int) (entries []sigma.DirEntry, next uint64, more bool, err error) {
+func (f *file) ReadDir(ctx context.Context, cookie uint64, most int) (entries []sigma.DirEntry, next uint64, more bool,
+	err error) {
 	const op = "named.ReadDir"
 	if !f.opened {
 		return nil, 0, false, sigma.Errorf(op, sigma.KindInvalid, "the directory is not open")
@@ -397,7 +407,8 @@ func (f *file) Symlink(ctx context.Context, name, target string) error {
 	if err := checkTarget("named.Symlink", target); err != nil {
 		return err
 	}
-	return f.mutate(ctx, createOp{dir: f.id, name: name, kind: sigma.KindSymlink, perm: 0o777, data: []byte(target), by: f.by}).err
+	return f.mutate(ctx, createOp{dir: f.id, name: name, kind: sigma.KindSymlink, perm: 0o777, data: []byte(target),
+		by: f.by}).err
 }
 
 func (f *file) ReadLink(ctx context.Context) (string, error) {
@@ -434,10 +445,12 @@ func (f *file) Close() {
 	f.last.Store(nil)
 }
 
-func (f *file) Get(ctx context.Context, names []string, offset uint64, count int) (sigma.GetResult, *sigma.Stopped, error) {
+func (f *file) Get(ctx context.Context, names []string, offset uint64, count int) (sigma.GetResult, *sigma.Stopped,
+	error) {
 	const op = "named.Get"
 	if count < 0 || len(names) > walkMax {
-		return sigma.GetResult{}, nil, sigma.Errorf(op, sigma.KindInvalid, "a negative count, or more names than any path has")
+		return sigma.GetResult{}, nil, sigma.Errorf(op, sigma.KindInvalid,
+			"a negative count, or more names than any path has")
 	}
 	var n *node
 	var stopped *sigma.Stopped
@@ -473,7 +486,8 @@ func (f *file) Get(ctx context.Context, names []string, offset uint64, count int
 	return r, nil, nil
 }
 
-func (f *file) Put(ctx context.Context, names []string, data []byte, o sigma.PutOptions) (sigma.FileID, *sigma.Stopped, error) {
+func (f *file) Put(ctx context.Context, names []string, data []byte, o sigma.PutOptions) (sigma.FileID, *sigma.Stopped,
+	error) {
 	const op = "named.Put"
 	switch {
 	case len(names) > walkMax:
@@ -481,7 +495,8 @@ func (f *file) Put(ctx context.Context, names []string, data []byte, o sigma.Put
 	case len(data) > FileMax:
 		return sigma.FileID{}, nil, tooBig(op, "", uint64(len(data)))
 	}
-	rep := f.mutate(ctx, putOp{from: f.id, names: append([]string(nil), names...), data: bytes.Clone(data), o: o, by: f.by})
+	rep := f.mutate(ctx, putOp{from: f.id, names: append([]string(nil), names...), data: bytes.Clone(data), o: o,
+		by: f.by})
 	return rep.id, rep.stopped, rep.err
 }
 

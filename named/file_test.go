@@ -53,7 +53,8 @@ func TestWalk(t *testing.T) {
 	wantKind(t, err, sigma.KindNotDir)
 
 	r, stopped, err := root.Get(t.Context(), []string{"d", "l", "a"}, 0, 9)
-	if err != nil || stopped == nil || *stopped != (sigma.Stopped{Walked: 2, Kind: sigma.KindSymlink, Target: "/target"}) {
+	if err != nil || stopped == nil || *stopped != (sigma.Stopped{Walked: 2, Kind: sigma.KindSymlink,
+		Target: "/target"}) {
 		t.Errorf("Get through a link: %v, %v, %v", r, stopped, err)
 	}
 	_, stopped, err = walk(t, d, "l").Get(t.Context(), nil, 0, 9)
@@ -166,7 +167,8 @@ func TestSetStat(t *testing.T) {
 		t.Fatal(err)
 	}
 	st, err := f.Stat(t.Context())
-	if err != nil || st.Perm != 0o600 || st.Size != 3 || !st.Modified.Equal(when) || st.Name != "f" || st.ID.Path != id.Path || st.ID.Version <= id.Version {
+	if err != nil || st.Perm != 0o600 || st.Size != 3 || !st.Modified.Equal(when) || st.Name != "f" ||
+		st.ID.Path != id.Path || st.ID.Version <= id.Version {
 		t.Errorf("%+v, %v", st, err)
 	}
 	far := time.Date(5000, 1, 1, 0, 0, 0, 0, time.UTC)

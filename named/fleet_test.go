@@ -8,8 +8,9 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// A leader that is stopped as it stands is replaced, and changes nothing when it goes on; when all members are killed at once and started again, every name that was acknowledged is there, and an ephemeral file whose holder is gone goes too,
-// though nobody but the watcher asks for its realm.
+// A leader that is stopped as it stands is replaced, and changes nothing when it goes on; when all
+// members are killed at once and started again, every name that was acknowledged is there, and an
+// ephemeral file whose holder is gone goes too, though nobody but the watcher asks for its realm.
 func TestFleet(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {

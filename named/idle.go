@@ -8,7 +8,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// A realm that nobody uses costs its slot, some hundred bytes: its tree leaves memory, and is loaded again on use. Watches, leases, feeds and requests that wait are uses.
+// A realm that nobody uses costs its slot, some hundred bytes: its tree leaves memory, and is
+// loaded again on use. Watches, leases, feeds and requests that wait are uses.
 
 // tendRealms lets idle realms go.
 func (s *Server) tendRealms(ctx context.Context) {
@@ -24,7 +25,8 @@ func (s *Server) tendRealms(ctx context.Context) {
 	}
 }
 
-// unloadIdle forgets the trees of realms that nobody has used since it was called last, and says of how many.
+// unloadIdle forgets the trees of realms that nobody has used since it was called last, and says of
+// how many.
 func (s *Server) unloadIdle() (n int) {
 	s.mu.Lock()
 	slots := make([]*slot, 0, len(s.realms))
@@ -40,7 +42,8 @@ func (s *Server) unloadIdle() (n int) {
 	return n
 }
 
-// unload ends the leader of a realm in which nothing goes on. Who has it still reads what was so when they asked, and changes nothing any more.
+// unload ends the leader of a realm in which nothing goes on. Who has it still reads what was so
+// when they asked, and changes nothing any more.
 func (s *slot) unload() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

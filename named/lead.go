@@ -38,9 +38,13 @@ const (
 
 // lead is one term: it returns when that is over, or ctx.
 func (m *Member) lead(ctx context.Context, s *etcdStore, t term) {
-	term, end := context.WithCancel(context.WithoutCancel(ctx)) // what is under way when ctx ends shall be finished before the term is
+	term,
+		end :=
+		context.WithCancel(context.WithoutCancel(
+			ctx)) // what is under way when ctx ends shall be finished before the term is
 	defer end()
-	l := &leadership{m: m, ctx: term, end: end, resigned: make(chan struct{}), changing: make(chan struct{}, 1), expelled: map[sigma.MachineID]bool{}, snapshots: map[uint64]*snapshot{},
+	l := &leadership{m: m, ctx: term, end: end, resigned: make(chan struct{}), changing: make(chan struct{}, 1),
+		expelled: map[sigma.MachineID]bool{}, snapshots: map[uint64]*snapshot{},
 		authority: newAuthority(term.Done(), m.cfg.Timing.Quorum)}
 	l.authority.lost = m.quorumLost
 	l.store = &termStore{etcdStore: s, term: t, ended: term, authority: l.authority}
@@ -99,9 +103,11 @@ func (l *leadership) handOver() {
 	l.end()
 }
 
-// open makes the Server of the term. It holds everything that was acknowledged in terms before: their last writes are before the one that began this term.
+// open makes the Server of the term. It holds everything that was acknowledged in terms before:
+// their last writes are before the one that began this term.
 func (l *leadership) open(ctx context.Context) error {
-	if e := l.store.etcd; e != nil && len(e.Server.Alarms()) > 0 { // as this member knows it, which has applied the beginning of the term
+	if e := l.store.etcd; e != nil &&
+		len(e.Server.Alarms()) > 0 { // as this member knows it, which has applied the beginning of the term
 		if err := l.store.makeRoom(ctx); err != nil {
 			return err
 		}
@@ -128,7 +134,8 @@ func (l *leadership) renew(began time.Time) {
 	}
 }
 
-// beat renews the leader's lease until it learns that the term is over. A store of one member is only looked at.
+// beat renews the leader's lease until it learns that the term is over. A store of one member is
+// only looked at.
 func (l *leadership) beat() {
 	timing, wasFull := l.m.cfg.Timing, false
 	for {
@@ -166,7 +173,8 @@ func (l *leadership) beat() {
 	}
 }
 
-// lookRound says whether there are other members, or somebody adds one just now. If not, this leader may answer without limit.
+// lookRound says whether there are other members, or somebody adds one just now. If not, this
+// leader may answer without limit.
 func (l *leadership) lookRound(now time.Time) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -227,7 +235,8 @@ func (m *Member) publish(l *leadership) {
 	m.changedLocked()
 }
 
-// How long an attach waits while nobody is known to lead, and while this machine leads and does not reach the others.
+// How long an attach waits while nobody is known to lead, and while this machine leads and does not
+// reach the others.
 const (
 	attachMax  = 5 * time.Second
 	attachHold = 1500 * time.Millisecond // as long as the members need to elect a leader
@@ -244,11 +253,13 @@ func (m *Member) leading(ctx context.Context) (*leadership, error) {
 		m.mu.Unlock()
 		switch {
 		case retired:
-			return nil, &sigma.Error{Op: op, Kind: sigma.KindUnavailable, Msg: fmt.Sprintf("machine %s keeps the names no more", m.cfg.Machine)}
+			return nil, &sigma.Error{Op: op, Kind: sigma.KindUnavailable,
+				Msg: fmt.Sprintf("machine %s keeps the names no more", m.cfg.Machine)}
 		case l != nil:
 			return l, nil
 		case leader != "" && leader != m.cfg.Machine:
-			return nil, &sigma.Error{Op: op, Kind: sigma.KindUnavailable, Msg: fmt.Sprintf("named of machine %s leads", leader)}
+			return nil, &sigma.Error{Op: op, Kind: sigma.KindUnavailable, Msg: fmt.Sprintf("named of machine %s leads",
+				leader)}
 		}
 		select {
 		case <-changed:
@@ -256,7 +267,9 @@ func (m *Member) leading(ctx context.Context) (*leadership, error) {
 			if m.cfg.External != nil {
 				return nil, m.quorumLost(op)
 			}
-			return nil, &sigma.Error{Op: op, Kind: sigma.KindUnavailable, Msg: "no named leads now: quorum of the control machines is lost, or is just being found", Hint: "sigma machine ls shows which are there"}
+			return nil, &sigma.Error{Op: op, Kind: sigma.KindUnavailable,
+				Msg:  "no named leads now: quorum of the control machines is lost, or is just being found",
+				Hint: "sigma machine ls shows which are there"}
 		case <-ctx.Done():
 			return nil, sigma.Wrap(op, "", ctx.Err())
 		}
@@ -290,7 +303,8 @@ func (l *leadership) isExpelled(machine sigma.MachineID) bool {
 }
 
 func expelledError(machine sigma.MachineID) error {
-	return &sigma.Error{Op: "named.Attach", Kind: sigma.KindStale, Msg: fmt.Sprintf("machine %s was lost or removed, and has not come back yet", machine)}
+	return &sigma.Error{Op: "named.Attach", Kind: sigma.KindStale,
+		Msg: fmt.Sprintf("machine %s was lost or removed, and has not come back yet", machine)}
 }
 
 // tie is a session's tie to its machine and to the term in which it began.
@@ -300,7 +314,8 @@ type tie struct {
 	over    chan struct{}
 }
 
-// Session is asked by who serves sessions: the session lasts no longer than the context that it returns, and done is called when it has ended.
+// Session is asked by who serves sessions: the session lasts no longer than the context that it
+// returns, and done is called when it has ended.
 func (m *Member) Session(ctx context.Context, p sigma.Principal) (_ context.Context, done func(), err error) {
 	m.mu.Lock()
 	l := m.leadership
@@ -317,7 +332,10 @@ func (m *Member) Session(ctx context.Context, p sigma.Principal) (_ context.Cont
 		m.mu.Unlock()
 		close(s.over)
 	}
-	if l != nil && l.isExpelled(p.Machine) { // after it is in the list, so that whoever expels the machine ends it, or it is refused here
+	if l != nil &&
+		l.isExpelled(p.Machine) {
+		// after it is in the list, so that whoever expels the machine ends it, or it is refused
+		// here
 		done()
 		return nil, nil, expelledError(p.Machine)
 	}
@@ -340,7 +358,8 @@ func (m *Member) endSessions(of func(sigma.MachineID) bool) (over []<-chan struc
 // expel ends all that a machine has here, and refuses it from now on, also in later terms.
 func (l *leadership) expel(ctx context.Context, machine sigma.MachineID) error {
 	const op = "named.expel"
-	if err := l.writeMark(ctx, op, clientv3.OpPut(expelledPrefix+string(machine), string([]byte{recordVersion}))); err != nil {
+	if err := l.writeMark(ctx, op, clientv3.OpPut(expelledPrefix+string(machine),
+		string([]byte{recordVersion}))); err != nil {
 		return err
 	}
 	l.mu.Lock()
@@ -382,7 +401,8 @@ func (l *leadership) writeMark(ctx context.Context, op string, change clientv3.O
 	return nil
 }
 
-// endLeases ends the leases that a machine's programs have in all realms, and returns after all changes that were under way are decided.
+// endLeases ends the leases that a machine's programs have in all realms, and returns after all
+// changes that were under way are decided.
 func (s *Server) endLeases(ctx context.Context, machine sigma.MachineID) error {
 	s.mu.Lock()
 	slots := make([]*slot, 0, len(s.realms))

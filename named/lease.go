@@ -7,8 +7,9 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Bounds of leases. A lease ends in one transaction with all its files, hence leaseFilesMax: keys and directory records of that many files
-// are below half of what etcd takes at once (see etcdRequestMax).
+// Bounds of leases. A lease ends in one transaction with all its files, hence leaseFilesMax: keys
+// and directory records of that many files are below half of what etcd takes at once (see
+// etcdRequestMax).
 const (
 	LeaseLeast    = time.Second // shorter ones would end while a machine pauses
 	LeaseMax      = time.Hour   // longer ones would keep names of the dead
@@ -30,7 +31,8 @@ func (o grantOp) size() int { return 0 }
 func (o grantOp) apply(s *step, now time.Time) reply {
 	const op = "named.Lease"
 	if o.ttl < LeaseLeast || o.ttl > LeaseMax {
-		return reply{err: &sigma.Error{Op: op, Kind: sigma.KindInvalid, Msg: fmt.Sprintf("a lease cannot last %v", o.ttl),
+		return reply{err: &sigma.Error{Op: op, Kind: sigma.KindInvalid, Msg: fmt.Sprintf("a lease cannot last %v",
+			o.ttl),
 			Hint: fmt.Sprintf("ask for %v to %v", LeaseLeast, LeaseMax)}}
 	}
 	if most := s.limits().Leases; s.leaseCount() >= most {
@@ -42,12 +44,14 @@ func (o grantOp) apply(s *step, now time.Time) reply {
 	}
 	id := sigma.LeaseID(n)
 	s.begin()
-	s.leases[id] = &lease{id: id, ttl: o.ttl, machine: o.machine, deadline: now.Add(o.ttl), files: map[uint64]struct{}{}}
+	s.leases[id] = &lease{id: id, ttl: o.ttl, machine: o.machine, deadline: now.Add(o.ttl),
+		files: map[uint64]struct{}{}}
 	s.cost += entryCost
 	return reply{lease: id}
 }
 
-// renewOp gives a lease its full time again. It is not stored: after a restart every lease has its full time anyway.
+// renewOp gives a lease its full time again. It is not stored: after a restart every lease has its
+// full time anyway.
 type renewOp struct{ id sigma.LeaseID }
 
 func (o renewOp) size() int { return 0 }

@@ -10,8 +10,10 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// Limits keep one realm from taking the name service from the others: what it holds is in the leader's memory, and a watch is a request that waits there. Config has the defaults; the provider sets others per realm, which are
-// stored in the realm's record and hold from the step in which they are set. They stop what would go beyond; what is there already stays.
+// Limits keep one realm from taking the name service from the others: what it holds is in the
+// leader's memory, and a watch is a request that waits there. Config has the defaults; the provider
+// sets others per realm, which are stored in the realm's record and hold from the step in which
+// they are set. They stop what would go beyond; what is there already stays.
 
 // Defaults of the limits that Config does not have.
 const (
@@ -21,15 +23,19 @@ const (
 
 // limits are the defaults.
 func (cfg Config) limits() sigma.RealmLimits {
-	return sigma.RealmLimits{Names: uint64(cfg.EntriesMax), Bytes: cfg.BytesMax, Watches: watchesDefault, Leases: leasesDefault, Sessions: sigma.LimitSessionsDefault, Handles: sigma.LimitHandlesDefault,
+	return sigma.RealmLimits{Names: uint64(cfg.EntriesMax), Bytes: cfg.BytesMax, Watches: watchesDefault,
+		Leases: leasesDefault, Sessions: sigma.LimitSessionsDefault, Handles: sigma.LimitHandlesDefault,
 		Scratch: sigma.LimitScratchDefault}
 }
 
 // overlay gives the defaults d for what l leaves open.
 func overlay(d, l sigma.RealmLimits) sigma.RealmLimits {
-	return sigma.RealmLimits{Names: cmp.Or(l.Names, d.Names), Bytes: cmp.Or(l.Bytes, d.Bytes), Watches: cmp.Or(l.Watches, d.Watches), Leases: cmp.Or(l.Leases, d.Leases),
-		Sessions: cmp.Or(l.Sessions, d.Sessions), Handles: cmp.Or(l.Handles, d.Handles), Scratch: cmp.Or(l.Scratch, d.Scratch),
-		MaxCPU: cmp.Or(l.MaxCPU, d.MaxCPU), MaxMemory: cmp.Or(l.MaxMemory, d.MaxMemory), MinCPU: cmp.Or(l.MinCPU, d.MinCPU), MinMemory: cmp.Or(l.MinMemory, d.MinMemory),
+	return sigma.RealmLimits{Names: cmp.Or(l.Names, d.Names), Bytes: cmp.Or(l.Bytes, d.Bytes),
+		Watches: cmp.Or(l.Watches, d.Watches), Leases: cmp.Or(l.Leases, d.Leases),
+		Sessions: cmp.Or(l.Sessions, d.Sessions), Handles: cmp.Or(l.Handles, d.Handles),
+		Scratch: cmp.Or(l.Scratch, d.Scratch),
+		MaxCPU:  cmp.Or(l.MaxCPU, d.MaxCPU), MaxMemory: cmp.Or(l.MaxMemory, d.MaxMemory),
+		MinCPU: cmp.Or(l.MinCPU, d.MinCPU), MinMemory: cmp.Or(l.MinMemory, d.MinMemory),
 		ReserveCPU: cmp.Or(l.ReserveCPU, d.ReserveCPU), ReserveMemory: cmp.Or(l.ReserveMemory, d.ReserveMemory)}
 }
 
@@ -37,7 +43,8 @@ func (s *step) limits() sigma.RealmLimits { return overlay(s.base.limits, s.rec.
 
 // limitError says which limit stops something, how much there is, and who can raise it.
 func limitError(op, what string, have, most uint64, instead string) error {
-	return &sigma.Error{Op: op, Kind: sigma.KindNoSpace, Msg: fmt.Sprintf("the realm's limit of %s is reached: it has %d of %d", what, have, most),
+	return &sigma.Error{Op: op, Kind: sigma.KindNoSpace,
+		Msg:  fmt.Sprintf("the realm's limit of %s is reached: it has %d of %d", what, have, most),
 		Hint: fmt.Sprintf("%s; the provider raises it with: sigma realm set --limit-%s N REALM", instead, what)}
 }
 
@@ -58,7 +65,8 @@ func (s *step) leaseCount() uint64 {
 // watchRoomLocked says whether one more watch may wait.
 func (l *leader) watchRoomLocked() error {
 	if most := overlay(l.tree.limits, l.tree.rec.limits).Watches; uint64(l.watching.Load()) >= most {
-		return limitError("named.Watch", "watches", uint64(l.watching.Load()), most, "watch a directory instead of each of its files")
+		return limitError("named.Watch", "watches", uint64(l.watching.Load()), most,
+			"watch a directory instead of each of its files")
 	}
 	return nil
 }
@@ -80,7 +88,8 @@ func (s *Server) SetLimits(ctx context.Context, id sigma.RealmID, limits sigma.R
 	return sigma.Wrap(op, "", l.do(ctx, limitsOp{at, limits}).err)
 }
 
-// limitsOp changes a realm's limits. That they are listed before they are stored harms nobody: a restart brings back what is stored.
+// limitsOp changes a realm's limits. That they are listed before they are stored harms nobody: a
+// restart brings back what is stored.
 type limitsOp struct {
 	at     *slot
 	limits sigma.RealmLimits
@@ -139,7 +148,8 @@ func (s *slot) limitsInForce() sigma.RealmLimits {
 func (f *file) callUse(ctx context.Context) ([]byte, error) {
 	limits, use := f.slot.limitsInForce(), sigma.RealmLimits{}
 	err := f.readLed(ctx, func(l *leader, t *tree) error {
-		use = sigma.RealmLimits{Names: uint64(len(t.cells)), Bytes: sigma.Bytes(t.bytes), Watches: uint64(l.watching.Load()), Leases: uint64(len(t.leases))}
+		use = sigma.RealmLimits{Names: uint64(len(t.cells)), Bytes: sigma.Bytes(t.bytes),
+			Watches: uint64(l.watching.Load()), Leases: uint64(len(t.leases))}
 		return nil
 	})
 	if err != nil {

@@ -17,12 +17,14 @@ import (
 func atLimit(t *testing.T, err error, what string, most int) {
 	t.Helper()
 	wantKind(t, err, sigma.KindNoSpace)
-	if err == nil || !strings.Contains(err.Error(), "limit of "+what) || !strings.Contains(err.Error(), fmt.Sprint(most)) || !strings.Contains(sigma.HintOf(err), "--limit-"+what) {
+	if err == nil || !strings.Contains(err.Error(), "limit of "+what) || !strings.Contains(err.Error(),
+		fmt.Sprint(most)) || !strings.Contains(sigma.HintOf(err), "--limit-"+what) {
 		t.Errorf("limit of %s: %v (%s)", what, err, sigma.HintOf(err))
 	}
 }
 
-// A realm at all its limits is refused more, by name of the limit; another realm has all it wants meanwhile; raised limits hold at once and are kept.
+// A realm at all its limits is refused more, by name of the limit; another realm has all it wants
+// meanwhile; raised limits hold at once and are kept.
 func TestRealmLimits(t *testing.T) {
 	store := newMemStore()
 	s, stop := serve(t, Config{Store: store})
@@ -35,7 +37,8 @@ func TestRealmLimits(t *testing.T) {
 		t.Fatal(err)
 	}
 	other := f.(*file)
-	if err := s.SetLimits(t.Context(), testRealm, sigma.RealmLimits{Names: 4, Bytes: 100, Watches: 2, Leases: 3}); err != nil {
+	if err := s.SetLimits(t.Context(), testRealm, sigma.RealmLimits{Names: 4, Bytes: 100, Watches: 2,
+		Leases: 3}); err != nil {
 		t.Fatal(err)
 	}
 	for i := range 3 {
@@ -85,7 +88,8 @@ func TestRealmLimits(t *testing.T) {
 	if _, err := root.Lease(t.Context(), time.Hour); err != nil {
 		t.Error(err)
 	}
-	if err := s.SetLimits(t.Context(), testRealm, sigma.RealmLimits{Names: 5, Watches: sigma.LimitDefault, Handles: 7, Scratch: 9}); err != nil {
+	if err := s.SetLimits(t.Context(), testRealm, sigma.RealmLimits{Names: 5, Watches: sigma.LimitDefault, Handles: 7,
+		Scratch: 9}); err != nil {
 		t.Fatal(err)
 	}
 	put(t, root, "more", "x")
@@ -95,15 +99,18 @@ func TestRealmLimits(t *testing.T) {
 	if n, files := l.watching.Load(), len(l.watches); n != 0 || files != 0 {
 		t.Errorf("%d watches of %d files are left", n, files)
 	}
-	want := sigma.RealmLimits{Names: 5, Bytes: 100, Watches: watchesDefault, Leases: 3, Sessions: sigma.LimitSessionsDefault, Handles: 7, Scratch: 9}
+	want := sigma.RealmLimits{Names: 5, Bytes: 100, Watches: watchesDefault, Leases: 3,
+		Sessions: sigma.LimitSessionsDefault, Handles: 7, Scratch: 9}
 	check := func() {
 		t.Helper()
-		if infos, err := s.List(t.Context()); err != nil || len(infos) != 2 || infos[0].Limits != want || infos[1].Limits != s.cfg.limits() {
+		if infos, err := s.List(t.Context()); err != nil || len(infos) != 2 || infos[0].Limits != want ||
+			infos[1].Limits != s.cfg.limits() {
 			t.Errorf("got %+v, %v, want %+v", infos, err, want)
 		}
 	}
 	check()
-	wantKind(t, s.SetLimits(t.Context(), testRealm, sigma.RealmLimits{Names: sigma.LimitNamesMax + 1}), sigma.KindInvalid)
+	wantKind(t, s.SetLimits(t.Context(), testRealm, sigma.RealmLimits{Names: sigma.LimitNamesMax + 1}),
+		sigma.KindInvalid)
 	wantKind(t, s.SetLimits(t.Context(), "ghost", sigma.RealmLimits{Names: 1}), sigma.KindNotFound)
 	stop()
 	s, _ = serve(t, Config{Store: store})
@@ -112,7 +119,9 @@ func TestRealmLimits(t *testing.T) {
 	atLimit(t, err, "names", 5)
 }
 
-// A realm that nobody uses leaves memory, all that was in it, and is there again when it is used; handles go on. One with a watch or a lease stays, and a lease ends also if nobody uses the realm after a restart.
+// A realm that nobody uses leaves memory, all that was in it, and is there again when it is used;
+// handles go on. One with a watch or a lease stays, and a lease ends also if nobody uses the realm
+// after a restart.
 func TestIdleRealms(t *testing.T) {
 	store := newMemStore()
 	s, stop := serve(t, Config{Store: store, Idle: time.Hour})
@@ -171,7 +180,9 @@ func TestIdleRealms(t *testing.T) {
 
 	// The lease, if it lives still, goes by itself although nobody asks for the realm.
 	s, _ = serve(t, Config{Store: store, Idle: time.Hour})
-	eventually(t, "the lease and its file are gone", func() bool { return len(store.all("l/")) == 0 && len(store.all("t/r0/")) == 2 })
+	eventually(t, "the lease and its file are gone", func() bool {
+		return len(store.all("l/")) == 0 && len(store.all("t/r0/")) == 2
+	})
 }
 
 // all is sorted for who does not hold the lock.
@@ -181,7 +192,9 @@ func (m *memStore) all(prefix string) []string {
 	return m.sorted(prefix)
 }
 
-// Goal: a realm that asks for a million watches has so many as its limit says, and an error that says so for each of the others; they cost nothing that lasts, and another realm is served meanwhile.
+// Goal: a realm that asks for a million watches has so many as its limit says, and an error that
+// says so for each of the others; they cost nothing that lasts, and another realm is served
+// meanwhile.
 func TestMillionWatches(t *testing.T) {
 	const askers, each = 2 * watchesDefault, 1_000_000 / (2 * watchesDefault)
 	s, _ := serve(t, Config{Store: newMemStore()})

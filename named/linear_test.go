@@ -39,8 +39,11 @@ type linearTrial struct {
 	history *linear.History // of this round
 }
 
-// Operations from several clients on few names, while members are killed, cut off one way and both, stopped as they stand, asked to resign, and ended in an orderly way: there is an order of all operations in
-// which each has the answer that it got, and stands between its call and its return. What was refused as unavailable has not happened. Among the readers are some that stay with a leader that is replaced.
+// Operations from several clients on few names, while members are killed, cut off one way and both,
+// stopped as they stand, asked to resign, and ended in an orderly way: there is an order of all
+// operations in which each has the answer that it got, and stands between its call and its return.
+// What was refused as unavailable has not happened. Among the readers are some that stay with a
+// leader that is replaced.
 func TestLinearizable(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
@@ -77,7 +80,8 @@ func TestLinearizable(t *testing.T) {
 	t.Logf("%d rounds, %d operations, the outcome of %d of which is not known", rounds, total, lost)
 }
 
-// linearFault is something that is done to member m, and undone. It takes as long as it takes; nothing depends on that.
+// linearFault is something that is done to member m, and undone. It takes as long as it takes;
+// nothing depends on that.
 type linearFault struct {
 	name string
 	do   func(r *linearTrial, m sigma.MachineID, rng *rand.Rand)
@@ -171,7 +175,8 @@ func (r *linearTrial) rest(rng *rand.Rand, least, most int) {
 	}
 }
 
-// setCutOthers cuts or heals the ways between a member and the others: what it says, or what it hears.
+// setCutOthers cuts or heals the ways between a member and the others: what it says, or what it
+// hears.
 func (r *linearTrial) setCutOthers(m sigma.MachineID, says, hears, cut bool) {
 	for _, other := range linearMachines {
 		if other != m && says {
@@ -183,7 +188,8 @@ func (r *linearTrial) setCutOthers(m sigma.MachineID, says, hears, cut bool) {
 	}
 }
 
-// resign has a member hand over if it leads: it is asked to remove itself, and only hands over upon that.
+// resign has a member hand over if it leads: it is asked to remove itself, and only hands over upon
+// that.
 func (r *linearTrial) resign(m sigma.MachineID) {
 	ctx, cancel := context.WithTimeout(r.ctx, time.Second)
 	defer cancel()
@@ -206,7 +212,8 @@ func (r *linearTrial) round(t *testing.T, i int) (total, lost int) {
 	var load sync.WaitGroup
 	clients := make([]*linearClient, linearClients)
 	for k := range clients {
-		clients[k] = &linearClient{r: r, id: k, round: i, answered: new(atomic.Int64), rng: rand.New(rand.NewPCG(r.seed+uint64(k)+1, uint64(i)))}
+		clients[k] = &linearClient{r: r, id: k, round: i, answered: new(atomic.Int64),
+			rng: rand.New(rand.NewPCG(r.seed+uint64(k)+1, uint64(i)))}
 		load.Go(func() { clients[k].run(loadCtx, t) })
 	}
 	load.Go(func() { r.loyal(loadCtx, t, i) })
@@ -234,7 +241,8 @@ func (r *linearTrial) round(t *testing.T, i int) (total, lost int) {
 	if err != nil {
 		t.Errorf("round %d: %v", i, err)
 	}
-	t.Logf("round %d: %s %s; %d operations, %d lost, %v", i, m, fault.name, total, lost, time.Since(began).Round(time.Millisecond))
+	t.Logf("round %d: %s %s; %d operations, %d lost, %v", i, m, fault.name, total, lost,
+		time.Since(began).Round(time.Millisecond))
 	return total, lost
 }
 
@@ -251,7 +259,8 @@ func (r *linearTrial) eachGoesOn(t *testing.T, clients []*linearClient, by int64
 	}
 }
 
-// loyal keeps asking the member that leads now, whatever becomes of it, until it ends the session: what it answers after it was replaced must not be old.
+// loyal keeps asking the member that leads now, whatever becomes of it, until it ends the session:
+// what it answers after it was replaced must not be old.
 func (r *linearTrial) loyal(ctx context.Context, t *testing.T, round int) {
 	rng := rand.New(rand.NewPCG(r.seed, uint64(round)+1e6))
 	c := &linearClient{r: r, id: linear.LoyalID, round: round, rng: rng}

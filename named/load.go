@@ -11,7 +11,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// slot is one realm of the server, loaded or not. Handles keep the slot and ask it for the leader of the day.
+// slot is one realm of the server, loaded or not. Handles keep the slot and ask it for the leader
+// of the day.
 type slot struct {
 	id      sigma.RealmID
 	created time.Time
@@ -37,7 +38,8 @@ type loading struct {
 	err  error
 }
 
-// leader returns the realm's leader and loads the realm if there is none. KindStale if the realm was removed.
+// leader returns the realm's leader and loads the realm if there is none. KindStale if the realm
+// was removed.
 func (s *slot) leader(ctx context.Context) (*leader, error) {
 	if err := s.srv.cfg.authority.hold(ctx); err != nil {
 		return nil, err
@@ -150,7 +152,8 @@ func (s *slot) revive() {
 	s.removed = false
 }
 
-// claimTries bounds how often a claim is repeated when a commit that was given up on came through in between.
+// claimTries bounds how often a claim is repeated when a commit that was given up on came through
+// in between.
 const claimTries = 5
 
 // load claims a realm and reads its tree.
@@ -171,7 +174,8 @@ func load(ctx context.Context, srv *Server, id sigma.RealmID) (*leader, error) {
 		}
 		id := sigma.LeaseID(n)
 		// Nobody could renew while there was no leader: every lease begins anew.
-		t.leases[id] = &lease{id: id, ttl: r.ttl, machine: r.machine, deadline: now.Add(r.ttl), files: map[uint64]struct{}{}}
+		t.leases[id] = &lease{id: id, ttl: r.ttl, machine: r.machine, deadline: now.Add(r.ttl),
+			files: map[uint64]struct{}{}}
 		return nil
 	})
 	if err != nil {
@@ -210,7 +214,8 @@ func load(ctx context.Context, srv *Server, id sigma.RealmID) (*leader, error) {
 		return nil, unavailable(op, id, err)
 	}
 	srv.cfg.Board.AllChanged() // by a commit whose outcome was unknown
-	return &leader{realm: id, store: srv.store, log: srv.log, board: srv.cfg.Board, wake: make(chan struct{}, 1), done: make(chan struct{}), guard: guard,
+	return &leader{realm: id, store: srv.store, log: srv.log, board: srv.cfg.Board, wake: make(chan struct{}, 1),
+		done: make(chan struct{}), guard: guard,
 		tree: t, watches: map[uint64]*watched{}, feed: newFeed(), raised: make(chan struct{})}, nil
 }
 
@@ -223,7 +228,8 @@ func claim(ctx context.Context, store Store, id sigma.RealmID) (realmRecord, Rev
 			return realmRecord{}, 0, unavailable(op, id, err)
 		}
 		if !found {
-			return realmRecord{}, 0, &sigma.Error{Op: op, Realm: id, Kind: sigma.KindStale, Msg: "the realm was removed"}
+			return realmRecord{}, 0, &sigma.Error{Op: op, Realm: id, Kind: sigma.KindStale,
+				Msg: "the realm was removed"}
 		}
 		rec, err := decodeRealm(value)
 		if err != nil {
@@ -234,7 +240,8 @@ func claim(ctx context.Context, store Store, id sigma.RealmID) (realmRecord, Rev
 		if err == nil {
 			return rec, rev, nil
 		}
-		if s, ok := store.(interface{ settled() bool }); ok && errors.Is(err, errOthersFull) && s.settled() { // reads go on, and what writes will find that it cannot
+		if s, ok := store.(interface{ settled() bool }); ok && errors.Is(err, errOthersFull) &&
+			s.settled() { // reads go on, and what writes will find that it cannot
 			rec.claims--
 			return rec, at, nil
 		}
@@ -247,5 +254,6 @@ func claim(ctx context.Context, store Store, id sigma.RealmID) (realmRecord, Rev
 
 // unavailable is what users see of a store that does not answer.
 func unavailable(op string, id sigma.RealmID, err error) error {
-	return &sigma.Error{Op: op, Realm: id, Kind: sigma.KindUnavailable, Msg: "the realm's names cannot be read now", Err: err}
+	return &sigma.Error{Op: op, Realm: id, Kind: sigma.KindUnavailable, Msg: "the realm's names cannot be read now",
+		Err: err}
 }

@@ -27,18 +27,23 @@ const membersMax = 7
 type MemberConfig struct {
 	Config                  // Store must be nil
 	Machine sigma.MachineID // this one
-	// Initial is what member-add of the leading named answered. It is used by a machine that has no store yet, or that of a membership before. Without it such a machine founds a store.
+	// Initial is what member-add of the leading named answered. It is used by a machine that has no
+	// store yet, or that of a membership before. Without it such a machine founds a store.
 	Initial string
 	Peers   Peers // may be nil: then there cannot be another member
-	// External is used instead of an etcd in this process if it is not nil. Then Initial and Peers are of no use.
+	// External is used instead of an etcd in this process if it is not nil. Then Initial and Peers
+	// are of no use.
 	External *External
 	Timing   Timing // zero = DefaultTiming
-	// Succeed makes of the record of the machines in a snapshot the one with which this machine begins when the snapshot replaces its store; nil = it stays as it is.
+	// Succeed makes of the record of the machines in a snapshot the one with which this machine
+	// begins when the snapshot replaces its store; nil = it stays as it is.
 	Succeed func(record []byte) ([]byte, error)
 }
 
-// Member is the name service on one of several machines: a member of the store, and while it leads the one Server of the system. It is a sigma.Tree as Server is; who attaches while another leads is told who. A
-// provider who attaches without a name gets a callable file, see sigmap.FileNames. Safe for concurrent use.
+// Member is the name service on one of several machines: a member of the store, and while it leads
+// the one Server of the system. It is a sigma.Tree as Server is; who attaches while another leads
+// is told who. A provider who attaches without a name gets a callable file, see sigmap.FileNames.
+// Safe for concurrent use.
 type Member struct {
 	cfg     MemberConfig
 	log     *slog.Logger
@@ -76,7 +81,8 @@ func (i initial) String() string {
 }
 
 func parseInitial(text string) (*initial, error) {
-	bad := &sigma.Error{Op: "named.parseInitial", Kind: sigma.KindInvalid, Msg: fmt.Sprintf("%.200q is not what member-add answers", text)}
+	bad := &sigma.Error{Op: "named.parseInitial", Kind: sigma.KindInvalid,
+		Msg: fmt.Sprintf("%.200q is not what member-add answers", text)}
 	w := strings.Split(text, ":")
 	if len(w) != 3 || w[0] != initialVersion || len(text) > 4096 {
 		return nil, bad
@@ -96,7 +102,9 @@ func parseInitial(text string) (*initial, error) {
 	return i, nil
 }
 
-// OpenMember opens the store of a machine that has one or founds one; a machine that joins does so in Run. The process must have entered the directory of sockets (EnterSocketDir) if there are Peers.
+// OpenMember opens the store of a machine that has one or founds one; a machine that joins does so
+// in Run. The process must have entered the directory of sockets (EnterSocketDir) if there are
+// Peers.
 func OpenMember(cfg MemberConfig) (*Member, error) {
 	const op = "named.OpenMember"
 	if err := cfg.Machine.Check(); err != nil {
@@ -162,7 +170,8 @@ func founding(c *embed.Config, machine sigma.MachineID, own string) {
 	c.InitialClusterToken = clusterToken()
 }
 
-// clusterToken makes the members of one store refuse those of another, also of one that was restored from the same snapshot. It is used when a store is founded.
+// clusterToken makes the members of one store refuse those of another, also of one that was
+// restored from the same snapshot. It is used when a store is founded.
 func clusterToken() string { return rand.Text() }
 
 // joinedName is the file that says which membership the store is of.
@@ -173,7 +182,8 @@ func (m *Member) hasStore() bool {
 	return err == nil && len(entries) > 0
 }
 
-// forgetEarlier removes the store of a membership that ended, since the machine was removed and is added again.
+// forgetEarlier removes the store of a membership that ended, since the machine was removed and is
+// added again.
 func (m *Member) forgetEarlier() error {
 	const op = "named.OpenMember"
 	id := strconv.FormatUint(m.initial.id, 16)
@@ -199,7 +209,8 @@ func (m *Member) setStore(s *etcdStore) {
 	s.alone()
 }
 
-// Run is a member until ctx ends, upon which it hands over to another, or its store stops by itself, which is the error then. It may be called once.
+// Run is a member until ctx ends, upon which it hands over to another, or its store stops by
+// itself, which is the error then. It may be called once.
 func (m *Member) Run(ctx context.Context) error {
 	if m.opened() == nil {
 		if err := m.join(ctx); err != nil {
@@ -244,7 +255,8 @@ func (m *Member) Run(ctx context.Context) error {
 	}
 }
 
-// retire is what a member does that was removed: nothing, until its machine is told to run named no more, or as a new member.
+// retire is what a member does that was removed: nothing, until its machine is told to run named no
+// more, or as a new member.
 func (m *Member) retire(ctx context.Context) {
 	m.log.Info("this machine keeps the names no more", "machine", m.cfg.Machine)
 	m.net.close()
@@ -255,7 +267,8 @@ func (m *Member) retire(ctx context.Context) {
 	<-ctx.Done()
 }
 
-// Ready waits until a machine that joins is a full member, whose loss the others can bear and who helps to bear theirs. Any other machine is ready at once.
+// Ready waits until a machine that joins is a full member, whose loss the others can bear and who
+// helps to bear theirs. Any other machine is ready at once.
 func (m *Member) Ready(ctx context.Context) error {
 	for m.joining {
 		if s := m.opened(); s != nil && m.counts(ctx, s) {
@@ -270,14 +283,17 @@ func (m *Member) Ready(ctx context.Context) error {
 	return nil
 }
 
-// counts asks the leader whether this member is a full one. It does not know itself: until it has its first state it takes all members for such.
+// counts asks the leader whether this member is a full one. It does not know itself: until it has
+// its first state it takes all members for such.
 func (m *Member) counts(ctx context.Context, s *etcdStore) bool {
 	t, err := s.look(ctx, m.cfg.Machine)
 	if err != nil || t.machine == "" || t.machine == m.cfg.Machine {
 		return err == nil && t.machine == m.cfg.Machine
 	}
 	ms, err := m.net.members(ctx, t.machine)
-	return err == nil && slices.ContainsFunc(ms, func(x remoteMember) bool { return x.ID == uint64(s.etcd.Server.MemberID()) && !x.IsLearner })
+	return err == nil && slices.ContainsFunc(ms, func(x remoteMember) bool {
+		return x.ID == uint64(s.etcd.Server.MemberID()) && !x.IsLearner
+	})
 }
 
 const readyPause = 20 * time.Millisecond
@@ -338,7 +354,8 @@ func (m *Member) joinOnce(ctx context.Context) error {
 	return sigma.Wrap(op, "", m.net.serve(ctx, s.etcd.Server))
 }
 
-// askMembers asks the others for the configuration of the store, as etcd wants it: all members with their URLs.
+// askMembers asks the others for the configuration of the store, as etcd wants it: all members with
+// their URLs.
 func (m *Member) askMembers(ctx context.Context) (cluster string, machines []sigma.MachineID, err error) {
 	err = errors.New("there is nobody to ask")
 	for _, other := range m.initial.machines {
@@ -409,7 +426,8 @@ func (m *Member) tend(ctx context.Context, s *etcdStore) {
 	}
 }
 
-// machineOf is the machine of a member. A store that was founded by an older version has another URL for its only member.
+// machineOf is the machine of a member. A store that was founded by an older version has another
+// URL for its only member.
 func (m *Member) machineOf(s *etcdStore, x *membership.Member) sigma.MachineID {
 	if x.ID == s.etcd.Server.MemberID() || len(x.PeerURLs) == 0 {
 		return m.cfg.Machine

@@ -22,7 +22,9 @@ func alone(t testing.TB, dir string) (m *Member, stop func()) {
 func aloneWith(t testing.TB, cfg Config) (m *Member, stop func()) {
 	t.Helper()
 	cfg.Log = slog.New(slog.NewTextHandler(logWriter{t}, nil))
-	m, err := OpenMember(MemberConfig{Config: cfg, Machine: "m1", Succeed: func(record []byte) ([]byte, error) { return append(record, ", restored"...), nil }})
+	m, err := OpenMember(MemberConfig{Config: cfg, Machine: "m1", Succeed: func(record []byte) ([]byte, error) {
+		return append(record, ", restored"...), nil
+	}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -88,7 +90,8 @@ func machineArg(m sigma.MachineID) func(*sigmap.Coder) {
 	return func(c *sigmap.Coder) { c.MachineID(&m) }
 }
 
-// A member alone needs no listener, leads at once and again after a restart, and works on a store of an earlier version.
+// A member alone needs no listener, leads at once and again after a restart, and works on a store
+// of an earlier version.
 func TestMemberAlone(t *testing.T) {
 	dir := t.TempDir()
 	s, stop := serve(t, Config{Dir: dir}) // as it was before there were members
@@ -104,7 +107,9 @@ func TestMemberAlone(t *testing.T) {
 			t.Errorf("got %q", got)
 		}
 		var ms []sigmap.NamesMember
-		if err := ask(t, m, sigmap.CallMembers, nil, func(c *sigmap.Coder) { c.NamesMembers(&ms) }); err != nil || len(ms) != 1 || ms[0] != (sigmap.NamesMember{Machine: "m1", Started: true, Leads: true}) {
+		if err := ask(t, m, sigmap.CallMembers, nil, func(c *sigmap.Coder) {
+			c.NamesMembers(&ms)
+		}); err != nil || len(ms) != 1 || ms[0] != (sigmap.NamesMember{Machine: "m1", Started: true, Leads: true}) {
 			t.Errorf("members: %+v, %v", ms, err)
 		}
 		wantKind(t, ask(t, m, sigmap.CallMemberRemove, machineArg("m1"), nil), sigma.KindInvalid)
@@ -115,7 +120,8 @@ func TestMemberAlone(t *testing.T) {
 	}
 }
 
-// An expelled machine's sessions and leases end, it is refused, also after a restart, until it is admitted.
+// An expelled machine's sessions and leases end, it is refused, also after a restart, until it is
+// admitted.
 func TestExpel(t *testing.T) {
 	dir := t.TempDir()
 	m, stop := alone(t, dir)
@@ -139,7 +145,8 @@ func TestExpel(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, _, err := f.(*file).Put(t.Context(), []string{"of-" + string(machine)}, nil, sigma.PutOptions{Lease: lease}); err != nil {
+		if _, _, err := f.(*file).Put(t.Context(), []string{"of-" + string(machine)}, nil,
+			sigma.PutOptions{Lease: lease}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -170,7 +177,8 @@ func TestExpel(t *testing.T) {
 		t.Fatal(err)
 	}
 	check(m)
-	if err := ask(t, m, sigmap.CallExpel, machineArg("m3"), nil); err != nil { // whose realm is loaded, with leases of the time before
+	if err := ask(t, m, sigmap.CallExpel, machineArg("m3"),
+		nil); err != nil { // whose realm is loaded, with leases of the time before
 		t.Fatal(err)
 	}
 	for range 2 {
@@ -193,24 +201,33 @@ func TestExpel(t *testing.T) {
 // snapshotOf reads a whole snapshot as sigma does.
 func snapshotOf(ctx context.Context, root sigma.File) ([]byte, error) {
 	var number, keys uint64
-	if err := askFile(ctx, root, sigmap.CallSnapshotOpen, nil, func(c *sigmap.Coder) { c.U64(&number); c.U64(&keys) }); err != nil {
+	if err := askFile(ctx, root, sigmap.CallSnapshotOpen, nil, func(c *sigmap.Coder) {
+		c.U64(&number)
+		c.U64(&keys)
+	}); err != nil {
 		return nil, err
 	}
 	var all bytes.Buffer
 	for {
 		offset := uint64(all.Len())
 		var piece []byte
-		if err := askFile(ctx, root, sigmap.CallSnapshotRead, func(c *sigmap.Coder) { c.U64(&number); c.U64(&offset) }, func(c *sigmap.Coder) { c.Data(&piece) }); err != nil {
+		if err := askFile(ctx, root, sigmap.CallSnapshotRead, func(c *sigmap.Coder) {
+			c.U64(&number)
+			c.U64(&offset)
+		}, func(c *sigmap.Coder) { c.Data(&piece) }); err != nil {
 			return nil, err
 		}
 		if len(piece) == 0 {
-			return all.Bytes(), askFile(ctx, root, sigmap.CallSnapshotClose, func(c *sigmap.Coder) { c.U64(&number) }, nil)
+			return all.Bytes(), askFile(ctx, root, sigmap.CallSnapshotClose, func(c *sigmap.Coder) {
+				c.U64(&number)
+			}, nil)
 		}
 		all.Write(piece)
 	}
 }
 
-// A snapshot is restored to the same tree; one that is damaged anywhere, or cut, is refused; a store that is there is not touched.
+// A snapshot is restored to the same tree; one that is damaged anywhere, or cut, is refused; a
+// store that is there is not touched.
 func TestSnapshot(t *testing.T) {
 	dir := t.TempDir()
 	m, stop := alone(t, dir)
@@ -221,7 +238,10 @@ func TestSnapshot(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := ask(t, m, sigmap.CallCreate, func(c *sigmap.Coder) { r := sigma.RealmID(sigma.SystemRealm); c.RealmID(&r) }, nil); err != nil {
+	if err := ask(t, m, sigmap.CallCreate, func(c *sigmap.Coder) {
+		r := sigma.RealmID(sigma.SystemRealm)
+		c.RealmID(&r)
+	}, nil); err != nil {
 		t.Fatal(err)
 	}
 	system, err := m.Attach(t.Context(), sigma.Principal{Realm: sigma.SystemRealm}, "")
@@ -244,7 +264,8 @@ func TestSnapshot(t *testing.T) {
 		t.Fatal(err)
 	}
 	put(t, f.(*file), "later", "2")
-	if _, err := Restore(t.Context(), Config{Dir: dir}, bytes.NewReader(text), nil); sigma.KindOf(err) != sigma.KindBusy {
+	if _, err := Restore(t.Context(), Config{Dir: dir}, bytes.NewReader(text),
+		nil); sigma.KindOf(err) != sigma.KindBusy {
 		t.Errorf("restored over a running store: %v", err)
 	}
 	stop()
@@ -260,7 +281,8 @@ func TestSnapshot(t *testing.T) {
 	}
 	_, err = CheckSnapshot(bytes.NewReader(append(bytes.Clone(text), 0)))
 	wantKind(t, err, sigma.KindInvalid)
-	// A start finds a snapshot in the directory: over the store that is there, and, as another system, in an empty one.
+	// A start finds a snapshot in the directory: over the store that is there, and, as another
+	// system, in an empty one.
 	for _, c := range []struct {
 		dir, name string
 		machines  bool
@@ -274,7 +296,8 @@ func TestSnapshot(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if names := list(t, f.(*file), 10); len(names) != 2 || get(t, f.(*file), "a") != "1" || get(t, f.(*file), "big") != string(big) {
+			if names := list(t, f.(*file), 10); len(names) != 2 || get(t, f.(*file), "a") != "1" ||
+				get(t, f.(*file), "big") != string(big) {
 				t.Errorf("restored: %q", names)
 			}
 			f, err = m.Attach(t.Context(), sigma.Principal{Realm: sigma.SystemRealm}, "")
@@ -282,7 +305,8 @@ func TestSnapshot(t *testing.T) {
 				t.Fatal(err)
 			}
 			dir := walk(t, f.(*file), "machines")
-			if names := list(t, dir, 10); len(names) == 1 != c.machines || c.machines && get(t, dir, "state") != "m1, restored" {
+			if names := list(t, dir, 10); len(names) == 1 != c.machines || c.machines &&
+				get(t, dir, "state") != "m1, restored" {
 				t.Errorf("%s: the record of the machines: %q", c.name, names)
 			}
 			stop()
@@ -308,12 +332,14 @@ func TestWatcher(t *testing.T) {
 		{"silent for all", outlook{term: other, raftLeader: 1}, 1400, true},
 		{"slow", outlook{term: other, raftLeader: 1, first: true, heard: at(1100)}, 1200, false},
 		{"too slow", outlook{term: other, raftLeader: 1, first: true, heard: at(6000)}, 6100, true},
-		{"it beats", outlook{term: term{number: 1, machine: "m1", at: 5, beat: 7}, raftLeader: 1, first: true}, 1600, false},
+		{"it beats", outlook{term: term{number: 1, machine: "m1", at: 5, beat: 7}, raftLeader: 1, first: true}, 1600,
+			false},
 		{"no leader of the members", outlook{term: other}, 1600, false},
 		{"a new leader of the members", outlook{term: other, raftLeader: 2, first: true}, 1600, false},
 		{"nobody else is there", outlook{term: other, raftLeader: 1, alone: true}, 10, true},
 		{"a learner", outlook{term: other, raftLeader: 1, learner: true}, 9000, false},
-		{"one that has resigned", outlook{term: term{number: 1, at: 9, beat: 6}, raftLeader: 1, abstains: true}, 9000, false},
+		{"one that has resigned", outlook{term: term{number: 1, at: 9, beat: 6}, raftLeader: 1, abstains: true}, 9000,
+			false},
 		{"resigned", outlook{term: term{number: 1, at: 9, beat: 6}, raftLeader: 1, first: true}, 10, true},
 		{"resigned, but others are nearer", outlook{term: term{number: 1, at: 9, beat: 6}, raftLeader: 1}, 10, false},
 		{"oneself before", outlook{term: term{number: 1, machine: "m2", at: 9, beat: 6}, raftLeader: 1}, 10, true},
@@ -329,7 +355,8 @@ func TestWatcher(t *testing.T) {
 	}
 }
 
-// What being a member costs when there is no other: to be compared with BenchmarkEtcdPut and BenchmarkGet.
+// What being a member costs when there is no other: to be compared with BenchmarkEtcdPut and
+// BenchmarkGet.
 func BenchmarkMemberAlone(b *testing.B) {
 	m, stop := alone(b, b.TempDir())
 	defer stop()

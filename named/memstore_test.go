@@ -8,8 +8,8 @@ import (
 	"sync"
 )
 
-// memStore is a Store in memory. Closing it loses nothing: open returns the same content again, as after a kill. fail is asked before each commit
-// and decides what happens to it.
+// memStore is a Store in memory. Closing it loses nothing: open returns the same content again, as
+// after a kill. fail is asked before each commit and decides what happens to it.
 type memStore struct {
 	mu   sync.Mutex
 	rev  Revision
@@ -122,7 +122,8 @@ func (m *memStore) applyLocked(b Batch) (Revision, error) {
 	return m.rev, nil
 }
 
-// finishLate gives the commits that were given up on their chance, and returns how many took effect.
+// finishLate gives the commits that were given up on their chance, and returns how many took
+// effect.
 func (m *memStore) finishLate() (stored int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

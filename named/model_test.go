@@ -12,9 +12,11 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// TestModel compares the service with a model that is too simple to be wrong: goal: no order of operations, restarts and failures of the store
-// makes them differ. Method: random operations on few names; each must have the result that the model has. The store fails some commits: then
-// the state must be the model's before or after the operation, and a commit that was given up on must not come through later.
+// TestModel compares the service with a model that is too simple to be wrong: goal: no order of
+// operations, restarts and failures of the store makes them differ. Method: random operations on
+// few names; each must have the result that the model has. The store fails some commits: then the
+// state must be the model's before or after the operation, and a commit that was given up on must
+// not come through later.
 func TestModel(t *testing.T) {
 	for seed := range uint64(12) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) { runModel(t, seed, 1500) })
@@ -95,7 +97,8 @@ func (m *memStore) setFail(f func(Batch) failure) {
 	m.fail = f
 }
 
-// randomFailure fails the first commit sometimes; those after it, which load the realm again, succeed.
+// randomFailure fails the first commit sometimes; those after it, which load the realm again,
+// succeed.
 func randomFailure(r *rand.Rand) func(Batch) failure {
 	what := failure(r.IntN(60))
 	if what > isFull {
@@ -188,8 +191,10 @@ func randomPath(r *rand.Rand) []string {
 }
 
 func randomOp(r *rand.Rand) modelOp {
-	kinds := []string{"put", "put", "put", "mkdir", "mkdir", "symlink", "rm", "rm", "mv", "mv", "mv", "write", "truncate", "append", "get"}
-	op := modelOp{do: kinds[r.IntN(len(kinds))], path: randomPath(r), to: randomPath(r), data: fmt.Sprint(r.IntN(1000)), offset: uint64(r.IntN(8))}
+	kinds := []string{"put", "put", "put", "mkdir", "mkdir", "symlink", "rm", "rm", "mv", "mv", "mv", "write",
+		"truncate", "append", "get"}
+	op := modelOp{do: kinds[r.IntN(len(kinds))], path: randomPath(r), to: randomPath(r), data: fmt.Sprint(r.IntN(1000)),
+		offset: uint64(r.IntN(8))}
 	if op.do == "put" {
 		op.o.MustMake, op.o.MustExist, op.o.Append = r.IntN(4) == 0, r.IntN(4) == 0, r.IntN(4) == 0
 		op.o.MustExist = op.o.MustExist && !op.o.MustMake
@@ -219,7 +224,8 @@ func (o modelOp) real(t *testing.T, root *file) error {
 		if err != nil {
 			return err
 		}
-		flags := map[string]sigma.OpenFlags{"write": sigma.OpenWrite, "append": sigma.OpenAppend, "truncate": sigma.OpenTruncate}[o.do]
+		flags := map[string]sigma.OpenFlags{"write": sigma.OpenWrite, "append": sigma.OpenAppend,
+			"truncate": sigma.OpenTruncate}[o.do]
 		if err := f.Open(ctx, flags); err != nil || o.do == "truncate" {
 			return err
 		}

@@ -9,8 +9,9 @@ import (
 	"sigmaos.dev/treekit"
 )
 
-// mutation is one change of a realm, as one caller wants it. apply checks it against the step and adds its changes, or changes nothing and
-// answers an error. It does nothing that takes long, and gets the time as an argument.
+// mutation is one change of a realm, as one caller wants it. apply checks it against the step and
+// adds its changes, or changes nothing and answers an error. It does nothing that takes long, and
+// gets the time as an argument.
 type mutation interface {
 	apply(s *step, now time.Time) reply
 	// size is about how many bytes the mutation holds while it waits.
@@ -83,7 +84,8 @@ func (o createOp) existing(s *step, n *node, now time.Time) reply {
 	return reply{id: n.fileID()}
 }
 
-// make adds a new file to a directory that has no such name. It sets what the caller of a mutation cannot choose.
+// make adds a new file to a directory that has no such name. It sets what the caller of a mutation
+// cannot choose.
 func (s *step) make(op string, n *node, now time.Time) reply {
 	if err := s.room(op, 1, len(n.data)); err != nil {
 		return reply{err: err}
@@ -128,13 +130,15 @@ func checkFile(op string, v view, id uint64) (*node, error) {
 	case n.kind == sigma.KindDir:
 		return nil, sigma.PathError(op, sigma.KindIsDir, n.name)
 	case n.isLink():
-		return nil, &sigma.Error{Op: op, Path: n.name, Kind: sigma.KindInvalid, Msg: "the file is a " + n.kind.String(), Hint: "use ReadLink and Put"}
+		return nil, &sigma.Error{Op: op, Path: n.name, Kind: sigma.KindInvalid, Msg: "the file is a " + n.kind.String(),
+			Hint: "use ReadLink and Put"}
 	}
 	return n, nil
 }
 
 func tooBig(op, name string, size uint64) error {
-	return &sigma.Error{Op: op, Path: name, Kind: sigma.KindTooBig, Msg: fmt.Sprintf("a file of names may have %d bytes, not %d", FileMax, size),
+	return &sigma.Error{Op: op, Path: name, Kind: sigma.KindTooBig,
+		Msg:  fmt.Sprintf("a file of names may have %d bytes, not %d", FileMax, size),
 		Hint: "keep big files under /s3 or /ux and put a symlink here"}
 }
 
@@ -380,7 +384,8 @@ func (o renameOp) check(s *step) (n, old *node, err error) {
 	return n, old, nil
 }
 
-// checkNotBelow refuses a move of the directory with id into itself or below. No path is deeper than PathMax allows.
+// checkNotBelow refuses a move of the directory with id into itself or below. No path is deeper
+// than PathMax allows.
 func checkNotBelow(op string, v view, id, newDir uint64) error {
 	at := newDir
 	for range sigma.PathMax {
@@ -404,7 +409,8 @@ func checkTarget(op, target string) error {
 // endpointMax is what sigma.ParseEndpoint takes at most.
 const endpointMax = 511
 
-// checkEndpoint bounds an endpoint's text. Whoever follows it parses it: its form may be newer than this server.
+// checkEndpoint bounds an endpoint's text. Whoever follows it parses it: its form may be newer than
+// this server.
 func checkEndpoint(op, text string) error {
 	if text == "" || len(text) > endpointMax || strings.IndexByte(text, 0) >= 0 {
 		return sigma.Errorf(op, sigma.KindInvalid, "an endpoint has 1 to %d bytes and no NUL", endpointMax)

@@ -9,20 +9,28 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// A mutation that has a number (sigma.Once) is applied at most once, whatever becomes of connections, of this process, or of who leads. Two things could make it happen twice: its sender sends it again because the reply was lost; or a
-// first copy, held up somewhere, arrives after its sender got the reply to a second one. So the realm remembers for each client what it replied to mutations that the client may send again, and up to which number the client has its
-// replies. Both are looked up before the mutation is checked, and the record of a mutation that takes effect is written in the transaction that makes it take effect (key o/): there is no moment at which one is stored and not the
-// other. Refusals change nothing, so it does no harm to decide again after a restart; those of what was sent before
-// are kept in memory, against late copies.
+// A mutation that has a number (sigma.Once) is applied at most once, whatever becomes of
+// connections, of this process, or of who leads. Two things could make it happen twice: its sender
+// sends it again because the reply was lost; or a first copy, held up somewhere, arrives after its
+// sender got the reply to a second one. So the realm remembers for each client what it replied to
+// mutations that the client may send again, and up to which number the client has its replies. Both
+// are looked up before the mutation is checked, and the record of a mutation that takes effect is
+// written in the transaction that makes it take effect (key o/): there is no moment at which one is
+// stored and not the other. Refusals change nothing, so it does no harm to decide again after a
+// restart; those of what was sent before are kept in memory, against late copies.
 //
-// A client that numbers for one mutation at a time, as all of ours do, has one record of some 30 bytes, which its next mutation replaces. A client is forgotten when it says so (forgetOp), or has sent nothing for onceIdle, with some transaction
-// that is made anyway. Senders give up much earlier, so that a mutation whose client is not known was never applied.
+// A client that numbers for one mutation at a time, as all of ours do, has one record of some 30
+// bytes, which its next mutation replaces. A client is forgotten when it says so (forgetOp), or has
+// sent nothing for onceIdle, with some transaction that is made anyway. Senders give up much
+// earlier, so that a mutation whose client is not known was never applied.
 const (
 	onceIdle       = 10 * time.Minute
-	onceEntriesMax = 4      // unacknowledged mutations of one client
-	onceClientsMax = 16_384 // of one realm; beyond them, mutations of new clients are not remembered: sent again, they get KindLost
-	onceForgetMax  = 4      // clients that one step looks at whether they are idle
-	onceDropMax    = 64     // records that one step drops
+	onceEntriesMax = 4 // unacknowledged mutations of one client
+	// of one realm; beyond them, mutations of new clients are not remembered: sent again, they get
+	// KindLost
+	onceClientsMax = 16_384
+	onceForgetMax  = 4  // clients that one step looks at whether they are idle
+	onceDropMax    = 64 // records that one step drops
 )
 
 // client is what is remembered of one client. It is replaced, not changed.
@@ -47,7 +55,8 @@ type watermark struct {
 	at     time.Time
 }
 
-// codeOf tells mutations apart, so that a number that is used for something else is noticed. 0 is what cannot be numbered.
+// codeOf tells mutations apart, so that a number that is used for something else is noticed. 0 is
+// what cannot be numbered.
 func codeOf(m mutation) byte {
 	switch bare(m).(type) {
 	case createOp:
@@ -90,9 +99,12 @@ func (s *step) once(o sigma.Once, m mutation, now time.Time) reply {
 	c := s.client(o.Client)
 	switch {
 	case o.Seq <= o.Done:
-		return reply{err: sigma.Errorf(op, sigma.KindInvalid, "mutation %d of a client that has the replies up to %d", o.Seq, o.Done)}
+		return reply{err: sigma.Errorf(op, sigma.KindInvalid, "mutation %d of a client that has the replies up to %d",
+			o.Seq, o.Done)}
 	case c == nil && o.Again && now.Sub(s.base.overflow) < onceIdle:
-		return reply{err: sigma.Errorf(op, sigma.KindLost, "the change may have been made before its reply was lost, when the realm had more clients than are remembered")}
+		return reply{err: sigma.Errorf(op, sigma.KindLost,
+			"the change may have been made before its reply was lost, when the realm had more clients than are "+
+				"remembered")}
 	case c == nil && len(s.base.clients)+len(s.clients) >= onceClientsMax:
 		s.base.overflow = now
 		return m.apply(s, now)
@@ -114,9 +126,11 @@ func (s *step) once(o sigma.Once, m mutation, now time.Time) reply {
 	}
 	switch {
 	case o.Seq <= next.done:
-		return reply{err: sigma.Errorf(op, sigma.KindStale, "mutation %d comes late: its sender has given it up, or has its reply", o.Seq)}
+		return reply{err: sigma.Errorf(op, sigma.KindStale,
+			"mutation %d comes late: its sender has given it up, or has its reply", o.Seq)}
 	case len(next.entries) >= onceEntriesMax:
-		return reply{err: sigma.Errorf(op, sigma.KindBusy, "%d mutations of one client are not acknowledged", onceEntriesMax)}
+		return reply{err: sigma.Errorf(op, sigma.KindBusy, "%d mutations of one client are not acknowledged",
+			onceEntriesMax)}
 	}
 	before := s.rec.seq
 	r := m.apply(s, now)
@@ -124,7 +138,9 @@ func (s *step) once(o sigma.Once, m mutation, now time.Time) reply {
 		return r // of what was not sent before there are no late copies
 	}
 	e := answered{seq: o.Seq, code: code, changed: s.rec.seq != before, reply: r}
-	i, _ := slices.BinarySearchFunc(next.entries, o.Seq, func(e answered, seq uint64) int { return cmp.Compare(e.seq, seq) })
+	i, _ := slices.BinarySearchFunc(next.entries, o.Seq, func(e answered, seq uint64) int {
+		return cmp.Compare(e.seq, seq)
+	})
 	next.entries = slices.Insert(next.entries, i, e)
 	next.stored = next.stored || e.changed
 	s.clients[o.Client] = next
@@ -150,7 +166,8 @@ func (o forgetOp) apply(s *step, _ time.Time) reply {
 	return reply{}
 }
 
-// forget forgets one client. That needs no transaction of its own: its record goes with one that is made anyway.
+// forget forgets one client. That needs no transaction of its own: its record goes with one that is
+// made anyway.
 func (s *step) forget(id uint64) {
 	c := s.client(id)
 	if c == nil {
@@ -258,7 +275,8 @@ func decodeClient(b []byte) (*client, error) {
 	return c, d.end("client")
 }
 
-// addClient puts a loaded client into the tree. Nobody could send while there was no leader: its time begins anew.
+// addClient puts a loaded client into the tree. Nobody could send while there was no leader: its
+// time begins anew.
 func (t *tree) addClient(id uint64, c *client, now time.Time) {
 	c.used = now
 	t.clients[id] = c

@@ -36,7 +36,8 @@ func onceCases(lease sigma.LeaseID, written uint64) []onceCase {
 			return onceOutcome{id: id, err: err}
 		}
 	}
-	byHandle := func(do func(ctx context.Context, f *file) (sigma.Version, error)) func(ctx context.Context, root *file) onceOutcome {
+	byHandle := func(do func(ctx context.Context, f *file) (sigma.Version, error)) func(ctx context.Context,
+		root *file) onceOutcome {
 		return func(ctx context.Context, root *file) (r onceOutcome) {
 			f := &file{slot: root.slot, id: written}
 			if r.err = f.Open(context.Background(), sigma.OpenWrite|sigma.OpenAppend); r.err == nil {
@@ -113,7 +114,9 @@ func failOnce(m *memStore) {
 	}
 }
 
-// TestOnce: each kind of mutation, sent again with its number, is not applied again and is answered as before: by the same server, by one after a restart, and when the outcome of the commit was unknown.
+// TestOnce: each kind of mutation, sent again with its number, is not applied again and is answered
+// as before: by the same server, by one after a restart, and when the outcome of the commit was
+// unknown.
 func TestOnce(t *testing.T) {
 	store := newMemStore()
 	s, stop := serve(t, Config{Store: store})
@@ -168,9 +171,11 @@ func commits(m *memStore) int {
 	return int(m.rev)
 }
 
-// TestOnceForgets: what is remembered is bounded: it goes when the client has its reply, says that it is gone, or is idle for long.
+// TestOnceForgets: what is remembered is bounded: it goes when the client has its reply, says that
+// it is gone, or is idle for long.
 func TestOnceForgets(t *testing.T) {
-	tr := newTree(testRealm, realmRecord{number: 1, nextID: 2, seq: 1}, sigma.RealmLimits{Names: 1 << 20, Bytes: 1 << 30, Leases: leasesDefault})
+	tr := newTree(testRealm, realmRecord{number: 1, nextID: 2, seq: 1}, sigma.RealmLimits{Names: 1 << 20,
+		Bytes: 1 << 30, Leases: leasesDefault})
 	root := newRoot(tr.rec)
 	if err := tr.add(root); err != nil {
 		t.Fatal(err)
@@ -195,7 +200,8 @@ func TestOnceForgets(t *testing.T) {
 	}
 	mkdir := func(client, seq, done uint64) reply {
 		n++
-		return do(sigma.Once{Client: client, Seq: seq, Done: done}, createOp{dir: root.id, name: fmt.Sprint("d", n), kind: sigma.KindDir})
+		return do(sigma.Once{Client: client, Seq: seq, Done: done}, createOp{dir: root.id, name: fmt.Sprint("d", n),
+			kind: sigma.KindDir})
 	}
 	for seq := range uint64(100) {
 		if r := mkdir(1, seq+1, seq); r.err != nil {
@@ -213,24 +219,28 @@ func TestOnceForgets(t *testing.T) {
 	if r := mkdir(2, onceEntriesMax+1, 0); sigma.KindOf(r.err) != sigma.KindBusy {
 		t.Errorf("more mutations than are remembered: %v", r.err)
 	}
-	if r := do(sigma.Once{Client: 2, Seq: 1}, removeOp{dir: root.id, name: "d1"}); sigma.KindOf(r.err) != sigma.KindInvalid {
+	if r := do(sigma.Once{Client: 2, Seq: 1},
+		removeOp{dir: root.id, name: "d1"}); sigma.KindOf(r.err) != sigma.KindInvalid {
 		t.Errorf("a number for something else: %v", r.err)
 	}
 	for client := uint64(3); len(tr.clients) < onceClientsMax; client++ {
-		if r := do(sigma.Once{Client: client, Seq: 1, Again: true}, removeOp{dir: root.id, name: "nothing"}); sigma.KindOf(r.err) != sigma.KindNotFound {
+		if r := do(sigma.Once{Client: client, Seq: 1, Again: true},
+			removeOp{dir: root.id, name: "nothing"}); sigma.KindOf(r.err) != sigma.KindNotFound {
 			t.Fatal(r.err)
 		}
 	}
 	if r := mkdir(1<<60, 1, 0); r.err != nil || tr.clients[1<<60] != nil {
 		t.Errorf("one client too many: %v", r.err)
 	}
-	if r := do(sigma.Once{Client: 1 << 60, Seq: 1, Again: true}, removeOp{dir: root.id, name: "d1"}); sigma.KindOf(r.err) != sigma.KindLost {
+	if r := do(sigma.Once{Client: 1 << 60, Seq: 1, Again: true},
+		removeOp{dir: root.id, name: "d1"}); sigma.KindOf(r.err) != sigma.KindLost {
 		t.Errorf("one client too many, again: %v", r.err)
 	}
 	if r := mkdir(1, 101, 100); r.err != nil || len(store) != 2 {
 		t.Errorf("a client that is known: %v; %d records", r.err, len(store))
 	}
-	if r := do(sigma.Once{}, forgetOp{[]uint64{1, 2, 99_999}}); r.err != nil || tr.clients[1] != nil || tr.clients[2] != nil || len(tr.dropped) != 2 {
+	if r := do(sigma.Once{}, forgetOp{[]uint64{1, 2, 99_999}}); r.err != nil || tr.clients[1] != nil ||
+		tr.clients[2] != nil || len(tr.dropped) != 2 {
 		t.Errorf("forgetting: %v, %d records to drop", r.err, len(tr.dropped))
 	}
 	if r := mkdir(0, 0, 0); r.err != nil || len(store) != 0 || len(tr.dropped) != 0 {

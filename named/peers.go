@@ -23,21 +23,26 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// etcd's members reach each other over streams that somebody else makes (sigmad's authenticated links), and etcd itself opens no port. It insists on dialling URLs, so the URL of machine m2 is unix://m2:1,
-// which it dials as the socket file "m2:1" in the working directory of the process; a goroutine here takes each connection and joins it to a stream. What comes in needs no socket at all: its streams are
-// handed to an HTTP server with etcd's own handler.
+// etcd's members reach each other over streams that somebody else makes (sigmad's authenticated
+// links), and etcd itself opens no port. It insists on dialling URLs, so the URL of machine m2 is
+// unix://m2:1, which it dials as the socket file "m2:1" in the working directory of the process; a
+// goroutine here takes each connection and joins it to a stream. What comes in needs no socket at
+// all: its streams are handed to an HTTP server with etcd's own handler.
 
 // Peers is how the members of the store reach each other. Safe for concurrent use.
 type Peers interface {
 	// Dial connects to the named of another machine.
 	Dial(ctx context.Context, m sigma.MachineID) (net.Conn, error)
-	// Listen begins to take connections from others. It is called once a second member is known, not before, and at most once.
+	// Listen begins to take connections from others. It is called once a second member is known,
+	// not before, and at most once.
 	Listen(ctx context.Context) (sigma.Listener, error)
 }
 
 const (
 	peerPort = ":1" // etcd wants one in a URL
-	// peerSilence ends a connection over which nothing came. etcd says something on each of its lasting ones every 1.7 s, but sets no limit itself when it dials a socket file, and a link that was cut may never tell.
+	// peerSilence ends a connection over which nothing came. etcd says something on each of its
+	// lasting ones every 1.7 s, but sets no limit itself when it dials a socket file, and a link
+	// that was cut may never tell.
 	peerSilence = 4 * time.Second
 	peerDialMax = 3 * time.Second
 	peerChunk   = 64 << 10
@@ -56,7 +61,8 @@ func machineOfURL(text string) sigma.MachineID {
 	return sigma.MachineID(host)
 }
 
-// EnterSocketDir makes the directory of the peers' sockets below the data directory and makes it the working directory of this process, where etcd looks for them.
+// EnterSocketDir makes the directory of the peers' sockets below the data directory and makes it
+// the working directory of this process, where etcd looks for them.
 func EnterSocketDir(data string) error {
 	dir := filepath.Join(data, socketDir)
 	if err := os.RemoveAll(dir); err != nil { // the sockets that a named left which was killed
@@ -86,7 +92,8 @@ type network struct {
 
 func newNetwork(self sigma.MachineID, peers Peers, log *slog.Logger) *network {
 	ctx, stop := context.WithCancel(context.Background())
-	return &network{self: self, peers: peers, log: log, ctx: ctx, stop: stop, sockets: map[sigma.MachineID]net.Listener{}, heard: map[sigma.MachineID]time.Time{}}
+	return &network{self: self, peers: peers, log: log, ctx: ctx, stop: stop,
+		sockets: map[sigma.MachineID]net.Listener{}, heard: map[sigma.MachineID]time.Time{}}
 }
 
 func (n *network) close() {
@@ -156,7 +163,8 @@ func (n *network) forward(l net.Listener, m sigma.MachineID) {
 	}
 }
 
-// join copies both ways until one side ends, both are silent for too long, or the network is closed.
+// join copies both ways until one side ends, both are silent for too long, or the network is
+// closed.
 func (n *network) join(near, far net.Conn) {
 	stop := context.AfterFunc(n.ctx, func() { near.Close(); far.Close() })
 	defer stop()
@@ -234,7 +242,8 @@ func (n *network) serve(ctx context.Context, s *etcdserver.EtcdServer) error {
 	}
 	a := &arrivals{conns: make(chan net.Conn), closed: make(chan struct{})}
 	n.listener, n.arrivals = l, a
-	srv := &http.Server{Handler: etcdhttp.NewPeerHandler(zap.New(slogCore{log: n.log}), s), ReadHeaderTimeout: peerSilence, IdleTimeout: peerSilence, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, 0)}
+	srv := &http.Server{Handler: etcdhttp.NewPeerHandler(zap.New(slogCore{log: n.log}), s),
+		ReadHeaderTimeout: peerSilence, IdleTimeout: peerSilence, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, 0)}
 	n.work.Go(func() { srv.Serve(a) })
 	n.work.Go(func() { <-n.ctx.Done(); srv.Close() })
 	n.work.Go(func() {
@@ -304,7 +313,10 @@ const remoteMembersMax = 64 << 10
 func (n *network) members(ctx context.Context, m sigma.MachineID) (ms []remoteMember, err error) {
 	ctx, cancel := context.WithTimeout(ctx, peerDialMax)
 	defer cancel()
-	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return n.peers.Dial(ctx, m) }}}
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _,
+		_ string) (net.Conn, error) {
+		return n.peers.Dial(ctx, m)
+	}}}
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+string(m)+peerPort+"/members", nil)
 	if err != nil {
 		return nil, err

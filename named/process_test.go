@@ -19,7 +19,8 @@ import (
 	"sigmaos.dev/treekit"
 )
 
-// The test program is also a member: so that one can be killed as a machine is, without a moment to put anything in order.
+// The test program is also a member: so that one can be killed as a machine is, without a moment to
+// put anything in order.
 
 const memberEnv = "SIGMA_NAMED_TEST_MEMBER"
 
@@ -58,7 +59,8 @@ func runMember(a memberArgs, log *slog.Logger) error {
 	if err := EnterSocketDir(a.Dir); err != nil {
 		return err
 	}
-	m, err := OpenMember(MemberConfig{Config: Config{Dir: a.Dir, Log: log}, Machine: a.Machine, Initial: a.Initial, Peers: switchPeers{a}})
+	m, err := OpenMember(MemberConfig{Config: Config{Dir: a.Dir, Log: log}, Machine: a.Machine, Initial: a.Initial,
+		Peers: switchPeers{a}})
 	if err != nil {
 		return err
 	}

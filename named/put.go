@@ -29,7 +29,8 @@ func (o putOp) apply(s *step, now time.Time) reply {
 		return r
 	}
 	if o.o.Kind == sigma.KindPipe { // not before it is known that the name is here: a tree beyond may have pipes
-		return reply{err: &sigma.Error{Op: op, Kind: sigma.KindUnsupported, Msg: "there are no pipes here", Hint: "a tree that a proc serves from its memory has them"}}
+		return reply{err: &sigma.Error{Op: op, Kind: sigma.KindUnsupported, Msg: "there are no pipes here",
+			Hint: "a tree that a proc serves from its memory has them"}}
 	}
 	link := o.o.Kind != sigma.KindFile
 	if err := o.allowed(s, dirID, existing); err != nil {
@@ -61,11 +62,13 @@ func (o putOp) apply(s *step, now time.Time) reply {
 	return o.replace(s, existing, now)
 }
 
-// allowed refuses who may not change the directory's entries, if the put would, or not write into the file. What the put is refused for anyway comes later.
+// allowed refuses who may not change the directory's entries, if the put would, or not write into
+// the file. What the put is refused for anyway comes later.
 func (o putOp) allowed(s *step, dir uint64, existing *node) error {
 	const op = "named.Put"
 	switch {
-	case existing == nil && o.o.MustExist, existing != nil && (o.o.MustMake && !o.o.Wait || existing.kind == sigma.KindDir):
+	case existing == nil && o.o.MustExist, existing != nil &&
+		(o.o.MustMake && !o.o.Wait || existing.kind == sigma.KindDir):
 		return nil
 	case existing != nil && !o.o.Wait && existing.kind == sigma.KindFile:
 		if err := o.by.may(op, existing, treekit.MayWrite); err != nil || o.o.Kind == sigma.KindFile {
@@ -114,7 +117,8 @@ func (o putOp) check(s *step) error {
 	const op = "named.Put"
 	bad := func(msg string) error { return sigma.Errorf(op, sigma.KindInvalid, "%s", msg) }
 	switch {
-	case o.o.Kind != sigma.KindFile && o.o.Kind != sigma.KindSymlink && o.o.Kind != sigma.KindEndpoint && o.o.Kind != sigma.KindPipe:
+	case o.o.Kind != sigma.KindFile && o.o.Kind != sigma.KindSymlink && o.o.Kind != sigma.KindEndpoint &&
+		o.o.Kind != sigma.KindPipe:
 		return bad("only files, symlinks and endpoints can be put")
 	case len(o.names) == 0:
 		return bad("a put needs a name")
@@ -133,7 +137,8 @@ func (o putOp) check(s *step) error {
 			return leaseError(op)
 		}
 		if l.count >= leaseFilesMax {
-			return &sigma.Error{Op: op, Kind: sigma.KindNoSpace, Msg: fmt.Sprintf("the lease has %d files and may have no more", l.count), Hint: "use a second lease"}
+			return &sigma.Error{Op: op, Kind: sigma.KindNoSpace,
+				Msg: fmt.Sprintf("the lease has %d files and may have no more", l.count), Hint: "use a second lease"}
 		}
 	}
 	switch o.o.Kind {
@@ -153,7 +158,8 @@ func (o putOp) perm() uint32 {
 	return 0o644
 }
 
-// replace gives an existing file new data; a file of another kind is replaced by a new one, since handles rely on the kind of their file.
+// replace gives an existing file new data; a file of another kind is replaced by a new one, since
+// handles rely on the kind of their file.
 func (o putOp) replace(s *step, old *node, now time.Time) reply {
 	const op = "named.Put"
 	data := o.data
@@ -180,7 +186,8 @@ func (o putOp) replace(s *step, old *node, now time.Time) reply {
 		return reply{err: sigma.Errorf(op, sigma.KindNoSpace, "the realm has used up its file numbers")}
 	}
 	v := s.begin()
-	n := &node{id: id, parent: old.parent, name: old.name, pos: old.pos, kind: o.o.Kind, perm: o.perm(), mtime: now.UnixNano(), version: v, lease: lease, data: data}
+	n := &node{id: id, parent: old.parent, name: old.name, pos: old.pos, kind: o.o.Kind, perm: o.perm(),
+		mtime: now.UnixNano(), version: v, lease: lease, data: data}
 	s.drop(old)
 	s.insert(n)
 	s.changeDir(n.parent, v, n.mtime, 0)

@@ -14,13 +14,15 @@ import (
 	"sigmaos.dev/treekit"
 )
 
-// A leader has one realm's whole tree in memory. Readers read it there; one goroutine (run) takes the mutations that wait, makes a step of as
-// many as fit, commits the step as one transaction of the store, merges it and answers. While a commit is under way the next
-// mutations gather, so that throughput grows with the number of callers (group commit) and nobody is answered, or seen by a reader, before
-// the store has it.
+// A leader has one realm's whole tree in memory. Readers read it there; one goroutine (run) takes
+// the mutations that wait, makes a step of as many as fit, commits the step as one transaction of
+// the store, merges it and answers. While a commit is under way the next mutations gather, so that
+// throughput grows with the number of callers (group commit) and nobody is answered, or seen by a
+// reader, before the store has it.
 //
-// If a commit's outcome is unknown, memory can no longer be trusted: the leader ends, its callers learn KindLost, and the next caller
-// makes a new leader, whose claim on the realm's record (load.go) makes a straggling commit of the old one fail.
+// If a commit's outcome is unknown, memory can no longer be trusted: the leader ends, its callers
+// learn KindLost, and the next caller makes a new leader, whose claim on the realm's record
+// (load.go) makes a straggling commit of the old one fail.
 type leader struct {
 	realm sigma.RealmID
 	store Store
@@ -62,7 +64,8 @@ type watched struct {
 	watchers int
 }
 
-// Bounds of a realm's queue. A caller beyond them is told KindBusy: the tenant's own load is at fault.
+// Bounds of a realm's queue. A caller beyond them is told KindBusy: the tenant's own load is at
+// fault.
 const (
 	queueMax      = 4096
 	queueBytesMax = 32 << 20
@@ -74,8 +77,9 @@ const expiryRetry = 100 * time.Millisecond
 // commitTimeout is beyond etcd's own (5 s and two elections).
 const commitTimeout = 15 * time.Second
 
-// do has a mutation applied and returns its reply once it is durable. If ctx ends before the mutation was taken up, it has no effect; later its
-// outcome is unknown, which KindTimeout and KindCanceled leave open too.
+// do has a mutation applied and returns its reply once it is durable. If ctx ends before the
+// mutation was taken up, it has no effect; later its outcome is unknown, which KindTimeout and
+// KindCanceled leave open too.
 func (l *leader) do(ctx context.Context, m mutation) reply {
 	const op = "named.do"
 	r := &request{m: m, once: sigma.OnceOf(ctx), reply: make(chan reply, 1)}
@@ -86,7 +90,8 @@ func (l *leader) do(ctx context.Context, m mutation) reply {
 		return endedReply()
 	case len(l.queue) >= queueMax || l.queued+m.size() > queueBytesMax:
 		l.queueMu.Unlock()
-		return reply{err: &sigma.Error{Op: op, Kind: sigma.KindBusy, Msg: "too many changes of the realm's names wait", Hint: "try again, with fewer at a time"}}
+		return reply{err: &sigma.Error{Op: op, Kind: sigma.KindBusy, Msg: "too many changes of the realm's names wait",
+			Hint: "try again, with fewer at a time"}}
 	}
 	l.queue = append(l.queue, r)
 	l.queued += m.size()
@@ -111,7 +116,8 @@ func (l *leader) do(ctx context.Context, m mutation) reply {
 var errEnded = errors.New("leader ended")
 
 func endedReply() reply {
-	return reply{err: &sigma.Error{Op: "named.do", Kind: sigma.KindUnavailable, Msg: "the realm is being loaded again", Err: errEnded}}
+	return reply{err: &sigma.Error{Op: "named.do", Kind: sigma.KindUnavailable, Msg: "the realm is being loaded again",
+		Err: errEnded}}
 }
 
 // run serves the realm until ctx ends or the store fails it. It answers everyone before it returns.
@@ -130,7 +136,10 @@ func (l *leader) run(ctx context.Context) {
 		case <-ctx.Done():
 			continue
 		case <-timer.C:
-			if late := time.Since(due); late > expiryRetry { // the store, or the host, stood still: holders were not heard meanwhile, so they have as long again
+			if late :=
+				time.Since(due); late > expiryRetry {
+				// the store, or the host, stood still: holders were not heard meanwhile, so they
+				// have as long again
 				look(late)
 				continue
 			}
@@ -180,8 +189,8 @@ func answer(rs []*request, rep reply) {
 	}
 }
 
-// serve commits the first of the requests as one step and answers them; it returns the others, whether a lease was granted, and whether the
-// leader has ended.
+// serve commits the first of the requests as one step and answers them; it returns the others,
+// whether a lease was granted, and whether the leader has ended.
 func (l *leader) serve(rs []*request) (rest []*request, granted, ended bool) {
 	s := newStep(l.tree)
 	now := time.Now()
@@ -233,16 +242,19 @@ func (l *leader) commit(s *step) error {
 		// The caller's patience must not decide about a transaction of many.
 		ctx, cancel := context.WithTimeout(context.Background(), commitTimeout)
 		defer cancel()
-		rev, err := l.store.Commit(ctx, Batch{Guard: realmKey(l.realm), GuardAt: l.guard, Puts: puts, Deletes: deletes, Grows: s.grows(), Writes: l.realm != sigma.SystemRealm && s.keeps()})
+		rev, err := l.store.Commit(ctx, Batch{Guard: realmKey(l.realm), GuardAt: l.guard, Puts: puts, Deletes: deletes,
+			Grows: s.grows(), Writes: l.realm != sigma.SystemRealm && s.keeps()})
 		switch {
 		case errors.Is(err, errStoreFull):
 			return storeFull(op, l.realm, err)
 		case errors.Is(err, errConflict):
 			l.log.Warn("another name server took over the realm", "realm", l.realm)
-			return &sigma.Error{Op: op, Realm: l.realm, Kind: sigma.KindUnavailable, Msg: "the realm is being loaded again", Err: err}
+			return &sigma.Error{Op: op, Realm: l.realm, Kind: sigma.KindUnavailable,
+				Msg: "the realm is being loaded again", Err: err}
 		case err != nil:
 			l.log.Warn("names were not stored for certain; loading the realm again", "realm", l.realm, "err", err)
-			return &sigma.Error{Op: op, Realm: l.realm, Kind: sigma.KindLost, Msg: "it is unknown whether the change was stored", Err: err}
+			return &sigma.Error{Op: op, Realm: l.realm, Kind: sigma.KindLost,
+				Msg: "it is unknown whether the change was stored", Err: err}
 		}
 		l.guard = rev
 	}
@@ -264,7 +276,8 @@ func (l *leader) commit(s *step) error {
 	return nil
 }
 
-// end marks the leader as ended and then answers everyone who waits: whoever was answered meets the next leader, not this one.
+// end marks the leader as ended and then answers everyone who waits: whoever was answered meets the
+// next leader, not this one.
 func (l *leader) end() {
 	l.queueMu.Lock()
 	if !l.ended {
@@ -276,7 +289,8 @@ func (l *leader) end() {
 	answer(l.unparkAll(), endedReply())
 }
 
-// watch waits until the file's version is beyond since. errEnded tells to go on with the next leader.
+// watch waits until the file's version is beyond since. errEnded tells to go on with the next
+// leader.
 func (l *leader) watch(ctx context.Context, id uint64, by asker, since sigma.Version) (sigma.Version, error) {
 	const op = "named.Watch"
 	for first := true; ; first = false { // who waits is told of a change of the mode too

@@ -10,8 +10,11 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// A snapshot of one realm is taken of its tree in memory, whose nodes never change: they are gathered at one moment, and written while work goes on. It has names, kinds, modes, times and contents. What has no meaning
-// in another realm stays behind: ids and versions, which are given anew, ephemeral files and leases, which live by their holders, fences' epochs, remembered replies, limits and shares.
+// A snapshot of one realm is taken of its tree in memory, whose nodes never change: they are
+// gathered at one moment, and written while work goes on. It has names, kinds, modes, times and
+// contents. What has no meaning in another realm stays behind: ids and versions, which are given
+// anew, ephemeral files and leases, which live by their holders, fences' epochs, remembered
+// replies, limits and shares.
 
 // gathered is a node and its path.
 type gathered struct {
@@ -45,7 +48,8 @@ func (t *tree) gather() []gathered {
 }
 
 // openRealmSnapshot begins a snapshot of one realm. write is to be called once.
-func (s *Server) openRealmSnapshot(ctx context.Context, id sigma.RealmID) (keys uint64, write func(w io.Writer) error, err error) {
+func (s *Server) openRealmSnapshot(ctx context.Context, id sigma.RealmID) (keys uint64, write func(w io.Writer) error,
+	err error) {
 	const op = "named.snapshot"
 	at, err := s.slotOf(op, id)
 	if err != nil {
@@ -59,13 +63,15 @@ func (s *Server) openRealmSnapshot(ctx context.Context, id sigma.RealmID) (keys 
 	l.read(func(t *tree) error { all = t.gather(); return nil })
 	for _, g := range all {
 		if len(g.path) > sigma.PathMax {
-			return 0, nil, &sigma.Error{Op: op, Realm: id, Kind: sigma.KindTooBig, Msg: "a name lies deeper than any path reaches: " + g.path[:80] + "...", Hint: "move it up"}
+			return 0, nil, &sigma.Error{Op: op, Realm: id, Kind: sigma.KindTooBig,
+				Msg: "a name lies deeper than any path reaches: " + g.path[:80] + "...", Hint: "move it up"}
 		}
 	}
 	return uint64(len(all)), func(w io.Writer) error {
 		a := archive.NewWriter(w, uint64(len(all)))
 		for _, g := range all {
-			if err := a.Add(archive.Entry{Path: g.path, Kind: g.n.kind, Perm: g.n.perm, Modified: time.Unix(0, g.n.mtime), Data: g.n.data}); err != nil {
+			if err := a.Add(archive.Entry{Path: g.path, Kind: g.n.kind, Perm: g.n.perm,
+				Modified: time.Unix(0, g.n.mtime), Data: g.n.data}); err != nil {
 				return err
 			}
 		}

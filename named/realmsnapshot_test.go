@@ -13,7 +13,9 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// A snapshot of one realm has its names as they were at one moment, also while it is written to: all that were acknowledged before, each directory before what is in it, nothing that is ephemeral or another realm's.
+// A snapshot of one realm has its names as they were at one moment, also while it is written to:
+// all that were acknowledged before, each directory before what is in it, nothing that is ephemeral
+// or another realm's.
 func TestRealmSnapshot(t *testing.T) {
 	m, _ := alone(t, t.TempDir())
 	root := memberRoot(t, m)
@@ -74,7 +76,8 @@ func TestRealmSnapshot(t *testing.T) {
 	if series < before || int(n) != series+4 {
 		t.Errorf("%d names, of which %d are of the series: some are missing, or come from nowhere", n, series)
 	}
-	if got["a"].Perm != 0o750 || got["a/deep"].Kind != sigma.KindDir || string(got["a/deep/f"].Data) != "text" || got["link"].Kind != sigma.KindSymlink || string(got["link"].Data) != "z/deep/f" {
+	if got["a"].Perm != 0o750 || got["a/deep"].Kind != sigma.KindDir || string(got["a/deep/f"].Data) != "text" ||
+		got["link"].Kind != sigma.KindSymlink || string(got["link"].Data) != "z/deep/f" {
 		t.Errorf("got %+v", got)
 	}
 	if _, err := CheckSnapshot(bytes.NewReader(text)); sigma.KindOf(err) != sigma.KindInvalid || err == nil {
@@ -87,14 +90,19 @@ func TestRealmSnapshot(t *testing.T) {
 func realmSnapshotOf(t *testing.T, m *Member, realm sigma.RealmID) ([]byte, error) {
 	t.Helper()
 	var number, keys uint64
-	if err := ask(t, m, sigmap.CallSnapshotOpen, func(c *sigmap.Coder) { c.RealmID(&realm) }, func(c *sigmap.Coder) { c.U64(&number); c.U64(&keys) }); err != nil {
+	if err := ask(t, m, sigmap.CallSnapshotOpen, func(c *sigmap.Coder) {
+		c.RealmID(&realm)
+	}, func(c *sigmap.Coder) { c.U64(&number); c.U64(&keys) }); err != nil {
 		return nil, err
 	}
 	var all bytes.Buffer
 	for {
 		var piece []byte
 		offset := uint64(all.Len())
-		if err := ask(t, m, sigmap.CallSnapshotRead, func(c *sigmap.Coder) { c.U64(&number); c.U64(&offset) }, func(c *sigmap.Coder) { c.Data(&piece) }); err != nil {
+		if err := ask(t, m, sigmap.CallSnapshotRead, func(c *sigmap.Coder) {
+			c.U64(&number)
+			c.U64(&offset)
+		}, func(c *sigmap.Coder) { c.Data(&piece) }); err != nil {
 			return nil, err
 		}
 		if len(piece) == 0 {
@@ -104,7 +112,8 @@ func realmSnapshotOf(t *testing.T, m *Member, realm sigma.RealmID) ([]byte, erro
 	}
 }
 
-// Goal: a whole snapshot keeps fences, limits, shares, and replies to numbered changes, so that a restored store refuses who was deposed, and does not make a change again that is sent again.
+// Goal: a whole snapshot keeps fences, limits, shares, and replies to numbered changes, so that a
+// restored store refuses who was deposed, and does not make a change again that is sent again.
 func TestSnapshotKeeps(t *testing.T) {
 	m, stop := alone(t, t.TempDir())
 	root := memberRoot(t, m)
@@ -118,7 +127,8 @@ func TestSnapshotKeeps(t *testing.T) {
 	if err := root.Mkdir(fencedAt(t, "/leader", 7), "led", 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := root.Put(numbered(t, 3, 1, false), []string{"log"}, []byte("once"), sigma.PutOptions{Append: true}); err != nil {
+	if _, _, err := root.Put(numbered(t, 3, 1, false), []string{"log"}, []byte("once"),
+		sigma.PutOptions{Append: true}); err != nil {
 		t.Fatal(err)
 	}
 	admin, err := m.Attach(t.Context(), provider, "")
@@ -144,14 +154,16 @@ func TestSnapshotKeeps(t *testing.T) {
 	if err := root.Mkdir(fencedAt(t, "/leader", 7), "leads", 0o755); err != nil {
 		t.Error(err)
 	}
-	if _, _, err := root.Put(numbered(t, 3, 1, true), []string{"log"}, []byte("once"), sigma.PutOptions{Append: true}); err != nil {
+	if _, _, err := root.Put(numbered(t, 3, 1, true), []string{"log"}, []byte("once"),
+		sigma.PutOptions{Append: true}); err != nil {
 		t.Error(err)
 	}
 	if got := get(t, root, "log"); got != "once" {
 		t.Errorf("what was sent again after the restore makes %q", got)
 	}
 	infos, err := m.leadership.server.List(t.Context())
-	if err != nil || len(infos) != 1 || infos[0].Limits.Names != 77 || infos[0].Limits.Handles != 88 || infos[0].Shares != 5 {
+	if err != nil || len(infos) != 1 || infos[0].Limits.Names != 77 || infos[0].Limits.Handles != 88 ||
+		infos[0].Shares != 5 {
 		t.Errorf("the realm is %+v, %v", infos, err)
 	}
 }

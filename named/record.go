@@ -22,7 +22,8 @@ import (
 //	n/term, n/beat               who leads (term.go)
 //	x/<machine>                  the machine is expelled
 //
-// Since a file's key names its parent by id, renaming a directory moves one key, however much is below it.
+// Since a file's key names its parent by id, renaming a directory moves one key, however much is
+// below it.
 const (
 	counterKey    = "m"
 	realmPrefix   = "r/"
@@ -70,8 +71,9 @@ func parseNodeKey(s string) (parent uint64, name string, ok bool) {
 	return parent, name, sigma.CheckName(name) == nil
 }
 
-// node is one file, directory or link. A node is never changed once a tree holds it: changes replace it by a copy, so that a reader who has
-// one may use it without a lock. Its data slice is never written to either.
+// node is one file, directory or link. A node is never changed once a tree holds it: changes
+// replace it by a copy, so that a reader who has one may use it without a lock. Its data slice is
+// never written to either.
 type node struct {
 	id      uint64
 	parent  uint64
@@ -93,7 +95,8 @@ func (n *node) fileID() sigma.FileID {
 func (n *node) isLink() bool { return n.kind == sigma.KindSymlink || n.kind == sigma.KindEndpoint }
 
 func (n *node) stat() sigma.Stat {
-	return sigma.Stat{ID: n.fileID(), Name: n.name, Perm: n.perm, Size: uint64(len(n.data)), Modified: time.Unix(0, n.mtime), Ephemeral: n.lease != 0}
+	return sigma.Stat{ID: n.fileID(), Name: n.name, Perm: n.perm, Size: uint64(len(n.data)),
+		Modified: time.Unix(0, n.mtime), Ephemeral: n.lease != 0}
 }
 
 // encode prints what decodeNode reads. Parent and name are in the key.
@@ -122,7 +125,8 @@ func decodeNode(b []byte) (*node, error) {
 	n.pos = d.uvarint()
 	n.lease = sigma.LeaseID(d.uvarint())
 	n.data = d.bytes(FileMax)
-	if d.err == nil && (n.kind > sigma.KindEndpoint || n.id == 0 || n.kind == sigma.KindDir && (len(n.data) != 0 || n.lease != 0)) {
+	if d.err == nil && (n.kind > sigma.KindEndpoint || n.id == 0 || n.kind == sigma.KindDir &&
+		(len(n.data) != 0 || n.lease != 0)) {
 		d.fail("impossible values")
 	}
 	if err := d.end("file"); err != nil {
@@ -131,7 +135,8 @@ func decodeNode(b []byte) (*node, error) {
 	return n, nil
 }
 
-// realmRecord is rewritten by every commit of its realm, so that its revision in the store fences older writers.
+// realmRecord is rewritten by every commit of its realm, so that its revision in the store fences
+// older writers.
 type realmRecord struct {
 	number   uint64            // never reused; high bits of the realm's file ids
 	created  int64             // Unix nanoseconds
@@ -180,7 +185,8 @@ func (r *realmRecord) encode() []byte {
 			b = binary.AppendUvarint(b, uint64(l.Scratch))
 		}
 		if b[1]&flagCompute != 0 {
-			for _, v := range []uint64{uint64(l.MaxCPU), uint64(l.MaxMemory), uint64(l.MinCPU), uint64(l.MinMemory), uint64(l.ReserveCPU), uint64(l.ReserveMemory)} {
+			for _, v := range []uint64{uint64(l.MaxCPU), uint64(l.MaxMemory), uint64(l.MinCPU), uint64(l.MinMemory),
+				uint64(l.ReserveCPU), uint64(l.ReserveMemory)} {
 				b = binary.AppendUvarint(b, v)
 			}
 		}
@@ -208,13 +214,15 @@ func decodeRealm(b []byte) (realmRecord, error) {
 	d := decoder{b: b}
 	d.version()
 	flags := d.byte()
-	r := realmRecord{number: d.bounded(realmNumberMax), created: int64(d.uvarint()), claims: d.uvarint(), nextID: d.bounded(fileNumberMax), seq: d.uvarint()}
+	r := realmRecord{number: d.bounded(realmNumberMax), created: int64(d.uvarint()), claims: d.uvarint(),
+		nextID: d.bounded(fileNumberMax), seq: d.uvarint()}
 	r.removing = flags&flagRemoving != 0
 	if flags&flagShares != 0 {
 		r.shares = uint32(d.bounded(sigma.SharesMax))
 	}
 	if flags&flagLimits != 0 {
-		r.limits = sigma.RealmLimits{Names: d.bounded(sigma.LimitNamesMax), Bytes: sigma.Bytes(d.bounded(uint64(sigma.LimitBytesMax))),
+		r.limits = sigma.RealmLimits{Names: d.bounded(sigma.LimitNamesMax),
+			Bytes:   sigma.Bytes(d.bounded(uint64(sigma.LimitBytesMax))),
 			Watches: d.bounded(sigma.LimitWatchesMax), Leases: d.bounded(sigma.LimitLeasesMax)}
 		if flags&flagMoreLimits != 0 {
 			r.limits.Sessions, r.limits.Handles = d.bounded(sigma.LimitSessionsMax), d.bounded(sigma.LimitHandlesMax)
@@ -231,7 +239,10 @@ func decodeRealm(b []byte) (realmRecord, error) {
 			l.ReserveCPU, l.ReserveMemory = cpu(), memory()
 		}
 	}
-	if flags >= flagsEnd || flags&flagMoreLimits != 0 && r.limits.Sessions|r.limits.Handles == 0 || flags&flagScratch != 0 && r.limits.Scratch == 0 || flags&flagCompute != 0 && !computes(r.limits) || flags&flagLimits != 0 && r.limits == (sigma.RealmLimits{}) || flags&flagShares != 0 && r.shares == 0 || r.number == 0 || r.nextID < 2 {
+	if flags >= flagsEnd || flags&flagMoreLimits != 0 && r.limits.Sessions|r.limits.Handles == 0 ||
+		flags&flagScratch != 0 && r.limits.Scratch == 0 || flags&flagCompute != 0 && !computes(r.limits) ||
+		flags&flagLimits != 0 && r.limits == (sigma.RealmLimits{}) || flags&flagShares != 0 && r.shares == 0 ||
+		r.number == 0 || r.nextID < 2 {
 		d.fail("impossible values")
 	}
 	return r, d.end("realm")
@@ -240,7 +251,8 @@ func decodeRealm(b []byte) (realmRecord, error) {
 // rootID is the id of the realm's root; it is the first that the realm gives.
 func (r *realmRecord) rootID() uint64 { return r.number<<fileNumberBits | 1 }
 
-// File ids are unique over all realms of a server: a realm's number, then a number within the realm.
+// File ids are unique over all realms of a server: a realm's number, then a number within the
+// realm.
 const (
 	fileNumberBits = 40
 	fileNumberMax  = 1<<fileNumberBits - 1

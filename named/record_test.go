@@ -13,7 +13,8 @@ import (
 func TestRecords(t *testing.T) {
 	for _, n := range []*node{
 		{id: 1<<fileNumberBits | 1, kind: sigma.KindDir, perm: 0o777, mtime: 1, version: 1, pos: 1},
-		{id: 1<<64 - 1, kind: sigma.KindFile, perm: 0o644, mtime: -1 << 63, version: 1<<64 - 1, pos: 1<<64 - 1, lease: 1<<64 - 1, data: bytes.Repeat([]byte{0}, FileMax)},
+		{id: 1<<64 - 1, kind: sigma.KindFile, perm: 0o644, mtime: -1 << 63, version: 1<<64 - 1, pos: 1<<64 - 1,
+			lease: 1<<64 - 1, data: bytes.Repeat([]byte{0}, FileMax)},
 		{id: 7, kind: sigma.KindSymlink, data: []byte("/x")},
 		{id: 7, kind: sigma.KindEndpoint, data: []byte("x")},
 	} {
@@ -34,7 +35,8 @@ func TestRecords(t *testing.T) {
 			t.Error("a byte too many is accepted")
 		}
 	}
-	r := realmRecord{number: realmNumberMax, created: 5, claims: 6, nextID: fileNumberMax, seq: 1<<64 - 1, removing: true, shares: sigma.SharesMax}
+	r := realmRecord{number: realmNumberMax, created: 5, claims: 6, nextID: fileNumberMax, seq: 1<<64 - 1,
+		removing: true, shares: sigma.SharesMax}
 	if got, err := decodeRealm(r.encode()); err != nil || got != r {
 		t.Errorf("got %+v, %v", got, err)
 	}
@@ -49,7 +51,8 @@ func TestRecords(t *testing.T) {
 
 // A record of a later version is refused, not guessed at.
 func TestUnknownVersion(t *testing.T) {
-	for _, b := range [][]byte{(&node{id: 7}).encode(), (&realmRecord{number: 1, nextID: 2}).encode(), leaseRecord{ttl: time.Minute}.encode()} {
+	for _, b := range [][]byte{(&node{id: 7}).encode(), (&realmRecord{number: 1, nextID: 2}).encode(),
+		leaseRecord{ttl: time.Minute}.encode()} {
 		b[0]++
 		_, err1 := decodeNode(b)
 		_, err2 := decodeRealm(b)
@@ -92,12 +95,14 @@ func TestKeys(t *testing.T) {
 
 // Whatever a decoder accepts, it prints the same way again or more shortly, and it never panics.
 func FuzzRecord(f *testing.F) {
-	for _, n := range []*node{{id: 1, kind: sigma.KindDir, perm: 0o755}, {id: 2, data: []byte("text"), lease: 3, version: 1 << 40}, {id: 3, kind: sigma.KindSymlink, data: []byte("/a/b")}} {
+	for _, n := range []*node{{id: 1, kind: sigma.KindDir, perm: 0o755}, {id: 2, data: []byte("text"), lease: 3,
+		version: 1 << 40}, {id: 3, kind: sigma.KindSymlink, data: []byte("/a/b")}} {
 		f.Add(n.encode(), nodeKey("", 1, "name"))
 	}
 	f.Add((&realmRecord{number: 1, nextID: 2}).encode(), nodeKey("", 0, ""))
 	f.Add(leaseRecord{ttl: time.Minute}.encode(), "")
-	f.Add((&client{done: 7, entries: []answered{{seq: 9, code: 2, changed: true, reply: reply{id: sigma.FileID{Path: 1 << 41, Version: 5}, lease: 3}}}}).encode(), "")
+	f.Add((&client{done: 7, entries: []answered{{seq: 9, code: 2, changed: true,
+		reply: reply{id: sigma.FileID{Path: 1 << 41, Version: 5}, lease: 3}}}}).encode(), "")
 	f.Add(encodeCounter(3), "00000000000000ff/x")
 	f.Fuzz(func(t *testing.T, b []byte, key string) {
 		if n, err := decodeNode(b); err == nil {

@@ -12,20 +12,24 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// A store is replaced by a snapshot when its named starts and finds the snapshot in its data directory. So it is written by the user whom its files belong to, and whoever puts the file there (sigma snapshot restore)
-// need not know who that is. The store that was there is kept aside until the next time.
+// A store is replaced by a snapshot when its named starts and finds the snapshot in its data
+// directory. So it is written by the user whom its files belong to, and whoever puts the file there
+// (sigma snapshot restore) need not know who that is. The store that was there is kept aside until
+// the next time.
 
 // Names in the data directory.
 const (
 	// RestoreName is a snapshot that replaces the store at the next start.
 	RestoreName = "restore"
-	// RestoreFreshName is one that begins another system with the same names: the record of the machines is left out, since their keys are those of an authority that is not here.
+	// RestoreFreshName is one that begins another system with the same names: the record of the
+	// machines is left out, since their keys are those of an authority that is not here.
 	RestoreFreshName = "restore.fresh"
 	restoringDir     = "restoring"
 	asideDir         = etcdDir + ".old"
 )
 
-// restorePending carries out a restore that waits in the data directory. After a crash in the middle it is done again.
+// restorePending carries out a restore that waits in the data directory. After a crash in the
+// middle it is done again.
 func restorePending(ctx context.Context, cfg MemberConfig) error {
 	const op = "named.restore"
 	for _, name := range []string{RestoreName, RestoreFreshName} {
@@ -101,7 +105,8 @@ const (
 	machinesFile = "state"
 )
 
-// changeMachines has change work in the directory of the record of the machines of a store, if there is one.
+// changeMachines has change work in the directory of the record of the machines of a store, if
+// there is one.
 func changeMachines(ctx context.Context, cfg Config, change func(ctx context.Context, dir sigma.File) error) error {
 	s, err := Open(ctx, cfg)
 	if err != nil {
@@ -147,7 +152,8 @@ func succeed(ctx context.Context, dir sigma.File, of func(record []byte) ([]byte
 		text, err = of(text)
 	}
 	if err == nil {
-		_, _, err = dir.(sigma.Putter).Put(ctx, []string{machinesFile}, text, sigma.PutOptions{Perm: 0o600, IfVersion: got.ID.Version})
+		_, _, err = dir.(sigma.Putter).Put(ctx, []string{machinesFile}, text,
+			sigma.PutOptions{Perm: 0o600, IfVersion: got.ID.Version})
 	}
 	return err
 }

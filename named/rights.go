@@ -5,11 +5,15 @@ import (
 	"sigmaos.dev/treekit"
 )
 
-// Whoever has a handle has it as somebody (9P: a fid has the rights of its attach). The provider passes always. The realm's programs act as the owner of all its files, and what the mode of a file or directory withholds from its owner they are
-// refused: when a handle is opened, and at each request that names files. A handle that is open goes on, whatever becomes of the mode; so does the one with which a file was created. What changes something is checked in the step that does it, so that
-// nothing comes between a change of the mode and what is asked after it.
+// Whoever has a handle has it as somebody (9P: a fid has the rights of its attach). The provider
+// passes always. The realm's programs act as the owner of all its files, and what the mode of a
+// file or directory withholds from its owner they are refused: when a handle is opened, and at each
+// request that names files. A handle that is open goes on, whatever becomes of the mode; so does
+// the one with which a file was created. What changes something is checked in the step that does
+// it, so that nothing comes between a change of the mode and what is asked after it.
 //
-// Provider's are the sessions of machines (sigma.Principal.System); one that attaches to a realm with sigmap.AsOwner after its name acts as the owner.
+// Provider's are the sessions of machines (sigma.Principal.System); one that attaches to a realm
+// with sigmap.AsOwner after its name acts as the owner.
 
 // asker is on whose behalf something is asked.
 type asker bool
@@ -27,7 +31,8 @@ func (a asker) may(op string, n *node, r treekit.Right) error {
 	return r.Check(op, n.name, n.perm)
 }
 
-// walk is walkFrom for who asks. A directory that may not be passed ends it with an error, whatever was reached.
+// walk is walkFrom for who asks. A directory that may not be passed ends it with an error, whatever
+// was reached.
 func (a asker) walk(v view, id uint64, names []string) (reached []*node, err error) {
 	const op = "named.Walk"
 	reached, err = walkFrom(v, id, names)

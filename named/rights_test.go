@@ -8,7 +8,9 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// What modes keep the realm's programs from is tested by the kit (TestConformance); here, whom they keep out: a machine's session that says that it acts for the owner, and not one that acts for the provider.
+// What modes keep the realm's programs from is tested by the kit (TestConformance); here, whom they
+// keep out: a machine's session that says that it acts for the owner, and not one that acts for the
+// provider.
 func TestWhomModesKeepOut(t *testing.T) {
 	s, _ := serve(t, Config{Store: newMemStore()})
 	attach(t, s)
@@ -35,7 +37,10 @@ func TestWhomModesKeepOut(t *testing.T) {
 	all := map[string]func(root *file) error{
 		"walk": func(r *file) error { _, _, err := r.Walk(ctx, []string{"d", "f"}); return err },
 		"get":  func(r *file) error { _, _, err := r.Get(ctx, []string{"d", "f"}, 0, 1); return err },
-		"put":  func(r *file) error { _, _, err := r.Put(ctx, []string{"d", "f"}, nil, sigma.PutOptions{}); return err },
+		"put": func(r *file) error {
+			_, _, err := r.Put(ctx, []string{"d", "f"}, nil, sigma.PutOptions{})
+			return err
+		},
 		"list": func(r *file) error { return walk(t, r, "d").Open(ctx, sigma.OpenRead) },
 		"make": func(r *file) error { return walk(t, r, "d").Mkdir(ctx, "x", 0) },
 		"rm":   func(r *file) error { return walk(t, r, "d").Remove(ctx, "x") },

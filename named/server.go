@@ -1,20 +1,27 @@
-// Package named is the name service: one tree of directories, small files, symlinks and endpoint files per realm, kept in etcd.
+// Package named is the name service: one tree of directories, small files, symlinks and endpoint
+// files per realm, kept in etcd.
 //
-// It promises: a change is in etcd, synced, before it is acknowledged, and no reader sees it before that; one realm's changes have one order;
-// what a caller was told stays true when the process is killed. A file's version grows with each change of it; a Watch misses none.
-// An ephemeral file goes in the same transaction as its lease. A handle follows its file through renames.
+// It promises: a change is in etcd, synced, before it is acknowledged, and no reader sees it before
+// that; one realm's changes have one order; what a caller was told stays true when the process is
+// killed. A file's version grows with each change of it; a Watch misses none. An ephemeral file
+// goes in the same transaction as its lease. A handle follows its file through renames.
 //
-// It assumes: a Server is the only one of its store. Where several machines hold the store, each has a Member, of which one leads and has the Server (term.go says how
-// that is kept true); whatever happens, the store's revisions stop an earlier one from writing.
+// It assumes: a Server is the only one of its store. Where several machines hold the store, each
+// has a Member, of which one leads and has the Server (term.go says how that is kept true);
+// whatever happens, the store's revisions stop an earlier one from writing.
 //
-// It is used by cmd/named, which serves it with the server kit, and by nobody else: others see sigma.Tree.
+// It is used by cmd/named, which serves it with the server kit, and by nobody else: others see
+// sigma.Tree.
 //
-// Where things are: record.go what is stored; tree.go and step.go the state of a realm and changes on top of it; mutate.go and lease.go what
-// each operation does (pure); fence.go and wait.go who is deposed, and who waits for a name; realm.go the goroutine that leads a realm; feed.go what tells machines of changes; load.go how realms get a leader;
-// file.go the handles; store.go and etcd.go the store. Several machines: member.go, campaign.go, peers.go, term.go, lead.go, calls.go, snapshot.go. An
-// etcd of the operator's: external.go.
+// Where things are: record.go what is stored; tree.go and step.go the state of a realm and changes
+// on top of it; mutate.go and lease.go what each operation does (pure); fence.go and wait.go who is
+// deposed, and who waits for a name; realm.go the goroutine that leads a realm; feed.go what tells
+// machines of changes; load.go how realms get a leader; file.go the handles; store.go and etcd.go
+// the store. Several machines: member.go, campaign.go, peers.go, term.go, lead.go, calls.go,
+// snapshot.go. An etcd of the operator's: external.go.
 //
-// Locks: Member.mu, network.mu and authority.mu alone; slot.mu before Server.mu; leader.mu and leader.queueMu alone.
+// Locks: Member.mu, network.mu and authority.mu alone; slot.mu before Server.mu; leader.mu and
+// leader.queueMu alone.
 package named
 
 import (
@@ -34,7 +41,8 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// FileMax is how many bytes a file may have: what etcd takes as one request by default, less the record around it.
+// FileMax is how many bytes a file may have: what etcd takes as one request by default, less the
+// record around it.
 const FileMax = 1<<20 - 4096
 
 // realmsMax bounds the realms of one server.
@@ -42,21 +50,26 @@ const realmsMax = 10_000
 
 // Config says where a Server keeps its state and how much it may be.
 type Config struct {
-	// Dir is the data directory of the embedded etcd, made if missing. Two servers on one directory are refused.
+	// Dir is the data directory of the embedded etcd, made if missing. Two servers on one directory
+	// are refused.
 	Dir string
 	// Store is used instead of an embedded etcd if it is not nil. Close closes it.
 	Store Store
 	// Log gets what an operator should know. Default: none.
 	Log *slog.Logger
-	// Board is where changes are counted, for those on this machine who remember what they found. Default: nowhere.
+	// Board is where changes are counted, for those on this machine who remember what they found.
+	// Default: nowhere.
 	Board *changeboard.Board
-	// EntriesMax is how many names one realm may have. Each takes about 400 bytes of memory. Default 1,000,000.
+	// EntriesMax is how many names one realm may have. Each takes about 400 bytes of memory.
+	// Default 1,000,000.
 	EntriesMax int
-	// BytesMax is how much data the files of one realm may have together. It is all in memory. Default 256 MiB.
+	// BytesMax is how much data the files of one realm may have together. It is all in memory.
+	// Default 256 MiB.
 	BytesMax sigma.Bytes
 	// StoreMax is how big etcd's database may be. Default 8 GiB, the most that etcd recommends.
 	StoreMax sigma.Bytes
-	// Idle is for how long at least, and for twice as long at most, a realm that nobody uses stays in memory. Default 2 min.
+	// Idle is for how long at least, and for twice as long at most, a realm that nobody uses stays
+	// in memory. Default 2 min.
 	Idle time.Duration
 
 	machine   sigma.MachineID                       // whose Dir is on
@@ -102,7 +115,8 @@ var (
 	_ sigma.Realms = (*Server)(nil)
 )
 
-// Open opens the store and finds the realms. ctx bounds the opening only. Calls wait until Run is running.
+// Open opens the store and finds the realms. ctx bounds the opening only. Calls wait until Run is
+// running.
 func Open(ctx context.Context, cfg Config) (*Server, error) {
 	cfg = cfg.withDefaults()
 	if cfg.Store == nil {
@@ -112,8 +126,9 @@ func Open(ctx context.Context, cfg Config) (*Server, error) {
 		}
 		cfg.Store = store
 	}
-	s := &Server{cfg: cfg, store: cfg.Store, log: cfg.Log, admin: make(chan struct{}, 1), running: make(chan struct{}), closing: make(chan struct{}),
-		realms: map[sigma.RealmID]*slot{}}
+	s := &Server{cfg: cfg, store: cfg.Store, log: cfg.Log, admin: make(chan struct{}, 1), running: make(chan struct{}),
+		closing: make(chan struct{}),
+		realms:  map[sigma.RealmID]*slot{}}
 	if err := s.findRealms(ctx); err != nil {
 		s.store.Close()
 		return nil, err
@@ -161,8 +176,8 @@ func (s *Server) newSlot(id sigma.RealmID, rec realmRecord) *slot {
 	return at
 }
 
-// Run serves until ctx ends or the store stops by itself, which is the error then. It returns when all goroutines but the store's have ended.
-// It may be called once.
+// Run serves until ctx ends or the store stops by itself, which is the error then. It returns when
+// all goroutines but the store's have ended. It may be called once.
 func (s *Server) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -240,7 +255,8 @@ func (s *Server) closedError() error {
 	return &sigma.Error{Op: "named.Server", Kind: sigma.KindUnavailable, Msg: "the name service is shutting down"}
 }
 
-// Attach returns the root of p's realm. A system principal may name another realm, and act as its owner (sigmap.AsOwner) instead of the provider; others always do.
+// Attach returns the root of p's realm. A system principal may name another realm, and act as its
+// owner (sigmap.AsOwner) instead of the provider; others always do.
 func (s *Server) Attach(ctx context.Context, p sigma.Principal, name string) (sigma.File, error) {
 	const op = "named.Attach"
 	by := asOwner
@@ -287,7 +303,8 @@ func (s *Server) slotOf(op string, id sigma.RealmID) (*slot, error) {
 }
 
 func noRealm(op string, id sigma.RealmID) error {
-	return &sigma.Error{Op: op, Realm: id, Kind: sigma.KindNotFound, Msg: fmt.Sprintf("there is no realm %q", string(id)), Hint: "sigma realm ls lists the realms"}
+	return &sigma.Error{Op: op, Realm: id, Kind: sigma.KindNotFound, Msg: fmt.Sprintf("there is no realm %q",
+		string(id)), Hint: "sigma realm ls lists the realms"}
 }
 
 // administer takes the token for making and removing realms.
@@ -319,7 +336,8 @@ func (s *Server) Create(ctx context.Context, id sigma.RealmID) error {
 	s.mu.Lock()
 	known, count := s.realms[id] != nil, len(s.realms)
 	s.mu.Unlock()
-	exists := &sigma.Error{Op: op, Realm: id, Kind: sigma.KindExists, Msg: fmt.Sprintf("there is a realm %q already", string(id))}
+	exists := &sigma.Error{Op: op, Realm: id, Kind: sigma.KindExists, Msg: fmt.Sprintf("there is a realm %q already",
+		string(id))}
 	switch {
 	case known:
 		return exists
@@ -366,7 +384,8 @@ func (s *Server) create(ctx context.Context, id sigma.RealmID) (rec realmRecord,
 	rec = realmRecord{number: n + 1, created: time.Now().UnixNano(), nextID: 2, seq: 1}
 	root := newRoot(rec)
 	_, err = s.store.Commit(ctx, Batch{Guard: counterKey, GuardAt: at, Puts: []KV{
-		{counterKey, encodeCounter(n + 1)}, {realmKey(id), rec.encode()}, {nodeKey(id, 0, ""), root.encode()}}, Writes: id != sigma.SystemRealm})
+		{counterKey, encodeCounter(n + 1)}, {realmKey(id), rec.encode()}, {nodeKey(id, 0, ""), root.encode()}},
+		Writes: id != sigma.SystemRealm})
 	return rec, true, commitError(op, id, err)
 }
 
@@ -376,15 +395,18 @@ func commitError(op string, id sigma.RealmID, err error) error {
 	case err == nil:
 		return nil
 	case errors.Is(err, errConflict):
-		return &sigma.Error{Op: op, Realm: id, Kind: sigma.KindUnavailable, Msg: "another name server changed it at the same time", Err: err}
+		return &sigma.Error{Op: op, Realm: id, Kind: sigma.KindUnavailable,
+			Msg: "another name server changed it at the same time", Err: err}
 	case errors.Is(err, errStoreFull):
 		return storeFull(op, id, err)
 	}
-	return &sigma.Error{Op: op, Realm: id, Kind: sigma.KindLost, Msg: "it is unknown whether the change was stored", Err: err}
+	return &sigma.Error{Op: op, Realm: id, Kind: sigma.KindLost, Msg: "it is unknown whether the change was stored",
+		Err: err}
 }
 
-// Remove removes a realm with all its names and leases. Watches in it end with KindNotFound, other calls get KindStale. When it fails half
-// way, the realm is gone for all but Remove, which goes on where it was; so does the next Open.
+// Remove removes a realm with all its names and leases. Watches in it end with KindNotFound, other
+// calls get KindStale. When it fails half way, the realm is gone for all but Remove, which goes on
+// where it was; so does the next Open.
 func (s *Server) Remove(ctx context.Context, id sigma.RealmID) error {
 	const op = "named.Remove"
 	release, err := s.administer(ctx)
@@ -412,7 +434,8 @@ func (s *Server) Remove(ctx context.Context, id sigma.RealmID) error {
 // erasePage is how many keys are deleted at once, so that other realms' commits get in between.
 const erasePage = 2000
 
-// erase deletes all keys of a realm that has no leader. The realm's record goes last and says meanwhile what is going on.
+// erase deletes all keys of a realm that has no leader. The realm's record goes last and says
+// meanwhile what is going on.
 func (s *Server) erase(ctx context.Context, id sigma.RealmID) error {
 	const op = "named.Remove"
 	value, at, found, err := s.store.Get(ctx, realmKey(id))
@@ -431,7 +454,8 @@ func (s *Server) erase(ctx context.Context, id sigma.RealmID) error {
 	if err != nil {
 		return commitError(op, id, err)
 	}
-	for _, prefix := range []string{treePrefix(id), leasePrefix(id), fencePrefix(id), oncePrefix(id), credentialsPrefix(id)} {
+	for _, prefix := range []string{treePrefix(id), leasePrefix(id), fencePrefix(id), oncePrefix(id),
+		credentialsPrefix(id)} {
 		for more := true; more; {
 			if more, err = s.store.DeletePrefix(ctx, prefix, erasePage); err != nil {
 				return commitError(op, id, err)
@@ -442,7 +466,8 @@ func (s *Server) erase(ctx context.Context, id sigma.RealmID) error {
 	return commitError(op, id, err)
 }
 
-// SetShares stores how much of what is shared a realm has a right to; whoever lists the realms sees it. It is 1 to sigma.SharesMax.
+// SetShares stores how much of what is shared a realm has a right to; whoever lists the realms sees
+// it. It is 1 to sigma.SharesMax.
 func (s *Server) SetShares(ctx context.Context, id sigma.RealmID, shares uint32) error {
 	const op = "named.SetShares"
 	if shares == 0 || shares > sigma.SharesMax {
@@ -459,7 +484,8 @@ func (s *Server) SetShares(ctx context.Context, id sigma.RealmID, shares uint32)
 	return sigma.Wrap(op, "", l.do(ctx, sharesOp{at, shares}).err)
 }
 
-// sharesOp sets a realm's shares. That they are seen before they are stored harms nobody: a restart brings back what is stored.
+// sharesOp sets a realm's shares. That they are seen before they are stored harms nobody: a restart
+// brings back what is stored.
 type sharesOp struct {
 	at     *slot
 	shares uint32
@@ -479,7 +505,8 @@ func (s *Server) List(context.Context) ([]sigma.RealmInfo, error) {
 	defer s.mu.Unlock()
 	infos := make([]sigma.RealmInfo, 0, len(s.realms))
 	for id, at := range s.realms {
-		infos = append(infos, sigma.RealmInfo{ID: id, Created: at.created, Shares: max(1, at.shares.Load()), Limits: at.limitsInForce()})
+		infos = append(infos, sigma.RealmInfo{ID: id, Created: at.created, Shares: max(1, at.shares.Load()),
+			Limits: at.limitsInForce()})
 	}
 	slices.SortFunc(infos, func(a, b sigma.RealmInfo) int { return cmp.Compare(a.ID, b.ID) })
 	return infos, nil

@@ -141,7 +141,8 @@ func TestAttach(t *testing.T) {
 		{"own realm", sigma.Principal{Realm: testRealm}, "", ok},
 		{"own realm by name", sigma.Principal{Realm: testRealm}, "acme", ok},
 		{"another's realm", sigma.Principal{Realm: testRealm}, "other", sigma.KindPermission},
-		{"a tenant does not learn which realms exist", sigma.Principal{Realm: testRealm}, "nobody", sigma.KindPermission},
+		{"a tenant does not learn which realms exist", sigma.Principal{Realm: testRealm}, "nobody",
+			sigma.KindPermission},
 		{"system names a realm", sigma.Principal{Realm: sigma.SystemRealm, System: true}, "other", ok},
 		{"system names no realm of ours", sigma.Principal{System: true}, "nobody", sigma.KindNotFound},
 		{"system names nonsense", sigma.Principal{System: true}, "../x", sigma.KindInvalid},
@@ -212,7 +213,8 @@ func TestRealms(t *testing.T) {
 	stop()
 	s, _ = serve(t, Config{Store: store})
 	infos, err := s.List(t.Context())
-	if err != nil || len(infos) != 2 || infos[0].ID != testRealm || infos[1].ID != "acme-2" || infos[0].Created.IsZero() {
+	if err != nil || len(infos) != 2 || infos[0].ID != testRealm || infos[1].ID != "acme-2" ||
+		infos[0].Created.IsZero() {
 		t.Errorf("List after restart: %v, %v", infos, err)
 	}
 }
@@ -229,7 +231,8 @@ func TestRemovalIsFinished(t *testing.T) {
 		t.Fatal(err)
 	}
 	rec.removing = true
-	if _, err := store.Commit(t.Context(), Batch{Guard: realmKey(testRealm), GuardAt: at, Puts: []KV{{realmKey(testRealm), rec.encode()}}}); err != nil {
+	if _, err := store.Commit(t.Context(), Batch{Guard: realmKey(testRealm), GuardAt: at,
+		Puts: []KV{{realmKey(testRealm), rec.encode()}}}); err != nil {
 		t.Fatal(err)
 	}
 	s, _ = serve(t, Config{Store: store})
@@ -295,7 +298,8 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// Goal: a realm's shares outlast the server, changes of its names and its being loaded again; a number out of bounds and a realm that is not there are refused.
+// Goal: a realm's shares outlast the server, changes of its names and its being loaded again; a
+// number out of bounds and a realm that is not there are refused.
 func TestShares(t *testing.T) {
 	store := newMemStore()
 	s, stop := serve(t, Config{Store: store})

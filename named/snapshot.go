@@ -19,7 +19,8 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// A snapshot is all keys of the store at one moment, but for those that say who leads or is expelled: what is restored begins with one member and new machines.
+// A snapshot is all keys of the store at one moment, but for those that say who leads or is
+// expelled: what is restored begins with one member and new machines.
 //
 //	"sigma names 1\n", number of keys u64, then for each key: its length u32, key, length of the value u32, value; then length 2^32-1 u32 and the SHA-256 of all before
 const (
@@ -104,7 +105,8 @@ func (s *etcdStore) snapshotAt(ctx context.Context) (revision int64, keys uint64
 	}
 	keys = uint64(r.Count)
 	for _, prefix := range []string{leaderPrefix, expelledPrefix} {
-		x, err := s.client.Get(ctx, prefix, clientv3.WithPrefix(), clientv3.WithCountOnly(), clientv3.WithRev(r.Header.Revision))
+		x, err := s.client.Get(ctx, prefix, clientv3.WithPrefix(), clientv3.WithCountOnly(),
+			clientv3.WithRev(r.Header.Revision))
 		if err != nil {
 			return 0, 0, err
 		}
@@ -165,7 +167,8 @@ func (l *leadership) openSnapshot(ctx context.Context, realm sigma.RealmID) (num
 	} else {
 		if revision, keys, err = l.store.snapshotAt(ctx); err != nil {
 			cancel()
-			return 0, 0, &sigma.Error{Op: op, Kind: sigma.KindUnavailable, Msg: "the store of names does not answer", Err: err}
+			return 0, 0, &sigma.Error{Op: op, Kind: sigma.KindUnavailable, Msg: "the store of names does not answer",
+				Err: err}
 		}
 		write = func(w io.Writer) error { return l.store.writeSnapshot(term, w, revision, keys) }
 	}
@@ -174,14 +177,17 @@ func (l *leadership) openSnapshot(ctx context.Context, realm sigma.RealmID) (num
 	defer l.mu.Unlock()
 	if len(l.snapshots) >= snapshotsMax {
 		cancel()
-		return 0, 0, &sigma.Error{Op: op, Kind: sigma.KindBusy, Msg: fmt.Sprintf("%d snapshots are being taken", snapshotsMax), Hint: "wait until they are done"}
+		return 0, 0, &sigma.Error{Op: op, Kind: sigma.KindBusy, Msg: fmt.Sprintf("%d snapshots are being taken",
+			snapshotsMax), Hint: "wait until they are done"}
 	}
 	if realm == "" && l.store.keep.Load() == 0 {
 		l.store.keep.Store(revision) // an earlier one that is still read keeps more
 	}
 	l.number++
 	number = l.number
-	s := &snapshot{out: out, cancel: cancel, busy: make(chan struct{}, 1), idle: time.AfterFunc(snapshotIdle, func() { l.closeSnapshot(number) })}
+	s := &snapshot{out: out, cancel: cancel, busy: make(chan struct{}, 1), idle: time.AfterFunc(snapshotIdle, func() {
+		l.closeSnapshot(number)
+	})}
 	s.busy <- struct{}{}
 	l.snapshots[number] = s
 	go func() { in.CloseWithError(write(in)) }()
@@ -194,7 +200,8 @@ func (l *leadership) readSnapshot(ctx context.Context, number, offset uint64) ([
 	s := l.snapshots[number]
 	l.mu.Unlock()
 	if s == nil {
-		return nil, sigma.Errorf(op, sigma.KindStale, "there is no such snapshot; the named that began it may have been replaced")
+		return nil, sigma.Errorf(op, sigma.KindStale,
+			"there is no such snapshot; the named that began it may have been replaced")
 	}
 	select {
 	case <-s.busy:
@@ -207,12 +214,14 @@ func (l *leadership) readSnapshot(ctx context.Context, number, offset uint64) ([
 	case offset == s.offset && s.piece != nil:
 		return s.piece, nil
 	case offset != s.offset+uint64(len(s.piece)):
-		return nil, sigma.Errorf(op, sigma.KindInvalid, "a snapshot is read in order; the next piece is at %d", s.offset+uint64(len(s.piece)))
+		return nil, sigma.Errorf(op, sigma.KindInvalid, "a snapshot is read in order; the next piece is at %d",
+			s.offset+uint64(len(s.piece)))
 	}
 	piece := make([]byte, snapshotPiece)
 	n, err := io.ReadFull(s.out, piece)
 	if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
-		return nil, &sigma.Error{Op: op, Kind: sigma.KindUnavailable, Msg: "the snapshot cannot go on", Hint: "begin it again", Err: err}
+		return nil, &sigma.Error{Op: op, Kind: sigma.KindUnavailable, Msg: "the snapshot cannot go on",
+			Hint: "begin it again", Err: err}
 	}
 	s.offset, s.piece = offset, piece[:n:n]
 	return s.piece, nil
@@ -245,10 +254,12 @@ func (l *leadership) closeSnapshots() {
 	}
 }
 
-// readSnapshot calls f for each key of a snapshot and returns an error unless all of it is there and as it was written. total is told before the first.
+// readSnapshot calls f for each key of a snapshot and returns an error unless all of it is there
+// and as it was written. total is told before the first.
 func readSnapshot(r io.Reader, f func(total uint64, key string, value []byte) error) (keys uint64, err error) {
 	bad := func(format string, args ...any) error {
-		return &sigma.Error{Op: "named.readSnapshot", Kind: sigma.KindInvalid, Msg: "not a whole snapshot of names: " + fmt.Sprintf(format, args...)}
+		return &sigma.Error{Op: "named.readSnapshot", Kind: sigma.KindInvalid,
+			Msg: "not a whole snapshot of names: " + fmt.Sprintf(format, args...)}
 	}
 	in := &summed{r: bufio.NewReaderSize(r, 1<<16), sum: sha256.New()}
 	head := make([]byte, len(snapshotMagic)+8)
@@ -323,7 +334,8 @@ const (
 	restoreBytes = 1 << 20
 )
 
-// Restore makes a store of one member in cfg.Dir, which must have none, of a snapshot. progress may be nil. A store that was not restored to the end is of no use: remove cfg.Dir and begin again.
+// Restore makes a store of one member in cfg.Dir, which must have none, of a snapshot. progress may
+// be nil. A store that was not restored to the end is of no use: remove cfg.Dir and begin again.
 func Restore(ctx context.Context, cfg Config, r io.Reader, progress func(keys, total uint64)) (keys uint64, err error) {
 	const op = "named.Restore"
 	s, err := startEtcd(cfg.withDefaults(), func(c *embed.Config) { c.InitialClusterToken = clusterToken() })
@@ -335,7 +347,8 @@ func Restore(ctx context.Context, cfg Config, r io.Reader, progress func(keys, t
 		return 0, err
 	}
 	if _, n, err := s.snapshotAt(ctx); err != nil || n > 0 {
-		return 0, &sigma.Error{Op: op, Path: cfg.Dir, Kind: sigma.KindExists, Msg: "there are names already", Hint: "restore into a directory without names", Err: err}
+		return 0, &sigma.Error{Op: op, Path: cfg.Dir, Kind: sigma.KindExists, Msg: "there are names already",
+			Hint: "restore into a directory without names", Err: err}
 	}
 	var ops []clientv3.Op
 	size, done := 0, uint64(0)

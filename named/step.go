@@ -7,8 +7,9 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// step gathers the changes of several mutations on top of a committed tree, without touching the tree. Mutations see the changes of those
-// before them in the step; readers see none until the step is committed and merged. A step that is dropped leaves no trace.
+// step gathers the changes of several mutations on top of a committed tree, without touching the
+// tree. Mutations see the changes of those before them in the step; readers see none until the step
+// is committed and merged. A step that is dropped leaves no trace.
 //
 // A mutation first checks everything and then changes: it must not fail between two changes.
 type step struct {
@@ -35,7 +36,8 @@ type entry struct {
 }
 
 func newStep(t *tree) *step {
-	return &step{base: t, rec: t.rec, nodes: map[uint64]*node{}, names: map[entry]uint64{}, leases: map[sigma.LeaseID]*lease{}, clients: map[uint64]*client{}, writes: map[uint64]struct{}{},
+	return &step{base: t, rec: t.rec, nodes: map[uint64]*node{}, names: map[entry]uint64{},
+		leases: map[sigma.LeaseID]*lease{}, clients: map[uint64]*client{}, writes: map[uint64]struct{}{},
 		count: len(t.cells), bytes: t.bytes}
 }
 
@@ -120,7 +122,8 @@ func (s *step) changeDir(id uint64, v sigma.Version, mtime int64, by int) {
 	d.count += by
 }
 
-// insert makes n a new file of the tree under its parent and name. Its pos is set unless it takes the place of another.
+// insert makes n a new file of the tree under its parent and name. Its pos is set unless it takes
+// the place of another.
 func (s *step) insert(n *node) {
 	s.nodes[n.id] = n
 	s.names[entry{n.parent, n.name}] = n.id
@@ -166,7 +169,8 @@ func (s *step) full() bool {
 	return len(s.nodes) >= batchNodes || s.cost >= batchBytes || len(s.writes) >= batchNodes
 }
 
-// Bounds of a batch: etcd copies and logs a transaction as one piece, and everyone in it waits for all of it.
+// Bounds of a batch: etcd copies and logs a transaction as one piece, and everyone in it waits for
+// all of it.
 const (
 	batchNodes = 128
 	batchBytes = 1 << 20
@@ -214,7 +218,8 @@ func (s *step) batch() (puts []KV, deletes []string, ok bool) {
 	return puts, deletes, true
 }
 
-// merge makes a committed step part of the tree and returns the ids of all files that changed. The step must not be used afterwards.
+// merge makes a committed step part of the tree and returns the ids of all files that changed. The
+// step must not be used afterwards.
 func (t *tree) merge(s *step) []uint64 {
 	t.rec, t.bytes = s.rec, s.bytes
 	t.mergeLeases(s)

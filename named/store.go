@@ -17,24 +17,28 @@ type Revision int64
 
 // Batch is one transaction: all of it takes effect or nothing. No key is in it twice.
 type Batch struct {
-	// The transaction takes effect only if Guard was last written at revision GuardAt (0: does not exist). The Guard of every batch of a realm is
-	// the realm's record, which each writes: so a writer that was replaced by another, or a batch that was given up on, can do no harm later.
+	// The transaction takes effect only if Guard was last written at revision GuardAt (0: does not
+	// exist). The Guard of every batch of a realm is the realm's record, which each writes: so a
+	// writer that was replaced by another, or a batch that was given up on, can do no harm later.
 	Guard   string
 	GuardAt Revision
 	Puts    []KV
 	Deletes []string
-	Grows   bool // it makes the realm bigger, and is refused while the store keeps its last room for what makes it smaller
-	Writes  bool // it writes what a realm wants to keep, and is refused while the disk keeps its last room for all else
+	// it makes the realm bigger, and is refused while the store keeps its last room for what makes
+	// it smaller
+	Grows  bool
+	Writes bool // it writes what a realm wants to keep, and is refused while the disk keeps its last room for all else
 }
 
 // Store keeps keys. The core of named knows no more of etcd than this. Safe for concurrent use.
 type Store interface {
 	// Get reads one key. found is false if there is none. at is when it was last written.
 	Get(ctx context.Context, key string) (value []byte, at Revision, found bool, err error)
-	// Scan calls f for each key with the prefix, in order of keys, as they were at one moment. It ends with the first error of f. The value belongs to f.
+	// Scan calls f for each key with the prefix, in order of keys, as they were at one moment. It
+	// ends with the first error of f. The value belongs to f.
 	Scan(ctx context.Context, prefix string, f func(key string, value []byte) error) error
-	// Commit returns once the batch is durable. errConflict and errStoreFull say that it has no effect; after any other error it may take effect until
-	// its guard is written by somebody else.
+	// Commit returns once the batch is durable. errConflict and errStoreFull say that it has no
+	// effect; after any other error it may take effect until its guard is written by somebody else.
 	Commit(ctx context.Context, b Batch) (Revision, error)
 	// DeletePrefix removes up to most keys with the prefix and says whether there are more.
 	DeletePrefix(ctx context.Context, prefix string, most int) (more bool, err error)
@@ -46,7 +50,8 @@ type Store interface {
 var (
 	errConflict  = errors.New("somebody else wrote the realm")
 	errStoreFull = errors.New("the store's quota is full")
-	// errOthersFull is errStoreFull of a store that others filled, or that has no room for removals either.
+	// errOthersFull is errStoreFull of a store that others filled, or that has no room for removals
+	// either.
 	errOthersFull = fmt.Errorf("an operator's etcd: %w", errStoreFull)
 	// errOthersNearlyFull is errStoreFull of one that takes removals yet.
 	errOthersNearlyFull = fmt.Errorf("an operator's etcd, but for the last: %w", errStoreFull)

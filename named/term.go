@@ -17,33 +17,45 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Of the nameds of a store exactly one leads, because it answers from memory. Who that is stands in the store:
+// Of the nameds of a store exactly one leads, because it answers from memory. Who that is stands in
+// the store:
 //
 //	n/term    number and machine; written when somebody takes over or resigns, and compared by each transaction of a leader
 //	n/beat    written by the leader again and again
 //
-// Writes of a deposed leader fail by that comparison alone. Its reads need time: a leader answers for Lease after it *began* a beat that succeeded. Another takes over by a transaction that compares both keys, so
-// there was no beat since the one that it saw, and it does so only when it saw that one more than Lease ago (Patience). Both measure on their own clocks, which need not agree on the hour, only run about equally
-// fast: Patience is a fifth longer.
+// Writes of a deposed leader fail by that comparison alone. Its reads need time: a leader answers
+// for Lease after it *began* a beat that succeeded. Another takes over by a transaction that
+// compares both keys, so there was no beat since the one that it saw, and it does so only when it
+// saw that one more than Lease ago (Patience). Both measure on their own clocks, which need not
+// agree on the hour, only run about equally fast: Patience is a fifth longer.
 //
-// A store that is full (an operator's etcd with the alarm NOSPACE) takes deletions only. Then a beat is the removal of n/beat, which changes nothing after the first, so that nobody could tell whether there was one: nobody takes over from
-// a leader without a beat. Who would puts one, which a full store refuses, and waits for Patience again: whatever beat follows changes it.
+// A store that is full (an operator's etcd with the alarm NOSPACE) takes deletions only. Then a
+// beat is the removal of n/beat, which changes nothing after the first, so that nobody could tell
+// whether there was one: nobody takes over from a leader without a beat. Who would puts one, which
+// a full store refuses, and waits for Patience again: whatever beat follows changes it.
 //
-// A store of one member needs no beats: nobody else can take over, and the directory's lock keeps a second process out.
+// A store of one member needs no beats: nobody else can take over, and the directory's lock keeps a
+// second process out.
 
 // Timing is how a leader holds its term, and when others take it.
 type Timing struct {
-	Beat     time.Duration // between beats
-	Lease    time.Duration // how long a leader answers after a beat began
-	Patience time.Duration // a leader from whose machine nothing comes is replaced so long after its last beat was seen; more than Lease
+	Beat  time.Duration // between beats
+	Lease time.Duration // how long a leader answers after a beat began
+	// a leader from whose machine nothing comes is replaced so long after its last beat was seen;
+	// more than Lease
+	Patience time.Duration
 	Slow     time.Duration // the same for one that is heard, and so only slow
-	Settle   time.Duration // for so long the members must have had a leader of their own, so that the beat of a slow one could have come through
-	Quorum   time.Duration // how long a request waits while most members cannot be reached
+	// for so long the members must have had a leader of their own, so that the beat of a slow one
+	// could have come through
+	Settle time.Duration
+	Quorum time.Duration // how long a request waits while most members cannot be reached
 }
 
-// DefaultTiming suits machines on one network. A lost leader is replaced after 1.2 s, if the members elect another of their own at the first attempt.
+// DefaultTiming suits machines on one network. A lost leader is replaced after 1.2 s, if the
+// members elect another of their own at the first attempt.
 func DefaultTiming() Timing {
-	return Timing{Beat: 250 * time.Millisecond, Lease: 900 * time.Millisecond, Patience: 1100 * time.Millisecond, Slow: 6 * time.Second, Settle: 300 * time.Millisecond, Quorum: 4 * time.Second}
+	return Timing{Beat: 250 * time.Millisecond, Lease: 900 * time.Millisecond, Patience: 1100 * time.Millisecond,
+		Slow: 6 * time.Second, Settle: 300 * time.Millisecond, Quorum: 4 * time.Second}
 }
 
 const (
@@ -90,12 +102,14 @@ func decodeTerm(b []byte) (t term, err error) {
 // beatless says that somebody led when the store was full, and nobody has beaten since.
 func (t term) beatless() bool { return t.at > 0 && t.beat == 0 && t.machine != "" }
 
-// holds is the condition of everything that a leader writes. A revision would not do: an etcd that was emptied meanwhile has them again.
+// holds is the condition of everything that a leader writes. A revision would not do: an etcd that
+// was emptied meanwhile has them again.
 func (t term) holds() clientv3.Cmp {
 	return clientv3.Compare(clientv3.Value(termKey), "=", t.text)
 }
 
-// look reads who leads as this member knows it, which may be old. Of an external etcd it is as most members know it, and an error if self may not lead there.
+// look reads who leads as this member knows it, which may be old. Of an external etcd it is as most
+// members know it, and an error if self may not lead there.
 func (s *etcdStore) look(ctx context.Context, self sigma.MachineID) (t term, err error) {
 	options := []clientv3.OpOption{clientv3.WithPrefix(), clientv3.WithSerializable()}
 	member := s.etcd != nil
@@ -141,9 +155,11 @@ func (s *etcdStore) take(ctx context.Context, seen term, self sigma.MachineID) (
 	defer cancel()
 	t = term{number: seen.number + 1, machine: self}
 	t.text = string(t.encode())
-	unchanged := []clientv3.Cmp{clientv3.Compare(clientv3.ModRevision(termKey), "=", int64(seen.at)), clientv3.Compare(clientv3.ModRevision(beatKey), "=", int64(seen.beat))}
+	unchanged := []clientv3.Cmp{clientv3.Compare(clientv3.ModRevision(termKey), "=", int64(seen.at)),
+		clientv3.Compare(clientv3.ModRevision(beatKey), "=", int64(seen.beat))}
 	if s.etcd == nil {
-		unchanged = append(unchanged, clientv3.Compare(clientv3.Value(systemKey), "=", s.claimed), clientv3.Compare(clientv3.CreateRevision(memberPrefix+string(self)), ">", 0))
+		unchanged = append(unchanged, clientv3.Compare(clientv3.Value(systemKey), "=", s.claimed),
+			clientv3.Compare(clientv3.CreateRevision(memberPrefix+string(self)), ">", 0))
 	}
 	r, err := s.client.Txn(ctx).If(unchanged...).
 		Then(clientv3.OpPut(termKey, t.text), clientv3.OpPut(beatKey, "")).Commit()
@@ -157,7 +173,8 @@ func (s *etcdStore) take(ctx context.Context, seen term, self sigma.MachineID) (
 
 // resign lets others take over at once.
 func (s *etcdStore) resign(ctx context.Context, t term) error {
-	_, err := s.client.Txn(ctx).If(t.holds()).Then(clientv3.OpPut(termKey, string(term{number: t.number}.encode()))).Commit()
+	_, err := s.client.Txn(ctx).If(t.holds()).Then(clientv3.OpPut(termKey,
+		string(term{number: t.number}.encode()))).Commit()
 	return err
 }
 
@@ -172,9 +189,11 @@ func (s *etcdStore) beat(ctx context.Context, t term) (ok, full bool, err error)
 	return err == nil && r.Succeeded, full, err
 }
 
-// restoreBeat puts a beat where the leader took it away because the store was full. Where that succeeds there is room again, and whoever leads notices or is replaced as ever.
+// restoreBeat puts a beat where the leader took it away because the store was full. Where that
+// succeeds there is room again, and whoever leads notices or is replaced as ever.
 func (s *etcdStore) restoreBeat(ctx context.Context, seen term) error {
-	_, err := s.client.Txn(ctx).If(clientv3.Compare(clientv3.ModRevision(termKey), "=", int64(seen.at)), clientv3.Compare(clientv3.ModRevision(beatKey), "=", 0)).Then(clientv3.OpPut(beatKey, "")).Commit()
+	_, err := s.client.Txn(ctx).If(clientv3.Compare(clientv3.ModRevision(termKey), "=", int64(seen.at)),
+		clientv3.Compare(clientv3.ModRevision(beatKey), "=", 0)).Then(clientv3.OpPut(beatKey, "")).Commit()
 	return err
 }
 
@@ -201,13 +220,15 @@ type watcher struct {
 	raftSince  time.Time
 }
 
-// Something comes from a machine whose etcd member leads the others, or is led by this one, several times a second; otherwise at least every 1.7 s.
+// Something comes from a machine whose etcd member leads the others, or is led by this one, several
+// times a second; otherwise at least every 1.7 s.
 const (
 	heardNear = 600 * time.Millisecond
 	heardFar  = 2500 * time.Millisecond
 )
 
-// yieldPause is for how long any other leaves it to the member that leads the others to lead the names.
+// yieldPause is for how long any other leaves it to the member that leads the others to lead the
+// names.
 const yieldPause = 200 * time.Millisecond
 
 // look notes what there is to see.
@@ -220,7 +241,8 @@ func (w *watcher) look(o outlook) {
 	}
 }
 
-// leader is who can be said to lead: nobody, if the one who did may have lost its lease. Who asks then waits here, and hears of the next at once.
+// leader is who can be said to lead: nobody, if the one who did may have lost its lease. Who asks
+// then waits here, and hears of the next at once.
 func (w *watcher) leader(o outlook) sigma.MachineID {
 	switch {
 	case o.raftLeader != 0 && o.term.beatless(): // nobody else can lead as long as the store is full
@@ -242,7 +264,8 @@ func (w *watcher) due(o outlook) bool {
 		return true
 	case o.term.machine == w.self: // a process before this one, which has ended: it had the directory's lock
 		return true
-	case o.term.machine == "": // nobody has led, or who did has resigned. The member that leads the others is the fastest
+	case o.term.machine == "":
+		// nobody has led, or who did has resigned. The member that leads the others is the fastest
 		return o.first || o.now.Sub(w.beatSeen) > 3*yieldPause/2
 	}
 	patience := w.timing.Patience
@@ -330,11 +353,14 @@ func (a *authority) wait(ctx context.Context) error {
 }
 
 func quorumLost(op string) error {
-	return &sigma.Error{Op: op, Kind: sigma.KindUnavailable, Msg: "quorum is lost: most control machines cannot be reached, so names can be neither read nor changed",
+	return &sigma.Error{Op: op, Kind: sigma.KindUnavailable,
+		Msg:  "quorum is lost: most control machines cannot be reached, so names can be neither read nor changed",
 		Hint: "names come back when the control machines do: sigma machine ls"}
 }
 
-// termStore is the store as one leader writes it: everything is on condition of its term. A commit whose outcome is not known is looked for and repeated, which does no harm since its guard lets it take effect once.
+// termStore is the store as one leader writes it: everything is on condition of its term. A commit
+// whose outcome is not known is looked for and repeated, which does no harm since its guard lets it
+// take effect once.
 type termStore struct {
 	*etcdStore
 	term      term
@@ -353,8 +379,11 @@ func (s *termStore) Scan(ctx context.Context, prefix string, f func(key string, 
 	return s.scan(ctx, prefix, f, s.near()...)
 }
 
-// near lets a leader read what this member has, without asking the others: it has applied the beginning of the term, so all that leaders before could write, and each commit of the term was applied here before its
-// outcome was known. That saves a new leader's first readers round trips and etcd's pauses in between, when every moment counts. Of an external etcd no member is near: the next that answers may be one that lags.
+// near lets a leader read what this member has, without asking the others: it has applied the
+// beginning of the term, so all that leaders before could write, and each commit of the term was
+// applied here before its outcome was known. That saves a new leader's first readers round trips
+// and etcd's pauses in between, when every moment counts. Of an external etcd no member is near:
+// the next that answers may be one that lags.
 func (s *termStore) near() []clientv3.OpOption {
 	if s.etcd == nil || s.doubted.Load() {
 		return nil
@@ -362,7 +391,8 @@ func (s *termStore) near() []clientv3.OpOption {
 	return []clientv3.OpOption{clientv3.WithSerializable()}
 }
 
-// settled says that no commit before can still take effect: those of earlier terms by the term, and of this one there is none whose outcome is not known.
+// settled says that no commit before can still take effect: those of earlier terms by the term, and
+// of this one there is none whose outcome is not known.
 func (s *termStore) settled() bool { return !s.doubted.Load() }
 
 // Close implements Store. The store outlives the term.
@@ -387,7 +417,8 @@ func (s *termStore) Commit(ctx context.Context, b Batch) (Revision, error) {
 		if ctx.Err() == nil && !errors.Is(err, errConflict) {
 			s.log.Debug("looking for a commit whose outcome is unknown", "err", err)
 		}
-		// If not even the beats come through for long, whoever waits is told that it is not known. The realm is loaded again when there is a quorum.
+		// If not even the beats come through for long, whoever waits is told that it is not known.
+		// The realm is loaded again when there is a quorum.
 		soon, cancel := context.WithDeadline(ctx, began.Add(s.authority.most))
 		herr := s.authority.hold(soon)
 		cancel()
@@ -402,7 +433,10 @@ func (s *termStore) Commit(ctx context.Context, b Batch) (Revision, error) {
 			return 0, unknownOutcome(err, lerr)
 		case done:
 			return rev, nil
-		case errors.Is(err, errConflict): // the guard is as it was, so it is the term that is over, and nothing of ours can come any more
+		case errors.Is(err,
+			// the guard is as it was, so it is the term that is over, and nothing of ours can come
+			// any more
+			errConflict):
 			return 0, err
 		case refused: // for want of room; an attempt before may yet take effect
 			return 0, unknownOutcome(err, errors.New("an attempt before may yet take effect"))
@@ -410,10 +444,12 @@ func (s *termStore) Commit(ctx context.Context, b Batch) (Revision, error) {
 	}
 }
 
-// unknownOutcome hides what refused the last attempt from those who would take it for the fate of all: an attempt before may have taken effect.
+// unknownOutcome hides what refused the last attempt from those who would take it for the fate of
+// all: an attempt before may have taken effect.
 func unknownOutcome(last, why error) error { return fmt.Errorf("%v: %w", last, why) }
 
-// untilElection gives a context that ends when the members have elected another leader: with the one before a proposal may have died, and etcd would not say so.
+// untilElection gives a context that ends when the members have elected another leader: with the
+// one before a proposal may have died, and etcd would not say so.
 func (s *etcdStore) untilElection(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(ctx)
 	if s.etcd != nil && s.several.Load() {

@@ -10,8 +10,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// tree is the committed state of one realm. It knows no locks, no clocks and no store: a step (step.go) gathers changes on top of it, and
-// merge makes them part of it.
+// tree is the committed state of one realm. It knows no locks, no clocks and no store: a step
+// (step.go) gathers changes on top of it, and merge makes them part of it.
 type tree struct {
 	realm  sigma.RealmID
 	rec    realmRecord
@@ -27,7 +27,8 @@ type tree struct {
 	dropped  map[uint64]struct{} // forgotten, but with a record in the store
 }
 
-// cell is the place of one file in memory. An open handle keeps the cell, and so the last content of a file that was removed.
+// cell is the place of one file in memory. An open handle keeps the cell, and so the last content
+// of a file that was removed.
 type cell struct {
 	n    *node
 	dir  *dir // nil unless n is a directory
@@ -44,8 +45,9 @@ type lease struct {
 	files    map[uint64]struct{} // committed ones; shared by the copies of a lease, changed by merge only
 }
 
-// dir has the entries of one directory twice: by name, and in the order of pos for listings. Cookies of a listing are values of pos, which
-// a name keeps while it exists, so that a listing sees each lasting name once, whatever else happens.
+// dir has the entries of one directory twice: by name, and in the order of pos for listings.
+// Cookies of a listing are values of pos, which a name keeps while it exists, so that a listing
+// sees each lasting name once, whatever else happens.
 type dir struct {
 	names map[string]uint64
 	order []place // ascending pos; id 0 marks a removed entry
@@ -55,7 +57,8 @@ type dir struct {
 type place struct{ pos, id uint64 }
 
 func newTree(realm sigma.RealmID, rec realmRecord, l sigma.RealmLimits) *tree {
-	return &tree{realm: realm, rec: rec, limits: l, cells: map[uint64]*cell{}, leases: map[sigma.LeaseID]*lease{}, clients: map[uint64]*client{}, dropped: map[uint64]struct{}{}}
+	return &tree{realm: realm, rec: rec, limits: l, cells: map[uint64]*cell{}, leases: map[sigma.LeaseID]*lease{},
+		clients: map[uint64]*client{}, dropped: map[uint64]struct{}{}}
 }
 
 // newRoot is the root of a realm that has just been made.
@@ -180,14 +183,16 @@ func (t *tree) list(d *dir, cookie uint64, most int) (entries []sigma.DirEntry, 
 	return entries, next, false
 }
 
-// view is a tree as somebody sees it: the committed one, or the one of a step with its uncommitted changes.
+// view is a tree as somebody sees it: the committed one, or the one of a step with its uncommitted
+// changes.
 type view interface {
 	node(id uint64) *node
 	child(dir uint64, name string) uint64
 }
 
-// walkFrom goes down names from the file with id and returns the files it reached, without the first. err says why it stopped if they are
-// fewer than names; a link in the middle stops it like the end of the path.
+// walkFrom goes down names from the file with id and returns the files it reached, without the
+// first. err says why it stopped if they are fewer than names; a link in the middle stops it like
+// the end of the path.
 func walkFrom(v view, id uint64, names []string) (reached []*node, err error) {
 	const op = "named.Walk"
 	at := v.node(id)
@@ -211,7 +216,8 @@ func walkFrom(v view, id uint64, names []string) (reached []*node, err error) {
 	return reached, nil
 }
 
-// stoppedAt returns how a walk that reached these nodes was stopped by a link: in the middle, or at the end too if atEnd.
+// stoppedAt returns how a walk that reached these nodes was stopped by a link: in the middle, or at
+// the end too if atEnd.
 func stoppedAt(from *node, reached []*node, names int, atEnd bool) *sigma.Stopped {
 	last := from
 	if len(reached) > 0 {

@@ -16,16 +16,23 @@ import (
 
 // Upkeep of an etcd of our own, which nobody has to think of:
 //
-// When etcd's database is as big as it may be, etcd refuses all that puts something: removals, which rewrite records, and a leader's beats as well. So named stops before: what makes a realm bigger is refused
-// while less than the reserve is left, and all else goes on. Removals and compaction (etcd.go) make room again.
+// When etcd's database is as big as it may be, etcd refuses all that puts something: removals,
+// which rewrite records, and a leader's beats as well. So named stops before: what makes a realm
+// bigger is refused while less than the reserve is left, and all else goes on. Removals and
+// compaction (etcd.go) make room again.
 //
-// The disk may be full before the database is, and then etcd cannot go on at all. So while less than a reserve of it is free (diskspace), changes of a tenant's realm are refused but for those that make it smaller; leases, limits, the realm
-// of the system and realms' ends go on, and old values are compacted sooner.
+// The disk may be full before the database is, and then etcd cannot go on at all. So while less
+// than a reserve of it is free (diskspace), changes of a tenant's realm are refused but for those
+// that make it smaller; leases, limits, the realm of the system and realms' ends go on, and old
+// values are compacted sooner.
 //
-// An etcd that somebody else runs tells its quota (since 3.6), and the same is done there. But others may fill it, or it may not tell. Then it raises its alarm and refuses everything that puts, removals too; a leader goes on answering
-// reads, as it can still make sure of its term (etcdStore.beat).
+// An etcd that somebody else runs tells its quota (since 3.6), and the same is done there. But
+// others may fill it, or it may not tell. Then it raises its alarm and refuses everything that
+// puts, removals too; a leader goes on answering reads, as it can still make sure of its term
+// (etcdStore.beat).
 //
-// A database never shrinks by itself, but uses its free pages again. One of which much is free is copied (etcd: defragmentation), one member at a time. etcd answers nothing meanwhile, so this is
+// A database never shrinks by itself, but uses its free pages again. One of which much is free is
+// copied (etcd: defragmentation), one member at a time. etcd answers nothing meanwhile, so this is
 // done only while the copy is small.
 
 const (
@@ -34,9 +41,11 @@ const (
 	squeezePause = time.Second
 	tendStore    = 5 * time.Second
 
-	defragFree = 64 << 20         // less is not worth it, nor less than half
-	defragMost = 128 << 20        // bytes in use: what the copy costs
-	turnTime   = 30 * time.Second // members take turns, by their clocks; two that differ much may do it at once, which costs waiting only
+	defragFree = 64 << 20  // less is not worth it, nor less than half
+	defragMost = 128 << 20 // bytes in use: what the copy costs
+	// members take turns, by their clocks; two that differ much may do it at once, which costs
+	// waiting only
+	turnTime = 30 * time.Second
 )
 
 func (s *etcdStore) reserve() int64 {
@@ -110,7 +119,8 @@ func (s *etcdStore) lookSpace(ctx context.Context) (err error) {
 	return err
 }
 
-// compactDue is how much is written between compactions. What is written until one must have ended, four times as much, fits into the reserve.
+// compactDue is how much is written between compactions. What is written until one must have ended,
+// four times as much, fits into the reserve.
 func (s *etcdStore) compactDue() int64 {
 	if s.narrow.Load() {
 		return compactNarrow
@@ -121,7 +131,8 @@ func (s *etcdStore) compactDue() int64 {
 	return min(compactBytes, s.reserve()/4)
 }
 
-// roomFor says whether a batch leaves the reserve alone. If not it tries compaction first, now and then.
+// roomFor says whether a batch leaves the reserve alone. If not it tries compaction first, now and
+// then.
 func (s *etcdStore) roomFor(ctx context.Context, b Batch) bool {
 	most := s.max.Load()
 	if most == 0 {
@@ -131,14 +142,24 @@ func (s *etcdStore) roomFor(ctx context.Context, b Batch) bool {
 	for _, kv := range b.Puts {
 		size += int64(len(kv.Key) + len(kv.Value))
 	}
-	fits := func() bool { // a database that is as big as it may be has room as long as much in it is free, in pieces that need not suit
-		x := s.space()
-		if x.used+size > most-s.reserve() || s.etcd == nil && x.file+size > most-s.reserve()/4 { // another's etcd refuses even removals when its file is as big as it may be, whatever is free in it
-			return false
+	fits :=
+		func() bool {
+			// a database that is as big as it may be has room as long as much in it is free, in
+			// pieces that need not suit
+			x := s.space()
+			if x.used+size > most-s.reserve() || s.etcd == nil &&
+				x.file+
+					size > most-s.reserve()/4 {
+				// another's etcd refuses even removals when its file is as big as it may be,
+				// whatever is free in it
+				return false
+			}
+			tight := s.etcd != nil && x.used <= defragMost &&
+				x.file+
+					// among few free pages there may be none that suit, and to copy them is cheap
+					size > most-s.reserve()/4
+			return x.file+size <= most-s.reserve()/2 || x.file-x.used >= s.reserve() && !tight
 		}
-		tight := s.etcd != nil && x.used <= defragMost && x.file+size > most-s.reserve()/4 // among few free pages there may be none that suit, and to copy them is cheap
-		return x.file+size <= most-s.reserve()/2 || x.file-x.used >= s.reserve() && !tight
-	}
 	if fits() {
 		return true
 	}
@@ -158,7 +179,8 @@ func (s *etcdStore) roomFor(ctx context.Context, b Batch) bool {
 	if fits() {
 		return true
 	}
-	s.log.Warn("the store of names is full: it takes only what makes it smaller", "used", s.space().used, "bytes", s.space().file, "most", most)
+	s.log.Warn("the store of names is full: it takes only what makes it smaller", "used", s.space().used, "bytes",
+		s.space().file, "most", most)
 	return false
 }
 
@@ -190,13 +212,14 @@ func (s *etcdStore) diskFor(b Batch) error {
 	return &diskFull{diskspace.Error("named.commit", s.whose, space)}
 }
 
-// asideMore is how much is set aside beyond the pages that etcd's database has used, and at least half of it.
-// What is written until old values are removed from a database on a low disk fits into it.
+// asideMore is how much is set aside beyond the pages that etcd's database has used, and at least
+// half of it. What is written until old values are removed from a database on a low disk fits into
+// it.
 const asideMore = compactNarrow
 
-// setAside takes disk space for what etcd's database has used and a little more.
-// Its file has holes. etcd ends its process when a page does not fit on the disk, even if nobody but a leader's beat writes.
-// Where the file system cannot set space aside, or has none, it is tried again later.
+// setAside takes disk space for what etcd's database has used and a little more. Its file has
+// holes. etcd ends its process when a page does not fit on the disk, even if nobody but a leader's
+// beat writes. Where the file system cannot set space aside, or has none, it is tried again later.
 func (s *etcdStore) setAside() {
 	if s.etcd == nil {
 		return
@@ -216,7 +239,8 @@ func (s *etcdStore) setAside() {
 	}
 }
 
-// squeeze compacts and has the pages that this frees counted: those of a transaction are free after the next.
+// squeeze compacts and has the pages that this frees counted: those of a transaction are free after
+// the next.
 func (s *etcdStore) squeeze(ctx context.Context) error {
 	if err := s.compactNow(ctx); err != nil {
 		return err
@@ -239,13 +263,18 @@ func storeFull(op string, id sigma.RealmID, err error) error {
 		return &e
 	}
 	if errors.Is(err, errOthersFull) {
-		return &sigma.Error{Op: op, Realm: id, Kind: sigma.KindNoSpace, Msg: "the etcd that keeps the names is full, so they can be read but not changed", Hint: hintFull}
+		return &sigma.Error{Op: op, Realm: id, Kind: sigma.KindNoSpace,
+			Msg: "the etcd that keeps the names is full, so they can be read but not changed", Hint: hintFull}
 	}
 	if errors.Is(err, errOthersNearlyFull) {
-		return &sigma.Error{Op: op, Realm: id, Kind: sigma.KindNoSpace, Msg: "the etcd that keeps the names is nearly full: it takes only what makes them smaller",
-			Hint: "remove names, which makes room by itself; or make room there (a bigger --quota-backend-bytes, etcdctl defrag)"}
+		return &sigma.Error{Op: op, Realm: id, Kind: sigma.KindNoSpace,
+			Msg: "the etcd that keeps the names is nearly full: it takes only what makes them smaller",
+			Hint: "remove names, which makes room by itself; or make room there (a bigger --quota-backend-bytes, " +
+				"etcdctl defrag)"}
 	}
-	return &sigma.Error{Op: op, Realm: id, Kind: sigma.KindNoSpace, Msg: "the store of names is full", Hint: "remove names, which makes room by itself; the provider sees which realms may hold much with: sigma realm ls --json"}
+	return &sigma.Error{Op: op, Realm: id, Kind: sigma.KindNoSpace, Msg: "the store of names is full",
+		Hint: "remove names, which makes room by itself; the provider sees which realms may hold much with: sigma " +
+			"realm ls --json"}
 }
 
 // tend lifts alarms and defragments.
@@ -321,9 +350,11 @@ func (s *step) grows() bool {
 	return s.count > len(s.base.cells) || s.bytes > s.base.bytes || s.cost > growFree && s.bytes == s.base.bytes
 }
 
-// keeps says whether a step writes files without making the realm smaller: all but removals, leases, limits and fences.
+// keeps says whether a step writes files without making the realm smaller: all but removals,
+// leases, limits and fences.
 func (s *step) keeps() bool {
-	if count := len(s.base.cells); s.count <= count && s.bytes <= s.base.bytes && (s.count < count || s.bytes < s.base.bytes) {
+	if count := len(s.base.cells); s.count <= count && s.bytes <= s.base.bytes &&
+		(s.count < count || s.bytes < s.base.bytes) {
 		return false
 	}
 	for _, n := range s.nodes {

@@ -11,7 +11,9 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// A store that is full goes on answering reads, and takes removals, leases and a leader's beats; room that removals make is used without a restart, and etcd's own alarm is never raised. What was free is given back.
+// A store that is full goes on answering reads, and takes removals, leases and a leader's beats;
+// room that removals make is used without a restart, and etcd's own alarm is never raised. What was
+// free is given back.
 func TestStoreFull(t *testing.T) {
 	if testing.Short() {
 		t.Skip("writes 100 MB")
@@ -87,7 +89,8 @@ func TestStoreFull(t *testing.T) {
 
 	// Should etcd raise its alarm all the same, it is lifted while named runs.
 	srv := s.etcd.Server
-	if _, err := srv.Alarm(t.Context(), &etcdserverpb.AlarmRequest{Action: etcdserverpb.AlarmRequest_ACTIVATE, MemberID: uint64(srv.MemberID()), Alarm: etcdserverpb.AlarmType_NOSPACE}); err != nil {
+	if _, err := srv.Alarm(t.Context(), &etcdserverpb.AlarmRequest{Action: etcdserverpb.AlarmRequest_ACTIVATE,
+		MemberID: uint64(srv.MemberID()), Alarm: etcdserverpb.AlarmType_NOSPACE}); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.tendOnce(t.Context(), time.Now()); err != nil {
@@ -116,7 +119,8 @@ func TestWantsDefrag(t *testing.T) {
 	for _, c := range []struct {
 		size, used int64
 		want       bool
-	}{{300 * mb, 100 * mb, true}, {300 * mb, 160 * mb, false}, {60 * mb, 1 * mb, false}, {4000 * mb, 500 * mb, false}, {70 * mb, 4 * mb, true}} {
+	}{{300 * mb, 100 * mb, true}, {300 * mb, 160 * mb, false}, {60 * mb, 1 * mb, false}, {4000 * mb, 500 * mb, false},
+		{70 * mb, 4 * mb, true}} {
 		if got := wantsDefrag(c.size, c.used); got != c.want {
 			t.Errorf("%d of %d bytes in use: %v", c.used, c.size, got)
 		}

@@ -6,8 +6,10 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// A Put may wait until its name is free (000 §3.6): candidates for leadership do. Such a request is parked at its name, in order of arrival, and applied again when the name is free or its directory is gone; those that
-// come meanwhile queue up behind it. When the leader of the realm ends they all try again with the next, in the order in which they get there.
+// A Put may wait until its name is free (000 §3.6): candidates for leadership do. Such a request is
+// parked at its name, in order of arrival, and applied again when the name is free or its directory
+// is gone; those that come meanwhile queue up behind it. When the leader of the realm ends they all
+// try again with the next, in the order in which they get there.
 
 // parkedMax and queueBytesMax bound what waits in a realm.
 const parkedMax = 4096
@@ -25,7 +27,8 @@ func (l *leader) park(r *request, e entry) {
 	p := &l.parking
 	if p.count >= parkedMax || p.bytes+r.m.size() > queueBytesMax {
 		l.queueMu.Unlock()
-		r.reply <- reply{err: &sigma.Error{Op: "named.Put", Kind: sigma.KindBusy, Msg: "too many requests of the realm wait for names", Hint: "try again, with fewer at a time"}}
+		r.reply <- reply{err: &sigma.Error{Op: "named.Put", Kind: sigma.KindBusy,
+			Msg: "too many requests of the realm wait for names", Hint: "try again, with fewer at a time"}}
 		return
 	}
 	if p.at == nil {
@@ -74,7 +77,8 @@ func (l *leader) waited(e entry) bool {
 	return len(l.parking.at[e]) > 0
 }
 
-// resume returns the requests that a committed step lets go on, those for each name in their order: the name is free now, the directory is gone, or the request's leader was deposed.
+// resume returns the requests that a committed step lets go on, those for each name in their order:
+// the name is free now, the directory is gone, or the request's leader was deposed.
 func (l *leader) resume(s *step) (ready []*request) {
 	l.queueMu.Lock()
 	defer l.queueMu.Unlock()

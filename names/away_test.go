@@ -35,7 +35,9 @@ func read(ctx context.Context, f *File, name string) (string, error) {
 	return string(g.Data), err
 }
 
-// Goal: while named is away, what was read lately is told to those who take what is old, with its age, and to nobody else; changes fail by their deadline, and say why; when named is back, all is as before.
+// Goal: while named is away, what was read lately is told to those who take what is old, with its
+// age, and to nobody else; changes fail by their deadline, and say why; when named is back, all is
+// as before.
 func TestAway(t *testing.T) {
 	w := newWorld(t)
 	_, root := w.realm()
@@ -55,14 +57,14 @@ func TestAway(t *testing.T) {
 		if s, err := read(ctx, root, "kept"); s != "1" || err != nil {
 			return fmt.Errorf("%q, %v", s, err)
 		}
-		_, err := read(ctx, root, "nothing")
-		if sigma.KindOf(err) != sigma.KindNotFound || err == nil {
+		if _, err := read(ctx, root, "nothing"); sigma.KindOf(err) != sigma.KindNotFound || err == nil {
 			return fmt.Errorf("of nothing: %v", err)
 		}
 		if n, err := list(ctx); n != 2 || err != nil {
 			return fmt.Errorf("%d names, %v", n, err)
 		}
-		if _, ok := root.realm.front.cache.List(time.Now(), root.id, 0); !ok || !root.realm.front.cache.Fresh(time.Now()) {
+		if _, ok := root.realm.front.cache.List(time.Now(), root.id, 0); !ok ||
+			!root.realm.front.cache.Fresh(time.Now()) {
 			return errors.New("it is not remembered")
 		}
 		return nil
@@ -76,7 +78,6 @@ func TestAway(t *testing.T) {
 		}
 		return nil
 	})
-
 	stale := func(what string, do func(ctx context.Context) error) {
 		t.Helper()
 		old, age := sigma.WithStale(ctx)
@@ -106,10 +107,12 @@ func TestAway(t *testing.T) {
 		return nil
 	})
 
-	// Nobody else is told, and a change fails when its caller's patience ends. A file whose change came to nothing known is not told of any more.
+	// Nobody else is told, and a change fails when its caller's patience ends. A file whose change
+	// came to nothing known is not told of any more.
 	soon, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
 	defer cancel()
-	if s, err := read(soon, root, "kept"); sigma.KindOf(err) != sigma.KindTimeout || err == nil || sigma.HintOf(err) == "" {
+	if s, err := read(soon, root, "kept"); sigma.KindOf(err) != sigma.KindTimeout || err == nil ||
+		sigma.HintOf(err) == "" {
 		t.Errorf("a read that is not to be old: %q, %v (%s)", s, err, sigma.HintOf(err))
 	}
 	old, _ := sigma.WithStale(sigma.WithSync(soon))
@@ -126,7 +129,6 @@ func TestAway(t *testing.T) {
 	if s, err := read(later, root, "changed"); err == nil || age.Most() != 0 {
 		t.Errorf("what may have been changed from here is told as %q, %v old", s, age.Most())
 	}
-
 	w.start()
 	w.waitFor("all is as it was", current)
 	old, age = sigma.WithStale(ctx)

@@ -10,7 +10,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// fullRoot is a root that refuses changes and reads, as named does where too many wait, as long as left is not 0, and answers lost once before.
+// fullRoot is a root that refuses changes and reads, as named does where too many wait, as long as
+// left is not 0, and answers lost once before.
 type fullRoot struct {
 	Root
 	left *atomic.Int64
@@ -28,21 +29,25 @@ func (f fullRoot) refuse() error {
 	return nil
 }
 
-func (f fullRoot) Put(ctx context.Context, names []string, data []byte, o sigma.PutOptions) (sigma.FileID, *sigma.Stopped, error) {
+func (f fullRoot) Put(ctx context.Context, names []string, data []byte, o sigma.PutOptions) (sigma.FileID,
+	*sigma.Stopped, error) {
 	if err := f.refuse(); err != nil {
 		return sigma.FileID{}, nil, err
 	}
 	return f.Root.Put(ctx, names, data, o)
 }
 
-func (f fullRoot) Get(ctx context.Context, names []string, offset uint64, count int) (sigma.GetResult, *sigma.Stopped, error) {
+func (f fullRoot) Get(ctx context.Context, names []string, offset uint64, count int) (sigma.GetResult, *sigma.Stopped,
+	error) {
 	if err := f.refuse(); err != nil {
 		return sigma.GetResult{}, nil, err
 	}
 	return f.Root.Get(ctx, names, offset, count)
 }
 
-// Goal: what named refuses because too many wait is asked again for a while, and carried out once; then, or when who asks has no more patience, it is told; a change that may have been carried out before is not said to be refused.
+// Goal: what named refuses because too many wait is asked again for a while, and carried out once;
+// then, or when who asks has no more patience, it is told; a change that may have been carried out
+// before is not said to be refused.
 func TestBusy(t *testing.T) {
 	w := newWorld(t)
 	var left atomic.Int64
@@ -89,7 +94,8 @@ func TestBusy(t *testing.T) {
 	}
 }
 
-// Goal: a request that was refused once because too many wait, and waited for hours afterwards, is asked again when it is refused after a loss.
+// Goal: a request that was refused once because too many wait, and waited for hours afterwards, is
+// asked again when it is refused after a loss.
 func TestBusyLongAgo(t *testing.T) {
 	w := newWorld(t)
 	r := New(Config{Dial: w.dial, Budget: &cache.Budget{}})
@@ -98,7 +104,8 @@ func TestBusyLongAgo(t *testing.T) {
 	w.must(err)
 	a := attempts{f: root, once: sigma.Once{Client: 1, Seq: 1}}
 	a.busy.until, a.busy.pause = time.Now().Add(-time.Hour), busyPauseMost
-	answers := []error{sigma.Errorf("test", sigma.KindLost, "lost"), sigma.Errorf("test", sigma.KindBusy, "too many wait"), nil}
+	answers := []error{sigma.Errorf("test", sigma.KindLost, "lost"), sigma.Errorf("test", sigma.KindBusy,
+		"too many wait"), nil}
 	asked := 0
 	err = a.run(t.Context(), func(context.Context, *binding) error {
 		asked++

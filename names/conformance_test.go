@@ -22,7 +22,8 @@ func (t realmAsTree) Attach(ctx context.Context, _ sigma.Principal, _ string) (s
 	return f, err
 }
 
-// TestConformance: names seen through a Realm are as good as named's own, whether something is remembered or not.
+// TestConformance: names seen through a Realm are as good as named's own, whether something is
+// remembered or not.
 func TestConformance(t *testing.T) {
 	for name, budget := range map[string]*cache.Budget{"plain": nil, "remembered": {}} {
 		t.Run(name, func(t *testing.T) {
@@ -33,7 +34,8 @@ func TestConformance(t *testing.T) {
 					t.Cleanup(r.Close)
 					return realmAsTree{r}
 				},
-				Lacks: []treetest.Capability{treetest.Hidden, treetest.PassFiles, treetest.Pipes}, SizeMax: named.FileMax, ListEntries: 2000,
+				Lacks:   []treetest.Capability{treetest.Hidden, treetest.PassFiles, treetest.Pipes},
+				SizeMax: named.FileMax, ListEntries: 2000,
 			})
 		})
 	}

@@ -14,15 +14,17 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// cut says where a connection is to break: after so many bytes of the first mutation's request went to the server, or of its reply to the client. Restart says that the server is torn down then, and what becomes
-// of the mutation's commit is what it is.
+// cut says where a connection is to break: after so many bytes of the first mutation's request went
+// to the server, or of its reply to the client. Restart says that the server is torn down then, and
+// what becomes of the mutation's commit is what it is.
 type cut struct {
 	reply   bool
 	after   int
 	restart bool
 }
 
-// cutter relays between a Realm and named byte by byte, and breaks the first connection on which a mutation passes.
+// cutter relays between a Realm and named byte by byte, and breaks the first connection on which a
+// mutation passes.
 type cutter struct {
 	w *world
 
@@ -179,7 +181,8 @@ func mutations() []mutation {
 	}
 }
 
-// TestCutEverywhere: with the connection broken after every byte of a mutation's request and of its reply, and with the server torn down as well, each mutation succeeds and is made once.
+// TestCutEverywhere: with the connection broken after every byte of a mutation's request and of its
+// reply, and with the server torn down as well, each mutation succeeds and is made once.
 func TestCutEverywhere(t *testing.T) {
 	for _, m := range mutations() {
 		t.Run(m.name, func(t *testing.T) {
@@ -191,7 +194,8 @@ func TestCutEverywhere(t *testing.T) {
 	}
 }
 
-// TestCutWithoutMemory shows what the test above is good for: if named does not remember, mutations go wrong.
+// TestCutWithoutMemory shows what the test above is good for: if named does not remember, mutations
+// go wrong.
 func TestCutWithoutMemory(t *testing.T) {
 	for _, m := range mutations() {
 		t.Run(m.name, func(t *testing.T) {
@@ -204,7 +208,8 @@ func TestCutWithoutMemory(t *testing.T) {
 	}
 }
 
-// cutAll makes a mutation with every cut, and says what went wrong. Puts that drop names are not stored.
+// cutAll makes a mutation with every cut, and says what went wrong. Puts that drop names are not
+// stored.
 func cutAll(t *testing.T, m mutation, drop func(named.KV) bool) (wrong []string) {
 	w := newWorld(t)
 	w.store.drop = drop

@@ -12,17 +12,21 @@ import (
 	"sigmaos.dev/treekit"
 )
 
-// File is a handle of a file of a realm. It knows the file by its id, and is bound to a session when something is sent.
+// File is a handle of a file of a realm. It knows the file by its id, and is bound to a session
+// when something is sent.
 type File struct {
 	realm *Realm
 	id    uint64
 	root  bool
-	owner bool // it is the realm's programs', not the provider's: modes count. So do its bindings, unless they were taken up when they were open already
+	// it is the realm's programs', not the provider's: modes count. So do its bindings, unless they
+	// were taken up when they were open already
+	owner bool
 
 	closed atomic.Bool
 	bound  atomic.Pointer[binding] // the newest; it may have ended
 
-	// A File that was opened from what is remembered: the content as it was read last, which is still read when the file is removed, or that it is a directory.
+	// A File that was opened from what is remembered: the content as it was read last, which is
+	// still read when the file is removed, or that it is a directory.
 	kept   atomic.Pointer[cache.Node]
 	listed atomic.Bool
 
@@ -101,7 +105,8 @@ func (f *File) takeUpLocked(ctx context.Context, at *attachment, own bool) (*bin
 	}
 	file, err := root.Find(ctx, f.id)
 	if sigma.KindOf(err) == sigma.KindUnsupported && err != nil {
-		err = &sigma.Error{Op: "names.File", Kind: sigma.KindLost, Msg: "the session was lost, and the server does not take up files again", Err: err}
+		err = &sigma.Error{Op: "names.File", Kind: sigma.KindLost,
+			Msg: "the session was lost, and the server does not take up files again", Err: err}
 	}
 	if err != nil {
 		return nil, err
@@ -120,7 +125,8 @@ func (f *File) takeUpLocked(ctx context.Context, at *attachment, own bool) (*bin
 	return b, nil
 }
 
-// reopenLocked opens a file anew of which the mode has become, or was from its creation, less than what the handle was opened for.
+// reopenLocked opens a file anew of which the mode has become, or was from its creation, less than
+// what the handle was opened for.
 func (f *File) reopenLocked(ctx context.Context, at *attachment) (*binding, error) {
 	file, err := at.Root.Find(ctx, f.id)
 	if err != nil {
@@ -184,7 +190,9 @@ func (f *File) Close() {
 func (f *File) Walk(ctx context.Context, names []string) (out sigma.File, ids []sigma.FileID, err error) {
 	const op = "names.Walk"
 	var room [roomNodes]*cache.Node
-	x, ok, err := f.look(ctx, names, 0, room[:0]) // the versions of directories on the way may be those of before a change made here just now
+	x, ok,
+		err := f.look(ctx, names, 0,
+		room[:0]) // the versions of directories on the way may be those of before a change made here just now
 	if err != nil {
 		return nil, nil, err
 	}
@@ -198,7 +206,8 @@ func (f *File) Walk(ctx context.Context, names []string) (out sigma.File, ids []
 		case len(ids) < len(names):
 			return nil, ids, nil
 		}
-		return &File{realm: f.realm, id: x.last().Stat.ID.Path, root: f.root && len(names) == 0, owner: f.owner}, ids, nil
+		return &File{realm: f.realm, id: x.last().Stat.ID.Path, root: f.root && len(names) == 0, owner: f.owner}, ids,
+			nil
 	}
 	err = f.read(ctx, func(ctx context.Context, b *binding) error {
 		file, found, err := b.file.Walk(ctx, names)
@@ -275,7 +284,8 @@ func (f *File) openKnown(ctx context.Context) (ok bool, err error) {
 	n := x.last()
 	switch {
 	case n.IsLink():
-		return false, &sigma.Error{Op: "names.Open", Path: n.Stat.Name, Kind: sigma.KindInvalid, Msg: "the file is a " + n.Stat.ID.Kind.String(), Hint: "use ReadLink"}
+		return false, &sigma.Error{Op: "names.Open", Path: n.Stat.Name, Kind: sigma.KindInvalid,
+			Msg: "the file is a " + n.Stat.ID.Kind.String(), Hint: "use ReadLink"}
 	case n.Stat.ID.Kind != sigma.KindDir && !n.HasData:
 		return false, nil
 	}
@@ -299,23 +309,25 @@ func (f *File) openKnown(ctx context.Context) (ok bool, err error) {
 }
 
 // Create implements sigma.File.
-func (f *File) Create(ctx context.Context, name string, flags sigma.OpenFlags, perm uint32) (out sigma.File, err error) {
-	err = f.mutate(ctx, &change{op: "create", dir: f.id, names: []string{name}}, func(ctx context.Context, b *binding) error {
-		file, err := b.file.Create(ctx, name, flags, perm)
-		if err != nil {
+func (f *File) Create(ctx context.Context, name string, flags sigma.OpenFlags, perm uint32) (out sigma.File,
+	err error) {
+	err = f.mutate(ctx, &change{op: "create", dir: f.id, names: []string{name}},
+		func(ctx context.Context, b *binding) error {
+			file, err := b.file.Create(ctx, name, flags, perm)
+			if err != nil {
+				return err
+			}
+			var id uint64
+			if i, ok := file.(sigma.Identified); ok {
+				id = i.FileID().Path
+			}
+			made, err := f.given(b, file, id)
+			if err == nil {
+				made.opened, made.flags = true, flags&^(sigma.OpenTruncate|sigma.OpenExclusive)
+				out = made
+			}
 			return err
-		}
-		var id uint64
-		if i, ok := file.(sigma.Identified); ok {
-			id = i.FileID().Path
-		}
-		made, err := f.given(b, file, id)
-		if err == nil {
-			made.opened, made.flags = true, flags&^(sigma.OpenTruncate|sigma.OpenExclusive)
-			out = made
-		}
-		return err
-	})
+		})
 	return out, err
 }
 
@@ -339,7 +351,10 @@ func (f *File) ReadAt(ctx context.Context, p []byte, offset uint64) (n int, err 
 			return copy(p, kept.Data[offset:]), nil
 		}
 	}
-	err = f.read(ctx, func(ctx context.Context, b *binding) error { n, err = b.file.ReadAt(ctx, p, offset); return err })
+	err = f.read(ctx, func(ctx context.Context, b *binding) error {
+		n, err = b.file.ReadAt(ctx, p, offset)
+		return err
+	})
 	return n, err
 }
 
@@ -362,7 +377,8 @@ func (f *File) WriteAt(ctx context.Context, p []byte, offset uint64) (int, error
 }
 
 // ReadDir implements sigma.File. Its cookies are named's, which are as good after a restart.
-func (f *File) ReadDir(ctx context.Context, cookie uint64, most int) (entries []sigma.DirEntry, next uint64, more bool, err error) {
+func (f *File) ReadDir(ctx context.Context, cookie uint64, most int) (entries []sigma.DirEntry, next uint64, more bool,
+	err error) {
 	if f.listed.Load() && most > 0 {
 		if l, rest, ok, err := f.listing(ctx, cookie, most); err != nil {
 			return nil, cookie, false, err
@@ -386,7 +402,8 @@ func (f *File) ReadLink(ctx context.Context) (target string, err error) {
 	case err != nil:
 		return "", err
 	case ok && !x.last().IsLink():
-		return "", &sigma.Error{Op: "names.ReadLink", Path: x.last().Stat.Name, Kind: sigma.KindInvalid, Msg: "the file is no link"}
+		return "", &sigma.Error{Op: "names.ReadLink", Path: x.last().Stat.Name, Kind: sigma.KindInvalid,
+			Msg: "the file is no link"}
 	case ok && x.last().HasData:
 		return string(x.last().Data), nil
 	}
@@ -396,22 +413,33 @@ func (f *File) ReadLink(ctx context.Context) (target string, err error) {
 
 // SetStat implements sigma.File.
 func (f *File) SetStat(ctx context.Context, c sigma.StatChange) error {
-	return f.mutate(ctx, &change{op: "setstat", id: f.id}, func(ctx context.Context, b *binding) error { return b.file.SetStat(ctx, c) })
+	return f.mutate(ctx, &change{op: "setstat", id: f.id}, func(ctx context.Context, b *binding) error {
+		return b.file.SetStat(ctx, c)
+	})
 }
 
 // Mkdir implements sigma.File.
 func (f *File) Mkdir(ctx context.Context, name string, perm uint32) error {
-	return f.mutate(ctx, &change{op: "mkdir", dir: f.id, names: []string{name}}, func(ctx context.Context, b *binding) error { return b.file.Mkdir(ctx, name, perm) })
+	return f.mutate(ctx, &change{op: "mkdir", dir: f.id, names: []string{name}},
+		func(ctx context.Context, b *binding) error {
+			return b.file.Mkdir(ctx, name, perm)
+		})
 }
 
 // Symlink implements sigma.File.
 func (f *File) Symlink(ctx context.Context, name, target string) error {
-	return f.mutate(ctx, &change{op: "symlink", dir: f.id, names: []string{name}}, func(ctx context.Context, b *binding) error { return b.file.Symlink(ctx, name, target) })
+	return f.mutate(ctx, &change{op: "symlink", dir: f.id, names: []string{name}},
+		func(ctx context.Context, b *binding) error {
+			return b.file.Symlink(ctx, name, target)
+		})
 }
 
 // Remove implements sigma.File.
 func (f *File) Remove(ctx context.Context, name string) error {
-	return f.mutate(ctx, &change{op: "remove", dir: f.id, names: []string{name}}, func(ctx context.Context, b *binding) error { return b.file.Remove(ctx, name) })
+	return f.mutate(ctx, &change{op: "remove", dir: f.id, names: []string{name}},
+		func(ctx context.Context, b *binding) error {
+			return b.file.Remove(ctx, name)
+		})
 }
 
 // Rename implements sigma.File. Both directories are taken up in one session.
@@ -442,7 +470,8 @@ func (f *File) Rename(ctx context.Context, name string, newDir sigma.File, newNa
 	})
 }
 
-// Sync implements sigma.File: what named has acknowledged is durable. Whether who asks was deposed only named knows.
+// Sync implements sigma.File: what named has acknowledged is durable. Whether who asks was deposed
+// only named knows.
 func (f *File) Sync(ctx context.Context) error {
 	if sigma.FenceOf(ctx).Name == "" {
 		return nil
@@ -452,13 +481,17 @@ func (f *File) Sync(ctx context.Context) error {
 
 // ReadAtIf implements sigma.Conditional.
 func (f *File) ReadAtIf(ctx context.Context, p []byte, offset uint64, v sigma.Version) (n int, err error) {
-	err = f.read(ctx, func(ctx context.Context, b *binding) error { n, err = b.file.ReadAtIf(ctx, p, offset, v); return err })
+	err = f.read(ctx, func(ctx context.Context, b *binding) error {
+		n, err = b.file.ReadAtIf(ctx, p, offset, v)
+		return err
+	})
 	f.realm.front.saw(v, err)
 	return n, err
 }
 
 // WriteAtIf implements sigma.Conditional.
-func (f *File) WriteAtIf(ctx context.Context, p []byte, offset uint64, v sigma.Version) (n int, now sigma.Version, err error) {
+func (f *File) WriteAtIf(ctx context.Context, p []byte, offset uint64, v sigma.Version) (n int, now sigma.Version,
+	err error) {
 	err = f.mutate(ctx, &change{op: "write", id: f.id}, func(ctx context.Context, b *binding) error {
 		n, now, err = b.file.WriteAtIf(ctx, p, offset, v)
 		return err
@@ -467,7 +500,8 @@ func (f *File) WriteAtIf(ctx context.Context, p []byte, offset uint64, v sigma.V
 }
 
 // Get implements sigma.Getter.
-func (f *File) Get(ctx context.Context, names []string, offset uint64, count int) (g sigma.GetResult, stop *sigma.Stopped, err error) {
+func (f *File) Get(ctx context.Context, names []string, offset uint64, count int) (g sigma.GetResult,
+	stop *sigma.Stopped, err error) {
 	var room [roomNodes]*cache.Node
 	x, ok, err := f.look(ctx, names, cache.WantData, room[:0])
 	if err != nil {
@@ -487,7 +521,8 @@ func (f *File) Get(ctx context.Context, names []string, offset uint64, count int
 }
 
 // Recall implements sigma.Recaller.
-func (f *File) Recall(names []string, offset uint64, count int) (g sigma.GetResult, stop *sigma.Stopped, known bool, err error) {
+func (f *File) Recall(names []string, offset uint64, count int) (g sigma.GetResult, stop *sigma.Stopped, known bool,
+	err error) {
 	r := f.realm.front
 	if r.cache == nil || f.id == 0 || count < 0 || len(names) > sigmap.WalkMax || f.closed.Load() {
 		return g, nil, false, nil
@@ -506,7 +541,8 @@ func (f *File) Recall(names []string, offset uint64, count int) (g sigma.GetResu
 }
 
 // Put implements sigma.Putter.
-func (f *File) Put(ctx context.Context, names []string, data []byte, o sigma.PutOptions) (id sigma.FileID, stop *sigma.Stopped, err error) {
+func (f *File) Put(ctx context.Context, names []string, data []byte, o sigma.PutOptions) (id sigma.FileID,
+	stop *sigma.Stopped, err error) {
 	c := &change{op: "put", dir: f.id, names: names, waits: o.Wait}
 	err = f.mutate(ctx, c, func(ctx context.Context, b *binding) error {
 		id, stop, err = b.file.Put(ctx, names, data, o)
@@ -518,7 +554,10 @@ func (f *File) Put(ctx context.Context, names []string, data []byte, o sigma.Put
 
 // Lease implements sigma.Leaser.
 func (f *File) Lease(ctx context.Context, ttl time.Duration) (id sigma.LeaseID, err error) {
-	err = f.mutate(ctx, &change{op: "lease"}, func(ctx context.Context, b *binding) error { id, err = b.file.Lease(ctx, ttl); return err })
+	err = f.mutate(ctx, &change{op: "lease"}, func(ctx context.Context, b *binding) error {
+		id, err = b.file.Lease(ctx, ttl)
+		return err
+	})
 	return id, err
 }
 
@@ -529,5 +568,7 @@ func (f *File) Renew(ctx context.Context, id sigma.LeaseID) error {
 
 // Revoke implements sigma.Leaser.
 func (f *File) Revoke(ctx context.Context, id sigma.LeaseID) error {
-	return f.mutate(ctx, &change{op: "revoke"}, func(ctx context.Context, b *binding) error { return b.file.Revoke(ctx, id) })
+	return f.mutate(ctx, &change{op: "revoke"}, func(ctx context.Context, b *binding) error {
+		return b.file.Revoke(ctx, id)
+	})
 }

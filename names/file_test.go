@@ -8,7 +8,8 @@ import (
 	"time"
 )
 
-// TestRestart: what somebody holds of a realm is as good after named was restarted as before: directories, open files with their flags, a listing in its middle, a lease, a watch.
+// TestRestart: what somebody holds of a realm is as good after named was restarted as before:
+// directories, open files with their flags, a listing in its middle, a lease, a watch.
 func TestRestart(t *testing.T) {
 	w := newWorld(t)
 	ctx := t.Context()

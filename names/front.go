@@ -13,12 +13,17 @@ import (
 	"sigmaos.dev/treekit"
 )
 
-// front is where reads and mutations pass. It remembers what was read, and learns of changes by named's feed, of which there is one for all programs of the realm on this machine, as long as somebody reads.
+// front is where reads and mutations pass. It remembers what was read, and learns of changes by
+// named's feed, of which there is one for all programs of the realm on this machine, as long as
+// somebody reads.
 //
-// A read comes to it first: what is remembered is the answer, or named is asked for all files along the path at once (ask). Of a mutation it hears before the caller does, so that nobody here reads what was
-// before. A read that must be current (sigma.WithSync), or be checked by the server for its fence, passes it by, and what it tells may not be followed by something older (saw).
+// A read comes to it first: what is remembered is the answer, or named is asked for all files along
+// the path at once (ask). Of a mutation it hears before the caller does, so that nobody here reads
+// what was before. A read that must be current (sigma.WithSync), or be checked by the server for
+// its fence, passes it by, and what it tells may not be followed by something older (saw).
 //
-// A File that was made from what is remembered is bound to a session only when something is sent by it.
+// A File that was made from what is remembered is bound to a session only when something is sent by
+// it.
 type front struct {
 	realm   *Realm
 	cache   *cache.Cache // nil = nothing is remembered
@@ -37,9 +42,11 @@ type front struct {
 }
 
 const (
-	// feedLease is for how long what is remembered may be used after the feed was asked for what had changed: the most by which a machine that is cut off is behind.
+	// feedLease is for how long what is remembered may be used after the feed was asked for what
+	// had changed: the most by which a machine that is cut off is behind.
 	feedLease = time.Second
-	// feedWait is how long a poll of the feed waits for changes. Several polls may fail within a lease.
+	// feedWait is how long a poll of the feed waits for changes. Several polls may fail within a
+	// lease.
 	feedWait = 250 * time.Millisecond
 	// feedIdle is front.idle, except in tests.
 	feedIdle = 2 * time.Second
@@ -60,7 +67,8 @@ func newFront(r *Realm, budget *cache.Budget) *front {
 	f := &front{realm: r, start: time.Now(), idle: feedIdle, hurry: make(chan struct{}, 1)}
 	f.ctx, f.cancel = context.WithCancel(context.Background())
 	if budget != nil {
-		f.cache = cache.New(cache.Config{Bytes: realmBytes, DataMax: dataMax, ListMax: listMax, Lease: feedLease, Budget: budget})
+		f.cache = cache.New(cache.Config{Bytes: realmBytes, DataMax: dataMax, ListMax: listMax, Lease: feedLease,
+			Budget: budget})
 	}
 	return f
 }
@@ -127,7 +135,8 @@ func (r *front) follow() {
 			continue
 		}
 		pause := feedPause
-		if _, silent := r.cache.Silent(time.Now()); silent { // those who read may all be content with what is remembered
+		if _,
+			silent := r.cache.Silent(time.Now()); silent { // those who read may all be content with what is remembered
 			pause = feedAway
 			if _, err := r.realm.attached(ctx); sigma.KindOf(err) == sigma.KindNotFound && err != nil {
 				break // the realm is gone
@@ -146,7 +155,8 @@ func (r *front) follow() {
 	r.running.Store(false)
 }
 
-// over says that the feed is to end. While named does not answer, what is remembered stays for those who would rather read that than nothing.
+// over says that the feed is to end. While named does not answer, what is remembered stays for
+// those who would rather read that than nothing.
 func (r *front) over() bool {
 	now := time.Now()
 	_, silent := r.cache.Silent(now)
@@ -164,7 +174,9 @@ func (r *front) poll(ctx context.Context, wait time.Duration) bool {
 	p.Number, p.Since = r.cache.Position()
 	asked := time.Now()
 	var answer sigmap.NamesFeed
-	if !r.call(ctx, at, sigmap.CallFeed, func(c *sigmap.Coder) { c.NamesPoll(&p) }, func(c *sigmap.Coder) { c.NamesFeed(&answer) }, &err) || err != nil {
+	if !r.call(ctx, at, sigmap.CallFeed, func(c *sigmap.Coder) {
+		c.NamesPoll(&p)
+	}, func(c *sigmap.Coder) { c.NamesFeed(&answer) }, &err) || err != nil {
 		return false
 	}
 	r.cache.Apply(asked, &answer)
@@ -172,7 +184,8 @@ func (r *front) poll(ctx context.Context, wait time.Duration) bool {
 }
 
 // call asks a realm's root. It is false if the server has no such method.
-func (r *front) call(ctx context.Context, at *attachment, method string, ask, answer func(*sigmap.Coder), err *error) bool {
+func (r *front) call(ctx context.Context, at *attachment, method string, ask, answer func(*sigmap.Coder),
+	err *error) bool {
 	if at.number <= r.without.Load() {
 		return false
 	}
@@ -204,8 +217,10 @@ type found struct {
 
 func (x *found) last() *cache.Node { return x.nodes[len(x.nodes)-1] }
 
-// look finds files from what is remembered, or asks. ok is false if this cannot be found out so, and the plain requests must be made. room is for the nodes.
-func (f *File) look(ctx context.Context, names []string, want cache.Want, room []*cache.Node) (x found, ok bool, err error) {
+// look finds files from what is remembered, or asks. ok is false if this cannot be found out so,
+// and the plain requests must be made. room is for the nodes.
+func (f *File) look(ctx context.Context, names []string, want cache.Want, room []*cache.Node) (x found, ok bool,
+	err error) {
 	r := f.realm.front
 	if r.direct(ctx) || f.id == 0 || len(names) > sigmap.WalkMax {
 		return found{}, false, nil
@@ -219,7 +234,10 @@ func (f *File) look(ctx context.Context, names []string, want cache.Want, room [
 	now := time.Now()
 	r.touch(now)
 	if x.nodes, x.why, ok = r.cache.Look(now, f.id, names, want, room); !ok {
-		err = r.askOrRecall(ctx, func(ctx context.Context) (err error) { x, ok, err = f.ask(ctx, names); return err }, func(now time.Time) bool {
+		err = r.askOrRecall(ctx, func(ctx context.Context) (err error) {
+			x, ok, err = f.ask(ctx, names)
+			return err
+		}, func(now time.Time) bool {
 			x.nodes, x.why, ok = r.cache.Look(now, f.id, names, want|cache.WantOld, nil)
 			return ok
 		})
@@ -230,8 +248,10 @@ func (f *File) look(ctx context.Context, names []string, want cache.Want, room [
 	return x, ok, err
 }
 
-// askOrRecall asks named, or, for a read that may be old (sigma.WithStale), looks at what is remembered: at once if the feed is silent; when that comes to be so while named is asked, too.
-func (r *front) askOrRecall(ctx context.Context, ask func(context.Context) error, recall func(now time.Time) bool) error {
+// askOrRecall asks named, or, for a read that may be old (sigma.WithStale), looks at what is
+// remembered: at once if the feed is silent; when that comes to be so while named is asked, too.
+func (r *front) askOrRecall(ctx context.Context, ask func(context.Context) error,
+	recall func(now time.Time) bool) error {
 	old := sigma.AgeOf(ctx)
 	if old == nil {
 		return ask(ctx)
@@ -250,7 +270,8 @@ func (r *front) askOrRecall(ctx context.Context, ask func(context.Context) error
 	soon, cancel := context.WithTimeout(ctx, feedLease)
 	err := ask(soon)
 	cancel()
-	if kind := sigma.KindOf(err); err == nil || ctx.Err() != nil || soon.Err() == nil && kind != sigma.KindUnavailable && kind != sigma.KindLost {
+	if kind := sigma.KindOf(err); err == nil || ctx.Err() != nil || soon.Err() == nil &&
+		kind != sigma.KindUnavailable && kind != sigma.KindLost {
 		return err
 	}
 	if remembered() {
@@ -278,7 +299,9 @@ func (f *File) ask(ctx context.Context, names []string) (x found, ok bool, err e
 	var got sigmap.NamesFound
 	err = f.realm.root.Load().read(ctx, func(ctx context.Context, b *binding) (err error) {
 		got = sigmap.NamesFound{}
-		ok = r.call(ctx, b.at, sigmap.CallLook, func(c *sigmap.Coder) { c.NamesLook(&q) }, func(c *sigmap.Coder) { c.NamesFound(&got) }, &err)
+		ok = r.call(ctx, b.at, sigmap.CallLook, func(c *sigmap.Coder) {
+			c.NamesLook(&q)
+		}, func(c *sigmap.Coder) { c.NamesFound(&got) }, &err)
 		return err
 	})
 	switch {
@@ -286,7 +309,8 @@ func (f *File) ask(ctx context.Context, names []string) (x found, ok bool, err e
 		return found{}, false, err
 	case got.Why == sigma.KindStale:
 		return found{}, false, stale()
-	case len(got.Nodes) == 0 || len(got.Nodes) > len(names)+1 || len(got.Nodes) <= len(names) == (got.Why == sigma.KindOther):
+	case len(got.Nodes) == 0 || len(got.Nodes) > len(names)+1 ||
+		len(got.Nodes) <= len(names) == (got.Why == sigma.KindOther):
 		return found{}, false, sigma.Errorf("names.look", sigma.KindOther, "the name service's answer makes no sense")
 	}
 	fetch.Enter(time.Now(), names, &got)
@@ -315,13 +339,16 @@ func (x *found) failure(op string, names []string) error {
 	return sigma.PathError(op, x.why, names[len(x.nodes)-1])
 }
 
-// saw is called before something is passed on that tells a file's version and did not come from what is remembered, or an error that tells that something is not there, or that a mode forbids it.
+// saw is called before something is passed on that tells a file's version and did not come from
+// what is remembered, or an error that tells that something is not there, or that a mode forbids
+// it.
 func (r *front) saw(v sigma.Version, err error) {
 	switch {
 	case r.cache == nil || err == nil && v == 0:
 	case err == nil:
 		r.cache.Require(time.Now(), v)
-	case sigma.KindOf(err) == sigma.KindNotFound, sigma.KindOf(err) == sigma.KindStale, sigma.KindOf(err) == sigma.KindVersion, sigma.KindOf(err) == sigma.KindPermission:
+	case sigma.KindOf(err) == sigma.KindNotFound, sigma.KindOf(err) == sigma.KindStale,
+		sigma.KindOf(err) == sigma.KindVersion, sigma.KindOf(err) == sigma.KindPermission:
 		r.doubt()
 	}
 }
@@ -351,7 +378,8 @@ type change struct {
 	err     error
 }
 
-// changed hears of each mutation that was answered, before its caller does. Whatever the answer is, it tells something newer than what is remembered.
+// changed hears of each mutation that was answered, before its caller does. Whatever the answer is,
+// it tells something newer than what is remembered.
 func (r *front) changed(c change) {
 	if r.cache == nil {
 		return
@@ -386,7 +414,8 @@ func (r *front) changed(c change) {
 	}
 }
 
-// ready says whether a realm's root can be given without a session: some reads, at least, are answered from what is remembered.
+// ready says whether a realm's root can be given without a session: some reads, at least, are
+// answered from what is remembered.
 func (r *front) ready(ctx context.Context) bool {
 	if r.cache == nil {
 		return false
@@ -399,8 +428,10 @@ func (r *front) ready(ctx context.Context) bool {
 // roomNodes is for how many files on the way there is room on the stack.
 const roomNodes = 12
 
-// get answers a Get from what was found, to the realm's owner or the provider. known is false if that is not enough.
-func (x *found) get(owner bool, names []string, offset uint64, count int) (g sigma.GetResult, stop *sigma.Stopped, known bool, err error) {
+// get answers a Get from what was found, to the realm's owner or the provider. known is false if
+// that is not enough.
+func (x *found) get(owner bool, names []string, offset uint64, count int) (g sigma.GetResult, stop *sigma.Stopped,
+	known bool, err error) {
 	const op = "names.Get"
 	n := x.last()
 	switch {
@@ -424,7 +455,8 @@ func (x *found) get(owner bool, names []string, offset uint64, count int) (g sig
 	return g, nil, true, nil
 }
 
-// listing returns a directory's entries, from the start or at least those after cookie; rest says that there are more than these. ok is false as of look.
+// listing returns a directory's entries, from the start or at least those after cookie; rest says
+// that there are more than these. ok is false as of look.
 func (f *File) listing(ctx context.Context, cookie uint64, most int) (l *cache.Listing, rest, ok bool, err error) {
 	r := f.realm.front
 	if r.direct(ctx) || f.id == 0 {
@@ -439,7 +471,10 @@ func (f *File) listing(ctx context.Context, cookie uint64, most int) (l *cache.L
 	now := time.Now()
 	r.touch(now)
 	if l, ok = r.cache.List(now, f.id, 0); !ok {
-		err = r.askOrRecall(ctx, func(ctx context.Context) (err error) { l, rest, ok, err = f.askList(ctx, cookie, most); return err }, func(now time.Time) bool {
+		err = r.askOrRecall(ctx, func(ctx context.Context) (err error) {
+			l, rest, ok, err = f.askList(ctx, cookie, most)
+			return err
+		}, func(now time.Time) bool {
 			l, ok = r.cache.List(now, f.id, cache.WantOld)
 			return ok
 		})
@@ -459,7 +494,9 @@ func (f *File) askList(ctx context.Context, cookie uint64, most int) (l *cache.L
 	var got sigmap.NamesListing
 	err = f.realm.root.Load().read(ctx, func(ctx context.Context, b *binding) (err error) {
 		got = sigmap.NamesListing{}
-		ok = r.call(ctx, b.at, sigmap.CallLookDir, func(c *sigmap.Coder) { c.NamesLookDir(&q) }, func(c *sigmap.Coder) { c.NamesListing(&got) }, &err)
+		ok = r.call(ctx, b.at, sigmap.CallLookDir, func(c *sigmap.Coder) {
+			c.NamesLookDir(&q)
+		}, func(c *sigmap.Coder) { c.NamesListing(&got) }, &err)
 		return err
 	})
 	if err != nil || !ok {

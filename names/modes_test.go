@@ -15,7 +15,8 @@ func (w *world) chmod(f *File, perm uint32, names ...string) {
 	w.must(file.SetStat(w.Context(), sigma.StatChange{Perm: &perm}))
 }
 
-// What is remembered is kept from the realm's programs as its modes say: a change of a mode made here counts at once, one made elsewhere when the feed has told it. The provider passes.
+// What is remembered is kept from the realm's programs as its modes say: a change of a mode made
+// here counts at once, one made elsewhere when the feed has told it. The provider passes.
 func TestModesRemembered(t *testing.T) {
 	w := newWorld(t)
 	ctx := t.Context()
@@ -94,7 +95,8 @@ func TestModesRemembered(t *testing.T) {
 	}
 }
 
-// A file that is open, for more than its mode allows, goes on over a restart of named; a directory's handle becomes nobody's way past its mode.
+// A file that is open, for more than its mode allows, goes on over a restart of named; a
+// directory's handle becomes nobody's way past its mode.
 func TestOpenOverRestart(t *testing.T) {
 	w := newWorld(t)
 	ctx := t.Context()

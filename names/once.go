@@ -12,8 +12,9 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// lane numbers mutations that are made one after another, so that with the next it is clear that the reply to the one before was received: named has to remember one reply for each lane. A mutation takes a lane that nobody
-// uses; there are as many as there ever were mutations at once.
+// lane numbers mutations that are made one after another, so that with the next it is clear that
+// the reply to the one before was received: named has to remember one reply for each lane. A
+// mutation takes a lane that nobody uses; there are as many as there ever were mutations at once.
 type lane struct {
 	client, seq uint64
 }
@@ -38,7 +39,9 @@ func (r *Realm) returnLane(l *lane) {
 // forgetPause is for how long clients that are gone are gathered.
 const forgetPause = time.Second
 
-// Forget tells named, some time later, that these clients are gone, so that it need not remember them: no mutation of theirs comes through this Realm any more. If it cannot be told, it forgets them when they were idle for long.
+// Forget tells named, some time later, that these clients are gone, so that it need not remember
+// them: no mutation of theirs comes through this Realm any more. If it cannot be told, it forgets
+// them when they were idle for long.
 func (r *Realm) Forget(clients []uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -66,7 +69,8 @@ func (r *Realm) tellGone() {
 	}
 }
 
-// number gives ctx a number of this machine's for one mutation, unless who asks has numbered it. done is called when its outcome is not waited for any more.
+// number gives ctx a number of this machine's for one mutation, unless who asks has numbered it.
+// done is called when its outcome is not waited for any more.
 func (r *Realm) number(ctx context.Context) (once sigma.Once, done func()) {
 	if once = sigma.OnceOf(ctx); once.Client != 0 {
 		return once, func() {}
@@ -123,9 +127,11 @@ func (a *attempts) run(ctx context.Context, do func(ctx context.Context, b *bind
 		switch {
 		case err == nil:
 			return nil
-		case b == nil, session.Abandoned(err), ctx.Err() != nil && (kind == sigma.KindCanceled || kind == sigma.KindTimeout):
+		case b == nil, session.Abandoned(err), ctx.Err() != nil && (kind == sigma.KindCanceled ||
+			kind == sigma.KindTimeout):
 			return a.givenUp(ctx, err)
-		case kind == sigma.KindLost, kind == sigma.KindCanceled && ctx.Err() == nil: // not by who asks: the server ends just now
+		case kind == sigma.KindLost, kind == sigma.KindCanceled &&
+			ctx.Err() == nil: // not by who asks: the server ends just now
 			a.once.Again = a.once.Client != 0
 		case kind == sigma.KindBusy:
 			if !a.rest(ctx) {
@@ -135,8 +141,10 @@ func (a *attempts) run(ctx context.Context, do func(ctx context.Context, b *bind
 		case kind != sigma.KindUnavailable:
 			return err
 		}
-		a.busy.until = time.Time{}                             // it was not busy, but away
-		if a.until.IsZero() || time.Since(began) > resendMax { // one that waits, for a change or a name, waits for longer than named is away
+		a.busy.until = time.Time{} // it was not busy, but away
+		if a.until.IsZero() ||
+			time.Since(began) > resendMax {
+			// one that waits, for a change or a name, waits for longer than named is away
 			a.until, a.told = time.Now().Add(resendMax), 0
 		}
 		over := b.at.over(ctx)
@@ -149,7 +157,8 @@ func (a *attempts) run(ctx context.Context, do func(ctx context.Context, b *bind
 	}
 }
 
-// rest waits before a request is made again that was refused because too many wait, longer each time, and says whether it is to be.
+// rest waits before a request is made again that was refused because too many wait, longer each
+// time, and says whether it is to be.
 func (a *attempts) rest(ctx context.Context) bool {
 	if a.busy.until.IsZero() {
 		a.busy.until, a.busy.pause = time.Now().Add(busyMax), busyPause
@@ -157,7 +166,8 @@ func (a *attempts) rest(ctx context.Context) bool {
 	if time.Now().After(a.busy.until) {
 		return false
 	}
-	pause := time.NewTimer(a.busy.pause/2 + rand.N(a.busy.pause)) // who was refused together does not come back together
+	pause := time.NewTimer(a.busy.pause/2 +
+		rand.N(a.busy.pause)) // who was refused together does not come back together
 	defer pause.Stop()
 	a.busy.pause = min(2*a.busy.pause, busyPauseMost)
 	select {
@@ -169,7 +179,8 @@ func (a *attempts) rest(ctx context.Context) bool {
 }
 
 // attempt makes the request once. b is nil if nothing more is to be asked.
-func (a *attempts) attempt(ctx context.Context, do func(ctx context.Context, b *binding) error) (b *binding, err error) {
+func (a *attempts) attempt(ctx context.Context, do func(ctx context.Context, b *binding) error) (b *binding,
+	err error) {
 	asked := ctx
 	if a.most > 0 {
 		var cancel context.CancelFunc
@@ -184,14 +195,17 @@ func (a *attempts) attempt(ctx context.Context, do func(ctx context.Context, b *
 		return nil, err
 	}
 	err = do(asked, b)
-	if err != nil && sigma.KindOf(err) == sigma.KindTimeout && ctx.Err() == nil { // named is stopped, or has lost its way
+	if err != nil && sigma.KindOf(err) == sigma.KindTimeout &&
+		ctx.Err() == nil { // named is stopped, or has lost its way
 		a.once.Again = a.once.Client != 0
-		return nil, &sigma.Error{Op: "names.request", Kind: sigma.KindUnavailable, Msg: fmt.Sprintf("the name service has not answered for %v", a.most), Hint: hintAway, Err: err}
+		return nil, &sigma.Error{Op: "names.request", Kind: sigma.KindUnavailable,
+			Msg: fmt.Sprintf("the name service has not answered for %v", a.most), Hint: hintAway, Err: err}
 	}
 	return b, err
 }
 
-// over waits for a moment whether the session ends, after something was answered that may mean that.
+// over waits for a moment whether the session ends, after something was answered that may mean
+// that.
 func (at *attachment) over(ctx context.Context) bool {
 	pause := time.NewTimer(lostPause)
 	defer pause.Stop()
@@ -204,7 +218,8 @@ func (at *attachment) over(ctx context.Context) bool {
 	return !at.live()
 }
 
-// givenUp is the error of a request that is made no more. That the last attempt was not carried out says nothing about those before.
+// givenUp is the error of a request that is made no more. That the last attempt was not carried out
+// says nothing about those before.
 func (a *attempts) givenUp(ctx context.Context, err error) error {
 	const op = "names.request"
 	switch {
@@ -213,13 +228,17 @@ func (a *attempts) givenUp(ctx context.Context, err error) error {
 	case ctx.Err() != nil && a.most == 0:
 		return sigma.Wrap(op, "", ctx.Err())
 	case ctx.Err() != nil:
-		e := &sigma.Error{Op: op, Kind: sigma.KindOf(ctx.Err()), Msg: "the name service has not answered", Hint: hintAway, Err: err}
-		if kind := sigma.KindOf(err); kind == sigma.KindUnavailable || kind == sigma.KindBusy { // it, or who looked for it, says why
+		e := &sigma.Error{Op: op, Kind: sigma.KindOf(ctx.Err()), Msg: "the name service has not answered",
+			Hint: hintAway, Err: err}
+		if kind := sigma.KindOf(err); kind == sigma.KindUnavailable ||
+			kind == sigma.KindBusy { // it, or who looked for it, says why
 			e.Msg, e.Hint, e.Err = err.Error(), cmp.Or(sigma.HintOf(err), hintAway), ctx.Err()
 		}
 		return e
 	case a.once.Client != 0 && a.once.Again && sigma.KindOf(err) != sigma.KindLost:
-		return &sigma.Error{Op: op, Kind: sigma.KindLost, Msg: "it is unknown whether the change was made: the name service did not answer, and cannot be asked", Hint: cmp.Or(sigma.HintOf(err), hintAway), Err: err}
+		return &sigma.Error{Op: op, Kind: sigma.KindLost,
+			Msg:  "it is unknown whether the change was made: the name service did not answer, and cannot be asked",
+			Hint: cmp.Or(sigma.HintOf(err), hintAway), Err: err}
 	}
 	return err
 }

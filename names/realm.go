@@ -1,16 +1,24 @@
-// Package names is a machine's handle on the names of realms, which named keeps: for each realm one session that all the realm's programs here share.
+// Package names is a machine's handle on the names of realms, which named keeps: for each realm one
+// session that all the realm's programs here share.
 //
-// It promises: a Realm's files live as long as who holds them, whatever becomes of the session: they know their file by its id and are taken up again at the named that leads then. A read whose session
-// was lost is asked again, and for a while whatever named refuses because too many wait. A mutation is numbered (sigma.Once), so that it can be sent again too, and is applied once; its error is KindLost only when named could not be asked for what became of it. What a caller was told is true for
-// all who ask afterwards through the same Realm.
+// It promises: a Realm's files live as long as who holds them, whatever becomes of the session:
+// they know their file by its id and are taken up again at the named that leads then. A read whose
+// session was lost is asked again, and for a while whatever named refuses because too many wait. A
+// mutation is numbered (sigma.Once), so that it can be sent again too, and is applied once; its
+// error is KindLost only when named could not be asked for what became of it. What a caller was
+// told is true for all who ask afterwards through the same Realm.
 //
-// It assumes that named remembers numbers for longer than resendMax, that file ids are never reused, and that who dials attaches as the system, which alone may take up files by their ids.
+// It assumes that named remembers numbers for longer than resendMax, that file ids are never
+// reused, and that who dials attaches as the system, which alone may take up files by their ids.
 //
 // It is used by kernel, which shows the names to procs.
 //
-// Where things are: realm.go sessions; file.go handles; once.go numbers and sending again; front.go where reads and mutations pass, and the feed by which what was read is remembered (package cache); watch.go watches.
+// Where things are: realm.go sessions; file.go handles; once.go numbers and sending again; front.go
+// where reads and mutations pass, and the feed by which what was read is remembered (package
+// cache); watch.go watches.
 //
-// Locks: Realm.mu and file.mu; Realm.mu may be taken under file.mu, and watches.mu under none. Nothing is asked under Realm.mu; under file.mu only to take the file up again.
+// Locks: Realm.mu and file.mu; Realm.mu may be taken under file.mu, and watches.mu under none.
+// Nothing is asked under Realm.mu; under file.mu only to take the file up again.
 package names
 
 import (
@@ -46,9 +54,11 @@ type Session struct {
 
 // Config says how a Realm reaches named.
 type Config struct {
-	// Dial opens a session to the named that leads. It waits a while for one that is being restarted, or is to be elected. KindNotFound: there is no such realm.
+	// Dial opens a session to the named that leads. It waits a while for one that is being
+	// restarted, or is to be elected. KindNotFound: there is no such realm.
 	Dial func(ctx context.Context) (Session, error)
-	// Budget bounds what is remembered of what was read, and is shared by Realms. nil = nothing is remembered.
+	// Budget bounds what is remembered of what was read, and is shared by Realms. nil = nothing is
+	// remembered.
 	Budget *cache.Budget
 }
 
@@ -112,7 +122,8 @@ func (r *Realm) Close() {
 	r.front.close()
 }
 
-// Root returns the realm's root, having attached to it, unless what is remembered of it is fresh. It is one for all, needs no Close, and is for what needs no Open: a clone of it is.
+// Root returns the realm's root, having attached to it, unless what is remembered of it is fresh.
+// It is one for all, needs no Close, and is for what needs no Open: a clone of it is.
 func (r *Realm) Root(ctx context.Context) (*File, error) {
 	if root := r.root.Load(); root != nil {
 		if at := r.current.Load(); at.live() || r.front.ready(ctx) {
@@ -125,7 +136,8 @@ func (r *Realm) Root(ctx context.Context) (*File, error) {
 	return r.root.Load(), nil
 }
 
-// Owner returns the realm's root as Root does, as the realm's own programs have it: whom the modes of files and directories keep from them.
+// Owner returns the realm's root as Root does, as the realm's own programs have it: whom the modes
+// of files and directories keep from them.
 func (r *Realm) Owner(ctx context.Context) (*File, error) {
 	if _, err := r.Root(ctx); err != nil {
 		return nil, err
@@ -136,11 +148,13 @@ func (r *Realm) Owner(ctx context.Context) (*File, error) {
 // AsOwner is a realm's root as the realm's own programs have it. f is what Root returned.
 func (f *File) AsOwner() *File { return f.realm.owner.Load() }
 
-// Doubt makes reads after it tell all that was changed before it, wherever. It is for who passes on news of another machine that came otherwise than by names.
+// Doubt makes reads after it tell all that was changed before it, wherever. It is for who passes on
+// news of another machine that came otherwise than by names.
 func (r *Realm) Doubt() { r.front.doubt() }
 
 // Recall is that of the realm's root, for the realm's owner or the provider.
-func (r *Realm) Recall(owner bool, names []string, offset uint64, count int) (g sigma.GetResult, stop *sigma.Stopped, known bool, err error) {
+func (r *Realm) Recall(owner bool, names []string, offset uint64, count int) (g sigma.GetResult, stop *sigma.Stopped,
+	known bool, err error) {
 	root := r.root.Load()
 	if root != nil && owner {
 		root = r.owner.Load()
@@ -154,7 +168,10 @@ func (r *Realm) Recall(owner bool, names []string, offset uint64, count int) (g 
 // Use asks named what the realm may have, and how much of it it has, as far as named knows.
 func (f *File) Use(ctx context.Context) (limits, use sigma.RealmLimits, err error) {
 	err = f.read(ctx, func(ctx context.Context, b *binding) (err error) {
-		if !f.realm.front.call(ctx, b.at, sigmap.CallUse, func(*sigmap.Coder) {}, func(c *sigmap.Coder) { c.RealmLimits(&limits); c.RealmLimits(&use) }, &err) {
+		if !f.realm.front.call(ctx, b.at, sigmap.CallUse, func(*sigmap.Coder) {}, func(c *sigmap.Coder) {
+			c.RealmLimits(&limits)
+			c.RealmLimits(&use)
+		}, &err) {
 			return treekit.Unsupported("use")
 		}
 		return err
@@ -224,15 +241,21 @@ func (r *Realm) dial(ctx context.Context) (*attachment, error) {
 
 // How a request whose session was lost goes on.
 const (
-	// resendMax is how long after it was begun a request is sent again, if its caller's own patience does not end before. named remembers much longer.
+	// resendMax is how long after it was begun a request is sent again, if its caller's own
+	// patience does not end before. named remembers much longer.
 	resendMax = time.Minute
-	// readMax is how long one attempt of a read waits for named, and resendMax that of a change, if they wait for nothing else: as long as sigmad looks for one that is being restarted.
+	// readMax is how long one attempt of a read waits for named, and resendMax that of a change, if
+	// they wait for nothing else: as long as sigmad looks for one that is being restarted.
 	readMax = 15 * time.Second
-	// lostPause is how long a request that was answered with KindLost or KindUnavailable waits for its session to end; if it does not, the answer was named's own.
+	// lostPause is how long a request that was answered with KindLost or KindUnavailable waits for
+	// its session to end; if it does not, the answer was named's own.
 	lostPause = 50 * time.Millisecond
-	// toldMax is how often a mutation is sent again when named itself, over a session that goes on, cannot tell its outcome, or cannot answer now.
+	// toldMax is how often a mutation is sent again when named itself, over a session that goes on,
+	// cannot tell its outcome, or cannot answer now.
 	toldMax = 3
-	// busyMax is for how long a request is made again that named refuses because too many wait (KindBusy), after busyPause at first and busyPauseMost at most: what waits there is done in less, unless more comes than named can do.
+	// busyMax is for how long a request is made again that named refuses because too many wait
+	// (KindBusy), after busyPause at first and busyPauseMost at most: what waits there is done in
+	// less, unless more comes than named can do.
 	busyMax       = 2 * time.Second
 	busyPause     = 4 * time.Millisecond
 	busyPauseMost = 128 * time.Millisecond

@@ -19,7 +19,8 @@ import (
 func (w *world) machine(lease time.Duration) (*Realm, *File) {
 	w.Helper()
 	r := New(Config{Dial: w.dial, Budget: &cache.Budget{}})
-	r.front.cache = cache.New(cache.Config{Bytes: realmBytes, DataMax: dataMax, ListMax: listMax, Lease: lease, Budget: r.cfg.Budget})
+	r.front.cache = cache.New(cache.Config{Bytes: realmBytes, DataMax: dataMax, ListMax: listMax, Lease: lease,
+		Budget: r.cfg.Budget})
 	r.front.idle = lease
 	w.Cleanup(r.Close)
 	root, err := r.Root(w.Context())
@@ -60,7 +61,8 @@ func (w *world) recalled(r *Realm, do func()) {
 	}
 }
 
-// What was read is answered while there is no named, whatever was asked: contents, attributes, listings, links, absences; also by files that were opened from it.
+// What was read is answered while there is no named, whatever was asked: contents, attributes,
+// listings, links, absences; also by files that were opened from it.
 func TestRecall(t *testing.T) {
 	w := newWorld(t)
 	ctx := t.Context()
@@ -78,7 +80,8 @@ func TestRecall(t *testing.T) {
 		if _, _, err := root.Get(ctx, []string{"d", "f", "x"}, 0, 10); sigma.KindOf(err) != sigma.KindNotDir {
 			t.Fatalf("below a file: %v", err)
 		}
-		if _, stop, err := root.Get(ctx, []string{"l", "x"}, 0, 10); err != nil || stop == nil || stop.Target != "/d/f" || stop.Walked != 1 {
+		if _, stop, err := root.Get(ctx, []string{"l", "x"}, 0, 10); err != nil || stop == nil ||
+			stop.Target != "/d/f" || stop.Walked != 1 {
 			t.Fatalf("a link: %+v, %v", stop, err)
 		}
 		d, ids, err := root.Walk(ctx, []string{"d"})
@@ -111,7 +114,8 @@ func TestRecall(t *testing.T) {
 	if _, _, err := root.Get(sigma.WithSync(soon), []string{"d", "f"}, 0, 10); err == nil {
 		t.Error("what was to be current was answered while there is no named")
 	}
-	if _, _, err := root.Get(sigma.WithFence(soon, sigma.Fence{Name: "x", Epoch: 1}), []string{"d", "f"}, 0, 10); err == nil {
+	if _, _, err := root.Get(sigma.WithFence(soon, sigma.Fence{Name: "x", Epoch: 1}), []string{"d", "f"}, 0,
+		10); err == nil {
 		t.Error("what was fenced was answered while there is no named")
 	}
 	w.start()
@@ -121,7 +125,8 @@ func TestRecall(t *testing.T) {
 	}
 }
 
-// Who made a change sees it at once, whatever it was and however it was asked for; who was told that something is there sees it.
+// Who made a change sees it at once, whatever it was and however it was asked for; who was told
+// that something is there sees it.
 func TestOwnChanges(t *testing.T) {
 	w := newWorld(t)
 	ctx := t.Context()
@@ -177,7 +182,8 @@ func TestOwnChanges(t *testing.T) {
 		}
 		// Another machine makes it, and who is told so sees it.
 		w.put(other, "theirs", "d", name)
-		if _, _, err := root.Put(ctx, []string{"d", name}, nil, sigma.PutOptions{MustMake: true}); sigma.KindOf(err) != sigma.KindExists {
+		if _, _, err := root.Put(ctx, []string{"d", name}, nil,
+			sigma.PutOptions{MustMake: true}); sigma.KindOf(err) != sigma.KindExists {
 			t.Fatalf("made again: %v", err)
 		}
 		if got := w.get(root, "d", name); got != "theirs" {
@@ -195,7 +201,8 @@ func TestOwnChanges(t *testing.T) {
 	}
 }
 
-// Whoever was told by a watch, or by another file, that something changed on another machine, sees all that was changed there before.
+// Whoever was told by a watch, or by another file, that something changed on another machine, sees
+// all that was changed there before.
 func TestCauseComesFirst(t *testing.T) {
 	w := newWorld(t)
 	ctx := t.Context()
@@ -360,8 +367,10 @@ func (b *bounds) measure(k int, got sigma.Version, asked time.Time) {
 	}
 }
 
-// Goal: programs on three machines read and write few files, while named is killed again and again: each program reads its own writes, what a machine reads of a file never goes back, nobody reads what was replaced
-// more than the lease before, and a read that is to be current is. Method: every writer notes when it knew its write; every reader compares.
+// Goal: programs on three machines read and write few files, while named is killed again and again:
+// each program reads its own writes, what a machine reads of a file never goes back, nobody reads
+// what was replaced more than the lease before, and a read that is to be current is. Method: every
+// writer notes when it knew its write; every reader compares.
 func TestBounds(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -395,7 +404,8 @@ func TestBounds(t *testing.T) {
 	t.Logf("%d hits; the oldest answer was %v behind", b.hits.Load(), time.Duration(b.worst.Load()))
 }
 
-// When nobody reads any more everything is forgotten, and named is asked no more; who reads again is served.
+// When nobody reads any more everything is forgotten, and named is asked no more; who reads again
+// is served.
 func TestIdle(t *testing.T) {
 	w := newWorld(t)
 	r := New(Config{Dial: w.dial, Budget: &cache.Budget{}})

@@ -8,7 +8,9 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// watches are the files that programs of this machine watch. named has about one watch of each, whatever the number of those who wait for it: a thousand procs that wait for a configuration cost it what one does.
+// watches are the files that programs of this machine watch. named has about one watch of each,
+// whatever the number of those who wait for it: a thousand procs that wait for a configuration cost
+// it what one does.
 type watches struct {
 	most int // set before use
 
@@ -17,10 +19,12 @@ type watches struct {
 	waiters int                 // mu; of all
 }
 
-// waitersMax bounds the programs of one realm that wait for files here at a time, so that no tenant can take sigmad's memory by waiting: each costs it about 9 KiB.
+// waitersMax bounds the programs of one realm that wait for files here at a time, so that no tenant
+// can take sigmad's memory by waiting: each costs it about 9 KiB.
 const waitersMax = 32768
 
-// watchKey tells those who watch for the realm's programs, whom named may refuse, from the provider.
+// watchKey tells those who watch for the realm's programs, whom named may refuse, from the
+// provider.
 type watchKey struct {
 	id    uint64
 	owner bool
@@ -38,12 +42,15 @@ type watch struct {
 	news    chan struct{} // watches.mu; closed when either changes
 }
 
-// join gives the watch of a file for one more waiter, or says that there are too many. since is what a program claims, so nobody else is answered by it: who wants to know of earlier changes than the watch tells begins another, which later ones join.
+// join gives the watch of a file for one more waiter, or says that there are too many. since is
+// what a program claims, so nobody else is answered by it: who wants to know of earlier changes
+// than the watch tells begins another, which later ones join.
 func (w *watches) join(f *File, since sigma.Version) (*watch, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.waiters >= w.most {
-		return nil, &sigma.Error{Op: "names.Watch", Kind: sigma.KindNoSpace, Msg: fmt.Sprintf("%d programs of the realm wait for names at this machine, and no more may", w.most),
+		return nil, &sigma.Error{Op: "names.Watch", Kind: sigma.KindNoSpace,
+			Msg:  fmt.Sprintf("%d programs of the realm wait for names at this machine, and no more may", w.most),
 			Hint: "let one program watch and tell the others, or watch a directory instead of each of its files"}
 	}
 	w.waiters++
@@ -133,7 +140,8 @@ func (f *File) twin(ctx context.Context) *File {
 	return out // else it is found by its id
 }
 
-// Watch implements sigma.Watcher. Versions are kept through restarts, so that nothing between two sessions is missed.
+// Watch implements sigma.Watcher. Versions are kept through restarts, so that nothing between two
+// sessions is missed.
 func (f *File) Watch(ctx context.Context, since sigma.Version) (sigma.Version, error) {
 	if f.closed.Load() {
 		return 0, sigma.Errorf("names.Watch", sigma.KindInvalid, "the handle is closed")
@@ -153,7 +161,8 @@ func (f *File) Watch(ctx context.Context, since sigma.Version) (sigma.Version, e
 // watch asks named.
 func (f *File) watch(ctx context.Context, since sigma.Version) (v sigma.Version, err error) {
 	err = f.await(ctx, func(ctx context.Context, b *binding) error { v, err = b.file.Watch(ctx, since); return err })
-	if err != nil && sigma.KindOf(err) == sigma.KindStale && sigma.FenceOf(ctx).Name == "" { // it was removed while there was no session
+	if err != nil && sigma.KindOf(err) == sigma.KindStale &&
+		sigma.FenceOf(ctx).Name == "" { // it was removed while there was no session
 		err = &sigma.Error{Op: "names.Watch", Kind: sigma.KindNotFound, Msg: "the file was removed", Err: err}
 	}
 	f.realm.front.saw(v, err)

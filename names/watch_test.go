@@ -10,7 +10,9 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// TestManyWatchOne: any number of programs of a machine that watch a file are one watch at named; all of them hear of each change, one who claims a version that is not there keeps nobody waiting, and restarts of named end no watch.
+// TestManyWatchOne: any number of programs of a machine that watch a file are one watch at named;
+// all of them hear of each change, one who claims a version that is not there keeps nobody waiting,
+// and restarts of named end no watch.
 func TestManyWatchOne(t *testing.T) {
 	w := newWorld(t)
 	r, root := w.realm()
@@ -86,7 +88,8 @@ func TestWatchersBounded(t *testing.T) {
 		return nil
 	})
 	for range 1000 {
-		if _, err := watcher.Watch(t.Context(), id.Version); sigma.KindOf(err) != sigma.KindNoSpace || sigma.HintOf(err) == "" {
+		if _, err := watcher.Watch(t.Context(), id.Version); sigma.KindOf(err) != sigma.KindNoSpace ||
+			sigma.HintOf(err) == "" {
 			t.Fatalf("one too many: %v", err)
 		}
 	}
@@ -97,7 +100,8 @@ func TestWatchersBounded(t *testing.T) {
 	}
 }
 
-// Goal: a machine's session to named has as many watches of a realm as the realm may have, and other requests of it, renewals of leases among them, are answered all the same.
+// Goal: a machine's session to named has as many watches of a realm as the realm may have, and
+// other requests of it, renewals of leases among them, are answered all the same.
 func TestWatchesLeaveRoom(t *testing.T) {
 	const watches = 3000 // by default
 	w := newWorld(t)

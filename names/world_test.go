@@ -82,7 +82,8 @@ func (m *memStore) Close()                {}
 
 const testRealm = sigma.RealmID("acme")
 
-// world is a named on a store, which can be replaced by another as after a kill, and sessions to it.
+// world is a named on a store, which can be replaced by another as after a kill, and sessions to
+// it.
 type world struct {
 	*testing.T
 	store *memStore
@@ -167,7 +168,8 @@ func (w *world) dial(ctx context.Context) (Session, error) {
 	stop := w.stop
 	w.stop = func() { end(); stop() }
 	w.sessions.Go(func() {
-		treekit.Serve(ends, server, treekit.Config{Tree: srv, Principal: sigma.Principal{Realm: sigma.SystemRealm, System: true}, Turns: treekit.NewTurns(), ForRealms: true})
+		treekit.Serve(ends, server, treekit.Config{Tree: srv, Principal: sigma.Principal{Realm: sigma.SystemRealm,
+			System: true}, Turns: treekit.NewTurns(), ForRealms: true})
 	})
 	w.mu.Unlock()
 	c, err := session.Dial(ctx, client)

@@ -6,7 +6,8 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// Copying a file is one operation, so that it may read ahead and write behind as single reads and writes may not: those see and show what is there at their time. Two buffers take turns; the
+// Copying a file is one operation, so that it may read ahead and write behind as single reads and
+// writes may not: those see and show what is there at their time. Two buffers take turns; the
 // session has all messages of one under way at once.
 
 // copyMost is the size of a buffer; it begins with copyLeast, so that small files cost little.
@@ -26,7 +27,8 @@ type block struct {
 	err  error
 }
 
-// WriteTo implements io.WriterTo, which io.Copy uses: from the position to the end. While a block is written the next is read.
+// WriteTo implements io.WriterTo, which io.Copy uses: from the position to the end. While a block
+// is written the next is read.
 func (h *handle) WriteTo(w io.Writer) (total int64, err error) {
 	if h.stop != nil { // of a pipe each piece is passed on when it comes
 		return io.Copy(w, struct{ io.Reader }{h})
@@ -85,7 +87,8 @@ func (h *handle) WriteTo(w io.Writer) (total int64, err error) {
 	}
 }
 
-// ReadFrom implements io.ReaderFrom, which io.Copy uses. What r gives is written at once; what it gives meanwhile, with the next write.
+// ReadFrom implements io.ReaderFrom, which io.Copy uses. What r gives is written at once; what it
+// gives meanwhile, with the next write.
 func (h *handle) ReadFrom(r io.Reader) (total int64, err error) {
 	if h.stop != nil {
 		return io.Copy(struct{ io.Writer }{h}, r)

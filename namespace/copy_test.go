@@ -25,7 +25,8 @@ func (d *drip) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// TestCopy copies files of many sizes to and from a server by io.Copy, whose source gives what it likes, and checks the bytes and the position.
+// TestCopy copies files of many sizes to and from a server by io.Copy, whose source gives what it
+// likes, and checks the bytes and the position.
 func TestCopy(t *testing.T) {
 	w := newWorld(t, nil)
 	rng := rand.New(rand.NewPCG(1, 2))
@@ -74,7 +75,8 @@ func TestCopyFails(t *testing.T) {
 	broken := errors.New("broken")
 	h, err := w.Create(t.Context(), "/g", sigma.OpenWrite, 0o600)
 	w.ok("Create", err)
-	if n, err := io.Copy(h, &drip{rand.New(rand.NewPCG(3, 4)), make([]byte, 1<<20), broken}); !errors.Is(err, broken) || n != 1<<20 {
+	if n, err := io.Copy(h, &drip{rand.New(rand.NewPCG(3, 4)), make([]byte, 1<<20), broken}); !errors.Is(err, broken) ||
+		n != 1<<20 {
 		t.Errorf("a broken source: %d, %v", n, err)
 	}
 	r, err := w.Open(t.Context(), "/f", sigma.OpenRead)

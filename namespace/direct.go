@@ -12,8 +12,11 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// direct is the way of a handle's bytes that does not lead through the server: by a descriptor of the file, where the server passes one. It is asked for at the first read or write that is more than one message, so that
-// small files cost what they did; a server that passes none is asked once. Where there is no descriptor there may be a stream (package bulk). What is read or written is the same either way.
+// direct is the way of a handle's bytes that does not lead through the server: by a descriptor of
+// the file, where the server passes one. It is asked for at the first read or write that is more
+// than one message, so that small files cost what they did; a server that passes none is asked
+// once. Where there is no descriptor there may be a stream (package bulk). What is read or written
+// is the same either way.
 type direct struct {
 	hidden  bool // made with OpenHidden: writes may go directly
 	appends bool // to the end, which the server knows
@@ -60,7 +63,8 @@ func (h *handle) unstream() {
 	h.direct.bulk, h.bulkOver = nil, true
 }
 
-// settle waits until what was written by the stream is written, before something is done by messages, and tells why something was not.
+// settle waits until what was written by the stream is written, before something is done by
+// messages, and tells why something was not.
 func (h *handle) settle() error {
 	if !h.hidden {
 		return nil
@@ -80,7 +84,8 @@ func (h *handle) settle() error {
 	return err
 }
 
-// readStream reads by the stream, if there is one. passed is false if all or some must be read by messages.
+// readStream reads by the stream, if there is one. passed is false if all or some must be read by
+// messages.
 func (h *handle) readStream(p []byte, off int64) (n int, passed bool, err error) {
 	b := h.stream(len(p))
 	if b == nil {
@@ -94,7 +99,8 @@ func (h *handle) readStream(p []byte, off int64) (n int, passed bool, err error)
 	return n, true, err
 }
 
-// writeStream writes by the stream, if there is one. What nobody sees yet may be under way when it returns.
+// writeStream writes by the stream, if there is one. What nobody sees yet may be under way when it
+// returns.
 func (h *handle) writeStream(p []byte, off int64) (n int, passed bool, err error) {
 	b := h.stream(len(p))
 	if b == nil {
@@ -124,7 +130,8 @@ func (h *handle) pass() (*os.File, error) {
 	return p.PassFile(h.ctx)
 }
 
-// use runs do with the descriptor, if there is one for what moves n bytes. What leaders ask for goes through the server, which knows when they are deposed.
+// use runs do with the descriptor, if there is one for what moves n bytes. What leaders ask for
+// goes through the server, which knows when they are deposed.
 func (h *handle) use(n int, do func(*os.File)) bool {
 	d := &h.direct
 	d.mu.RLock()
@@ -150,7 +157,8 @@ func (h *handle) use(n int, do func(*os.File)) bool {
 	return true
 }
 
-// giveBack closes the descriptor and the stream, and tells why something could not be written by them.
+// giveBack closes the descriptor and the stream, and tells why something could not be written by
+// them.
 func (h *handle) giveBack() error {
 	h.settle()
 	h.bulkMu.Lock()

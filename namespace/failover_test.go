@@ -12,7 +12,8 @@ import (
 	"sigmaos.dev/treekit"
 )
 
-// dying is a tree that ends its server's sessions in the middle of some operation, which gets no answer.
+// dying is a tree that ends its server's sessions in the middle of some operation, which gets no
+// answer.
 type dying struct {
 	sigma.Tree
 	op    atomic.Value // string; when
@@ -48,12 +49,14 @@ func (f dyingFile) Walk(ctx context.Context, names []string) (sigma.File, []sigm
 	return got, ids, err
 }
 
-func (f dyingFile) Get(ctx context.Context, names []string, offset uint64, n int) (sigma.GetResult, *sigma.Stopped, error) {
+func (f dyingFile) Get(ctx context.Context, names []string, offset uint64, n int) (sigma.GetResult, *sigma.Stopped,
+	error) {
 	f.d.at(ctx, "get")
 	return treekit.Get(ctx, f.File, names, offset, n)
 }
 
-func (f dyingFile) Put(ctx context.Context, names []string, data []byte, o sigma.PutOptions) (sigma.FileID, *sigma.Stopped, error) {
+func (f dyingFile) Put(ctx context.Context, names []string, data []byte, o sigma.PutOptions) (sigma.FileID,
+	*sigma.Stopped, error) {
 	f.d.at(ctx, "put")
 	return treekit.Put(ctx, f.File, names, data, o)
 }
@@ -68,14 +71,18 @@ func (f dyingFile) ReadDir(ctx context.Context, cookie uint64, n int) ([]sigma.D
 	return f.File.ReadDir(ctx, cookie, n)
 }
 
-// TestFailover kills a member of a union in the middle of each operation. What reads goes on with the next member; a Put, of which nobody knows whether it was done, says so.
+// TestFailover kills a member of a union in the middle of each operation. What reads goes on with
+// the next member; a Put, of which nobody knows whether it was done, says so.
 func TestFailover(t *testing.T) {
 	for op, do := range map[string]func(w *world) error{
 		"get":     func(w *world) error { w.holds("/svc/~any/f", "second"); return nil },
 		"walk":    func(w *world) error { _, err := w.Stat(w.Context(), "/svc/~any/f"); return err },
 		"stat":    func(w *world) error { _, err := w.Lstat(w.Context(), "/svc/~any/f"); return err },
 		"readdir": func(w *world) error { _, err := w.ReadDir(w.Context(), "/svc/~any"); return err },
-		"put":     func(w *world) error { _, err := w.Put(w.Context(), "/svc/~any/f", nil, sigma.PutOptions{}); return err },
+		"put": func(w *world) error {
+			_, err := w.Put(w.Context(), "/svc/~any/f", nil, sigma.PutOptions{})
+			return err
+		},
 	} {
 		t.Run(op, func(t *testing.T) {
 			w := newWorld(t, nil)
@@ -114,7 +121,8 @@ func TestRedial(t *testing.T) {
 	}
 }
 
-// TestUnionLookup: a name is found in the first member that has it, and made in the first that has its directory.
+// TestUnionLookup: a name is found in the first member that has it, and made in the first that has
+// its directory.
 func TestUnionLookup(t *testing.T) {
 	w := newWorld(t, nil)
 	w.mkdir("/svc")
@@ -138,11 +146,13 @@ func TestUnionLookup(t *testing.T) {
 	}
 }
 
-// TestSilentMember: a member that does not answer is passed over after a while, also if nobody set a deadline; and so is one whose name leads nowhere.
+// TestSilentMember: a member that does not answer is passed over after a while, also if nobody set
+// a deadline; and so is one whose name leads nowhere.
 func TestSilentMember(t *testing.T) {
 	w := newWorld(t, nil)
 	w.mkdir("/svc")
-	w.publish("/svc/0", sigma.Endpoint{Realm: "r", Machine: "m", Proc: "p", ID: "AAAAAAAAAAAAAAAAAAAAAA", Form: sigma.FormTree})
+	w.publish("/svc/0", sigma.Endpoint{Realm: "r", Machine: "m", Proc: "p", ID: "AAAAAAAAAAAAAAAAAAAAAA",
+		Form: sigma.FormTree})
 	silent := w.serve("/svc/1", "m2", memfs.New(memfs.Config{}))
 	silent.silent = true
 	w.serve("/svc/2", "m2", treeWith(t, "f", "data"))

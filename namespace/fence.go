@@ -18,12 +18,20 @@ type fencedDir struct {
 	fence sigma.Fence
 }
 
-// AdvanceEpoch adds one to the epoch in the file at path, which is made if there is none, and returns the fence of the new epoch (000 §3.6). Nobody else gets the same epoch. The fence's name is the path that the file has after all links.
+// AdvanceEpoch adds one to the epoch in the file at path, which is made if there is none, and
+// returns the fence of the new epoch (000 §3.6). Nobody else gets the same epoch. The fence's name
+// is the path that the file has after all links.
 //
-// The file is an ordinary one: the epoch in decimal digits, a space, and a word of whoever advanced it last, by which one whose reply was lost finds out that it was done.
+// The file is an ordinary one: the epoch in decimal digits, a space, and a word of whoever advanced
+// it last, by which one whose reply was lost finds out that it was done.
 func (t *Tree) AdvanceEpoch(ctx context.Context, path string) (sigma.Fence, error) {
 	const op = "namespace.AdvanceEpoch"
-	ctx = sigma.WithSync(WithoutFence(ctx)) // it has to be possible for a leader that was deposed before, and what is remembered on the way may be old
+	ctx =
+		sigma.WithSync(
+			WithoutFence(
+				// it has to be possible for a leader that was deposed before, and what is
+				// remembered on the way may be old
+				ctx))
 	word := rand.Text()[:12]
 	for {
 		var r sigma.GetResult
@@ -49,7 +57,8 @@ func (t *Tree) AdvanceEpoch(ctx context.Context, path string) (sigma.Fence, erro
 			o.IfVersion = r.ID.Version
 		}
 		if epoch+1 == 0 {
-			return sigma.Fence{}, &sigma.Error{Op: op, Path: path, Kind: sigma.KindInvalid, Msg: "there is no epoch after the one in the file"}
+			return sigma.Fence{}, &sigma.Error{Op: op, Path: path, Kind: sigma.KindInvalid,
+				Msg: "there is no epoch after the one in the file"}
 		}
 		var stopped *cursor
 		stopped, err = t.at(ctx, path, false, func(f sigma.File, names []string) (stop *sigma.Stopped, err error) {
@@ -96,12 +105,18 @@ func parseEpoch(data []byte) (epoch sigma.Epoch, by string, err error) {
 }
 
 func badEpoch() error {
-	return &sigma.Error{Op: "namespace.AdvanceEpoch", Kind: sigma.KindInvalid, Msg: "the file does not hold an epoch", Hint: "write the epoch to go on from in decimal digits, one that no leader had yet, or remove the file if there was none"}
+	return &sigma.Error{Op: "namespace.AdvanceEpoch", Kind: sigma.KindInvalid, Msg: "the file does not hold an epoch",
+		Hint: "write the epoch to go on from in decimal digits, one that no leader had yet, or remove the file if " +
+			"there was none"}
 }
 
-// FenceAtEpoch makes all requests for dir and what is under it, from now on, carry f, whatever links the path goes through and whichever server it ends at: each of them refuses the request (KindStale) once it has seen one
-// of a newer epoch. Files that were opened before carry what they were opened with. Fencing dir again replaces its fence, but not by an older epoch of the same (KindStale); an f without a name ends it. Of directories in each
-// other the innermost counts. A directory may be missing, or a file. Calls on endpoints, and file descriptors that were passed, carry no fence.
+// FenceAtEpoch makes all requests for dir and what is under it, from now on, carry f, whatever
+// links the path goes through and whichever server it ends at: each of them refuses the request
+// (KindStale) once it has seen one of a newer epoch. Files that were opened before carry what they
+// were opened with. Fencing dir again replaces its fence, but not by an older epoch of the same
+// (KindStale); an f without a name ends it. Of directories in each other the innermost counts. A
+// directory may be missing, or a file. Calls on endpoints, and file descriptors that were passed,
+// carry no fence.
 func (t *Tree) FenceAtEpoch(_ context.Context, f sigma.Fence, dir string) error {
 	const op = "namespace.FenceAtEpoch"
 	names, err := sigma.ParsePath(dir)
@@ -109,7 +124,8 @@ func (t *Tree) FenceAtEpoch(_ context.Context, f sigma.Fence, dir string) error 
 		return err
 	}
 	if f.Name != "" && f.Epoch == 0 || len(f.Name) > sigma.PathMax || f.Name == "" && f.Epoch != 0 {
-		return &sigma.Error{Op: op, Path: dir, Kind: sigma.KindInvalid, Msg: "a fence has a name and an epoch from 1", Hint: "AdvanceEpoch makes one"}
+		return &sigma.Error{Op: op, Path: dir, Kind: sigma.KindInvalid, Msg: "a fence has a name and an epoch from 1",
+			Hint: "AdvanceEpoch makes one"}
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -120,7 +136,8 @@ func (t *Tree) FenceAtEpoch(_ context.Context, f sigma.Fence, dir string) error 
 	i := slices.IndexFunc(now, func(d fencedDir) bool { return slices.Equal(d.names, names) })
 	switch {
 	case i >= 0 && now[i].fence.Name == f.Name && f.Epoch < now[i].fence.Epoch:
-		return &sigma.Error{Op: op, Path: dir, Kind: sigma.KindStale, Msg: fmt.Sprintf("the directory is fenced at epoch %d already", now[i].fence.Epoch)}
+		return &sigma.Error{Op: op, Path: dir, Kind: sigma.KindStale,
+			Msg: fmt.Sprintf("the directory is fenced at epoch %d already", now[i].fence.Epoch)}
 	case i >= 0:
 		now = slices.Delete(now, i, i+1)
 	case len(now) >= fencedDirsMax:
@@ -133,12 +150,14 @@ func (t *Tree) FenceAtEpoch(_ context.Context, f sigma.Fence, dir string) error 
 	return nil
 }
 
-// fencedDirsMax bounds the directories that one program fences; each request is compared with all of them.
+// fencedDirsMax bounds the directories that one program fences; each request is compared with all
+// of them.
 const fencedDirsMax = 64
 
 type noFenceKey struct{}
 
-// WithoutFence makes requests carry no fence of FenceAtEpoch, as those have to by which a program stands for election again.
+// WithoutFence makes requests carry no fence of FenceAtEpoch, as those have to by which a program
+// stands for election again.
 func WithoutFence(ctx context.Context) context.Context {
 	return context.WithValue(ctx, noFenceKey{}, true)
 }

@@ -16,7 +16,8 @@ func (w *world) leader() *namespace.Tree {
 	return namespace.New(namespace.Config{Root: w.root, Machine: here, Dial: w.dial})
 }
 
-// TestAdvanceEpoch: every epoch is somebody's once, whatever links lead to the file; files that hold no epoch are left alone.
+// TestAdvanceEpoch: every epoch is somebody's once, whatever links lead to the file; files that
+// hold no epoch are left alone.
 func TestAdvanceEpoch(t *testing.T) {
 	w, ctx := newWorld(t, nil), t.Context()
 	w.mkdir("/svc")
@@ -46,7 +47,9 @@ func TestAdvanceEpoch(t *testing.T) {
 			t.Errorf("nobody had epoch %d", e+1)
 		}
 	}
-	for content, kind := range map[string]sigma.Kind{"-1": sigma.KindInvalid, "x": sigma.KindInvalid, "1 a b": sigma.KindInvalid, " ": sigma.KindInvalid, fmt.Sprint(uint64(1<<64 - 1)): sigma.KindInvalid, fmt.Sprintf("%01000d", 1): sigma.KindInvalid} {
+	for content, kind := range map[string]sigma.Kind{"-1": sigma.KindInvalid, "x": sigma.KindInvalid,
+		"1 a b": sigma.KindInvalid, " ": sigma.KindInvalid, fmt.Sprint(uint64(1<<64 - 1)): sigma.KindInvalid,
+		fmt.Sprintf("%01000d", 1): sigma.KindInvalid} {
 		w.put("/svc/bad", content)
 		_, err := w.AdvanceEpoch(ctx, "/svc/bad")
 		w.fails("AdvanceEpoch of "+content[:1], err, kind, "/svc/bad")
@@ -79,11 +82,13 @@ func (f *forgetful) Attach(ctx context.Context, p sigma.Principal, name string) 
 	return &forgetfulFile{file, f}, err
 }
 
-func (x *forgetfulFile) Get(ctx context.Context, names []string, offset uint64, count int) (sigma.GetResult, *sigma.Stopped, error) {
+func (x *forgetfulFile) Get(ctx context.Context, names []string, offset uint64, count int) (sigma.GetResult,
+	*sigma.Stopped, error) {
 	return x.File.(sigma.Getter).Get(ctx, names, offset, count)
 }
 
-func (x *forgetfulFile) Put(ctx context.Context, names []string, data []byte, o sigma.PutOptions) (sigma.FileID, *sigma.Stopped, error) {
+func (x *forgetfulFile) Put(ctx context.Context, names []string, data []byte, o sigma.PutOptions) (sigma.FileID,
+	*sigma.Stopped, error) {
 	id, stop, err := x.File.(sigma.Putter).Put(ctx, names, data, o)
 	x.f.mu.Lock()
 	defer x.f.mu.Unlock()
@@ -103,7 +108,9 @@ func TestAdvanceEpochLost(t *testing.T) {
 	}
 }
 
-// TestFenceAtEpoch: a deposed leader is refused under its directory whatever it asks, also through links, and through endpoints by servers that learned of the epoch by a request only; elsewhere it is not.
+// TestFenceAtEpoch: a deposed leader is refused under its directory whatever it asks, also through
+// links, and through endpoints by servers that learned of the epoch by a request only; elsewhere it
+// is not.
 func TestFenceAtEpoch(t *testing.T) {
 	w, ctx := newWorld(t, nil), t.Context()
 	w.mkdir("/svc/sub", "/free")
@@ -148,7 +155,8 @@ func TestFenceAtEpoch(t *testing.T) {
 		"SetStat":           old.SetStat(ctx, "/svc/g", sigma.StatChange{Size: new(uint64)}),
 		"Remove elsewhere":  old.Remove(ctx, "/kv/f"),
 	}
-	for what, path := range map[string]string{"": "/svc/f", " by a link": "/alias/f", " elsewhere": "/kv/f", " that is large": "/svc/large"} {
+	for what, path := range map[string]string{"": "/svc/f", " by a link": "/alias/f", " elsewhere": "/kv/f",
+		" that is large": "/svc/large"} {
 		data := make([]byte, 10)
 		if path == "/svc/large" {
 			data = make([]byte, 200_000)
@@ -184,8 +192,12 @@ func TestFenceAtEpoch(t *testing.T) {
 	}
 	w.ok("FenceAtEpoch", old.FenceAtEpoch(ctx, f, "/svc"))
 	w.ok("Remove", old.Remove(ctx, "/svc/g"))
-	w.fails("FenceAtEpoch of an older epoch", old.FenceAtEpoch(ctx, sigma.Fence{Name: f.Name, Epoch: 2}, "/svc"), sigma.KindStale, "/svc")
-	w.fails("Put of who led in between", func() error { _, err := leader.Put(ctx, "/svc/f", nil, sigma.PutOptions{}); return err }(), sigma.KindStale, "/svc/f")
+	w.fails("FenceAtEpoch of an older epoch", old.FenceAtEpoch(ctx, sigma.Fence{Name: f.Name, Epoch: 2}, "/svc"),
+		sigma.KindStale, "/svc")
+	w.fails("Put of who led in between", func() error {
+		_, err := leader.Put(ctx, "/svc/f", nil, sigma.PutOptions{})
+		return err
+	}(), sigma.KindStale, "/svc/f")
 	w.ok("FenceAtEpoch without a fence", leader.FenceAtEpoch(ctx, sigma.Fence{}, "/svc"))
 	_, err = leader.Put(ctx, "/svc/f", nil, sigma.PutOptions{})
 	w.ok("Put without a fence", err)

@@ -12,8 +12,9 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Following a directory is comparing listings: watches only say when to look again. So nothing is lost that lasts: whatever the events were, who applies them has what is there; and nothing is told that was
-// not so. What came and went between two looks is not told.
+// Following a directory is comparing listings: watches only say when to look again. So nothing is
+// lost that lasts: whatever the events were, who applies them has what is there; and nothing is
+// told that was not so. What came and went between two looks is not told.
 
 // EventKind says what happened to a name.
 type EventKind uint8
@@ -23,7 +24,9 @@ const (
 	Created EventKind = iota + 1 // it is there; first of all, everything that is there
 	Removed                      // it is not there any more
 	Changed                      // it has other content, or stands for another file. Not told of directories
-	// Overflow: something may have come and gone untold, or changes of content will not be told of all files. The connection to the server was lost for a while, or there are more than FollowMax files.
+	// Overflow: something may have come and gone untold, or changes of content will not be told of
+	// all files. The connection to the server was lost for a while, or there are more than
+	// FollowMax files.
 	Overflow
 )
 
@@ -38,13 +41,15 @@ type Event struct {
 	ID   sigma.FileID // of the file, as it was when its name was read; that of Removed is the last that was told
 }
 
-// FollowMax is how many files of one directory are watched for changes of their content. Each costs a request that waits.
+// FollowMax is how many files of one directory are watched for changes of their content. Each costs
+// a request that waits.
 const FollowMax = 512
 
 // followAgain is how long a server that cannot be reached is left alone between attempts.
 const followAgain = 100 * time.Millisecond
 
-// Follow tells what happens in the directory at path, until ctx ends, the directory is removed or the loop is left. An error is the last that it yields.
+// Follow tells what happens in the directory at path, until ctx ends, the directory is removed or
+// the loop is left. An error is the last that it yields.
 func (t *Tree) Follow(ctx context.Context, path string) iter.Seq2[Event, error] {
 	return func(yield func(Event, error) bool) {
 		f := &follower{t: t, path: path, known: map[string]sigma.FileID{}, wake: make(chan struct{}, 1)}
@@ -80,7 +85,8 @@ type follower struct {
 	err     error                   // mu; of the directory's watch
 }
 
-// rounds lists whenever something has changed, over one life of the server's session. again is false when the loop was left.
+// rounds lists whenever something has changed, over one life of the server's session. again is
+// false when the loop was left.
 func (f *follower) rounds(ctx context.Context, yield func(Event, error) bool) (again bool, err error) {
 	dir, _, err := f.t.walk(ctx, f.path, true)
 	if err != nil {
@@ -159,7 +165,8 @@ func pursue(ctx context.Context, w sigma.Watcher, since sigma.Version, each func
 func (f *follower) watch(ctx context.Context, all *sync.WaitGroup, dir sigma.File, e sigma.DirEntry) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if was, ok := f.watched[e.Name]; e.ID.Kind == sigma.KindDir || ok && was.Path == e.ID.Path || len(f.watched) >= FollowMax {
+	if was, ok := f.watched[e.Name]; e.ID.Kind == sigma.KindDir || ok && was.Path == e.ID.Path ||
+		len(f.watched) >= FollowMax {
 		return
 	}
 	f.watched[e.Name] = e.ID
@@ -170,7 +177,8 @@ func (f *follower) watch(ctx context.Context, all *sync.WaitGroup, dir sigma.Fil
 			return
 		}
 		defer file.Close()
-		if st, err := file.Stat(ctx); err == nil && st.ID.Path == e.ID.Path { // else it is another already, which the next look finds
+		if st, err := file.Stat(ctx); err == nil &&
+			st.ID.Path == e.ID.Path { // else it is another already, which the next look finds
 			if w, ok := file.(sigma.Watcher); ok {
 				pursue(ctx, w, e.ID.Version, f.look)
 			}

@@ -13,7 +13,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// TestFollow lets several change a directory at random, and checks that who applies the events has in the end what is there, and was never told what cannot be.
+// TestFollow lets several change a directory at random, and checks that who applies the events has
+// in the end what is there, and was never told what cannot be.
 func TestFollow(t *testing.T) {
 	w := newWorld(t, nil)
 	w.mkdir("/d", "/other", "/d/sub")
@@ -97,7 +98,8 @@ func TestFollow(t *testing.T) {
 	}
 }
 
-// TestFollowOverflow: when the server was away, and when there are more files than are watched, events say so, and go on.
+// TestFollowOverflow: when the server was away, and when there are more files than are watched,
+// events say so, and go on.
 func TestFollowOverflow(t *testing.T) {
 	w := newWorld(t, nil)
 	tree := memfs.New(memfs.Config{})
@@ -110,7 +112,9 @@ func TestFollowOverflow(t *testing.T) {
 			w.fails("Follow of a directory that is removed", err, sigma.KindNotFound, "/far/d")
 			break
 		}
-		want := []namespace.Event{{Kind: namespace.Created, Name: "a"}, {Kind: namespace.Overflow}, {Kind: namespace.Created, Name: "b"}, {Kind: namespace.Removed, Name: "a"}, {Kind: namespace.Removed, Name: "b"}}[min(step, 4)]
+		want := []namespace.Event{{Kind: namespace.Created, Name: "a"}, {Kind: namespace.Overflow},
+			{Kind: namespace.Created, Name: "b"}, {Kind: namespace.Removed, Name: "a"},
+			{Kind: namespace.Removed, Name: "b"}}[min(step, 4)]
 		if e.Kind != want.Kind || e.Name != want.Name {
 			t.Fatalf("event %d: got %v %q, want %v %q", step, e.Kind, e.Name, want.Kind, want.Name)
 		}

@@ -92,12 +92,14 @@ func (g *guarded) Rename(ctx context.Context, name string, newDir sigma.File, ne
 func (g *guarded) Sync(ctx context.Context) error { return g.File.Sync(g.with(ctx)) }
 
 // Get implements sigma.Getter as the file does, or by plain calls.
-func (g *guarded) Get(ctx context.Context, names []string, offset uint64, count int) (sigma.GetResult, *sigma.Stopped, error) {
+func (g *guarded) Get(ctx context.Context, names []string, offset uint64, count int) (sigma.GetResult, *sigma.Stopped,
+	error) {
 	return treekit.Get(g.with(ctx), g.File, names, offset, count)
 }
 
 // Put implements sigma.Putter as the file does, or by plain calls.
-func (g *guarded) Put(ctx context.Context, names []string, data []byte, o sigma.PutOptions) (sigma.FileID, *sigma.Stopped, error) {
+func (g *guarded) Put(ctx context.Context, names []string, data []byte, o sigma.PutOptions) (sigma.FileID,
+	*sigma.Stopped, error) {
 	return treekit.Put(g.with(ctx), g.File, names, data, o)
 }
 
@@ -111,7 +113,8 @@ func (g *guarded) Watch(ctx context.Context, since sigma.Version) (sigma.Version
 }
 
 // Call implements sigma.Caller where the file does.
-func (g *guarded) Call(ctx context.Context, method string, payload []byte, files []*os.File) ([]byte, []*os.File, error) {
+func (g *guarded) Call(ctx context.Context, method string, payload []byte, files []*os.File) ([]byte, []*os.File,
+	error) {
 	c, ok := g.File.(sigma.Caller)
 	if !ok {
 		for _, f := range files {

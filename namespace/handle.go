@@ -9,7 +9,8 @@ import (
 	"sigmaos.dev/treekit"
 )
 
-// handle is an open file with a position. Like those of an os.File, its operations cannot be given up; the context has what it was opened with besides that.
+// handle is an open file with a position. Like those of an os.File, its operations cannot be given
+// up; the context has what it was opened with besides that.
 type handle struct {
 	ctx    context.Context
 	file   sigma.File
@@ -177,7 +178,8 @@ func (h *handle) Discard() {
 	h.file.Close()
 }
 
-// Close makes what was written durable and visible, then releases the handle. What could not be written by a descriptor, of which the server does not know, is not made visible.
+// Close makes what was written durable and visible, then releases the handle. What could not be
+// written by a descriptor, of which the server does not know, is not made visible.
 func (h *handle) Close() error {
 	err := h.giveBack()
 	if err != nil {

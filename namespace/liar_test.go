@@ -35,7 +35,8 @@ func lying(t *testing.T, how string) (sigma.File, <-chan struct{}, error) {
 	return root, c.Done(), err
 }
 
-// TestLiars does everything that paths can be used for at servers that lie: each call ends when its caller's patience does, at the latest, with an error of ours or an answer; an honest server is
+// TestLiars does everything that paths can be used for at servers that lie: each call ends when its
+// caller's patience does, at the latest, with an error of ours or an answer; an honest server is
 // reached all the while.
 func TestLiars(t *testing.T) {
 	calls := map[string]func(ctx context.Context, w *world, p string) error{
@@ -58,9 +59,15 @@ func TestLiars(t *testing.T) {
 		"Rename":    func(ctx context.Context, w *world, p string) error { return w.Rename(ctx, p, p+"x") },
 		"Watch":     func(ctx context.Context, w *world, p string) error { _, err := w.Watch(ctx, p, 1); return err },
 		"WaitFor":   func(ctx context.Context, w *world, p string) error { return w.WaitFor(ctx, p) },
-		"Call":      func(ctx context.Context, w *world, p string) error { _, err := w.Call(ctx, p, "m", nil); return err },
-		"AbsPath":   func(ctx context.Context, w *world, p string) error { _, err := w.AbsPath(ctx, p); return err },
-		"any":       func(ctx context.Context, w *world, p string) error { _, _, err := w.Get(ctx, p+"/~any/x"); return err },
+		"Call": func(ctx context.Context, w *world, p string) error {
+			_, err := w.Call(ctx, p, "m", nil)
+			return err
+		},
+		"AbsPath": func(ctx context.Context, w *world, p string) error { _, err := w.AbsPath(ctx, p); return err },
+		"any": func(ctx context.Context, w *world, p string) error {
+			_, _, err := w.Get(ctx, p+"/~any/x")
+			return err
+		},
 		"Handle": func(ctx context.Context, w *world, p string) error {
 			f, err := w.Handle(ctx, p)
 			if err != nil {
@@ -106,7 +113,8 @@ func TestLiars(t *testing.T) {
 	w.holds("/good/f", "true")
 }
 
-// TestEndlessDirectory: a listing that never ends is given up, before its names fill the program's memory; ~any takes of the first.
+// TestEndlessDirectory: a listing that never ends is given up, before its names fill the program's
+// memory; ~any takes of the first.
 func TestEndlessDirectory(t *testing.T) {
 	for _, how := range []string{"endless-dir", "huge-names", "same-entries"} {
 		w := newWorld(t, nil)

@@ -14,7 +14,8 @@ const MountsMax = 64
 // bind says that what is below at is looked up below to.
 type bind struct{ at, to []string }
 
-// Mount implements sigma.Namespace. It is this Tree's alone: nobody is asked, and what a path leads to is still what the server shows to the program.
+// Mount implements sigma.Namespace. It is this Tree's alone: nobody is asked, and what a path leads
+// to is still what the server shows to the program.
 func (t *Tree) Mount(_ context.Context, path1, path2 string) error {
 	const op = "namespace.Mount"
 	from, err := sigma.ParsePath(path1)
@@ -77,7 +78,8 @@ func (t *Tree) real(names []string) []string {
 	return names
 }
 
-// Real is the path that leads to the same without mounts, as others know it. A path that is none stays as it is.
+// Real is the path that leads to the same without mounts, as others know it. A path that is none
+// stays as it is.
 func (t *Tree) Real(path string) string {
 	names, err := sigma.ParsePath(path)
 	if err != nil || t.binds.Load() == nil {
@@ -89,8 +91,11 @@ func (t *Tree) Real(path string) string {
 // unmounted says that path is not itself a mount, which cannot be removed or moved.
 func (t *Tree) unmounted(path string) error {
 	names, err := sigma.ParsePath(path)
-	if binds := t.binds.Load(); err == nil && binds != nil && slices.ContainsFunc(*binds, func(b bind) bool { return slices.Equal(b.at, names) }) {
-		return &sigma.Error{Op: "namespace.Mount", Path: path, Kind: sigma.KindPermission, Msg: "something is mounted there", Hint: "what is mounted can be changed by its own path"}
+	if binds := t.binds.Load(); err == nil && binds != nil && slices.ContainsFunc(*binds, func(b bind) bool {
+		return slices.Equal(b.at, names)
+	}) {
+		return &sigma.Error{Op: "namespace.Mount", Path: path, Kind: sigma.KindPermission,
+			Msg: "something is mounted there", Hint: "what is mounted can be changed by its own path"}
 	}
 	return nil
 }
@@ -108,7 +113,9 @@ func (t *Tree) withMounts(ctx context.Context, path string, es []sigma.DirEntry)
 			continue
 		}
 		name := b.at[n]
-		i, there := slices.BinarySearchFunc(es, name, func(e sigma.DirEntry, name string) int { return cmp.Compare(e.Name, name) })
+		i, there := slices.BinarySearchFunc(es, name, func(e sigma.DirEntry, name string) int {
+			return cmp.Compare(e.Name, name)
+		})
 		st, err := t.Lstat(ctx, sigma.JoinPath(b.at...))
 		switch {
 		case err != nil && there:

@@ -51,7 +51,9 @@ func TestMount(t *testing.T) {
 	mount("/data/8/f", "/one")      // a file
 	mount("/data/7", "/base/in")    // over what is there
 	mount("/base/in/no", "/absent") // nothing
-	for path, want := range map[string]string{"/in/f": "/data/8", "/again/f": "/data/7", "/again/rel": "/data/7", "/again/abs": "/data/8", "/one": "/data/8", "/base/in/f": "/data/7", "/base/f": "/base", "/absent": "", "/inn/f": ""} {
+	for path, want := range map[string]string{"/in/f": "/data/8", "/again/f": "/data/7", "/again/rel": "/data/7",
+		"/again/abs": "/data/8", "/one": "/data/8", "/base/in/f": "/data/7", "/base/f": "/base", "/absent": "",
+		"/inn/f": ""} {
 		check(ns, path, want)
 	}
 	check(other, "/in/f", "")
@@ -75,7 +77,8 @@ func TestMount(t *testing.T) {
 	if got := strings.Join(names, " "); got != "again base data in one" || err != nil {
 		t.Errorf("the root has %s, %v", got, err)
 	}
-	for _, err := range []error{ns.Remove(ctx, "/in"), ns.RemoveAll(ctx, "/in"), ns.Rename(ctx, "/again", "/x"), ns.Rename(ctx, "/base/f", "/one"), ns.Mount(ctx, "/data", "/sys/x"), ns.Mount(ctx, "/data", "/proc")} {
+	for _, err := range []error{ns.Remove(ctx, "/in"), ns.RemoveAll(ctx, "/in"), ns.Rename(ctx, "/again", "/x"),
+		ns.Rename(ctx, "/base/f", "/one"), ns.Mount(ctx, "/data", "/sys/x"), ns.Mount(ctx, "/data", "/proc")} {
 		if sigma.KindOf(err) != sigma.KindPermission {
 			t.Errorf("got %v", err)
 		}

@@ -1,8 +1,9 @@
-// Package namespace makes a sigma.Namespace of an attached root: it walks paths, follows symlinks, goes through endpoints to the servers behind them and
-// resolves ~local and ~any (001 §3.3, 000 §4.3). Sessions to servers behind endpoints are kept and shared.
+// Package namespace makes a sigma.Namespace of an attached root: it walks paths, follows symlinks,
+// goes through endpoints to the servers behind them and resolves ~local and ~any (001 §3.3, 000
+// §4.3). Sessions to servers behind endpoints are kept and shared.
 //
-// It assumes that the root's server resolves what it can itself, and that Dial refuses what the program may not reach. Users: sdk; sigmad, for the programs it
-// fetches.
+// It assumes that the root's server resolves what it can itself, and that Dial refuses what the
+// program may not reach. Users: sdk; sigmad, for the programs it fetches.
 //
 // Lock: Tree.mu guards the table of mounts; it is not held while dialling.
 package namespace
@@ -23,13 +24,16 @@ import (
 const (
 	// hopsMax bounds links on one path, as on Linux.
 	hopsMax = 40
-	// probeMax is how long a member of a directory of endpoints may take to answer before the next is tried. One that lives does within a round trip.
+	// probeMax is how long a member of a directory of endpoints may take to answer before the next
+	// is tried. One that lives does within a round trip.
 	probeMax = time.Second
-	// listMax bounds a listing, so that a server that never ends one does not fill the program's memory.
+	// listMax bounds a listing, so that a server that never ends one does not fill the program's
+	// memory.
 	listMax = 1 << 20
 	// listBytesMax bounds the names in it.
 	listBytesMax = 64 << 20
-	// membersMax bounds the entries among which ~any and ~local look, for the same reason: sigmad too does that, on behalf of tenants.
+	// membersMax bounds the entries among which ~any and ~local look, for the same reason: sigmad
+	// too does that, on behalf of tenants.
 	membersMax = 4096
 )
 
@@ -39,7 +43,8 @@ type Config struct {
 	Done    <-chan struct{} // closed when Root's session ends, so that leases are not renewed for ever; nil = never
 	Epoch   func() uint32   // counts the servers that Root's session has had, one after another; nil = it has one
 	Machine sigma.MachineID // what ~local means; "" = nothing
-	// Dial attaches to the server behind an endpoint. done is closed when that session ends. nil = endpoints are not gone through.
+	// Dial attaches to the server behind an endpoint. done is closed when that session ends. nil =
+	// endpoints are not gone through.
 	Dial func(ctx context.Context, e sigma.Endpoint) (root sigma.File, done <-chan struct{}, err error)
 }
 
@@ -51,7 +56,8 @@ type Tree struct {
 
 	mu     sync.Mutex
 	mounts map[string]*mount // mu; by the endpoint's text
-	// s3 is the endpoint that is mounted at /s3. No tenant can put another server there, so that it need not be asked for at each path while the session lives.
+	// s3 is the endpoint that is mounted at /s3. No tenant can put another server there, so that it
+	// need not be asked for at each path while the session lives.
 	s3 string // mu
 	// lanes number changes (once.go); those that nobody uses.
 	lanes []*onceLane // mu
@@ -73,7 +79,8 @@ func New(cfg Config) *Tree {
 
 type noLinksKey struct{}
 
-// WithoutLinks makes operations fail as KindPermission at a symlink that they would follow, for paths that must lead where they say.
+// WithoutLinks makes operations fail as KindPermission at a symlink that they would follow, for
+// paths that must lead where they say.
 func WithoutLinks(ctx context.Context) context.Context {
 	return context.WithValue(ctx, noLinksKey{}, true)
 }
@@ -105,9 +112,11 @@ func (c *cursor) move(file sigma.File, own bool, names []string) {
 	c.file, c.own, c.names = file, own, names
 }
 
-// at runs op at the last server of the path. op gets a handle and the names that remain; it answers with where a link stopped it. The cursor's file is not to be used
-// afterwards. again says that op may be run again where it is not known what became of it (failover.go).
-func (t *Tree) at(ctx context.Context, path string, again bool, op func(f sigma.File, names []string) (*sigma.Stopped, error)) (*cursor, error) {
+// at runs op at the last server of the path. op gets a handle and the names that remain; it answers
+// with where a link stopped it. The cursor's file is not to be used afterwards. again says that op
+// may be run again where it is not known what became of it (failover.go).
+func (t *Tree) at(ctx context.Context, path string, again bool, op func(f sigma.File, names []string) (*sigma.Stopped,
+	error)) (*cursor, error) {
 	names, err := sigma.ParsePath(path)
 	if err != nil {
 		return nil, err
@@ -116,7 +125,8 @@ func (t *Tree) at(ctx context.Context, path string, again bool, op func(f sigma.
 }
 
 // atReal is at for names that no mount changes any more; path is what errors speak of.
-func (t *Tree) atReal(ctx context.Context, path string, names []string, again bool, op func(f sigma.File, names []string) (*sigma.Stopped, error)) (*cursor, error) {
+func (t *Tree) atReal(ctx context.Context, path string, names []string, again bool,
+	op func(f sigma.File, names []string) (*sigma.Stopped, error)) (*cursor, error) {
 	c := &cursor{path: names}
 	t.atRoot(c)
 	defer func() { c.move(nil, false, c.names) }()
@@ -137,13 +147,15 @@ func (t *Tree) atReal(ctx context.Context, path string, names []string, again bo
 			return c, withPath(err, path)
 		}
 		if c.hops++; c.hops > hopsMax {
-			return c, &sigma.Error{Op: "namespace.at", Path: path, Kind: sigma.KindLoop, Hint: "a link on the path leads back to itself, or there are more than 40"}
+			return c, &sigma.Error{Op: "namespace.at", Path: path, Kind: sigma.KindLoop,
+				Hint: "a link on the path leads back to itself, or there are more than 40"}
 		}
 	}
 }
 
 // step runs op, after going along as much of a very long path as one message does not hold.
-func (t *Tree) step(ctx context.Context, c *cursor, op func(f sigma.File, names []string) (*sigma.Stopped, error)) (*sigma.Stopped, error) {
+func (t *Tree) step(ctx context.Context, c *cursor, op func(f sigma.File, names []string) (*sigma.Stopped,
+	error)) (*sigma.Stopped, error) {
 	for len(c.names) > sigmap.WalkMax {
 		file, stop, err := treekit.WalkTo(ctx, t.guard(ctx, c.file, c.path), c.names[:sigmap.WalkMax], true)
 		if err != nil || stop != nil {
@@ -188,7 +200,8 @@ func (t *Tree) follow(ctx context.Context, c *cursor, stop *sigma.Stopped) error
 		return nil
 	}
 	if ctx.Value(noLinksKey{}) != nil {
-		return sigma.Errorf("namespace.follow", sigma.KindPermission, "there is a symlink on the path, which is to lead to the file itself")
+		return sigma.Errorf("namespace.follow", sigma.KindPermission,
+			"there is a symlink on the path, which is to lead to the file itself")
 	}
 	target := stop.Target
 	if !strings.HasPrefix(target, "/") {
@@ -208,13 +221,15 @@ func (t *Tree) follow(ctx context.Context, c *cursor, stop *sigma.Stopped) error
 	}
 	c.path = slices.Concat(names, rest)
 	if len(c.path) > sigma.PathMax {
-		return sigma.Errorf("namespace.follow", sigma.KindTooBig, "links make the path longer than %d names", sigma.PathMax)
+		return sigma.Errorf("namespace.follow", sigma.KindTooBig, "links make the path longer than %d names",
+			sigma.PathMax)
 	}
 	t.atRoot(c)
 	return nil
 }
 
-// atRoot puts the cursor at the beginning of its path, or at the object store if the path leads there and it is mounted already.
+// atRoot puts the cursor at the beginning of its path, or at the object store if the path leads
+// there and it is mounted already.
 func (t *Tree) atRoot(c *cursor) {
 	c.epoch = t.epoch()
 	c.move(t.cfg.Root, false, c.path)
@@ -230,7 +245,8 @@ func (t *Tree) atRoot(c *cursor) {
 	}
 }
 
-// mounted returns the root behind an endpoint. Concurrent first uses dial once; a session that ended is dialled again.
+// mounted returns the root behind an endpoint. Concurrent first uses dial once; a session that
+// ended is dialled again.
 func (t *Tree) mounted(ctx context.Context, key string, e sigma.Endpoint) (sigma.File, error) {
 	if t.cfg.Dial == nil || e.Form != sigma.FormTree {
 		return nil, sigma.Errorf("namespace.mounted", sigma.KindUnsupported, "cannot walk through this endpoint")
@@ -294,7 +310,8 @@ func (m *mount) usable() bool {
 	}
 }
 
-// choose replaces the first ~local or ~any that the server did not resolve by an entry of its directory; if there is none, the cause stands.
+// choose replaces the first ~local or ~any that the server did not resolve by an entry of its
+// directory; if there is none, the cause stands.
 func (t *Tree) choose(ctx context.Context, c *cursor, cause error) error {
 	i := slices.IndexFunc(c.names, func(n string) bool { return n == sigma.LocalName || n == sigma.AnyName })
 	if i < 0 {
@@ -361,7 +378,8 @@ func (t *Tree) walk(ctx context.Context, path string, followLast bool) (sigma.Fi
 	return t.walkReal(ctx, path, t.real(names), followLast)
 }
 
-func (t *Tree) walkReal(ctx context.Context, path string, names []string, followLast bool) (sigma.File, *cursor, error) {
+func (t *Tree) walkReal(ctx context.Context, path string, names []string, followLast bool) (sigma.File, *cursor,
+	error) {
 	var file sigma.File
 	c, err := t.atReal(ctx, path, names, true, func(f sigma.File, names []string) (stop *sigma.Stopped, err error) {
 		file, stop, err = treekit.WalkTo(ctx, f, names, followLast)
@@ -377,7 +395,8 @@ func (t *Tree) parent(ctx context.Context, path string) (sigma.File, string, *cu
 		return nil, "", nil, err
 	}
 	if names = t.real(names); len(names) == 0 {
-		return nil, "", nil, &sigma.Error{Op: "namespace.parent", Path: path, Kind: sigma.KindInvalid, Msg: "the root cannot be made, moved or removed"}
+		return nil, "", nil, &sigma.Error{Op: "namespace.parent", Path: path, Kind: sigma.KindInvalid,
+			Msg: "the root cannot be made, moved or removed"}
 	}
 	dir, c, err := t.walkReal(ctx, path, names[:len(names)-1], true)
 	if err == nil {
@@ -386,8 +405,10 @@ func (t *Tree) parent(ctx context.Context, path string) (sigma.File, string, *cu
 	return dir, names[len(names)-1], c, withPathOrNil(err, path)
 }
 
-// parentBeside is parent of a path whose directory may be that of another path, which parent has just found: then it is the same handle and cursor.
-func (t *Tree) parentBeside(ctx context.Context, path, other string, dir sigma.File, c *cursor) (sigma.File, string, *cursor, error) {
+// parentBeside is parent of a path whose directory may be that of another path, which parent has
+// just found: then it is the same handle and cursor.
+func (t *Tree) parentBeside(ctx context.Context, path, other string, dir sigma.File, c *cursor) (sigma.File, string,
+	*cursor, error) {
 	names, err := sigma.ParsePath(path)
 	if err != nil {
 		return nil, "", nil, err
@@ -412,7 +433,8 @@ func withPathOrNil(err error, path string) error {
 	return withPath(err, path)
 }
 
-// list reads a whole directory of up to most entries. Of a larger one it gives the first, and KindTooBig.
+// list reads a whole directory of up to most entries. Of a larger one it gives the first, and
+// KindTooBig.
 func list(ctx context.Context, dir sigma.File, most int) ([]sigma.DirEntry, error) {
 	d, _, err := dir.Walk(ctx, nil)
 	if err != nil {
@@ -439,7 +461,8 @@ func listWith(ctx context.Context, d sigma.File, most int) ([]sigma.DirEntry, er
 			size += len(e.Name)
 		}
 		if out = append(out, es...); max(len(out), rounds) > most || size > listBytesMax {
-			err = sigma.Errorf("namespace.list", sigma.KindTooBig, "the directory has more than %d entries, or names of more than %d bytes", most, listBytesMax)
+			err = sigma.Errorf("namespace.list", sigma.KindTooBig,
+				"the directory has more than %d entries, or names of more than %d bytes", most, listBytesMax)
 			break
 		}
 	}

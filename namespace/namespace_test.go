@@ -19,7 +19,8 @@ import (
 	"sigmaos.dev/treekit"
 )
 
-// TestLinks follows links of all sorts, and says what is wrong with others by the path that was asked for.
+// TestLinks follows links of all sorts, and says what is wrong with others by the path that was
+// asked for.
 func TestLinks(t *testing.T) {
 	w := newWorld(t, nil)
 	w.mkdir("/a/b", "/z")
@@ -47,7 +48,8 @@ func TestLinks(t *testing.T) {
 		}
 		w.ok("Close", h.Close())
 	}
-	for p, kind := range map[string]sigma.Kind{"/loop1": sigma.KindLoop, "/loop2/x": sigma.KindLoop, "/self": sigma.KindLoop, "/dangling": sigma.KindNotFound, "/a/b/f/x": sigma.KindNotDir,
+	for p, kind := range map[string]sigma.Kind{"/loop1": sigma.KindLoop, "/loop2/x": sigma.KindLoop,
+		"/self": sigma.KindLoop, "/dangling": sigma.KindNotFound, "/a/b/f/x": sigma.KindNotDir,
 		"/abs/x": sigma.KindNotDir, "/none/x": sigma.KindNotFound, "/z/up": sigma.KindInvalid} {
 		_, _, err := w.Get(t.Context(), p)
 		w.fails("Get", err, kind, p)
@@ -110,7 +112,8 @@ func TestLarge(t *testing.T) {
 	if es, err := w.ReadDir(t.Context(), "/"); err != nil || len(es) != 1 {
 		t.Errorf("left behind: %v, %v", es, err)
 	}
-	long := "/" + strings.Repeat("n", 255) + strings.Repeat("/"+strings.Repeat("m", 255), 14) // a path and data that do not fit one message together
+	long := "/" + strings.Repeat("n", 255) + strings.Repeat("/"+strings.Repeat("m", 255),
+		14) // a path and data that do not fit one message together
 	w.mkdir(long)
 	_, err := w.Put(t.Context(), long+"/f", make([]byte, sigmap.DataMax), sigma.PutOptions{})
 	w.ok("Put with a long path", err)
@@ -197,7 +200,8 @@ func TestEndpoints(t *testing.T) {
 	if es, err := w.ReadDir(t.Context(), "/srv/one"); err != nil || len(es) != 5 {
 		t.Errorf("ReadDir: %v, %v", es, err)
 	}
-	w.fails("Rename to another server", w.Rename(t.Context(), "/srv/one/f", "/srv/two/g"), sigma.KindUnsupported, "/srv/one/f")
+	w.fails("Rename to another server", w.Rename(t.Context(), "/srv/one/f", "/srv/two/g"), sigma.KindUnsupported,
+		"/srv/one/f")
 	w.ok("Rename", w.Rename(t.Context(), "/srv/one/f", "/srv/one/a/f"))
 	w.holds("/in/f", "one's")
 	w.ok("RemoveAll", w.RemoveAll(t.Context(), "/srv/one")) // the name, not what is behind it
@@ -205,7 +209,8 @@ func TestEndpoints(t *testing.T) {
 	w.holds("/srv/again/a/f", "one's")
 }
 
-// TestDeadServer: a path to a dead server says so; once it lives again, or another is published, the path works.
+// TestDeadServer: a path to a dead server says so; once it lives again, or another is published,
+// the path works.
 func TestDeadServer(t *testing.T) {
 	w := newWorld(t, nil)
 	s := w.serve("/one", "m2", treeWith(t, "f", "first"))
@@ -218,10 +223,12 @@ func TestDeadServer(t *testing.T) {
 	s.kill()
 	w.serve("/one", "m2", treeWith(t, "f", "second"))
 	w.holds("/one/f", "second")
-	w.publish("/nobody", sigma.Endpoint{Realm: "r", Machine: "m", Proc: "p", ID: "AAAAAAAAAAAAAAAAAAAAAA", Form: sigma.FormTree})
+	w.publish("/nobody", sigma.Endpoint{Realm: "r", Machine: "m", Proc: "p", ID: "AAAAAAAAAAAAAAAAAAAAAA",
+		Form: sigma.FormTree})
 	_, _, err = w.Get(t.Context(), "/nobody/f")
 	w.fails("Get", err, sigma.KindUnavailable, "/nobody/f")
-	w.publish("/stream", sigma.Endpoint{Realm: "r", Machine: "m", Proc: "p", ID: "AAAAAAAAAAAAAAAAAAAAAA", Form: sigma.FormStream})
+	w.publish("/stream", sigma.Endpoint{Realm: "r", Machine: "m", Proc: "p", ID: "AAAAAAAAAAAAAAAAAAAAAA",
+		Form: sigma.FormStream})
 	_, _, err = w.Get(t.Context(), "/stream/f")
 	w.fails("Get through a stream", err, sigma.KindUnsupported, "/stream/f")
 }
@@ -253,7 +260,8 @@ func TestUnions(t *testing.T) {
 	_, err = w.ReadDir(t.Context(), "/svc/~local")
 	w.fails("ReadDir", err, sigma.KindNotFound, "/svc/~local")
 	for _, p := range []string{"/empty/~any/f", "/none/~any", "/svc/~any/none", "/svc/c/~any"} {
-		if _, _, err := w.Get(t.Context(), p); sigma.KindOf(err) != sigma.KindNotFound && sigma.KindOf(err) != sigma.KindNotDir {
+		if _, _, err := w.Get(t.Context(), p); sigma.KindOf(err) != sigma.KindNotFound &&
+			sigma.KindOf(err) != sigma.KindNotDir {
 			t.Errorf("%s: got %v", p, err)
 		}
 	}
@@ -266,7 +274,8 @@ func TestUnions(t *testing.T) {
 	w.holds("/alias/f", "far")
 }
 
-// TestDialOnce: many first users of an endpoint dial once; if the one that dials gives up, the others do not fail for it.
+// TestDialOnce: many first users of an endpoint dial once; if the one that dials gives up, the
+// others do not fail for it.
 func TestDialOnce(t *testing.T) {
 	w := newWorld(t, nil)
 	w.serve("/one", "m2", treeWith(t, "f", "data"))
@@ -312,8 +321,10 @@ func (h hostile) ReadLink(context.Context) (string, error) { return h.stop.Targe
 // TestHostileServer: a server that stops walks where no link can be ends them with an error.
 func TestHostileServer(t *testing.T) {
 	grow := strings.Repeat("/x", 2000)
-	for _, s := range []sigma.Stopped{{Walked: 0, Kind: sigma.KindSymlink, Target: "x"}, {Walked: 0, Kind: sigma.KindSymlink, Target: "/"}, {Walked: 1, Kind: sigma.KindSymlink, Target: ""},
-		{Walked: 1, Kind: sigma.KindSymlink, Target: grow}, {Walked: 1, Kind: sigma.KindEndpoint, Target: "nonsense"}, {Walked: 1, Kind: sigma.KindSymlink, Target: "../.."}} {
+	for _, s := range []sigma.Stopped{{Walked: 0, Kind: sigma.KindSymlink, Target: "x"},
+		{Walked: 0, Kind: sigma.KindSymlink, Target: "/"}, {Walked: 1, Kind: sigma.KindSymlink, Target: ""},
+		{Walked: 1, Kind: sigma.KindSymlink, Target: grow}, {Walked: 1, Kind: sigma.KindEndpoint, Target: "nonsense"},
+		{Walked: 1, Kind: sigma.KindSymlink, Target: "../.."}} {
 		w := newWorld(t, hostile{stop: s})
 		for _, p := range []string{"/", "/a", "/a/b/c"} {
 			if _, _, err := w.Get(t.Context(), p); err == nil {
@@ -342,7 +353,9 @@ func TestTree(t *testing.T) {
 		w.put(fmt.Sprintf("/d/%d", i), "")
 	}
 	es, err := w.ReadDir(t.Context(), "/d")
-	if err != nil || len(es) != 1201 || !slices.IsSortedFunc(es, func(a, b sigma.DirEntry) int { return strings.Compare(a.Name, b.Name) }) {
+	if err != nil || len(es) != 1201 || !slices.IsSortedFunc(es, func(a, b sigma.DirEntry) int {
+		return strings.Compare(a.Name, b.Name)
+	}) {
 		t.Errorf("listed %d, %v", len(es), err)
 	}
 	w.fails("Mkdir", w.Mkdir(t.Context(), "/d/e", 0o777), sigma.KindExists, "/d/e")

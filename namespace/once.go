@@ -7,8 +7,10 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// A proc's sigmad may die with a change under way, and another take the connection over (session/reset.go). A change by path, of a file that the root's server keeps, is numbered (sigma.Once), so that it can be asked for again then: sigmad
-// passes the number on to named, which remembers. Servers that remember nothing answer KindLost, as the first attempt was.
+// A proc's sigmad may die with a change under way, and another take the connection over
+// (session/reset.go). A change by path, of a file that the root's server keeps, is numbered
+// (sigma.Once), so that it can be asked for again then: sigmad passes the number on to named, which
+// remembers. Servers that remember nothing answer KindLost, as the first attempt was.
 
 // onceTries bounds the attempts at one change. Each ends with a lost reply.
 const onceTries = 4
@@ -30,12 +32,14 @@ func (c *change) do(ctx context.Context, toRoot bool, send func(ctx context.Cont
 	if !c.again {
 		c.lane.seq++
 	}
-	err := send(sigma.WithOnce(ctx, sigma.Once{Client: c.lane.client, Seq: c.lane.seq, Done: c.lane.seq - 1, Again: c.again}))
+	err := send(sigma.WithOnce(ctx, sigma.Once{Client: c.lane.client, Seq: c.lane.seq, Done: c.lane.seq - 1,
+		Again: c.again}))
 	c.again = err != nil && sigma.KindOf(err) == sigma.KindLost
 	return err
 }
 
-// changing runs op, which finds the file and asks for the change, and runs it again while the reply of the root's server is lost.
+// changing runs op, which finds the file and asks for the change, and runs it again while the reply
+// of the root's server is lost.
 func (t *Tree) changing(ctx context.Context, op func(c *change) error) error {
 	if sigma.OnceOf(ctx).Client != 0 { // who asks sees to it
 		return op(&change{})

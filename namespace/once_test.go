@@ -9,7 +9,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// losing is a root whose replies to changes are lost as often as lost says. Like named it remembers the numbers of those that it has made.
+// losing is a root whose replies to changes are lost as often as lost says. Like named it remembers
+// the numbers of those that it has made.
 type losing struct {
 	sigma.File
 	lost  int
@@ -53,7 +54,8 @@ func (f *losing) Mkdir(ctx context.Context, name string, perm uint32) error {
 	return f.once(ctx, func() error { return f.File.Mkdir(ctx, name, perm) })
 }
 
-func (f *losing) Put(ctx context.Context, names []string, data []byte, o sigma.PutOptions) (id sigma.FileID, stop *sigma.Stopped, err error) {
+func (f *losing) Put(ctx context.Context, names []string, data []byte, o sigma.PutOptions) (id sigma.FileID,
+	stop *sigma.Stopped, err error) {
 	err = f.once(ctx, func() error {
 		id, stop, err = f.File.(sigma.Putter).Put(ctx, names, data, o)
 		return err
@@ -61,7 +63,8 @@ func (f *losing) Put(ctx context.Context, names []string, data []byte, o sigma.P
 	return id, stop, err
 }
 
-// TestOnce: a change whose reply is lost is asked for again with its number, and the next one has the next; one that goes on through a link is another request there.
+// TestOnce: a change whose reply is lost is asked for again with its number, and the next one has
+// the next; one that goes on through a link is another request there.
 func TestOnce(t *testing.T) {
 	ctx := t.Context()
 	for _, kept := range []bool{true, false} {
@@ -94,7 +97,8 @@ func TestOnce(t *testing.T) {
 		if err := tree.Symlink(ctx, "/f", "/link"); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := tree.Put(ctx, "/link", []byte("x"), sigma.PutOptions{}); err != nil || len(f.asked) != 2 || f.asked[0] == f.asked[1] {
+		if _, err := tree.Put(ctx, "/link", []byte("x"), sigma.PutOptions{}); err != nil || len(f.asked) != 2 ||
+			f.asked[0] == f.asked[1] {
 			t.Errorf("a put through a link: %+v, %v", f.asked, err)
 		}
 	}

@@ -26,12 +26,14 @@ func (t *Tree) Get(ctx context.Context, path string) ([]byte, sigma.FileID, erro
 		return r.Data, r.ID, err
 	}
 	if r.Size > uint64(sigma.GetMax) {
-		return nil, r.ID, &sigma.Error{Op: "namespace.Get", Path: path, Kind: sigma.KindTooBig, Msg: "file is too big to get at once", Hint: "open it and read it in pieces"}
+		return nil, r.ID, &sigma.Error{Op: "namespace.Get", Path: path, Kind: sigma.KindTooBig,
+			Msg: "file is too big to get at once", Hint: "open it and read it in pieces"}
 	}
 	return t.getLarge(ctx, path)
 }
 
-// getLarge reads a file in pieces, and again if it was changed meanwhile: what it returns is one version, unless the file changes all the time.
+// getLarge reads a file in pieces, and again if it was changed meanwhile: what it returns is one
+// version, unless the file changes all the time.
 func (t *Tree) getLarge(ctx context.Context, path string) ([]byte, sigma.FileID, error) {
 	f, _, err := t.walk(ctx, path, true)
 	if err != nil {
@@ -62,7 +64,8 @@ func (t *Tree) getLarge(ctx context.Context, path string) ([]byte, sigma.FileID,
 	return nil, sigma.FileID{}, withPath(err, path)
 }
 
-// readAll reads to the end of the file, whose size is only expected: files of /proc do not know theirs.
+// readAll reads to the end of the file, whose size is only expected: files of /proc do not know
+// theirs.
 func readAll(ctx context.Context, f sigma.File, expected uint64) ([]byte, error) {
 	buf := make([]byte, 0, min(expected, uint64(sigma.GetMax))+1)
 	for {
@@ -103,10 +106,12 @@ func (t *Tree) Put(ctx context.Context, path string, data []byte, o sigma.PutOpt
 	return id, err
 }
 
-// putLarge streams the data into a file of another name and moves that over path, so that nobody sees a part.
+// putLarge streams the data into a file of another name and moves that over path, so that nobody
+// sees a part.
 func (t *Tree) putLarge(ctx context.Context, path string, data []byte, o sigma.PutOptions) (sigma.FileID, error) {
 	if o.Kind != sigma.KindFile || o.IfVersion != 0 || o.MustMake || o.MustExist || o.Append || o.Wait || o.Lease != 0 {
-		return sigma.FileID{}, &sigma.Error{Op: "namespace.Put", Path: path, Kind: sigma.KindTooBig, Msg: "a conditional put is limited to 60 KiB"}
+		return sigma.FileID{}, &sigma.Error{Op: "namespace.Put", Path: path, Kind: sigma.KindTooBig,
+			Msg: "a conditional put is limited to 60 KiB"}
 	}
 	dir, name, _, err := t.parent(ctx, path)
 	if err != nil {
@@ -168,7 +173,9 @@ func (t *Tree) SetStat(ctx context.Context, path string, c sigma.StatChange) err
 			return err
 		}
 		defer f.Close()
-		return withPathOrNil(n.do(ctx, at.mount == "", func(ctx context.Context) error { return f.SetStat(ctx, c) }), path)
+		return withPathOrNil(n.do(ctx, at.mount == "", func(ctx context.Context) error {
+			return f.SetStat(ctx, c)
+		}), path)
 	})
 }
 
@@ -186,20 +193,25 @@ func (t *Tree) ReadDir(ctx context.Context, path string) ([]sigma.DirEntry, erro
 }
 
 // inParent changes the entry of path in its directory.
-func (t *Tree) inParent(ctx context.Context, path string, do func(ctx context.Context, dir sigma.File, name string) error) error {
+func (t *Tree) inParent(ctx context.Context, path string, do func(ctx context.Context, dir sigma.File,
+	name string) error) error {
 	return t.changing(ctx, func(n *change) error {
 		dir, name, at, err := t.parent(ctx, path)
 		if err != nil {
 			return err
 		}
 		defer dir.Close()
-		return withPathOrNil(n.do(ctx, at.mount == "", func(ctx context.Context) error { return do(ctx, dir, name) }), path)
+		return withPathOrNil(n.do(ctx, at.mount == "", func(ctx context.Context) error {
+			return do(ctx, dir, name)
+		}), path)
 	})
 }
 
 // Mkdir implements sigma.Namespace.
 func (t *Tree) Mkdir(ctx context.Context, path string, perm uint32) error {
-	return t.inParent(ctx, path, func(ctx context.Context, dir sigma.File, name string) error { return dir.Mkdir(ctx, name, perm) })
+	return t.inParent(ctx, path, func(ctx context.Context, dir sigma.File, name string) error {
+		return dir.Mkdir(ctx, name, perm)
+	})
 }
 
 // MkdirAll implements sigma.Namespace.
@@ -229,7 +241,9 @@ func (t *Tree) MkdirAll(ctx context.Context, path string, perm uint32) error {
 
 // Symlink implements sigma.Namespace.
 func (t *Tree) Symlink(ctx context.Context, target, path string) error {
-	return t.inParent(ctx, path, func(ctx context.Context, dir sigma.File, name string) error { return dir.Symlink(ctx, name, target) })
+	return t.inParent(ctx, path, func(ctx context.Context, dir sigma.File, name string) error {
+		return dir.Symlink(ctx, name, target)
+	})
 }
 
 // ReadLink implements sigma.Namespace.
@@ -247,7 +261,9 @@ func (t *Tree) Remove(ctx context.Context, path string) error {
 	if err := t.unmounted(path); err != nil {
 		return err
 	}
-	return t.inParent(ctx, path, func(ctx context.Context, dir sigma.File, name string) error { return dir.Remove(ctx, name) })
+	return t.inParent(ctx, path, func(ctx context.Context, dir sigma.File, name string) error {
+		return dir.Remove(ctx, name)
+	})
 }
 
 // RemoveAll implements sigma.Namespace.
@@ -267,7 +283,8 @@ func (t *Tree) RemoveAll(ctx context.Context, path string) error {
 	return withPathOrNil(err, path)
 }
 
-// remover removes what is in directories, some at once, since each removal is a round trip, and servers gather changes.
+// remover removes what is in directories, some at once, since each removal is a round trip, and
+// servers gather changes.
 type remover struct {
 	turns chan struct{} // has a place for each goroutine besides the caller's
 	seen  atomic.Int64  // entries
@@ -276,15 +293,20 @@ type remover struct {
 const (
 	// removersMax is enough to hide round trips, and few beside what a session allows.
 	removersMax = 11
-	// removeDepth, which no path can name more than, and removeMax, of entries, end the removal of a directory that a tenant's tree shows without an end.
+	// removeDepth, which no path can name more than, and removeMax, of entries, end the removal of
+	// a directory that a tenant's tree shows without an end.
 	removeDepth = sigma.PathMax / 2
 	removeMax   = 1 << 24
 )
 
-// all removes name of dir, which lies so many directories below that which is to be removed. Entries that appear meanwhile make it try again, a bounded number of times.
+// all removes name of dir, which lies so many directories below that which is to be removed.
+// Entries that appear meanwhile make it try again, a bounded number of times.
 func (r *remover) all(ctx context.Context, dir sigma.File, name string, depth int) error {
 	if r.seen.Add(1) > removeMax || depth > removeDepth {
-		return &sigma.Error{Op: "namespace.RemoveAll", Kind: sigma.KindTooBig, Msg: "there is more in it than is removed at once, and perhaps no end: " + strconv.Itoa(removeDepth) + " directories one in another, or " + strconv.Itoa(removeMax) + " entries", Hint: "part of it was removed; remove directories further down first"}
+		return &sigma.Error{Op: "namespace.RemoveAll", Kind: sigma.KindTooBig,
+			Msg: "there is more in it than is removed at once, and perhaps no end: " + strconv.Itoa(removeDepth) +
+				" directories one in another, or " + strconv.Itoa(removeMax) + " entries",
+			Hint: "part of it was removed; remove directories further down first"}
 	}
 	for range 10 {
 		err := dir.Remove(ctx, name)
@@ -360,15 +382,19 @@ func (t *Tree) rename(ctx context.Context, n *change, oldPath, newPath string) e
 		defer to.Close()
 	}
 	if c.mount != d.mount {
-		return &sigma.Error{Op: "namespace.Rename", Path: oldPath, Kind: sigma.KindUnsupported, Msg: "a rename cannot go to another server", Hint: "copy the file, then remove it"}
+		return &sigma.Error{Op: "namespace.Rename", Path: oldPath, Kind: sigma.KindUnsupported,
+			Msg: "a rename cannot go to another server", Hint: "copy the file, then remove it"}
 	}
 	if g, ok := to.(*guarded); ok { // a request carries one fence
 		if old, ok := from.(*guarded); ok && old.fence != g.fence {
-			return &sigma.Error{Op: "namespace.Rename", Path: oldPath, Kind: sigma.KindUnsupported, Msg: "a rename cannot go from under one fence to under another"}
+			return &sigma.Error{Op: "namespace.Rename", Path: oldPath, Kind: sigma.KindUnsupported,
+				Msg: "a rename cannot go from under one fence to under another"}
 		}
 		from = guardWith(from, g.fence)
 	}
-	return withPathOrNil(n.do(ctx, c.mount == "", func(ctx context.Context) error { return from.Rename(ctx, oldName, to, newName) }), oldPath)
+	return withPathOrNil(n.do(ctx, c.mount == "", func(ctx context.Context) error {
+		return from.Rename(ctx, oldName, to, newName)
+	}), oldPath)
 }
 
 // Watch implements sigma.Namespace. It goes on at the next server when that of the root dies.
@@ -426,7 +452,8 @@ func (t *Tree) WaitFor(ctx context.Context, path string) error {
 			if sigma.KindOf(err) != sigma.KindNotFound {
 				return err
 			}
-			if _, err = t.Watch(ctx, parent, st.ID.Version); err != nil && sigma.KindOf(err) != sigma.KindNotFound && sigma.KindOf(err) != sigma.KindStale {
+			if _, err = t.Watch(ctx, parent, st.ID.Version); err != nil && sigma.KindOf(err) != sigma.KindNotFound &&
+				sigma.KindOf(err) != sigma.KindStale {
 				return err
 			}
 			break
@@ -465,7 +492,8 @@ func (t *Tree) AbsPath(ctx context.Context, path string) (string, error) {
 	names := slices.Clone(c.path)
 	for i, n := range names {
 		if (n == sigma.LocalName || n == sigma.AnyName) && t.cfg.Machine != "" {
-			names[i] = string(t.cfg.Machine) // the server resolved it, as /ux does, for which this machine is as good as any
+			names[i] =
+				string(t.cfg.Machine) // the server resolved it, as /ux does, for which this machine is as good as any
 		}
 	}
 	return sigma.JoinPath(names...), nil
@@ -507,7 +535,8 @@ func (t *Tree) Lease(ctx context.Context, ttl time.Duration) (sigma.LeaseID, fun
 	}, nil
 }
 
-// Clean makes a path of what a person typed: double and trailing slashes go, a missing first slash is added.
+// Clean makes a path of what a person typed: double and trailing slashes go, a missing first slash
+// is added.
 func Clean(path string) string {
 	return sigma.JoinPath(slices.DeleteFunc(strings.Split(path, "/"), func(n string) bool { return n == "" })...)
 }

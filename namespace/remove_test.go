@@ -30,7 +30,8 @@ func (c cycle) ReadDir(context.Context, uint64, int) ([]sigma.DirEntry, uint64, 
 	return []sigma.DirEntry{{Name: "a"}, {Name: "b"}}, 0, false, nil
 }
 
-// Goal: the removal of a tree that has no end fails soon, whether it is deep or only large, and says why.
+// Goal: the removal of a tree that has no end fails soon, whether it is deep or only large, and
+// says why.
 func TestRemoveEndsOfEndlessTrees(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()

@@ -7,9 +7,11 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Through is what is at a path and below as a tree of files that knows no endpoints: behind one that a tree is served at, that tree's root stands in its place. It is for those who
-// know files only, as Linux and plain 9P2000.L clients do; links stay links, which such clients follow themselves. A name that a client asks for and that only a machine can make sense of
-// (~local, ~any) leads where it leads for this program.
+// Through is what is at a path and below as a tree of files that knows no endpoints: behind one
+// that a tree is served at, that tree's root stands in its place. It is for those who know files
+// only, as Linux and plain 9P2000.L clients do; links stay links, which such clients follow
+// themselves. A name that a client asks for and that only a machine can make sense of (~local,
+// ~any) leads where it leads for this program.
 type Through struct {
 	Tree *Tree
 	At   string // the path of the root
@@ -17,7 +19,8 @@ type Through struct {
 
 var _ sigma.Tree = Through{}
 
-// Attach gives the root. Whoever asks acts as the program whose Tree it is: what p and name say counts for nothing.
+// Attach gives the root. Whoever asks acts as the program whose Tree it is: what p and name say
+// counts for nothing.
 func (t Through) Attach(ctx context.Context, _ sigma.Principal, _ string) (sigma.File, error) {
 	names, err := sigma.ParsePath(t.At)
 	if err != nil {
@@ -30,7 +33,8 @@ func (t Through) Attach(ctx context.Context, _ sigma.Principal, _ string) (sigma
 	return &passing{File: f, t: t.Tree, path: names}, nil
 }
 
-// passing is a handle of such a file. What it does not have of its own, such as passing a descriptor, is asked of File.
+// passing is a handle of such a file. What it does not have of its own, such as passing a
+// descriptor, is asked of File.
 type passing struct {
 	sigma.File
 	t      *Tree
@@ -41,7 +45,8 @@ type passing struct {
 // Unwrap gives the handle that the server of the file gave.
 func (f *passing) Unwrap() sigma.File { return f.File }
 
-// Server says which server's the file is: two files with one FileID.Path of one server are the same.
+// Server says which server's the file is: two files with one FileID.Path of one server are the
+// same.
 func (f *passing) Server() string { return f.server }
 
 // Walk implements sigma.File.
@@ -49,7 +54,8 @@ func (f *passing) Walk(ctx context.Context, names []string) (sigma.File, []sigma
 	got, ids, err := f.File.Walk(ctx, names)
 	n := len(ids)
 	met := err == nil && n > 0 && ids[n-1].Kind == sigma.KindEndpoint
-	choice := (err == nil && got == nil || sigma.KindOf(err) == sigma.KindNotFound) && !met && n < len(names) && (names[n] == sigma.LocalName || names[n] == sigma.AnyName)
+	choice := (err == nil && got == nil || sigma.KindOf(err) == sigma.KindNotFound) && !met && n < len(names) &&
+		(names[n] == sigma.LocalName || names[n] == sigma.AnyName)
 	switch {
 	case choice:
 		n++
@@ -62,7 +68,8 @@ func (f *passing) Walk(ctx context.Context, names []string) (sigma.File, []sigma
 	at := slices.Concat(f.path, names[:n])
 	next, herr := f.t.Handle(ctx, sigma.JoinPath(at...))
 	if herr != nil {
-		if met && got != nil && sigma.KindOf(herr) == sigma.KindUnsupported { // nothing is served there that one could walk to
+		if met && got != nil &&
+			sigma.KindOf(herr) == sigma.KindUnsupported { // nothing is served there that one could walk to
 			return &passing{File: got, t: f.t, path: at, server: f.server}, ids, nil
 		}
 		if got != nil {
@@ -153,7 +160,8 @@ func (f *passing) Space(ctx context.Context) (sigma.Space, error) {
 	return sigma.Space{}, nil
 }
 
-// Publish implements sigma.Publisher: objects are visible, or their writer hears why not, when it returns.
+// Publish implements sigma.Publisher: objects are visible, or their writer hears why not, when it
+// returns.
 func (f *passing) Publish(ctx context.Context) error {
 	if len(f.path) > 0 && f.path[0] == sigma.NameS3 {
 		return f.File.Sync(ctx)

@@ -69,7 +69,8 @@ func serveTree(t testing.TB, tree sigma.Tree) (sigma.File, <-chan struct{}, func
 	return root, c.Done(), all, err
 }
 
-// newWorld makes a world whose root is tree (nil = an empty one in memory), reached through a session.
+// newWorld makes a world whose root is tree (nil = an empty one in memory), reached through a
+// session.
 func newWorld(t *testing.T, tree sigma.Tree) *world {
 	t.Helper()
 	if tree == nil {
@@ -121,7 +122,8 @@ func (w *world) serve(path string, machine sigma.MachineID, tree sigma.Tree) *se
 	w.Helper()
 	w.mu.Lock()
 	id := base64.RawURLEncoding.EncodeToString(fmt.Appendf(nil, "%016d", len(w.servers)))
-	s := &server{tree: tree, endpoint: sigma.Endpoint{Realm: "r", Machine: machine, Proc: "p", ID: sigma.EndpointID(id), Form: sigma.FormTree}}
+	s := &server{tree: tree, endpoint: sigma.Endpoint{Realm: "r", Machine: machine, Proc: "p", ID: sigma.EndpointID(id),
+		Form: sigma.FormTree}}
 	w.servers[s.endpoint.ID] = s
 	w.mu.Unlock()
 	w.publish(path, s.endpoint)

@@ -8,9 +8,11 @@ import (
 	"time"
 )
 
-// TestMessages: records and descriptors go through a pair of sockets, what would wait is EAGAIN, and the end is an empty record.
+// TestMessages: records and descriptors go through a pair of sockets, what would wait is EAGAIN,
+// and the end is an empty record.
 func TestMessages(t *testing.T) {
-	pair, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_SEQPACKET|syscall.SOCK_CLOEXEC|syscall.SOCK_NONBLOCK, 0)
+	pair, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_SEQPACKET|syscall.SOCK_CLOEXEC|syscall.SOCK_NONBLOCK,
+		0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -60,7 +62,8 @@ func TestMessages(t *testing.T) {
 	}
 }
 
-// TestUnpolled: a file that is not in Go's poller has no deadlines, calls on its descriptor do not wait, and it closes with the file; a descriptor that is none is refused.
+// TestUnpolled: a file that is not in Go's poller has no deadlines, calls on its descriptor do not
+// wait, and it closes with the file; a descriptor that is none is refused.
 func TestUnpolled(t *testing.T) {
 	pair, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC|syscall.SOCK_NONBLOCK, 0)
 	if err != nil {
@@ -91,7 +94,8 @@ func TestUnpolled(t *testing.T) {
 }
 
 func TestUnread(t *testing.T) {
-	pair, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_SEQPACKET|syscall.SOCK_CLOEXEC|syscall.SOCK_NONBLOCK, 0)
+	pair, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_SEQPACKET|syscall.SOCK_CLOEXEC|syscall.SOCK_NONBLOCK,
+		0)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -12,8 +12,9 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Archive is a file with a record of each of some procs that have ended, which the next program of its kind reads. Records are added at its end. It is written
-// anew when most of it is of procs that were forgotten. It is safe for concurrent use. Lock: Archive.io is taken before Archive.mu.
+// Archive is a file with a record of each of some procs that have ended, which the next program of
+// its kind reads. Records are added at its end. It is written anew when most of it is of procs that
+// were forgotten. It is safe for concurrent use. Lock: Archive.io is taken before Archive.mu.
 type Archive struct {
 	path string
 
@@ -29,7 +30,8 @@ type Archive struct {
 // archiveSlack is how much may be in the file of forgotten procs beside as much again as counts.
 const archiveSlack = 1 << 20
 
-// A record in the file is the length of the rest, its checksum, the length of the proc's id, the id, and the record.
+// A record in the file is the length of the rest, its checksum, the length of the proc's id, the
+// id, and the record.
 const (
 	frameHead  = 8
 	frameMost  = 64 << 20 // more is no record
@@ -120,7 +122,8 @@ func (a *Archive) Empty() bool {
 	return len(a.records) == 0
 }
 
-// Forget drops a proc. Its record is in the file until that is written anew. It never waits for the disk.
+// Forget drops a proc. Its record is in the file until that is written anew. It never waits for the
+// disk.
 func (a *Archive) Forget(id sigma.ProcID) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -178,7 +181,8 @@ func (a *Archive) Add(rs []Record) error {
 	return nil
 }
 
-// Each gives the records that count, in the order in which they were added. What it is given is each's.
+// Each gives the records that count, in the order in which they were added. What it is given is
+// each's.
 func (a *Archive) Each(each func(Record)) error {
 	a.io.Lock()
 	defer a.io.Unlock()

@@ -40,8 +40,9 @@ func has(t *testing.T, a *Archive) string {
 	return strings.Join(all, " ")
 }
 
-// Goal: an archive that is opened again has what it had, also after a crash that cut the last record, and goes on; what was forgotten before it was added is not in it, and what was
-// forgotten is not on the disk once it is compacted.
+// Goal: an archive that is opened again has what it had, also after a crash that cut the last
+// record, and goes on; what was forgotten before it was added is not in it, and what was forgotten
+// is not on the disk once it is compacted.
 func TestArchive(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "ended")
 	a := openArchive(t, path)
@@ -84,7 +85,8 @@ func TestArchive(t *testing.T) {
 	if err := a.Compact(); err != nil {
 		t.Fatal(err)
 	}
-	if b, err := os.ReadFile(path); err != nil || bytes.Contains(b, []byte("two")) || !bytes.Contains(b, []byte("five")) {
+	if b, err := os.ReadFile(path); err != nil || bytes.Contains(b, []byte("two")) ||
+		!bytes.Contains(b, []byte("five")) {
 		t.Errorf("after compaction: %q, %v", b, err)
 	}
 	if got := has(t, openArchive(t, path)); got != "p1=one p5=five" {
@@ -111,7 +113,8 @@ func TestArchiveBound(t *testing.T) {
 	}
 }
 
-// Goal: two logs that ended are the same for the next process: in memory or in a file, their order and times, what is missing, what is counted.
+// Goal: two logs that ended are the same for the next process: in memory or in a file, their order
+// and times, what is missing, what is counted.
 func TestCode(t *testing.T) {
 	dir := t.TempDir()
 	pair := func() (*Merged, *Budget) {
@@ -135,7 +138,8 @@ func TestCode(t *testing.T) {
 	}
 	for i, l := range again.logs {
 		was := m.logs[i]
-		if got, want := read(t, l.File("l", 1), 1<<20, 0), read(t, was.File("l", 1), 1<<20, 0); got != want || l.Written() != was.Written() || l.Dropped() != was.Dropped() {
+		if got, want := read(t, l.File("l", 1), 1<<20, 0), read(t, was.File("l", 1), 1<<20, 0); got != want ||
+			l.Written() != was.Written() || l.Dropped() != was.Dropped() {
 			t.Errorf("log %d has %d bytes of %d, %d dropped", i, len(got), l.Written(), l.Dropped())
 		}
 		if a, b := l.Stamps(), was.Stamps(); len(a) != len(b) || !a[0].Time.Equal(b[0].Time) {
@@ -146,7 +150,8 @@ func TestCode(t *testing.T) {
 	if n, err := again.File("log", 1).ReadAt(t.Context(), both, 0); string(both[:n]) != "aBcDD" || err != nil {
 		t.Errorf("both are %q, %v", both, err)
 	}
-	if got, want := []int64{counted.used.Load(), counted.memory.Load()}, []int64{budget.used.Load(), budget.memory.Load()}; !slices.Equal(got, want) {
+	if got, want := []int64{counted.used.Load(), counted.memory.Load()},
+		[]int64{budget.used.Load(), budget.memory.Load()}; !slices.Equal(got, want) {
 		t.Errorf("%v is counted, want %v", got, want)
 	}
 	for _, l := range again.logs {

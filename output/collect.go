@@ -12,8 +12,9 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Collector reads the pipes that procs write to. A pipe holds 64 KiB, so that of a proc that ends soon is read once, at its end. One of a proc that has lived for
-// youngAge, or whose log somebody opens, is waited for.
+// Collector reads the pipes that procs write to. A pipe holds 64 KiB, so that of a proc that ends
+// soon is read once, at its end. One of a proc that has lived for youngAge, or whose log somebody
+// opens, is waited for.
 type Collector struct {
 	set *readiness.Set
 
@@ -22,7 +23,8 @@ type Collector struct {
 	timer *time.Timer // mu; nil = not set
 }
 
-// youngAge is how long a pipe is left alone: longer than short procs live, and shorter than people notice.
+// youngAge is how long a pipe is left alone: longer than short procs live, and shorter than people
+// notice.
 const youngAge = 50 * time.Millisecond
 
 // NewCollector makes one that waits for pipes with set.
@@ -39,7 +41,8 @@ type Stream struct {
 	watch *readiness.Watch // mu; nil while young
 }
 
-// Open makes a pipe that ends in the log, and returns the file descriptor to write to it, which is the caller's.
+// Open makes a pipe that ends in the log, and returns the file descriptor to write to it, which is
+// the caller's.
 func (c *Collector) Open(l *Log) (s *Stream, theirs int, err error) {
 	var p [2]int
 	if err := unix.Pipe2(p[:], unix.O_CLOEXEC); err != nil {
@@ -136,7 +139,8 @@ const pieceMax = 64 << 10
 // buffers are for reading; no stream needs one for longer than a read.
 var buffers = sync.Pool{New: func() any { return new([pieceMax]byte) }}
 
-// readLocked reads a piece into the log and returns how much it was: 0 at the end, less when there is nothing now.
+// readLocked reads a piece into the log and returns how much it was: 0 at the end, less when there
+// is nothing now.
 func (s *Stream) readLocked() int {
 	buf := buffers.Get().(*[pieceMax]byte)
 	defer buffers.Put(buf)
@@ -150,11 +154,13 @@ func (s *Stream) readLocked() int {
 	return n
 }
 
-// smallMax is how much is read at once from the pipe of a proc that has ended: if there is less, there is no more.
+// smallMax is how much is read at once from the pipe of a proc that has ended: if there is less,
+// there is no more.
 const smallMax = memoryMax
 
-// End reads what is left, when nobody can write any more, and marks the end of the log. If it returns false it has not done so because that may take long; the caller then
-// calls Drain where it may.
+// End reads what is left, when nobody can write any more, and marks the end of the log. If it
+// returns false it has not done so because that may take long; the caller then calls Drain where it
+// may.
 func (s *Stream) End() bool {
 	if !s.mu.TryLock() {
 		return false

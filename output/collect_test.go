@@ -23,9 +23,11 @@ func newCollector(t *testing.T) *Collector {
 	return NewCollector(set)
 }
 
-// Goal: a proc that prints little is read at its end, all of it, without a file; one that prints more than its pipe holds is never left waiting, whether or not somebody looks.
+// Goal: a proc that prints little is read at its end, all of it, without a file; one that prints
+// more than its pipe holds is never left waiting, whether or not somebody looks.
 func TestCollect(t *testing.T) {
-	for name, size := range map[string]int{"nothing": 0, "a line": 10, "what memory holds": memoryMax - 1, "more than memory holds": memoryMax + 1, "more than a pipe holds": 10 * pieceMax} {
+	for name, size := range map[string]int{"nothing": 0, "a line": 10, "what memory holds": memoryMax - 1,
+		"more than memory holds": memoryMax + 1, "more than a pipe holds": 10 * pieceMax} {
 		t.Run(name, func(t *testing.T) {
 			c, budget := newCollector(t), new(Budget)
 			path := filepath.Join(t.TempDir(), "log")

@@ -11,7 +11,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Of what a proc writes to a stream its first Head bytes and its last Tail bytes are kept. What is read then is the first, a mark of MarkLen bytes, and the last: LogMax together.
+// Of what a proc writes to a stream its first Head bytes and its last Tail bytes are kept. What is
+// read then is the first, a mark of MarkLen bytes, and the last: LogMax together.
 const (
 	LogMax  = 16 << 20
 	Tail    = 8 << 20
@@ -21,7 +22,8 @@ const (
 
 const markBegins, markEnds = "\n--- ", " bytes are missing here "
 
-// Mark is what stands between the first and the last bytes when n are missing: a line of its own, of MarkLen bytes.
+// Mark is what stands between the first and the last bytes when n are missing: a line of its own,
+// of MarkLen bytes.
 func Mark(n uint64) string {
 	m := fmt.Sprint(markBegins, n, markEnds)
 	return m + strings.Repeat("-", MarkLen-1-len(m)) + "\n"
@@ -35,7 +37,8 @@ func Missing(b []byte) (n uint64, ok bool) {
 	return n, string(b) == Mark(n)
 }
 
-// place is where byte at of a stream is in the log's file: behind the first bytes there is a ring of the last ones, behind which the size of the whole is noted.
+// place is where byte at of a stream is in the log's file: behind the first bytes there is a ring
+// of the last ones, behind which the size of the whole is noted.
 func place(at uint64) int64 {
 	if at < Head {
 		return int64(at)
@@ -92,7 +95,8 @@ func sizeOf(f *os.File, length int64) uint64 {
 	return min(uint64(length), Head+Tail)
 }
 
-// Resume takes up what another process kept in the log's file, if there is one. It is called before anything is written.
+// Resume takes up what another process kept in the log's file, if there is one. It is called before
+// anything is written.
 func (l *Log) Resume() error {
 	f, err := os.OpenFile(l.path, os.O_RDWR, 0)
 	if os.IsNotExist(err) {
@@ -125,13 +129,15 @@ func (l *Log) Settle() {
 	}
 }
 
-// Stamp says that what begins at a byte of the stream, of all that was written to it, came at a time.
+// Stamp says that what begins at a byte of the stream, of all that was written to it, came at a
+// time.
 type Stamp struct {
 	At   uint64
 	Time time.Time
 }
 
-// Times of a log are at most stampsMax, and at first stampGap apart; where there are more, every second one is forgotten.
+// Times of a log are at most stampsMax, and at first stampGap apart; where there are more, every
+// second one is forgotten.
 const (
 	stampsMax  = 512
 	stampGap   = 10 * time.Millisecond
@@ -141,7 +147,8 @@ const (
 // noteLocked notes that what is written at a byte came now.
 func (l *Log) noteLocked(at uint64, now time.Time) {
 	n := len(l.stamps)
-	if n > 0 && now.Sub(l.stamps[n-1].Time) < max(l.gap, stampGap) || n > 0 && l.budget.memory.Load() >= realmMemoryMax {
+	if n > 0 && now.Sub(l.stamps[n-1].Time) < max(l.gap, stampGap) || n > 0 &&
+		l.budget.memory.Load() >= realmMemoryMax {
 		return
 	}
 	if n == stampsMax {

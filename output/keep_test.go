@@ -11,7 +11,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Goal: a writer without end is read to its end; the first and the last bytes are kept, with a mark that says how many are missing; another process goes on with the file.
+// Goal: a writer without end is read to its end; the first and the last bytes are kept, with a mark
+// that says how many are missing; another process goes on with the file.
 func TestFirstAndLast(t *testing.T) {
 	for _, more := range []int{0, 1, 100, Tail + 5, 3*Tail + 77} {
 		budget, path := new(Budget), filepath.Join(t.TempDir(), "a")
@@ -38,7 +39,8 @@ func TestFirstAndLast(t *testing.T) {
 		next.write([]byte("END"))
 		next.End()
 		f = next.File("a", 1)
-		if got := read(t, f, LogMax, 0); got[:Head] != want[:Head] || got[Head:Head+MarkLen] != Mark(uint64(more+3)) || !strings.HasSuffix(got, string(all[len(all)-100:])+"END") {
+		if got := read(t, f, LogMax, 0); got[:Head] != want[:Head] || got[Head:Head+MarkLen] != Mark(uint64(more+3)) ||
+			!strings.HasSuffix(got, string(all[len(all)-100:])+"END") {
 			t.Errorf("%d more: the next does not go on", more)
 		}
 	}
@@ -64,7 +66,8 @@ func numbered(n int) []byte {
 	return b[:n]
 }
 
-// Goal: an open file does not move when more is written; what went missing under it is told as an error, and who opens it again goes on.
+// Goal: an open file does not move when more is written; what went missing under it is told as an
+// error, and who opens it again goes on.
 func TestMissingWhileRead(t *testing.T) {
 	l := New(filepath.Join(t.TempDir(), "a"), new(Budget))
 	all := numbered(Head + 4*Tail)
@@ -79,12 +82,14 @@ func TestMissingWhileRead(t *testing.T) {
 	if _, err := f.ReadAt(t.Context(), make([]byte, 10), at); sigma.KindOf(err) != sigma.KindUnavailable {
 		t.Errorf("what is gone is read: %v", err)
 	}
-	if err := f.Open(t.Context(), sigma.OpenRead); err != nil || read(t, f, 100, at) != string(all[Head+3*Tail+lead:][:100]) {
+	if err := f.Open(t.Context(), sigma.OpenRead); err != nil ||
+		read(t, f, 100, at) != string(all[Head+3*Tail+lead:][:100]) {
 		t.Errorf("opened again it does not go on: %v", err)
 	}
 }
 
-// Goal: times of a log that grows for ever cost a bound; the first one stays, and there are new ones.
+// Goal: times of a log that grows for ever cost a bound; the first one stays, and there are new
+// ones.
 func TestStampsAreBounded(t *testing.T) {
 	l, begin := New(filepath.Join(t.TempDir(), "a"), new(Budget)), time.Now()
 	for i := range 100_000 {

@@ -10,14 +10,18 @@ import (
 	"sigmaos.dev/treekit"
 )
 
-// turnsMax bounds how often the streams of a Merged may take turns: what a proc prints to both in turns of a line each is followed for some thousand lines. A turn takes turnBytes, which the realm's budget counts.
+// turnsMax bounds how often the streams of a Merged may take turns: what a proc prints to both in
+// turns of a line each is followed for some thousand lines. A turn takes turnBytes, which the
+// realm's budget counts.
 const (
 	turnsMax  = 4096
 	turnBytes = 24
 )
 
-// Merged is what a proc has printed to two logs, in the order in which it came. It has no bytes of its own. It ends where the streams have taken turns turnsMax times, or one of them is longer than Head, or the realm's logs have used up their memory: the logs have
-// the rest. Safe for concurrent use. Lock: Merged.mu may be taken under Log.mu.
+// Merged is what a proc has printed to two logs, in the order in which it came. It has no bytes of
+// its own. It ends where the streams have taken turns turnsMax times, or one of them is longer than
+// Head, or the realm's logs have used up their memory: the logs have the rest. Safe for concurrent
+// use. Lock: Merged.mu may be taken under Log.mu.
 type Merged struct {
 	logs [2]*Log
 
@@ -47,7 +51,8 @@ func Merge(a, b *Log) *Merged {
 	return m
 }
 
-// add hears of bytes that a log has kept after from, or, if there are none, of another change of it.
+// add hears of bytes that a log has kept after from, or, if there are none, of another change of
+// it.
 func (m *Merged) add(log int, from, kept uint64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -118,7 +123,8 @@ func (f *mergedFile) Walk(_ context.Context, names []string) (sigma.File, []sigm
 func (f *mergedFile) Stat(context.Context) (sigma.Stat, error) {
 	f.m.mu.Lock()
 	defer f.m.mu.Unlock()
-	return sigma.Stat{ID: sigma.FileID{Kind: sigma.KindFile, Path: f.id, Version: f.m.version}, Name: f.name, Perm: 0o444, Size: f.m.size, Modified: f.m.modified}, nil
+	return sigma.Stat{ID: sigma.FileID{Kind: sigma.KindFile, Path: f.id, Version: f.m.version}, Name: f.name,
+		Perm: 0o444, Size: f.m.size, Modified: f.m.modified}, nil
 }
 
 func (f *mergedFile) Open(ctx context.Context, flags sigma.OpenFlags) error {

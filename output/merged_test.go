@@ -6,7 +6,9 @@ import (
 	"testing"
 )
 
-// Goal: what came to two logs is read in the order in which it came, in pieces of any size, while it grows and afterwards; it ends where there were too many turns, and costs nothing when it is removed.
+// Goal: what came to two logs is read in the order in which it came, in pieces of any size, while
+// it grows and afterwards; it ends where there were too many turns, and costs nothing when it is
+// removed.
 func TestMerged(t *testing.T) {
 	budget := new(Budget)
 	a, b := New(filepath.Join(t.TempDir(), "a"), budget), New(filepath.Join(t.TempDir(), "b"), budget)

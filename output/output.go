@@ -1,9 +1,13 @@
-// Package output keeps what procs write to their standard output and error: bounded logs that can be read and watched while the proc runs and after it has ended. Most procs
-// write a few lines or nothing and are gone soon; so a log is in memory until it is longer, and a pipe is not waited for before its proc is somewhat older (Collector).
+// Package output keeps what procs write to their standard output and error: bounded logs that can
+// be read and watched while the proc runs and after it has ended. Most procs write a few lines or
+// nothing and are gone soon; so a log is in memory until it is longer, and a pipe is not waited for
+// before its proc is somewhat older (Collector).
 //
-// Of a long log the first and the last bytes are kept. The log of a proc that lives for some time is in a file, which the next sigmad goes on with.
+// Of a long log the first and the last bytes are kept. The log of a proc that lives for some time
+// is in a file, which the next sigmad goes on with.
 //
-// It promises that a proc that writes without end costs at most LogMax of disk and never blocks for good, and that watchers miss nothing. Users: kernel.
+// It promises that a proc that writes without end costs at most LogMax of disk and never blocks for
+// good, and that watchers miss nothing. Users: kernel.
 package output
 
 import (
@@ -26,7 +30,8 @@ const RealmMax = 1 << 30
 const (
 	// memoryMax bytes of a log are kept in memory; one that is longer goes to a file.
 	memoryMax = 4 << 10
-	// realmMemoryMax bounds what the logs of one realm keep in memory; what comes after goes to files at once.
+	// realmMemoryMax bounds what the logs of one realm keep in memory; what comes after goes to
+	// files at once.
 	realmMemoryMax = 8 << 20
 )
 
@@ -52,10 +57,12 @@ type Log struct {
 	budget  *Budget
 	written atomic.Uint64 // bytes that came, kept or not
 
-	mu       sync.Mutex
-	memory   []byte        // mu; all that is kept, until there is a file
-	attend   func()        // mu; has a writer that may still be left waiting looked after; nil = there is none
-	file     *os.File      // mu; open from the first byte to the end, as a machine remembers more procs than it can hold files open
+	mu     sync.Mutex
+	memory []byte // mu; all that is kept, until there is a file
+	attend func() // mu; has a writer that may still be left waiting looked after; nil = there is none
+	// mu; open from the first byte to the end, as a machine remembers more procs than it can hold
+	// files open
+	file     *os.File
 	made     bool          // mu; there is a file at path
 	settled  bool          // mu; nothing is kept in memory any more
 	stamps   []Stamp       // mu; oldest first
@@ -137,7 +144,8 @@ func (l *Log) storeLocked(p []byte) (n int) {
 	return writeFile(l.file, p, l.size)
 }
 
-// makeFileLocked moves what is in memory to a file, and reports whether there is one; else it stays there.
+// makeFileLocked moves what is in memory to a file, and reports whether there is one; else it stays
+// there.
 func (l *Log) makeFileLocked() bool {
 	if err := os.MkdirAll(filepath.Dir(l.path), 0o700); err != nil {
 		return false
@@ -209,7 +217,9 @@ func (l *Log) Remove() {
 	l.size, l.stamps = 0, nil
 }
 
-// File returns a handle of the log as a file of a tree. What is missing of it is what was missing when it was opened, so that what is added does not move what is read; what goes missing after cannot be read by it.
+// File returns a handle of the log as a file of a tree. What is missing of it is what was missing
+// when it was opened, so that what is added does not move what is read; what goes missing after
+// cannot be read by it.
 func (l *Log) File(name string, id uint64) sigma.File {
 	f := &file{log: l, name: name, id: id}
 	f.look()
@@ -226,7 +236,8 @@ type file struct {
 
 var _ sigma.Watcher = (*file)(nil)
 
-// lead is how much of the last bytes of a log that grows is not shown, so that who reads it has time before they go.
+// lead is how much of the last bytes of a log that grows is not shown, so that who reads it has
+// time before they go.
 const lead = Tail / 4
 
 // look notes what is missing now.
@@ -253,7 +264,8 @@ func (f *file) Stat(context.Context) (sigma.Stat, error) {
 	if f.missing > 0 && size > 0 {
 		size += MarkLen - f.missing
 	}
-	return sigma.Stat{ID: sigma.FileID{Kind: sigma.KindFile, Path: f.id, Version: f.log.version}, Name: f.name, Perm: 0o444, Size: size, Modified: f.log.modified}, nil
+	return sigma.Stat{ID: sigma.FileID{Kind: sigma.KindFile, Path: f.id, Version: f.log.version}, Name: f.name,
+		Perm: 0o444, Size: size, Modified: f.log.modified}, nil
 }
 
 func (f *file) Open(_ context.Context, flags sigma.OpenFlags) error {
@@ -307,7 +319,9 @@ func (l *Log) read(p []byte, at uint64, name string) (int, error) {
 	if at < Head {
 		p = p[:min(uint64(len(p)), Head-at)]
 	} else if gone := l.size - kept(l.size); at < Head+gone {
-		return 0, &sigma.Error{Op: "output.ReadAt", Path: name, Kind: sigma.KindUnavailable, Msg: fmt.Sprintf("%d bytes that follow went missing while it was read: the proc prints faster", Head+gone-at), Hint: "sigma logs goes on behind them"}
+		return 0, &sigma.Error{Op: "output.ReadAt", Path: name, Kind: sigma.KindUnavailable,
+			Msg: fmt.Sprintf("%d bytes that follow went missing while it was read: the proc prints faster",
+				Head+gone-at), Hint: "sigma logs goes on behind them"}
 	}
 	if !l.made {
 		return copy(p, l.memory[at:]), nil

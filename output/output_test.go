@@ -57,7 +57,8 @@ func TestReadAndRemove(t *testing.T) {
 	}
 }
 
-// All that comes through a pipe is kept, in pieces of any size, until its end or until our end is closed.
+// All that comes through a pipe is kept, in pieces of any size, until its end or until our end is
+// closed.
 func TestCopyOfPipe(t *testing.T) {
 	for _, closing := range []string{"theirs", "ours"} {
 		r, w, err := os.Pipe()

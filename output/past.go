@@ -7,7 +7,8 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// Code is what another process needs of two logs that have ended, to show them on: what is in memory, and that there are files. Decoding fills two empty logs.
+// Code is what another process needs of two logs that have ended, to show them on: what is in
+// memory, and that there are files. Decoding fills two empty logs.
 func (m *Merged) Code(c *sigmap.Coder) {
 	for _, l := range m.logs {
 		l.code(c)

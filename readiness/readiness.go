@@ -1,7 +1,9 @@
-// Package readiness waits for many file descriptors that are silent most of the time, with one goroutine and no memory but a table's entry for each: a machine has thousands of
-// procs that sleep, and a proc that never says anything should cost nothing for being listened to.
+// Package readiness waits for many file descriptors that are silent most of the time, with one
+// goroutine and no memory but a table's entry for each: a machine has thousands of procs that
+// sleep, and a proc that never says anything should cost nothing for being listened to.
 //
-// It promises to call back once for each time that it was asked, when the descriptor can be read or its other end is closed. Users: kernel, output.
+// It promises to call back once for each time that it was asked, when the descriptor can be read or
+// its other end is closed. Users: kernel, output.
 package readiness
 
 import (
@@ -77,7 +79,8 @@ func (s *Set) Run() {
 	}
 }
 
-// Add waits for fd, which must stay open until Remove. ready is called once, and again after each Again; it must not block. It may still be called while Remove returns.
+// Add waits for fd, which must stay open until Remove. ready is called once, and again after each
+// Again; it must not block. It may still be called while Remove returns.
 func (s *Set) Add(fd int, ready func()) (*Watch, error) {
 	w := &Watch{set: s, fd: fd, ready: ready}
 	s.mu.Lock()
@@ -96,7 +99,8 @@ func (s *Set) Add(fd int, ready func()) (*Watch, error) {
 func (w *Watch) Again() error { return w.control(unix.EPOLL_CTL_MOD) }
 
 func (w *Watch) control(op int) error {
-	e := unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLONESHOT, Fd: int32(uint32(w.number)), Pad: int32(w.number >> 32)}
+	e := unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLONESHOT, Fd: int32(uint32(w.number)),
+		Pad: int32(w.number >> 32)}
 	var failed error
 	err := w.set.raw.Control(func(fd uintptr) { failed = unix.EpollCtl(int(fd), op, w.fd, &e) })
 	if err == nil && failed != nil {

@@ -7,7 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestSet: one call for each time asked, at data that was there before too, at the end of the other side, and none after Remove.
+// TestSet: one call for each time asked, at data that was there before too, at the end of the other
+// side, and none after Remove.
 func TestSet(t *testing.T) {
 	s, err := New()
 	if err != nil {

@@ -7,7 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A reader that sleeps has said so, also when the writer was late to ring for what was read already: it takes such a doorbell, and is told of the next message.
+// A reader that sleeps has said so, also when the writer was late to ring for what was read
+// already: it takes such a doorbell, and is told of the next message.
 func TestAsleep(t *testing.T) {
 	x, y := pair(t, Shared, Shared)
 	say(t, x, y, "begin")

@@ -37,10 +37,15 @@ type delay struct {
 	until time.Time  // mu; zero: nothing is being kept
 }
 
-// Batch says how long small writes may be held back, to go together with those that follow, and how long Read may keep bytes that have come, to give them together; each for a second at most. 0, the default, is not at all. It can be changed at any time; what is held is written then.
+// Batch says how long small writes may be held back, to go together with those that follow, and how
+// long Read may keep bytes that have come, to give them together; each for a second at most. 0, the
+// default, is not at all. It can be changed at any time; what is held is written then.
 //
-// What is held is written when the time of its first byte is over, when it is 16 KiB, before a Read of this side waits, and by Flush, CloseWrite and Close. An error of a write that was held comes with the next call. Read gives what it has when the time of the first byte is over, when it has 16 KiB
-// or as much as was asked for, and when nothing more can come. Safe for concurrent use; waits for a Write that is under way.
+// What is held is written when the time of its first byte is over, when it is 16 KiB, before a Read
+// of this side waits, and by Flush, CloseWrite and Close. An error of a write that was held comes
+// with the next call. Read gives what it has when the time of the first byte is over, when it has
+// 16 KiB or as much as was asked for, and when nothing more can come. Safe for concurrent use;
+// waits for a Write that is under way.
 func (c *Conn) Batch(write, read time.Duration) {
 	c.in.delay.most.Store(int64(min(max(read, 0), batchMost)))
 	c.out.mu.Lock()
@@ -142,7 +147,8 @@ func (c *Conn) flushLocked() error {
 	return err
 }
 
-// flushBeforeWait writes what is held, as this side is going to wait for an answer. It must not wait itself: the peer may be waiting for this side to read. What does not go now goes soon.
+// flushBeforeWait writes what is held, as this side is going to wait for an answer. It must not
+// wait itself: the peer may be waiting for this side to read. What does not go now goes soon.
 func (c *Conn) flushBeforeWait() {
 	if c.out.batch.count.Load() == 0 || !c.out.mu.TryLock() {
 		return

@@ -12,7 +12,8 @@ import (
 // long is a time that no test waits for.
 const long = batchMost
 
-// What is held back is written by what ends the holding: size, a flush, another time, a Read that waits, CloseWrite, Close; each in time, and in order.
+// What is held back is written by what ends the holding: size, a flush, another time, a Read that
+// waits, CloseWrite, Close; each in time, and in order.
 func TestBatch(t *testing.T) {
 	big := bytes.Repeat([]byte("b"), batchBytes)
 	for _, want := range []Transport{Socket, Shared} {
@@ -21,7 +22,10 @@ func TestBatch(t *testing.T) {
 			end  func(c *Conn) error
 			more []byte // that comes with it
 		}{
-			{"size", func(c *Conn) error { _, err := c.Write(big[:batchBytes-len("held")]); return err }, big[:batchBytes-len("held")]},
+			{"size", func(c *Conn) error {
+				_, err := c.Write(big[:batchBytes-len("held")])
+				return err
+			}, big[:batchBytes-len("held")]},
 			{"a large write", func(c *Conn) error { _, err := c.Write(big); return err }, big},
 			{"Flush", (*Conn).Flush, nil},
 			{"another time", func(c *Conn) error { c.Batch(0, 0); return nil }, nil},
@@ -56,7 +60,9 @@ func TestBatch(t *testing.T) {
 	}
 }
 
-// A producer that stalls after a few bytes, or writes so seldom that no size is reached, keeps nobody waiting for more than the time it said: the time runs from the first byte, and no later write makes it longer.
+// A producer that stalls after a few bytes, or writes so seldom that no size is reached, keeps
+// nobody waiting for more than the time it said: the time runs from the first byte, and no later
+// write makes it longer.
 func TestBatchStalls(t *testing.T) {
 	for _, want := range []Transport{Socket, Shared} {
 		a, b := pair(t, want, want)
@@ -94,7 +100,8 @@ func TestBatchStalls(t *testing.T) {
 	}
 }
 
-// A Read keeps what has come until its time is over, it has enough or nothing more can come; a deadline of its own comes first, and takes nothing away.
+// A Read keeps what has come until its time is over, it has enough or nothing more can come; a
+// deadline of its own comes first, and takes nothing away.
 func TestDelay(t *testing.T) {
 	for _, want := range []Transport{Socket, Shared} {
 		a, b := pair(t, want, want)

@@ -28,7 +28,8 @@ func (t Transport) String() string {
 	return [...]string{"automatic", "socket", "ring"}[min(t, Shared)]
 }
 
-// ParseTransport reads what a user calls a transport: automatic, unix or ring, as sigma ep ls shows them.
+// ParseTransport reads what a user calls a transport: automatic, unix or ring, as sigma ep ls shows
+// them.
 func ParseTransport(text string) (Transport, error) {
 	switch text {
 	case "automatic":
@@ -38,7 +39,8 @@ func ParseTransport(text string) (Transport, error) {
 	case "ring":
 		return Shared, nil
 	}
-	return Automatic, &sigma.Error{Op: "ring.ParseTransport", Kind: sigma.KindInvalid, Msg: fmt.Sprintf("%.40q is no transport", text), Hint: "it can be automatic, unix or ring"}
+	return Automatic, &sigma.Error{Op: "ring.ParseTransport", Kind: sigma.KindInvalid,
+		Msg: fmt.Sprintf("%.40q is no transport", text), Hint: "it can be automatic, unix or ring"}
 }
 
 // Stream is what a connection begins with: a *net.UnixConn, or a *net.TCPConn with another machine.
@@ -49,7 +51,8 @@ type Stream interface {
 	CloseWrite() error
 }
 
-// Conn is one side's end. It is a net.Conn, with what a UNIX socket has besides: CloseRead and CloseWrite.
+// Conn is one side's end. It is a net.Conn, with what a UNIX socket has besides: CloseRead and
+// CloseWrite.
 type Conn struct {
 	set    *Set
 	sock   Stream
@@ -85,7 +88,9 @@ type Conn struct {
 // deadline is a time in nanoseconds since 1970; 0 = none.
 type deadline struct{ atomic.Int64 }
 
-// New makes a Conn of one end of a socket pair, or of a TCP connection, which it owns. ticket is what the machine gave for it; without one it stays a socket. memory is what the machine gave besides, and nil if it is to be asked for; it is the Conn's.
+// New makes a Conn of one end of a socket pair, or of a TCP connection, which it owns. ticket is
+// what the machine gave for it; without one it stays a socket. memory is what the machine gave
+// besides, and nil if it is to be asked for; it is the Conn's.
 func (s *Set) New(sock Stream, side Side, ticket []byte, memory *os.File) (*Conn, error) {
 	raw, err := sock.SyscallConn()
 	if err != nil {
@@ -148,7 +153,8 @@ func (d *deadline) passed() error {
 	return nil
 }
 
-// SyscallConn gives the socket, to ask it questions or set its options. What is read from it or written to it is not the connection's: it may be in a ring, and both sides count.
+// SyscallConn gives the socket, to ask it questions or set its options. What is read from it or
+// written to it is not the connection's: it may be in a ring, and both sides count.
 func (c *Conn) SyscallConn() (syscall.RawConn, error) { return c.raw, nil }
 
 // CloseWrite says that nothing more will be written. The peer reads what was, and then the end.
@@ -173,7 +179,8 @@ func (c *Conn) CloseRead() error {
 	return c.sock.CloseRead()
 }
 
-// Close implements net.Conn. If writes are held back it waits a second at most until they have gone.
+// Close implements net.Conn. If writes are held back it waits a second at most until they have
+// gone.
 func (c *Conn) Close() error {
 	if c.out.batch.count.Load() > 0 && !c.closed.Load() {
 		c.SetWriteDeadline(time.Now().Add(batchClose))
@@ -220,7 +227,8 @@ func (c *Conn) over(m *memory) {
 	m.unmap()
 }
 
-// unring takes doorbells that nobody heard from the socket. A UNIX socket that is closed with bytes in it has its peer told that it lost some.
+// unring takes doorbells that nobody heard from the socket. A UNIX socket that is closed with bytes
+// in it has its peer told that it lost some.
 func (c *Conn) unring(m *memory) {
 	if !c.in.mu.TryLock() { // who waits there has taken them
 		return
@@ -232,7 +240,8 @@ func (c *Conn) unring(m *memory) {
 	}
 }
 
-// fail makes an error of Read, Write or Close what that of a net.Conn is. A peer that broke the rules loses the connection.
+// fail makes an error of Read, Write or Close what that of a net.Conn is. A peer that broke the
+// rules loses the connection.
 func (c *Conn) fail(op string, err error) error {
 	if err == io.EOF {
 		return err
@@ -250,7 +259,9 @@ func (c *Conn) fail(op string, err error) error {
 	return &net.OpError{Op: op, Net: "sigma", Err: err}
 }
 
-// Use has both directions use a transport as soon as possible: this side's at once, the other's when that side wants it. It is for debugging and measuring. Shared waits for the machine to answer.
+// Use has both directions use a transport as soon as possible: this side's at once, the other's
+// when that side wants it. It is for debugging and measuring. Shared waits for the machine to
+// answer.
 func (c *Conn) Use(t Transport) {
 	c.wanted.Store(uint32(t))
 	if t == Shared {
@@ -263,14 +274,16 @@ func (c *Conn) Use(t Transport) {
 	}
 }
 
-// Stats is what a connection has carried. Bytes and messages are those of Read and Write that carried something.
+// Stats is what a connection has carried. Bytes and messages are those of Read and Write that
+// carried something.
 type Stats struct {
 	Reading, Writing              Transport
 	BytesRead, BytesWritten       uint64
 	MessagesRead, MessagesWritten uint64
 	Promotions, Demotions         uint64 // of the direction that this side writes
-	Turns                         uint64 // reads that brought something after a further write: round trips, of who asks and waits
-	Spun                          time.Duration
+	// reads that brought something after a further write: round trips, of who asks and waits
+	Turns uint64
+	Spun  time.Duration
 }
 
 // Stats waits for a Read and a Write that are under way on the ring, but for none that sleeps.

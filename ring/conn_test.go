@@ -13,7 +13,8 @@ import (
 	"sigmaos.dev/session"
 )
 
-// pair makes both ends of a connection, with the Sets of two programs that have t as transport; memory answers what the machine does.
+// pair makes both ends of a connection, with the Sets of two programs that have t as transport;
+// memory answers what the machine does.
 func pair(t testing.TB, dialled, accepted Transport) (a, b *Conn) {
 	t.Helper()
 	f, err := NewFile()
@@ -119,7 +120,8 @@ func BenchmarkStream(b *testing.B) {
 	}
 }
 
-// Memory that came with a connection is used from the first message on, without a question; it is given back if it is not needed for a while, and when the connection ends.
+// Memory that came with a connection is used from the first message on, without a question; it is
+// given back if it is not needed for a while, and when the connection ends.
 func TestGiven(t *testing.T) {
 	released := make(chan []byte, 4)
 	asked := make(chan bool, 4)
@@ -136,7 +138,10 @@ func TestGiven(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		set := NewSet(Config{Claim: func(context.Context, []byte) (*os.File, error) { asked <- true; return nil, os.ErrNotExist }, Release: func(ticket []byte) { released <- ticket }})
+		set := NewSet(Config{Claim: func(context.Context, []byte) (*os.File, error) {
+			asked <- true
+			return nil, os.ErrNotExist
+		}, Release: func(ticket []byte) { released <- ticket }})
 		c, err := set.New(u, Dialled, []byte("ticket"), f)
 		if err != nil {
 			t.Fatal(err)

@@ -9,7 +9,9 @@ import (
 	"time"
 )
 
-// A side that closes, or is killed, at any point of the hand-over from socket to ring and back leaves the other with all that was written before, in order, and then an end or an error, at once.
+// A side that closes, or is killed, at any point of the hand-over from socket to ring and back
+// leaves the other with all that was written before, in order, and then an end or an error, at
+// once.
 func TestHandover(t *testing.T) {
 	type ends struct {
 		a, b *Conn
@@ -99,7 +101,9 @@ func TestHandover(t *testing.T) {
 	}
 }
 
-// A writer can be late to ring for what its peer has read by then, and answered, and ended after. That write has not failed, as it would not have on a socket; the next one does. What was not read is lost, and the write says so.
+// A writer can be late to ring for what its peer has read by then, and answered, and ended after.
+// That write has not failed, as it would not have on a socket; the next one does. What was not read
+// is lost, and the write says so.
 func TestAnswered(t *testing.T) {
 	for _, asleep := range []bool{false, true} { // false: it rings as the ring begins
 		for _, killed := range []bool{false, true} {
@@ -134,7 +138,8 @@ func TestAnswered(t *testing.T) {
 					bell(fd)
 				}
 				n, err := x.Write([]byte("question"))
-				if rung != 1 || n != 8 || read != (err == nil) || !read && !errors.Is(err, syscall.EPIPE) && !errors.Is(err, syscall.ECONNRESET) {
+				if rung != 1 || n != 8 || read != (err == nil) || !read && !errors.Is(err, syscall.EPIPE) &&
+					!errors.Is(err, syscall.ECONNRESET) {
 					t.Errorf("%s: %d, %v, rung %d times", what, n, err, rung)
 				}
 				if _, err := x.Write([]byte("more")); err == nil {

@@ -61,11 +61,13 @@ func victim(t testing.TB, side Side) (*Conn, *hostile) {
 // store writes a word anywhere into the memory.
 func (h *hostile) store(at int, value uint64) {
 	at = at % (FileBytes - 8) &^ 7
-	// SAFETY: at is within the mapping and aligned; the peer uses atomic operations on the same words, which the compiler cannot see here.
+	// SAFETY: at is within the mapping and aligned; the peer uses atomic operations on the same
+	// words, which the compiler cannot see here.
 	(*atomic.Uint64)(unsafe.Pointer(&h.mapped[at])).Store(value)
 }
 
-// use calls the victim's methods with short deadlines. Whatever the peer does they return, and give no more than was asked for.
+// use calls the victim's methods with short deadlines. Whatever the peer does they return, and give
+// no more than was asked for.
 func use(t *testing.T, c *Conn, op byte, size int) error {
 	buf := make([]byte, size)
 	soon := time.Now().Add(time.Duration(op%4) * 100 * time.Microsecond)
@@ -92,7 +94,8 @@ func use(t *testing.T, c *Conn, op byte, size int) error {
 	return nil
 }
 
-// A peer that writes anything into the memory and onto the socket, at any moment between the calls of the other side, hurts only the connection.
+// A peer that writes anything into the memory and onto the socket, at any moment between the calls
+// of the other side, hurts only the connection.
 func FuzzPeer(f *testing.F) {
 	f.Add([]byte{0}, false)
 	op := func(kind byte, at uint16, value uint64) []byte {
@@ -105,11 +108,15 @@ func FuzzPeer(f *testing.F) {
 	in := &m.directions[Accepted] // what a Conn that dialled reads
 	out := &m.directions[Dialled]
 	for _, value := range []uint64{1, 2, 3, 64, Bytes, Bytes + 1, 1 << 31, 1<<64 - 1} {
-		for _, p := range []unsafe.Pointer{unsafe.Pointer(&in.tail), unsafe.Pointer(&in.toRing), unsafe.Pointer(&in.toSocket), unsafe.Pointer(&in.phase)} {
-			f.Add(bytes.Join([][]byte{op(0, at(0, unsafe.Pointer(&in.phase), m), 1), op(1, 1, 0), op(0, at(0, p, m), value), op(1, 8, 0), op(2, 64, 0), op(2, 64, 0)}, nil), false)
+		for _, p := range []unsafe.Pointer{unsafe.Pointer(&in.tail), unsafe.Pointer(&in.toRing),
+			unsafe.Pointer(&in.toSocket), unsafe.Pointer(&in.phase)} {
+			f.Add(bytes.Join([][]byte{op(0, at(0, unsafe.Pointer(&in.phase), m), 1), op(1, 1, 0),
+				op(0, at(0, p, m), value), op(1, 8, 0), op(2, 64, 0), op(2, 64, 0)}, nil), false)
 		}
-		for _, p := range []unsafe.Pointer{unsafe.Pointer(&out.head), unsafe.Pointer(&out.ready), unsafe.Pointer(&out.waits), unsafe.Pointer(&out.gone)} {
-			f.Add(bytes.Join([][]byte{op(0, at(0, unsafe.Pointer(&out.ready), m), 1), op(5, 64, 0), op(0, at(0, p, m), value), op(5, 2000, 0), op(5, 60000, 0), op(6, 0, 0)}, nil), false)
+		for _, p := range []unsafe.Pointer{unsafe.Pointer(&out.head), unsafe.Pointer(&out.ready),
+			unsafe.Pointer(&out.waits), unsafe.Pointer(&out.gone)} {
+			f.Add(bytes.Join([][]byte{op(0, at(0, unsafe.Pointer(&out.ready), m), 1), op(5, 64, 0),
+				op(0, at(0, p, m), value), op(5, 2000, 0), op(5, 60000, 0), op(6, 0, 0)}, nil), false)
 		}
 	}
 	f.Fuzz(func(t *testing.T, program []byte, accepted bool) {
@@ -122,7 +129,8 @@ func FuzzPeer(f *testing.F) {
 			if len(program) < 11 {
 				return
 			}
-			kind, where, value := program[0], binary.LittleEndian.Uint16(program[1:]), binary.LittleEndian.Uint64(program[3:])
+			kind, where, value := program[0], binary.LittleEndian.Uint16(program[1:]),
+				binary.LittleEndian.Uint64(program[3:])
 			program = program[11:]
 			switch kind % 4 {
 			case 0:
@@ -136,7 +144,8 @@ func FuzzPeer(f *testing.F) {
 	})
 }
 
-// A peer that scribbles over the memory while it is being read and written hurts only the connection: every call returns.
+// A peer that scribbles over the memory while it is being read and written hurts only the
+// connection: every call returns.
 func TestScribbler(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -147,7 +156,8 @@ func TestScribbler(t *testing.T) {
 		stop := make(chan struct{})
 		var scribbler sync.WaitGroup
 		scribbler.Go(func() {
-			words := []int{0, 512, 520, 528, 536, 544, 640, 768, 772, 776, 1024, 1032, 1040, 1048, 1056, 1152, 1280, 1284, 1288}
+			words := []int{0, 512, 520, 528, 536, 544, 640, 768, 772, 776, 1024, 1032, 1040, 1048, 1056, 1152, 1280,
+				1284, 1288}
 			for n := 0; ; n++ {
 				select {
 				case <-stop:
@@ -168,7 +178,8 @@ func TestScribbler(t *testing.T) {
 				}
 				h.store(at, value)
 				if r.IntN(50) == 0 {
-					unix.SendmsgN(int(h.sock.Fd()), make([]byte, r.IntN(64)), nil, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+					unix.SendmsgN(int(h.sock.Fd()), make([]byte, r.IntN(64)), nil, nil,
+						unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
 				}
 			}
 		})
@@ -290,7 +301,8 @@ func TestVectors(t *testing.T) {
 	show("4. The peer has gone back to the socket and written `end`; who dialled has gone back too:")
 }
 
-// A direction that was silent for a while goes back to the socket, and its pages to the machine, once all in it was read; then it can be promoted again.
+// A direction that was silent for a while goes back to the socket, and its pages to the machine,
+// once all in it was read; then it can be promoted again.
 func TestRest(t *testing.T) {
 	c, h := victim(t, Dialled)
 	c.Use(Automatic)

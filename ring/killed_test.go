@@ -27,7 +27,8 @@ type progress struct {
 
 const (
 	peerEnv = "SIGMA_RING_PEER" // its seed
-	// What the peer is born with, from 3 on: its socket, the connection's memory, its meter, progress.
+	// What the peer is born with, from 3 on: its socket, the connection's memory, its meter,
+	// progress.
 	peerSocket, peerMemory, peerMeter, peerProgress = 3, 4, 5, 6
 )
 
@@ -40,7 +41,8 @@ func mapProgress(t testing.TB, f *os.File) *progress {
 	return (*progress)(unsafe.Pointer(unsafe.SliceData(b)))
 }
 
-// asPeer is the other process of TestKilled: it writes and reads until it is killed, and switches at random.
+// asPeer is the other process of TestKilled: it writes and reads until it is killed, and switches
+// at random.
 func asPeer(t *testing.T, seed uint64) {
 	file := func(fd uintptr) *os.File { return os.NewFile(fd, "passed") }
 	p, memory, meter := mapProgress(t, file(peerProgress)), file(peerMemory), file(peerMeter)
@@ -73,7 +75,9 @@ func asPeer(t *testing.T, seed uint64) {
 	select {} // until it is killed
 }
 
-// Real peers are killed with a connection in whatever state, while both sides switch transports and batching at random: of each direction a beginning has come, in order, of which all that the dead had written and flushed is part. Its meter tells what it had counted.
+// Real peers are killed with a connection in whatever state, while both sides switch transports and
+// batching at random: of each direction a beginning has come, in order, of which all that the dead
+// had written and flushed is part. Its meter tells what it had counted.
 func TestKilled(t *testing.T) {
 	if seed, err := strconv.ParseUint(os.Getenv(peerEnv), 10, 64); err == nil {
 		asPeer(t, seed)

@@ -16,13 +16,16 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// A meter is memory in which one program counts what its connections carry, on sockets and in rings, and which its machine reads (docs/reference/ring.md, Meters). No peer of the program has it. What was counted there is known when the program is killed.
+// A meter is memory in which one program counts what its connections carry, on sockets and in
+// rings, and which its machine reads (docs/reference/ring.md, Meters). No peer of the program has
+// it. What was counted there is known when the program is killed.
 
 const (
 	// MeterBytes is the size of a meter.
 	MeterBytes = 128 << 10
 	slotBytes  = 128
-	// meterSlots connections have a place of their own at a time; others are counted when they end. It is about as many as a proc has descriptors.
+	// meterSlots connections have a place of their own at a time; others are counted when they end.
+	// It is about as many as a proc has descriptors.
 	meterSlots = MeterBytes/slotBytes - 1
 )
 
@@ -78,13 +81,15 @@ type meter struct {
 	old    bool       // mu; nobody reads it any more, and no connection takes a slot
 }
 
-// mapMeter maps a file of NewMeter, which stays the caller's, until it is old and no connection has a slot of it.
+// mapMeter maps a file of NewMeter, which stays the caller's, until it is old and no connection has
+// a slot of it.
 func mapMeter(f *os.File) (*meter, error) {
 	b, err := mapSealed(f, MeterBytes)
 	if err != nil {
 		return nil, err
 	}
-	// SAFETY: b begins at a page, is as long as the slots, and they are made of integers only; the compiler cannot know that mapped memory has this shape.
+	// SAFETY: b begins at a page, is as long as the slots, and they are made of integers only; the
+	// compiler cannot know that mapped memory has this shape.
 	all := unsafe.Slice((*slot)(unsafe.Pointer(unsafe.SliceData(b))), MeterBytes/slotBytes)
 	// SAFETY: as above; the head is no longer than a slot.
 	return &meter{mapped: b, head: (*meterHead)(unsafe.Pointer(&all[0])), slots: all[1:]}, nil
@@ -129,7 +134,8 @@ func (m *meter) take(inode uint64) (s *slot, over bool) {
 	return s, false
 }
 
-// end adds what a connection carried to the total, and frees its slot, if it has one. Whoever reads meanwhile, or finds what a killed program left, counts it once.
+// end adds what a connection carried to the total, and frees its slot, if it has one. Whoever reads
+// meanwhile, or finds what a killed program left, counts it once.
 func (m *meter) end(s *slot, c Carried) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -159,9 +165,10 @@ func (m *meter) end(s *slot, c Carried) {
 
 // counter is where one half of a connection counts: first in itself, then in the program's meter.
 type counter struct {
-	own     tally
-	at      atomic.Pointer[tally] // nil: own
-	settled atomic.Bool           // it stays where it is, until the connection is closed; before, Conn.mu is held to count
+	own tally
+	at  atomic.Pointer[tally] // nil: own
+	// it stays where it is, until the connection is closed; before, Conn.mu is held to count
+	settled atomic.Bool
 }
 
 func (k *counter) tally() *tally {
@@ -241,7 +248,8 @@ func (c *Conn) unmeter() {
 // carried is what a connection has carried until now.
 func (c *Conn) carried() Carried {
 	out, in := c.out.counter.tally(), c.in.counter.tally()
-	return Carried{out.bytes.Load(), in.bytes.Load(), out.messages.Load(), in.messages.Load(), in.turns.Load(), out.spun.Load() + in.spun.Load()}
+	return Carried{out.bytes.Load(), in.bytes.Load(), out.messages.Load(), in.messages.Load(), in.turns.Load(),
+		out.spun.Load() + in.spun.Load()}
 }
 
 // inode is the number of the socket; 0 if that cannot be told.
@@ -267,7 +275,9 @@ func (s *Set) ended(conn *Conn, own *meter, at *slot, c Carried) {
 	delete(s.unmetered, conn)
 }
 
-// Renew has a new meter asked for, of a machine that has begun anew and knows nothing of the one before. Connections that count there go on doing so, and with the last of them it goes; of those to come, and of those that have no place yet, the machine hears again.
+// Renew has a new meter asked for, of a machine that has begun anew and knows nothing of the one
+// before. Connections that count there go on doing so, and with the last of them it goes; of those
+// to come, and of those that have no place yet, the machine hears again.
 func (s *Set) Renew() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -300,7 +310,8 @@ func (s *Set) wantMeter(c *Conn) {
 	}
 }
 
-// askMeter asks for the meter and has all connections count there. Without one the machine does not count.
+// askMeter asks for the meter and has all connections count there. Without one the machine does not
+// count.
 func (s *Set) askMeter() {
 	ctx, cancel := context.WithTimeout(context.Background(), claimMost)
 	defer cancel()
@@ -331,7 +342,8 @@ func (s *Set) askMeter() {
 
 // add adds, and stops at the end of what a number can say: figures come from programs.
 func (c *Carried) add(o Carried) {
-	for _, f := range [][2]*uint64{{&c.Sent, &o.Sent}, {&c.Received, &o.Received}, {&c.Writes, &o.Writes}, {&c.Reads, &o.Reads}, {&c.Turns, &o.Turns}, {&c.Spun, &o.Spun}} {
+	for _, f := range [][2]*uint64{{&c.Sent, &o.Sent}, {&c.Received, &o.Received}, {&c.Writes, &o.Writes},
+		{&c.Reads, &o.Reads}, {&c.Turns, &o.Turns}, {&c.Spun, &o.Spun}} {
 		if *f[0] > math.MaxUint64-*f[1] {
 			*f[0] = math.MaxUint64
 		} else {
@@ -340,7 +352,10 @@ func (c *Carried) add(o Carried) {
 	}
 }
 
-// ReadMeter tells what a program has counted: of all its connections, also those that are over, and of each that is open, by the number of its socket. All of it is the program's word. It is never more than that: where connections end meanwhile something may be missing, which is there the next time.
+// ReadMeter tells what a program has counted: of all its connections, also those that are over, and
+// of each that is open, by the number of its socket. All of it is the program's word. It is never
+// more than that: where connections end meanwhile something may be missing, which is there the next
+// time.
 func ReadMeter(f *os.File) (all Carried, open map[uint64]Carried, err error) {
 	const op = "ring.ReadMeter"
 	b := make([]byte, 4096)
@@ -378,11 +393,15 @@ const readTries = 4
 func parseMeter(b []byte, top int) (all Carried, open map[uint64]Carried) {
 	word := func(at, offset uintptr) uint64 { return binary.NativeEndian.Uint64(b[at+offset:]) }
 	half := func(at uintptr) (bytes, messages, turns, spun uint64) {
-		return word(at, unsafe.Offsetof(tally{}.bytes)), word(at, unsafe.Offsetof(tally{}.messages)), word(at, unsafe.Offsetof(tally{}.turns)), word(at, unsafe.Offsetof(tally{}.spun))
+		return word(at, unsafe.Offsetof(tally{}.bytes)), word(at, unsafe.Offsetof(tally{}.messages)),
+			word(at, unsafe.Offsetof(tally{}.turns)), word(at, unsafe.Offsetof(tally{}.spun))
 	}
-	total := unsafe.Offsetof(meterHead{}.totals) + uintptr(word(0, unsafe.Offsetof(meterHead{}.generation))%2)*unsafe.Sizeof(meterTotal{})
-	all = Carried{word(total, unsafe.Offsetof(meterTotal{}.sent)), word(total, unsafe.Offsetof(meterTotal{}.received)), word(total, unsafe.Offsetof(meterTotal{}.writes)),
-		word(total, unsafe.Offsetof(meterTotal{}.reads)), word(total, unsafe.Offsetof(meterTotal{}.turns)), word(total, unsafe.Offsetof(meterTotal{}.spun))}
+	total := unsafe.Offsetof(meterHead{}.totals) + uintptr(word(0,
+		unsafe.Offsetof(meterHead{}.generation))%2)*unsafe.Sizeof(meterTotal{})
+	all = Carried{word(total, unsafe.Offsetof(meterTotal{}.sent)), word(total, unsafe.Offsetof(meterTotal{}.received)),
+		word(total, unsafe.Offsetof(meterTotal{}.writes)),
+		word(total, unsafe.Offsetof(meterTotal{}.reads)), word(total, unsafe.Offsetof(meterTotal{}.turns)),
+		word(total, unsafe.Offsetof(meterTotal{}.spun))}
 	absorbed := word(total, unsafe.Offsetof(meterTotal{}.absorbed))
 	open = map[uint64]Carried{}
 	for i := range top {

@@ -52,7 +52,8 @@ func say(t testing.TB, w io.Writer, r io.Reader, text string) {
 	}
 }
 
-// What a connection carries is counted before the meter comes, with it, after the connection has ended, and if there is no room in it.
+// What a connection carries is counted before the meter comes, with it, after the connection has
+// ended, and if there is no room in it.
 func TestMeter(t *testing.T) {
 	f := newMeter(t)
 	come := make(chan struct{})
@@ -100,7 +101,8 @@ func TestMeter(t *testing.T) {
 	check("at last", Carried{Sent: 19, Writes: 4, Received: 7, Reads: 1, Turns: 1}, 1)
 }
 
-// Who reads a meter while connections come and go never sees more than there was, and at last all of it.
+// Who reads a meter while connections come and go never sees more than there was, and at last all
+// of it.
 func TestMeterRead(t *testing.T) {
 	f := newMeter(t)
 	m, err := mapMeter(f)
@@ -170,7 +172,9 @@ func FuzzReadMeter(f *testing.F) {
 	})
 }
 
-// After a machine has begun anew its meter is another: what connections carry that are made from then on is there, also of those that end before it comes; older ones go on in theirs, and end there.
+// After a machine has begun anew its meter is another: what connections carry that are made from
+// then on is there, also of those that end before it comes; older ones go on in theirs, and end
+// there.
 func TestMeterRenewed(t *testing.T) {
 	first, second := newMeter(t), newMeter(t)
 	files := make(chan *os.File, 2)
@@ -229,7 +233,9 @@ func mappings(t *testing.T, f *os.File) (n int) {
 	return n
 }
 
-// TestMeterRenewedBusy: whatever connections do while the machine begins anew, and anew, nobody uses a meter that is gone, only the last one stays mapped, and all that was carried is in one of them.
+// TestMeterRenewedBusy: whatever connections do while the machine begins anew, and anew, nobody
+// uses a meter that is gone, only the last one stays mapped, and all that was carried is in one of
+// them.
 func TestMeterRenewedBusy(t *testing.T) {
 	const rounds = 20
 	var meters []*os.File

@@ -36,7 +36,8 @@ func messages(t testing.TB) int {
 	return 50_000
 }
 
-// write sends n messages of random size that carry their number, and counts those that were written as a whole.
+// write sends n messages of random size that carry their number, and counts those that were written
+// as a whole.
 func write(c *Conn, r *rand.Rand, n int) (sent int, err error) { return writeFrom(c, r, 0, n) }
 
 // writeFrom sends the messages from number from to before to.
@@ -139,7 +140,8 @@ func meddle(r *rand.Rand, stop <-chan struct{}, conns ...*Conn) {
 	}
 }
 
-// Messages keep their order, and none is lost or doubled, while both sides switch transports at random and read in pieces.
+// Messages keep their order, and none is lost or doubled, while both sides switch transports at
+// random and read in pieces.
 func TestSwitching(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -174,7 +176,8 @@ func TestSwitching(t *testing.T) {
 	t.Logf("%+v", st)
 }
 
-// After CloseWrite nothing can be written, the peer reads what was and then the end, again and again, and can still answer.
+// After CloseWrite nothing can be written, the peer reads what was and then the end, again and
+// again, and can still answer.
 func TestHalfClosed(t *testing.T) {
 	for _, want := range []Transport{Socket, Shared} {
 		a, b := pair(t, want, want)
@@ -203,7 +206,8 @@ func TestHalfClosed(t *testing.T) {
 	}
 }
 
-// A side that goes away at any moment leaves the other with a beginning of what it wrote, as a socket does, and with an end or an error.
+// A side that goes away at any moment leaves the other with a beginning of what it wrote, as a
+// socket does, and with an end or an error.
 func TestGone(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)

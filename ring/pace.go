@@ -3,7 +3,8 @@ package ring
 import "time"
 
 const (
-	// A connection asks for memory when paceMessages were written, or read, within paceMost: then the 100 µs that it costs are soon won back.
+	// A connection asks for memory when paceMessages were written, or read, within paceMost: then
+	// the 100 µs that it costs are soon won back.
 	paceMessages = 3
 	paceGiven    = 1 // if it is at hand, since those before wanted it, and costs 10 µs
 	paceMost     = 2 * time.Millisecond
@@ -16,7 +17,8 @@ type pace struct {
 	over  bool // it has said so
 }
 
-// warrants notes a message of a half that is a socket, and says whether memory is wanted for it now. Who forces the socket wants none, so that the peer has no ring to write to either.
+// warrants notes a message of a half that is a socket, and says whether memory is wanted for it
+// now. Who forces the socket wants none, so that the peer has no ring to write to either.
 func (c *Conn) warrants(p *pace) bool {
 	return !p.over && Transport(c.wanted.Load()) != Socket && p.warrants(time.Now(), c.enough)
 }

@@ -16,7 +16,8 @@ import (
 )
 
 const (
-	// switchesMax is how many phases one look may go through without a byte. A writer begins an odd phase only to write, so that two follow each other without bytes, but three do not.
+	// switchesMax is how many phases one look may go through without a byte. A writer begins an odd
+	// phase only to write, so that two follow each other without bytes, but three do not.
 	switchesMax = 4
 	// drainBytes are read from a doorbell at a time. Seldom there is more than one.
 	drainBytes = 64
@@ -119,7 +120,8 @@ func (c *Conn) look(p []byte) (int, error) {
 		if m.revoked.Load() != 0 {
 			return 0, net.ErrClosed
 		}
-		phase := in.from.direction.phase.Load() // before the bytes, so that there are none behind the last that are seen
+		phase :=
+			in.from.direction.phase.Load() // before the bytes, so that there are none behind the last that are seen
 		if in.phase%2 == 1 {
 			if n, err := in.from.get(p); n > 0 || err != nil {
 				return n, err
@@ -157,7 +159,8 @@ func (c *Conn) look(p []byte) (int, error) {
 	return 0, errCorrupt("it switches without writing")
 }
 
-// onReadable is called with the socket's descriptor, first and whenever something has come. It reports whether there is anything to look at.
+// onReadable is called with the socket's descriptor, first and whenever something has come. It
+// reports whether there is anything to look at.
 func (c *Conn) onReadable(fd uintptr) bool {
 	if c.in.phase%2 == 1 {
 		return c.awaitRing(int(fd))
@@ -189,11 +192,15 @@ func (c *Conn) onReadable(fd uintptr) bool {
 	return true
 }
 
-// awaitRing reports whether the ring is worth a look; if not, the next byte on the socket says that it is.
+// awaitRing reports whether the ring is worth a look; if not, the next byte on the socket says that
+// it is.
 func (c *Conn) awaitRing(fd int) bool {
 	d := c.in.from.direction
 	for range 2 { // the second time only to see whether the socket has ended behind the doorbells
-		d.waits.Store(1) // each time: a writer that is late can have rung for what was read already, and set it to 0, since the last
+		d.waits.Store(
+			// each time: a writer that is late can have rung for what was read already, and set it
+			// to 0, since the last
+			1)
 		if !c.in.from.empty() || d.phase.Load() != c.in.phase || c.mem.Load().revoked.Load() != 0 {
 			break
 		}
@@ -221,7 +228,9 @@ func (c *Conn) receive(fd int, p []byte) (int, error) {
 	return nowait.Read(fd, p)
 }
 
-// cut takes of p, which has just been received, what belongs to this phase, and keeps the rest for the next one. Whatever the writer puts on the socket in a phase it puts there after it has said where the phase begins.
+// cut takes of p, which has just been received, what belongs to this phase, and keeps the rest for
+// the next one. Whatever the writer puts on the socket in a phase it puts there after it has said
+// where the phase begins.
 func (c *Conn) cut(p []byte, inRing bool) int {
 	m, in := c.mem.Load(), &c.in
 	n := uint64(len(p))
@@ -246,7 +255,8 @@ func (c *Conn) cut(p []byte, inRing bool) int {
 	return int(n)
 }
 
-// finish notes that nothing more comes on the socket. A peer that closes with doorbells that it did not hear resets the socket, but has said that it closes.
+// finish notes that nothing more comes on the socket. A peer that closes with doorbells that it did
+// not hear resets the socket, but has said that it closes.
 func (c *Conn) finish(err error) {
 	c.in.ended = true
 	if err == nil {
@@ -259,7 +269,8 @@ func (c *Conn) finish(err error) {
 	c.in.err = os.NewSyscallError("read", err)
 }
 
-// spinRead asks the ring over and over for a little while, if that is likely to be shorter than to sleep and be woken.
+// spinRead asks the ring over and over for a little while, if that is likely to be shorter than to
+// sleep and be woken.
 func (c *Conn) spinRead() bool {
 	in := &c.in
 	if in.phase%2 == 0 {

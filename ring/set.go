@@ -9,20 +9,25 @@ import (
 )
 
 const (
-	// SetMost is how many connections of a program have memory at a time; the machine allows no more either. What a peer writes wrongly can make the reader pay for the pages of one direction: 8 MiB for all.
+	// SetMost is how many connections of a program have memory at a time; the machine allows no
+	// more either. What a peer writes wrongly can make the reader pay for the pages of one
+	// direction: 8 MiB for all.
 	SetMost = 64
-	// restEvery is how often connections with memory are looked at. One that was silent for a whole such time goes back to its socket.
+	// restEvery is how often connections with memory are looked at. One that was silent for a whole
+	// such time goes back to its socket.
 	restEvery = time.Second
 	claimMost = 10 * time.Second
 )
 
 // Config says how a program gets memory. Claim and Release may be nil: then all stays on sockets.
 type Config struct {
-	// Claim asks the machine for the memory of the connection with this ticket. The file is the caller's.
+	// Claim asks the machine for the memory of the connection with this ticket. The file is the
+	// caller's.
 	Claim func(ctx context.Context, ticket []byte) (*os.File, error)
 	// Release says that it is not used any more.
 	Release func(ticket []byte)
-	// Meter asks the machine for the program's meter, once, when it has its first connection. The file is the caller's. nil: nobody counts.
+	// Meter asks the machine for the program's meter, once, when it has its first connection. The
+	// file is the caller's. nil: nobody counts.
 	Meter func(ctx context.Context) (*os.File, error)
 }
 

@@ -9,7 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// alone has this goroutine run on one processor for the rest of the test, and gives it as a direction tells it.
+// alone has this goroutine run on one processor for the rest of the test, and gives it as a
+// direction tells it.
 func alone(t *testing.T) uint32 {
 	t.Helper()
 	if !knowsProcessor() {
@@ -35,8 +36,11 @@ func alone(t *testing.T) uint32 {
 	return processor() + 1
 }
 
-// When the ring is full and both sides are on one processor, writes stay on the socket: stayFirst after the reader has followed, twice as many each time that the ring is full again before stayLasts writes, stayMost at most, and as few as at first once it has lasted longer.
-// Where the reader is elsewhere, or it is not known where, none do. Nothing is lost or out of order meanwhile.
+// When the ring is full and both sides are on one processor, writes stay on the socket: stayFirst
+// after the reader has followed, twice as many each time that the ring is full again before
+// stayLasts writes, stayMost at most, and as few as at first once it has lasted longer. Where the
+// reader is elsewhere, or it is not known where, none do. Nothing is lost or out of order
+// meanwhile.
 func TestStay(t *testing.T) {
 	here := alone(t)
 	x, y := pair(t, Shared, Shared)

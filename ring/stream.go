@@ -8,7 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// FileStream is one end of a UNIX socket pair, or of a TCP connection, as a Stream, by the descriptor that was passed: net.FileConn would make another, ask for addresses that such a pair has not, and wait for both, ten system calls in all. f does not block; it belongs to the Stream.
+// FileStream is one end of a UNIX socket pair, or of a TCP connection, as a Stream, by the
+// descriptor that was passed: net.FileConn would make another, ask for addresses that such a pair
+// has not, and wait for both, ten system calls in all. f does not block; it belongs to the Stream.
 func FileStream(f *os.File) Stream { return fileStream{f} }
 
 type fileStream struct{ *os.File }
@@ -26,7 +28,9 @@ func (s fileStream) shutdown(how int) (err error) {
 	if err != nil {
 		return err
 	}
-	if e := raw.Control(func(fd uintptr) { err = os.NewSyscallError("shutdown", syscall.Shutdown(int(fd), how)) }); e != nil {
+	if e := raw.Control(func(fd uintptr) {
+		err = os.NewSyscallError("shutdown", syscall.Shutdown(int(fd), how))
+	}); e != nil {
 		return e
 	}
 	return err

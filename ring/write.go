@@ -12,14 +12,16 @@ import (
 
 // writer is the half of a Conn that writes.
 type writer struct {
-	mu         sync.Mutex
-	to         producer
-	phase      uint32
-	sent       uint64 // bytes of the socket, doorbells among them
-	entered    uint64 // writes there had been when the ring was entered last
-	spin       spinner
-	shut       bool // nothing may be written any more
-	entering   bool // the next write rings in any case: the reader is still to be told that an odd phase has begun, or the socket has ended
+	mu      sync.Mutex
+	to      producer
+	phase   uint32
+	sent    uint64 // bytes of the socket, doorbells among them
+	entered uint64 // writes there had been when the ring was entered last
+	spin    spinner
+	shut    bool // nothing may be written any more
+	// the next write rings in any case: the reader is still to be told that an odd phase has begun,
+	// or the socket has ended
+	entering   bool
 	once       bool // what cannot be written at once is not waited for
 	stay, next int  // writes to come that stay on the socket; as many after the next time that the ring is full
 	idle, held bool // nothing was written since the last round; pages of the ring are in use
@@ -100,13 +102,16 @@ func (c *Conn) put(p []byte) (n int, err error) {
 }
 
 const (
-	// Writes that stay on the socket after the ring was full while both sides were on one processor; twice as many each time that it is full again before stayLasts writes.
+	// Writes that stay on the socket after the ring was full while both sides were on one
+	// processor; twice as many each time that it is full again before stayLasts writes.
 	stayFirst = 16
 	stayMost  = 1024
 	stayLasts = 64
 )
 
-// stayOnSocket is called when the ring was full. Where both sides share a processor, the reader does nothing before the writer sleeps: the socket, which holds more and lets it sleep, is better for a stream then, as nothing is gained by going back and forth.
+// stayOnSocket is called when the ring was full. Where both sides share a processor, the reader
+// does nothing before the writer sleeps: the socket, which holds more and lets it sleep, is better
+// for a stream then, as nothing is gained by going back and forth.
 func (c *Conn) stayOnSocket() {
 	out := &c.out
 	if there := out.to.processor.Load(); !out.spin.able || there == 0 || there != processor()+1 {
@@ -138,7 +143,8 @@ func (c *Conn) toRing() bool {
 	return true
 }
 
-// toSocket begins an even phase. The reader need not be woken: what is written next, or the end of the socket, will.
+// toSocket begins an even phase. The reader need not be woken: what is written next, or the end of
+// the socket, will.
 func (c *Conn) toSocket() {
 	out := &c.out
 	out.to.toSocket.Store(out.sent)
@@ -148,7 +154,8 @@ func (c *Conn) toSocket() {
 	c.demotions.Add(1)
 }
 
-// wake puts a byte on the socket if the reader sleeps, or may wait there for the bytes of the phase before.
+// wake puts a byte on the socket if the reader sleeps, or may wait there for the bytes of the phase
+// before.
 func (c *Conn) wake() error {
 	out := &c.out
 	asleep := out.to.waits.Load() != 0 && out.to.waits.CompareAndSwap(1, 0)
@@ -159,11 +166,13 @@ func (c *Conn) wake() error {
 	if err := c.raw.Control(c.bell); err != nil {
 		return err
 	}
-	if out.failed == nil || out.failed == syscall.EAGAIN { // if the socket is full, the reader will not sleep before it has looked
+	if out.failed == nil ||
+		out.failed == syscall.EAGAIN { // if the socket is full, the reader will not sleep before it has looked
 		return nil
 	}
-	out.entering = true                              // the next write hears of the end, too
-	if out.to.direction.head.Load() == out.to.tail { // the peer has read all, perhaps answered, and ended since: nothing is lost
+	out.entering = true // the next write hears of the end, too
+	if out.to.direction.head.Load() == out.to.tail {
+		// the peer has read all, perhaps answered, and ended since: nothing is lost
 		return nil
 	}
 	return out.failed
@@ -194,7 +203,8 @@ func (c *Conn) send(p []byte) (int, error) {
 	return n, err
 }
 
-// onWritable is called with the socket's descriptor, first and whenever it has room. It reports whether it is done.
+// onWritable is called with the socket's descriptor, first and whenever it has room. It reports
+// whether it is done.
 func (c *Conn) onWritable(fd uintptr) bool {
 	out := &c.out
 	for len(out.from) > 0 {
@@ -229,7 +239,9 @@ func (c *Conn) spinWrite(m *memory) bool {
 	return found
 }
 
-// rest is called now and then: a direction that has been silent for a while goes back to the socket, and its pages to the machine; memory that was at hand for a while and not needed is given back.
+// rest is called now and then: a direction that has been silent for a while goes back to the
+// socket, and its pages to the machine; memory that was at hand for a while and not needed is given
+// back.
 func (c *Conn) rest() {
 	c.mu.Lock()
 	f := c.given

@@ -32,8 +32,10 @@ type intruder struct {
 }
 
 // hostile are parts of paths that once led somewhere in some server.
-var hostile = []string{"..", ".", "", "/", "mine", "secret", "own", "victim", "realms", "tree", "temp", "trash", "fences", "link", "../victim", "../../victim/tree/mine", "mine/secret", "/mine", "mine/", "..%2fvictim", "%2e%2e",
-	"%2e%2e%2fvictim%2ftree", "..\\victim", "mine\x00", "\xc0\xae\xc0\xae", "\xc0\xaf", "....//", "~", "victim.mine", "mine@victim", "s3", "proc", "self", strings.Repeat("../", 40) + "etc", strings.Repeat("n", 255)}
+var hostile = []string{"..", ".", "", "/", "mine", "secret", "own", "victim", "realms", "tree", "temp", "trash",
+	"fences", "link", "../victim", "../../victim/tree/mine", "mine/secret", "/mine", "mine/", "..%2fvictim", "%2e%2e",
+	"%2e%2e%2fvictim%2ftree", "..\\victim", "mine\x00", "\xc0\xae\xc0\xae", "\xc0\xaf", "....//", "~", "victim.mine",
+	"mine@victim", "s3", "proc", "self", strings.Repeat("../", 40) + "etc", strings.Repeat("n", 255)}
 
 func (x *intruder) names() []string {
 	names := make([]string, 1+x.rng.IntN(6))
@@ -62,7 +64,8 @@ func (x *intruder) ask(ctx context.Context) {
 		names = []string{"mine", "own"}
 	}
 	what := fmt.Sprintf("attempt %d, %.300q", x.asked, names)
-	offset, count := []uint64{0, 1, 1 << 40, 1<<63 - 1, 1 << 63, 1<<64 - 1}[x.rng.IntN(6)], []int{0, 1, 1 << 16, 1 << 30, -1}[x.rng.IntN(5)]
+	offset, count := []uint64{0, 1, 1 << 40, 1<<63 - 1, 1 << 63, 1<<64 - 1}[x.rng.IntN(6)],
+		[]int{0, 1, 1 << 16, 1 << 30, -1}[x.rng.IntN(5)]
 	if names[0] == "mine" && names[len(names)-1] == "own" {
 		offset, count = 0, 1<<16
 	}
@@ -78,7 +81,8 @@ func (x *intruder) ask(ctx context.Context) {
 		defer f.Close()
 		x.read(ctx, what, f, offset)
 	case 2:
-		x.root.(sigma.Putter).Put(ctx, names, []byte("overwritten"), sigma.PutOptions{Kind: sigma.FileKind(x.rng.IntN(8))})
+		x.root.(sigma.Putter).Put(ctx, names, []byte("overwritten"),
+			sigma.PutOptions{Kind: sigma.FileKind(x.rng.IntN(8))})
 	case 3:
 		f, err := x.root.Create(ctx, names[0], sigma.OpenReadWrite|sigma.OpenFlags(x.rng.IntN(64)), 0o777)
 		if err == nil {
@@ -93,7 +97,8 @@ func (x *intruder) ask(ctx context.Context) {
 			x.root.Remove(ctx, names[0])
 		}
 	case 6:
-		f, err := x.tree.Attach(ctx, sigma.Principal{Realm: "intruder"}, []string{"victim", "../victim", "intruder/../victim", ".", "/"}[x.rng.IntN(5)])
+		f, err := x.tree.Attach(ctx, sigma.Principal{Realm: "intruder"}, []string{"victim", "../victim",
+			"intruder/../victim", ".", "/"}[x.rng.IntN(5)])
 		if err == nil {
 			x.Errorf("%s: attached to another realm", what)
 			f.Close()
@@ -135,7 +140,9 @@ func TestAnotherRealmsBuckets(t *testing.T) {
 	})
 }
 
-// anotherRealmsBuckets asks in thousands of ways for another realm's objects while their owner makes and removes buckets of the same name; the owner and the intruder read their own all the time.
+// anotherRealmsBuckets asks in thousands of ways for another realm's objects while their owner
+// makes and removes buckets of the same name; the owner and the intruder read their own all the
+// time.
 func anotherRealmsBuckets(t *testing.T, tree *Tree, dir string, rounds int) {
 	ctx := t.Context()
 	attach := func(realm sigma.RealmID) sigma.File {
@@ -152,7 +159,8 @@ func anotherRealmsBuckets(t *testing.T, tree *Tree, dir string, rounds int) {
 		if err := root.Mkdir(ctx, "mine", 0o700); err != nil && sigma.KindOf(err) != sigma.KindExists {
 			t.Fatal(err)
 		}
-		if _, _, err := root.(sigma.Putter).Put(ctx, []string{"mine", name}, []byte(data), sigma.PutOptions{}); err != nil {
+		if _, _, err := root.(sigma.Putter).Put(ctx, []string{"mine", name}, []byte(data),
+			sigma.PutOptions{}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -161,7 +169,8 @@ func anotherRealmsBuckets(t *testing.T, tree *Tree, dir string, rounds int) {
 	fill(root, "own", "own bytes")
 	// Should the host hold such a link, nobody follows it.
 	if dir != "" {
-		if err := os.Symlink(filepath.Join(dir, "realms", "victim", "tree", "mine"), filepath.Join(dir, "realms", "intruder", "tree", "mine", "link")); err != nil {
+		if err := os.Symlink(filepath.Join(dir, "realms", "victim", "tree", "mine"),
+			filepath.Join(dir, "realms", "intruder", "tree", "mine", "link")); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -191,7 +200,8 @@ func anotherRealmsBuckets(t *testing.T, tree *Tree, dir string, rounds int) {
 		}
 	}
 	if x.asked < 100*rounds || x.gotten < rounds {
-		t.Errorf("seed %d: asked %d times, and read its own bytes %d times: the test tests nothing", seed, x.asked, x.gotten)
+		t.Errorf("seed %d: asked %d times, and read its own bytes %d times: the test tests nothing", seed, x.asked,
+			x.gotten)
 	}
 }
 
@@ -205,7 +215,8 @@ func mustWalk(t *testing.T, f sigma.File, name string) sigma.File {
 	return got
 }
 
-// TestAnotherSessionsHandles: the numbers that one session gave its handles mean nothing in another.
+// TestAnotherSessionsHandles: the numbers that one session gave its handles mean nothing in
+// another.
 func TestAnotherSessionsHandles(t *testing.T) {
 	tree := newTree(t, t.TempDir())
 	talk := func(realm sigma.RealmID) func(m sigmap.Message) sigmap.Message {
@@ -213,7 +224,8 @@ func TestAnotherSessionsHandles(t *testing.T) {
 		ours, theirs := session.NewStreamConn(a), session.NewStreamConn(b)
 		served := make(chan error, 1)
 		go func() {
-			served <- treekit.Serve(t.Context(), theirs, treekit.Config{Tree: tree, Principal: sigma.Principal{Realm: realm}})
+			served <- treekit.Serve(t.Context(), theirs,
+				treekit.Config{Tree: tree, Principal: sigma.Principal{Realm: realm}})
 		}()
 		t.Cleanup(func() { ours.Close(); <-served })
 		return func(m sigmap.Message) sigmap.Message {
@@ -248,7 +260,8 @@ func TestAnotherSessionsHandles(t *testing.T) {
 		victim(&sigmap.Tlopen{Fid: fid})
 	}
 	reads := func(session func(sigmap.Message) sigmap.Message, fid uint32) (n int) {
-		for _, m := range []sigmap.Message{&sigmap.Tread{Fid: fid, Count: 100}, &sigmap.Tget{Fid: fid, Count: 100}, &sigmap.Tget{Fid: fid, Names: []string{"mine", "secret"}, Count: 100}} {
+		for _, m := range []sigmap.Message{&sigmap.Tread{Fid: fid, Count: 100}, &sigmap.Tget{Fid: fid, Count: 100},
+			&sigmap.Tget{Fid: fid, Names: []string{"mine", "secret"}, Count: 100}} {
 			if strings.Contains(fmt.Sprintf("%s", session(m)), secret) {
 				n++
 			}

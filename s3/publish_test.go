@@ -60,7 +60,8 @@ func TestPublish(t *testing.T) {
 			b := bucket(t)
 			var reader sigma.File
 			if c.old != "" {
-				if _, _, err := b.(sigma.Putter).Put(ctx, []string{"f"}, []byte(c.old), sigma.PutOptions{}); err != nil {
+				if _, _, err := b.(sigma.Putter).Put(ctx, []string{"f"}, []byte(c.old),
+					sigma.PutOptions{}); err != nil {
 					t.Fatal(err)
 				}
 				reader, _, _ = b.Walk(ctx, []string{"f"})
@@ -121,7 +122,8 @@ func TestPublishedIsImmutable(t *testing.T) {
 	}
 }
 
-// TestPublishGoesWhereTheFileIs checks that a new content follows its object through a rename, and ends with its removal.
+// TestPublishGoesWhereTheFileIs checks that a new content follows its object through a rename, and
+// ends with its removal.
 func TestPublishGoesWhereTheFileIs(t *testing.T) {
 	ctx, b := t.Context(), bucket(t)
 	for _, remove := range []bool{false, true} {
@@ -176,7 +178,8 @@ func TestBuckets(t *testing.T) {
 	}
 	_, _, putErr := root.(sigma.Putter).Put(ctx, []string{"f"}, nil, sigma.PutOptions{})
 	_, createErr := root.Create(ctx, "f", sigma.OpenWrite, 0)
-	for what, err := range map[string]error{"put": putErr, "create": createErr, "rename": b.Rename(ctx, "f", root, "f")} {
+	for what, err := range map[string]error{"put": putErr, "create": createErr, "rename": b.Rename(ctx, "f", root,
+		"f")} {
 		if sigma.KindOf(err) != sigma.KindPermission {
 			t.Errorf("%s of an object in the root: got %v, want permission denied", what, err)
 		}

@@ -1,19 +1,24 @@
-// Package s3 is an object store as a tree: /BUCKET/KEY, where a key is a path of directories and a name. Each realm has its own buckets.
+// Package s3 is an object store as a tree: /BUCKET/KEY, where a key is a path of directories and a
+// name. Each realm has its own buckets.
 //
-// An object is immutable: Put, or Create (or Open with OpenTruncate), WriteAt and Sync, make a new one that replaces the old one
-// atomically, and who has the old one open goes on reading it. The bytes written become visible at Sync or at Publish, which the server
-// kit calls when a client closes the handle itself. Close alone discards them, so the object of a writer whose session dies never
-// appears. Sync also waits until object and name are on the disk; Put and Publish do not: they survive the death of every process, not
-// that of the machine.
+// An object is immutable: Put, or Create (or Open with OpenTruncate), WriteAt and Sync, make a new
+// one that replaces the old one atomically, and who has the old one open goes on reading it. The
+// bytes written become visible at Sync or at Publish, which the server kit calls when a client
+// closes the handle itself. Close alone discards them, so the object of a writer whose session dies
+// never appears. Sync also waits until object and name are on the disk; Put and Publish do not:
+// they survive the death of every process, not that of the machine.
 //
-// Until it is published an object may be written at any offset. What cannot be done with objects is KindUnsupported: writing to an
-// existing one without truncating, appending, changing its size, links and endpoints, permissions and times. The version of an
-// object changes with each replacement and stays over restarts.
+// Until it is published an object may be written at any offset. What cannot be done with objects is
+// KindUnsupported: writing to an existing one without truncating, appending, changing its size,
+// links and endpoints, permissions and times. The version of an object changes with each
+// replacement and stays over restarts.
 //
-// Directories exist once made, and stay when they become empty. Objects and directories can be renamed. The root holds buckets
-// only, which are directories named like S3's: 1 to 63 of a-z, 0-9 and '-', beginning and ending with a letter or digit.
+// Directories exist once made, and stay when they become empty. Objects and directories can be
+// renamed. The root holds buckets only, which are directories named like S3's: 1 to 63 of a-z, 0-9
+// and '-', beginning and ending with a letter or digit.
 //
-// Objects are on the local disk, or in a store of S3's kind on the network (package remote), by realm or for all: SetStore. What differs there, package remote says.
+// Objects are on the local disk, or in a store of S3's kind on the network (package remote), by
+// realm or for all: SetStore. What differs there, package remote says.
 package s3
 
 import (
@@ -35,7 +40,9 @@ type Config struct {
 	OpenMax    int         // descriptors per realm; 0 means dirtree.OpenMaxDefault
 	Board      *changeboard.Board
 
-	Elsewhere string      // directory of what is known of stores of S3's kind, their cache and uploads; "" = none can be used
+	// directory of what is known of stores of S3's kind, their cache and uploads; "" = none can be
+	// used
+	Elsewhere string
 	Cache     sigma.Bytes // of what is read from them; see remote.Config
 	Dial      remote.Dial // connects to them
 	Buckets   []string    // that each realm whose objects are elsewhere is given
@@ -53,7 +60,8 @@ var _ sigma.Tree = (*Tree)(nil)
 // New opens or makes a store in the directory cfg.Dir.
 func New(cfg Config) (*Tree, error) {
 	t := &Tree{}
-	on := dirtree.Config{Dir: cfg.Dir, QuotaBytes: cfg.QuotaBytes, OpenMax: cfg.OpenMax, Policy: dirtree.Policy{Objects: true, CheckEntry: checkEntry}, Board: cfg.Board}
+	on := dirtree.Config{Dir: cfg.Dir, QuotaBytes: cfg.QuotaBytes, OpenMax: cfg.OpenMax,
+		Policy: dirtree.Policy{Objects: true, CheckEntry: checkEntry}, Board: cfg.Board}
 	if cfg.QuotaBytes == 0 {
 		on.Quota = &dirtree.Quota{Of: t.share, Refused: refusedShare}
 	}
@@ -71,7 +79,8 @@ func New(cfg Config) (*Tree, error) {
 	return t, nil
 }
 
-// share is what a realm's objects may take of the local disk. It is asked before each change, so one that is made while others grow is right when it is made.
+// share is what a realm's objects may take of the local disk. It is asked before each change, so
+// one that is made while others grow is right when it is made.
 func (t *Tree) share(realm sigma.RealmID, _ bool) sigma.Bytes {
 	left, err := t.local.Left()
 	if err != nil { // the disk itself says then what it takes
@@ -82,7 +91,10 @@ func (t *Tree) share(realm sigma.RealmID, _ bool) sigma.Bytes {
 }
 
 func refusedShare(_ sigma.RealmID, held, more, share sigma.Bytes) *sigma.Error {
-	return &sigma.Error{Kind: sigma.KindNoSpace, Msg: fmt.Sprintf("the realm's objects have their share of the disk of the object store: they take %v, and may take %v as long as no more is free; this takes %v more", held, share, more),
+	return &sigma.Error{Kind: sigma.KindNoSpace,
+		Msg: fmt.Sprintf(
+			"the realm's objects have their share of the disk of the object store: they take %v, and may take %v as "+
+				"long as no more is free; this takes %v more", held, share, more),
 		Hint: "remove objects, or ask the provider for a larger disk or a store: sigma s3 store set"}
 }
 
@@ -98,7 +110,8 @@ func (t *Tree) Attach(ctx context.Context, p sigma.Principal, name string) (sigm
 	return t.local.Attach(ctx, p, name)
 }
 
-// RemoveRealm removes all buckets of a realm; see dirtree.Tree.RemoveRealm. What is in a store of the realm's own stays there.
+// RemoveRealm removes all buckets of a realm; see dirtree.Tree.RemoveRealm. What is in a store of
+// the realm's own stays there.
 func (t *Tree) RemoveRealm(ctx context.Context, realm sigma.RealmID) error {
 	if err := t.removeElsewhere(ctx, realm); err != nil {
 		return err
@@ -120,7 +133,8 @@ func checkEntry(top bool, name string, kind sigma.FileKind) error {
 		return nil
 	}
 	if kind != sigma.KindDir {
-		return &sigma.Error{Op: "s3.checkEntry", Path: name, Kind: sigma.KindPermission, Msg: "objects live in buckets", Hint: "make a directory here, and the object in it"}
+		return &sigma.Error{Op: "s3.checkEntry", Path: name, Kind: sigma.KindPermission, Msg: "objects live in buckets",
+			Hint: "make a directory here, and the object in it"}
 	}
 	ok := len(name) <= 63
 	for i := range len(name) {

@@ -21,7 +21,8 @@ func TestConformance(t *testing.T) {
 	treetest.Run(t, treetest.Config{
 		New:       func(t *testing.T) sigma.Tree { return newTree(t, t.TempDir()) },
 		Principal: sigma.Principal{Realm: "r"},
-		Lacks: []treetest.Capability{treetest.Rewrite, treetest.Symlinks, treetest.Endpoints, treetest.SetPerm, treetest.SetModified,
+		Lacks: []treetest.Capability{treetest.Rewrite, treetest.Symlinks, treetest.Endpoints, treetest.SetPerm,
+			treetest.SetModified,
 			treetest.Leases, treetest.Pipes},
 		ListEntries: 4000,
 		Depth:       200,

@@ -19,7 +19,8 @@ import (
 )
 
 const (
-	// storesMax bounds how many realms have a store of their own: a client with up to 64 connections each.
+	// storesMax bounds how many realms have a store of their own: a client with up to 64
+	// connections each.
 	storesMax = 1024
 	// storeMax bounds one as JSON: with the certificates of an authority or two.
 	storeMax = 48 << 10
@@ -28,11 +29,13 @@ const (
 	storesPage = 32
 	// probeMax is how long a store may take to answer before it is set.
 	probeMax = 4 * time.Second
-	// lookMax is how long the stores of a list may take to answer, all at once, when somebody asks how they are. sigma doctor answers within 2 s.
+	// lookMax is how long the stores of a list may take to answer, all at once, when somebody asks
+	// how they are. sigma doctor answers within 2 s.
 	lookMax = time.Second
 )
 
-// stores is where the objects of realms are. It is read when the service starts, and what is set counts from the next start: so no realm's objects are ever in two places at once.
+// stores is where the objects of realms are. It is read when the service starts, and what is set
+// counts from the next start: so no realm's objects are ever in two places at once.
 type stores struct {
 	dir    string // DIR/REALM, each a store.Store as JSON
 	remote *remote.Tree
@@ -48,7 +51,9 @@ type stores struct {
 
 func openStores(cfg Config) (*stores, error) {
 	const op = "s3.New"
-	s := &stores{dir: filepath.Join(cfg.Elsewhere, "stores"), dial: cfg.Dial, made: cfg.Buckets, serving: map[sigma.RealmID]store.Store{}, noted: map[sigma.RealmID]store.Store{}, chosen: map[sigma.RealmID]bool{}, filled: map[sigma.RealmID]bool{}}
+	s := &stores{dir: filepath.Join(cfg.Elsewhere, "stores"), dial: cfg.Dial, made: cfg.Buckets,
+		serving: map[sigma.RealmID]store.Store{}, noted: map[sigma.RealmID]store.Store{},
+		chosen: map[sigma.RealmID]bool{}, filled: map[sigma.RealmID]bool{}}
 	if err := os.MkdirAll(s.dir, 0o700); err != nil {
 		return nil, sigma.Wrap(op, s.dir, err)
 	}
@@ -68,7 +73,9 @@ func openStores(cfg Config) (*stores, error) {
 			err = json.Unmarshal(text, &st)
 		}
 		if err != nil { // the cause of a syntax error holds a part of the text
-			return nil, &sigma.Error{Op: op, Path: name, Kind: sigma.KindInvalid, Msg: "does not say where the objects of realm " + e.Name() + " are", Hint: "set it again: sigma s3 store set"}
+			return nil, &sigma.Error{Op: op, Path: name, Kind: sigma.KindInvalid,
+				Msg:  "does not say where the objects of realm " + e.Name() + " are",
+				Hint: "set it again: sigma s3 store set"}
 		}
 		s.serving[sigma.RealmID(e.Name())], s.noted[sigma.RealmID(e.Name())] = st, st
 	}
@@ -76,11 +83,13 @@ func openStores(cfg Config) (*stores, error) {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	s.remote, err = remote.New(remote.Config{Dir: cfg.Elsewhere, Cache: cfg.Cache, Check: checkEntry, Dial: cfg.Dial, Board: cfg.Board, Log: log})
+	s.remote, err = remote.New(remote.Config{Dir: cfg.Elsewhere, Cache: cfg.Cache, Check: checkEntry, Dial: cfg.Dial,
+		Board: cfg.Board, Log: log})
 	return s, err
 }
 
-// elsewhere returns the root of a realm whose objects are elsewhere; nil if they are on the local disk.
+// elsewhere returns the root of a realm whose objects are elsewhere; nil if they are on the local
+// disk.
 func (t *Tree) elsewhere(ctx context.Context, realm sigma.RealmID) (sigma.File, error) {
 	s := t.stores
 	if s == nil || realm == sigma.SystemRealm {
@@ -110,7 +119,8 @@ func (t *Tree) elsewhere(ctx context.Context, realm sigma.RealmID) (sigma.File, 
 	return root, nil
 }
 
-// storeOf is where the objects of a realm are: in its own store, or in the system's unless it has objects here; the zero store.Store is the local disk.
+// storeOf is where the objects of a realm are: in its own store, or in the system's unless it has
+// objects here; the zero store.Store is the local disk.
 func (t *Tree) storeOf(ctx context.Context, realm sigma.RealmID) (st store.Store, whole bool, err error) {
 	s := t.stores
 	s.mu.Lock()
@@ -125,7 +135,8 @@ func (t *Tree) storeOf(ctx context.Context, realm sigma.RealmID) (st store.Store
 		return store.Store{}, false, nil
 	}
 	if !known {
-		// Nobody writes meanwhile: no handle of the realm here was ever given in this life. That two ask at once does no harm.
+		// Nobody writes meanwhile: no handle of the realm here was ever given in this life. That
+		// two ask at once does no harm.
 		has, err := t.hasObjects(ctx, realm)
 		if err != nil {
 			return store.Store{}, false, err
@@ -183,8 +194,10 @@ func hasEntries(ctx context.Context, root sigma.File, name string) (bool, error)
 	return len(entries) > 0, err
 }
 
-// SetStore notes, for the next start, where the objects of a realm are: text is a store.Store as JSON, "" the local disk. The system's realm stands for all that have none of their own. A realm with objects on the local
-// disk is KindNotEmpty, and a store that does not answer, or refuses, is that error. What is in the old store stays there.
+// SetStore notes, for the next start, where the objects of a realm are: text is a store.Store as
+// JSON, "" the local disk. The system's realm stands for all that have none of their own. A realm
+// with objects on the local disk is KindNotEmpty, and a store that does not answer, or refuses, is
+// that error. What is in the old store stays there.
 func (t *Tree) SetStore(ctx context.Context, realm sigma.RealmID, text string) error {
 	const op = "s3.SetStore"
 	s := t.stores
@@ -198,7 +211,8 @@ func (t *Tree) SetStore(ctx context.Context, realm sigma.RealmID, text string) e
 	if text == "" {
 		err := os.Remove(name)
 		if errors.Is(err, os.ErrNotExist) {
-			return &sigma.Error{Op: op, Kind: sigma.KindNotFound, Msg: "no store is set for " + whose(realm), Hint: "sigma s3 store ls lists them"}
+			return &sigma.Error{Op: op, Kind: sigma.KindNotFound, Msg: "no store is set for " + whose(realm),
+				Hint: "sigma s3 store ls lists them"}
 		}
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -206,8 +220,10 @@ func (t *Tree) SetStore(ctx context.Context, realm sigma.RealmID, text string) e
 		return sigma.Wrap(op, name, err)
 	}
 	var st store.Store
-	if len(text) > storeMax || json.Unmarshal([]byte(text), &st) != nil || len(st.URL) > urlMax || len(st.Region) > urlMax {
-		return sigma.Errorf(op, sigma.KindInvalid, "a store is told in at most %d bytes, with a URL and a region of at most %d", storeMax, urlMax)
+	if len(text) > storeMax || json.Unmarshal([]byte(text), &st) != nil || len(st.URL) > urlMax ||
+		len(st.Region) > urlMax {
+		return sigma.Errorf(op, sigma.KindInvalid,
+			"a store is told in at most %d bytes, with a URL and a region of at most %d", storeMax, urlMax)
 	}
 	if err := st.Check(); err != nil {
 		return err
@@ -219,7 +235,9 @@ func (t *Tree) SetStore(ctx context.Context, realm sigma.RealmID, text string) e
 		if has, err := t.hasObjects(ctx, realm); err != nil {
 			return err
 		} else if has && !own {
-			return &sigma.Error{Op: op, Kind: sigma.KindNotEmpty, Msg: "the realm " + string(realm) + " has objects on the local disk, which would not be seen any more", Hint: "copy them to this host (sigma get -r /s3 DIR), remove them, set the store, and put them back"}
+			return &sigma.Error{Op: op, Kind: sigma.KindNotEmpty,
+				Msg:  "the realm " + string(realm) + " has objects on the local disk, which would not be seen any more",
+				Hint: "copy them to this host (sigma get -r /s3 DIR), remove them, set the store, and put them back"}
 		}
 	}
 	asking, cancel := context.WithTimeout(ctx, probeMax)
@@ -251,7 +269,8 @@ func (s *stores) note(realm sigma.RealmID, name, text string, st store.Store) er
 	return nil
 }
 
-// Stores lists the stores that are set, in order of realms after one, at most a page of them: fewer than 32 are the last. If ask is true each is asked how it is.
+// Stores lists the stores that are set, in order of realms after one, at most a page of them: fewer
+// than 32 are the last. If ask is true each is asked how it is.
 func (t *Tree) Stores(ctx context.Context, after sigma.RealmID, ask bool) ([]store.Info, error) {
 	s := t.stores
 	if s == nil {
@@ -294,7 +313,8 @@ func (t *Tree) Stores(ctx context.Context, after sigma.RealmID, ask bool) ([]sto
 	return list, nil
 }
 
-// removeElsewhere removes what a realm has elsewhere. Of a store of its own nothing is removed but that we know it: it may be there for others too.
+// removeElsewhere removes what a realm has elsewhere. Of a store of its own nothing is removed but
+// that we know it: it may be there for others too.
 func (t *Tree) removeElsewhere(ctx context.Context, realm sigma.RealmID) error {
 	s := t.stores
 	if s == nil || realm == sigma.SystemRealm {

@@ -17,7 +17,8 @@ func TestMain(m *testing.M) { os.Exit(s3server.Main(m)) }
 
 // at is a store at a prefix of the tests' server, as JSON.
 func at(srv *s3server.Server, prefix string) string {
-	text, _ := json.Marshal(store.Store{URL: srv.URL() + prefix, AccessKey: s3server.AccessKey, SecretKey: s3server.SecretKey})
+	text, _ := json.Marshal(store.Store{URL: srv.URL() + prefix, AccessKey: s3server.AccessKey,
+		SecretKey: s3server.SecretKey})
 	return string(text)
 }
 
@@ -41,7 +42,8 @@ func (l *lives) next() {
 	if l.tree != nil {
 		l.tree.Close()
 	}
-	tree, err := New(Config{Dir: filepath.Join(l.dir, "buckets"), Elsewhere: filepath.Join(l.dir, "elsewhere"), Buckets: []string{"bin"}})
+	tree, err := New(Config{Dir: filepath.Join(l.dir, "buckets"), Elsewhere: filepath.Join(l.dir, "elsewhere"),
+		Buckets: []string{"bin"}})
 	if err != nil {
 		l.Fatal(err)
 	}
@@ -64,7 +66,8 @@ func (l *lives) put(realm sigma.RealmID, bucket, name, data string) {
 	if err := root.Mkdir(l.Context(), bucket, 0o700); err != nil && sigma.KindOf(err) != sigma.KindExists {
 		l.Fatal(err)
 	}
-	if _, _, err := root.(sigma.Putter).Put(l.Context(), []string{bucket, name}, []byte(data), sigma.PutOptions{}); err != nil {
+	if _, _, err := root.(sigma.Putter).Put(l.Context(), []string{bucket, name}, []byte(data),
+		sigma.PutOptions{}); err != nil {
 		l.Fatal(err)
 	}
 }
@@ -86,7 +89,8 @@ func (l *lives) set(realm sigma.RealmID, text string) {
 	}
 }
 
-// Goal: objects are where they were said to be, each realm's apart. Method: realms with a store of their own, with the system's, and with objects on the local disk, over lives of the service.
+// Goal: objects are where they were said to be, each realm's apart. Method: realms with a store of
+// their own, with the system's, and with objects on the local disk, over lives of the service.
 func TestStores(t *testing.T) {
 	srv := s3server.Start(t)
 	l := newLives(t)
@@ -107,7 +111,8 @@ func TestStores(t *testing.T) {
 			realm     sigma.RealmID
 			key, want string // in the server
 		}{
-			{"own", "its/own/b/k", "of own"}, {"fresh", "shared/fresh/b/k", "of fresh"}, {"other", "shared/other/b/k", "of other"}, {"old", "", "local"}, {"late", "", "local"},
+			{"own", "its/own/b/k", "of own"}, {"fresh", "shared/fresh/b/k", "of fresh"},
+			{"other", "shared/other/b/k", "of other"}, {"old", "", "local"}, {"late", "", "local"},
 		} {
 			if got := l.reads(x.realm, "b", "k"); got != x.want {
 				t.Errorf("life %d: realm %s reads %q, want %q", life, x.realm, got, x.want)
@@ -121,7 +126,8 @@ func TestStores(t *testing.T) {
 		}
 		l.next()
 	}
-	// A realm is removed: what it had in the system's store goes, what is in its own stays, and another realm of its name has neither.
+	// A realm is removed: what it had in the system's store goes, what is in its own stays, and
+	// another realm of its name has neither.
 	for _, realm := range []sigma.RealmID{"own", "fresh"} {
 		if err := l.tree.RemoveRealm(t.Context(), realm); err != nil {
 			t.Fatal(err)
@@ -135,7 +141,8 @@ func TestStores(t *testing.T) {
 		}
 		l.next()
 	}
-	if srv.Object(t, "its/own/b/k") != "of own" || srv.Object(t, "shared/fresh/b/k") != "" || srv.Object(t, "shared/other/b/k") != "of other" {
+	if srv.Object(t, "its/own/b/k") != "of own" || srv.Object(t, "shared/fresh/b/k") != "" ||
+		srv.Object(t, "shared/other/b/k") != "of other" {
 		t.Error("the removal of a realm left its objects in the system's store, or removed others")
 	}
 	l.set(sigma.SystemRealm, "")
@@ -148,7 +155,8 @@ func TestStores(t *testing.T) {
 	}
 }
 
-// A store that cannot be what is said is refused when it is said, without its keys; so is one that cannot be reached.
+// A store that cannot be what is said is refused when it is said, without its keys; so is one that
+// cannot be reached.
 func TestStoresRefused(t *testing.T) {
 	srv := s3server.Start(t)
 	l := newLives(t)
@@ -159,13 +167,18 @@ func TestStoresRefused(t *testing.T) {
 		want sigma.Kind
 	}{
 		{"no URL", store.Store{URL: "objects", AccessKey: "a", SecretKey: secret}, sigma.KindInvalid},
-		{"keys in the URL", store.Store{URL: "http://a:" + secret + "@127.0.0.1/b", AccessKey: "a", SecretKey: secret}, sigma.KindInvalid},
+		{"keys in the URL", store.Store{URL: "http://a:" + secret + "@127.0.0.1/b", AccessKey: "a", SecretKey: secret},
+			sigma.KindInvalid},
 		{"no bucket", store.Store{URL: "http://" + srv.Address, AccessKey: "a", SecretKey: secret}, sigma.KindInvalid},
-		{"a prefix that leads up", store.Store{URL: srv.URL() + "/a/../b", AccessKey: "a", SecretKey: secret}, sigma.KindInvalid},
+		{"a prefix that leads up", store.Store{URL: srv.URL() + "/a/../b", AccessKey: "a", SecretKey: secret},
+			sigma.KindInvalid},
 		{"no secret", store.Store{URL: srv.URL(), AccessKey: secret}, sigma.KindInvalid},
-		{"bad certificates", store.Store{URL: srv.URL(), AccessKey: "a", SecretKey: secret, CA: secret}, sigma.KindInvalid},
-		{"another bucket", store.Store{URL: "http://" + srv.Address + "/none", AccessKey: "a", SecretKey: secret}, sigma.KindUnavailable},
-		{"nobody there", store.Store{URL: "http://127.0.0.1:1/b", AccessKey: "a", SecretKey: secret}, sigma.KindUnavailable},
+		{"bad certificates", store.Store{URL: srv.URL(), AccessKey: "a", SecretKey: secret, CA: secret},
+			sigma.KindInvalid},
+		{"another bucket", store.Store{URL: "http://" + srv.Address + "/none", AccessKey: "a", SecretKey: secret},
+			sigma.KindUnavailable},
+		{"nobody there", store.Store{URL: "http://127.0.0.1:1/b", AccessKey: "a", SecretKey: secret},
+			sigma.KindUnavailable},
 	} {
 		text, _ := json.Marshal(x.st)
 		err := l.tree.SetStore(t.Context(), "r", string(text))
@@ -173,7 +186,8 @@ func TestStoresRefused(t *testing.T) {
 			t.Errorf("%s: %v, want %v", x.name, err, x.want)
 		}
 	}
-	for _, text := range []string{"{", `{"url": 1}`, strings.Repeat(" ", storeMax) + "{}", `{"url":"http://h/b` + strings.Repeat("x", urlMax) + `"}`} {
+	for _, text := range []string{"{", `{"url": 1}`, strings.Repeat(" ", storeMax) + "{}",
+		`{"url":"http://h/b` + strings.Repeat("x", urlMax) + `"}`} {
 		if err := l.tree.SetStore(t.Context(), "r", text); sigma.KindOf(err) != sigma.KindInvalid {
 			t.Errorf("%.40q: %v", text, err)
 		}
@@ -186,7 +200,8 @@ func TestStoresRefused(t *testing.T) {
 	}
 }
 
-// The list tells no keys, page by page, and says of each store how it is; the file of a store is its owner's alone.
+// The list tells no keys, page by page, and says of each store how it is; the file of a store is
+// its owner's alone.
 func TestStoresListed(t *testing.T) {
 	srv := s3server.Start(t)
 	l := newLives(t)
@@ -215,7 +230,8 @@ func TestStoresListed(t *testing.T) {
 	}
 	all := list(true)
 	text, _ := json.Marshal(all)
-	if len(all) != n || strings.Contains(string(text), s3server.SecretKey) || strings.Contains(string(text), s3server.AccessKey) {
+	if len(all) != n || strings.Contains(string(text), s3server.SecretKey) || strings.Contains(string(text),
+		s3server.AccessKey) {
 		t.Errorf("%d stores are listed: %s", len(all), text)
 	}
 	for _, s := range all {
@@ -229,7 +245,8 @@ func TestStoresListed(t *testing.T) {
 			t.Errorf("%s, whose server is gone: %q", s.Realm, s.State)
 		}
 	}
-	if got := fmt.Sprintf("%v %+v %#v %s", l.tree.stores.noted["r00"], l.tree.stores.noted["r00"], l.tree.stores.noted, l.tree.stores.noted); strings.Contains(got, s3server.SecretKey) {
+	if got := fmt.Sprintf("%v %+v %#v %s", l.tree.stores.noted["r00"], l.tree.stores.noted["r00"], l.tree.stores.noted,
+		l.tree.stores.noted); strings.Contains(got, s3server.SecretKey) {
 		t.Errorf("a store prints as %s", got)
 	}
 }

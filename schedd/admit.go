@@ -52,14 +52,17 @@ func (c *Core) Use(realm sigma.RealmID) (u Use) {
 // Realms are those that have procs here, remembered ones too.
 func (c *Core) Realms() []sigma.RealmID { return slices.Sorted(maps.Keys(c.realms)) }
 
-// After yields the procs of a realm that are at home here, in order of Spawn, each with a number that After goes on behind; 0 is before the first.
+// After yields the procs of a realm that are at home here, in order of Spawn, each with a number
+// that After goes on behind; 0 is before the first.
 func (c *Core) After(realm sigma.RealmID, seq uint64) iter.Seq2[uint64, *Proc] {
 	return func(yield func(uint64, *Proc) bool) {
 		r := c.realms[realm]
 		if r == nil {
 			return
 		}
-		from, _ := slices.BinarySearchFunc(r.order, seq+1, func(p *Proc, seq uint64) int { return cmp.Compare(p.seq, seq) })
+		from, _ := slices.BinarySearchFunc(r.order, seq+1, func(p *Proc, seq uint64) int {
+			return cmp.Compare(p.seq, seq)
+		})
 		for _, p := range r.order[from:] {
 			if !p.forgotten && !p.Guest() && !yield(p.seq, p) {
 				return
@@ -99,7 +102,8 @@ func (c *Core) Owes() bool {
 	return false
 }
 
-// List returns up to n of the procs of a realm that are at home here, oldest first, without the first skip.
+// List returns up to n of the procs of a realm that are at home here, oldest first, without the
+// first skip.
 func (c *Core) List(realm sigma.RealmID, all bool, skip, n int) (out []sigma.ProcInfo) {
 	for _, p := range c.After(realm, 0) {
 		if !all && p.Ended() {
@@ -122,11 +126,15 @@ func (c *Core) CanSpawn(realm sigma.RealmID, ds []sigma.Descriptor) error {
 	largest := max(c.capacity, c.largest)
 	for _, d := range ds {
 		if d.Class == sigma.BestEffort && memoryOf(d) > largest {
-			return &sigma.Error{Op: "schedd.CanSpawn", Kind: sigma.KindInvalid, Msg: fmt.Sprintf("memory %v can never be admitted: the largest machine has %v for best-effort procs", memoryOf(d), largest),
+			return &sigma.Error{Op: "schedd.CanSpawn", Kind: sigma.KindInvalid,
+				Msg: fmt.Sprintf("memory %v can never be admitted: the largest machine has %v for best-effort procs",
+					memoryOf(d), largest),
 				Hint: "ask for less memory"}
 		}
 		if most, _ := c.Most(realm); most > 0 && memoryOf(d) > most {
-			return &sigma.Error{Op: "schedd.CanSpawn", Realm: realm, Kind: sigma.KindInvalid, Msg: fmt.Sprintf("memory %v can never be admitted: the realm may have %v at each machine", memoryOf(d), most),
+			return &sigma.Error{Op: "schedd.CanSpawn", Realm: realm, Kind: sigma.KindInvalid,
+				Msg: fmt.Sprintf("memory %v can never be admitted: the realm may have %v at each machine", memoryOf(d),
+					most),
 				Hint: "ask for less memory; the provider raises it with: sigma realm set --max-memory SIZE REALM"}
 		}
 		waiting += sizeOf(d)
@@ -137,12 +145,19 @@ func (c *Core) CanSpawn(realm sigma.RealmID, ds []sigma.Descriptor) error {
 	}
 	switch live := c.Live(realm); {
 	case live+len(ds) > QueuedMax:
-		return sigma.Errorf("schedd.CanSpawn", sigma.KindBusy, "the realm has %d procs that have not ended; %d are allowed", live, QueuedMax)
+		return sigma.Errorf("schedd.CanSpawn", sigma.KindBusy,
+			"the realm has %d procs that have not ended; %d are allowed", live, QueuedMax)
 	case waiting > waitingMax:
-		return &sigma.Error{Op: "schedd.CanSpawn", Kind: sigma.KindBusy, Msg: fmt.Sprintf("the realm's procs that wait to be started would occupy more than %v, with their arguments, environments and labels", waitingMax),
+		return &sigma.Error{Op: "schedd.CanSpawn", Kind: sigma.KindBusy,
+			Msg: fmt.Sprintf(
+				"the realm's procs that wait to be started would occupy more than %v, with their arguments, "+
+					"environments and labels", waitingMax),
 			Hint: "put long input into a file of the realm and pass its path, and spawn more when some have started"}
 	case all > waitingSum && waiting > waitingPart:
-		return &sigma.Error{Op: "schedd.CanSpawn", Kind: sigma.KindBusy, Msg: fmt.Sprintf("the procs of all realms that wait to be started at this machine would occupy more than %v, and the realm's more than its part of %v", waitingSum, waitingPart),
+		return &sigma.Error{Op: "schedd.CanSpawn", Kind: sigma.KindBusy,
+			Msg: fmt.Sprintf(
+				"the procs of all realms that wait to be started at this machine would occupy more than %v, and the "+
+					"realm's more than its part of %v", waitingSum, waitingPart),
 			Hint: "spawn more when some have started"}
 	}
 	return nil
@@ -165,7 +180,8 @@ func profileOf(d sigma.Descriptor) sigma.Profile {
 // procBytes is about what a proc that waits occupies beside what its descriptor names.
 const procBytes = sigma.KiB
 
-// sizeOf is about what a proc with the descriptor occupies while it waits: each string that somebody can choose is in it.
+// sizeOf is about what a proc with the descriptor occupies while it waits: each string that
+// somebody can choose is in it.
 func sizeOf(d sigma.Descriptor) sigma.Bytes {
 	n := len(d.Program) + len(d.Name) + len(d.TraceParent) + len(d.Profile) + len(d.Spread) + len(d.Near)
 	for _, list := range [][]string{d.Args, d.Env, d.Where} {

@@ -1,12 +1,17 @@
-// Package schedd is the part of sigmad that runs procs: it knows every proc that was spawned here, or runs here, from Spawn to long after its end, admits best-effort procs by
-// memory, and decides what each event means. Core is the pure state machine; kernel carries out its effects.
+// Package schedd is the part of sigmad that runs procs: it knows every proc that was spawned here,
+// or runs here, from Spawn to long after its end, admits best-effort procs by memory, and decides
+// what each event means. Core is the pure state machine; kernel carries out its effects.
 //
-// A proc's home is the machine where it was spawned. If another machine runs it, the proc is away there: the home keeps its descriptor until it was given, once, to one machine in
-// one life, and its status for ever after; for the machine that runs it it is a guest, whose every change is owed to the home as a report. When the home's life is over, the guest
-// is at home where it runs; when the runner's is over, the proc is lost (docs/adr/0007-several-machines.md).
+// A proc's home is the machine where it was spawned. If another machine runs it, the proc is away
+// there: the home keeps its descriptor until it was given, once, to one machine in one life, and
+// its status for ever after; for the machine that runs it it is a guest, whose every change is owed
+// to the home as a report. When the home's life is over, the guest is at home where it runs; when
+// the runner's is over, the proc is lost (docs/adr/0007-several-machines.md).
 //
-// It promises that each proc that was spawned is started at most once, ends exactly once with a status, that whoever waits is answered, and that memory charged is given back. It assumes that
-// what reports say is from the machine in the life that is named, that none is older than one from the same proc that came before it, and that Members tells all machines in the end.
+// It promises that each proc that was spawned is started at most once, ends exactly once with a
+// status, that whoever waits is answered, and that memory charged is given back. It assumes that
+// what reports say is from the machine in the life that is named, that none is older than one from
+// the same proc that came before it, and that Members tells all machines in the end.
 package schedd
 
 import (
@@ -25,15 +30,18 @@ const (
 	GraceDefault = 5 * time.Second  // between notice and kill
 	GraceMax     = 10 * time.Minute // a longer wish is cut to this
 	LingerMax    = 10 * time.Second // a proc that called Exited has this long to end
-	EndedMax     = 8192             // ended procs of one realm that are remembered; each costs about 1 KiB, what it gave to Exited, and its logs
-	EndedAge     = time.Hour        // and for how long
-	QueuedMax    = 100000           // procs of one realm that have not ended
-	resultsMax   = 64 * sigma.MiB   // what the ended procs of one realm gave to Exited; the oldest are forgotten earlier
-	waitingMax   = 128 * sigma.MiB  // what one realm's procs that wait for their start occupy
-	waitingSum   = 512 * sigma.MiB  // and those of all realms; sigmad has to live with as much
-	waitingPart  = 4 * sigma.MiB    // of which each realm may have so much whatever others have
-	ArgsShownMax = 1024             // bytes of arguments kept for listings
-	KinMax       = 32               // ancestors that are remembered; earlier ones do not see a proc any more
+	// ended procs of one realm that are remembered; each costs about 1 KiB, what it gave to Exited,
+	// and its logs
+	EndedMax  = 8192
+	EndedAge  = time.Hour // and for how long
+	QueuedMax = 100000    // procs of one realm that have not ended
+	// what the ended procs of one realm gave to Exited; the oldest are forgotten earlier
+	resultsMax   = 64 * sigma.MiB
+	waitingMax   = 128 * sigma.MiB // what one realm's procs that wait for their start occupy
+	waitingSum   = 512 * sigma.MiB // and those of all realms; sigmad has to live with as much
+	waitingPart  = 4 * sigma.MiB   // of which each realm may have so much whatever others have
+	ArgsShownMax = 1024            // bytes of arguments kept for listings
+	KinMax       = 32              // ancestors that are remembered; earlier ones do not see a proc any more
 )
 
 // Proc is what the core knows of a proc.
@@ -115,15 +123,17 @@ type Core struct {
 
 	reserved reserved
 	maxima   maxima
-	waiting  sigma.Bytes                           // of all realms
-	expected map[sigma.ProcID]sigma.Bytes          // procs that may become guests, and what they are charged with
-	least    map[sigma.MachineID]sigma.Incarnation // of each member, the first life that is not over; nil before the first Members
-	boots    map[sigma.Life]uint64                 // of other machines' sigmads, the last that is known
+	waiting  sigma.Bytes                  // of all realms
+	expected map[sigma.ProcID]sigma.Bytes // procs that may become guests, and what they are charged with
+	// of each member, the first life that is not over; nil before the first Members
+	least map[sigma.MachineID]sigma.Incarnation
+	boots map[sigma.Life]uint64 // of other machines' sigmads, the last that is known
 
 	expectedOf map[sigma.ProcID]sigma.RealmID // whose those are
 }
 
-// realm is what one realm has, so that none makes another's procs be forgotten early, nor another's listings slow.
+// realm is what one realm has, so that none makes another's procs be forgotten early, nor another's
+// listings slow.
 type realm struct {
 	live      int         // procs that have not ended and are at home here
 	waiting   sigma.Bytes // of those that have not been launched
@@ -140,8 +150,12 @@ type realm struct {
 
 // NewCore makes the state of a machine that has capacity memory for best-effort procs.
 func NewCore(machine sigma.MachineID, capacity sigma.Bytes) *Core {
-	return &Core{machine: machine, capacity: capacity, procs: map[sigma.ProcID]*Proc{}, realms: map[sigma.RealmID]*realm{},
-		reserved: reserved{by: map[sigma.ProcID]*reservation{}, sent: map[sigma.ProcID]*Proc{}, behind: map[sigma.RealmID]bool{}, of: map[sigma.RealmID]sigma.MilliCPU{}}, maxima: newMaxima(), expected: map[sigma.ProcID]sigma.Bytes{}, expectedOf: map[sigma.ProcID]sigma.RealmID{}, boots: map[sigma.Life]uint64{}}
+	return &Core{machine: machine, capacity: capacity, procs: map[sigma.ProcID]*Proc{},
+		realms: map[sigma.RealmID]*realm{},
+		reserved: reserved{by: map[sigma.ProcID]*reservation{}, sent: map[sigma.ProcID]*Proc{},
+			behind: map[sigma.RealmID]bool{}, of: map[sigma.RealmID]sigma.MilliCPU{}}, maxima: newMaxima(),
+		expected: map[sigma.ProcID]sigma.Bytes{}, expectedOf: map[sigma.ProcID]sigma.RealmID{},
+		boots: map[sigma.Life]uint64{}}
 }
 
 // Free is the memory that procs can still be admitted to.
@@ -173,7 +187,8 @@ func (c *Core) Holds(id sigma.ProcID) bool {
 	return c.expected[id] != 0 || p != nil && p.charged && !p.Ended()
 }
 
-// Step applies one event and says what is to be done. Events about unknown or ended procs do nothing.
+// Step applies one event and says what is to be done. Events about unknown or ended procs do
+// nothing.
 func (c *Core) Step(now time.Time, e Event) []Effect {
 	out := c.step(now, e)
 	if len(c.reserved.behind) > 0 {
@@ -288,7 +303,8 @@ func (c *Core) stepProc(now time.Time, p *Proc, e Event) []Effect {
 			return nil
 		}
 		carried := e.Traffic.Plus(p.Usage.Traffic) // TCP may have told more before the end was known
-		p.Usage = sigma.Usage{UserTime: e.Exit.User, SystemTime: e.Exit.Sys, MemoryPeak: e.Exit.MemoryPeak, Traffic: carried}
+		p.Usage = sigma.Usage{UserTime: e.Exit.User, SystemTime: e.Exit.Sys, MemoryPeak: e.Exit.MemoryPeak,
+			Traffic: carried}
 		return c.end(now, p, statusOf(p, e.Exit))
 	case LauncherDied:
 		if p.State == sigma.ProcQueued {
@@ -317,7 +333,8 @@ func (c *Core) stepProc(now time.Time, p *Proc, e Event) []Effect {
 		return c.kill(now, p)
 	case Refused:
 		if p.State == sigma.ProcQueued && p.Class == sigma.LatencyCritical {
-			return c.end(now, p, sigma.Status{Code: sigma.StatusError, ExitCode: 125, Kind: sigma.KindTooBig, Msg: e.Why})
+			return c.end(now, p, sigma.Status{Code: sigma.StatusError, ExitCode: 125, Kind: sigma.KindTooBig,
+				Msg: e.Why})
 		}
 	case Declined:
 		if p.State == sigma.ProcQueued && !p.back {

@@ -19,7 +19,8 @@ import (
 
 var rewrite = flag.Bool("rewrite", false, "write what the scripts do now into them")
 
-// Scripts: a line is an event, the indented lines after it what it caused and how the proc is then. Each event comes one second after the last.
+// Scripts: a line is an event, the indented lines after it what it caused and how the proc is then.
+// Each event comes one second after the last.
 //
 //	spawn PROC REALM MEMORY [call]   assigned|asked|launched|started|killed|timer|wait|unwait PROC   evict PROC SECONDS
 //	exited PROC CODE MESSAGE         not-launched PROC KIND   gone PROC exit|signal NUMBER [oom]     lost   age DURATION   launcher-died PROC
@@ -112,7 +113,8 @@ func event(t *testing.T, w []string, now time.Time) Event {
 		if len(w) > 4 {
 			d.Start = sigma.StartedByCall
 		}
-		return Spawned{By: sigma.Principal{Realm: sigma.RealmID(w[2])}, IDs: []sigma.ProcID{id}, Ds: []sigma.Descriptor{d}}
+		return Spawned{By: sigma.Principal{Realm: sigma.RealmID(w[2])}, IDs: []sigma.ProcID{id},
+			Ds: []sigma.Descriptor{d}}
 	case "leased", "recalled":
 		return Leased{On: w[0] == "leased"}
 	case "assigned":
@@ -121,7 +123,8 @@ func event(t *testing.T, w []string, now time.Time) Event {
 		return LaunchAsked{id, 1}
 	case "launched":
 		if len(w) > 2 {
-			return Launched{ID: id, Cloned: now.Add(-600 * time.Millisecond), Contained: now.Add(-400 * time.Millisecond), Executed: now.Add(-100 * time.Millisecond)}
+			return Launched{ID: id, Cloned: now.Add(-600 * time.Millisecond),
+				Contained: now.Add(-400 * time.Millisecond), Executed: now.Add(-100 * time.Millisecond)}
 		}
 		return Launched{ID: id}
 	case "spoke":
@@ -189,7 +192,8 @@ func show(f Effect, now time.Time) string {
 	return name
 }
 
-// Goal: whatever order events come in, each proc ends at most once, memory never exceeds the capacity that was granted, and all of it is free when all have ended.
+// Goal: whatever order events come in, each proc ends at most once, memory never exceeds the
+// capacity that was granted, and all of it is free when all have ended.
 func TestRandom(t *testing.T) {
 	for seed := range uint64(100) {
 		r := rand.New(rand.NewPCG(seed, 7))
@@ -200,7 +204,8 @@ func TestRandom(t *testing.T) {
 		for i := range 12 {
 			id := sigma.ProcID(fmt.Sprint("p", i))
 			ids = append(ids, id)
-			for _, f := range c.Step(time.Unix(1, 0), Spawned{By: sigma.Principal{Realm: "a"}, IDs: []sigma.ProcID{id}, Ds: []sigma.Descriptor{{Program: "/bin/x", Start: sigma.StartMark(i % 2)}}}) {
+			for _, f := range c.Step(time.Unix(1, 0), Spawned{By: sigma.Principal{Realm: "a"}, IDs: []sigma.ProcID{id},
+				Ds: []sigma.Descriptor{{Program: "/bin/x", Start: sigma.StartMark(i % 2)}}}) {
 				if _, ok := f.(Start); ok {
 					starts[id]++
 				}
@@ -222,8 +227,10 @@ func TestRandom(t *testing.T) {
 		}
 		for i := range 300 {
 			id := ids[r.IntN(len(ids))]
-			events := []Event{Assigned{id}, LaunchAsked{id, 1}, Launched{ID: id}, CalledStarted{id}, CalledExited{id, sigma.Status{Code: sigma.StatusOK}}, Evicted{id, time.Second}, Killed{id},
-				TimerFired{id}, WaitsEvict{id, 1}, Gone{ID: id}, NotLaunched{id, sigma.Errorf("t", sigma.KindNoExec, "no")}, Leased{On: i%2 == 0}}
+			events := []Event{Assigned{id}, LaunchAsked{id, 1}, Launched{ID: id}, CalledStarted{id},
+				CalledExited{id, sigma.Status{Code: sigma.StatusOK}}, Evicted{id, time.Second}, Killed{id},
+				TimerFired{id}, WaitsEvict{id, 1}, Gone{ID: id},
+				NotLaunched{id, sigma.Errorf("t", sigma.KindNoExec, "no")}, Leased{On: i%2 == 0}}
 			step(events[r.IntN(len(events))], id)
 		}
 		for _, id := range ids {
@@ -244,7 +251,8 @@ func TestRandom(t *testing.T) {
 
 func TestCanSpawn(t *testing.T) {
 	c := NewCore("m", 256*sigma.MiB)
-	if err := c.CanSpawn("a", []sigma.Descriptor{{Memory: 257 * sigma.MiB}}); sigma.KindOf(err) != sigma.KindInvalid || sigma.HintOf(err) == "" {
+	if err := c.CanSpawn("a", []sigma.Descriptor{{Memory: 257 * sigma.MiB}}); sigma.KindOf(err) != sigma.KindInvalid ||
+		sigma.HintOf(err) == "" {
 		t.Errorf("what can never fit was taken: %v", err)
 	}
 	if err := c.CanSpawn("a", make([]sigma.Descriptor, QueuedMax+1)); sigma.KindOf(err) != sigma.KindBusy {
@@ -261,24 +269,28 @@ func TestForget(t *testing.T) {
 	now := time.Unix(1, 0)
 	for i := range EndedMax + 2 {
 		id := sigma.ProcID(fmt.Sprint(i))
-		c.Step(now, Spawned{By: sigma.Principal{Realm: "a"}, IDs: []sigma.ProcID{id}, Ds: []sigma.Descriptor{{Program: "/bin/x"}}})
+		c.Step(now, Spawned{By: sigma.Principal{Realm: "a"}, IDs: []sigma.ProcID{id},
+			Ds: []sigma.Descriptor{{Program: "/bin/x"}}})
 		c.Step(now, Killed{id})
 	}
 	if c.Proc("a", "1") != nil || c.Proc("a", "2") == nil {
 		t.Error("the oldest were not forgotten, or too many were")
 	}
-	c.Step(now.Add(2*EndedAge), Spawned{By: sigma.Principal{Realm: "a"}, IDs: []sigma.ProcID{"new"}, Ds: []sigma.Descriptor{{Program: "/bin/x"}}})
+	c.Step(now.Add(2*EndedAge), Spawned{By: sigma.Principal{Realm: "a"}, IDs: []sigma.ProcID{"new"},
+		Ds: []sigma.Descriptor{{Program: "/bin/x"}}})
 	if got := len(c.List("a", true, 0, 10)); got != 1 {
 		t.Errorf("%d procs are remembered after a long time, want the new one", got)
 	}
 }
 
-// Goal: what one realm does costs no other its memory of ended procs, and a realm that was removed leaves nothing behind.
+// Goal: what one realm does costs no other its memory of ended procs, and a realm that was removed
+// leaves nothing behind.
 func TestRealmsApart(t *testing.T) {
 	c := NewCore("m", sigma.GiB)
 	now := time.Unix(1, 0)
 	spawn := func(realm sigma.RealmID, id sigma.ProcID) {
-		c.Step(now, Spawned{By: sigma.Principal{Realm: realm}, IDs: []sigma.ProcID{id}, Ds: []sigma.Descriptor{{Program: "/bin/x"}}})
+		c.Step(now, Spawned{By: sigma.Principal{Realm: realm}, IDs: []sigma.ProcID{id},
+			Ds: []sigma.Descriptor{{Program: "/bin/x"}}})
 	}
 	spawn("quiet", "q")
 	c.Step(now, Killed{"q"})
@@ -304,16 +316,19 @@ func TestRealmsApart(t *testing.T) {
 	if n != EndedMax+1 {
 		t.Errorf("going on behind each found %d procs", n-1)
 	}
-	if got := len(c.Step(now, RealmGone{"loud"})); got != EndedMax || c.List("loud", true, 0, 10) != nil || c.realms["loud"] != nil {
+	if got := len(c.Step(now, RealmGone{"loud"})); got != EndedMax || c.List("loud", true, 0, 10) != nil ||
+		c.realms["loud"] != nil {
 		t.Errorf("%d procs were forgotten with their realm; left: %v", got, c.List("loud", true, 0, 10))
 	}
 }
 
-// Goal: no call that can be repeated for ever costs more than the first time: notices, kills, timers.
+// Goal: no call that can be repeated for ever costs more than the first time: notices, kills,
+// timers.
 func TestRepeated(t *testing.T) {
 	c := NewCore("m", sigma.GiB)
 	now := time.Unix(1, 0)
-	c.Step(now, Spawned{By: sigma.Principal{Realm: "a"}, IDs: []sigma.ProcID{"p"}, Ds: []sigma.Descriptor{{Program: "/bin/x"}}})
+	c.Step(now, Spawned{By: sigma.Principal{Realm: "a"}, IDs: []sigma.ProcID{"p"},
+		Ds: []sigma.Descriptor{{Program: "/bin/x"}}})
 	c.Step(now, Assigned{"p"})
 	c.Step(now, Launched{ID: "p"})
 	if got := c.Step(now, Evicted{"p", time.Minute}); len(got) != 2 {
@@ -341,7 +356,8 @@ func TestBytes(t *testing.T) {
 	d := sigma.Descriptor{Program: "/bin/x", Args: []string{strings.Repeat("x", 40<<10)}}
 	n := 0
 	for ; c.CanSpawn("a", []sigma.Descriptor{d}) == nil; n++ {
-		c.Step(now, Spawned{By: sigma.Principal{Realm: "a"}, IDs: []sigma.ProcID{sigma.ProcID(fmt.Sprint(n))}, Ds: []sigma.Descriptor{d}})
+		c.Step(now, Spawned{By: sigma.Principal{Realm: "a"}, IDs: []sigma.ProcID{sigma.ProcID(fmt.Sprint(n))},
+			Ds: []sigma.Descriptor{d}})
 	}
 	if n != int(waitingMax/sizeOf(d)) || c.CanSpawn("b", []sigma.Descriptor{d}) != nil {
 		t.Errorf("%d procs of 40 KiB can wait", n)
@@ -353,16 +369,19 @@ func TestBytes(t *testing.T) {
 		c.Step(now, CalledExited{id, sigma.Status{Code: sigma.StatusOK, Data: make([]byte, sigma.StatusDataMax)}})
 		c.Step(now, Gone{ID: id})
 	}
-	if left := len(c.List("a", true, 0, n)); left != int(resultsMax/sigma.StatusDataMax) || c.realms["a"].waiting != 0 || c.realms["a"].results > resultsMax {
+	if left := len(c.List("a", true, 0, n)); left != int(resultsMax/sigma.StatusDataMax) ||
+		c.realms["a"].waiting != 0 || c.realms["a"].results > resultsMax {
 		t.Errorf("%d of %d procs are remembered; %+v", left, n, c.realms["a"].results)
 	}
 }
 
-// Goal: what a proc's connections carried counts whether TCP tells it before the proc's end is known or after.
+// Goal: what a proc's connections carried counts whether TCP tells it before the proc's end is
+// known or after.
 func TestCarried(t *testing.T) {
 	c := NewCore("m", sigma.GiB)
 	now := time.Unix(1, 0)
-	c.Step(now, Spawned{By: sigma.Principal{Realm: "a"}, IDs: []sigma.ProcID{"p"}, Ds: []sigma.Descriptor{{Program: "/bin/x"}}})
+	c.Step(now, Spawned{By: sigma.Principal{Realm: "a"}, IDs: []sigma.ProcID{"p"},
+		Ds: []sigma.Descriptor{{Program: "/bin/x"}}})
 	c.Step(now, Assigned{"p"})
 	c.Step(now, Launched{ID: "p"})
 	c.Step(now, Carried{"p", sigma.Traffic{Egress: 1}})

@@ -9,7 +9,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// statusOf reads how the main process ended. What the proc said by Exited stands, unless the system ended it before it could.
+// statusOf reads how the main process ended. What the proc said by Exited stands, unless the system
+// ended it before it could.
 func statusOf(p *Proc, x launch.Exited) sigma.Status {
 	code := x.Wait.ExitStatus()
 	if x.Wait.Signaled() {
@@ -25,11 +26,13 @@ func statusOf(p *Proc, x launch.Exited) sigma.Status {
 		}
 		return s
 	case x.OOM && code != 0:
-		return sigma.Status{Code: sigma.StatusOOM, ExitCode: 137, Msg: fmt.Sprintf("exceeded its memory limit of %v", p.Memory)}
+		return sigma.Status{Code: sigma.StatusOOM, ExitCode: 137, Msg: fmt.Sprintf("exceeded its memory limit of %v",
+			p.Memory)}
 	case p.evicting || x.Killed: // the latter maybe by a sigmad before this one
 		return evicted(p, sigma.Status{ExitCode: code, Msg: "evicted"})
 	case x.Wait.Signaled():
-		return sigma.Status{Code: sigma.StatusCrashed, ExitCode: code, Msg: "died of signal " + x.Wait.Signal().String()}
+		return sigma.Status{Code: sigma.StatusCrashed, ExitCode: code,
+			Msg: "died of signal " + x.Wait.Signal().String()}
 	case code != 0:
 		return sigma.Status{Code: sigma.StatusError, ExitCode: code, Msg: fmt.Sprintf("exit code %d", code)}
 	}
@@ -40,7 +43,8 @@ func (c *Core) evict(now time.Time, p *Proc, grace time.Duration) []Effect {
 	switch {
 	case p.State == sigma.ProcQueued, p.State == sigma.ProcStarting && !p.asked:
 		return c.kill(now, p)
-	case p.State == sigma.ProcStarting: // its program may execute already, and have said so, before the launcher's word comes
+	case p.State == sigma.ProcStarting:
+		// its program may execute already, and have said so, before the launcher's word comes
 		p.grace = &grace
 		return nil
 	}
@@ -74,7 +78,8 @@ func unstarted(p *Proc) sigma.Status {
 	return evicted(p, sigma.Status{ExitCode: 137, Msg: "evicted before it was started"})
 }
 
-// evicted completes the status of a proc that was asked to go. KindUnavailable: its machine was the reason, not the proc.
+// evicted completes the status of a proc that was asked to go. KindUnavailable: its machine was the
+// reason, not the proc.
 func evicted(p *Proc, s sigma.Status) sigma.Status {
 	s.Code = sigma.StatusEvicted
 	if p.why != "" {

@@ -16,7 +16,8 @@ type Effect interface{ effect() }
 
 // The effects.
 type (
-	// Enqueue hands the proc to the besched that it names (Proc.Shard), or to lcsched if it is latency-critical. It waits here while no besched is attended.
+	// Enqueue hands the proc to the besched that it names (Proc.Shard), or to lcsched if it is
+	// latency-critical. It waits here while no besched is attended.
 	Enqueue struct{ Proc *Proc }
 	// Dequeue takes it back.
 	Dequeue struct {
@@ -28,27 +29,32 @@ type (
 	Start struct{ Proc *Proc }
 	// Kill ends its processes.
 	Kill struct{ Proc *Proc }
-	// Abandon: the proc is not wanted any more while its program is being fetched. NotLaunched follows, or Launched if it is too late.
+	// Abandon: the proc is not wanted any more while its program is being fetched. NotLaunched
+	// follows, or Launched if it is too late.
 	Abandon struct{ ID sigma.ProcID }
-	// Notice tells the proc to go: answers its WaitEvict calls, or sends the signal if there are none.
+	// Notice tells the proc to go: answers its WaitEvict calls, or sends the signal if there are
+	// none.
 	Notice struct {
 		Proc   *Proc
 		Signal syscall.Signal // 0 = answer WaitEvict
 	}
 	// Wake tells those who wait for the proc that its state changed.
 	Wake struct{ ID sigma.ProcID }
-	// Timer asks for TimerFired at a time, which is earlier than that of a former Timer of the proc, if there is one, and takes its place.
+	// Timer asks for TimerFired at a time, which is earlier than that of a former Timer of the
+	// proc, if there is one, and takes its place.
 	Timer struct {
 		ID sigma.ProcID
 		At time.Time
 	}
 	// Forget drops what is kept of an old proc.
 	Forget struct{ ID sigma.ProcID }
-	// Room says that what a credit can be parked for changed: memory became free, or a proc was placed under a lease that is shared.
+	// Room says that what a credit can be parked for changed: memory became free, or a proc was
+	// placed under a lease that is shared.
 	Room struct{}
 	// Decided: this was decided about a proc, and why.
 	Decided struct{ decision.Record }
-	// Unreserved tells lcsched that a reservation here is over, or that what it granted is not wanted.
+	// Unreserved tells lcsched that a reservation here is over, or that what it granted is not
+	// wanted.
 	Unreserved struct{ ID sigma.ProcID }
 	// Unfit tells lcsched that there is no room for what it granted.
 	Unfit struct{ ID sigma.ProcID }
@@ -136,8 +142,8 @@ type (
 		Exit    launch.Exited
 		Traffic sigma.Traffic // of its connections
 	}
-	// Carried: of a proc that has ended, or whose Gone is on its way, what its connections carried is known
-	// to be more than Gone says.
+	// Carried: of a proc that has ended, or whose Gone is on its way, what its connections carried
+	// is known to be more than Gone says.
 	Carried struct {
 		ID      sigma.ProcID
 		Traffic sigma.Traffic
@@ -153,7 +159,8 @@ type (
 		Kin    []sigma.ProcID
 		Home   sigma.Life // of a guest
 	}
-	// Remembered: procs that had ended when a sigmad before this one did, and that are not forgotten yet.
+	// Remembered: procs that had ended when a sigmad before this one did, and that are not
+	// forgotten yet.
 	Remembered struct{ Procs []Past }
 	// CalledStarted, CalledExited: the proc said so.
 	CalledStarted struct{ ID sigma.ProcID }
@@ -176,7 +183,8 @@ type (
 	Killed struct{ ID sigma.ProcID }
 	// TimerFired: the time of a Timer came.
 	TimerFired struct{ ID sigma.ProcID }
-	// Leased: besched lets this machine place procs by itself, while it runs fewer than Limit (0 = no limit), or does so no more.
+	// Leased: besched lets this machine place procs by itself, while it runs fewer than Limit (0 =
+	// no limit), or does so no more.
 	Leased struct {
 		On    bool
 		Limit int
@@ -190,19 +198,24 @@ type (
 	Cores struct{ CPU sigma.MilliCPU }
 	// LCSchedulerLost: lcsched died, or leads no more, with what was queued there.
 	LCSchedulerLost struct{}
-	// Maxima: these realms may have so much of the machine's memory at most. Those that are not named may have all.
+	// Maxima: these realms may have so much of the machine's memory at most. Those that are not
+	// named may have all.
 	Maxima struct{ Memory map[sigma.RealmID]sigma.Bytes }
 	// Largest: the largest machine has so much memory for best-effort procs.
 	Largest struct{ Memory sigma.Bytes }
 	// ShardFound: this machine attends a besched from now on. What could be sent to none is.
 	ShardFound struct{ Shard besched.Shard }
-	// ShardLost: it does no more, or that besched died, with what was queued there, which goes to another.
+	// ShardLost: it does no more, or that besched died, with what was queued there, which goes to
+	// another.
 	ShardLost struct{ Shard besched.Shard }
-	// Requeue: what was sent to besched before a time and is still queued is to be sent again, for it may have been given to a machine that is gone.
+	// Requeue: what was sent to besched before a time and is still queued is to be sent again, for
+	// it may have been given to a machine that is gone.
 	Requeue struct{ Before time.Time }
-	// Starved: it is to be seen whether a realm waits in vain for memory that others have too much of. Shares are those of all realms that have not 1.
+	// Starved: it is to be seen whether a realm waits in vain for memory that others have too much
+	// of. Shares are those of all realms that have not 1.
 	Starved struct{ Shares map[sigma.RealmID]uint32 }
-	// RealmGone: the realm was removed. What is left of its ended procs is forgotten, so that a realm that gets its name later does not see it.
+	// RealmGone: the realm was removed. What is left of its ended procs is forgotten, so that a
+	// realm that gets its name later does not see it.
 	RealmGone struct{ Realm sigma.RealmID }
 )
 
@@ -240,19 +253,21 @@ type (
 		Boot  uint64 // of its sigmad; a later one has a higher number
 		Procs []Report
 	}
-	// Resynced: it has told of all, and whatever else was given to a sigmad before this one did not outlive it.
+	// Resynced: it has told of all, and whatever else was given to a sigmad before this one did not
+	// outlive it.
 	Resynced struct {
 		From sigma.Life
 		Boot uint64
 	}
-	// Members: of each machine of the system, the first life that is not over. Machines that are not named are none.
+	// Members: of each machine of the system, the first life that is not over. Machines that are
+	// not named are none.
 	Members struct {
 		Least map[sigma.MachineID]sigma.Incarnation
 	}
 	// Reborn: this machine's own life is over, and its procs with it.
 	Reborn struct{}
-	// Drained: all that run here are to go, and with Queued those that wait here for their start. Why is told to who waits
-	// for them.
+	// Drained: all that run here are to go, and with Queued those that wait here for their start.
+	// Why is told to who waits for them.
 	Drained struct {
 		Grace  time.Duration // 0 = the default
 		Queued bool

@@ -25,7 +25,8 @@ type seen struct {
 
 func (p *Proc) seen() seen { return seen{p.State, p.startedOK, p.Frozen} }
 
-// Over reports whether a machine's life is, as far as is known here. Nobody's is before there is a roster.
+// Over reports whether a machine's life is, as far as is known here. Nobody's is before there is a
+// roster.
 func (c *Core) Over(l sigma.Life) bool {
 	if c.least == nil || l.Machine == "" {
 		return false
@@ -34,7 +35,8 @@ func (c *Core) Over(l sigma.Life) bool {
 	return !member || l.Incarnation < least
 }
 
-// outdated reports whether a machine's life is over, or its sigmad was followed by another, and takes note of a new one.
+// outdated reports whether a machine's life is over, or its sigmad was followed by another, and
+// takes note of a new one.
 func (c *Core) outdated(l sigma.Life, boot uint64) bool {
 	if c.Over(l) || boot < c.boots[l] {
 		return true
@@ -60,12 +62,15 @@ func (c *Core) Guests(home sigma.Life) (ids []sigma.ProcID) {
 	return ids
 }
 
-// Give gives a proc of this machine to the machine by, whose sigmad is its boot-th. It does so once: whoever else asks is refused, then and ever. The same sigmad may ask again, if the answer
+// Give gives a proc of this machine to the machine by, whose sigmad is its boot-th. It does so
+// once: whoever else asks is refused, then and ever. The same sigmad may ask again, if the answer
 // was lost. KindStale: the proc is not to be had any more.
-func (c *Core) Give(now time.Time, id sigma.ProcID, by sigma.Life, boot uint64) (sigma.ProcInfo, sigma.Descriptor, error) {
+func (c *Core) Give(now time.Time, id sigma.ProcID, by sigma.Life, boot uint64) (sigma.ProcInfo, sigma.Descriptor,
+	error) {
 	p := c.procs[id]
 	refuse := func(why string) (sigma.ProcInfo, sigma.Descriptor, error) {
-		return sigma.ProcInfo{}, sigma.Descriptor{}, sigma.Errorf("schedd.Give", sigma.KindStale, "proc %.64s %s", id, why)
+		return sigma.ProcInfo{}, sigma.Descriptor{}, sigma.Errorf("schedd.Give", sigma.KindStale, "proc %.64s %s", id,
+			why)
 	}
 	switch {
 	case p == nil:
@@ -74,7 +79,8 @@ func (c *Core) Give(now time.Time, id sigma.ProcID, by sigma.Life, boot uint64) 
 		return refuse("is not given to a machine in a life that is over")
 	case p.Ended() || p.Guest():
 		return refuse("has ended")
-	case p.Away() && (p.Runner != by || p.boot != boot || p.State != sigma.ProcStarting), !p.Away() && p.State != sigma.ProcQueued:
+	case p.Away() && (p.Runner != by || p.boot != boot || p.State != sigma.ProcStarting), !p.Away() &&
+		p.State != sigma.ProcQueued:
 		return refuse("was given to another machine")
 	}
 	if !p.Away() {
@@ -116,9 +122,13 @@ func (c *Core) stepFar(now time.Time, e Event) []Effect {
 		if c.outdated(e.From, e.Boot) {
 			return nil
 		}
-		return c.lose(now, fmt.Sprintf("the sigmad of machine %s was restarted, and the proc did not outlive it", e.From.Machine), func(p *Proc) bool { return p.Runner == e.From && p.boot != e.Boot })
+		return c.lose(now, fmt.Sprintf("the sigmad of machine %s was restarted, and the proc did not outlive it",
+			e.From.Machine), func(p *Proc) bool {
+			return p.Runner == e.From && p.boot != e.Boot
+		})
 	case Members:
-		least := make(map[sigma.MachineID]sigma.Incarnation, len(e.Least)) // a copy, because an event that is kept would have to be on the heap, each of them
+		least := make(map[sigma.MachineID]sigma.Incarnation,
+			len(e.Least)) // a copy, because an event that is kept would have to be on the heap, each of them
 		maps.Copy(least, e.Least)
 		return c.members(now, least)
 	case Reborn:
@@ -165,7 +175,8 @@ func (c *Core) unexpect(id sigma.ProcID) bool {
 	return true
 }
 
-// arrived enters a guest and has it started. If its home ended since it gave the proc, this is its home. One that is not expected was asked for in a life that is over.
+// arrived enters a guest and has it started. If its home ended since it gave the proc, this is its
+// home. One that is not expected was asked for in a life that is over.
 func (c *Core) arrived(now time.Time, e Arrived) []Effect {
 	memory, realm := c.expected[e.Info.ID], c.expectedOf[e.Info.ID]
 	if !c.unexpect(e.Info.ID) {
@@ -177,21 +188,26 @@ func (c *Core) arrived(now time.Time, e Arrived) []Effect {
 		}
 		return nil
 	}
-	if r := c.reserved.by[e.Info.ID]; e.Info.Memory != memory || e.Info.Realm != realm || (r != nil) != (e.Info.Class == sigma.LatencyCritical) || r != nil && r.cpu != e.Info.CPU { // there may be no room for that
+	if r := c.reserved.by[e.Info.ID]; e.Info.Memory != memory || e.Info.Realm != realm ||
+		(r != nil) != (e.Info.Class == sigma.LatencyCritical) || r != nil &&
+		r.cpu != e.Info.CPU { // there may be no room for that
 		return append(c.unreserve(e.Info.ID), Room{})
 	}
 	if c.Over(e.Home) {
 		e.Home = sigma.Life{}
 	}
-	p := &Proc{ProcInfo: e.Info, Descriptor: e.Descriptor, bytes: sizeOf(e.Descriptor) + sigma.Bytes(e.View.Size()), View: e.View, Kin: e.Kin, Home: e.Home}
+	p := &Proc{ProcInfo: e.Info, Descriptor: e.Descriptor, bytes: sizeOf(e.Descriptor) + sigma.Bytes(e.View.Size()),
+		View: e.View, Kin: e.Kin, Home: e.Home}
 	c.enter(p)
 	return []Effect{c.place(now, p)}
 }
 
-// reported takes over what the machine that runs a proc says of it. A proc that is not known was given to it by the sigmad before this one.
+// reported takes over what the machine that runs a proc says of it. A proc that is not known was
+// given to it by the sigmad before this one.
 func (c *Core) reported(now time.Time, from sigma.Life, boot uint64, r *Report) []Effect {
 	p := c.procs[r.Info.ID]
-	if r.Info.State > sigma.ProcEnded || p == nil && (r.Info.Realm.Check() != nil || c.Live(r.Info.Realm) >= QueuedMax) { // no machine says that unless it is out of its mind
+	if r.Info.State > sigma.ProcEnded || p == nil && (r.Info.Realm.Check() != nil ||
+		c.Live(r.Info.Realm) >= QueuedMax) { // no machine says that unless it is out of its mind
 		return nil
 	}
 	if p == nil {
@@ -251,7 +267,8 @@ func lost(why string) sigma.Status {
 	return sigma.Status{Code: sigma.StatusLost, ExitCode: 125, Kind: sigma.KindLost, Msg: why}
 }
 
-// members ends what was given to lives that are over, makes this the home of guests whose home is one of them, and has what is queued sent again, as it may have been granted to one.
+// members ends what was given to lives that are over, makes this the home of guests whose home is
+// one of them, and has what is queued sent again, as it may have been granted to one.
 func (c *Core) members(now time.Time, least map[sigma.MachineID]sigma.Incarnation) (out []Effect) {
 	c.least = least
 	ended := false
@@ -262,7 +279,8 @@ func (c *Core) members(now time.Time, least map[sigma.MachineID]sigma.Incarnatio
 		}
 	}
 	for _, p := range c.sorted(func(p *Proc) bool { return p.Away() && c.Over(p.Runner) && !p.Ended() }) {
-		out = append(out, c.end(now, p, lost(fmt.Sprintf("machine %s was lost, and the proc with it", p.Runner.Machine)))...)
+		out = append(out, c.end(now, p, lost(fmt.Sprintf("machine %s was lost, and the proc with it",
+			p.Runner.Machine)))...)
 		ended = true
 	}
 	for _, p := range c.sorted(func(p *Proc) bool { return p.Guest() && c.Over(p.Home) }) {
@@ -274,7 +292,8 @@ func (c *Core) members(now time.Time, least map[sigma.MachineID]sigma.Incarnatio
 	return out
 }
 
-// reborn begins a new life: what others took is theirs now, what was queued is lost, and what runs here is killed.
+// reborn begins a new life: what others took is theirs now, what was queued is lost, and what runs
+// here is killed.
 func (c *Core) reborn(now time.Time) (out []Effect) {
 	c.leased = false
 	clear(c.maxima.back)
@@ -284,7 +303,9 @@ func (c *Core) reborn(now time.Time) (out []Effect) {
 	}
 	out = append(out, c.dropPending()...)
 	out = append(out, c.lose(now, "this machine was taken for lost; the proc may run on elsewhere", (*Proc).Away)...)
-	out = append(out, c.lose(now, "this machine was taken for lost with the proc in its queue", func(p *Proc) bool { return p.State == sigma.ProcQueued })...)
+	out = append(out, c.lose(now, "this machine was taken for lost with the proc in its queue", func(p *Proc) bool {
+		return p.State == sigma.ProcQueued
+	})...)
 	for _, p := range c.sorted(func(p *Proc) bool { return p.charged }) {
 		p.doomed = true
 		out = append(out, c.kill(now, p)...)

@@ -14,11 +14,13 @@ func queuedAt(t *testing.T) *Core {
 	t.Helper()
 	c := NewCore("home", sigma.GiB)
 	c.Step(now, Members{map[sigma.MachineID]sigma.Incarnation{"home": 1, "r": 2, "q": 3}})
-	c.Step(now, Spawned{By: sigma.Principal{Realm: "a"}, IDs: []sigma.ProcID{"p"}, Ds: []sigma.Descriptor{{Program: "/bin/x"}}})
+	c.Step(now, Spawned{By: sigma.Principal{Realm: "a"}, IDs: []sigma.ProcID{"p"},
+		Ds: []sigma.Descriptor{{Program: "/bin/x"}}})
 	return c
 }
 
-// TestGive: a proc is given once. The sigmad that it was given to may ask again until it has said that the proc runs; another machine, another life or another sigmad of the same machine may not.
+// TestGive: a proc is given once. The sigmad that it was given to may ask again until it has said
+// that the proc runs; another machine, another life or another sigmad of the same machine may not.
 func TestGive(t *testing.T) {
 	r, q := sigma.Life{Machine: "r", Incarnation: 2}, sigma.Life{Machine: "q", Incarnation: 3}
 	c := queuedAt(t)
@@ -48,7 +50,8 @@ func TestGive(t *testing.T) {
 	c.Step(now, Reported{From: r, Boot: 7, Procs: []Report{{Info: p}}})
 	give(r, 7, false)
 	c.Step(now, Members{map[sigma.MachineID]sigma.Incarnation{"home": 1, "r": 3, "q": 3}})
-	if got := c.Proc("a", "p").Status; got.Code != sigma.StatusLost || got.Msg != "machine r was lost, and the proc with it" {
+	if got := c.Proc("a", "p").Status; got.Code != sigma.StatusLost ||
+		got.Msg != "machine r was lost, and the proc with it" {
 		t.Errorf("got %+v", got)
 	}
 	give(q, 1, false)
@@ -59,15 +62,18 @@ func TestGive(t *testing.T) {
 	}
 }
 
-// TestGuest: a guest is charged from the offer on, its end is kept until the home has heard it, and when the home's life is over it is at home here, also if that is heard before it comes.
+// TestGuest: a guest is charged from the offer on, its end is kept until the home has heard it, and
+// when the home's life is over it is at home here, also if that is heard before it comes.
 func TestGuest(t *testing.T) {
 	home := sigma.Life{Machine: "home", Incarnation: 1}
 	c := NewCore("r", 100*sigma.MiB)
 	info := sigma.ProcInfo{ID: "p", Realm: "a", Memory: 64 * sigma.MiB}
-	if got := c.Step(now, Offered{ID: "p", Realm: "a", Memory: info.Memory, Home: home}); len(got) != 1 || c.Free() != 36*sigma.MiB || c.Running() != 1 {
+	if got := c.Step(now, Offered{ID: "p", Realm: "a", Memory: info.Memory, Home: home}); len(got) != 1 ||
+		c.Free() != 36*sigma.MiB || c.Running() != 1 {
 		t.Fatalf("offered: %v, free %v", got, c.Free())
 	}
-	if got := c.Step(now, Offered{ID: "q", Realm: "a", Memory: info.Memory, Home: home}); len(got) != 1 || got[0] != (Decline{"q", home}) {
+	if got := c.Step(now, Offered{ID: "q", Realm: "a", Memory: info.Memory, Home: home}); len(got) != 1 ||
+		got[0] != (Decline{"q", home}) {
 		t.Errorf("what does not fit: %v", got)
 	}
 	c.Step(now, NotTaken{"q"})
@@ -76,7 +82,8 @@ func TestGuest(t *testing.T) {
 		t.Errorf("free %v after nothing came", c.Free())
 	}
 	c.Step(now, Offered{ID: "p", Realm: "a", Memory: info.Memory, Home: home})
-	if got := c.Step(now, Arrived{Info: info, Home: home}); len(got) != 1 || c.Free() != 36*sigma.MiB || c.Live("a") != 0 || c.List("a", true, 0, 1) != nil {
+	if got := c.Step(now, Arrived{Info: info, Home: home}); len(got) != 1 || c.Free() != 36*sigma.MiB ||
+		c.Live("a") != 0 || c.List("a", true, 0, 1) != nil {
 		t.Fatalf("arrived: %v, free %v", got, c.Free())
 	}
 	if got := c.Step(now, Arrived{Info: info, Home: home}); got != nil {
@@ -88,14 +95,16 @@ func TestGuest(t *testing.T) {
 	c.Step(now, Gone{ID: "p"})
 	for range EndedMax + 1 { // nothing that ends later drives it out
 		id := sigma.NewProcID()
-		c.Step(now, Spawned{By: sigma.Principal{Realm: "a"}, IDs: []sigma.ProcID{id}, Ds: []sigma.Descriptor{{Program: "/bin/x"}}})
+		c.Step(now, Spawned{By: sigma.Principal{Realm: "a"}, IDs: []sigma.ProcID{id},
+			Ds: []sigma.Descriptor{{Program: "/bin/x"}}})
 		c.Step(now, Killed{id})
 	}
 	if _, to, ok := c.Report("p"); !ok || to != home {
 		t.Error("the home can be told of its end no more")
 	}
 	c.Step(now, Told{ID: "p", Ended: true})
-	c.Step(now.Add(2*EndedAge), Spawned{By: sigma.Principal{Realm: "a"}, IDs: []sigma.ProcID{"z"}, Ds: []sigma.Descriptor{{Program: "/bin/x"}}})
+	c.Step(now.Add(2*EndedAge), Spawned{By: sigma.Principal{Realm: "a"}, IDs: []sigma.ProcID{"z"},
+		Ds: []sigma.Descriptor{{Program: "/bin/x"}}})
 	if c.Proc("a", "p") != nil {
 		t.Error("a guest whose home has been told is kept for ever")
 	}
@@ -103,7 +112,8 @@ func TestGuest(t *testing.T) {
 	c.expected["large"], c.expectedOf["large"] = 1, "a"
 	c.used, c.running = c.used+1, c.running+1
 	free := c.Free()
-	if got := c.Step(now, Arrived{Info: sigma.ProcInfo{ID: "large", Realm: "a", Memory: 1 << 62}, Home: home}); len(got) != 1 || c.Proc("a", "large") != nil || c.Free() != free+1 {
+	if got := c.Step(now, Arrived{Info: sigma.ProcInfo{ID: "large", Realm: "a", Memory: 1 << 62},
+		Home: home}); len(got) != 1 || c.Proc("a", "large") != nil || c.Free() != free+1 {
 		t.Errorf("a proc that is larger than was said: %v, free %v", got, c.Free())
 	}
 	late := Arrived{Info: sigma.ProcInfo{ID: "late", Realm: "a", Memory: 1}, Home: home}
@@ -117,7 +127,8 @@ func TestGuest(t *testing.T) {
 	}
 }
 
-// TestGuestOfRemovedRealm: a realm that is removed here leaves a guest whose home has not heard of its end, or the home would wait for that for ever.
+// TestGuestOfRemovedRealm: a realm that is removed here leaves a guest whose home has not heard of
+// its end, or the home would wait for that for ever.
 func TestGuestOfRemovedRealm(t *testing.T) {
 	home := sigma.Life{Machine: "home", Incarnation: 1}
 	c := NewCore("r", sigma.GiB)
@@ -146,9 +157,11 @@ func TestGuestOfRemovedRealm(t *testing.T) {
 // TestHostileReport: what no machine reports is not believed.
 func TestHostileReport(t *testing.T) {
 	from := sigma.Life{Machine: "r", Incarnation: 2}
-	for _, info := range []sigma.ProcInfo{{ID: "x", Realm: "a", State: sigma.ProcEnded + 1}, {ID: "x", Realm: "../a", State: sigma.ProcRunning}} {
+	for _, info := range []sigma.ProcInfo{{ID: "x", Realm: "a", State: sigma.ProcEnded + 1},
+		{ID: "x", Realm: "../a", State: sigma.ProcRunning}} {
 		c := queuedAt(t)
-		if got := c.Step(now, Reported{From: from, Boot: 1, Procs: []Report{{Info: info}}}); got != nil || c.procs["x"] != nil {
+		if got := c.Step(now, Reported{From: from, Boot: 1, Procs: []Report{{Info: info}}}); got != nil ||
+			c.procs["x"] != nil {
 			t.Errorf("%+v was believed", info)
 		}
 	}

@@ -55,7 +55,8 @@ func (c *Core) forget(now time.Time, realm sigma.RealmID) (out []Effect) {
 func (c *Core) forgetOf(now time.Time, id sigma.RealmID, all bool) (out []Effect) {
 	r := c.realms[id]
 	var owed []*Proc // of a realm that is gone: their homes wait for them
-	for len(r.ended) > 0 && (all || len(r.ended) > EndedMax || r.results > resultsMax || now.Sub(r.ended[0].Times.Ended) >= EndedAge) {
+	for len(r.ended) > 0 && (all || len(r.ended) > EndedMax || r.results > resultsMax ||
+		now.Sub(r.ended[0].Times.Ended) >= EndedAge) {
 		p := r.ended[0]
 		if p.owed && !all {
 			break // the home's waiters are not answered yet
@@ -85,7 +86,9 @@ func (c *Core) forgetOf(now time.Time, id sigma.RealmID, all bool) (out []Effect
 	return out
 }
 
-// realmGone forgets the ended procs of a realm, but for guests whose homes have not heard of their end. Others, of which there are only those that a removal which is under way ends anyway, stay as they are; what is kept back goes on when it may, and with the realm's maximum.
+// realmGone forgets the ended procs of a realm, but for guests whose homes have not heard of their
+// end. Others, of which there are only those that a removal which is under way ends anyway, stay as
+// they are; what is kept back goes on when it may, and with the realm's maximum.
 func (c *Core) realmGone(now time.Time, id sigma.RealmID) []Effect {
 	if c.realms[id] == nil {
 		return nil
@@ -110,7 +113,8 @@ func (c *Core) Past(id sigma.ProcID) (Past, bool) {
 	return Past{p.ProcInfo, p.Launch, p.Kin, p.Home, p.Runner}, true
 }
 
-// remembered enters procs that have ended. The home of a guest is told once more: it may not have been.
+// remembered enters procs that have ended. The home of a guest is told once more: it may not have
+// been.
 func (c *Core) remembered(now time.Time, all []Past) (out []Effect) {
 	all = slices.Clone(all)
 	slices.SortStableFunc(all, func(a, b Past) int { return a.Info.Times.Spawned.Compare(b.Info.Times.Spawned) })
@@ -122,7 +126,8 @@ func (c *Core) remembered(now time.Time, all []Past) (out []Effect) {
 		if c.Over(e.Home) {
 			e.Home = sigma.Life{}
 		}
-		p := &Proc{ProcInfo: e.Info, Launch: e.Launch, startedOK: !e.Info.Times.Started.IsZero(), Kin: e.Kin, Home: e.Home, Runner: e.Runner}
+		p := &Proc{ProcInfo: e.Info, Launch: e.Launch, startedOK: !e.Info.Times.Started.IsZero(), Kin: e.Kin,
+			Home: e.Home, Runner: e.Runner}
 		c.enter(p)
 		r := c.realms[p.Realm]
 		if p.owed = p.Guest(); p.owed {

@@ -11,8 +11,10 @@ import (
 func (c *Core) spawned(now time.Time, e Spawned) []Effect {
 	var out []Effect
 	for i, d := range e.Ds {
-		p := &Proc{Kin: e.Kin, Descriptor: d, bytes: sizeOf(d), ProcInfo: sigma.ProcInfo{ID: e.IDs[i], Realm: e.By.Realm, Name: d.Name, Program: d.Program, Args: shown(d.Args), Parent: e.By.Proc,
-			Class: d.Class, CPU: d.CPU, Memory: memoryOf(d), Profile: profileOf(d), Times: sigma.Times{Spawned: now}}, Near: d.Near}
+		p := &Proc{Kin: e.Kin, Descriptor: d, bytes: sizeOf(d), ProcInfo: sigma.ProcInfo{ID: e.IDs[i],
+			Realm: e.By.Realm, Name: d.Name, Program: d.Program, Args: shown(d.Args), Parent: e.By.Proc,
+			Class: d.Class, CPU: d.CPU, Memory: memoryOf(d), Profile: profileOf(d), Times: sigma.Times{Spawned: now}},
+			Near: d.Near}
 		if e.Views != nil {
 			p.View = e.Views[i]
 			p.bytes += sigma.Bytes(p.View.Size())
@@ -79,7 +81,8 @@ func (c *Core) adopted(now time.Time, e Adopted) []Effect {
 	if c.Over(e.Home) {
 		e.Home = sigma.Life{}
 	}
-	p := &Proc{ProcInfo: e.Info, Launch: e.Launch, startedOK: true, exited: e.Said, View: e.View, Kin: e.Kin, Home: e.Home}
+	p := &Proc{ProcInfo: e.Info, Launch: e.Launch, startedOK: true, exited: e.Said, View: e.View, Kin: e.Kin,
+		Home: e.Home}
 	p.State, p.Machine = sigma.ProcRunning, c.machine
 	if p.Times.Started.IsZero() {
 		p.Times.Started = now

@@ -10,7 +10,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// TestDescriptorIsCharged: a proc that waits is charged with every string of its descriptor, those of fields that are added later too.
+// TestDescriptorIsCharged: a proc that waits is charged with every string of its descriptor, those
+// of fields that are added later too.
 func TestDescriptorIsCharged(t *testing.T) {
 	const long = 1000
 	text := reflect.ValueOf(strings.Repeat("x", long))
@@ -43,13 +44,15 @@ func TestDescriptorIsCharged(t *testing.T) {
 func lcs(c *Core, now time.Time, realm sigma.RealmID, n int) (sent int) {
 	for i := range n {
 		id := sigma.ProcID(fmt.Sprint(realm, i))
-		sent += len(names(c.Step(now, Spawned{By: sigma.Principal{Realm: realm}, IDs: []sigma.ProcID{id}, Ds: []sigma.Descriptor{{Program: "/bin/x", Class: sigma.LatencyCritical, CPU: 1000}}})))
+		sent += len(names(c.Step(now, Spawned{By: sigma.Principal{Realm: realm}, IDs: []sigma.ProcID{id},
+			Ds: []sigma.Descriptor{{Program: "/bin/x", Class: sigma.LatencyCritical, CPU: 1000}}})))
 	}
 	return sent
 }
 
-// TestLineOfRealm: however many latency-critical procs of a realm wait, lcsched has the first of them only, and as many are sent again
-// when it was lost; each that leaves has the next take its place; another realm's do not wait for them.
+// TestLineOfRealm: however many latency-critical procs of a realm wait, lcsched has the first of
+// them only, and as many are sent again when it was lost; each that leaves has the next take its
+// place; another realm's do not wait for them.
 func TestLineOfRealm(t *testing.T) {
 	now, c := time.Unix(100, 0), lcCore()
 	const many = 20 * sentMax
@@ -95,7 +98,8 @@ func hasDequeue(fs []Effect) bool {
 	return false
 }
 
-// TestWaitingSum: what the procs of all realms that wait occupy is bounded, and no realm is kept from a part by the others.
+// TestWaitingSum: what the procs of all realms that wait occupy is bounded, and no realm is kept
+// from a part by the others.
 func TestWaitingSum(t *testing.T) {
 	now, c := time.Unix(100, 0), lcCore()
 	d := sigma.Descriptor{Program: "/bin/x", Class: sigma.LatencyCritical, CPU: 1000}

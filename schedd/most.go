@@ -10,23 +10,28 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// maxima is the memory that realms may have at this machine at most (sigma.RealmLimits.MaxMemory): the limits of their procs that run, and reservations, together. A best-effort proc that would go beyond is kept back here
-// when besched gives it to this machine, until others of its realm have ended; then it is placed if nobody waits at besched, or takes its realm's turn there again. Meanwhile its home may give it to another machine.
-// Latency-critical procs come first also here: what best-effort procs of their own realm hold is taken back for them.
+// maxima is the memory that realms may have at this machine at most (sigma.RealmLimits.MaxMemory):
+// the limits of their procs that run, and reservations, together. A best-effort proc that would go
+// beyond is kept back here when besched gives it to this machine, until others of its realm have
+// ended; then it is placed if nobody waits at besched, or takes its realm's turn there again.
+// Meanwhile its home may give it to another machine. Latency-critical procs come first also here:
+// what best-effort procs of their own realm hold is taken back for them.
 type maxima struct {
 	most map[sigma.RealmID]sigma.Bytes // of realms that have one
 	held map[sigma.RealmID]sigma.Bytes // by all realms
 	back map[sigma.RealmID][]keptBack  // oldest first
 }
 
-// keptBack is a best-effort proc that was given to this machine and would be too much for its realm.
+// keptBack is a best-effort proc that was given to this machine and would be too much for its
+// realm.
 type keptBack struct {
 	id     sigma.ProcID
 	memory sigma.Bytes
 	home   sigma.Life // of another machine's proc
 }
 
-// backMost procs of other machines are noted of a realm; of more their homes see to it that they are given again.
+// backMost procs of other machines are noted of a realm; of more their homes see to it that they
+// are given again.
 const backMost = 1024
 
 func newMaxima() maxima {
@@ -65,7 +70,8 @@ func (c *Core) may(realm sigma.RealmID, memory sigma.Bytes) bool {
 
 // locally reports whether a best-effort proc can be placed here without asking besched.
 func (c *Core) locally(realm sigma.RealmID, memory sigma.Bytes) bool {
-	return c.leased && c.queued == 0 && memory <= c.Free() && c.may(realm, memory) && (c.limit == 0 || c.running < c.limit)
+	return c.leased && c.queued == 0 && memory <= c.Free() && c.may(realm, memory) &&
+		(c.limit == 0 || c.running < c.limit)
 }
 
 // keepBack notes a proc of this machine that was given to it.
@@ -82,7 +88,10 @@ func (c *Core) keepBack(now time.Time, p *Proc) []Effect {
 // keptBack says why a proc is kept back.
 func (c *Core) keptBack(realm sigma.RealmID, id sigma.ProcID) []Effect {
 	most, held := c.Most(realm)
-	why := fmt.Sprintf("machine %s keeps it back: its realm may have %v of memory there and has %v; it goes on when others of its realm have ended", c.machine, most, held)
+	why :=
+		fmt.Sprintf(
+			"machine %s keeps it back: its realm may have %v of memory there and has %v; it goes on when others of "+
+				"its realm have ended", c.machine, most, held)
 	return []Effect{Decided{decision.New("schedd", realm, id, decision.Maximum, why)}}
 }
 
@@ -158,7 +167,8 @@ func (c *Core) expect(id sigma.ProcID, realm sigma.RealmID, memory sigma.Bytes, 
 	return Take{id, home}
 }
 
-// setMaxima takes what realms may have from now on. What they have already stays, but reservations that have not begun and never could.
+// setMaxima takes what realms may have from now on. What they have already stays, but reservations
+// that have not begun and never could.
 func (c *Core) setMaxima(now time.Time, of map[sigma.RealmID]sigma.Bytes) (out []Effect) {
 	c.maxima.most = maps.Clone(of)
 	for _, r := range slices.Clone(c.reserved.pending) {
@@ -173,7 +183,8 @@ func (c *Core) setMaxima(now time.Time, of map[sigma.RealmID]sigma.Bytes) (out [
 	return append(out, c.fill(now)...)
 }
 
-// makeRoomIn asks best-effort procs of a realm to go, those that were placed last first, until its reservations fit into what it may have.
+// makeRoomIn asks best-effort procs of a realm to go, those that were placed last first, until its
+// reservations fit into what it may have.
 func (c *Core) makeRoomIn(now time.Time, realm sigma.RealmID) (out []Effect) {
 	most, held := c.maxima.most[realm], c.maxima.held[realm]
 	if most == 0 || held <= most {

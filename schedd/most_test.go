@@ -9,12 +9,15 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Goal: a realm at its maximum of memory starts no more here, by besched or by a lease, while another realm does; when one of its procs ends the next goes on, at once if nobody waits at besched, else by its turn there; more memory lets more go on.
+// Goal: a realm at its maximum of memory starts no more here, by besched or by a lease, while
+// another realm does; when one of its procs ends the next goes on, at once if nobody waits at
+// besched, else by its turn there; more memory lets more go on.
 func TestMaximumOfRealm(t *testing.T) {
 	now := time.Unix(100, 0)
 	c := lcCore()
 	of := func(realm sigma.RealmID, id sigma.ProcID) []Effect {
-		return c.Step(now, Spawned{By: sigma.Principal{Realm: realm}, IDs: []sigma.ProcID{id}, Ds: []sigma.Descriptor{{Program: "/bin/x", Memory: 20 * sigma.MiB}}})
+		return c.Step(now, Spawned{By: sigma.Principal{Realm: realm}, IDs: []sigma.ProcID{id},
+			Ds: []sigma.Descriptor{{Program: "/bin/x", Memory: 20 * sigma.MiB}}})
 	}
 	c.Step(now, Maxima{map[sigma.RealmID]sigma.Bytes{"r": 40 * sigma.MiB}})
 	c.Step(now, Leased{On: true})
@@ -61,14 +64,16 @@ func TestMaximumOfRealm(t *testing.T) {
 	}
 }
 
-// Goal: what is kept back goes on when there is room for its realm, or no maximum any more, also if the realm's ended procs were forgotten meanwhile, as they are when it is removed.
+// Goal: what is kept back goes on when there is room for its realm, or no maximum any more, also if
+// the realm's ended procs were forgotten meanwhile, as they are when it is removed.
 func TestKeptBackOutlivesForgetting(t *testing.T) {
 	now := time.Unix(100, 0)
 	c := lcCore()
 	c.Step(now, Maxima{map[sigma.RealmID]sigma.Bytes{"r": 40 * sigma.MiB}})
 	c.Step(now, Leased{On: true})
 	for _, id := range []sigma.ProcID{"a", "b", "c", "d"} {
-		c.Step(now, Spawned{By: sigma.Principal{Realm: "r"}, IDs: []sigma.ProcID{id}, Ds: []sigma.Descriptor{{Program: "/bin/x", Memory: 20 * sigma.MiB}}})
+		c.Step(now, Spawned{By: sigma.Principal{Realm: "r"}, IDs: []sigma.ProcID{id},
+			Ds: []sigma.Descriptor{{Program: "/bin/x", Memory: 20 * sigma.MiB}}})
 		if id == "c" || id == "d" {
 			c.Step(now, Assigned{id})
 		}
@@ -86,7 +91,8 @@ func TestKeptBackOutlivesForgetting(t *testing.T) {
 	}
 }
 
-// Goal: a reservation counts for its realm's maximum too and comes before its best-effort procs; one that would not fit alone is given back.
+// Goal: a reservation counts for its realm's maximum too and comes before its best-effort procs;
+// one that would not fit alone is given back.
 func TestMaximumAndReservations(t *testing.T) {
 	now := time.Unix(100, 0)
 	c := lcCore()
@@ -111,7 +117,8 @@ func TestMaximumAndReservations(t *testing.T) {
 	}
 }
 
-// Goal: a reservation that waits for room is given back when its realm may not have as much any more, and no other.
+// Goal: a reservation that waits for room is given back when its realm may not have as much any
+// more, and no other.
 func TestMaximumBelowPending(t *testing.T) {
 	now := time.Unix(100, 0)
 	c := lcCore()
@@ -123,7 +130,8 @@ func TestMaximumBelowPending(t *testing.T) {
 		spawnOf(c, now, id, sigma.LatencyCritical, 1000, memory)
 		c.Step(now, Assigned{id})
 	}
-	wantEffects(t, "a lower maximum", c.Step(now, Maxima{map[sigma.RealmID]sigma.Bytes{"r": 40 * sigma.MiB}}), "unfit large")
+	wantEffects(t, "a lower maximum", c.Step(now, Maxima{map[sigma.RealmID]sigma.Bytes{"r": 40 * sigma.MiB}}),
+		"unfit large")
 	if c.Reserved("large") || !c.Reserved("small") || c.ReservedCPU() != 1000 || c.QueuedLC() != 2 {
 		t.Errorf("%v reserved, %d queued", c.ReservedCPU(), c.QueuedLC())
 	}
@@ -132,7 +140,8 @@ func TestMaximumBelowPending(t *testing.T) {
 	wantEffects(t, "granted again", c.Step(now, Assigned{"large"}), "start large")
 }
 
-// Goal: whatever comes, what realms hold is what their procs, expected ones and reservations have; no realm gets beyond its maximum; nothing is kept back for ever, and nothing is left at the end.
+// Goal: whatever comes, what realms hold is what their procs, expected ones and reservations have;
+// no realm gets beyond its maximum; nothing is kept back for ever, and nothing is left at the end.
 func TestMaximaRandom(t *testing.T) {
 	for seed := range uint64(200) {
 		r := rand.New(rand.NewPCG(seed, 8))
@@ -166,7 +175,7 @@ func TestMaximaRandom(t *testing.T) {
 			for _, realm := range realms {
 				most, has := c.Most(realm)
 				if has != held[realm] || reserved == 0 && most > 0 && has > max(most, before[realm]) {
-					t.Fatalf("seed %d: after %T realm %s has %v of %v, counted are %v", seed, e, realm, has, most, held[realm])
+					t.Fatalf("seed %d: after %T %s has %v of %v, not %v", seed, e, realm, has, most, held[realm])
 				}
 			}
 			for _, f := range fs {
@@ -182,7 +191,8 @@ func TestMaximaRandom(t *testing.T) {
 					if r.IntN(2) == 0 {
 						step(NotTaken{f.ID})
 					} else {
-						step(Arrived{Info: sigma.ProcInfo{ID: f.ID, Realm: c.expectedOf[f.ID], Memory: memory[f.ID]}, Home: f.Home})
+						step(Arrived{Info: sigma.ProcInfo{ID: f.ID, Realm: c.expectedOf[f.ID], Memory: memory[f.ID]},
+							Home: f.Home})
 					}
 				}
 			}
@@ -193,11 +203,14 @@ func TestMaximaRandom(t *testing.T) {
 			memory[id] = sigma.Bytes(4+r.IntN(30)) * sigma.MiB
 			switch n := r.IntN(12); {
 			case n < 4:
-				step(Spawned{By: sigma.Principal{Realm: realm}, IDs: []sigma.ProcID{id}, Ds: []sigma.Descriptor{{Program: "/bin/x", Memory: memory[id]}}})
+				one := sigma.Descriptor{Program: "/bin/x", Memory: memory[id]}
+				step(Spawned{By: sigma.Principal{Realm: realm}, IDs: []sigma.ProcID{id}, Ds: []sigma.Descriptor{one}})
 			case n < 6:
 				step(Offered{ID: id, Realm: realm, Memory: memory[id], Home: home})
 			case n < 7:
-				step(Spawned{By: sigma.Principal{Realm: realm}, IDs: []sigma.ProcID{id}, Ds: []sigma.Descriptor{{Program: "/bin/x", Class: sigma.LatencyCritical, CPU: 500, Memory: memory[id]}}})
+				step(Spawned{By: sigma.Principal{Realm: realm}, IDs: []sigma.ProcID{id},
+					Ds: []sigma.Descriptor{{Program: "/bin/x", Class: sigma.LatencyCritical, CPU: 500,
+						Memory: memory[id]}}})
 				step(Assigned{id})
 			case n < 8:
 				step(Maxima{map[sigma.RealmID]sigma.Bytes{"r": sigma.Bytes(10+r.IntN(60)) * sigma.MiB}})
@@ -223,8 +236,9 @@ func TestMaximaRandom(t *testing.T) {
 				step(Gone{ID: p.ID})
 			}
 		}
-		if c.used != 0 || len(c.maxima.held) != 0 || c.queued != 0 || len(c.reserved.of) != 0 || len(c.expectedOf) != 0 {
-			t.Errorf("seed %d: %v used, %v held, %d queued, %v reserved", seed, c.used, c.maxima.held, c.queued, c.reserved.of)
+		if c.used != 0 || len(c.maxima.held)+c.queued+len(c.reserved.of)+len(c.expectedOf) != 0 {
+			t.Errorf("seed %d: %v used, %v held, %d queued, %v reserved", seed, c.used, c.maxima.held, c.queued,
+				c.reserved.of)
 		}
 	}
 }

@@ -7,7 +7,9 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Goal: the next sigmad's state has the procs that had ended as the first had them, in order of Spawn, forgets them at the same age, and counts them among no others; homes are told of guests' ends.
+// Goal: the next sigmad's state has the procs that had ended as the first had them, in order of
+// Spawn, forgets them at the same age, and counts them among no others; homes are told of guests'
+// ends.
 func TestRemembered(t *testing.T) {
 	now := time.Unix(1e6, 0)
 	by := sigma.Principal{Realm: "a"}
@@ -36,14 +38,16 @@ func TestRemembered(t *testing.T) {
 	if list := next.List("a", true, 0, 9); len(list) != 2 || list[0].ID == list[1].ID || next.Live("a") != 0 {
 		t.Errorf("%d live, all are %v", next.Live("a"), list)
 	}
-	if p := next.Proc("a", "p1"); !p.Ended() || p.Status.Code != sigma.StatusEvicted || !p.Times.Ended.Equal(now.Add(2*time.Second)) {
+	if p := next.Proc("a", "p1"); !p.Ended() || p.Status.Code != sigma.StatusEvicted ||
+		!p.Times.Ended.Equal(now.Add(2*time.Second)) {
 		t.Errorf("p1 is %+v", p)
 	}
 	if fs := next.Step(now.Add(time.Minute), Remembered{all}); len(fs) != 0 || len(next.List("a", true, 0, 9)) != 2 {
 		t.Errorf("known ones were entered again: %v", fs)
 	}
 	next.Step(now, Told{ID: "g", Ended: true})
-	fs = next.Step(now.Add(time.Second+EndedAge), Spawned{By: by, IDs: []sigma.ProcID{"p4"}, Ds: make([]sigma.Descriptor, 1)})
+	fs = next.Step(now.Add(time.Second+EndedAge), Spawned{By: by, IDs: []sigma.ProcID{"p4"},
+		Ds: make([]sigma.Descriptor, 1)})
 	forgotten := map[sigma.ProcID]bool{}
 	for _, f := range fs {
 		if f, ok := f.(Forget); ok {

@@ -10,8 +10,10 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// enqueue sends a proc to its scheduler. A best-effort proc goes to the besched where it was sent before, if that is attended; else to the one where the fewest of its realm wait, and to one after the other if those are as many:
-// a realm that waits at one besched only would have no turn for the room that another has to give, which would take it for one that wants nothing.
+// enqueue sends a proc to its scheduler. A best-effort proc goes to the besched where it was sent
+// before, if that is attended; else to the one where the fewest of its realm wait, and to one after
+// the other if those are as many: a realm that waits at one besched only would have no turn for the
+// room that another has to give, which would take it for one that wants nothing.
 func (c *Core) enqueue(now time.Time, p *Proc) Effect {
 	p.sent = now
 	if p.Class != sigma.BestEffort {
@@ -51,7 +53,8 @@ func (c *Core) waitsAt(p *Proc, shard besched.Shard) {
 	p.counted = shard
 }
 
-// requeue sends what has waited since before a time to its scheduler again. That a proc is there twice does no harm: it is placed once.
+// requeue sends what has waited since before a time to its scheduler again. That a proc is there
+// twice does no harm: it is placed once.
 func (c *Core) requeue(now, before time.Time) []Effect {
 	return append(c.requeueClass(now, before, sigma.BestEffort), c.requeueClass(now, before, sigma.LatencyCritical)...)
 }
@@ -66,7 +69,8 @@ func (c *Core) resend(now time.Time, lost besched.Shard) []Effect {
 }
 
 func (c *Core) requeueThose(now time.Time, class sigma.Class, is func(*Proc) bool) (out []Effect) {
-	if c.queued == 0 && len(c.maxima.back) == 0 && class == sigma.BestEffort || c.reserved.queued == 0 && class == sigma.LatencyCritical {
+	if c.queued == 0 && len(c.maxima.back) == 0 && class == sigma.BestEffort || c.reserved.queued == 0 &&
+		class == sigma.LatencyCritical {
 		return nil
 	}
 	among := c.procs
@@ -81,16 +85,18 @@ func (c *Core) requeueThose(now time.Time, class sigma.Class, is func(*Proc) boo
 	return out
 }
 
-// line is a realm's latency-critical procs that wait for a machine, in order of Spawn. The first of them are at lcsched,
-// sentMax at most: so many it looks at for each realm, and so many are sent again when it may have
-// lost them, however many wait. When one of those has a machine, or ends, the next is sent.
+// line is a realm's latency-critical procs that wait for a machine, in order of Spawn. The first of
+// them are at lcsched, sentMax at most: so many it looks at for each realm, and so many are sent
+// again when it may have lost them, however many wait. When one of those has a machine, or ends,
+// the next is sent.
 type line struct {
 	sent int    // that are at lcsched
 	back int    // that are not yet
 	last uint64 // seq of the last that was sent
 }
 
-// sentMax procs of a realm wait at lcsched. As many overtake each other there if the first do not fit.
+// sentMax procs of a realm wait at lcsched. As many overtake each other there if the first do not
+// fit.
 const sentMax = 256
 
 func (c *Core) joinLine(p *Proc) {
@@ -119,7 +125,9 @@ func (c *Core) advance(now time.Time) (out []Effect) {
 			continue
 		}
 		l := &r.line
-		from, _ := slices.BinarySearchFunc(r.order, l.last+1, func(p *Proc, seq uint64) int { return cmp.Compare(p.seq, seq) })
+		from, _ := slices.BinarySearchFunc(r.order, l.last+1, func(p *Proc, seq uint64) int {
+			return cmp.Compare(p.seq, seq)
+		})
 		for _, p := range r.order[from:] {
 			if l.back == 0 || l.sent == sentMax {
 				break

@@ -9,7 +9,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Goal: as many procs of a realm wait at each besched, whatever each has to give, so that none takes the realm for one that wants nothing; what is lost with one goes to the others.
+// Goal: as many procs of a realm wait at each besched, whatever each has to give, so that none
+// takes the realm for one that wants nothing; what is lost with one goes to the others.
 func TestRealmWaitsAtAllShards(t *testing.T) {
 	c := NewCore("m", 256*sigma.MiB)
 	now := time.Unix(0, 0)
@@ -31,7 +32,8 @@ func TestRealmWaitsAtAllShards(t *testing.T) {
 	spawn := func(realm sigma.RealmID) {
 		n++
 		id := sigma.ProcID(fmt.Sprintf("m-%d", n))
-		step(Spawned{By: sigma.Principal{Realm: realm}, IDs: []sigma.ProcID{id}, Ds: []sigma.Descriptor{{Program: "/p", Memory: sigma.MiB}}})
+		step(Spawned{By: sigma.Principal{Realm: realm}, IDs: []sigma.ProcID{id},
+			Ds: []sigma.Descriptor{{Program: "/p", Memory: sigma.MiB}}})
 		if realm == "a" {
 			where[id] = c.Proc(realm, id).Shard
 		}

@@ -9,8 +9,11 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// reserved is what lcsched has given latency-critical procs of this machine (docs/adr/0022-reservations.md). There is one account of memory: used has their reservations too, so nothing is offered for best-effort
-// procs that somebody reserved. What best-effort procs hold when a reservation comes they are asked to give back, those that were placed last first; the proc starts when it is there.
+// reserved is what lcsched has given latency-critical procs of this machine
+// (docs/adr/0022-reservations.md). There is one account of memory: used has their reservations too,
+// so nothing is offered for best-effort procs that somebody reserved. What best-effort procs hold
+// when a reservation comes they are asked to give back, those that were placed last first; the proc
+// starts when it is there.
 type reserved struct {
 	by      map[sigma.ProcID]*reservation
 	pending []*reservation // that have not begun, oldest first
@@ -88,13 +91,15 @@ func (c *Core) unwanted(id sigma.ProcID, class sigma.Class) []Effect {
 	return []Effect{Unreserved{id}}
 }
 
-// reserve takes what lcsched granted, if reservations leave room for it, and has best-effort procs make room.
+// reserve takes what lcsched granted, if reservations leave room for it, and has best-effort procs
+// make room.
 func (c *Core) reserve(now time.Time, r reservation) []Effect {
 	v := &c.reserved
 	switch {
 	case v.by[r.id] != nil:
 		return nil
-	case r.memory > c.capacity-min(c.capacity, v.memory) || c.maxima.most[r.realm] > 0 && r.memory+c.reservedOf(r.realm) > c.maxima.most[r.realm] || v.most > 0 && r.cpu > v.most-min(v.most, v.cpu):
+	case r.memory > c.capacity-min(c.capacity, v.memory) || c.maxima.most[r.realm] > 0 &&
+		r.memory+c.reservedOf(r.realm) > c.maxima.most[r.realm] || v.most > 0 && r.cpu > v.most-min(v.most, v.cpu):
 		return []Effect{Unfit{r.id}}
 	}
 	c.hold(&r)
@@ -148,7 +153,8 @@ func (c *Core) reservedOf(realm sigma.RealmID) (memory sigma.Bytes) {
 // ReservedBy is what of the machine's cores a realm has reserved.
 func (c *Core) ReservedBy(realm sigma.RealmID) sigma.MilliCPU { return c.reserved.of[realm] }
 
-// mayBegin reports whether a reservation fits into what its realm may have, beside what is there already.
+// mayBegin reports whether a reservation fits into what its realm may have, beside what is there
+// already.
 func (c *Core) mayBegin(r *reservation) bool {
 	most := c.maxima.most[r.realm]
 	if most == 0 {
@@ -194,12 +200,16 @@ func (c *Core) fill(now time.Time) (out []Effect) {
 	return out
 }
 
-// makeRoom asks best-effort procs to go, those that were placed last first, until what they hold and the reservations fit.
+// makeRoom asks best-effort procs to go, those that were placed last first, until what they hold
+// and the reservations fit.
 func (c *Core) makeRoom(now time.Time) (out []Effect) {
 	if c.used <= c.capacity {
 		return nil
 	}
-	return c.evictFor(now, c.used-c.capacity, "latency-critical procs reserved the memory that it holds", func(*Proc) bool { return true })
+	return c.evictFor(now, c.used-c.capacity, "latency-critical procs reserved the memory that it holds",
+		func(*Proc) bool {
+			return true
+		})
 }
 
 // evictFor asks some of the best-effort procs to go, until what is lacking is coming.
@@ -234,7 +244,10 @@ func (c *Core) givesWay(r *reservation) []Effect {
 	if r.begun || c.reserved.by[r.id] != r {
 		return nil
 	}
-	why := fmt.Sprintf("machine %s is reserved for it; best-effort procs there are asked to go, and have yet to give back memory", c.machine)
+	why :=
+		fmt.Sprintf(
+			"machine %s is reserved for it; best-effort procs there are asked to go, and have yet to give back memory",
+			c.machine)
 	return []Effect{Decided{decision.New("schedd", r.realm, r.id, decision.GivingWay, why)}}
 }
 

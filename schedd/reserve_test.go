@@ -18,8 +18,10 @@ func lcCore() *Core {
 	return c
 }
 
-func spawnOf(c *Core, now time.Time, id sigma.ProcID, class sigma.Class, cpu sigma.MilliCPU, memory sigma.Bytes) []Effect {
-	return c.Step(now, Spawned{By: sigma.Principal{Realm: "r"}, IDs: []sigma.ProcID{id}, Ds: []sigma.Descriptor{{Program: "/bin/x", Class: class, CPU: cpu, Memory: memory}}})
+func spawnOf(c *Core, now time.Time, id sigma.ProcID, class sigma.Class, cpu sigma.MilliCPU,
+	memory sigma.Bytes) []Effect {
+	return c.Step(now, Spawned{By: sigma.Principal{Realm: "r"}, IDs: []sigma.ProcID{id},
+		Ds: []sigma.Descriptor{{Program: "/bin/x", Class: class, CPU: cpu, Memory: memory}}})
 }
 
 // names are the effects that matter here, in short.
@@ -50,7 +52,8 @@ func wantEffects(t *testing.T, what string, fs []Effect, want ...string) {
 	}
 }
 
-// 001 §4.3: LC and BE memory are one account: a reservation takes room from best effort, whose youngest procs are asked to go, and begins when there is room.
+// 001 §4.3: LC and BE memory are one account: a reservation takes room from best effort, whose
+// youngest procs are asked to go, and begins when there is room.
 func TestReservationMakesRoom(t *testing.T) {
 	now := time.Unix(100, 0)
 	c := lcCore()
@@ -82,7 +85,8 @@ func TestReservationDeclined(t *testing.T) {
 	c := lcCore()
 	home := sigma.Life{Machine: "m2", Incarnation: 1}
 	lc := func(id sigma.ProcID, cpu sigma.MilliCPU, memory sigma.Bytes) []Effect {
-		return c.Step(now, Offered{ID: id, Realm: "r", Class: sigma.LatencyCritical, CPU: cpu, Memory: memory, Home: home})
+		return c.Step(now, Offered{ID: id, Realm: "r", Class: sigma.LatencyCritical, CPU: cpu, Memory: memory,
+			Home: home})
 	}
 	wantEffects(t, "the first", lc("a", 3000, 60*sigma.MiB), "take a")
 	wantEffects(t, "memory", lc("b", 100, 41*sigma.MiB), "unfit b")
@@ -98,7 +102,8 @@ func TestReservationDeclined(t *testing.T) {
 	wantEffects(t, "one that was killed", c.Step(now, Assigned{"k"}), "over k")
 	spawnOf(c, now, "n", sigma.LatencyCritical, 100, sigma.MiB)
 	c.Step(now, Refused{"n", "there is no machine with zone=b"})
-	if p := c.Find("n"); p.Status.Kind != sigma.KindTooBig || p.Status.Msg != "there is no machine with zone=b" || c.QueuedLC() != 0 {
+	if p := c.Find("n"); p.Status.Kind != sigma.KindTooBig || p.Status.Msg != "there is no machine with zone=b" ||
+		c.QueuedLC() != 0 {
 		t.Errorf("refused: %+v, %d queued", p.Status, c.QueuedLC())
 	}
 }
@@ -106,13 +111,16 @@ func TestReservationDeclined(t *testing.T) {
 // A sigmad that was restarted has the reservations of what runs.
 func TestReservationAdopted(t *testing.T) {
 	c := lcCore()
-	c.Step(time.Unix(5, 0), Adopted{Info: sigma.ProcInfo{ID: "a", Realm: "r", Class: sigma.LatencyCritical, CPU: 500, Memory: 10 * sigma.MiB}, Launch: 1})
-	if realm, cpu, memory := c.Reservation("a"); realm != "r" || cpu != 500 || memory != 10*sigma.MiB || c.Free() != 90*sigma.MiB {
+	c.Step(time.Unix(5, 0), Adopted{Info: sigma.ProcInfo{ID: "a", Realm: "r", Class: sigma.LatencyCritical, CPU: 500,
+		Memory: 10 * sigma.MiB}, Launch: 1})
+	if realm, cpu, memory := c.Reservation("a"); realm != "r" || cpu != 500 || memory != 10*sigma.MiB ||
+		c.Free() != 90*sigma.MiB {
 		t.Errorf("reserved %v, %v; free %v", cpu, memory, c.Free())
 	}
 }
 
-// Goal: whatever is granted, ends, is killed or lost in whatever order, what runs never exceeds the machine, reservations never exceed it, and nothing is left when all have ended.
+// Goal: whatever is granted, ends, is killed or lost in whatever order, what runs never exceeds the
+// machine, reservations never exceed it, and nothing is left when all have ended.
 func TestReservationsRandom(t *testing.T) {
 	for seed := range uint64(200) {
 		r := rand.New(rand.NewPCG(seed, 21))
@@ -133,7 +141,8 @@ func TestReservationsRandom(t *testing.T) {
 						step(NotTaken{f.ID})
 					} else {
 						_, cpu, memory := c.Reservation(f.ID)
-						step(Arrived{Info: sigma.ProcInfo{ID: f.ID, Realm: "r", Class: sigma.LatencyCritical, CPU: cpu, Memory: memory}, Home: f.Home})
+						step(Arrived{Info: sigma.ProcInfo{ID: f.ID, Realm: "r", Class: sigma.LatencyCritical, CPU: cpu,
+							Memory: memory}, Home: f.Home})
 					}
 				}
 			}
@@ -143,8 +152,10 @@ func TestReservationsRandom(t *testing.T) {
 					runs += p.Memory
 				}
 			}
-			if runs > c.capacity || c.reserved.memory > c.capacity || c.reserved.cpu > 4000 || c.used < c.reserved.memory {
-				t.Fatalf("seed %d: %v runs of %v, reserved %v and %v", seed, runs, c.capacity, c.reserved.memory, c.reserved.cpu)
+			if runs > c.capacity || c.reserved.memory > c.capacity || c.reserved.cpu > 4000 ||
+				c.used < c.reserved.memory {
+				t.Fatalf("seed %d: %v runs of %v, reserved %v and %v", seed, runs, c.capacity, c.reserved.memory,
+					c.reserved.cpu)
 			}
 		}
 		for i := range 400 {
@@ -153,13 +164,17 @@ func TestReservationsRandom(t *testing.T) {
 			cpu, memory := sigma.MilliCPU(1+r.IntN(2000)), sigma.Bytes(4+r.IntN(60))*sigma.MiB
 			switch n := r.IntN(10); {
 			case n < 3:
-				step(Spawned{By: sigma.Principal{Realm: "r"}, IDs: []sigma.ProcID{id}, Ds: []sigma.Descriptor{{Program: "/bin/x", Memory: memory}}})
+				step(Spawned{By: sigma.Principal{Realm: "r"}, IDs: []sigma.ProcID{id},
+					Ds: []sigma.Descriptor{{Program: "/bin/x", Memory: memory}}})
 				step(Assigned{id})
 			case n < 5:
-				step(Spawned{By: sigma.Principal{Realm: "r"}, IDs: []sigma.ProcID{id}, Ds: []sigma.Descriptor{{Program: "/bin/x", Class: sigma.LatencyCritical, CPU: cpu, Memory: memory}}})
+				step(Spawned{By: sigma.Principal{Realm: "r"}, IDs: []sigma.ProcID{id},
+					Ds: []sigma.Descriptor{{Program: "/bin/x", Class: sigma.LatencyCritical, CPU: cpu,
+						Memory: memory}}})
 				step(Assigned{id})
 			case n < 6:
-				step(Offered{ID: id, Realm: "r", Class: sigma.LatencyCritical, CPU: cpu, Memory: memory, Home: sigma.Life{Machine: "m2", Incarnation: 1}})
+				step(Offered{ID: id, Realm: "r", Class: sigma.LatencyCritical, CPU: cpu, Memory: memory,
+					Home: sigma.Life{Machine: "m2", Incarnation: 1}})
 			case n < 7:
 				step(Killed{sigma.ProcID(fmt.Sprint("p", r.IntN(i+1)))})
 			case n < 8 && i%97 == 0:
@@ -184,8 +199,10 @@ func TestReservationsRandom(t *testing.T) {
 		for _, p := range c.sorted(func(p *Proc) bool { return !p.Ended() }) {
 			step(Gone{ID: p.ID})
 		}
-		if c.used != 0 || c.running != 0 || c.queued != 0 || c.reserved.queued != 0 || len(c.reserved.by) != 0 || len(c.reserved.pending) != 0 || c.reserved.waits != 0 || c.reserved.cpu != 0 {
-			t.Errorf("seed %d: used %v, %d run, %d+%d queued, reserved %+v", seed, c.used, c.running, c.queued, c.reserved.queued, c.reserved)
+		if c.used != 0 || c.running != 0 || c.queued != 0 || c.reserved.queued != 0 || len(c.reserved.by) != 0 ||
+			len(c.reserved.pending) != 0 || c.reserved.waits != 0 || c.reserved.cpu != 0 {
+			t.Errorf("seed %d: used %v, %d run, %d+%d queued, reserved %+v", seed, c.used, c.running, c.queued,
+				c.reserved.queued, c.reserved)
 		}
 	}
 }

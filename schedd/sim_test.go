@@ -13,8 +13,9 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// sim is a system of machines that spawn and run procs, one besched, and messages that are delayed, overtaken and lost. It breaks everything that may break: sigmads are restarted, machines are
-// lost and come back, some are taken for lost that are not, besched forgets.
+// sim is a system of machines that spawn and run procs, one besched, and messages that are delayed,
+// overtaken and lost. It breaks everything that may break: sigmads are restarted, machines are lost
+// and come back, some are taken for lost that are not, besched forgets.
 type sim struct {
 	t        *testing.T
 	r        *rand.Rand
@@ -58,7 +59,8 @@ type simProcess struct {
 const simMemory = 16 * sigma.MiB
 
 func newSim(t *testing.T, seed uint64) *sim {
-	s := &sim{t: t, r: rand.New(rand.NewPCG(seed, 3)), now: time.Unix(1000, 0), queue: besched.NewCore(), term: 1, loss: 2, roster: map[sigma.MachineID]sigma.Incarnation{},
+	s := &sim{t: t, r: rand.New(rand.NewPCG(seed, 3)), now: time.Unix(1000, 0), queue: besched.NewCore(), term: 1,
+		loss: 2, roster: map[sigma.MachineID]sigma.Incarnation{},
 		credits: map[besched.Ticket]*simMachine{}, starts: map[sigma.ProcID]int{}}
 	for i := range 4 {
 		m := &simMachine{s: s, name: sigma.MachineID(fmt.Sprint("m", i))}
@@ -132,7 +134,8 @@ func (m *simMachine) hear() {
 	}
 }
 
-// rpc calls another machine until it answers or its life is over. do is done there and gives what is done here with the answer; lost is done instead if there will be none.
+// rpc calls another machine until it answers or its life is over. do is done there and gives what
+// is done here with the answer; lost is done instead if there will be none.
 func (m *simMachine) rpc(to sigma.Life, do func(*simMachine) func(), lost func()) {
 	life, boot := m.life, m.boot
 	same := func() bool { return m.up && m.life == life && m.boot == boot }
@@ -239,7 +242,8 @@ func (m *simMachine) enqueue(j besched.Job) {
 	})
 }
 
-// attend begins a session with besched, or an offer by it. Another follows every session that is lost.
+// attend begins a session with besched, or an offer by it. Another follows every session that is
+// lost.
 func (m *simMachine) attend() {
 	s := m.s
 	if m.attends != s.term {
@@ -254,7 +258,8 @@ func (m *simMachine) attend() {
 		s.tickets++
 		m.parked = true
 		s.credits[s.tickets] = m
-		s.grant(s.queue.Park(s.tickets, m.name, besched.Offer{Memory: m.core.Free(), Load: uint32(m.core.Running()), Ask: s.r.IntN(2) == 0}))
+		s.grant(s.queue.Park(s.tickets, m.name, besched.Offer{Memory: m.core.Free(), Load: uint32(m.core.Running()),
+			Ask: s.r.IntN(2) == 0}))
 	}
 }
 
@@ -425,8 +430,10 @@ func (s *sim) heal(ends bool) {
 	}
 }
 
-// Goal: whatever is lost, restarted or late, no proc is started twice; when all works again, each process that runs is listed by exactly one machine, with the machine that runs it, and what is
-// listed as running runs; and when all have ended, nobody waits for anything and all memory is free.
+// Goal: whatever is lost, restarted or late, no proc is started twice; when all works again, each
+// process that runs is listed by exactly one machine, with the machine that runs it, and what is
+// listed as running runs; and when all have ended, nobody waits for anything and all memory is
+// free.
 func TestFarRandom(t *testing.T) {
 	for seed := range uint64(80) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
@@ -439,8 +446,10 @@ func TestFarRandom(t *testing.T) {
 			s.heal(true)
 			for _, m := range s.machines {
 				c := m.core
-				if c.Free() != c.Capacity() || c.Running() != 0 || len(c.expected) != 0 || c.queued != 0 || c.Live("a") != 0 {
-					t.Errorf("%s: free %v of %v, %d run, %d are expected, %d are queued, %d live", m.name, c.Free(), c.Capacity(), c.Running(), len(c.expected), c.queued, c.Live("a"))
+				if c.Free() != c.Capacity() || c.Running() != 0 || len(c.expected) != 0 || c.queued != 0 ||
+					c.Live("a") != 0 {
+					t.Errorf("%s: free %v of %v, %d run, %d are expected, %d are queued, %d live", m.name, c.Free(),
+						c.Capacity(), c.Running(), len(c.expected), c.queued, c.Live("a"))
 				}
 				for id, r := range c.realms {
 					for shard, n := range r.waits {

@@ -8,7 +8,9 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// StarvedAfter is how long a realm waits for memory of its home before others that have more than their part of it give some back. Turns are taken when procs end, so who has procs that do not end would otherwise keep it for ever.
+// StarvedAfter is how long a realm waits for memory of its home before others that have more than
+// their part of it give some back. Turns are taken when procs end, so who has procs that do not end
+// would otherwise keep it for ever.
 const StarvedAfter = 30 * time.Second
 
 // starving is a realm with procs that wait here, of which none was placed for long.
@@ -18,8 +20,11 @@ type starving struct {
 	since time.Time
 }
 
-// starved has best-effort procs asked to go, if a realm waits that has less than its part of this machine, for room that others have beyond theirs. The parts are those of the realms that hold memory here or wait, by their shares. Who
-// has no more than its part is left alone; of who has more, the proc that was placed last goes first. Nobody is asked in vain: it is done only if there will be room.
+// starved has best-effort procs asked to go, if a realm waits that has less than its part of this
+// machine, for room that others have beyond theirs. The parts are those of the realms that hold
+// memory here or wait, by their shares. Who has no more than its part is left alone; of who has
+// more, the proc that was placed last goes first. Nobody is asked in vain: it is done only if there
+// will be room.
 func (c *Core) starved(now time.Time, shares map[sigma.RealmID]uint32) []Effect {
 	waits := c.starvingRealms(now)
 	if len(waits) == 0 {
@@ -71,7 +76,8 @@ func (c *Core) starved(now time.Time, shares map[sigma.RealmID]uint32) []Effect 
 		}
 		var out []Effect
 		for _, p := range going {
-			out = append(out, goes(p, "its realm holds more than its part of the machine's memory, and another has waited for long"))
+			out = append(out,
+				goes(p, "its realm holds more than its part of the machine's memory, and another has waited for long"))
 			out = append(out, c.evict(now, p, GraceDefault)...)
 		}
 		return out // one at a time
@@ -79,14 +85,17 @@ func (c *Core) starved(now time.Time, shares map[sigma.RealmID]uint32) []Effect 
 	return nil
 }
 
-// starvingRealms are those that have waited for StarvedAfter, the longest first. Procs that only their own realm's maximum keeps back are none of others' concern.
+// starvingRealms are those that have waited for StarvedAfter, the longest first. Procs that only
+// their own realm's maximum keeps back are none of others' concern.
 func (c *Core) starvingRealms(now time.Time) []starving {
 	if c.queued == 0 {
 		return nil
 	}
 	first := map[sigma.RealmID]*Proc{}
 	for _, p := range c.procs {
-		if p.State == sigma.ProcQueued && p.Class == sigma.BestEffort && !p.Away() && !p.back && p.Memory <= c.capacity && c.may(p.Realm, p.Memory) && (first[p.Realm] == nil || p.seq < first[p.Realm].seq) {
+		if p.State == sigma.ProcQueued && p.Class == sigma.BestEffort && !p.Away() && !p.back &&
+			p.Memory <= c.capacity && c.may(p.Realm, p.Memory) &&
+			(first[p.Realm] == nil || p.seq < first[p.Realm].seq) {
 			first[p.Realm] = p
 		}
 	}

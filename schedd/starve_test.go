@@ -24,7 +24,8 @@ func (x *crowd) spawn(realm sigma.RealmID, n int, memory sigma.Bytes) (ids []sig
 	for range n {
 		x.now = x.now.Add(time.Millisecond)
 		id := sigma.ProcID(fmt.Sprint(realm, x.c.seq+1))
-		x.c.Step(x.now, Spawned{By: sigma.Principal{Realm: realm}, IDs: []sigma.ProcID{id}, Ds: []sigma.Descriptor{{Program: "/bin/x", Memory: memory}}})
+		x.c.Step(x.now, Spawned{By: sigma.Principal{Realm: realm}, IDs: []sigma.ProcID{id},
+			Ds: []sigma.Descriptor{{Program: "/bin/x", Memory: memory}}})
 		ids = append(ids, id)
 	}
 	return ids
@@ -53,7 +54,9 @@ func (x *crowd) asked(after time.Duration, shares map[sigma.RealmID]uint32) (ids
 	return ids
 }
 
-// Goal: memory that is full of one realm's procs, which do not end, is not another's loss: after StarvedAfter the youngest of them are asked to go, as many as the other's first proc needs, and no more once they are.
+// Goal: memory that is full of one realm's procs, which do not end, is not another's loss: after
+// StarvedAfter the youngest of them are asked to go, as many as the other's first proc needs, and
+// no more once they are.
 func TestStarvedRealm(t *testing.T) {
 	x := newCrowd(t)
 	old := x.spawn("a", 8, sigma.MiB)
@@ -78,7 +81,8 @@ func TestStarvedRealm(t *testing.T) {
 	}
 }
 
-// Goal: who has its part, by shares, is asked for nothing, and who has it already gets nothing that way; nor does who makes progress, or wants more than its part.
+// Goal: who has its part, by shares, is asked for nothing, and who has it already gets nothing that
+// way; nor does who makes progress, or wants more than its part.
 func TestStarvedParts(t *testing.T) {
 	shares := map[sigma.RealmID]uint32{"a": 3}
 	x := newCrowd(t)
@@ -110,7 +114,8 @@ func TestStarvedParts(t *testing.T) {
 	}
 }
 
-// Goal: nobody is asked to go for a realm that is at its own maximum, as nothing of it could start; with a higher one it is.
+// Goal: nobody is asked to go for a realm that is at its own maximum, as nothing of it could start;
+// with a higher one it is.
 func TestStarvedMaximum(t *testing.T) {
 	x := newCrowd(t)
 	a, b := x.spawn("a", 7, sigma.MiB), x.spawn("b", 1, sigma.MiB)

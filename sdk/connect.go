@@ -11,17 +11,21 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// A program outside has a connection that ends with sigmad. Its Client makes another to the next sigmad: what was under way gets KindLost, what comes meanwhile waits, long waits go on.
+// A program outside has a connection that ends with sigmad. Its Client makes another to the next
+// sigmad: what was under way gets KindLost, what comes meanwhile waits, long waits go on.
 const (
 	// redialPause is the time before each attempt to connect again.
 	redialPause = 50 * time.Millisecond
-	// awayMost is how long a sigmad may be away before the Client ends. One that died is started again within 2 s as a rule, and after several deaths in a row within 5 s.
+	// awayMost is how long a sigmad may be away before the Client ends. One that died is started
+	// again within 2 s as a rule, and after several deaths in a row within 5 s.
 	awayMost = 10 * time.Second
-	// goneMost is how long its socket may be missing. A sigmad that is stopped in good order removes it; one that is started replaces it in one moment.
+	// goneMost is how long its socket may be missing. A sigmad that is stopped in good order
+	// removes it; one that is started replaces it in one moment.
 	goneMost = time.Second
 )
 
-// connect makes the Client of a program outside, which dial connects now and after each death of sigmad.
+// connect makes the Client of a program outside, which dial connects now and after each death of
+// sigmad.
 func connect(ctx context.Context, realm string, dial func(context.Context) (*net.UnixConn, error)) (*Client, error) {
 	c, err := dial(ctx)
 	if err != nil {

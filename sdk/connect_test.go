@@ -14,7 +14,9 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Goal: where more programs connect than are accepted, a program waits for its turn, and is told that there are too many if none comes; what it is told where nobody listens stays. Method: a socket of which the queue is full.
+// Goal: where more programs connect than are accepted, a program waits for its turn, and is told
+// that there are too many if none comes; what it is told where nobody listens stays. Method: a
+// socket of which the queue is full.
 func TestConnectWaitsForItsTurn(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	l, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
@@ -40,7 +42,8 @@ func TestConnectWaitsForItsTurn(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
 	_, err = dialSocket(ctx, path)
-	if sigma.KindOf(err) != sigma.KindBusy || !strings.Contains(err.Error(), "too many connect at once") || !errors.Is(err, context.DeadlineExceeded) {
+	if sigma.KindOf(err) != sigma.KindBusy || !strings.Contains(err.Error(), "too many connect at once") ||
+		!errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("with no turn: %v", err)
 	}
 	got := make(chan error, 1)

@@ -62,7 +62,8 @@ func (o *office) call(ctx context.Context, method string, _ []byte) ([]byte, []*
 	return reply, nil, err
 }
 
-// open serves at a socket until stop, which leaves the socket's file as a sigmad does that is killed, unless it is a stop in good order.
+// open serves at a socket until stop, which leaves the socket's file as a sigmad does that is
+// killed, unless it is a stop in good order.
 func (o *office) open(t *testing.T, addr string) (stop func(inOrder bool)) {
 	t.Helper()
 	os.Remove(addr)
@@ -89,7 +90,9 @@ func (o *office) open(t *testing.T, addr string) (stop func(inOrder bool)) {
 	}
 }
 
-// Goal: the Client of a program outside goes on when sigmad dies, and so do its waits and watches, more than once; it ends when sigmad was stopped in good order, and when it is closed while sigmad is away.
+// Goal: the Client of a program outside goes on when sigmad dies, and so do its waits and watches,
+// more than once; it ends when sigmad was stopped in good order, and when it is closed while sigmad
+// is away.
 func TestConnectAgain(t *testing.T) {
 	names := memfs.New(memfs.Config{})
 	defer names.Close()

@@ -15,19 +15,24 @@ import (
 )
 
 const (
-	// tryMost is for one member to be reached before the others are asked: a machine that says nothing is called lost about as fast. Those that took longer are asked again, for longer.
+	// tryMost is for one member to be reached before the others are asked: a machine that says
+	// nothing is called lost about as fast. Those that took longer are asked again, for longer.
 	tryMost    = 2 * time.Second
 	tryLongest = time.Minute
-	// shunned is how long a member that could not be reached is asked after the others. The name of one whose machine is lost stays until its lease ends.
+	// shunned is how long a member that could not be reached is asked after the others. The name of
+	// one whose machine is lost stays until its lease ends.
 	shunned = time.Second
 	// linksMax bounds the symlinks at the end of a Dialer's path.
 	linksMax = 8
 )
 
-// Dialer connects to the server that is published at a path, or to one of the servers in a directory: its members, the endpoints of FormStream in it. It takes members in turn, as they are at that moment, and goes on
-// to the next one if one cannot be reached, so that members may come, go and die. What is on its way on a connection to one that dies is lost, as with TCP.
+// Dialer connects to the server that is published at a path, or to one of the servers in a
+// directory: its members, the endpoints of FormStream in it. It takes members in turn, as they are
+// at that moment, and goes on to the next one if one cannot be reached, so that members may come,
+// go and die. What is on its way on a connection to one that dies is lost, as with TCP.
 //
-// DialContext is what http.Transport asks for, Dial what grpc.WithContextDialer does. Safe for concurrent use.
+// DialContext is what http.Transport asks for, Dial what grpc.WithContextDialer does. Safe for
+// concurrent use.
 type Dialer struct {
 	c    *Client
 	path string
@@ -49,10 +54,13 @@ type member struct {
 
 // Dialer makes a Dialer for path, which need not exist yet.
 func (c *Client) Dialer(path string) *Dialer {
-	return &Dialer{c: c, path: path, most: tryMost, turn: rand.Uint()} // so that clients do not all begin with the first
+	return &Dialer{c: c, path: path, most: tryMost,
+		turn: rand.Uint()} // so that clients do not all begin with the first
 }
 
-// DialContext connects to a member; network and address, which net/http makes of a URL, mean nothing to it. KindUnavailable if there is none that can be reached, KindNotFound if there is nothing at the path.
+// DialContext connects to a member; network and address, which net/http makes of a URL, mean
+// nothing to it. KindUnavailable if there is none that can be reached, KindNotFound if there is
+// nothing at the path.
 func (d *Dialer) DialContext(ctx context.Context, _, _ string) (net.Conn, error) {
 	var said []string
 	tried, gone := map[sigma.EndpointID]bool{}, map[string]sigma.Version{}
@@ -73,7 +81,9 @@ func (d *Dialer) DialContext(ctx context.Context, _, _ string) (net.Conn, error)
 			}
 			if over {
 				slow = true
-				continue // it may live on a busy host, so it is asked again, for longer, after the others and those who have come
+				// it may live on a busy host, so it is asked again, for longer, after the others
+				// and those who have come
+				continue
 			}
 			tried[m.endpoint.ID] = true
 			said = append(said, fmt.Sprintf("%.80s: %.120s", m.name, err.Error()))
@@ -87,8 +97,10 @@ func (d *Dialer) DialContext(ctx context.Context, _, _ string) (net.Conn, error)
 	}
 }
 
-// turnover notes who left while the directory was looked at, and says whether it was anybody new. If it was, others may have joined since the listing: a client that is stalled between listing and reading finds that all of its listing have left,
-// although the directory never was empty. That each look has to tell of somebody new bounds the looks by those who come.
+// turnover notes who left while the directory was looked at, and says whether it was anybody new.
+// If it was, others may have joined since the listing: a client that is stalled between listing and
+// reading finds that all of its listing have left, although the directory never was empty. That
+// each look has to tell of somebody new bounds the looks by those who come.
 func turnover(gone map[string]sigma.Version, left []sigma.DirEntry) (anew bool) {
 	for _, e := range left {
 		if v, known := gone[e.Name]; !known || v != e.ID.Version {
@@ -103,7 +115,8 @@ func (d *Dialer) Dial(ctx context.Context, _ string) (net.Conn, error) {
 	return d.DialContext(ctx, "", "")
 }
 
-// Members gives those who can be dialled now, by name, with a way to connect to each. It is what call.NewGroup asks for. A path that leads to one endpoint has one member.
+// Members gives those who can be dialled now, by name, with a way to connect to each. It is what
+// call.NewGroup asks for. A path that leads to one endpoint has one member.
 func (d *Dialer) Members(ctx context.Context) (map[string]func(context.Context) (net.Conn, error), error) {
 	members, _, err := d.look(ctx)
 	if err != nil {
@@ -120,9 +133,11 @@ func (d *Dialer) Members(ctx context.Context) (map[string]func(context.Context) 
 }
 
 func (d *Dialer) nobody(said []string) error {
-	e := &sigma.Error{Op: "sdk.Dialer", Path: d.path, Kind: sigma.KindUnavailable, Msg: "no server is published there", Hint: "has one been started, and has it joined the directory?"}
+	e := &sigma.Error{Op: "sdk.Dialer", Path: d.path, Kind: sigma.KindUnavailable, Msg: "no server is published there",
+		Hint: "has one been started, and has it joined the directory?"}
 	if n := len(said); n > 0 {
-		e.Msg, e.Hint = "no server that is published there can be reached ("+strings.Join(said[max(0, n-3):], "; ")+")", "sigma ps says which run"
+		e.Msg, e.Hint = "no server that is published there can be reached ("+strings.Join(said[max(0, n-3):], "; ")+")",
+			"sigma ps says which run"
 	}
 	return e
 }
@@ -147,7 +162,8 @@ func (d *Dialer) try(ctx context.Context, m member, most time.Duration) (c net.C
 	return c, err != nil && ctx.Err() != nil, err
 }
 
-// look gives the members in the order in which to try them: in turn, those that could not be reached just now last. left are those that were listed and gone before they could be read.
+// look gives the members in the order in which to try them: in turn, those that could not be
+// reached just now last. left are those that were listed and gone before they could be read.
 func (d *Dialer) look(ctx context.Context) (out []member, left []sigma.DirEntry, err error) {
 	d.mu.Lock()
 	isDir := d.isDir
@@ -179,12 +195,14 @@ func (d *Dialer) look(ctx context.Context) (out []member, left []sigma.DirEntry,
 		m, known := old[e.Name]
 		if !known || m.version != e.ID.Version {
 			m = d.read(ctx, e)
-			if k := sigma.KindOf(m.err); m.err != nil && (k == sigma.KindNotFound || k == sigma.KindStale) { // stale: it left while it was read
+			if k := sigma.KindOf(m.err); m.err != nil &&
+				(k == sigma.KindNotFound || k == sigma.KindStale) { // stale: it left while it was read
 				left = append(left, e)
 				continue
 			}
 		}
-		if k := sigma.KindOf(m.err); m.err == nil || k == sigma.KindInvalid || k == sigma.KindUnsupported { // what else it is may pass
+		if k := sigma.KindOf(m.err); m.err == nil || k == sigma.KindInvalid ||
+			k == sigma.KindUnsupported { // what else it is may pass
 			members[e.Name] = m
 		}
 		out = append(out, m)

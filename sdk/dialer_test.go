@@ -65,7 +65,10 @@ func (s *system) call(ctx context.Context, method string, payload []byte) ([]byt
 		return reply, nil, err
 	}
 	var e sigma.Endpoint
-	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Endpoint(&e); c.Last(func() { c.Bool(new(bool)) }) }); err != nil {
+	if err := sigmap.Parse(payload, func(c *sigmap.Coder) {
+		c.Endpoint(&e)
+		c.Last(func() { c.Bool(new(bool)) })
+	}); err != nil {
 		return nil, nil, err
 	}
 	if err := s.dial(ctx, e); err != nil {
@@ -111,13 +114,15 @@ func (s *system) connect(t *testing.T) *Client {
 
 func endpoint(i int) sigma.Endpoint {
 	id := base64.RawURLEncoding.EncodeToString(append(make([]byte, 15), byte(i)))
-	return sigma.Endpoint{Realm: "r", Machine: "m", Proc: "abcdefghijklmnop", ID: sigma.EndpointID(id), Form: sigma.FormStream}
+	return sigma.Endpoint{Realm: "r", Machine: "m", Proc: "abcdefghijklmnop", ID: sigma.EndpointID(id),
+		Form: sigma.FormStream}
 }
 
 // join makes member i of the directory.
 func (s *system) join(t *testing.T, i int) {
 	t.Helper()
-	if _, err := s.writer.Put(t.Context(), fmt.Sprintf("/d/%d", i), []byte(endpoint(i).String()), sigma.PutOptions{Kind: sigma.KindEndpoint}); err != nil {
+	if _, err := s.writer.Put(t.Context(), fmt.Sprintf("/d/%d", i), []byte(endpoint(i).String()),
+		sigma.PutOptions{Kind: sigma.KindEndpoint}); err != nil {
 		t.Error(err)
 	}
 }
@@ -130,7 +135,9 @@ func (s *system) leave(t *testing.T, i int) {
 	}
 }
 
-// Goal: who is stalled while members come and go finds one. Between each of its first listings and what it does next all that it saw are gone and others are there; the directory never is empty. When nobody is there any more, that is said.
+// Goal: who is stalled while members come and go finds one. Between each of its first listings and
+// what it does next all that it saw are gone and others are there; the directory never is empty.
+// When nobody is there any more, that is said.
 func TestDialerTurnover(t *testing.T) {
 	s := &system{}
 	var mu sync.Mutex
@@ -181,12 +188,14 @@ func TestDialerTurnover(t *testing.T) {
 			s.leave(t, last-rounds)
 		}
 	}
-	if _, err := c.Dialer("/d").Dial(t.Context(), ""); sigma.KindOf(err) != sigma.KindUnavailable || !strings.Contains(err.Error(), "no server is published") {
+	if _, err := c.Dialer("/d").Dial(t.Context(), ""); sigma.KindOf(err) != sigma.KindUnavailable ||
+		!strings.Contains(err.Error(), "no server is published") {
 		t.Errorf("nobody is there: %v", err)
 	}
 }
 
-// Goal: a member that lives is found however long it takes to answer, also when another that does not live is asked after it.
+// Goal: a member that lives is found however long it takes to answer, also when another that does
+// not live is asked after it.
 func TestDialerSlow(t *testing.T) {
 	s := &system{listed: func() {}}
 	var slow atomic.Int32

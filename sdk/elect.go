@@ -15,17 +15,24 @@ const leaseOfLeader = 5 * time.Second
 
 // Election is what a program stands for (000 §3.6).
 type Election struct {
-	// Path is the leader's file: who makes it leads, the others wait for it in the order in which they came. It is ephemeral. Its directory exists, and is kept by named. The epoch is beside it, in Path+".epoch".
+	// Path is the leader's file: who makes it leads, the others wait for it in the order in which
+	// they came. It is ephemeral. Its directory exists, and is kept by named. The epoch is beside
+	// it, in Path+".epoch".
 	Path string
-	// Data and Kind are what the file is: bytes, or the text of an endpoint or symlink by which clients find the leader.
+	// Data and Kind are what the file is: bytes, or the text of an endpoint or symlink by which
+	// clients find the leader.
 	Data []byte
 	Kind sigma.FileKind
-	// TTL is how long after its last sign of life a leader is replaced, 5 s if 0; 1 s is the least. A leader whose proc ends is replaced at once.
+	// TTL is how long after its last sign of life a leader is replaced, 5 s if 0; 1 s is the least.
+	// A leader whose proc ends is replaced at once.
 	TTL time.Duration
-	// Fenced are directories that Campaign fences at the new epoch (FenceAtEpoch) before it returns. A server refuses the former leader as soon as it has had a request of the new one's.
+	// Fenced are directories that Campaign fences at the new epoch (FenceAtEpoch) before it
+	// returns. A server refuses the former leader as soon as it has had a request of the new one's.
 	Fenced []string
-	// Succeeds: whoever made the leader's file with the same Data, of kind KindFile, is known to be dead, as the former life of a program of which there is one at a machine, by what Data says. The program leads in its place at once, before others who wait;
-	// it need not wait for the lease of the dead.
+	// Succeeds: whoever made the leader's file with the same Data, of kind KindFile, is known to be
+	// dead, as the former life of a program of which there is one at a machine, by what Data says.
+	// The program leads in its place at once, before others who wait; it need not wait for the
+	// lease of the dead.
 	Succeeds bool
 }
 
@@ -39,11 +46,14 @@ type Leadership struct {
 // Fence is that of the leader's epoch, for clients and for FenceAtEpoch.
 func (l *Leadership) Fence() sigma.Fence { return l.fence }
 
-// Lost is closed when the program may lead no more: because its lease has ended or cannot be renewed in time, or because it resigned. It is closed before another is elected, unless the program stood still, or was said to be dead by
-// one that succeeds it (Election.Succeeds) and is not: then fences keep what it does from having an effect.
+// Lost is closed when the program may lead no more: because its lease has ended or cannot be
+// renewed in time, or because it resigned. It is closed before another is elected, unless the
+// program stood still, or was said to be dead by one that succeeds it (Election.Succeeds) and is
+// not: then fences keep what it does from having an effect.
 func (l *Leadership) Lost() <-chan struct{} { return l.keeper.lost }
 
-// Resign lets the next candidate lead before it returns. The program's directories stay fenced at its epoch.
+// Resign lets the next candidate lead before it returns. The program's directories stay fenced at
+// its epoch.
 func (l *Leadership) Resign(ctx context.Context) error {
 	l.keeper.stop()
 	err := l.leases.Revoke(ctx, l.keeper.id)
@@ -53,8 +63,10 @@ func (l *Leadership) Resign(ctx context.Context) error {
 	return sigma.Wrap("sdk.Resign", "", err)
 }
 
-// Campaign waits until the program leads. To stop waiting, end ctx; that does not end the leadership that was won. A candidate whose lease ends while it waits, because its machine stood still, stands again, at the end of the
-// queue, and so does one while there is nobody who keeps the names.
+// Campaign waits until the program leads. To stop waiting, end ctx; that does not end the
+// leadership that was won. A candidate whose lease ends while it waits, because its machine stood
+// still, stands again, at the end of the queue, and so does one while there is nobody who keeps the
+// names.
 func (c *Client) Campaign(ctx context.Context, e Election) (*Leadership, error) {
 	return elector{c.Tree, c.root, c.session.Done()}.campaign(ctx, e)
 }
@@ -113,7 +125,8 @@ func (x elector) stand(ctx context.Context, e Election, k *keeper) (sigma.Fence,
 		leads, err = x.succeed(ctx, e, k)
 	}
 	if err == nil && !leads {
-		_, err = x.tree.Put(ctx, e.Path, e.Data, sigma.PutOptions{Kind: e.Kind, Perm: 0o644, MustMake: true, Wait: true, Lease: k.id})
+		_, err = x.tree.Put(ctx, e.Path, e.Data, sigma.PutOptions{Kind: e.Kind, Perm: 0o644, MustMake: true, Wait: true,
+			Lease: k.id})
 	}
 	if err != nil {
 		return sigma.Fence{}, err
@@ -130,14 +143,17 @@ func (x elector) stand(ctx context.Context, e Election, k *keeper) (sigma.Fence,
 	return f, err
 }
 
-// succeed makes the leader's file the lease's, if it is there with the same data, and reports whether it did. Nobody leads meanwhile: it is done in one step, and only if the file is still the one that was read.
+// succeed makes the leader's file the lease's, if it is there with the same data, and reports
+// whether it did. Nobody leads meanwhile: it is done in one step, and only if the file is still the
+// one that was read.
 func (x elector) succeed(ctx context.Context, e Election, k *keeper) (bool, error) {
 	data, id, err := x.tree.Get(ctx, e.Path)
 	if err == nil {
 		if e.Kind != sigma.KindFile || !bytes.Equal(data, e.Data) {
 			return false, nil
 		}
-		_, err = x.tree.Put(ctx, e.Path, e.Data, sigma.PutOptions{Perm: 0o644, MustExist: true, IfVersion: id.Version, Lease: k.id})
+		_, err = x.tree.Put(ctx, e.Path, e.Data, sigma.PutOptions{Perm: 0o644, MustExist: true, IfVersion: id.Version,
+			Lease: k.id})
 	}
 	switch kind := sigma.KindOf(err); {
 	case err == nil:
@@ -163,9 +179,11 @@ type keeper struct {
 	over bool // mu; the lease was lost rather than given up
 }
 
-// keep starts to renew a lease that was asked for at a time. The server counts the lease's time from a later moment than that.
+// keep starts to renew a lease that was asked for at a time. The server counts the lease's time
+// from a later moment than that.
 func keep(leases sigma.Leaser, id sigma.LeaseID, ttl time.Duration, asked time.Time, done <-chan struct{}) *keeper {
-	k := &keeper{id: id, most: ttl - ttl/10, every: ttl / 3, leases: leases, lost: make(chan struct{}), ended: make(chan struct{})}
+	k := &keeper{id: id, most: ttl - ttl/10, every: ttl / 3, leases: leases, lost: make(chan struct{}),
+		ended: make(chan struct{})}
 	k.ctx, k.cancel = context.WithCancel(context.Background())
 	go k.run(asked, done)
 	return k

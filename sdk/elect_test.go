@@ -98,8 +98,9 @@ func isLost(l *Leadership) bool {
 	}
 }
 
-// TestCampaign: leaders follow each other by epochs in the order of their coming, after one has resigned, and after one was cut off, who knows it before; who gives up is not elected, and the deposed can change nothing
-// until it is elected again.
+// TestCampaign: leaders follow each other by epochs in the order of their coming, after one has
+// resigned, and after one was cut off, who knows it before; who gives up is not elected, and the
+// deposed can change nothing until it is elected again.
 func TestCampaign(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, tree := t.Context(), memfs.New(memfs.Config{})
@@ -116,7 +117,8 @@ func TestCampaign(t *testing.T) {
 			synctest.Wait()
 			select {
 			case w := <-out:
-				if w.who != who || w.err != nil || w.Fence() != (sigma.Fence{Name: "/svc/leader.epoch", Epoch: epoch}) || isLost(w.Leadership) {
+				if w.who != who || w.err != nil ||
+					w.Fence() != (sigma.Fence{Name: "/svc/leader.epoch", Epoch: epoch}) || isLost(w.Leadership) {
 					t.Fatalf("elected is %+v, %v", w, w.err)
 				}
 				leaders = append(leaders, w)
@@ -179,7 +181,9 @@ func TestCampaign(t *testing.T) {
 	})
 }
 
-// TestCampaignSucceeds: who succeeds a leader of its name that has died leads at once and before others who wait, and stays when the lease of the dead ends; of another name it waits, and it takes no file that is another's by then.
+// TestCampaignSucceeds: who succeeds a leader of its name that has died leads at once and before
+// others who wait, and stays when the lease of the dead ends; of another name it waits, and it
+// takes no file that is another's by then.
 func TestCampaignSucceeds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, tree := t.Context(), memfs.New(memfs.Config{})
@@ -230,7 +234,8 @@ func TestCampaignSucceeds(t *testing.T) {
 	})
 }
 
-// TestCampaignAgain: a candidate whose lease ends while it waits stands again, as soon as leases are granted again.
+// TestCampaignAgain: a candidate whose lease ends while it waits stands again, as soon as leases
+// are granted again.
 func TestCampaignAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, tree := t.Context(), memfs.New(memfs.Config{})
@@ -268,7 +273,8 @@ func TestCampaignFails(t *testing.T) {
 		if _, err := v.tree.Put(ctx, "/leader.epoch", []byte("no epoch"), sigma.PutOptions{}); err != nil {
 			t.Fatal(err)
 		}
-		for path, kind := range map[string]sigma.Kind{"/missing/leader": sigma.KindNotFound, "relative": sigma.KindInvalid, "/leader": sigma.KindInvalid} {
+		for path, kind := range map[string]sigma.Kind{"/missing/leader": sigma.KindNotFound,
+			"relative": sigma.KindInvalid, "/leader": sigma.KindInvalid} {
 			if l, err := v.campaign(ctx, Election{Path: path}); sigma.KindOf(err) != kind {
 				t.Errorf("%s: %+v, %v", path, l, err)
 			}

@@ -14,13 +14,18 @@ import (
 	"sigmaos.dev/treekit"
 )
 
-// Dial implements sigma.Endpoints. The connection is a socket between the two procs, or memory that they share (ring.Conn); sigmad is not on its way. Of FormStream it is a *Conn. Who dials an endpoint often gets connections that were made in advance (pool.go).
+// Dial implements sigma.Endpoints. The connection is a socket between the two procs, or memory that
+// they share (ring.Conn); sigmad is not on its way. Of FormStream it is a *Conn. Who dials an
+// endpoint often gets connections that were made in advance (pool.go).
 func (c *Client) Dial(ctx context.Context, e sigma.Endpoint) (net.Conn, error) {
 	if conn := c.begin(ctx, e); conn != nil {
 		return conn, nil
 	}
 	rings := true
-	reply, files, err := c.call(ctx, sigmap.FileEndpoints, sigmap.CallDial, func(enc *sigmap.Coder) { enc.Endpoint(&e); enc.Bool(&rings) })
+	reply, files, err := c.call(ctx, sigmap.FileEndpoints, sigmap.CallDial, func(enc *sigmap.Coder) {
+		enc.Endpoint(&e)
+		enc.Bool(&rings)
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -32,13 +37,18 @@ func (c *Client) Dial(ctx context.Context, e sigma.Endpoint) (net.Conn, error) {
 	return c.streamOf(e.Form, files, ring.Dialled, ticket, CallerAddr{c.info.Principal}, EndpointAddr{e})
 }
 
-// DialStream connects a service of the system to the service of the same name on another machine, where the connection arrives at the endpoint of FormStream that it listens at last.
+// DialStream connects a service of the system to the service of the same name on another machine,
+// where the connection arrives at the endpoint of FormStream that it listens at last.
 func (c *Client) DialStream(ctx context.Context, machine sigma.MachineID, service string) (net.Conn, error) {
-	_, files, err := c.call(ctx, sigmap.FileEndpoints, sigmap.CallDialStream, func(enc *sigmap.Coder) { enc.MachineID(&machine); enc.Str(&service) })
+	_, files, err := c.call(ctx, sigmap.FileEndpoints, sigmap.CallDialStream, func(enc *sigmap.Coder) {
+		enc.MachineID(&machine)
+		enc.Str(&service)
+	})
 	if err != nil {
 		return nil, err
 	}
-	return connOf(files, CallerAddr{c.info.Principal}, EndpointAddr{sigma.Endpoint{Realm: sigma.SystemRealm, Machine: machine, Form: sigma.FormStream}})
+	return connOf(files, CallerAddr{c.info.Principal},
+		EndpointAddr{sigma.Endpoint{Realm: sigma.SystemRealm, Machine: machine, Form: sigma.FormStream}})
 }
 
 // Etcd says in which etcd named keeps the names; nil: in one of its own. Only named may ask.
@@ -59,19 +69,25 @@ func (c *Client) DialEtcd(ctx context.Context, name string) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return connOf(files, CallerAddr{c.info.Principal}, EndpointAddr{sigma.Endpoint{Realm: sigma.SystemRealm, Form: sigma.FormStream}})
+	return connOf(files, CallerAddr{c.info.Principal},
+		EndpointAddr{sigma.Endpoint{Realm: sigma.SystemRealm, Form: sigma.FormStream}})
 }
 
 // DialServer connects dbd to the server of a realm's database, of which the provider told sigmad.
 func (c *Client) DialServer(ctx context.Context, realm sigma.RealmID, name string) (net.Conn, error) {
-	_, files, err := c.call(ctx, sigmap.FileEndpoints, sigmap.CallDialServer, func(enc *sigmap.Coder) { enc.RealmID(&realm); enc.Str(&name) })
+	_, files, err := c.call(ctx, sigmap.FileEndpoints, sigmap.CallDialServer, func(enc *sigmap.Coder) {
+		enc.RealmID(&realm)
+		enc.Str(&name)
+	})
 	if err != nil {
 		return nil, err
 	}
-	return connOf(files, CallerAddr{c.info.Principal}, EndpointAddr{sigma.Endpoint{Realm: sigma.SystemRealm, Form: sigma.FormStream}})
+	return connOf(files, CallerAddr{c.info.Principal},
+		EndpointAddr{sigma.Endpoint{Realm: sigma.SystemRealm, Form: sigma.FormStream}})
 }
 
-// DialStore connects s3d to the object store of a realm, of which the provider told sigmad; of the system's, to that of all that have none of their own.
+// DialStore connects s3d to the object store of a realm, of which the provider told sigmad; of the
+// system's, to that of all that have none of their own.
 func (c *Client) DialStore(ctx context.Context, realm sigma.RealmID) (net.Conn, error) {
 	return c.DialServer(ctx, realm, "store")
 }
@@ -89,12 +105,15 @@ func (c *Client) DialPath(ctx context.Context, path string) (net.Conn, error) {
 	return c.Dial(ctx, e)
 }
 
-// Revoke takes back an endpoint of this proc, or as the provider any: nobody dials it any more, and the connections that were made to it are ended, on this machine and with others. They have been when it returns.
+// Revoke takes back an endpoint of this proc, or as the provider any: nobody dials it any more, and
+// the connections that were made to it are ended, on this machine and with others. They have been
+// when it returns.
 func (c *Client) Revoke(ctx context.Context, e sigma.Endpoint) error {
 	return c.do(ctx, sigmap.FileEndpoints, sigmap.CallRevoke, func(enc *sigmap.Coder) { enc.Endpoint(&e) }, nil)
 }
 
-// ConnectionLog gives the latest things that happened to connections of this machine's procs, as JSON lines (state.ConnectionEvent).
+// ConnectionLog gives the latest things that happened to connections of this machine's procs, as
+// JSON lines (state.ConnectionEvent).
 func (c *Client) ConnectionLog(ctx context.Context) ([]byte, error) {
 	reply, files, err := c.call(ctx, sigmap.FileEndpoints, sigmap.CallLog, nil)
 	session.CloseFiles(files)
@@ -125,7 +144,8 @@ func connOf(files []*os.File, local, remote net.Addr) (net.Conn, error) {
 	return &conn{Stream: s, local: local, remote: remote}, nil
 }
 
-// Conn is a connection of FormStream, whose addresses are who is at its ends. Its transport is chosen underneath.
+// Conn is a connection of FormStream, whose addresses are who is at its ends. Its transport is
+// chosen underneath.
 type Conn struct {
 	*ring.Conn
 	local, remote net.Addr
@@ -137,8 +157,10 @@ func (c *Conn) LocalAddr() net.Addr { return c.local }
 // RemoteAddr implements net.Conn.
 func (c *Conn) RemoteAddr() net.Addr { return c.remote }
 
-// streamOf makes a connection of what sigmad passed: a socket, and with a ticket, which only a pair of this machine has, perhaps its memory.
-func (c *Client) streamOf(form sigma.ConnForm, files []*os.File, side ring.Side, ticket string, local, remote net.Addr) (net.Conn, error) {
+// streamOf makes a connection of what sigmad passed: a socket, and with a ticket, which only a pair
+// of this machine has, perhaps its memory.
+func (c *Client) streamOf(form sigma.ConnForm, files []*os.File, side ring.Side, ticket string, local,
+	remote net.Addr) (net.Conn, error) {
 	var nc ring.Stream
 	var memory *os.File
 	if form == sigma.FormStream && ticket != "" && (len(files) == 1 || len(files) == 2) {
@@ -160,7 +182,9 @@ func (c *Client) streamOf(form sigma.ConnForm, files []*os.File, side ring.Side,
 	return &Conn{r, local, remote}, nil
 }
 
-// UseTransport has connections that are made from now on use a transport: ring.Socket, ring.Shared, or ring.Automatic, what the traffic warrants. It is for debugging and measuring; (*Conn).Use does it for one.
+// UseTransport has connections that are made from now on use a transport: ring.Socket, ring.Shared,
+// or ring.Automatic, what the traffic warrants. It is for debugging and measuring; (*Conn).Use does
+// it for one.
 func (c *Client) UseTransport(t ring.Transport) { c.rings.Use(t) }
 
 // claimRing asks for the memory of a connection.
@@ -180,7 +204,8 @@ func (c *Client) claimRing(ctx context.Context, ticket []byte) (*os.File, error)
 // claimMeter asks for the proc's meter. Of a program that is no proc nothing is counted.
 func (c *Client) claimMeter(ctx context.Context) (*os.File, error) {
 	if p := c.info.Principal; p.Proc == "" || p.Realm == sigma.SystemRealm {
-		return nil, &sigma.Error{Op: "sdk.claimMeter", Kind: sigma.KindUnsupported, Msg: "only what procs of realms carry is counted"}
+		return nil, &sigma.Error{Op: "sdk.claimMeter", Kind: sigma.KindUnsupported,
+			Msg: "only what procs of realms carry is counted"}
 	}
 	_, files, err := c.call(ctx, sigmap.FileEndpoints, sigmap.CallMeter, nil)
 	if err != nil {
@@ -193,7 +218,8 @@ func (c *Client) claimMeter(ctx context.Context) (*os.File, error) {
 	return files[0], nil
 }
 
-// releaseRing says that it is not used any more. If that does not reach sigmad, it finds out when the proc ends.
+// releaseRing says that it is not used any more. If that does not reach sigmad, it finds out when
+// the proc ends.
 func (c *Client) releaseRing(ticket []byte) {
 	t := string(ticket)
 	go func() {
@@ -203,7 +229,8 @@ func (c *Client) releaseRing(ticket []byte) {
 	}()
 }
 
-// conn is a passed socket whose addresses are who is at its ends. It keeps what sockets have besides net.Conn: CloseRead and CloseWrite.
+// conn is a passed socket whose addresses are who is at its ends. It keeps what sockets have
+// besides net.Conn: CloseRead and CloseWrite.
 type conn struct {
 	ring.Stream
 	local, remote net.Addr
@@ -221,7 +248,8 @@ func (EndpointAddr) Network() string { return "sigma" }
 // String implements net.Addr.
 func (a EndpointAddr) String() string { return string(a.Proc) + "/" + string(a.ID) }
 
-// CallerAddr is the address of the side that dialled: RemoteAddr of a connection that was accepted tells so who called, as its machine says.
+// CallerAddr is the address of the side that dialled: RemoteAddr of a connection that was accepted
+// tells so who called, as its machine says.
 type CallerAddr struct{ sigma.Principal }
 
 // Network implements net.Addr.
@@ -243,7 +271,11 @@ func (c *Client) mount(ctx context.Context, e sigma.Endpoint) (sigma.File, <-cha
 	}
 	name := ""
 	if c.info.Principal.System && e.Realm == sigma.SystemRealm {
-		name = string(c.info.Principal.Realm) // the provider's servers have a tree for each realm; an outside program acts for the one it connected to
+		name =
+			string(
+				// the provider's servers have a tree for each realm; an outside program acts for
+				// the one it connected to
+				c.info.Principal.Realm)
 	}
 	root, err := s.Attach(ctx, name)
 	if err == nil && !c.keep(s) {
@@ -256,7 +288,8 @@ func (c *Client) mount(ctx context.Context, e sigma.Endpoint) (sigma.File, <-cha
 	return root, s.Done(), nil
 }
 
-// keep notes a session that Close has to end, and forgets those that have ended. It reports whether the client is open.
+// keep notes a session that Close has to end, and forgets those that have ended. It reports whether
+// the client is open.
 func (c *Client) keep(s *session.Client) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -291,16 +324,20 @@ func (c *Client) DialTree(ctx context.Context, e sigma.Endpoint) (*session.Clien
 	return session.Dial(ctx, conn)
 }
 
-// sessionsMax bounds what one proc may have open at one tree. A session costs the server a file descriptor and about 70 KiB, and a proc needs one.
+// sessionsMax bounds what one proc may have open at one tree. A session costs the server a file
+// descriptor and about 70 KiB, and a proc needs one.
 const sessionsMax = 16
 
-// Gate is what a tree may be besides: it is asked about each session, which lasts no longer than the context that it answers. done is called when the session has ended.
+// Gate is what a tree may be besides: it is asked about each session, which lasts no longer than
+// the context that it answers. done is called when the session has ended.
 type Gate interface {
 	Session(ctx context.Context, p sigma.Principal) (_ context.Context, done func(), err error)
 }
 
-// ServeTree serves tree to everybody who dials l, a listener of FormTree, until ctx ends or the listener is closed. A slow or silent client delays nobody, and one that opens
-// sessions without end has the later ones closed. Requests of deposed leaders are refused (AdvanceEpoch), as long as ServeTree has not been called anew.
+// ServeTree serves tree to everybody who dials l, a listener of FormTree, until ctx ends or the
+// listener is closed. A slow or silent client delays nobody, and one that opens sessions without
+// end has the later ones closed. Requests of deposed leaders are refused (AdvanceEpoch), as long as
+// ServeTree has not been called anew.
 func (c *Client) ServeTree(ctx context.Context, l sigma.Listener, tree sigma.Tree) error {
 	var sessions sync.WaitGroup
 	ctx, cancel := context.WithCancel(ctx)

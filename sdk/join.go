@@ -10,7 +10,8 @@ import (
 )
 
 const (
-	// leaseOfMember is how long the name of a member outlives the sigmad that kept it; the name of a proc that ends goes at once.
+	// leaseOfMember is how long the name of a member outlives the sigmad that kept it; the name of
+	// a proc that ends goes at once.
 	leaseOfMember = 10 * time.Second
 	// renewMember is the time between renewals of a member's lease.
 	renewMember = leaseOfMember / 3
@@ -18,23 +19,31 @@ const (
 	rejoinPause = leaseOfMember / 40
 )
 
-// Join publishes e under the proc's id in the directory dir. Join makes dir, and what leads to dir, if they are missing. The proc is a member from then on until leave is called or the proc ends.
+// Join publishes e under the proc's id in the directory dir. Join makes dir, and what leads to dir,
+// if they are missing. The proc is a member from then on until leave is called or the proc ends.
 //
-// A member that stands still for longer than its lease of 10 s, or that cannot reach the names for that long, loses its name: clients go to the other members. Join publishes the endpoint again as soon as the proc runs and
-// reaches the names again, within half a second as a rule. The program need not do anything for that, and is not told.
+// A member that stands still for longer than its lease of 10 s, or that cannot reach the names for
+// that long, loses its name: clients go to the other members. Join publishes the endpoint again as
+// soon as the proc runs and reaches the names again, within half a second as a rule. The program
+// need not do anything for that, and is not told.
 //
-// leave ends the membership and returns when the name is gone. A server that goes in good order leaves, and then shuts down: clients that found it before are served, no others come. leave may be called again after it failed.
-// Errors of Join: KindPermission, if the proc's view lets it not write to dir, and those of MkdirAll, Lease and Publish.
-func (c *Client) Join(ctx context.Context, dir string, e sigma.Endpoint) (leave func(context.Context) error, err error) {
+// leave ends the membership and returns when the name is gone. A server that goes in good order
+// leaves, and then shuts down: clients that found it before are served, no others come. leave may
+// be called again after it failed. Errors of Join: KindPermission, if the proc's view lets it not
+// write to dir, and those of MkdirAll, Lease and Publish.
+func (c *Client) Join(ctx context.Context, dir string, e sigma.Endpoint) (leave func(context.Context) error,
+	err error) {
 	leases, ok := c.root.(sigma.Leaser)
 	if !ok {
 		return nil, sigma.Errorf("sdk.Join", sigma.KindUnsupported, "this tree grants no leases")
 	}
-	m := &membership{tree: c.Tree, leases: leases, done: c.session.Done(), dir: dir, endpoint: e, ended: make(chan struct{})}
+	m := &membership{tree: c.Tree, leases: leases, done: c.session.Done(), dir: dir, endpoint: e,
+		ended: make(chan struct{})}
 	return m.join(ctx)
 }
 
-// membership keeps an endpoint published in a directory under a lease, and publishes it again under another lease when that one has ended.
+// membership keeps an endpoint published in a directory under a lease, and publishes it again under
+// another lease when that one has ended.
 type membership struct {
 	tree     *namespace.Tree
 	leases   sigma.Leaser
@@ -64,7 +73,8 @@ func (m *membership) path() string {
 	return strings.TrimSuffix(m.dir, "/") + "/" + string(m.endpoint.Proc)
 }
 
-// enter publishes the endpoint under a new lease. A file that is there already becomes the new lease's.
+// enter publishes the endpoint under a new lease. A file that is there already becomes the new
+// lease's.
 func (m *membership) enter(ctx context.Context) error {
 	if err := m.tree.MkdirAll(ctx, m.dir, 0o755); err != nil {
 		return err
@@ -73,7 +83,8 @@ func (m *membership) enter(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if _, err := m.tree.Put(ctx, m.path(), []byte(m.endpoint.String()), sigma.PutOptions{Kind: sigma.KindEndpoint, Lease: id}); err != nil {
+	if _, err := m.tree.Put(ctx, m.path(), []byte(m.endpoint.String()), sigma.PutOptions{Kind: sigma.KindEndpoint,
+		Lease: id}); err != nil {
 		m.leases.Revoke(context.WithoutCancel(ctx), id) // with the file, should it have been made after all
 		return err
 	}
@@ -104,7 +115,8 @@ func (m *membership) keep(ctx context.Context) {
 	}
 }
 
-// renew renews the lease. If the lease has ended, which its server alone decides, the proc becomes a member again under another.
+// renew renews the lease. If the lease has ended, which its server alone decides, the proc becomes
+// a member again under another.
 func (m *membership) renew(ctx context.Context) error {
 	if m.lease != 0 {
 		err := m.leases.Renew(ctx, m.lease)
@@ -116,7 +128,8 @@ func (m *membership) renew(ctx context.Context) error {
 	return m.enter(ctx)
 }
 
-// leave ends the lease, and with it the file. A sigmad that was started again may not know the lease as this proc's: then the file is removed by its path.
+// leave ends the lease, and with it the file. A sigmad that was started again may not know the
+// lease as this proc's: then the file is removed by its path.
 func (m *membership) leave(ctx context.Context) error {
 	var err error
 	if m.lease != 0 {

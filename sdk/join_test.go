@@ -13,7 +13,8 @@ import (
 // memberOf makes v a member of /svc/web, which is made by that.
 func memberOf(t *testing.T, v *voter) (*membership, func(context.Context) error) {
 	t.Helper()
-	m := &membership{tree: v.tree, leases: v.root.(sigma.Leaser), dir: "/svc/web/", endpoint: endpoint(1), ended: make(chan struct{})}
+	m := &membership{tree: v.tree, leases: v.root.(sigma.Leaser), dir: "/svc/web/", endpoint: endpoint(1),
+		ended: make(chan struct{})}
 	leave, err := m.join(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -21,8 +22,9 @@ func memberOf(t *testing.T, v *voter) (*membership, func(context.Context) error)
 	return m, leave
 }
 
-// TestJoinAgain: a member that cannot renew its lease for longer than the lease loses its name, and has it again within a second after, also if its directory was removed meanwhile. A member that leaves is gone and does not come back,
-// also if its lease had ended by then.
+// TestJoinAgain: a member that cannot renew its lease for longer than the lease loses its name, and
+// has it again within a second after, also if its directory was removed meanwhile. A member that
+// leaves is gone and does not come back, also if its lease had ended by then.
 func TestJoinAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, tree := t.Context(), memfs.New(memfs.Config{})
@@ -31,7 +33,8 @@ func TestJoinAgain(t *testing.T) {
 		is := func(when string, want bool) {
 			t.Helper()
 			text, err := v.tree.ReadLink(ctx, "/svc/web/"+string(endpoint(1).Proc))
-			if kind := sigma.KindOf(err); want && (err != nil || text != endpoint(1).String()) || !want && kind != sigma.KindNotFound {
+			if kind := sigma.KindOf(err); want && (err != nil || text != endpoint(1).String()) || !want &&
+				kind != sigma.KindNotFound {
 				t.Fatalf("%s: the member's name is %q, %v", when, text, err)
 			}
 		}

@@ -20,22 +20,30 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// A listener has a socket from sigmad on which each connection comes that somebody dialled, and for each proc that dials often a line, on which that proc says which of the connections that were made in advance begins (docs/adr/0029). Who accepts waits at all of them by one epoll, and takes from it
-// himself what has come, so that no goroutine is between the kernel and him.
+// A listener has a socket from sigmad on which each connection comes that somebody dialled, and for
+// each proc that dials often a line, on which that proc says which of the connections that were
+// made in advance begins (docs/adr/0029). Who accepts waits at all of them by one epoll, and takes
+// from it himself what has come, so that no goroutine is between the kernel and him.
 
-// drainMax is how long those who dialled before a listener was closed can be accepted. Who serves until Accept says net.ErrClosed, as net/http does, needs a moment; who does not accept any more should not let them wait.
+// drainMax is how long those who dialled before a listener was closed can be accepted. Who serves
+// until Accept says net.ErrClosed, as net/http does, needs a moment; who does not accept any more
+// should not let them wait.
 const drainMax = 5 * time.Second
 
-// lineMax is how long a listener that is closed hears lines of other machines to their end: what their procs said before they knew is under way.
+// lineMax is how long a listener that is closed hears lines of other machines to their end: what
+// their procs said before they knew is under way.
 const lineMax = time.Second
 
-// heldMost bounds connections that are held for a proc of another machine. What it has said may be late, so there can be more of them than it has.
+// heldMost bounds connections that are held for a proc of another machine. What it has said may be
+// late, so there can be more of them than it has.
 const heldMost = 4 * sigmap.PoolMost
 
-// hearMost is how much of one line is heard before others have their turn: all that can have begun of what is held and of the next batch. The epoll tells of the rest again.
+// hearMost is how much of one line is heard before others have their turn: all that can have begun
+// of what is held and of the next batch. The epoll tells of the rest again.
 const hearMost = 2 * sigmap.PoolMost
 
-// The next sigmad knows no listeners. Who accepts finds out that sigmad has died, and listens again at the same endpoint (docs/adr/0040): texts of it that are about stay good.
+// The next sigmad knows no listeners. Who accepts finds out that sigmad has died, and listens again
+// at the same endpoint (docs/adr/0040): texts of it that are about stay good.
 
 type listener struct {
 	c        *Client
@@ -96,7 +104,8 @@ func (c *Client) Listen(ctx context.Context, form sigma.ConnForm) (sigma.Listene
 	return l, nil
 }
 
-// listen asks for a listener at a new endpoint, or again at the one that there is: once more if sigmad dies meanwhile.
+// listen asks for a listener at a new endpoint, or again at the one that there is: once more if
+// sigmad dies meanwhile.
 func (l *listener) listen(ctx context.Context) error {
 	pushed := l.endpoint.ID == "" || l.wait != nil
 	for {
@@ -126,8 +135,10 @@ func (l *listener) listen(ctx context.Context) error {
 	}
 }
 
-// again is asked by who could not accept in a life of the listener. It reports whether there may be something to accept after all: what is under way to a listener that has ended, or what comes after the proc listens again with another
-// sigmad. If the proc cannot listen again, err becomes why.
+// again is asked by who could not accept in a life of the listener. It reports whether there may be
+// something to accept after all: what is under way to a listener that has ended, or what comes
+// after the proc listens again with another sigmad. If the proc cannot listen again, err becomes
+// why.
 func (l *listener) again(life uint32, err *error) bool {
 	l.turn <- struct{}{}
 	defer func() { <-l.turn }()
@@ -144,7 +155,8 @@ func (l *listener) again(life uint32, err *error) bool {
 	}
 	l.dropAll()
 	if lerr := l.listen(l.ctx); lerr != nil {
-		*err = &sigma.Error{Op: "sdk.Accept", Kind: sigma.KindOf(lerr), Msg: "sigmad died, and the proc cannot listen at its endpoint again", Hint: sigma.HintOf(lerr), Err: lerr}
+		*err = &sigma.Error{Op: "sdk.Accept", Kind: sigma.KindOf(lerr),
+			Msg: "sigmad died, and the proc cannot listen at its endpoint again", Hint: sigma.HintOf(lerr), Err: lerr}
 		return false
 	}
 	if l.isClosed() { // just now, when no sigmad knew it
@@ -159,7 +171,8 @@ func (l *listener) isClosed() bool {
 	return l.closed
 }
 
-// watch begins to wait for what comes on the socket, of which it makes a duplicate that Go's own poller does not know.
+// watch begins to wait for what comes on the socket, of which it makes a duplicate that Go's own
+// poller does not know.
 func (l *listener) watch(socket *os.File) error {
 	err := l.prepare()
 	if err != nil {
@@ -194,7 +207,8 @@ func (l *listener) prepare() error {
 		return sigma.Wrap(op, "", err)
 	}
 	l.wait = wait
-	l.look, l.oob, l.buf = l.onReady, make([]byte, syscall.CmsgSpace(4*session.FilesMax)), make([]byte, sigmap.ArrivalMax)
+	l.look, l.oob, l.buf = l.onReady, make([]byte, syscall.CmsgSpace(4*session.FilesMax)),
+		make([]byte, sigmap.ArrivalMax)
 	return nil
 }
 
@@ -218,7 +232,8 @@ func duplicate(f *os.File) (fd int, err error) {
 // add has the epoll tell of a descriptor.
 func (l *listener) add(fd int) (err error) {
 	if e := l.raw.Control(func(epoll uintptr) {
-		err = syscall.EpollCtl(int(epoll), syscall.EPOLL_CTL_ADD, fd, &syscall.EpollEvent{Events: syscall.EPOLLIN, Fd: int32(fd)})
+		err = syscall.EpollCtl(int(epoll), syscall.EPOLL_CTL_ADD, fd, &syscall.EpollEvent{Events: syscall.EPOLLIN,
+			Fd: int32(fd)})
 	}); e != nil {
 		return e
 	}
@@ -228,7 +243,8 @@ func (l *listener) add(fd int) (err error) {
 func (l *listener) Endpoint() sigma.Endpoint { return l.endpoint }
 func (l *listener) Addr() net.Addr           { return EndpointAddr{l.endpoint} }
 
-// Accept implements net.Listener. After Close it gives those who had dialled before, then net.ErrClosed, so that a server that shuts down leaves nobody without an answer.
+// Accept implements net.Listener. After Close it gives those who had dialled before, then
+// net.ErrClosed, so that a server that shuts down leaves nobody without an answer.
 func (l *listener) Accept() (net.Conn, error) {
 	c, _, err := l.AcceptFrom(l.ctx)
 	return c, err
@@ -248,11 +264,13 @@ func (l *listener) AcceptFrom(ctx context.Context) (net.Conn, sigma.Principal, e
 		c, err := l.c.farStream(a.files[0], ring.Accepted, EndpointAddr{l.endpoint}, CallerAddr{a.from})
 		return c, a.from, err
 	}
-	c, err := l.c.streamOf(l.endpoint.Form, a.files, ring.Accepted, a.ticket, EndpointAddr{l.endpoint}, CallerAddr{a.from})
+	c, err := l.c.streamOf(l.endpoint.Form, a.files, ring.Accepted, a.ticket, EndpointAddr{l.endpoint},
+		CallerAddr{a.from})
 	return c, a.from, err
 }
 
-// arrival waits for one on the listener's socket, or has sigmad answer if there is none; of a listener that has ended sigmad says why.
+// arrival waits for one on the listener's socket, or has sigmad answer if there is none; of a
+// listener that has ended sigmad says why.
 func (l *listener) arrival(ctx context.Context) (a arrived, err error) {
 	if l.wait != nil {
 		if a, err = l.next(ctx); err != errEnded {
@@ -265,12 +283,18 @@ func (l *listener) arrival(ctx context.Context) (a arrived, err error) {
 // ask has sigmad answer when somebody dials.
 func (l *listener) ask(ctx context.Context) (a arrived, err error) {
 	rings := true
-	reply, files, err := l.c.call(ctx, sigmap.FileEndpoints, sigmap.CallAccept, func(e *sigmap.Coder) { e.Str((*string)(&l.endpoint.ID)); e.Bool(&rings) })
+	reply, files, err := l.c.call(ctx, sigmap.FileEndpoints, sigmap.CallAccept, func(e *sigmap.Coder) {
+		e.Str((*string)(&l.endpoint.ID))
+		e.Bool(&rings)
+	})
 	if err != nil {
 		return a, err
 	}
 	a.files = files
-	if err := sigmap.Parse(reply, func(d *sigmap.Coder) { d.Principal(&a.from); d.Last(func() { d.Str(&a.ticket) }) }); err != nil {
+	if err := sigmap.Parse(reply, func(d *sigmap.Coder) {
+		d.Principal(&a.from)
+		d.Last(func() { d.Str(&a.ticket) })
+	}); err != nil {
 		a.close()
 		return a, err
 	}
@@ -354,7 +378,9 @@ func (l *listener) receive() bool {
 		return false
 	}
 	var a sigmap.Arrival
-	if err := sigmap.Parse(l.buf[:n], func(c *sigmap.Coder) { c.Arrival(&a) }); err != nil || flags&(syscall.MSG_CTRUNC|syscall.MSG_TRUNC) != 0 { // this proc has no descriptors left
+	if err := sigmap.Parse(l.buf[:n], func(c *sigmap.Coder) {
+		c.Arrival(&a)
+	}); err != nil || flags&(syscall.MSG_CTRUNC|syscall.MSG_TRUNC) != 0 { // this proc has no descriptors left
 		if err != nil {
 			a.Tickets = nil
 		}
@@ -390,7 +416,8 @@ func passed(oob []byte) (files []*os.File) {
 	return files
 }
 
-// lose ends the line that came with a, which this proc cannot keep: of one to another machine sigmad has a duplicate, so that closing it does not.
+// lose ends the line that came with a, which this proc cannot keep: of one to another machine
+// sigmad has a duplicate, so that closing it does not.
 func lose(a *sigmap.Arrival, files []*os.File) {
 	if !a.Line || len(files) == 0 {
 		return
@@ -477,7 +504,8 @@ func (l *listener) hear(from *line, most int) {
 	}
 }
 
-// number reads the next one that a line says: EAGAIN if there is none, io.EOF at its end or if it is none.
+// number reads the next one that a line says: EAGAIN if there is none, io.EOF at its end or if it
+// is none.
 func (of *line) number() (uint64, error) {
 	var b [8]byte
 	had := copy(b[:], of.part)
@@ -504,7 +532,8 @@ func (l *listener) drop(of *line) {
 	delete(l.lines, of.fd)
 	delete(l.pools, of.pool)
 	if of.far {
-		syscall.Shutdown(of.fd, syscall.SHUT_RDWR) // sigmad has it, too; so closing it does not take it out of the epoll
+		syscall.Shutdown(of.fd,
+			syscall.SHUT_RDWR) // sigmad has it, too; so closing it does not take it out of the epoll
 		l.raw.Control(func(epoll uintptr) { syscall.EpollCtl(int(epoll), syscall.EPOLL_CTL_DEL, of.fd, nil) })
 	}
 	nowait.Close(of.fd) // which takes it out of the epoll
@@ -513,7 +542,9 @@ func (l *listener) drop(of *line) {
 	}
 }
 
-// end notes that nothing comes from sigmad any more. What had begun by then is still accepted: sigmad has ended the lines before, of those to other machines our direction. These are heard until the dialler has ended the other, for lineMax at most.
+// end notes that nothing comes from sigmad any more. What had begun by then is still accepted:
+// sigmad has ended the lines before, of those to other machines our direction. These are heard
+// until the dialler has ended the other, for lineMax at most.
 func (l *listener) end() {
 	if l.sock < 0 {
 		return
@@ -579,7 +610,8 @@ func (l *listener) acceptError(ctx context.Context, err error) error {
 		l.over.Stop()
 	}
 	l.cancel()
-	return &sigma.Error{Op: "sdk.Accept", Kind: sigma.KindUnavailable, Msg: "the listener is closed", Err: net.ErrClosed}
+	return &sigma.Error{Op: "sdk.Accept", Kind: sigma.KindUnavailable, Msg: "the listener is closed",
+		Err: net.ErrClosed}
 }
 
 // Close implements net.Listener. It can be called again.
@@ -610,5 +642,7 @@ func (l *listener) Close() error {
 
 // tell has sigmad close the listener, or if it is closed already send those away who wait.
 func (l *listener) tell() error {
-	return l.c.do(context.Background(), sigmap.FileEndpoints, sigmap.CallClose, func(e *sigmap.Coder) { e.Str((*string)(&l.endpoint.ID)) }, nil)
+	return l.c.do(context.Background(), sigmap.FileEndpoints, sigmap.CallClose, func(e *sigmap.Coder) {
+		e.Str((*string)(&l.endpoint.ID))
+	}, nil)
 }

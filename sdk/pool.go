@@ -18,7 +18,9 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// Who dials the same endpoint again and again has connections made in advance, a batch with one call, and only says on a line to the listener which one begins (docs/adr/0029). So a dial is one write, and the listener's proc is woken by it.
+// Who dials the same endpoint again and again has connections made in advance, a batch with one
+// call, and only says on a line to the listener which one begins (docs/adr/0029). So a dial is one
+// write, and the listener's proc is woken by it.
 
 const (
 	poolAfter   = 3                // dials within poolWithin, and the next ones are made in advance
@@ -78,7 +80,8 @@ func (m *made) close(c *Client) {
 	}
 }
 
-// discard closes connections that nobody gets. Of their memory, which comes behind the sockets or was lost on the way, sigmad is told that it is not needed.
+// discard closes connections that nobody gets. Of their memory, which comes behind the sockets or
+// was lost on the way, sigmad is told that it is not needed.
 func (c *Client) discard(files []*os.File, tickets []string, lost bool) {
 	session.CloseFiles(files)
 	for _, t := range tickets {
@@ -172,7 +175,9 @@ func (p *pool) idle() bool {
 	return p.line == nil && p.asking == nil && time.Since(p.last) > poolWithin
 }
 
-// await is take that waits for the batch that is being made if nothing else is there: sigmad answers one question after another, so a connection of its own would come later. With another machine it would come sooner.
+// await is take that waits for the batch that is being made if nothing else is there: sigmad
+// answers one question after another, so a connection of its own would come later. With another
+// machine it would come sooner.
 func (p *pool) await(ctx context.Context) (m made, ok bool) {
 	m, batch, ok := p.take(time.Now())
 	if ok || batch == nil {
@@ -188,7 +193,8 @@ func (p *pool) await(ctx context.Context) (m made, ok bool) {
 	return p.takeLocked()
 }
 
-// take has a connection begin, and more made if there are few left. If it has none, and should wait, batch is closed when those that are being made are there.
+// take has a connection begin, and more made if there are few left. If it has none, and should
+// wait, batch is closed when those that are being made are there.
 func (p *pool) take(now time.Time) (m made, batch <-chan struct{}, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -310,7 +316,9 @@ func (p *pool) askedLocked() {
 	p.asking, p.awaited = nil, 0
 }
 
-// beginLocked begins to use a line. That of a listener here nobody waits at, and is in no poller: it would tell of each number that the listener has read, and wake a thread of this proc in vain with every dial.
+// beginLocked begins to use a line. That of a listener here nobody waits at, and is in no poller:
+// it would tell of each number that the listener has read, and wake a thread of this proc in vain
+// with every dial.
 func (p *pool) beginLocked(line *os.File) (err error) {
 	if !p.far() {
 		defer line.Close()
@@ -329,7 +337,8 @@ func (p *pool) beginLocked(line *os.File) (err error) {
 	return err
 }
 
-// follow waits for the end of a line to another machine, where the listener waits for ours when it closes.
+// follow waits for the end of a line to another machine, where the listener waits for ours when it
+// closes.
 func (p *pool) follow(line *os.File) {
 	var b [1]byte
 	line.Read(b[:]) // nothing is said
@@ -340,7 +349,8 @@ func (p *pool) follow(line *os.File) {
 	}
 }
 
-// asks is what to ask for; over says that sigmad may know a line that has ended, of which the connections in never did not begin.
+// asks is what to ask for; over says that sigmad may know a line that has ended, of which the
+// connections in never did not begin.
 func (p *pool) asks() (ask sigmap.PoolAsk, over bool, never []uint64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -82,7 +82,8 @@ func (m *machine) pool(number uint64, n int) *pool {
 	if p.raw, err = mine.SyscallConn(); err != nil {
 		m.t.Fatal(err)
 	}
-	a, files := sigmap.Arrival{Pool: number, From: sigma.Principal{Realm: "r", Proc: "p"}, First: m.last + 1, Line: true}, []*os.File{theirs}
+	a, files := sigmap.Arrival{Pool: number, From: sigma.Principal{Realm: "r", Proc: "p"}, First: m.last + 1,
+		Line: true}, []*os.File{theirs}
 	for range n {
 		mine, theirs := m.pair(syscall.SOCK_STREAM)
 		m.last++
@@ -149,7 +150,9 @@ func asks(p *pool) {
 	p.ask()
 }
 
-// TestPoolHandover: wherever a listener ends among connections that begin, those that have begun are accepted, once, and no other begins; before the first and after the last, and at any moment of a dialler that goes on.
+// TestPoolHandover: wherever a listener ends among connections that begin, those that have begun
+// are accepted, once, and no other begins; before the first and after the last, and at any moment
+// of a dialler that goes on.
 func TestPoolHandover(t *testing.T) {
 	const most = 6
 	for at := range most + 1 {
@@ -192,7 +195,8 @@ func TestPoolHandover(t *testing.T) {
 	}
 }
 
-// TestPoolBehind: a listener that is behind loses none of those that have begun, whatever it takes first: what sigmad sent or what the line says.
+// TestPoolBehind: a listener that is behind loses none of those that have begun, whatever it takes
+// first: what sigmad sent or what the line says.
 func TestPoolBehind(t *testing.T) {
 	const batch = sigmap.PoolMost / 2
 	for _, begun := range []int{batch, 2 * batch, 2*batch + 1, 3 * batch} {
@@ -221,7 +225,8 @@ func TestPoolBehind(t *testing.T) {
 	}
 }
 
-// TestPoolLost: of a line whose answer was lost sigmad is told that it is over before it is asked again, and of one that has ended which connections never began.
+// TestPoolLost: of a line whose answer was lost sigmad is told that it is over before it is asked
+// again, and of one that has ended which connections never began.
 func TestPoolLost(t *testing.T) {
 	sigmad := &losing{}
 	p := newMachine(t).pool(1, 3)
@@ -232,7 +237,8 @@ func TestPoolLost(t *testing.T) {
 	p.mu.Unlock()
 	asks(p)
 	asks(p)
-	if got := sigmad.asked; len(got) != 4 || !got[0].Over || len(got[0].Unused) != 3 || got[1].Over || !got[2].Over || len(got[2].Unused) != 0 || got[3].Over {
+	if got := sigmad.asked; len(got) != 4 || !got[0].Over || len(got[0].Unused) != 3 || got[1].Over || !got[2].Over ||
+		len(got[2].Unused) != 0 || got[3].Over {
 		t.Errorf("asked was %+v", got)
 	}
 	p.asking = make(chan struct{})
@@ -272,7 +278,8 @@ func (r *released) Call(_ context.Context, method string, payload []byte, _ []*o
 	return reply, r.files, err
 }
 
-// TestPoolDiscarded: wherever connections that came with memory are thrown away, sigmad is told that the memory is not needed.
+// TestPoolDiscarded: wherever connections that came with memory are thrown away, sigmad is told
+// that the memory is not needed.
 func TestPoolDiscarded(t *testing.T) {
 	tickets := []string{"one", "two"}
 	sockets := func(m *machine, n int) (files []*os.File) {
@@ -285,7 +292,8 @@ func TestPoolDiscarded(t *testing.T) {
 	for what, discard := range map[string]func(m *machine, sigmad *released){
 		"an answer without a line, which the dialler has not": func(m *machine, sigmad *released) {
 			sigmad.grant, sigmad.files = sigmap.PoolGrant{First: 1, Tickets: tickets}, sockets(m, 4)
-			p := &pool{c: m.l.c, e: sigma.Endpoint{Realm: "r", Machine: "m", Proc: "q", ID: "AAECAwQFBgcICQoLDA0ODw", Form: sigma.FormStream}}
+			p := &pool{c: m.l.c, e: sigma.Endpoint{Realm: "r", Machine: "m", Proc: "q", ID: "AAECAwQFBgcICQoLDA0ODw",
+				Form: sigma.FormStream}}
 			asks(p)
 		},
 		"more for a line that the listener has not": func(m *machine, _ *released) {
@@ -320,7 +328,8 @@ func TestPoolDiscarded(t *testing.T) {
 	}
 }
 
-// TestPoolTwice: a connection that comes under the number of another that has not begun is closed; that one begins.
+// TestPoolTwice: a connection that comes under the number of another that has not begun is closed;
+// that one begins.
 func TestPoolTwice(t *testing.T) {
 	m := newMachine(t)
 	p := m.pool(1, 2)
@@ -341,7 +350,8 @@ func TestPoolTwice(t *testing.T) {
 	}
 }
 
-// TestLines: what a dialler says wrong costs it its line, or nothing; another's connections begin as before, and those that were dialled come too.
+// TestLines: what a dialler says wrong costs it its line, or nothing; another's connections begin
+// as before, and those that were dialled come too.
 func TestLines(t *testing.T) {
 	number := func(n uint64) []byte { return binary.LittleEndian.AppendUint64(nil, n) }
 	for what, c := range map[string]struct {
@@ -393,7 +403,9 @@ func TestLines(t *testing.T) {
 	}
 }
 
-// TestPoolAwait: who dials while there is nothing but a batch that is being made waits for it, and begins one of it; no more wait than it has for sure, and nobody whose context ends. The line of a listener here is in no poller.
+// TestPoolAwait: who dials while there is nothing but a batch that is being made waits for it, and
+// begins one of it; no more wait than it has for sure, and nobody whose context ends. The line of a
+// listener here is in no poller.
 func TestPoolAwait(t *testing.T) {
 	m := newMachine(t)
 	p := m.pool(1, 0)

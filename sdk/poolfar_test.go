@@ -50,7 +50,8 @@ func (m *machine) file(c net.Conn) *os.File {
 	return os.NewFile(fd, "connection")
 }
 
-// farPool is pool for a dialler of another machine. shut ends the listener's direction of the line, as its sigmad does.
+// farPool is pool for a dialler of another machine. shut ends the listener's direction of the line,
+// as its sigmad does.
 func (m *machine) farPool(number uint64, n int) (p *pool, shut func()) {
 	m.t.Helper()
 	m.l.endpoint.Machine = "here"
@@ -66,7 +67,8 @@ func (m *machine) farPool(number uint64, n int) (p *pool, shut func()) {
 	if err != nil {
 		m.t.Fatal(err)
 	}
-	a, files := sigmap.Arrival{Pool: number, From: sigma.Principal{Realm: "r", Proc: "p", Machine: "there"}, First: m.last + 1, Line: true}, []*os.File{theirs}
+	a, files := sigmap.Arrival{Pool: number, From: sigma.Principal{Realm: "r", Proc: "p", Machine: "there"},
+		First: m.last + 1, Line: true}, []*os.File{theirs}
 	for range n {
 		mine, theirs := m.far()
 		m.last++
@@ -81,7 +83,8 @@ func (m *machine) farPool(number uint64, n int) (p *pool, shut func()) {
 	})
 }
 
-// TestPoolFarHandover is TestPoolHandover between machines, where the end of a line is not known to both at once.
+// TestPoolFarHandover is TestPoolHandover between machines, where the end of a line is not known to
+// both at once.
 func TestPoolFarHandover(t *testing.T) {
 	const most = 6
 	for at := range most + 1 {
@@ -128,7 +131,8 @@ func TestPoolFarHandover(t *testing.T) {
 	}
 }
 
-// TestPoolFarLate: a dialler that does not end its line keeps a listener that has closed for lineMax, and what it says meanwhile is accepted.
+// TestPoolFarLate: a dialler that does not end its line keeps a listener that has closed for
+// lineMax, and what it says meanwhile is accepted.
 func TestPoolFarLate(t *testing.T) {
 	m := newMachine(t)
 	p, shut := m.farPool(1, 3)
@@ -187,7 +191,8 @@ func TestFarLines(t *testing.T) {
 	}
 }
 
-// TestFarLineLost: a line that the listener's proc cannot keep ends for its dialler, though sigmad has a duplicate.
+// TestFarLineLost: a line that the listener's proc cannot keep ends for its dialler, though sigmad
+// has a duplicate.
 func TestFarLineLost(t *testing.T) {
 	for name, spoil := range map[string]func(l *listener){
 		"not all descriptors come": func(l *listener) { l.oob = l.oob[:syscall.CmsgSpace(4)] },

@@ -1,8 +1,10 @@
-// Package sdk is what programs of sigmaOS use: procs by Open, programs outside by Connect. A Client is one realm's tree (sigma.Namespace), its procs (sigma.Procs), and, for
-// a proc, its endpoints and itself (sigma.Endpoints, sigma.Self).
+// Package sdk is what programs of sigmaOS use: procs by Open, programs outside by Connect. A Client
+// is one realm's tree (sigma.Namespace), its procs (sigma.Procs), and, for a proc, its endpoints
+// and itself (sigma.Endpoints, sigma.Self).
 //
-// It is light on purpose: it starts one goroutine, makes two round trips, and links nothing beyond the standard library's net, so that a proc that uses it starts in
-// about the time an empty program does (architecture §4).
+// It is light on purpose: it starts one goroutine, makes two round trips, and links nothing beyond
+// the standard library's net, so that a proc that uses it starts in about the time an empty program
+// does (architecture §4).
 //
 // All methods are safe for concurrent use.
 package sdk
@@ -27,7 +29,8 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// systemFile is the file descriptor that every proc is born with: its socket to sigmad, and its identity.
+// systemFile is the file descriptor that every proc is born with: its socket to sigmad, and its
+// identity.
 const systemFile = 3
 
 // Client is a program's connection to sigmaOS.
@@ -52,11 +55,13 @@ var (
 	_ sigma.Endpoints = (*Client)(nil)
 )
 
-// Open connects a proc to its machine. A program that was not started by sigmaOS gets KindUnavailable. It can be called once in a process.
+// Open connects a proc to its machine. A program that was not started by sigmaOS gets
+// KindUnavailable. It can be called once in a process.
 func Open(ctx context.Context) (*Client, error) {
 	conn, err := session.FromFile(os.NewFile(systemFile, "sigmad"))
 	if err != nil {
-		return nil, &sigma.Error{Op: "sdk.Open", Kind: sigma.KindUnavailable, Msg: "this process is not a proc", Hint: "start it with: sigma run PROGRAM", Err: err}
+		return nil, &sigma.Error{Op: "sdk.Open", Kind: sigma.KindUnavailable, Msg: "this process is not a proc",
+			Hint: "start it with: sigma run PROGRAM", Err: err}
 	}
 	s, err := session.DialSystem(ctx, conn)
 	if err != nil {
@@ -77,27 +82,37 @@ func Open(ctx context.Context) (*Client, error) {
 	return c, nil
 }
 
-// transportVariable, in a proc's environment, forces the transport of its connections as UseTransport does, without a change to the program.
+// transportVariable, in a proc's environment, forces the transport of its connections as
+// UseTransport does, without a change to the program.
 const transportVariable = "SIGMA_TRANSPORT"
 
-// Connect connects a program outside to a realm through the admin socket at addr, which only root may open. The Client goes on when sigmad dies and is started again (connect.go).
+// Connect connects a program outside to a realm through the admin socket at addr, which only root
+// may open. The Client goes on when sigmad dies and is started again (connect.go).
 func Connect(ctx context.Context, addr string, realm sigma.RealmID) (*Client, error) {
-	return connect(ctx, string(realm), func(ctx context.Context) (*net.UnixConn, error) { return dialSocket(ctx, addr) })
+	return connect(ctx, string(realm), func(ctx context.Context) (*net.UnixConn, error) {
+		return dialSocket(ctx, addr)
+	})
 }
 
-// ConnectAs connects a program outside to the realm that it has a credential of, through the realm socket at addr, which every user may open. What the program may do is what the credential's role says; the Client ends when it is
-// revoked or expires, and goes on when sigmad dies and is started again. KindPermission: it is not good; KindBusy: too many were wrong, or too many programs connect; KindUnavailable: nobody answers, or credentials cannot be checked now.
+// ConnectAs connects a program outside to the realm that it has a credential of, through the realm
+// socket at addr, which every user may open. What the program may do is what the credential's role
+// says; the Client ends when it is revoked or expires, and goes on when sigmad dies and is started
+// again. KindPermission: it is not good; KindBusy: too many were wrong, or too many programs
+// connect; KindUnavailable: nobody answers, or credentials cannot be checked now.
 func ConnectAs(ctx context.Context, addr, credential string) (*Client, error) {
 	return connect(ctx, "", func(ctx context.Context) (*net.UnixConn, error) { return greet(ctx, addr, credential) })
 }
 
-// ConnectBy connects a program that may not open a socket of sigmaOS itself: dial opens one for it, with Dial in a
-// process that may, now and after each death of sigmad. With a credential realm is empty.
-func ConnectBy(ctx context.Context, realm sigma.RealmID, dial func(context.Context) (*net.UnixConn, error)) (*Client, error) {
+// ConnectBy connects a program that may not open a socket of sigmaOS itself: dial opens one for it,
+// with Dial in a process that may, now and after each death of sigmad. With a credential realm is
+// empty.
+func ConnectBy(ctx context.Context, realm sigma.RealmID, dial func(context.Context) (*net.UnixConn, error)) (*Client,
+	error) {
 	return connect(ctx, string(realm), dial)
 }
 
-// Dial opens the connection that ConnectBy needs: to the admin socket at addr or, with a credential, to the realm socket.
+// Dial opens the connection that ConnectBy needs: to the admin socket at addr or, with a
+// credential, to the realm socket.
 func Dial(ctx context.Context, addr, credential string) (*net.UnixConn, error) {
 	if credential == "" {
 		return dialSocket(ctx, addr)
@@ -125,7 +140,8 @@ func greet(ctx context.Context, addr, credential string) (*net.UnixConn, error) 
 	case !stop():
 		err = sigma.Wrap("sdk.ConnectAs", "", ctx.Err())
 	case err != nil || n == 0:
-		err = &sigma.Error{Op: "sdk.ConnectAs", Kind: sigma.KindBusy, Msg: "sigmaOS closed the connection before it answered", Hint: "try again in a moment", Err: err}
+		err = &sigma.Error{Op: "sdk.ConnectAs", Kind: sigma.KindBusy,
+			Msg: "sigmaOS closed the connection before it answered", Hint: "try again in a moment", Err: err}
 	default:
 		err = sigmap.ParseWelcome(answer[:n])
 	}
@@ -136,18 +152,23 @@ func greet(ctx context.Context, addr, credential string) (*net.UnixConn, error) 
 	return c, nil
 }
 
-// pathOnly is Linux's O_PATH: the directory may be one that this user can pass through and not list.
+// pathOnly is Linux's O_PATH: the directory may be one that this user can pass through and not
+// list.
 const pathOnly = 0x200000
 
-// connectMax is how long a program waits for its turn among all that connect; connectTurn, for how long at a time, before it looks whether its context has ended.
+// connectMax is how long a program waits for its turn among all that connect; connectTurn, for how
+// long at a time, before it looks whether its context has ended.
 const (
 	connectMax  = 10 * time.Second
 	connectTurn = time.Second
 )
 
-// dialSocket connects to a socket of sigmad's. Where too many programs connect it waits for its turn, which the kernel gives in order to who waits within connect(2); net's connect would fail with EAGAIN.
+// dialSocket connects to a socket of sigmad's. Where too many programs connect it waits for its
+// turn, which the kernel gives in order to who waits within connect(2); net's connect would fail
+// with EAGAIN.
 func dialSocket(ctx context.Context, addr string) (*net.UnixConn, error) {
-	dir, err := os.OpenFile(filepath.Dir(addr), pathOnly|syscall.O_DIRECTORY, 0) // socket paths are limited to 107 bytes; going through the directory makes any path short
+	dir, err := os.OpenFile(filepath.Dir(addr), pathOnly|syscall.O_DIRECTORY,
+		0) // socket paths are limited to 107 bytes; going through the directory makes any path short
 	if err != nil {
 		return nil, connectError(addr, err)
 	}
@@ -184,14 +205,19 @@ func dialSocket(ctx context.Context, addr string) (*net.UnixConn, error) {
 }
 
 func connectError(addr string, err error) error {
-	e := &sigma.Error{Op: "sdk.Connect", Kind: sigma.KindUnavailable, Msg: "no sigmaOS answers at " + addr, Hint: "start it with: sigma up --detach", Err: err}
+	e := &sigma.Error{Op: "sdk.Connect", Kind: sigma.KindUnavailable, Msg: "no sigmaOS answers at " + addr,
+		Hint: "start it with: sigma up --detach", Err: err}
 	switch {
 	case errors.Is(err, os.ErrPermission):
-		e.Kind, e.Msg, e.Hint = sigma.KindPermission, "may not use "+addr, "run as root, or with sudo; or name a credential of a realm with: --credential FILE"
+		e.Kind, e.Msg, e.Hint = sigma.KindPermission, "may not use "+addr,
+			"run as root, or with sudo; or name a credential of a realm with: --credential FILE"
 	case errors.Is(err, syscall.EAGAIN):
-		e.Kind, e.Msg, e.Hint = sigma.KindBusy, "sigmaOS at "+addr+" had no turn for this program: too many connect at once", "try again in a moment; if it lasts, look which programs of this host connect to it: ss -xp"
+		e.Kind, e.Msg, e.Hint = sigma.KindBusy,
+			"sigmaOS at "+addr+" had no turn for this program: too many connect at once",
+			"try again in a moment; if it lasts, look which programs of this host connect to it: ss -xp"
 	case errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE):
-		e.Kind, e.Msg, e.Hint = sigma.KindBusy, "there are too many files open to connect to sigmaOS", "close some, or raise the limit: ulimit -n"
+		e.Kind, e.Msg, e.Hint = sigma.KindBusy, "there are too many files open to connect to sigmaOS",
+			"close some, or raise the limit: ulimit -n"
 	}
 	return e
 }
@@ -216,11 +242,13 @@ func start(ctx context.Context, s *session.Client, realm string) (*Client, error
 		s.Close()
 		return nil, err
 	}
-	c.Tree = namespace.New(namespace.Config{Root: c.root, Done: s.Done(), Epoch: s.Epoch, Machine: c.info.Principal.Machine, Dial: c.mount})
+	c.Tree = namespace.New(namespace.Config{Root: c.root, Done: s.Done(), Epoch: s.Epoch,
+		Machine: c.info.Principal.Machine, Dial: c.mount})
 	return c, nil
 }
 
-// Close ends the connection, and those to servers whose trees were walked through. Listeners and connections that were handed out live on.
+// Close ends the connection, and those to servers whose trees were walked through. Listeners and
+// connections that were handed out live on.
 func (c *Client) Close() {
 	c.pools.close()
 	c.session.Close()
@@ -234,10 +262,14 @@ func (c *Client) Close() {
 	}
 }
 
-// Done is closed when the connection has ended for good: by Close, or because sigmaOS was stopped, the realm removed or the credential revoked. It stays open when sigmad dies and is started again (Lost).
+// Done is closed when the connection has ended for good: by Close, or because sigmaOS was stopped,
+// the realm removed or the credential revoked. It stays open when sigmad dies and is started again
+// (Lost).
 func (c *Client) Done() <-chan struct{} { return c.session.Done() }
 
-// Lost is closed when the sigmad that the Client speaks to now is gone. Files that were opened with it cannot be used any more; the Client goes on with the next sigmad, for which Lost gives another channel.
+// Lost is closed when the sigmad that the Client speaks to now is gone. Files that were opened with
+// it cannot be used any more; the Client goes on with the next sigmad, for which Lost gives another
+// channel.
 func (c *Client) Lost() <-chan struct{} { return c.session.Lost() }
 
 // Info tells who the program is: its realm, its proc (empty outside) and machine.
@@ -247,7 +279,8 @@ func (c *Client) Info() sigmap.Info { return c.info }
 func (c *Client) Root() sigma.File { return c.root }
 
 // call runs a method of a well-known file.
-func (c *Client) call(ctx context.Context, file, method string, encode func(*sigmap.Coder)) ([]byte, []*os.File, error) {
+func (c *Client) call(ctx context.Context, file, method string, encode func(*sigmap.Coder)) ([]byte, []*os.File,
+	error) {
 	f, err := c.wellKnown(ctx, file)
 	if err != nil {
 		return nil, nil, err
@@ -271,7 +304,8 @@ func (c *Client) do(ctx context.Context, file, method string, encode, decode fun
 	return sigmap.Parse(reply, decode)
 }
 
-// wait is do for a request that does nothing but wait: it is made again, as often as sigmad dies meanwhile and is started again.
+// wait is do for a request that does nothing but wait: it is made again, as often as sigmad dies
+// meanwhile and is started again.
 func (c *Client) wait(ctx context.Context, file, method string, encode, decode func(*sigmap.Coder)) error {
 	for again := false; ; again = true {
 		epoch := c.session.Epoch()
@@ -281,7 +315,9 @@ func (c *Client) wait(ctx context.Context, file, method string, encode, decode f
 		case kind == sigma.KindLost && c.session.Epoch() != epoch:
 			continue
 		case kind == sigma.KindNotFound && again:
-			return &sigma.Error{Op: "sdk.Client", Kind: sigma.KindLost, Msg: "sigmad was started again, and does not know the proc any more", Hint: "whether it ran is not known: start it again if that does no harm", Err: err}
+			return &sigma.Error{Op: "sdk.Client", Kind: sigma.KindLost,
+				Msg:  "sigmad was started again, and does not know the proc any more",
+				Hint: "whether it ran is not known: start it again if that does no harm", Err: err}
 		}
 		return err
 	}
@@ -326,7 +362,8 @@ func (c *Client) wellKnown(ctx context.Context, name string) (sigma.Caller, erro
 	return f, nil
 }
 
-// Spawn implements sigma.Procs. All descriptors together must fit one message (60 KiB). Programs and targets of views are paths of this program, with its mounts.
+// Spawn implements sigma.Procs. All descriptors together must fit one message (60 KiB). Programs
+// and targets of views are paths of this program, with its mounts.
 func (c *Client) Spawn(ctx context.Context, ds ...sigma.Descriptor) (ids []sigma.ProcID, err error) {
 	ds = slices.Clone(ds)
 	for i := range ds {
@@ -339,24 +376,33 @@ func (c *Client) Spawn(ctx context.Context, ds ...sigma.Descriptor) (ids []sigma
 			d.View[j].Target = c.Real(d.View[j].Target)
 		}
 	}
-	err = c.do(ctx, sigmap.FileProcs, sigmap.CallSpawn, func(e *sigmap.Coder) { e.Descriptors(&ds) }, func(d *sigmap.Coder) { d.ProcIDs(&ids) })
+	err = c.do(ctx, sigmap.FileProcs, sigmap.CallSpawn, func(e *sigmap.Coder) {
+		e.Descriptors(&ds)
+	}, func(d *sigmap.Coder) { d.ProcIDs(&ids) })
 	return ids, err
 }
 
-// WaitStart implements sigma.Procs. It goes on when sigmad is started again; KindLost: the proc is gone by that.
+// WaitStart implements sigma.Procs. It goes on when sigmad is started again; KindLost: the proc is
+// gone by that.
 func (c *Client) WaitStart(ctx context.Context, id sigma.ProcID) error {
 	return c.wait(ctx, sigmap.FileProcs, sigmap.CallWaitStart, func(e *sigmap.Coder) { e.ProcID(&id) }, nil)
 }
 
-// WaitExit implements sigma.Procs. It goes on when sigmad is started again; KindLost: what became of the proc is not known any more.
+// WaitExit implements sigma.Procs. It goes on when sigmad is started again; KindLost: what became
+// of the proc is not known any more.
 func (c *Client) WaitExit(ctx context.Context, id sigma.ProcID) (s sigma.Status, err error) {
-	err = c.wait(ctx, sigmap.FileProcs, sigmap.CallWaitExit, func(e *sigmap.Coder) { e.ProcID(&id) }, func(d *sigmap.Coder) { d.Status(&s) })
+	err = c.wait(ctx, sigmap.FileProcs, sigmap.CallWaitExit, func(e *sigmap.Coder) {
+		e.ProcID(&id)
+	}, func(d *sigmap.Coder) { d.Status(&s) })
 	return s, err
 }
 
 // Evict implements sigma.Procs.
 func (c *Client) Evict(ctx context.Context, id sigma.ProcID, grace time.Duration) error {
-	return c.do(ctx, sigmap.FileProcs, sigmap.CallEvict, func(e *sigmap.Coder) { e.ProcID(&id); e.Duration(&grace) }, nil)
+	return c.do(ctx, sigmap.FileProcs, sigmap.CallEvict, func(e *sigmap.Coder) {
+		e.ProcID(&id)
+		e.Duration(&grace)
+	}, nil)
 }
 
 // Kill implements sigma.Procs.
@@ -381,7 +427,11 @@ func (c *Client) List(ctx context.Context, all bool) ([]sigma.ProcInfo, error) {
 	var after uint64
 	for more := true; more; {
 		var page []sigma.ProcInfo
-		err := c.do(ctx, sigmap.FileProcs, sigmap.CallList, func(e *sigmap.Coder) { e.Bool(&all); e.Str(&at); e.U64(&after) },
+		err := c.do(ctx, sigmap.FileProcs, sigmap.CallList, func(e *sigmap.Coder) {
+			e.Bool(&all)
+			e.Str(&at)
+			e.U64(&after)
+		},
 			func(d *sigmap.Coder) { d.ProcInfos(&page); d.Bool(&more); d.Str(&at); d.U64(&after) })
 		if err != nil {
 			return nil, err
@@ -389,19 +439,24 @@ func (c *Client) List(ctx context.Context, all bool) ([]sigma.ProcInfo, error) {
 		out = append(out, page...)
 		more = more && len(page) > 0
 	}
-	slices.SortStableFunc(out, func(a, b sigma.ProcInfo) int { return a.Times.Spawned.Compare(b.Times.Spawned) }) // they come by machine
+	slices.SortStableFunc(out, func(a, b sigma.ProcInfo) int {
+		return a.Times.Spawned.Compare(b.Times.Spawned)
+	}) // they come by machine
 	return out, nil
 }
 
 // usagePage procs are asked about in one call.
 const usagePage = 256
 
-// Usage tells what procs of the realm consume now, or consumed, in order. It is for the provider's programs and those with a credential; procs get KindPermission.
+// Usage tells what procs of the realm consume now, or consumed, in order. It is for the provider's
+// programs and those with a credential; procs get KindPermission.
 func (c *Client) Usage(ctx context.Context, ids ...sigma.ProcID) ([]sigma.Usage, error) {
 	out := make([]sigma.Usage, 0, len(ids))
 	for page := range slices.Chunk(ids, usagePage) {
 		var us []sigma.Usage
-		err := c.do(ctx, sigmap.FileProcs, sigmap.CallUsage, func(e *sigmap.Coder) { e.ProcIDs(&page) }, func(d *sigmap.Coder) { d.Usages(&us) })
+		err := c.do(ctx, sigmap.FileProcs, sigmap.CallUsage, func(e *sigmap.Coder) {
+			e.ProcIDs(&page)
+		}, func(d *sigmap.Coder) { d.Usages(&us) })
 		if err == nil && len(us) != len(page) {
 			err = sigma.Errorf("sdk.Usage", sigma.KindInvalid, "%d answers to %d questions", len(us), len(page))
 		}
@@ -413,9 +468,12 @@ func (c *Client) Usage(ctx context.Context, ids ...sigma.ProcID) ([]sigma.Usage,
 	return out, nil
 }
 
-// Caps tells what a proc may reach. It is for the provider's programs, and for a proc about itself; others get KindPermission.
+// Caps tells what a proc may reach. It is for the provider's programs, and for a proc about itself;
+// others get KindPermission.
 func (c *Client) Caps(ctx context.Context, id sigma.ProcID) (caps sigmap.Caps, err error) {
-	err = c.do(ctx, sigmap.FileProcs, sigmap.CallCaps, func(e *sigmap.Coder) { e.ProcID(&id) }, func(d *sigmap.Coder) { d.Caps(&caps) })
+	err = c.do(ctx, sigmap.FileProcs, sigmap.CallCaps, func(e *sigmap.Coder) {
+		e.ProcID(&id)
+	}, func(d *sigmap.Coder) { d.Caps(&caps) })
 	return caps, err
 }
 
@@ -435,7 +493,8 @@ func (c *Client) Exited(ctx context.Context, s sigma.Status) error {
 	return c.do(ctx, sigmap.FileSelf, sigmap.CallExited, func(e *sigmap.Coder) { e.Status(&s) }, nil)
 }
 
-// WaitEvict implements sigma.Self. It goes on when sigmad is started again, so an error is no word to go: it says that ctx or the connection has ended.
+// WaitEvict implements sigma.Self. It goes on when sigmad is started again, so an error is no word
+// to go: it says that ctx or the connection has ended.
 func (c *Client) WaitEvict(ctx context.Context) error {
 	return c.wait(ctx, sigmap.FileSelf, sigmap.CallWaitEvict, nil, nil)
 }
@@ -454,11 +513,17 @@ func (r realms) Remove(ctx context.Context, id sigma.RealmID) error {
 }
 
 func (r realms) SetShares(ctx context.Context, id sigma.RealmID, shares uint32) error {
-	return r.c.do(ctx, sigmap.FileRealms, sigmap.CallSetShares, func(e *sigmap.Coder) { e.RealmID(&id); e.U32(&shares) }, nil)
+	return r.c.do(ctx, sigmap.FileRealms, sigmap.CallSetShares, func(e *sigmap.Coder) {
+		e.RealmID(&id)
+		e.U32(&shares)
+	}, nil)
 }
 
 func (r realms) SetLimits(ctx context.Context, id sigma.RealmID, limits sigma.RealmLimits) error {
-	return r.c.do(ctx, sigmap.FileRealms, sigmap.CallSetLimits, func(e *sigmap.Coder) { e.RealmID(&id); e.RealmLimits(&limits) }, nil)
+	return r.c.do(ctx, sigmap.FileRealms, sigmap.CallSetLimits, func(e *sigmap.Coder) {
+		e.RealmID(&id)
+		e.RealmLimits(&limits)
+	}, nil)
 }
 
 func (r realms) List(ctx context.Context) (out []sigma.RealmInfo, err error) {
@@ -467,12 +532,15 @@ func (r realms) List(ctx context.Context) (out []sigma.RealmInfo, err error) {
 	})
 }
 
-// Register has a proc of the realm kept running, as its policy says, until Unregister. KindExists: there is one of that name, which was not removed. /sys/init lists them.
+// Register has a proc of the realm kept running, as its policy says, until Unregister. KindExists:
+// there is one of that name, which was not removed. /sys/init lists them.
 func (c *Client) Register(ctx context.Context, r sigma.Registration) error {
 	return c.register(ctx, r, false)
 }
 
-// Replace is Register that takes the place of what is registered under the name, if anything is: the proc of that is asked to go, and killed if it does not, and the new one is started when it has ended.
+// Replace is Register that takes the place of what is registered under the name, if anything is:
+// the proc of that is asked to go, and killed if it does not, and the new one is started when it
+// has ended.
 func (c *Client) Replace(ctx context.Context, r sigma.Registration) error {
 	return c.register(ctx, r, true)
 }
@@ -486,20 +554,28 @@ func (c *Client) register(ctx context.Context, r sigma.Registration, replace boo
 	for i := range d.View {
 		d.View[i].Target = c.Real(d.View[i].Target)
 	}
-	return c.do(ctx, sigmap.FileInit, sigmap.CallInitAdd, func(e *sigmap.Coder) { e.Registration(&r); e.Bool(&replace) }, nil)
+	return c.do(ctx, sigmap.FileInit, sigmap.CallInitAdd, func(e *sigmap.Coder) {
+		e.Registration(&r)
+		e.Bool(&replace)
+	}, nil)
 }
 
-// Restart has the proc of a registration asked to go, and killed if it does not, and another started at once when it has ended; also where the policy wants no more, or a pause has not passed. It does not wait for that.
+// Restart has the proc of a registration asked to go, and killed if it does not, and another
+// started at once when it has ended; also where the policy wants no more, or a pause has not
+// passed. It does not wait for that.
 func (c *Client) Restart(ctx context.Context, name string) error {
 	return c.do(ctx, sigmap.FileInit, sigmap.CallInitRestart, func(e *sigmap.Coder) { e.Str(&name) }, nil)
 }
 
-// Unregister has the proc of a registration asked to go, and killed if it does not, and the registration forgotten when it has ended. It does not wait for that.
+// Unregister has the proc of a registration asked to go, and killed if it does not, and the
+// registration forgotten when it has ended. It does not wait for that.
 func (c *Client) Unregister(ctx context.Context, name string) error {
 	return c.do(ctx, sigmap.FileInit, sigmap.CallInitRemove, func(e *sigmap.Coder) { e.Str(&name) }, nil)
 }
 
-// Events tells what happened lately on all machines after a position (state.Cursor as text; "" = the oldest that is remembered), oldest first, as JSON lines (state.Event): a page, or nothing if there is nothing new. A tenant is told of its realm.
+// Events tells what happened lately on all machines after a position (state.Cursor as text; "" =
+// the oldest that is remembered), oldest first, as JSON lines (state.Event): a page, or nothing if
+// there is nothing new. A tenant is told of its realm.
 func (c *Client) Events(ctx context.Context, after string) ([]byte, error) {
 	reply, files, err := c.call(ctx, sigmap.FileEvents, sigmap.CallEvents, func(e *sigmap.Coder) { e.Str(&after) })
 	session.CloseFiles(files)
@@ -512,31 +588,50 @@ func (c *Client) Services(ctx context.Context) (out []sigmap.Service, err error)
 	return out, err
 }
 
-// SetServer tells the machine where the server of a realm's database is, an IP address and a port; "" = it has none any more. It is for the provider's programs.
+// SetServer tells the machine where the server of a realm's database is, an IP address and a port;
+// "" = it has none any more. It is for the provider's programs.
 func (c *Client) SetServer(ctx context.Context, realm sigma.RealmID, name, address string) error {
-	return c.do(ctx, sigmap.FileMachine, sigmap.CallServer, func(e *sigmap.Coder) { e.RealmID(&realm); e.Str(&name); e.Str(&address) }, nil)
+	return c.do(ctx, sigmap.FileMachine, sigmap.CallServer, func(e *sigmap.Coder) {
+		e.RealmID(&realm)
+		e.Str(&name)
+		e.Str(&address)
+	}, nil)
 }
 
-// SetStore has the objects of a realm, or with the system's of all realms that have no store of their own, be kept in a store of S3's kind: text tells s3d of it (s3/store.Store as JSON; "" = on the local disk again), and addresses, IP addresses
-// with a port, are where it is. It is for the provider's programs. Open objects of all realms are lost.
+// SetStore has the objects of a realm, or with the system's of all realms that have no store of
+// their own, be kept in a store of S3's kind: text tells s3d of it (s3/store.Store as JSON; "" = on
+// the local disk again), and addresses, IP addresses with a port, are where it is. It is for the
+// provider's programs. Open objects of all realms are lost.
 func (c *Client) SetStore(ctx context.Context, realm sigma.RealmID, text string, addresses []string) error {
-	return c.do(ctx, sigmap.FileMachine, sigmap.CallSetStore, func(e *sigmap.Coder) { e.RealmID(&realm); e.Str(&text); e.Strs(&addresses) }, nil)
+	return c.do(ctx, sigmap.FileMachine, sigmap.CallSetStore, func(e *sigmap.Coder) {
+		e.RealmID(&realm)
+		e.Str(&text)
+		e.Strs(&addresses)
+	}, nil)
 }
 
-// Stores lists the stores that were set, after that of a realm, as JSON (s3/store.Info); ask has each asked how it is. It is for the provider's programs.
+// Stores lists the stores that were set, after that of a realm, as JSON (s3/store.Info); ask has
+// each asked how it is. It is for the provider's programs.
 func (c *Client) Stores(ctx context.Context, after sigma.RealmID, ask bool) ([]byte, error) {
-	reply, _, err := c.call(ctx, sigmap.FileMachine, sigmap.CallStores, func(e *sigmap.Coder) { e.RealmID(&after); e.Bool(&ask) })
+	reply, _, err := c.call(ctx, sigmap.FileMachine, sigmap.CallStores, func(e *sigmap.Coder) {
+		e.RealmID(&after)
+		e.Bool(&ask)
+	})
 	return reply, err
 }
 
-// Leave says that this machine is going to be stopped: for some seconds from now on it takes no new procs. With evict those that
-// run here are asked to go, too. It returns how many run, and some of them. Only the admin socket may.
+// Leave says that this machine is going to be stopped: for some seconds from now on it takes no new
+// procs. With evict those that run here are asked to go, too. It returns how many run, and some of
+// them. Only the admin socket may.
 func (c *Client) Leave(ctx context.Context, evict bool) (n uint32, some []sigma.ProcInfo, err error) {
-	err = c.do(ctx, sigmap.FileMachine, sigmap.CallLeave, func(e *sigmap.Coder) { e.Bool(&evict) }, func(d *sigmap.Coder) { d.U32(&n); d.ProcInfos(&some) })
+	err = c.do(ctx, sigmap.FileMachine, sigmap.CallLeave, func(e *sigmap.Coder) {
+		e.Bool(&evict)
+	}, func(d *sigmap.Coder) { d.U32(&n); d.ProcInfos(&some) })
 	return n, some, err
 }
 
-// Down stops sigmaOS on this machine, when the procs that run here have had their grace, or now. Only the admin socket may.
+// Down stops sigmaOS on this machine, when the procs that run here have had their grace, or now.
+// Only the admin socket may.
 func (c *Client) Down(ctx context.Context, now bool) error {
 	return c.do(ctx, sigmap.FileMachine, sigmap.CallDown, func(e *sigmap.Coder) { e.Bool(&now) }, nil)
 }

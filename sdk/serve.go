@@ -6,8 +6,9 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Serve is the whole life of a proc that serves one tree: it connects, has the tree made, listens, says that it has started, and serves everybody who dials until ctx ends,
-// upon which it returns nil.
+// Serve is the whole life of a proc that serves one tree: it connects, has the tree made, listens,
+// says that it has started, and serves everybody who dials until ctx ends, upon which it returns
+// nil.
 func Serve(ctx context.Context, open func(context.Context) (sigma.Tree, error)) error {
 	return ServeClient(ctx, func(ctx context.Context, _ *Client) (sigma.Tree, error) { return open(ctx) })
 }

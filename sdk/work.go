@@ -9,7 +9,8 @@ import (
 	"sigmaos.dev/treekit"
 )
 
-// workEvery is how often a service tells sigmad for whom it worked; what it had not told when it is killed is lost. What sigmad does not confirm is told again.
+// workEvery is how often a service tells sigmad for whom it worked; what it had not told when it is
+// killed is lost. What sigmad does not confirm is told again.
 const workEvery = 5 * time.Second
 
 // tellWork tells sigmad what a service did for realms, until ctx ends, and hears of their shares.
@@ -26,7 +27,10 @@ func (c *Client) tellWork(ctx context.Context, turns *treekit.Turns) {
 		}
 		told.tell(turns.Work(), func(number uint64, part []sigma.Work) error {
 			var of []sigmap.RealmShares
-			err := c.do(ctx, sigmap.FileSelf, sigmap.CallWorked, func(e *sigmap.Coder) { e.U64(&number); e.Works(&part) }, func(d *sigmap.Coder) { d.RealmsShares(&of) })
+			err := c.do(ctx, sigmap.FileSelf, sigmap.CallWorked, func(e *sigmap.Coder) {
+				e.U64(&number)
+				e.Works(&part)
+			}, func(d *sigmap.Coder) { d.RealmsShares(&of) })
 			if err != nil { // sigmad is being started again
 				return err
 			}
@@ -46,14 +50,17 @@ func (c *Client) tellWork(ctx context.Context, turns *treekit.Turns) {
 	}
 }
 
-// reports are what a service tells of its work. Each has a number, and is told again, as it is, until it is confirmed: what was counted and whose answer was lost is known by its number, and not counted again. What comes meanwhile is in later ones.
+// reports are what a service tells of its work. Each has a number, and is told again, as it is,
+// until it is confirmed: what was counted and whose answer was lost is known by its number, and not
+// counted again. What comes meanwhile is in later ones.
 type reports struct {
 	number uint64       // of the last that was made
 	open   []sigma.Work // that may have been counted already; none = all that was made was confirmed
 	later  []sigma.Work // for later ones: one line for each realm
 }
 
-// tell tells what is left of before, and what is new, in parts of what one report has at most, until one is not confirmed.
+// tell tells what is left of before, and what is new, in parts of what one report has at most,
+// until one is not confirmed.
 func (r *reports) tell(works []sigma.Work, tell func(number uint64, part []sigma.Work) error) {
 	r.later = addWork(r.later, works)
 	for len(r.open)+len(r.later) > 0 {

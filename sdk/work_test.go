@@ -11,12 +11,15 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// Goal: what sigmad did not hear is told again, and what it heard, but whose answer was lost, is told again by the same number and as it was, so that it counts once; each realm's work counts once in all.
+// Goal: what sigmad did not hear is told again, and what it heard, but whose answer was lost, is
+// told again by the same number and as it was, so that it counts once; each realm's work counts
+// once in all.
 func TestWorkLeft(t *testing.T) {
 	const realms = 2*sigmap.WorksMax + 1
 	var works []sigma.Work
 	for i := range realms {
-		works = append(works, sigma.Work{Realm: sigma.RealmID(fmt.Sprint("r", i)), Requests: 1, In: 2, Out: 3, CPU: time.Second})
+		works = append(works, sigma.Work{Realm: sigma.RealmID(fmt.Sprint("r", i)), Requests: 1, In: 2, Out: 3,
+			CPU: time.Second})
 	}
 	told, calls, last, counted := map[sigma.RealmID]sigma.Work{}, 0, uint64(0), []sigma.Work(nil)
 	away, lost := 2, 4 // calls that do not come, and whose answer does not
@@ -30,7 +33,9 @@ func TestWorkLeft(t *testing.T) {
 		if number == last+1 {
 			last, counted = number, slices.Clone(part)
 			for _, w := range part {
-				told[w.Realm] = addWork([]sigma.Work{told[w.Realm]}, []sigma.Work{{Realm: told[w.Realm].Realm, Requests: w.Requests, In: w.In, Out: w.Out, CPU: w.CPU}})[0]
+				told[w.Realm] = addWork([]sigma.Work{told[w.Realm]},
+					[]sigma.Work{{Realm: told[w.Realm].Realm, Requests: w.Requests, In: w.In, Out: w.Out,
+						CPU: w.CPU}})[0]
 			}
 		}
 		if calls == lost {

@@ -15,11 +15,14 @@ import (
 )
 
 const (
-	// pendingMax bounds requests in flight on one session; it is far above what a program needs (a coordinator waits for each of its procs).
+	// pendingMax bounds requests in flight on one session; it is far above what a program needs (a
+	// coordinator waits for each of its procs).
 	pendingMax = 16384
-	// crowdLeast is how many requests in a row tell that more callers are active. One may be of somebody who asks again whenever something has changed, beside the one who changes things.
+	// crowdLeast is how many requests in a row tell that more callers are active. One may be of
+	// somebody who asks again whenever something has changed, beside the one who changes things.
 	crowdLeast = 2
-	// flushWait is how long a caller that gave up waits for the server to say what became of its request, unless FlushWithin says otherwise. A server that lives says so at once.
+	// flushWait is how long a caller that gave up waits for the server to say what became of its
+	// request, unless FlushWithin says otherwise. A server that lives says so at once.
 	flushWait = time.Second
 )
 
@@ -34,7 +37,8 @@ type Client struct {
 	begun      atomic.Bool   // Dial has succeeded
 	flushWait  time.Duration // set before use
 
-	// woken counts the callers that a record of several replies has woken and that do not run yet. They are likely to ask for something next.
+	// woken counts the callers that a record of several replies has woken and that do not run yet.
+	// They are likely to ask for something next.
 	woken atomic.Int32
 	// waiters holds some whose channels are empty.
 	waiters sync.Pool
@@ -54,7 +58,9 @@ type Client struct {
 
 // waiter is a request whose reply has not come.
 type waiter struct {
-	ch       chan reply // with room for one; nil if nobody waits; used again by the next waiter only if its reply was taken from it
+	// with room for one; nil if nobody waits; used again by the next waiter only if its reply was
+	// taken from it
+	ch       chan reply
 	age      *sigma.Age // what is told how old the reply is; nil = an old one is not wanted
 	into     []byte     // where the data of an Rread is wanted; nil = in the message
 	clunks   uint32     // the fid that is free when the reply comes; 0 = none
@@ -77,10 +83,12 @@ var encoded = sync.Pool{New: func() any { b := make([]byte, 0, 256); return &b }
 // errAbandoned marks the error of a request whose fate the server did not tell in time.
 var errAbandoned = errors.New("the server did not confirm the cancellation")
 
-// Abandoned reports whether err is that of a request whose caller gave up and whose fate the server did not tell in time: it may have taken effect.
+// Abandoned reports whether err is that of a request whose caller gave up and whose fate the server
+// did not tell in time: it may have taken effect.
 func Abandoned(err error) bool { return errors.Is(err, errAbandoned) }
 
-// unsent marks the error of a request that was not sent: the server, or the one that it was for, had gone before.
+// unsent marks the error of a request that was not sent: the server, or the one that it was for,
+// had gone before.
 type unsent struct{ err error }
 
 func (u *unsent) Error() string {
@@ -99,7 +107,8 @@ func notSent(err *sigma.Error) error {
 	return &e
 }
 
-// Unsent reports whether err is that of a request that was not sent, so that it has taken no effect.
+// Unsent reports whether err is that of a request that was not sent, so that it has taken no
+// effect.
 func Unsent(err error) bool {
 	var u *unsent
 	return errors.As(err, &u)
@@ -109,7 +118,9 @@ func Unsent(err error) bool {
 func Dial(ctx context.Context, conn Conn) (*Client, error) { return dial(ctx, conn, false, nil) }
 
 func dial(ctx context.Context, conn Conn, resettable bool, redial Redial) (*Client, error) {
-	c := &Client{conn: conn, flushWait: flushWait, out: NewSender(conn), done: make(chan struct{}), version: sigmap.VersionSigma, pending: map[uint16]*waiter{}, resettable: resettable, redial: redial, resets: newResets()}
+	c := &Client{conn: conn, flushWait: flushWait, out: NewSender(conn), done: make(chan struct{}),
+		version: sigmap.VersionSigma, pending: map[uint16]*waiter{}, resettable: resettable, redial: redial,
+		resets: newResets()}
 	c.out.patience = sendMax
 	go c.read()
 	ok, err := c.speak(ctx, sigmap.VersionSeveral)
@@ -163,7 +174,9 @@ func (c *Client) hangUp() {
 	c.conn.Close()
 }
 
-// FlushWithin makes callers that gave up wait so long for the server to say what became of their requests. It is for who answers others, who have given up too and wait for that answer. It is called before any request that may be given up.
+// FlushWithin makes callers that gave up wait so long for the server to say what became of their
+// requests. It is for who answers others, who have given up too and wait for that answer. It is
+// called before any request that may be given up.
 func (c *Client) FlushWithin(d time.Duration) { c.flushWait = d }
 
 // Done is closed when the session has ended, for whatever reason.
@@ -175,7 +188,8 @@ func (c *Client) Attach(ctx context.Context, name string) (sigma.File, error) {
 	if c.lasts() {
 		r.epoch = anyEpoch
 	}
-	m, err := ask[*sigmap.Rattach](ctx, r, &sigmap.Tattach{Fid: r.fid, Afid: sigmap.NoFid, Aname: name, NUname: sigmap.NoFid})
+	m, err := ask[*sigmap.Rattach](ctx, r, &sigmap.Tattach{Fid: r.fid, Afid: sigmap.NoFid, Aname: name,
+		NUname: sigmap.NoFid})
 	if err != nil {
 		c.unmade(r.fid, err)
 		return nil, err
@@ -201,7 +215,8 @@ func (c *Client) read() {
 	}
 	c.end()
 	c.mu.Lock()
-	c.broken = &sigma.Error{Op: "session.Client", Kind: sigma.KindLost, Msg: "the connection to the server is lost", Err: err}
+	c.broken = &sigma.Error{Op: "session.Client", Kind: sigma.KindLost, Msg: "the connection to the server is lost",
+		Err: err}
 	for _, w := range c.pending {
 		if w.ch != nil {
 			close(w.ch)
@@ -279,7 +294,8 @@ func (c *Client) dispatch(buf []byte, files []*os.File, several bool) error {
 		err = c.resumedLocked(m)
 	}
 	if w != nil && w.ch != nil {
-		if r, ok := m.(*sigmap.Rread); ok && w.into != nil && len(r.Data) <= len(w.into) { // here, where it is known that somebody waits
+		if r, ok := m.(*sigmap.Rread); ok && w.into != nil &&
+			len(r.Data) <= len(w.into) { // here, where it is known that somebody waits
 			r.Data = w.into[:copy(w.into, r.Data)]
 			recycle(buf)
 		}
@@ -301,12 +317,15 @@ func (c *Client) dispatch(buf []byte, files []*os.File, several bool) error {
 }
 
 // call sends m and waits for its reply. Passed files of the reply belong to the caller.
-func (c *Client) call(ctx context.Context, m sigmap.Message, files []*os.File, version bool, epoch uint32) (sigmap.Message, []*os.File, error) {
+func (c *Client) call(ctx context.Context, m sigmap.Message, files []*os.File, version bool,
+	epoch uint32) (sigmap.Message, []*os.File, error) {
 	return c.callInto(ctx, m, nil, files, version, epoch)
 }
 
-// callInto is call that has the data of an Rread put where it is wanted. Nothing is written there after it has returned.
-func (c *Client) callInto(ctx context.Context, m sigmap.Message, into []byte, files []*os.File, version bool, epoch uint32) (sigmap.Message, []*os.File, error) {
+// callInto is call that has the data of an Rread put where it is wanted. Nothing is written there
+// after it has returned.
+func (c *Client) callInto(ctx context.Context, m sigmap.Message, into []byte, files []*os.File, version bool,
+	epoch uint32) (sigmap.Message, []*os.File, error) {
 	w := c.newWaiter()
 	w.into, w.epoch = into, epoch
 	return c.exchange(ctx, w, m, files, version)
@@ -321,7 +340,8 @@ func (c *Client) newWaiter() *waiter {
 }
 
 // exchange sends m and waits for its reply as w says.
-func (c *Client) exchange(ctx context.Context, w *waiter, m sigmap.Message, files []*os.File, version bool) (sigmap.Message, []*os.File, error) {
+func (c *Client) exchange(ctx context.Context, w *waiter, m sigmap.Message, files []*os.File,
+	version bool) (sigmap.Message, []*os.File, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, nil, sigma.Wrap("session.call", "", err)
 	}
@@ -374,8 +394,8 @@ func (c *Client) runs(r reply) {
 	}
 }
 
-// flush takes back the request tag. A reply that comes before the flush's own is used after all: the request took effect. A server that answers neither is
-// waited for only a little.
+// flush takes back the request tag. A reply that comes before the flush's own is used after all:
+// the request took effect. A server that answers neither is waited for only a little.
 func (c *Client) flush(ctx context.Context, tag uint16, w *waiter) (sigmap.Message, []*os.File, error) {
 	canceled := &sigma.Error{Op: "session.call", Kind: sigma.KindOf(ctx.Err()), Err: ctx.Err()}
 	c.mu.Lock()
@@ -414,7 +434,8 @@ func (c *Client) flush(ctx context.Context, tag uint16, w *waiter) (sigmap.Messa
 	}
 }
 
-// taken is received for a request that was taken back: if the server says so too, the caller's own reason is the better one.
+// taken is received for a request that was taken back: if the server says so too, the caller's own
+// reason is the better one.
 func (c *Client) taken(r reply, ok bool, canceled *sigma.Error) (sigmap.Message, []*os.File, error) {
 	m, files, err := c.received(r, ok)
 	if e := (*sigma.Error)(nil); sigma.KindOf(err) == sigma.KindCanceled && errors.As(err, &e) {
@@ -450,7 +471,8 @@ func (c *Client) abandon(w *waiter) {
 }
 
 // send sends a request, or puts it in line to be sent with others. Its tag is in use from then on.
-func (c *Client) send(ctx context.Context, w *waiter, m sigmap.Message, files []*os.File, version bool) (uint16, error) {
+func (c *Client) send(ctx context.Context, w *waiter, m sigmap.Message, files []*os.File, version bool) (uint16,
+	error) {
 	room := encoded.Get().(*[]byte)
 	buf, err := sigmap.Encode((*room)[:0], 0, m)
 	if err != nil {
@@ -484,7 +506,8 @@ func (c *Client) send(ctx context.Context, w *waiter, m sigmap.Message, files []
 	return tag, nil // an error has closed the connection, of which everyone learns by the reader
 }
 
-// sendAlone is send for a request that is large or has files. It need not stand in line: nothing that may be there is about it.
+// sendAlone is send for a request that is large or has files. It need not stand in line: nothing
+// that may be there is about it.
 func (c *Client) sendAlone(ctx context.Context, w *waiter, buf []byte, files []*os.File, version bool) (uint16, error) {
 	for {
 		c.gate.RLock()
@@ -520,7 +543,8 @@ func (c *Client) sendAlone(ctx context.Context, w *waiter, buf []byte, files []*
 	}
 	if _, ok := err.(*sigma.Error); !ok { // the socket's: part of the message may have gone
 		conn.Close()
-		err = &sigma.Error{Op: "session.send", Kind: sigma.KindLost, Msg: "the connection to the server is lost", Err: err}
+		err = &sigma.Error{Op: "session.send", Kind: sigma.KindLost, Msg: "the connection to the server is lost",
+			Err: err}
 	}
 	c.mu.Lock()
 	delete(c.pending, tag)
@@ -565,7 +589,8 @@ func (c *Client) newFid() uint32 {
 	return c.nextFid
 }
 
-// unmade gives back the number of a fid that the server did not make because of err. If the server may still make it, the number is not used again.
+// unmade gives back the number of a fid that the server did not make because of err. If the server
+// may still make it, the number is not used again.
 func (c *Client) unmade(fid uint32, err error) {
 	if errors.Is(err, errAbandoned) {
 		return

@@ -1,11 +1,15 @@
-// Package session carries sigmaP over a connected socket. Conn moves whole messages and file descriptors; Client is the asking side of a session, whose
-// handles are sigma.Files, so that a remote file is used as a local one is.
+// Package session carries sigmaP over a connected socket. Conn moves whole messages and file
+// descriptors; Client is the asking side of a session, whose handles are sigma.Files, so that a
+// remote file is used as a local one is.
 //
-// It promises that a peer can at worst end its own session: lengths are bounded before anything is allocated, replies that nobody asked for end the session, replies that
-// cannot be are an error of their request, every waiter gets an answer when the connection breaks (KindLost, as the outcome is unknown), and a caller whose context ends
-// returns within a second or so even if the server is stuck. A handle that was closed does nothing more.
+// It promises that a peer can at worst end its own session: lengths are bounded before anything is
+// allocated, replies that nobody asked for end the session, replies that cannot be are an error of
+// their request, every waiter gets an answer when the connection breaks (KindLost, as the outcome
+// is unknown), and a caller whose context ends returns within a second or so even if the server is
+// stuck. A handle that was closed does nothing more.
 //
-// Locks: Client.mu guards tags and fids and is never held while sending; Sender.mu is taken under it. streamConn.sendMu orders senders; no other is taken under it.
+// Locks: Client.mu guards tags and fids and is never held while sending; Sender.mu is taken under
+// it. streamConn.sendMu orders senders; no other is taken under it.
 package session
 
 import (
@@ -29,13 +33,15 @@ const FilesMax = inflight.RecordMax
 
 // Conn moves messages. Send is safe for concurrent use; Recv is for one goroutine.
 type Conn interface {
-	// Send sends one encoded message and duplicates of files with it, if not nil; it keeps neither. Files
-	// is of Passing().Pack, and the caller drops it. Several messages, if the peer takes them so, come in
-	// one record and without files.
+	// Send sends one encoded message and duplicates of files with it, if not nil; it keeps neither.
+	// Files is of Passing().Pack, and the caller drops it. Several messages, if the peer takes them
+	// so, come in one record and without files.
 	Send(msg []byte, files *inflight.Parcel) error
-	// Passing counts the file descriptors that the peer has not received; nil = the connection carries none.
+	// Passing counts the file descriptors that the peer has not received; nil = the connection
+	// carries none.
 	Passing() *inflight.Queue
-	// Recv returns the next message or record, in a buffer of its own. io.EOF when the peer has closed in an orderly way.
+	// Recv returns the next message or record, in a buffer of its own. io.EOF when the peer has
+	// closed in an orderly way.
 	Recv() (msg []byte, files []*os.File, err error)
 	Close() error
 }
@@ -55,7 +61,8 @@ func RecvBut(c Conn, idle func()) (msg []byte, files []*os.File, err error) {
 	return c.Recv()
 }
 
-// packetConn is a SOCK_SEQPACKET socket. A record longer than MessageMax, or one that is no message, is an error.
+// packetConn is a SOCK_SEQPACKET socket. A record longer than MessageMax, or one that is no
+// message, is an error.
 type packetConn struct {
 	*net.UnixConn
 	raw       syscall.RawConn // of it; nil if it is closed already
@@ -70,21 +77,25 @@ func (c *packetConn) Passing() *inflight.Queue { return &c.passing }
 // Close implements Conn.
 func (c *packetConn) Close() error { return c.passing.Close(c.UnixConn) }
 
-// buffers are for records that are being received: most sessions of a machine are silent most of the time, and 64 KiB for each would be most of what a sleeping proc costs.
+// buffers are for records that are being received: most sessions of a machine are silent most of
+// the time, and 64 KiB for each would be most of what a sleeping proc costs.
 var buffers = sync.Pool{New: func() any { return new([sigmap.MessageMax + 1]byte) }}
 
-// givenLeast is the size beyond which a record is not copied out of its buffer, but given away with it.
+// givenLeast is the size beyond which a record is not copied out of its buffer, but given away with
+// it.
 const givenLeast = sigmap.MessageMax / 2
 
-// recycle takes back the buffer of a message of which nobody has anything any more. A machine that fetches programs would otherwise touch new memory for each message, which
-// takes longer than receiving it.
+// recycle takes back the buffer of a message of which nobody has anything any more. A machine that
+// fetches programs would otherwise touch new memory for each message, which takes longer than
+// receiving it.
 func recycle(msg []byte) {
 	if cap(msg) == sigmap.MessageMax+1 {
 		buffers.Put((*[sigmap.MessageMax + 1]byte)(msg[:cap(msg)]))
 	}
 }
 
-// receiving is what one Recv works with. It is kept from one to the next, as what a closure captures would be made anew for each.
+// receiving is what one Recv works with. It is kept from one to the next, as what a closure
+// captures would be made anew for each.
 type receiving struct {
 	try            func(fd uintptr) bool // packetConn.receive
 	idle           func()                // called before it waits; nil = not, or not again
@@ -94,7 +105,8 @@ type receiving struct {
 	err            error
 }
 
-// read is ReadMsgUnix that takes a buffer only when there is something to read. The caller gives it back. idle, if not nil, is called before it waits.
+// read is ReadMsgUnix that takes a buffer only when there is something to read. The caller gives it
+// back. idle, if not nil, is called before it waits.
 func (c *packetConn) read(idle func()) (buf *[sigmap.MessageMax + 1]byte, err error) {
 	if c.raw == nil {
 		return nil, net.ErrClosed
@@ -125,7 +137,8 @@ func (c *packetConn) receive(fd uintptr) bool {
 	return false
 }
 
-// NewPacketConn wraps a SOCK_SEQPACKET connection. takeFiles says whether file descriptors that come are wanted; otherwise the kernel drops them.
+// NewPacketConn wraps a SOCK_SEQPACKET connection. takeFiles says whether file descriptors that
+// come are wanted; otherwise the kernel drops them.
 func NewPacketConn(c *net.UnixConn, takeFiles bool) Conn {
 	raw, err := c.SyscallConn()
 	if err != nil {
@@ -149,7 +162,9 @@ func (c *packetConn) sendNow(msg []byte) (sent bool, err error) {
 		return false, net.ErrClosed
 	}
 	var failed error
-	err = c.raw.Control(func(fd uintptr) { _, failed = c.passing.Write(int(fd), msg) }) // a record goes whole or not at all
+	err = c.raw.Control(func(fd uintptr) {
+		_, failed = c.passing.Write(int(fd), msg)
+	}) // a record goes whole or not at all
 	switch {
 	case err != nil:
 		return false, err
@@ -221,7 +236,8 @@ func (c *packetConn) RecvBut(idle func()) ([]byte, []*os.File, error) {
 	case n == 0 && oobn == 0:
 		return nil, nil, io.EOF
 	case c.takeFiles && flags&syscall.MSG_CTRUNC != 0:
-		err = sigma.Errorf("session.Recv", sigma.KindTooBig, "more than %d file descriptors came with one message", FilesMax)
+		err = sigma.Errorf("session.Recv", sigma.KindTooBig, "more than %d file descriptors came with one message",
+			FilesMax)
 	case n > sigmap.MessageMax || flags&syscall.MSG_TRUNC != 0:
 		err = sigma.Errorf("session.Recv", sigma.KindTooBig, "a record is longer than %d bytes", sigmap.MessageMax)
 	case n > givenLeast:
@@ -295,7 +311,8 @@ func (c *streamConn) Recv() ([]byte, []*os.File, error) {
 	}
 	n := binary.LittleEndian.Uint32(head[:])
 	if n < 7 || n > sigmap.MessageMax {
-		return nil, nil, sigma.Errorf("session.Recv", sigma.KindInvalid, "a message claims %d bytes; 7 to %d are possible", n, sigmap.MessageMax)
+		return nil, nil, sigma.Errorf("session.Recv", sigma.KindInvalid,
+			"a message claims %d bytes; 7 to %d are possible", n, sigmap.MessageMax)
 	}
 	msg := make([]byte, n)
 	copy(msg, head[:])
@@ -305,7 +322,8 @@ func (c *streamConn) Recv() ([]byte, []*os.File, error) {
 	return msg, nil, nil
 }
 
-// Pair returns two connected packet Conns, and for tests and in-process servers nothing else is needed.
+// Pair returns two connected packet Conns, and for tests and in-process servers nothing else is
+// needed.
 func Pair() (a, b Conn, err error) {
 	x, y, err := FilePair(syscall.SOCK_SEQPACKET)
 	if err != nil {
@@ -322,7 +340,8 @@ func Pair() (a, b Conn, err error) {
 	return a, b, nil
 }
 
-// FilePair returns the two ends of a UNIX socket pair of a type (syscall.SOCK_SEQPACKET or SOCK_STREAM), closed on exec.
+// FilePair returns the two ends of a UNIX socket pair of a type (syscall.SOCK_SEQPACKET or
+// SOCK_STREAM), closed on exec.
 func FilePair(typ int) (a, b *os.File, err error) {
 	fds, err := syscall.Socketpair(syscall.AF_UNIX, typ|syscall.SOCK_CLOEXEC|syscall.SOCK_NONBLOCK, 0)
 	if err != nil {
@@ -356,14 +375,16 @@ func FromFile(f *os.File) (Conn, error) {
 	}
 	if u.LocalAddr().Network() != "unixpacket" {
 		u.Close()
-		return nil, sigma.Errorf("session.FromFile", sigma.KindInvalid, "the socket keeps no records; SOCK_SEQPACKET does")
+		return nil, sigma.Errorf("session.FromFile", sigma.KindInvalid,
+			"the socket keeps no records; SOCK_SEQPACKET does")
 	}
 	return NewPacketConn(u, true), nil
 }
 
 // Ended reports whether err from a Conn only says that this side or the other has closed it.
 func Ended(err error) bool {
-	return errors.Is(err, io.EOF) || errors.Is(err, net.ErrClosed) || errors.Is(err, os.ErrClosed) || errors.Is(err, io.ErrClosedPipe)
+	return errors.Is(err, io.EOF) || errors.Is(err, net.ErrClosed) || errors.Is(err, os.ErrClosed) ||
+		errors.Is(err, io.ErrClosedPipe)
 }
 
 // UnixConn makes a net.UnixConn of a UNIX socket; f is closed.

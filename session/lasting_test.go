@@ -11,8 +11,10 @@ import (
 	"sigmaos.dev/treekit"
 )
 
-// Goal: a session that may make another connection goes on with the next server, whether requests are in flight when a server dies or come while there is none: those get KindLost or wait, old handles get KindLost, the root goes on. The session ends when
-// there is no other connection, when the next server refuses the root, and when it is closed, also while it waits for a connection.
+// Goal: a session that may make another connection goes on with the next server, whether requests
+// are in flight when a server dies or come while there is none: those get KindLost or wait, old
+// handles get KindLost, the root goes on. The session ends when there is no other connection, when
+// the next server refuses the root, and when it is closed, also while it waits for a connection.
 func TestLasting(t *testing.T) {
 	names := memfs.New(memfs.Config{})
 	defer names.Close()

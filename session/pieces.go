@@ -8,11 +8,14 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// piecesMax bounds the messages of one large read or write that are under way at once: about 2 MiB, what a link of 10 Gbit/s carries in the 1.5 ms between two halls. The server takes four times as many.
+// piecesMax bounds the messages of one large read or write that are under way at once: about 2 MiB,
+// what a link of 10 Gbit/s carries in the 1.5 ms between two halls. The server takes four times as
+// many.
 const piecesMax = 32
 
-// pieces cuts n bytes into messages of so many and calls do for each, many at a time, in order of their beginning. It begins no more once do says stop. got tells how many bytes each piece moved, 0
-// for those that were not begun; err is the error of the first that failed.
+// pieces cuts n bytes into messages of so many and calls do for each, many at a time, in order of
+// their beginning. It begins no more once do says stop. got tells how many bytes each piece moved,
+// 0 for those that were not begun; err is the error of the first that failed.
 func pieces(n, size int, do func(from, to int) (got int, stop bool, err error)) (got []int, errs []error) {
 	count := (n + size - 1) / size
 	got, errs = make([]int, count), make([]error, count)
@@ -44,13 +47,15 @@ func pieces(n, size int, do func(from, to int) (got int, stop bool, err error)) 
 	return got, errs
 }
 
-// ReadAt implements sigma.File. What exceeds a message is asked for in many at once, so that it comes as fast as the connection carries it, whatever a round trip takes.
+// ReadAt implements sigma.File. What exceeds a message is asked for in many at once, so that it
+// comes as fast as the connection carries it, whatever a round trip takes.
 func (r *remote) ReadAt(ctx context.Context, p []byte, offset uint64) (int, error) {
 	if r.id.Kind == sigma.KindPipe {
 		return r.readOnce(ctx, p[:min(len(p), sigma.PipeAtomic)], 0)
 	}
 	done := 0
-	if len(p) > sigmap.DataMax && r.id.Kind != sigma.KindDevice { // what a device says may depend on what it said before
+	if len(p) > sigmap.DataMax &&
+		r.id.Kind != sigma.KindDevice { // what a device says may depend on what it said before
 		got, errs := pieces(len(p), sigmap.DataMax, func(from, to int) (int, bool, error) {
 			n, err := r.readOnce(ctx, p[from:to], offset+uint64(from))
 			return n, n < to-from, err
@@ -87,13 +92,15 @@ func (r *remote) readOnce(ctx context.Context, p []byte, offset uint64) (int, er
 	return copy(p, m.Data), nil
 }
 
-// WriteAt implements sigma.File. Like ReadAt it has many messages under way, unless they have to come in order because each goes to the end. With an error, bytes behind the ones that are counted
+// WriteAt implements sigma.File. Like ReadAt it has many messages under way, unless they have to
+// come in order because each goes to the end. With an error, bytes behind the ones that are counted
 // may have been written too.
 func (r *remote) WriteAt(ctx context.Context, p []byte, offset uint64) (int, error) {
 	size := r.writeMax(ctx)
 	switch {
 	case len(p) > size && sigma.OnceOf(ctx).Client != 0:
-		return 0, sigma.Errorf("session.WriteAt", sigma.KindTooBig, "%d bytes do not fit one message, and each needs a number of its own", len(p))
+		return 0, sigma.Errorf("session.WriteAt", sigma.KindTooBig,
+			"%d bytes do not fit one message, and each needs a number of its own", len(p))
 	case len(p) <= size || r.appends.Load() || r.id.Kind == sigma.KindPipe:
 		return r.writeInOrder(ctx, p, offset)
 	}
@@ -111,7 +118,8 @@ func (r *remote) WriteAt(ctx context.Context, p []byte, offset uint64) (int, err
 	return done, nil
 }
 
-// writeMax is how many bytes go with one message. A pipe's messages are small: those that carry much may not have to wait for long (treekit), and here they wait for a reader.
+// writeMax is how many bytes go with one message. A pipe's messages are small: those that carry
+// much may not have to wait for long (treekit), and here they wait for a reader.
 func (r *remote) writeMax(ctx context.Context) int {
 	if r.id.Kind == sigma.KindPipe {
 		return sigma.PipeAtomic
@@ -128,7 +136,8 @@ func (r *remote) writeInOrder(ctx context.Context, p []byte, offset uint64) (int
 			return done, err
 		}
 		if int(m.Count) > len(piece) || m.Count == 0 && len(piece) > 0 {
-			return done, sigma.Errorf("session.WriteAt", sigma.KindInvalid, "the server says it wrote %d of %d bytes", m.Count, len(piece))
+			return done, sigma.Errorf("session.WriteAt", sigma.KindInvalid, "the server says it wrote %d of %d bytes",
+				m.Count, len(piece))
 		}
 		if done += int(m.Count); done >= len(p) {
 			return done, nil

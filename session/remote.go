@@ -17,11 +17,13 @@ type remote struct {
 	fid uint32
 	// epoch is the session's when the handle was made.
 	epoch uint32
-	// closed keeps a program that uses a handle after Close from reaching the file that got the same fid meanwhile.
+	// closed keeps a program that uses a handle after Close from reaching the file that got the
+	// same fid meanwhile.
 	closed atomic.Bool
 	// id is the file's as far as it was told: its kind and Path.
 	id sigma.FileID
-	// appends: it was opened with OpenAppend; writes: for writing, so there may be something to publish.
+	// appends: it was opened with OpenAppend; writes: for writing, so there may be something to
+	// publish.
 	appends, writes atomic.Bool
 }
 
@@ -72,7 +74,8 @@ func ask[R sigmap.Message](ctx context.Context, r *remote, m sigmap.Message) (R,
 
 func (r *remote) Walk(ctx context.Context, names []string) (sigma.File, []sigma.FileID, error) {
 	if len(names) > sigmap.WalkMax {
-		return nil, nil, sigma.Errorf("session.Walk", sigma.KindTooBig, "more than %d names in one walk", sigmap.WalkMax)
+		return nil, nil, sigma.Errorf("session.Walk", sigma.KindTooBig, "more than %d names in one walk",
+			sigmap.WalkMax)
 	}
 	fid, epoch := r.c.newFid(), r.c.Epoch()
 	m, err := ask[*sigmap.Rwalk](ctx, r, &sigmap.Twalk{Fid: r.fid, NewFid: fid, Names: names})
@@ -144,7 +147,8 @@ func LinuxFlags(f sigma.OpenFlags) uint32 {
 	for _, p := range []struct {
 		ours  sigma.OpenFlags
 		linux uint32
-	}{{sigma.OpenTruncate, syscall.O_TRUNC}, {sigma.OpenAppend, syscall.O_APPEND}, {sigma.OpenExclusive, syscall.O_EXCL}, {sigma.OpenHidden, unnamed}} {
+	}{{sigma.OpenTruncate, syscall.O_TRUNC}, {sigma.OpenAppend, syscall.O_APPEND},
+		{sigma.OpenExclusive, syscall.O_EXCL}, {sigma.OpenHidden, unnamed}} {
 		if f&p.ours != 0 {
 			l |= p.linux
 		}
@@ -166,7 +170,8 @@ func (r *remote) Create(ctx context.Context, name string, f sigma.OpenFlags, per
 	}
 	d := dir.(*remote)
 	d.appends.Store(f&sigma.OpenAppend != 0)
-	made, err := ask[*sigmap.Rlcreate](ctx, d, &sigmap.Tlcreate{Fid: d.fid, Name: name, Flags: LinuxFlags(f), Mode: perm})
+	made, err := ask[*sigmap.Rlcreate](ctx, d, &sigmap.Tlcreate{Fid: d.fid, Name: name, Flags: LinuxFlags(f),
+		Mode: perm})
 	if err != nil {
 		d.Close()
 		return nil, err
@@ -181,7 +186,8 @@ func (r *remote) readInto(ctx context.Context, p []byte, offset uint64) (*sigmap
 	if r.closed.Load() {
 		return nil, sigma.Errorf("session.File", sigma.KindInvalid, "the handle is closed")
 	}
-	got, files, err := r.c.callInto(ctx, &sigmap.Tread{Fid: r.fid, Offset: offset, Count: uint32(len(p))}, p, nil, false, r.epoch)
+	got, files, err := r.c.callInto(ctx, &sigmap.Tread{Fid: r.fid, Offset: offset, Count: uint32(len(p))}, p, nil,
+		false, r.epoch)
 	CloseFiles(files)
 	if err != nil {
 		return nil, err
@@ -195,7 +201,8 @@ func (r *remote) readInto(ctx context.Context, p []byte, offset uint64) (*sigmap
 
 func (r *remote) ReadDir(ctx context.Context, cookie uint64, n int) ([]sigma.DirEntry, uint64, bool, error) {
 	if n <= 0 {
-		return nil, cookie, false, sigma.Errorf("session.ReadDir", sigma.KindInvalid, "a listing of %d entries was asked for", n)
+		return nil, cookie, false, sigma.Errorf("session.ReadDir", sigma.KindInvalid,
+			"a listing of %d entries was asked for", n)
 	}
 	m, err := ask[*sigmap.Rlist](ctx, r, &sigmap.Tlist{Fid: r.fid, Cookie: cookie, Max: uint32(min(n, sigmap.DataMax))})
 	if err != nil {
@@ -246,9 +253,11 @@ func (r *remote) Rename(ctx context.Context, name string, newDir sigma.File, new
 	}
 	d, ok := newDir.(*remote)
 	if !ok || d.c != r.c {
-		return sigma.Errorf("session.Rename", sigma.KindUnsupported, "a file cannot be renamed to another server; copy it")
+		return sigma.Errorf("session.Rename", sigma.KindUnsupported,
+			"a file cannot be renamed to another server; copy it")
 	}
-	_, err := ask[*sigmap.Rrenameat](ctx, r, &sigmap.Trenameat{OldDir: r.fid, OldName: name, NewDir: d.fid, NewName: newName})
+	_, err := ask[*sigmap.Rrenameat](ctx, r, &sigmap.Trenameat{OldDir: r.fid, OldName: name, NewDir: d.fid,
+		NewName: newName})
 	return err
 }
 
@@ -259,7 +268,8 @@ func (r *remote) Space(ctx context.Context) (sigma.Space, error) {
 		return sigma.Space{}, err
 	}
 	block := uint64(m.BlockSize)
-	return sigma.Space{Total: sigma.Bytes(m.Blocks * block), Free: sigma.Bytes(m.BlocksAvail * block), Files: m.Files, Room: m.FilesFree}, nil
+	return sigma.Space{Total: sigma.Bytes(m.Blocks * block), Free: sigma.Bytes(m.BlocksAvail * block), Files: m.Files,
+		Room: m.FilesFree}, nil
 }
 
 func (r *remote) Sync(ctx context.Context) error {
@@ -267,7 +277,9 @@ func (r *remote) Sync(ctx context.Context) error {
 	return err
 }
 
-// Close implements sigma.File. It tells the server without waiting for its answer; the fid is used again only when the answer has come. A Tclunk would publish what was written; a Tremove, which removes nothing here, gives up the handle without.
+// Close implements sigma.File. It tells the server without waiting for its answer; the fid is used
+// again only when the answer has come. A Tclunk would publish what was written; a Tremove, which
+// removes nothing here, gives up the handle without.
 func (r *remote) Close() {
 	if r.closed.Swap(true) {
 		return
@@ -280,7 +292,8 @@ func (r *remote) Close() {
 	r.c.send(context.Background(), &waiter{clunks: r.fid, epoch: r.epoch}, m, nil, false)
 }
 
-// Publish implements sigma.Publisher. It gives up the handle, too: that is how the protocol publishes without waiting for the disk.
+// Publish implements sigma.Publisher. It gives up the handle, too: that is how the protocol
+// publishes without waiting for the disk.
 func (r *remote) Publish(ctx context.Context) error {
 	if !r.writes.Load() || r.closed.Swap(true) {
 		return nil
@@ -293,7 +306,8 @@ func (r *remote) Publish(ctx context.Context) error {
 	return err
 }
 
-func (r *remote) Get(ctx context.Context, names []string, offset uint64, count int) (sigma.GetResult, *sigma.Stopped, error) {
+func (r *remote) Get(ctx context.Context, names []string, offset uint64, count int) (sigma.GetResult, *sigma.Stopped,
+	error) {
 	if count < 0 {
 		return sigma.GetResult{}, nil, sigma.Errorf("session.Get", sigma.KindInvalid, "%d bytes were asked for", count)
 	}
@@ -315,9 +329,11 @@ func (r *remote) Get(ctx context.Context, names []string, offset uint64, count i
 	return sigma.GetResult{}, nil, unexpected(got)
 }
 
-func (r *remote) Put(ctx context.Context, names []string, data []byte, o sigma.PutOptions) (sigma.FileID, *sigma.Stopped, error) {
+func (r *remote) Put(ctx context.Context, names []string, data []byte, o sigma.PutOptions) (sigma.FileID,
+	*sigma.Stopped, error) {
 	if len(data) > sigmap.DataMax {
-		return sigma.FileID{}, nil, sigma.Errorf("session.Put", sigma.KindTooBig, "%d bytes do not fit one message", len(data))
+		return sigma.FileID{}, nil, sigma.Errorf("session.Put", sigma.KindTooBig, "%d bytes do not fit one message",
+			len(data))
 	}
 	got, err := r.roundTrip(ctx, &sigmap.Tput{Fid: r.fid, Names: names, Options: o, Data: data})
 	if err != nil {
@@ -333,10 +349,12 @@ func (r *remote) Put(ctx context.Context, names []string, data []byte, o sigma.P
 	return sigma.FileID{}, nil, unexpected(got)
 }
 
-// ReadAtIf implements sigma.Conditional. At most one message's worth is read, so that it is of one version.
+// ReadAtIf implements sigma.Conditional. At most one message's worth is read, so that it is of one
+// version.
 func (r *remote) ReadAtIf(ctx context.Context, p []byte, offset uint64, v sigma.Version) (int, error) {
 	p = p[:min(len(p), sigmap.DataMax)]
-	m, err := ask[*sigmap.Rreadif](ctx, r, &sigmap.Treadif{Fid: r.fid, Offset: offset, Count: uint32(len(p)), Version: v})
+	m, err := ask[*sigmap.Rreadif](ctx, r, &sigmap.Treadif{Fid: r.fid, Offset: offset, Count: uint32(len(p)),
+		Version: v})
 	if err != nil {
 		return 0, err
 	}
@@ -403,7 +421,8 @@ func (r *remote) Find(ctx context.Context, path uint64) (sigma.File, error) {
 	return &remote{c: r.c, fid: fid, epoch: epoch, id: sigma.FileID{Path: path}}, nil
 }
 
-func (r *remote) Call(ctx context.Context, method string, payload []byte, files []*os.File) ([]byte, []*os.File, error) {
+func (r *remote) Call(ctx context.Context, method string, payload []byte, files []*os.File) ([]byte, []*os.File,
+	error) {
 	got, back, err := r.call(ctx, &sigmap.Tcall{Fid: r.fid, Method: method, Payload: payload}, files)
 	if err != nil {
 		return nil, nil, err
@@ -443,7 +462,8 @@ func (r *remote) PassBulk(ctx context.Context) (*os.File, error) {
 	return files[0], nil
 }
 
-// BulkTicket asks for a stream of the open file where no sockets are passed: the ticket is what to say on a direct connection to the server's machine.
+// BulkTicket asks for a stream of the open file where no sockets are passed: the ticket is what to
+// say on a direct connection to the server's machine.
 func (r *remote) BulkTicket(ctx context.Context) ([]byte, error) {
 	m, files, err := r.bulk(ctx)
 	CloseFiles(files)

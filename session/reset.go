@@ -8,8 +8,11 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// A proc's connection to sigmad outlives sigmad: another takes it over, and tells so by Rreset. A program outside has a connection that ends with sigmad; the session makes another to the next sigmad (DialLasting). Then nothing of before holds:
-// requests in flight get KindLost, since what became of them is unknown, and so does every later use of a file. The session begins anew, roots are attached again under their old fids, and goes on.
+// A proc's connection to sigmad outlives sigmad: another takes it over, and tells so by Rreset. A
+// program outside has a connection that ends with sigmad; the session makes another to the next
+// sigmad (DialLasting). Then nothing of before holds: requests in flight get KindLost, since what
+// became of them is unknown, and so does every later use of a file. The session begins anew, roots
+// are attached again under their old fids, and goes on.
 
 // anyEpoch is the epoch of what goes on in a session that began anew: roots.
 const anyEpoch = math.MaxUint32
@@ -37,7 +40,9 @@ func newResets() resets {
 // DialSystem is Dial for a proc's connection to sigmad.
 func DialSystem(ctx context.Context, conn Conn) (*Client, error) { return dial(ctx, conn, true, nil) }
 
-// Redial makes a connection in place of one that has ended. It is called again when that one has ended, or the server did not let the session go on by it, so it waits a moment first. Its error ends the session.
+// Redial makes a connection in place of one that has ended. It is called again when that one has
+// ended, or the server did not let the session go on by it, so it waits a moment first. Its error
+// ends the session.
 type Redial func(ctx context.Context) (Conn, error)
 
 // DialLasting is Dial for a session that goes on by another connection when one has ended.
@@ -48,14 +53,16 @@ func DialLasting(ctx context.Context, conn Conn, redial Redial) (*Client, error)
 // lasts says that the session goes on with another server.
 func (c *Client) lasts() bool { return c.resettable || c.redial != nil }
 
-// Lost is closed when the server that the client speaks to now is gone, and what was opened with it; the client may go on with another (Epoch).
+// Lost is closed when the server that the client speaks to now is gone, and what was opened with
+// it; the client may go on with another (Epoch).
 func (c *Client) Lost() <-chan struct{} {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.lost
 }
 
-// Epoch changes whenever the session has begun anew; files of another epoch cannot be used any more.
+// Epoch changes whenever the session has begun anew; files of another epoch cannot be used any
+// more.
 func (c *Client) Epoch() uint32 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -63,7 +70,8 @@ func (c *Client) Epoch() uint32 {
 }
 
 func errReset() *sigma.Error {
-	return &sigma.Error{Op: "session.Client", Kind: sigma.KindLost, Msg: "sigmad died; whether the request took effect is not known", Hint: "open files again"}
+	return &sigma.Error{Op: "session.Client", Kind: sigma.KindLost,
+		Msg: "sigmad died; whether the request took effect is not known", Hint: "open files again"}
 }
 
 func (c *Client) attachedAs(fid uint32, name string) {
@@ -88,9 +96,12 @@ func (c *Client) reset(nonce uint64) error {
 	return c.resume(sigmap.ResetVersion(c.version, nonce))
 }
 
-// reconnect begins anew with another server on another connection, if the session may; it returns that. Otherwise its error is why the session ends. It is called by the reader, whose connection has ended because of err.
+// reconnect begins anew with another server on another connection, if the session may; it returns
+// that. Otherwise its error is why the session ends. It is called by the reader, whose connection
+// has ended because of err.
 func (c *Client) reconnect(err error) (Conn, error) {
-	if c.redial == nil || !c.begun.Load() || sigma.KindOf(err) == sigma.KindNotFound || sigma.KindOf(err) == sigma.KindPermission {
+	if c.redial == nil || !c.begun.Load() || sigma.KindOf(err) == sigma.KindNotFound ||
+		sigma.KindOf(err) == sigma.KindPermission {
 		return nil, err
 	}
 	c.forget()
@@ -113,7 +124,8 @@ func (c *Client) reconnect(err error) (Conn, error) {
 	return nil, err
 }
 
-// forget ends what was under way with a server that is gone. Nothing is put in line until another has let the session begin.
+// forget ends what was under way with a server that is gone. Nothing is put in line until another
+// has let the session begin.
 func (c *Client) forget() {
 	c.gate.Lock() // nobody is sending by himself now
 	defer c.gate.Unlock()
@@ -182,7 +194,8 @@ func (c *Client) beginning(version string) (records [][]byte, err error) {
 	return records, err
 }
 
-// resumedLocked counts the replies by which a session begins anew. A root that cannot be attached again fails when it is used, or ends a connection that the session made itself.
+// resumedLocked counts the replies by which a session begins anew. A root that cannot be attached
+// again fails when it is used, or ends a connection that the session made itself.
 func (c *Client) resumedLocked(m sigmap.Message) error {
 	if v, ok := m.(*sigmap.Rversion); ok && v.Version != c.version {
 		return unexpected(m)
@@ -226,7 +239,8 @@ func (c *Client) lockUsable(ctx context.Context, epoch uint32) error {
 
 func (c *Client) currentLocked(epoch uint32) error {
 	if epoch != anyEpoch && epoch != c.epoch {
-		return notSent(&sigma.Error{Op: "session.Client", Kind: sigma.KindLost, Msg: "sigmad died, and what was open with it", Hint: "open it again"})
+		return notSent(&sigma.Error{Op: "session.Client", Kind: sigma.KindLost,
+			Msg: "sigmad died, and what was open with it", Hint: "open it again"})
 	}
 	return nil
 }

@@ -12,8 +12,10 @@ import (
 	"sigmaos.dev/treekit"
 )
 
-// Goal: when another server takes over the connection, requests in flight and old handles get KindLost, the root goes on, and nothing that was meant for the dead server reaches
-// the new one. Also when that dies before it has said a word, or the client has not begun yet; whether or not the session is one whose records may hold several messages.
+// Goal: when another server takes over the connection, requests in flight and old handles get
+// KindLost, the root goes on, and nothing that was meant for the dead server reaches the new one.
+// Also when that dies before it has said a word, or the client has not begun yet; whether or not
+// the session is one whose records may hold several messages.
 func TestReset(t *testing.T) {
 	t.Run("not begun", func(t *testing.T) { testReset(t, true) })
 	t.Run("begun", func(t *testing.T) { testReset(t, false) })
@@ -82,7 +84,9 @@ func testReset(t *testing.T, early bool) {
 		lost := make(chan error)
 		go func() { // in flight, or between the servers
 			err := error(nil)
-			for err == nil || sigma.KindOf(err) == sigma.KindCanceled { // which is the last that a server says which the test, and no SIGKILL, ends
+			for err == nil ||
+				sigma.KindOf(err) == sigma.KindCanceled {
+				// which is the last that a server says which the test, and no SIGKILL, ends
 				_, err = dir.Stat(t.Context())
 			}
 			lost <- err

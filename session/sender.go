@@ -8,22 +8,29 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// SmallMax is the size up to which messages are put in line to share a record. Larger ones gain nothing by it, and would be copied.
+// SmallMax is the size up to which messages are put in line to share a record. Larger ones gain
+// nothing by it, and would be copied.
 const SmallMax = 4 << 10
 
-// lineKept is the size up to which the room of a line is used again, so that a burst leaves nothing behind.
+// lineKept is the size up to which the room of a line is used again, so that a burst leaves nothing
+// behind.
 const lineKept = 64 << 10
 
-// roundsMax is how many times who has the turn looks for more before another goroutine takes over, so that nobody works for the others without end.
+// roundsMax is how many times who has the turn looks for more before another goroutine takes over,
+// so that nobody works for the others without end.
 const roundsMax = 32
 
-// lines are the room of lines that are empty, as most are: a session holds none of it while it sends nothing.
+// lines are the room of lines that are empty, as most are: a session holds none of it while it
+// sends nothing.
 var lines = sync.Pool{New: func() any { b := make([]byte, 0, 1<<10); return &b }}
 
-// Sender sends messages of many goroutines. Small ones stand in line while another is being sent, and then go together, in one record if the peer takes several in one (Several). Whoever puts a message in line calls Flush
-// after it; who is sending sends what came meanwhile too, so that the others need not wait for their turn.
+// Sender sends messages of many goroutines. Small ones stand in line while another is being sent,
+// and then go together, in one record if the peer takes several in one (Several). Whoever puts a
+// message in line calls Flush after it; who is sending sends what came meanwhile too, so that the
+// others need not wait for their turn.
 //
-// It promises that messages go in the order in which they were put in line. It bounds nothing: who puts messages in line looks at Waiting. Users: Client, treekit.
+// It promises that messages go in the order in which they were put in line. It bounds nothing: who
+// puts messages in line looks at Waiting. Users: Client, treekit.
 //
 // Locks: turn is held while something is sent; mu is taken under it, and for moments only.
 type Sender struct {
@@ -61,7 +68,8 @@ func (s *Sender) Put(msg []byte) {
 	s.messages++
 }
 
-// Waiting says how many messages that were put in line have not been sent yet, and of how many bytes.
+// Waiting says how many messages that were put in line have not been sent yet, and of how many
+// bytes.
 func (s *Sender) Waiting() (messages, bytes int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -71,7 +79,8 @@ func (s *Sender) Waiting() (messages, bytes int) {
 	return s.messages + s.taken, bytes + s.bytes
 }
 
-// Flush sends what is in line, unless somebody is sending already, who will do it. An error closes the connection, so that who receives learns of it; nothing more can be sent then.
+// Flush sends what is in line, unless somebody is sending already, who will do it. An error closes
+// the connection, so that who receives learns of it; nothing more can be sent then.
 func (s *Sender) Flush() error {
 	for {
 		is, err := s.some()
@@ -90,7 +99,8 @@ func (s *Sender) Flush() error {
 	}
 }
 
-// FlushAfter is Flush that calls before first, while others put messages in line and leave them to it.
+// FlushAfter is Flush that calls before first, while others put messages in line and leave them to
+// it.
 func (s *Sender) FlushAfter(before func()) error {
 	if !s.turn.TryLock() {
 		return nil
@@ -125,7 +135,8 @@ func (s *Sender) drop() {
 	s.line, s.messages = nil, 0
 }
 
-// renew forgets what is in line and goes on with another connection, once nobody is sending on the one before, which is closed.
+// renew forgets what is in line and goes on with another connection, once nobody is sending on the
+// one before, which is closed.
 func (s *Sender) renew(conn Conn) {
 	s.turn.Lock()
 	defer s.turn.Unlock()
@@ -146,7 +157,8 @@ func (s *Sender) some() (bool, error) {
 	return s.line != nil, s.err
 }
 
-// drain sends all that is in line, and what comes meanwhile, unless that goes on for long: then there may be more. turn is held.
+// drain sends all that is in line, and what comes meanwhile, unless that goes on for long: then
+// there may be more. turn is held.
 func (s *Sender) drain() (more bool, err error) {
 	for range roundsMax {
 		s.mu.Lock()

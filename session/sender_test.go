@@ -50,7 +50,9 @@ func tags(t *testing.T, record []byte) (out []uint16) {
 	return out
 }
 
-// TestSender: what is put in line while a record is being sent goes next and in order, in one record if the peer takes several, and none is longer than a record may be. Nobody but who is sending waits.
+// TestSender: what is put in line while a record is being sent goes next and in order, in one
+// record if the peer takes several, and none is longer than a record may be. Nobody but who is
+// sending waits.
 func TestSender(t *testing.T) {
 	for _, several := range []bool{false, true} {
 		c := &slowConn{began: make(chan []byte), may: make(chan error)}
@@ -147,7 +149,8 @@ func (c *busyConn) Send([]byte, *inflight.Parcel) error {
 
 // TestSenderHandsOver: who sends does not go on for as long as others have something to send.
 func TestSenderHandsOver(t *testing.T) {
-	c := &busyConn{next: message(t, 1, 1), left: 10 * roundsMax, returned: make(chan struct{}), over: make(chan struct{})}
+	c := &busyConn{next: message(t, 1, 1), left: 10 * roundsMax, returned: make(chan struct{}),
+		over: make(chan struct{})}
 	c.s = NewSender(c)
 	c.s.Put(c.next)
 	if err := c.s.Flush(); err != nil {

@@ -44,7 +44,8 @@ func (l *liar) run() {
 		var back []*os.File
 		switch m.(type) {
 		case *sigmap.Tversion:
-			reply, err = sigmap.Encode(nil, tag, &sigmap.Rversion{Msize: sigmap.MessageMax, Version: sigmap.VersionSigma})
+			reply, err = sigmap.Encode(nil, tag, &sigmap.Rversion{Msize: sigmap.MessageMax,
+				Version: sigmap.VersionSigma})
 		case *sigmap.Tattach:
 			reply, err = sigmap.Encode(nil, tag, &sigmap.Rattach{})
 		default:
@@ -62,7 +63,8 @@ func (l *liar) run() {
 }
 
 // dialLiar starts a liar and a client of it.
-func dialLiar(t *testing.T, answer func(tag uint16, m sigmap.Message) ([]byte, []*os.File, error)) (*session.Client, sigma.File) {
+func dialLiar(t *testing.T, answer func(tag uint16, m sigmap.Message) ([]byte, []*os.File, error)) (*session.Client,
+	sigma.File) {
 	t.Helper()
 	a, b, err := session.Pair()
 	if err != nil {
@@ -71,7 +73,8 @@ func dialLiar(t *testing.T, answer func(tag uint16, m sigmap.Message) ([]byte, [
 	return dialConn(t, a, b, answer)
 }
 
-func dialConn(t testing.TB, a, b session.Conn, answer func(tag uint16, m sigmap.Message) ([]byte, []*os.File, error)) (*session.Client, sigma.File) {
+func dialConn(t testing.TB, a, b session.Conn, answer func(tag uint16, m sigmap.Message) ([]byte, []*os.File,
+	error)) (*session.Client, sigma.File) {
 	t.Helper()
 	var server sync.WaitGroup
 	server.Go((&liar{b, answer}).run)
@@ -157,7 +160,8 @@ func second(f sigma.File, _ []sigma.FileID, err error) error {
 	return err
 }
 
-// TestWrongReply: a reply of another type than the request's is an error of that request, and the session goes on.
+// TestWrongReply: a reply of another type than the request's is an error of that request, and the
+// session goes on.
 func TestWrongReply(t *testing.T) {
 	_, root := dialLiar(t, always(&sigmap.Rstatfs{}))
 	for name, op := range ops {
@@ -180,7 +184,8 @@ func TestLies(t *testing.T) {
 		{"more than asked for", "ReadAt", &sigmap.Rread{Data: make([]byte, 11)}},
 		{"wrote more", "WriteAt", &sigmap.Rwrite{Count: 11}},
 		{"wrote nothing", "WriteAt", &sigmap.Rwrite{}},
-		{"more entries than asked for", "ReadDir", &sigmap.Rlist{Entries: []sigma.DirEntry{{Name: "a"}, {Name: "b"}, {Name: "c"}}}},
+		{"more entries than asked for", "ReadDir", &sigmap.Rlist{Entries: []sigma.DirEntry{{Name: "a"}, {Name: "b"},
+			{Name: "c"}}}},
 		{"entry ..", "ReadDir", &sigmap.Rlist{Entries: []sigma.DirEntry{{Name: ".."}}}},
 		{"entry with /", "ReadDir", &sigmap.Rlist{Entries: []sigma.DirEntry{{Name: "a/b"}}}},
 		{"a listing without end", "ReadDir", &sigmap.Rlist{More: true}},
@@ -197,16 +202,23 @@ func TestLies(t *testing.T) {
 	}
 }
 
-// TestBrokenServer: a server that breaks the protocol, or goes away, ends the session; all who wait are told, and later requests too.
+// TestBrokenServer: a server that breaks the protocol, or goes away, ends the session; all who wait
+// are told, and later requests too.
 func TestBrokenServer(t *testing.T) {
 	for name, break_ := range map[string]func(conn session.Conn, tag uint16){
-		"garbage":      func(c session.Conn, _ uint16) { c.Send([]byte("nothing of this protocol"), nil) },
-		"unknown tag":  func(c session.Conn, tag uint16) { c.Send(encode(tag+5000, &sigmap.Rwatch{}), nil) },
-		"twice":        func(c session.Conn, tag uint16) { m := encode(tag, &sigmap.Rmkdir{}); c.Send(m, nil); c.Send(m, nil) },
-		"too long":     func(c session.Conn, _ uint16) { c.Send(make([]byte, sigmap.MessageMax+1), nil) },
-		"unknown type": func(c session.Conn, tag uint16) { c.Send([]byte{7, 0, 0, 0, 255, byte(tag), byte(tag >> 8)}, nil) },
-		"empty":        func(c session.Conn, _ uint16) { c.Send(nil, nil) },
-		"close":        func(c session.Conn, _ uint16) { c.Close() },
+		"garbage":     func(c session.Conn, _ uint16) { c.Send([]byte("nothing of this protocol"), nil) },
+		"unknown tag": func(c session.Conn, tag uint16) { c.Send(encode(tag+5000, &sigmap.Rwatch{}), nil) },
+		"twice": func(c session.Conn, tag uint16) {
+			m := encode(tag, &sigmap.Rmkdir{})
+			c.Send(m, nil)
+			c.Send(m, nil)
+		},
+		"too long": func(c session.Conn, _ uint16) { c.Send(make([]byte, sigmap.MessageMax+1), nil) },
+		"unknown type": func(c session.Conn, tag uint16) {
+			c.Send([]byte{7, 0, 0, 0, 255, byte(tag), byte(tag >> 8)}, nil)
+		},
+		"empty": func(c session.Conn, _ uint16) { c.Send(nil, nil) },
+		"close": func(c session.Conn, _ uint16) { c.Close() },
 	} {
 		t.Run(name, func(t *testing.T) {
 			a, b, err := session.Pair()
@@ -243,7 +255,8 @@ func TestBrokenServer(t *testing.T) {
 				}
 			}
 			<-c.Done()
-			if _, err := root.Stat(t.Context()); sigma.KindOf(err) != sigma.KindLost || !session.Unsent(sigma.Wrap("test", "/x", err)) {
+			if _, err := root.Stat(t.Context()); sigma.KindOf(err) != sigma.KindLost ||
+				!session.Unsent(sigma.Wrap("test", "/x", err)) {
 				t.Errorf("afterwards: got %v, want lost before it was sent", err)
 			}
 		})
@@ -261,8 +274,10 @@ func encode(tag uint16, m sigmap.Message) []byte {
 // TestVersions: a server that does not speak the protocol is refused.
 func TestVersions(t *testing.T) {
 	for name, m := range map[string]sigmap.Message{
-		"unknown": &sigmap.Rversion{Msize: sigmap.MessageMax, Version: "unknown"}, "plain": &sigmap.Rversion{Msize: sigmap.MessageMax, Version: sigmap.VersionPlain},
-		"small": &sigmap.Rversion{Msize: 8192, Version: sigmap.VersionSigma}, "another reply": &sigmap.Rflush{}, "error": &sigmap.Rlerror{Errno: 5},
+		"unknown": &sigmap.Rversion{Msize: sigmap.MessageMax, Version: "unknown"},
+		"plain":   &sigmap.Rversion{Msize: sigmap.MessageMax, Version: sigmap.VersionPlain},
+		"small":   &sigmap.Rversion{Msize: 8192, Version: sigmap.VersionSigma}, "another reply": &sigmap.Rflush{},
+		"error": &sigmap.Rlerror{Errno: 5},
 	} {
 		a, b, err := session.Pair()
 		if err != nil {
@@ -287,20 +302,23 @@ func TestVersions(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		start := time.Now()
-		if _, err := session.Dial(ctx, session.NewStreamConn(a)); sigma.KindOf(err) != sigma.KindTimeout || time.Since(start) != time.Minute {
+		if _, err := session.Dial(ctx, session.NewStreamConn(a)); sigma.KindOf(err) != sigma.KindTimeout ||
+			time.Since(start) != time.Minute {
 			t.Errorf("got %v after %v", err, time.Since(start))
 		}
 	})
 }
 
-// TestServerThatDoesNotRead: a request to a server that takes no bytes fails in the end, and so does the session.
+// TestServerThatDoesNotRead: a request to a server that takes no bytes fails in the end, and so
+// does the session.
 func TestServerThatDoesNotRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, b := net.Pipe()
 		defer b.Close()
 		server := session.NewStreamConn(b)
 		go func() {
-			for _, m := range []sigmap.Message{&sigmap.Rversion{Msize: sigmap.MessageMax, Version: sigmap.VersionSigma}, &sigmap.Rattach{}} {
+			for _, m := range []sigmap.Message{&sigmap.Rversion{Msize: sigmap.MessageMax, Version: sigmap.VersionSigma},
+				&sigmap.Rattach{}} {
 				buf, _, _ := server.Recv()
 				tag, _, _ := sigmap.Decode(buf)
 				server.Send(encode(tag, m), nil)
@@ -321,7 +339,8 @@ func TestServerThatDoesNotRead(t *testing.T) {
 	})
 }
 
-// TestClose: closing a client answers those who wait and ends its goroutine; a closed handle does nothing any more.
+// TestClose: closing a client answers those who wait and ends its goroutine; a closed handle does
+// nothing any more.
 func TestClose(t *testing.T) {
 	before := runtime.NumGoroutine()
 	arrived := make(chan bool, 1)
@@ -424,8 +443,10 @@ func TestConns(t *testing.T) {
 		bytes []byte
 		want  string
 	}{
-		"cut header": {[]byte{1, 2}, "ends within"}, "cut body": {[]byte{9, 0, 0, 0, 1}, "ends within"}, "short": {[]byte{6, 0, 0, 0, 1, 2}, "claims 6"},
-		"long": {[]byte{1, 0, 1, 0}, "claims 65537"}, "endless": {bytes.Repeat([]byte{0xff}, 100), "claims 4294967295"},
+		"cut header": {[]byte{1, 2}, "ends within"}, "cut body": {[]byte{9, 0, 0, 0, 1}, "ends within"},
+		"short": {[]byte{6, 0, 0, 0, 1, 2}, "claims 6"},
+		"long":  {[]byte{1, 0, 1, 0}, "claims 65537"}, "endless": {bytes.Repeat([]byte{0xff}, 100),
+			"claims 4294967295"},
 	} {
 		a, b := net.Pipe()
 		go func() {
@@ -439,32 +460,37 @@ func TestConns(t *testing.T) {
 	}
 }
 
-// FuzzReplies answers a client's requests with the types and bodies of the input. Whatever they are, every request returns.
+// FuzzReplies answers a client's requests with the types and bodies of the input. Whatever they
+// are, every request returns.
 func FuzzReplies(f *testing.F) {
-	for _, m := range []sigmap.Message{&sigmap.Rwalk{IDs: make([]sigma.FileID, 2)}, &sigmap.Rread{Data: []byte("0123456789")}, &sigmap.Rlist{Entries: []sigma.DirEntry{{Name: "a", Next: 1}}},
-		&sigmap.Rget{Data: []byte("x")}, &sigmap.Rstop{Walked: 1, Kind: sigma.KindSymlink}, &sigmap.Rfail{Kind: 99}, &sigmap.Rlerror{Errno: 1 << 31}, &sigmap.Rdescribe{}, &sigmap.Rcall{}} {
+	for _, m := range []sigmap.Message{&sigmap.Rwalk{IDs: make([]sigma.FileID, 2)},
+		&sigmap.Rread{Data: []byte("0123456789")}, &sigmap.Rlist{Entries: []sigma.DirEntry{{Name: "a", Next: 1}}},
+		&sigmap.Rget{Data: []byte("x")}, &sigmap.Rstop{Walked: 1, Kind: sigma.KindSymlink}, &sigmap.Rfail{Kind: 99},
+		&sigmap.Rlerror{Errno: 1 << 31}, &sigmap.Rdescribe{}, &sigmap.Rcall{}} {
 		buf := encode(0, m)
 		f.Add(bytes.Repeat(append([]byte{byte(len(buf) - 7), buf[4]}, buf[7:]...), 10))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
 		a, b := net.Pipe()
-		_, root := dialConn(t, session.NewStreamConn(a), session.NewStreamConn(b), func(tag uint16, m sigmap.Message) ([]byte, []*os.File, error) {
-			if len(data) < 2 {
-				return nil, nil, io.EOF
-			}
-			n := min(int(data[0]), len(data)-2)
-			reply := binary.LittleEndian.AppendUint16([]byte{byte(7 + n), byte((7 + n) >> 8), 0, 0, data[1]}, tag)
-			reply = append(reply, data[2:2+n]...)
-			data = data[2+n:]
-			return reply, nil, nil
-		})
+		_, root := dialConn(t, session.NewStreamConn(a), session.NewStreamConn(b),
+			func(tag uint16, m sigmap.Message) ([]byte, []*os.File, error) {
+				if len(data) < 2 {
+					return nil, nil, io.EOF
+				}
+				n := min(int(data[0]), len(data)-2)
+				reply := binary.LittleEndian.AppendUint16([]byte{byte(7 + n), byte((7 + n) >> 8), 0, 0, data[1]}, tag)
+				reply = append(reply, data[2:2+n]...)
+				data = data[2+n:]
+				return reply, nil, nil
+			})
 		for _, op := range ops {
 			op(context.Background(), root)
 		}
 	})
 }
 
-// TestSeveral: replies of one record reach those who asked; a record that is more or less than whole replies ends the session, as one of several does from a server that did not agree to such.
+// TestSeveral: replies of one record reach those who asked; a record that is more or less than
+// whole replies ends the session, as one of several does from a server that did not agree to such.
 func TestSeveral(t *testing.T) {
 	const callers = 10
 	for name, c := range map[string]struct {

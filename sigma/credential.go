@@ -5,7 +5,8 @@ import (
 	"time"
 )
 
-// Role says what who has a credential of a realm may do there. Each includes the one before. What the provider's is (machines, other realms, shares and limits) no role has.
+// Role says what who has a credential of a realm may do there. Each includes the one before. What
+// the provider's is (machines, other realms, shares and limits) no role has.
 type Role uint8
 
 // The roles.
@@ -45,10 +46,12 @@ func ParseRole(s string) (Role, error) {
 			return r, nil
 		}
 	}
-	return RoleNone, &Error{Op: "sigma.ParseRole", Kind: KindInvalid, Msg: fmt.Sprintf("no role %.20q", s), Hint: "viewer: look; developer: also run and change; owner: also make credentials"}
+	return RoleNone, &Error{Op: "sigma.ParseRole", Kind: KindInvalid, Msg: fmt.Sprintf("no role %.20q", s),
+		Hint: "viewer: look; developer: also run and change; owner: also make credentials"}
 }
 
-// Credential lets who has its secret work in one realm, as its role says. The system keeps this and a hash of the secret.
+// Credential lets who has its secret work in one realm, as its role says. The system keeps this and
+// a hash of the secret.
 type Credential struct {
 	Name    string // unique in its realm; as a realm's
 	Role    Role
@@ -68,7 +71,8 @@ const (
 // CredentialHash is what the system keeps of a credential's secret (SHA-256; identity.Secret).
 type CredentialHash [32]byte
 
-// CheckCredential returns a KindInvalid error for what cannot be the name or the role of a credential.
+// CheckCredential returns a KindInvalid error for what cannot be the name or the role of a
+// credential.
 func CheckCredential(name string, role Role) error {
 	if err := checkLabel("credential", name, credentialNameMax); err != nil {
 		return err

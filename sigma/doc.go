@@ -1,6 +1,7 @@
-// Package sigma is the vocabulary of sigmaOS: its nouns, the units they are measured in, the errors they
-// answer with, and the contracts that packages above keep. It holds no behaviour beyond checking and
-// printing its own types, imports only the standard library, and is what a newcomer reads first.
+// Package sigma is the vocabulary of sigmaOS: its nouns, the units they are measured in, the errors
+// they answer with, and the contracts that packages above keep. It holds no behaviour beyond
+// checking and printing its own types, imports only the standard library, and is what a newcomer
+// reads first.
 //
 // # Glossary: seven nouns
 //
@@ -34,8 +35,8 @@
 //
 // # Where to find what
 //
-// Sources are cited as "001 §4.3": seed document and section (000 the sigmaOS thesis, 001 the SOSP'24 paper, 002 fos,
-// 003 nom, 004 RainForest).
+// Sources are cited as "001 §4.3": seed document and section (000 the sigmaOS thesis, 001 the
+// SOSP'24 paper, 002 fos, 003 nom, 004 RainForest).
 //
 //	id.go        identifiers and units          path.go      names and paths
 //	proc.go      procs: descriptor, status      file.go      trees and files, what servers implement

@@ -9,7 +9,8 @@ import (
 	"syscall"
 )
 
-// Kind says what went wrong in a way that programs decide by. Kinds travel on the wire, so the list only grows.
+// Kind says what went wrong in a way that programs decide by. Kinds travel on the wire, so the list
+// only grows.
 type Kind uint16
 
 // The kinds.
@@ -30,15 +31,18 @@ const (
 	KindCanceled                // the caller gave up
 	KindNoSpace                 // quota or disk is full
 	KindUnsupported             // this server does not do that
-	KindLost                    // a machine, daemon or proc died with the request's outcome; unknown whether it took effect
-	KindNoExec                  // the program cannot be executed
-	KindBusy                    // a limit on concurrency was reached; retry may help
-	KindLoop                    // too many symbolic links
+	// a machine, daemon or proc died with the request's outcome; unknown whether it took effect
+	KindLost
+	KindNoExec // the program cannot be executed
+	KindBusy   // a limit on concurrency was reached; retry may help
+	KindLoop   // too many symbolic links
 	kindEnd
 )
 
-var kindNames = [...]string{"error", "invalid", "not found", "exists", "permission denied", "not a directory", "is a directory",
-	"directory not empty", "too big", "version mismatch", "stale", "unavailable", "timeout", "canceled", "no space", "not supported",
+var kindNames = [...]string{"error", "invalid", "not found", "exists", "permission denied", "not a directory",
+	"is a directory",
+	"directory not empty", "too big", "version mismatch", "stale", "unavailable", "timeout", "canceled", "no space",
+	"not supported",
 	"lost", "not executable", "busy", "too many links"}
 
 func (k Kind) String() string {
@@ -51,7 +55,8 @@ func (k Kind) String() string {
 // Retryable reports whether the same request may succeed later and was certainly not applied.
 func (k Kind) Retryable() bool { return k == KindUnavailable || k == KindBusy }
 
-// Error is the error of every exported operation of sigmaOS. Kind decides, Msg and Hint are for people.
+// Error is the error of every exported operation of sigmaOS. Kind decides, Msg and Hint are for
+// people.
 type Error struct {
 	Op    string  // "package.Function" that noticed it; stays local
 	Path  string  // the path, if one is concerned
@@ -110,7 +115,8 @@ func PathError(op string, kind Kind, path string) *Error {
 	return &Error{Op: op, Kind: kind, Path: path}
 }
 
-// KindOf returns the kind of err: the outermost Error's, else by errno or context error, else KindOther. KindOf(nil) is KindOther.
+// KindOf returns the kind of err: the outermost Error's, else by errno or context error, else
+// KindOther. KindOf(nil) is KindOther.
 func KindOf(err error) Kind {
 	var e *Error
 	if errors.As(err, &e) {
@@ -153,22 +159,31 @@ func (k Kind) Errno() syscall.Errno {
 	return syscall.EIO
 }
 
-// errnos pairs kinds with errnos; the first pair of a kind is what is sent, the first of an errno what is understood.
+// errnos pairs kinds with errnos; the first pair of a kind is what is sent, the first of an errno
+// what is understood.
 var errnos = []struct {
 	kind  Kind
 	errno syscall.Errno
 }{
-	{KindInvalid, syscall.EINVAL}, {KindNotFound, syscall.ENOENT}, {KindExists, syscall.EEXIST}, {KindPermission, syscall.EACCES},
-	{KindPermission, syscall.EPERM}, {KindNotDir, syscall.ENOTDIR}, {KindIsDir, syscall.EISDIR}, {KindNotEmpty, syscall.ENOTEMPTY},
-	{KindTooBig, syscall.EFBIG}, {KindInvalid, syscall.ENAMETOOLONG}, {KindVersion, syscall.EBADE}, {KindStale, syscall.ESTALE},
-	{KindUnavailable, syscall.EHOSTUNREACH}, {KindUnavailable, syscall.ECONNREFUSED}, {KindTimeout, syscall.ETIMEDOUT}, {KindCanceled, syscall.ECANCELED},
-	{KindNoSpace, syscall.ENOSPC}, {KindNoSpace, syscall.EDQUOT}, {KindUnsupported, syscall.EOPNOTSUPP}, {KindUnsupported, syscall.ENOSYS},
+	{KindInvalid, syscall.EINVAL}, {KindNotFound, syscall.ENOENT}, {KindExists, syscall.EEXIST},
+	{KindPermission, syscall.EACCES},
+	{KindPermission, syscall.EPERM}, {KindNotDir, syscall.ENOTDIR}, {KindIsDir, syscall.EISDIR},
+	{KindNotEmpty, syscall.ENOTEMPTY},
+	{KindTooBig, syscall.EFBIG}, {KindInvalid, syscall.ENAMETOOLONG}, {KindVersion, syscall.EBADE},
+	{KindStale, syscall.ESTALE},
+	{KindUnavailable, syscall.EHOSTUNREACH}, {KindUnavailable, syscall.ECONNREFUSED}, {KindTimeout, syscall.ETIMEDOUT},
+	{KindCanceled, syscall.ECANCELED},
+	{KindNoSpace, syscall.ENOSPC}, {KindNoSpace, syscall.EDQUOT}, {KindUnsupported, syscall.EOPNOTSUPP},
+	{KindUnsupported, syscall.ENOSYS},
 	{KindLost, syscall.ECONNRESET}, {KindLost, syscall.EPIPE}, {KindNoExec, syscall.ENOEXEC}, {KindBusy, syscall.EBUSY},
-	{KindBusy, syscall.EAGAIN}, {KindBusy, syscall.ETOOMANYREFS}, {KindBusy, syscall.EMFILE}, {KindBusy, syscall.ENFILE}, {KindBusy, syscall.ENOBUFS},
-	{KindBusy, syscall.ENOMEM}, {KindTooBig, syscall.EMSGSIZE}, {KindLost, syscall.ENOTCONN}, {KindLoop, syscall.ELOOP}, {KindOther, syscall.EIO},
+	{KindBusy, syscall.EAGAIN}, {KindBusy, syscall.ETOOMANYREFS}, {KindBusy, syscall.EMFILE},
+	{KindBusy, syscall.ENFILE}, {KindBusy, syscall.ENOBUFS},
+	{KindBusy, syscall.ENOMEM}, {KindTooBig, syscall.EMSGSIZE}, {KindLost, syscall.ENOTCONN}, {KindLoop, syscall.ELOOP},
+	{KindOther, syscall.EIO},
 }
 
-// Wrap gives err an operation and path; it keeps the kind, message and hint of a sigma error and classifies others by KindOf. Wrap(nil) is nil.
+// Wrap gives err an operation and path; it keeps the kind, message and hint of a sigma error and
+// classifies others by KindOf. Wrap(nil) is nil.
 func Wrap(op, path string, err error) error {
 	if err == nil {
 		return nil

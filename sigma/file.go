@@ -6,7 +6,8 @@ import (
 	"time"
 )
 
-// FileKind is what a name stands for. Kinds are distinct types and never guessed from content (lessons: names).
+// FileKind is what a name stands for. Kinds are distinct types and never guessed from content
+// (lessons: names).
 type FileKind uint8
 
 // The kinds of files.
@@ -24,8 +25,9 @@ func (k FileKind) String() string {
 	return [...]string{"file", "dir", "symlink", "endpoint", "device", "callable", "pipe"}[min(k, 6)]
 }
 
-// FileID identifies a file within its server: two handles with equal FileID.Path are the same file. The ids that Walk of a remote handle returns have only the low 32
-// bits of the version, as 9P's do; Stat, ReadDir, Get and Put tell all of it.
+// FileID identifies a file within its server: two handles with equal FileID.Path are the same file.
+// The ids that Walk of a remote handle returns have only the low 32 bits of the version, as 9P's
+// do; Stat, ReadDir, Get and Put tell all of it.
 type FileID struct {
 	Kind    FileKind
 	Path    uint64 // never reused by a server during its life
@@ -66,16 +68,17 @@ const (
 	OpenTruncate                        // 8: cut to 0 bytes first
 	OpenAppend                          // 16: every write goes to the end
 	OpenExclusive                       // 32: with Create: fail with KindExists if the name is taken
-	// OpenHidden (64), with Create: the file is nobody's but this handle's until it is published (Publisher), which gives it its name, or takes the place of the file of that name unless OpenExclusive is set.
-	// KindUnsupported where files are seen at once.
+	// OpenHidden (64), with Create: the file is nobody's but this handle's until it is published
+	// (Publisher), which gives it its name, or takes the place of the file of that name unless
+	// OpenExclusive is set. KindUnsupported where files are seen at once.
 	OpenHidden
 )
 
 // Writes reports whether f opens for writing.
 func (f OpenFlags) Writes() bool { return f&(OpenWrite|OpenReadWrite|OpenTruncate|OpenAppend) != 0 }
 
-// Principal is on whose behalf a request is made. It is stamped by the machine from the descriptor the request came through, never
-// claimed by a message.
+// Principal is on whose behalf a request is made. It is stamped by the machine from the descriptor
+// the request came through, never claimed by a message.
 type Principal struct {
 	Realm   RealmID
 	Proc    ProcID    // "" for the admin socket
@@ -83,7 +86,9 @@ type Principal struct {
 	System  bool      // acts for the provider and may name any realm
 }
 
-// RealmNamed is the realm whose tree p gets by attaching with a name: its own if that is "". Only a System principal may name another; the error is of KindPermission, or of KindInvalid if the name is none.
+// RealmNamed is the realm whose tree p gets by attaching with a name: its own if that is "". Only a
+// System principal may name another; the error is of KindPermission, or of KindInvalid if the name
+// is none.
 func (p Principal) RealmNamed(op, name string) (RealmID, error) {
 	id := p.Realm
 	if name != "" && RealmID(name) != id {
@@ -97,21 +102,26 @@ func (p Principal) RealmNamed(op, name string) (RealmID, error) {
 
 // Tree is something with a root, the thing a server serves. Safe for concurrent use.
 type Tree interface {
-	// Attach returns the root as p may see it. name chooses among roots of servers that have several and is "" otherwise.
+	// Attach returns the root as p may see it. name chooses among roots of servers that have
+	// several and is "" otherwise.
 	Attach(ctx context.Context, p Principal, name string) (File, error)
 }
 
-// File is a handle on one file of a tree: what a server implements and what a client of that server holds, so that a remote file is
-// as good as a local one. A handle follows the file through renames. Handles are cheap; Close releases one.
+// File is a handle on one file of a tree: what a server implements and what a client of that server
+// holds, so that a remote file is as good as a local one. A handle follows the file through
+// renames. Handles are cheap; Close releases one.
 //
-// Errors are *Error. Methods may be called concurrently on one handle, except Open and Close. Slices given are not kept; slices returned
-// belong to the caller. The source of the operations is 000 Fig 4-2 and the 9P2000.L protocol.
+// Errors are *Error. Methods may be called concurrently on one handle, except Open and Close.
+// Slices given are not kept; slices returned belong to the caller. The source of the operations is
+// 000 Fig 4-2 and the 9P2000.L protocol.
 //
 // A server embeds treekit.Base, which answers KindUnsupported to everything.
 type File interface {
-	// Walk returns a handle for the file reached by names and the ids of all files on the way (len(ids) == len(names)). With no
-	// names it returns another handle of the same file. It stops at a symlink or endpoint that is not the last name, and at a missing name: then
-	// the File is nil, ids are those that were reached, and the error is nil if at least one was reached, else the reason. A directory whose mode does not let pass fails all of it (KindPermission).
+	// Walk returns a handle for the file reached by names and the ids of all files on the way
+	// (len(ids) == len(names)). With no names it returns another handle of the same file. It stops
+	// at a symlink or endpoint that is not the last name, and at a missing name: then the File is
+	// nil, ids are those that were reached, and the error is nil if at least one was reached, else
+	// the reason. A directory whose mode does not let pass fails all of it (KindPermission).
 	Walk(ctx context.Context, names []string) (File, []FileID, error)
 	// Stat describes the file.
 	Stat(ctx context.Context) (Stat, error)
@@ -119,26 +129,33 @@ type File interface {
 	SetStat(ctx context.Context, c StatChange) error
 	// Open prepares this handle for ReadAt, WriteAt or ReadDir. KindPermission if f is not allowed.
 	Open(ctx context.Context, f OpenFlags) error
-	// Create makes a file in this directory and returns an open handle of it. An existing one is opened (and truncated if asked),
-	// unless OpenExclusive is set.
+	// Create makes a file in this directory and returns an open handle of it. An existing one is
+	// opened (and truncated if asked), unless OpenExclusive is set.
 	Create(ctx context.Context, name string, f OpenFlags, perm uint32) (File, error)
-	// ReadAt fills p from offset; n < len(p) only at the end, and n == 0 with a nil error means end of file. Of a pipe it takes what is there, whatever the offset, and waits while there is nothing and somebody may
-	// still write; the end is when the last writer has gone.
+	// ReadAt fills p from offset; n < len(p) only at the end, and n == 0 with a nil error means end
+	// of file. Of a pipe it takes what is there, whatever the offset, and waits while there is
+	// nothing and somebody may still write; the end is when the last writer has gone.
 	ReadAt(ctx context.Context, p []byte, offset uint64) (int, error)
-	// WriteAt writes all of p at offset (at the end if opened with OpenAppend). A pipe has no offsets; it waits for room, up to PipeAtomic bytes go in one piece, and KindUnavailable says that the last reader has gone.
+	// WriteAt writes all of p at offset (at the end if opened with OpenAppend). A pipe has no
+	// offsets; it waits for room, up to PipeAtomic bytes go in one piece, and KindUnavailable says
+	// that the last reader has gone.
 	WriteAt(ctx context.Context, p []byte, offset uint64) (int, error)
-	// ReadDir returns up to max entries after the cookie (0 = from the start) and the cookie to go on with; more == false at the end, and no entries with more == true are
-	// no end. A cookie is good for any later ReadDir on this handle. A server that sets DirEntry.Next saves the server kit from asking for one entry at a time.
-	// Names are unique in a listing and every entry that exists during the whole listing is in it.
+	// ReadDir returns up to max entries after the cookie (0 = from the start) and the cookie to go
+	// on with; more == false at the end, and no entries with more == true are no end. A cookie is
+	// good for any later ReadDir on this handle. A server that sets DirEntry.Next saves the server
+	// kit from asking for one entry at a time. Names are unique in a listing and every entry that
+	// exists during the whole listing is in it.
 	ReadDir(ctx context.Context, cookie uint64, max int) (entries []DirEntry, next uint64, more bool, err error)
 	// Mkdir, Symlink: KindExists if the name is taken.
 	Mkdir(ctx context.Context, name string, perm uint32) error
 	Symlink(ctx context.Context, name, target string) error
 	// ReadLink gives the target of a symlink or the text of an endpoint.
 	ReadLink(ctx context.Context) (string, error)
-	// Remove removes name from this directory: a file, a symlink, an endpoint or an empty directory.
+	// Remove removes name from this directory: a file, a symlink, an endpoint or an empty
+	// directory.
 	Remove(ctx context.Context, name string) error
-	// Rename moves name of this directory to newName in newDir, a handle of the same server, replacing a file (or empty directory) of that name atomically.
+	// Rename moves name of this directory to newName in newDir, a handle of the same server,
+	// replacing a file (or empty directory) of that name atomically.
 	Rename(ctx context.Context, name string, newDir File, newName string) error
 	// Sync makes written data durable.
 	Sync(ctx context.Context) error
@@ -146,7 +163,8 @@ type File interface {
 	Close()
 }
 
-// PipeAtomic is how many bytes one WriteAt puts into a pipe without other writers' among them, as on Linux.
+// PipeAtomic is how many bytes one WriteAt puts into a pipe without other writers' among them, as
+// on Linux.
 const PipeAtomic = 4096
 
 // StatChange lists attributes to change; nil ones stay.
@@ -156,8 +174,9 @@ type StatChange struct {
 	Modified *time.Time
 }
 
-// The following interfaces are what sigmaP adds to 9P; a File implements those it can do better than, or not at all by, the plain calls.
-// The server kit falls back to plain calls for Getter and Putter, and answers KindUnsupported for the others.
+// The following interfaces are what sigmaP adds to 9P; a File implements those it can do better
+// than, or not at all by, the plain calls. The server kit falls back to plain calls for Getter and
+// Putter, and answers KindUnsupported for the others.
 
 // GetResult is the answer to Get.
 type GetResult struct {
@@ -166,7 +185,8 @@ type GetResult struct {
 	Size uint64 // of the whole file
 }
 
-// Stopped says that a walk met a symlink or endpoint: Walked names were used up (the last is the link), Target is its content. Client code continues there.
+// Stopped says that a walk met a symlink or endpoint: Walked names were used up (the last is the
+// link), Target is its content. Client code continues there.
 type Stopped struct {
 	Walked int
 	Kind   FileKind // KindSymlink or KindEndpoint
@@ -175,13 +195,16 @@ type Stopped struct {
 
 // Getter reads a (small) file in one round trip.
 type Getter interface {
-	// Get walks names from this file and reads up to count bytes at offset. If it meets a link on the way or at the end it returns *Stopped and no error.
+	// Get walks names from this file and reads up to count bytes at offset. If it meets a link on
+	// the way or at the end it returns *Stopped and no error.
 	Get(ctx context.Context, names []string, offset uint64, count int) (GetResult, *Stopped, error)
 }
 
 // PutOptions qualify Put.
 type PutOptions struct {
-	Kind      FileKind // KindFile, KindSymlink or KindEndpoint (Data is then the target), or KindPipe (no Data, and the name must be free)
+	// KindFile, KindSymlink or KindEndpoint (Data is then the target), or KindPipe (no Data, and
+	// the name must be free)
+	Kind      FileKind
 	Perm      uint32
 	MustMake  bool    // KindExists if there is a file
 	Wait      bool    // with MustMake: if there is a file, wait until it is gone, in order of arrival (000 §3.6)
@@ -191,24 +214,30 @@ type PutOptions struct {
 	Lease     LeaseID // if not 0: the file is ephemeral
 }
 
-// Putter writes a small file in one round trip, atomically: a reader sees the old or the new content, never a part.
+// Putter writes a small file in one round trip, atomically: a reader sees the old or the new
+// content, never a part.
 type Putter interface {
-	// Put walks all but the last of names and makes or replaces the last. Links on the way, and an existing symlink at the end unless o.Kind is a link, give *Stopped.
+	// Put walks all but the last of names and makes or replaces the last. Links on the way, and an
+	// existing symlink at the end unless o.Kind is a link, give *Stopped.
 	Put(ctx context.Context, names []string, data []byte, o PutOptions) (FileID, *Stopped, error)
 }
 
 // Conditional reads and writes an opened file only as long as it is at a version (000 Fig 4-2).
 type Conditional interface {
-	// ReadAtIf is ReadAt of the bytes that the file has at version v; KindVersion if it is not at v (any more). 0 means any.
+	// ReadAtIf is ReadAt of the bytes that the file has at version v; KindVersion if it is not at v
+	// (any more). 0 means any.
 	ReadAtIf(ctx context.Context, p []byte, offset uint64, v Version) (int, error)
-	// WriteAtIf is WriteAt if the file is at version v, else KindVersion and nothing is written. 0 means any. now is the version that the write gave the file, for the next one.
+	// WriteAtIf is WriteAt if the file is at version v, else KindVersion and nothing is written. 0
+	// means any. now is the version that the write gave the file, for the next one.
 	WriteAtIf(ctx context.Context, p []byte, offset uint64, v Version) (n int, now Version, err error)
 }
 
 // Watcher waits for changes.
 type Watcher interface {
-	// Watch returns as soon as the file's version is greater than since (a directory's version grows with every entry made, changed by rename, or removed),
-	// with the version it has then; or with KindNotFound when the file is removed. Since versions are compared, no change between two calls is missed.
+	// Watch returns as soon as the file's version is greater than since (a directory's version
+	// grows with every entry made, changed by rename, or removed), with the version it has then; or
+	// with KindNotFound when the file is removed. Since versions are compared, no change between
+	// two calls is missed.
 	Watch(ctx context.Context, since Version) (Version, error)
 }
 
@@ -220,52 +249,72 @@ type Leaser interface {
 	Revoke(ctx context.Context, id LeaseID) error
 }
 
-// Finder takes up handles again after a server was restarted or another took its place. A File at a tree's root implements it, for who stands between the tree and its users; others get KindPermission.
+// Finder takes up handles again after a server was restarted or another took its place. A File at a
+// tree's root implements it, for who stands between the tree and its users; others get
+// KindPermission.
 type Finder interface {
-	// Find returns a new handle of the file whose FileID.Path is path. KindStale if it is gone; if ctx carries a mutation that may have been made before (Once.Again), a handle all the same, by which to ask what
-	// became of it.
+	// Find returns a new handle of the file whose FileID.Path is path. KindStale if it is gone; if
+	// ctx carries a mutation that may have been made before (Once.Again), a handle all the same, by
+	// which to ask what became of it.
 	Find(ctx context.Context, path uint64) (File, error)
 }
 
-// Identified is a File that knows its id without asking anybody. The version may be missing; Path is 0 if it does not know it after all.
+// Identified is a File that knows its id without asking anybody. The version may be missing; Path
+// is 0 if it does not know it after all.
 type Identified interface {
 	FileID() FileID
 }
 
 // Caller answers calls by method name (KindCallable).
 type Caller interface {
-	// Call runs method with payload. Passed file descriptors belong to the receiver. p is who calls.
-	Call(ctx context.Context, method string, payload []byte, files []*os.File) (reply []byte, replyFiles []*os.File, err error)
+	// Call runs method with payload. Passed file descriptors belong to the receiver. p is who
+	// calls.
+	Call(ctx context.Context, method string, payload []byte, files []*os.File) (reply []byte, replyFiles []*os.File,
+		err error)
 }
 
 // Recaller is a File that remembers what others hold, and so may have an answer at once.
 type Recaller interface {
-	// Recall is Get that asks nobody and does not wait. known is false where it would have to, or would fail for any other reason than what it remembers; then Get must be called. What a context carries (request.go) does not come here.
+	// Recall is Get that asks nobody and does not wait. known is false where it would have to, or
+	// would fail for any other reason than what it remembers; then Get must be called. What a
+	// context carries (request.go) does not come here.
 	Recall(names []string, offset uint64, count int) (r GetResult, stop *Stopped, known bool, err error)
 }
 
-// FilePasser hands out a file descriptor of an opened file, so that its bytes need not pass through the server.
+// FilePasser hands out a file descriptor of an opened file, so that its bytes need not pass through
+// the server.
 type FilePasser interface {
-	// PassFile returns a regular file: open for reading only if the handle is, and open for reading and writing if nobody else sees the file yet (OpenHidden). What was passed for writing must be closed before the file can be
-	// published, or used through the handle again; until then both are KindBusy. It cannot grow beyond WriteDescriptorMax. KindUnsupported where the server cannot, KindPermission for a file that others may see.
+	// PassFile returns a regular file: open for reading only if the handle is, and open for reading
+	// and writing if nobody else sees the file yet (OpenHidden). What was passed for writing must
+	// be closed before the file can be published, or used through the handle again; until then both
+	// are KindBusy. It cannot grow beyond WriteDescriptorMax. KindUnsupported where the server
+	// cannot, KindPermission for a file that others may see.
 	PassFile(ctx context.Context) (*os.File, error)
 }
 
-// BulkPasser hands out a stream for the bytes of an opened file (package bulk), which need not pass through who hands it out.
+// BulkPasser hands out a stream for the bytes of an opened file (package bulk), which need not pass
+// through who hands it out.
 type BulkPasser interface {
-	// PassBulk returns a connected socket, on which the file's server speaks as package bulk says, until the handle is closed. KindUnsupported where there is none, or the file must be read and written by messages.
+	// PassBulk returns a connected socket, on which the file's server speaks as package bulk says,
+	// until the handle is closed. KindUnsupported where there is none, or the file must be read and
+	// written by messages.
 	PassBulk(ctx context.Context) (*os.File, error)
 }
 
-// WriteDescriptorMax is how large a program can make a file by a descriptor that was passed to it: the launcher gives each proc this limit of file sizes (RLIMIT_FSIZE), beyond which a write fails and the proc gets SIGXFSZ. What is
-// larger is written through the handle. It is what such a descriptor costs of a quota while it is out, so it is a compromise between the largest file and the smallest quota that have use of it.
+// WriteDescriptorMax is how large a program can make a file by a descriptor that was passed to it:
+// the launcher gives each proc this limit of file sizes (RLIMIT_FSIZE), beyond which a write fails
+// and the proc gets SIGXFSZ. What is larger is written through the handle. It is what such a
+// descriptor costs of a quota while it is out, so it is a compromise between the largest file and
+// the smallest quota that have use of it.
 const WriteDescriptorMax = GiB
 
-// Publisher is a File whose written bytes become visible all at once (s3, or OpenHidden): by Sync, or by Publish, which does not wait for the disk. Close
-// discards what was not published. The server kit calls Publish when a client closes the handle itself, not when its session dies; so what
-// a dying writer left half-written is never seen.
+// Publisher is a File whose written bytes become visible all at once (s3, or OpenHidden): by Sync,
+// or by Publish, which does not wait for the disk. Close discards what was not published. The
+// server kit calls Publish when a client closes the handle itself, not when its session dies; so
+// what a dying writer left half-written is never seen.
 type Publisher interface {
-	// Publish makes what was written visible. It does nothing if nothing is to be published. A client's handle cannot be used for anything but Close afterwards.
+	// Publish makes what was written visible. It does nothing if nothing is to be published. A
+	// client's handle cannot be used for anything but Close afterwards.
 	Publish(ctx context.Context) error
 }
 

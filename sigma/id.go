@@ -8,7 +8,8 @@ import (
 	"strings"
 )
 
-// RealmID names a realm: 1 to 32 of a-z, 0-9 and '-', starting with a letter. The realm SystemRealm belongs to the provider.
+// RealmID names a realm: 1 to 32 of a-z, 0-9 and '-', starting with a letter. The realm SystemRealm
+// belongs to the provider.
 type RealmID string
 
 // Realms that exist as soon as a system is up.
@@ -26,7 +27,8 @@ type MachineID string
 // Check returns a KindInvalid error that says what is wrong with m, or nil.
 func (m MachineID) Check() error { return checkLabel("machine", string(m), 63) }
 
-// ProcID names a proc. It is unique over all machines and all time (80 random bits, 16 characters), so one ProcID never starts twice.
+// ProcID names a proc. It is unique over all machines and all time (80 random bits, 16 characters),
+// so one ProcID never starts twice.
 type ProcID string
 
 // NewProcID returns a fresh ProcID. Safe for concurrent use.
@@ -71,7 +73,8 @@ func (b Bytes) String() string {
 	return strconv.FormatUint(uint64(b), 10) + "B"
 }
 
-// ParseBytes reads "64", "64k", "64M", "64MiB", "1.5g" (units are binary, as docker's are; case is ignored).
+// ParseBytes reads "64", "64k", "64M", "64MiB", "1.5g" (units are binary, as docker's are; case is
+// ignored).
 func ParseBytes(s string) (Bytes, error) {
 	t := strings.TrimSuffix(strings.TrimSuffix(strings.ToLower(strings.TrimSpace(s)), "b"), "i")
 	mult := Bytes(1)
@@ -90,7 +93,8 @@ func ParseBytes(s string) (Bytes, error) {
 	}
 	f, err := strconv.ParseFloat(t, 64)
 	if err != nil || !(f >= 0 && f*float64(mult) <= 1<<60) { // written so that NaN is refused
-		return 0, &Error{Op: "sigma.ParseBytes", Kind: KindInvalid, Msg: fmt.Sprintf("%q is not a size", s), Hint: "write for example 64M or 1.5GiB"}
+		return 0, &Error{Op: "sigma.ParseBytes", Kind: KindInvalid, Msg: fmt.Sprintf("%q is not a size", s),
+			Hint: "write for example 64M or 1.5GiB"}
 	}
 	return Bytes(f * float64(mult)), nil
 }

@@ -2,7 +2,8 @@ package sigma
 
 import "time"
 
-// SystemID names one system: all machines that trust one authority. 16 random letters and digits, so that two systems never have the same.
+// SystemID names one system: all machines that trust one authority. 16 random letters and digits,
+// so that two systems never have the same.
 type SystemID string
 
 // Check returns a KindInvalid error that says what is wrong with s, or nil.
@@ -17,8 +18,10 @@ func (s SystemID) Check() error {
 	return nil
 }
 
-// Incarnation numbers one life of a machine, from the moment its sigmad registered until it ended or was declared lost. It is drawn from a counter of the whole system that
-// only grows, so a later life of any machine has a higher one. What is granted to one incarnation is never carried out by another.
+// Incarnation numbers one life of a machine, from the moment its sigmad registered until it ended
+// or was declared lost. It is drawn from a counter of the whole system that only grows, so a later
+// life of any machine has a higher one. What is granted to one incarnation is never carried out by
+// another.
 type Incarnation uint64
 
 // Life is one machine in one life. The zero Life is none.

@@ -6,12 +6,13 @@ import "strings"
 const (
 	NameMax = 255  // bytes of one component, as on Linux
 	PathMax = 4096 // bytes of a whole path, as on Linux
-	// DepthMax is how many directories deep mounts and commands that walk a tree go, which may have no
-	// end. Trees of sources and of packages stay below a tenth of it.
+	// DepthMax is how many directories deep mounts and commands that walk a tree go, which may have
+	// no end. Trees of sources and of packages stay below a tenth of it.
 	DepthMax = 256
 )
 
-// Names at the root of every realm's tree that the provider serves; no tenant can use them for something else.
+// Names at the root of every realm's tree that the provider serves; no tenant can use them for
+// something else.
 const (
 	NameUX   = "ux"   // scratch storage of each machine
 	NameProc = "proc" // procs
@@ -26,8 +27,9 @@ const (
 	AnyName   = "~any"   // any live entry
 )
 
-// ParsePath splits an absolute path into its components. "/" has none. One trailing slash is allowed; an empty component, "." , "..", NUL, a name over
-// NameMax or a path over PathMax is a KindInvalid error that says which it was.
+// ParsePath splits an absolute path into its components. "/" has none. One trailing slash is
+// allowed; an empty component, "." , "..", NUL, a name over NameMax or a path over PathMax is a
+// KindInvalid error that says which it was.
 func ParsePath(path string) ([]string, error) {
 	bad := func(msg, hint string) ([]string, error) {
 		return nil, &Error{Op: "sigma.ParsePath", Path: clip(path), Kind: KindInvalid, Msg: msg, Hint: hint}

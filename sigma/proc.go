@@ -23,8 +23,9 @@ type StartMark uint8
 
 // Start marks.
 const (
-	StartedByExec StartMark = iota // when its program begins to execute; right for programs that know nothing of sigmaOS
-	StartedByCall                  // when it calls Started
+	// when its program begins to execute; right for programs that know nothing of sigmaOS
+	StartedByExec StartMark = iota
+	StartedByCall           // when it calls Started
 )
 
 // Limits of a Descriptor. ArgsMax is what fits one launcher message with room for its header.
@@ -52,18 +53,23 @@ type Descriptor struct {
 	TraceParent string  // W3C traceparent, which the proc finds in its environment as TRACEPARENT; "" = none
 	Profile     Profile // the calls it may make; "" = ProfileSigma
 
-	// Where are labels that the machine of an LC proc must have, as in zone=a. Spread is the label whose values are failure domains, over which the LC procs of one Name are spread; "" = each machine is one.
+	// Where are labels that the machine of an LC proc must have, as in zone=a. Spread is the label
+	// whose values are failure domains, over which the LC procs of one Name are spread; "" = each
+	// machine is one.
 	Where  []string
 	Spread string
 
-	// Near is the machine where the proc should be if it has room within NearWait, because its data is there; "" = it is all the same.
+	// Near is the machine where the proc should be if it has room within NearWait, because its data
+	// is there; "" = it is all the same.
 	Near MachineID
 
-	// View is what the proc sees; nil = what its spawner sees. With a view that is empty and not nil it sees only itself.
+	// View is what the proc sees; nil = what its spawner sees. With a view that is empty and not
+	// nil it sees only itself.
 	View []ViewEntry
 }
 
-// NearWait is how long a proc waits for the machine that it should be near, before any other takes it.
+// NearWait is how long a proc waits for the machine that it should be near, before any other takes
+// it.
 const NearWait = 100 * time.Millisecond
 
 // Profile names what a proc is kept from (docs/reference/isolation.md).
@@ -75,7 +81,8 @@ const (
 	ProfileLinux Profile = "linux" // for unmodified programs: more calls for files and threads, still no sockets
 )
 
-// Check returns a KindInvalid error for a name that is no profile, and KindPermission for the provider's.
+// Check returns a KindInvalid error for a name that is no profile, and KindPermission for the
+// provider's.
 func (p Profile) Check() error {
 	switch p {
 	case "", ProfileSigma, ProfileLinux:
@@ -83,7 +90,8 @@ func (p Profile) Check() error {
 	case "system":
 		return Errorf("sigma.Profile.Check", KindPermission, "the profile system is for the provider's services")
 	}
-	return &Error{Op: "sigma.Profile.Check", Kind: KindInvalid, Msg: fmt.Sprintf("no profile %.50q", string(p)), Hint: "the profiles are sigma and linux"}
+	return &Error{Op: "sigma.Profile.Check", Kind: KindInvalid, Msg: fmt.Sprintf("no profile %.50q", string(p)),
+		Hint: "the profiles are sigma and linux"}
 }
 
 // Check returns a KindInvalid error that names the first field that is wrong.
@@ -114,24 +122,30 @@ func (d *Descriptor) Check() error {
 	}
 	switch {
 	case total > ArgsMax:
-		return &Error{Op: op, Kind: KindTooBig, Msg: fmt.Sprintf("arguments and environment have %d bytes, %d are allowed", total, ArgsMax),
+		return &Error{Op: op, Kind: KindTooBig,
+			Msg:  fmt.Sprintf("arguments and environment have %d bytes, %d are allowed", total, ArgsMax),
 			Hint: "put long input into a file of the realm and pass its path"}
 	case len(d.Name) > 64:
 		return Errorf(op, KindInvalid, "name is longer than 64 bytes")
 	case d.Class > LatencyCritical:
 		return Errorf(op, KindInvalid, "no class has the number %d", d.Class)
 	case d.Class == LatencyCritical && d.CPU == 0:
-		return &Error{Op: op, Kind: KindInvalid, Msg: "a latency-critical proc needs a reservation of cores", Hint: "set CPU to the cores that it needs, or leave the class best-effort"}
+		return &Error{Op: op, Kind: KindInvalid, Msg: "a latency-critical proc needs a reservation of cores",
+			Hint: "set CPU to the cores that it needs, or leave the class best-effort"}
 	case d.CPU > CPUMost:
-		return Errorf(op, KindInvalid, "a reservation of %d cores; no machine has more than %d", d.CPU/1000, CPUMost/1000)
+		return Errorf(op, KindInvalid, "a reservation of %d cores; no machine has more than %d", d.CPU/1000,
+			CPUMost/1000)
 	case d.Class == BestEffort && (d.CPU != 0 || len(d.Where) > 0 || d.Spread != ""):
-		return &Error{Op: op, Kind: KindInvalid, Msg: "a best-effort proc reserves no cores and chooses no machine", Hint: "make it latency-critical"}
+		return &Error{Op: op, Kind: KindInvalid, Msg: "a best-effort proc reserves no cores and chooses no machine",
+			Hint: "make it latency-critical"}
 	case d.TraceParent != "" && (len(d.TraceParent) != 55 || strings.Trim(d.TraceParent, "0123456789abcdef-") != ""):
-		return &Error{Op: op, Kind: KindInvalid, Msg: "the trace is no traceparent", Hint: "it is 00-TRACE-SPAN-FLAGS in lower-case hexadecimal digits, 55 bytes"}
+		return &Error{Op: op, Kind: KindInvalid, Msg: "the trace is no traceparent",
+			Hint: "it is 00-TRACE-SPAN-FLAGS in lower-case hexadecimal digits, 55 bytes"}
 	case len(d.Where) > WhereMax:
 		return Errorf(op, KindTooBig, "%d labels are asked for; %d are allowed", len(d.Where), WhereMax)
 	case !labelsOK(d.Where), len(d.Spread) > LabelMax, strings.Contains(d.Spread, "="):
-		return &Error{Op: op, Kind: KindInvalid, Msg: "a label that is asked for is not NAME=VALUE, or too long", Hint: "write for example zone=a"}
+		return &Error{Op: op, Kind: KindInvalid, Msg: "a label that is asked for is not NAME=VALUE, or too long",
+			Hint: "write for example zone=a"}
 	case d.Near != "" && d.Near.Check() != nil:
 		return Wrap(op, "", d.Near.Check())
 	case d.Memory != 0 && d.Memory < MemoryLeast:
@@ -171,10 +185,12 @@ func (c StatusCode) String() string {
 // Status is how a proc ended.
 type Status struct {
 	Code     StatusCode
-	ExitCode int    // of the process; 128+signal if a signal ended it
-	Kind     Kind   // when Code is StatusError because it could not be started: why; KindUnavailable when it was evicted because its machine was stopped or drained
-	Msg      string // a sentence part for people
-	Data     []byte // whatever the proc gave to Exited, up to StatusDataMax
+	ExitCode int // of the process; 128+signal if a signal ended it
+	// when Code is StatusError because it could not be started: why; KindUnavailable when it was
+	// evicted because its machine was stopped or drained
+	Kind Kind
+	Msg  string // a sentence part for people
+	Data []byte // whatever the proc gave to Exited, up to StatusDataMax
 }
 
 // OK reports whether the proc ended well.
@@ -205,7 +221,8 @@ type Usage struct {
 	Traffic              Traffic
 }
 
-// Traffic is what connections carried. Sent, Received and Messages are the programs' own word, but no less than what crossed to and from other machines, which the kernel and sigmad have counted.
+// Traffic is what connections carried. Sent, Received and Messages are the programs' own word, but
+// no less than what crossed to and from other machines, which the kernel and sigmad have counted.
 type Traffic struct {
 	Sent, Received  Bytes
 	Messages        uint64 // that were sent: writes
@@ -214,12 +231,14 @@ type Traffic struct {
 
 // Plus is both.
 func (t Traffic) Plus(o Traffic) Traffic {
-	return Traffic{t.Sent + o.Sent, t.Received + o.Received, t.Messages + o.Messages, t.Egress + o.Egress, t.Ingress + o.Ingress}
+	return Traffic{t.Sent + o.Sent, t.Received + o.Received, t.Messages + o.Messages, t.Egress + o.Egress,
+		t.Ingress + o.Ingress}
 }
 
 // Less is what t has more than o, which was before.
 func (t Traffic) Less(o Traffic) Traffic {
-	return Traffic{t.Sent - o.Sent, t.Received - o.Received, t.Messages - o.Messages, t.Egress - o.Egress, t.Ingress - o.Ingress}
+	return Traffic{t.Sent - o.Sent, t.Received - o.Received, t.Messages - o.Messages, t.Egress - o.Egress,
+		t.Ingress - o.Ingress}
 }
 
 // Times are the moments of a start on the clock of the proc's machine; zero when not reached.
@@ -248,20 +267,24 @@ type ProcInfo struct {
 	Usage   Usage  // kept after its end
 }
 
-// Procs is how anybody makes and controls procs of one realm (001 Table 1). Safe for concurrent use. A child outlives its parent. An unknown
-// ProcID gives KindNotFound; an ended proc is remembered for a while (SPECIFICATION: retention), its status with it.
+// Procs is how anybody makes and controls procs of one realm (001 Table 1). Safe for concurrent
+// use. A child outlives its parent. An unknown ProcID gives KindNotFound; an ended proc is
+// remembered for a while (SPECIFICATION: retention), its status with it.
 type Procs interface {
-	// Spawn queues one proc per descriptor and returns their ids in order; all or none. It does not wait for a start.
+	// Spawn queues one proc per descriptor and returns their ids in order; all or none. It does not
+	// wait for a start.
 	Spawn(ctx context.Context, ds ...Descriptor) ([]ProcID, error)
 	// WaitStart returns nil once the proc has started, or its failure if it ended before.
 	WaitStart(ctx context.Context, id ProcID) error
 	// WaitExit returns how the proc ended. Any number may wait, any time.
 	WaitExit(ctx context.Context, id ProcID) (Status, error)
-	// Evict gives notice, then kills after grace (0 = the default). It returns when the notice is given.
+	// Evict gives notice, then kills after grace (0 = the default). It returns when the notice is
+	// given.
 	Evict(ctx context.Context, id ProcID, grace time.Duration) error
 	// Kill ends the proc and all its processes at once.
 	Kill(ctx context.Context, id ProcID) error
-	// Freeze stops all processes of a running proc until Thaw. A frozen proc can be killed; notice of Evict reaches it when it is thawed, but its grace runs.
+	// Freeze stops all processes of a running proc until Thaw. A frozen proc can be killed; notice
+	// of Evict reaches it when it is thawed, but its grace runs.
 	Freeze(ctx context.Context, id ProcID) error
 	// Thaw lets a frozen proc go on. It is no error if it is not frozen.
 	Thaw(ctx context.Context, id ProcID) error

@@ -9,9 +9,11 @@ import (
 type RealmInfo struct {
 	ID      RealmID
 	Created time.Time
-	Procs   int    // that have not ended
-	Shares  uint32 // of what best-effort procs are given while realms compete, at least 1; 0 is of a service that knows none
-	Limits  RealmLimits
+	Procs   int // that have not ended
+	// of what best-effort procs are given while realms compete, at least 1; 0 is of a service that
+	// knows none
+	Shares uint32
+	Limits RealmLimits
 }
 
 // SharesMax bounds a realm's shares.
@@ -30,8 +32,9 @@ type Realms interface {
 	SetLimits(ctx context.Context, id RealmID, limits RealmLimits) error
 }
 
-// RealmLimits bound what one realm's tree of names may hold, so that no tenant can take the name service from the others, and what its procs may hold of a machine's sigmad.
-// Read: what is in force. Set: 0 leaves a limit as it is, LimitDefault gives it back its default.
+// RealmLimits bound what one realm's tree of names may hold, so that no tenant can take the name
+// service from the others, and what its procs may hold of a machine's sigmad. Read: what is in
+// force. Set: 0 leaves a limit as it is, LimitDefault gives it back its default.
 type RealmLimits struct {
 	Names   uint64 // files, directories and links; about 400 bytes of the name service's memory each
 	Bytes   Bytes  // of all files' data, which is in memory too
@@ -72,13 +75,16 @@ const (
 	LimitMemoryMax          = 1 << 30 * GiB
 )
 
-// The least that a realm's maximum can be set to: less would stop its procs for longer than anything waits.
+// The least that a realm's maximum can be set to: less would stop its procs for longer than
+// anything waits.
 const (
 	MaxCPULeast    MilliCPU = 50
 	MaxMemoryLeast          = 4 * MiB
 )
 
-// Defaults of limits of each machine, which sees to them. A session costs some 30 KiB there, a handle some 300 bytes; four sessions may be full of handles. The default of scratch files is less on a small disk: half of it.
+// Defaults of limits of each machine, which sees to them. A session costs some 30 KiB there, a
+// handle some 300 bytes; four sessions may be full of handles. The default of scratch files is less
+// on a small disk: half of it.
 const (
 	LimitSessionsDefault = 20_000
 	LimitHandlesDefault  = 262_144
@@ -90,23 +96,30 @@ func (l RealmLimits) Check() error {
 	for _, c := range []struct {
 		what    string
 		n, most uint64
-	}{{"names", l.Names, LimitNamesMax}, {"bytes", uint64(l.Bytes), uint64(LimitBytesMax)}, {"watches", l.Watches, LimitWatchesMax}, {"leases", l.Leases, LimitLeasesMax},
-		{"sessions", l.Sessions, LimitSessionsMax}, {"handles", l.Handles, LimitHandlesMax}, {"bytes of scratch files", uint64(l.Scratch), uint64(LimitScratchMax)},
-		{"bytes of memory", uint64(l.MaxMemory), uint64(LimitMemoryMax)}, {"bytes of memory", uint64(l.MinMemory), uint64(LimitMemoryMax)}, {"bytes of memory", uint64(l.ReserveMemory), uint64(LimitMemoryMax)}} {
+	}{{"names", l.Names, LimitNamesMax}, {"bytes", uint64(l.Bytes), uint64(LimitBytesMax)},
+		{"watches", l.Watches, LimitWatchesMax}, {"leases", l.Leases, LimitLeasesMax},
+		{"sessions", l.Sessions, LimitSessionsMax}, {"handles", l.Handles, LimitHandlesMax},
+		{"bytes of scratch files", uint64(l.Scratch), uint64(LimitScratchMax)},
+		{"bytes of memory", uint64(l.MaxMemory), uint64(LimitMemoryMax)}, {"bytes of memory", uint64(l.MinMemory),
+			uint64(LimitMemoryMax)}, {"bytes of memory", uint64(l.ReserveMemory), uint64(LimitMemoryMax)}} {
 		if c.n > c.most && c.n != LimitDefault {
-			return Errorf("sigma.RealmLimits", KindInvalid, "a realm may be limited to %d %s at most, not %d", c.most, c.what, c.n)
+			return Errorf("sigma.RealmLimits", KindInvalid, "a realm may be limited to %d %s at most, not %d", c.most,
+				c.what, c.n)
 		}
 	}
 	for _, n := range []MilliCPU{l.MaxCPU, l.MinCPU, l.ReserveCPU} {
 		if n > LimitCPUMax && n != LimitCPUDefault {
-			return Errorf("sigma.RealmLimits", KindInvalid, "a realm may be limited to %d cores at most, not %d", LimitCPUMax/1000, n/1000)
+			return Errorf("sigma.RealmLimits", KindInvalid, "a realm may be limited to %d cores at most, not %d",
+				LimitCPUMax/1000, n/1000)
 		}
 	}
 	switch {
 	case l.MaxCPU > 0 && l.MaxCPU < MaxCPULeast:
-		return Errorf("sigma.RealmLimits", KindInvalid, "a realm's maximum is %g cores at least, not %g", float64(MaxCPULeast)/1000, float64(l.MaxCPU)/1000)
+		return Errorf("sigma.RealmLimits", KindInvalid, "a realm's maximum is %g cores at least, not %g",
+			float64(MaxCPULeast)/1000, float64(l.MaxCPU)/1000)
 	case l.MaxMemory > 0 && l.MaxMemory < MaxMemoryLeast:
-		return Errorf("sigma.RealmLimits", KindInvalid, "a realm's maximum of memory is %v at least, not %v", MaxMemoryLeast, l.MaxMemory)
+		return Errorf("sigma.RealmLimits", KindInvalid, "a realm's maximum of memory is %v at least, not %v",
+			MaxMemoryLeast, l.MaxMemory)
 	}
 	return nil
 }
@@ -115,6 +128,8 @@ func (l RealmLimits) Check() error {
 type Work struct {
 	Realm    RealmID
 	Requests uint64
-	In, Out  Bytes         // of messages that came, and that were sent
-	CPU      time.Duration // what the requests cost, as the server estimates it; good for comparing realms, not for adding up
+	In, Out  Bytes // of messages that came, and that were sent
+	// what the requests cost, as the server estimates it; good for comparing realms, not for adding
+	// up
+	CPU time.Duration
 }

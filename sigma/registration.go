@@ -6,7 +6,8 @@ import (
 	"time"
 )
 
-// Restart says when a registered proc is started again after its end. In any case it is after a loss: of its machine, or of the whole system.
+// Restart says when a registered proc is started again after its end. In any case it is after a
+// loss: of its machine, or of the whole system.
 type Restart string
 
 // The policies.
@@ -15,13 +16,15 @@ const (
 	RestartOnFailure Restart = "on-failure" // unless it ended with status ok
 )
 
-// RegistrationsMax is how many procs of one realm can be registered; RegistrationMax the bytes of a descriptor of one of them, arguments and environment included.
+// RegistrationsMax is how many procs of one realm can be registered; RegistrationMax the bytes of a
+// descriptor of one of them, arguments and environment included.
 const (
 	RegistrationsMax = 256
 	RegistrationMax  = 16 << 10
 )
 
-// Registration is a proc that initd keeps: one instance of it runs, as its policy says, until it is removed (001 §3.4; docs/reference/commands/init.md).
+// Registration is a proc that initd keeps: one instance of it runs, as its policy says, until it is
+// removed (001 §3.4; docs/reference/commands/init.md).
 type Registration struct {
 	Name       string // 1 to 64 bytes of a-z, A-Z, 0-9, ".", "_" and "-", beginning with a letter or digit
 	Descriptor Descriptor
@@ -33,12 +36,14 @@ type Registration struct {
 func (r *Registration) Check() error {
 	const op = "sigma.Registration.Check"
 	if !isRegistrationName(r.Name) {
-		return &Error{Op: op, Kind: KindInvalid, Msg: fmt.Sprintf("%.80q cannot be the name of a registered proc", r.Name), Hint: `1 to 64 of a-z, A-Z, 0-9, ".", "_" and "-", a letter or digit first`}
+		return &Error{Op: op, Kind: KindInvalid, Msg: fmt.Sprintf("%.80q cannot be the name of a registered proc",
+			r.Name), Hint: `1 to 64 of a-z, A-Z, 0-9, ".", "_" and "-", a letter or digit first`}
 	}
 	switch r.Restart {
 	case "", RestartAlways, RestartOnFailure:
 	default:
-		return &Error{Op: op, Kind: KindInvalid, Msg: fmt.Sprintf("%.40q does not say when to start again", string(r.Restart)), Hint: "the policies are always and on-failure"}
+		return &Error{Op: op, Kind: KindInvalid, Msg: fmt.Sprintf("%.40q does not say when to start again",
+			string(r.Restart)), Hint: "the policies are always and on-failure"}
 	}
 	size := len(r.Descriptor.Program)
 	for _, list := range [][]string{r.Descriptor.Args, r.Descriptor.Env, r.Descriptor.Where} {
@@ -50,7 +55,9 @@ func (r *Registration) Check() error {
 		size += len(v.Path) + len(v.Target) + 5
 	}
 	if size > RegistrationMax {
-		return &Error{Op: op, Kind: KindTooBig, Msg: fmt.Sprintf("the descriptor has %d bytes; %d are allowed in a registration", size, RegistrationMax), Hint: "put long input into a file of the realm and pass its path"}
+		return &Error{Op: op, Kind: KindTooBig,
+			Msg:  fmt.Sprintf("the descriptor has %d bytes; %d are allowed in a registration", size, RegistrationMax),
+			Hint: "put long input into a file of the realm and pass its path"}
 	}
 	return r.Descriptor.Check()
 }

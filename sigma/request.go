@@ -6,10 +6,13 @@ import (
 	"time"
 )
 
-// What a request may carry beside itself (000 Fig 4-2). It travels in the context, because it concerns every operation of a File alike: who makes a request adds it, the session's client writes it into the
-// message, the server kit takes it out, and whoever passes the request on need not know of it.
+// What a request may carry beside itself (000 Fig 4-2). It travels in the context, because it
+// concerns every operation of a File alike: who makes a request adds it, the session's client
+// writes it into the message, the server kit takes it out, and whoever passes the request on need
+// not know of it.
 
-// Once names one mutation, so that it can be sent again and is applied at most once: a server that remembers replies answers the second sending as it answered the first.
+// Once names one mutation, so that it can be sent again and is applied at most once: a server that
+// remembers replies answers the second sending as it answered the first.
 type Once struct {
 	Client uint64 // who numbers: a random number, never 0
 	Seq    uint64 // counts the client's mutations from 1
@@ -17,14 +20,18 @@ type Once struct {
 	Again  bool   // it may have been sent before: a server that remembers no replies answers KindLost and does nothing
 }
 
-// Fence protects from deposed leaders (000 §3.6): a server that has seen a newer epoch of a fence refuses, as KindStale, requests that carry an older one.
+// Fence protects from deposed leaders (000 §3.6): a server that has seen a newer epoch of a fence
+// refuses, as KindStale, requests that carry an older one.
 type Fence struct {
-	Name  string // of the fence within the realm, most often the path of its epoch file; "" = not fenced. At most PathMax bytes
+	// of the fence within the realm, most often the path of its epoch file; "" = not fenced. At
+	// most PathMax bytes
+	Name  string
 	Epoch Epoch
 }
 
-// Rememberer is a File whose server remembers its replies to numbered mutations, or that passes them on to one that is asked the same. To others a mutation that may have been sent before
-// does not come: the server kit answers KindLost for them.
+// Rememberer is a File whose server remembers its replies to numbered mutations, or that passes
+// them on to one that is asked the same. To others a mutation that may have been sent before does
+// not come: the server kit answers KindLost for them.
 type Rememberer interface {
 	Remembers() bool
 }
@@ -58,8 +65,9 @@ func FenceOf(ctx context.Context) Fence {
 	return f
 }
 
-// WithSync makes the reads of ctx tell what is current: all that was acknowledged to anybody before they were asked is in them (they are linearizable). Other reads of a realm's names
-// may be answered by what the machine remembers, see docs/reference/named.md.
+// WithSync makes the reads of ctx tell what is current: all that was acknowledged to anybody before
+// they were asked is in them (they are linearizable). Other reads of a realm's names may be
+// answered by what the machine remembers, see docs/reference/named.md.
 func WithSync(ctx context.Context) context.Context {
 	return context.WithValue(ctx, syncKey{}, true)
 }
@@ -70,8 +78,10 @@ func IsSync(ctx context.Context) bool {
 	return is
 }
 
-// WithStale lets the reads of ctx tell what the machine remembers of a realm's names while the name service does not answer, however old that is; the Age says whether they did. What is not remembered is asked for
-// as ever. It may lack even the caller's own last changes. Of reads that are to be current (WithSync) nothing is remembered.
+// WithStale lets the reads of ctx tell what the machine remembers of a realm's names while the name
+// service does not answer, however old that is; the Age says whether they did. What is not
+// remembered is asked for as ever. It may lack even the caller's own last changes. Of reads that
+// are to be current (WithSync) nothing is remembered.
 func WithStale(ctx context.Context) (context.Context, *Age) {
 	a := &Age{}
 	return context.WithValue(ctx, staleKey{}, a), a
@@ -86,7 +96,8 @@ func AgeOf(ctx context.Context) *Age {
 // Age gathers how old the answers of several reads were. Safe for concurrent use.
 type Age struct{ most atomic.Int64 }
 
-// Most is the greatest age noted: all that had changed so long ago is in every answer. 0: the answers were as of reads without WithStale.
+// Most is the greatest age noted: all that had changed so long ago is in every answer. 0: the
+// answers were as of reads without WithStale.
 func (a *Age) Most() time.Duration { return time.Duration(a.most.Load()) }
 
 // Note is called by who answers from memory.

@@ -28,8 +28,10 @@ func TestKinds(t *testing.T) {
 // TestErrors: kind, hint and words survive wrapping.
 func TestErrors(t *testing.T) {
 	e := &Error{Op: "a.B", Path: "/p", Kind: KindBusy, Msg: "words", Hint: "hint"}
-	for name, err := range map[string]error{"wrapped": Wrap("c.D", "/q", e), "with words": Wrap("c.D", "", fmt.Errorf("around: %w", e)), "twice": Wrap("x", "", Wrap("y", "", e))} {
-		if KindOf(err) != KindBusy || HintOf(err) != "hint" || !strings.Contains(err.Error(), "words") || !strings.Contains(err.Error(), "/p") {
+	for name, err := range map[string]error{"wrapped": Wrap("c.D", "/q", e),
+		"with words": Wrap("c.D", "", fmt.Errorf("around: %w", e)), "twice": Wrap("x", "", Wrap("y", "", e))} {
+		if KindOf(err) != KindBusy || HintOf(err) != "hint" || !strings.Contains(err.Error(), "words") ||
+			!strings.Contains(err.Error(), "/p") {
 			t.Errorf("%s: got %v, kind %v, hint %q", name, err, KindOf(err), HintOf(err))
 		}
 	}
@@ -44,8 +46,10 @@ func TestErrors(t *testing.T) {
 		kind Kind
 		is   error
 	}{
-		{context.DeadlineExceeded, KindTimeout, os.ErrDeadlineExceeded}, {context.Canceled, KindCanceled, context.Canceled}, {os.ErrNotExist, KindOther, os.ErrNotExist},
-		{&os.PathError{Op: "open", Path: "x", Err: syscall.ENOENT}, KindNotFound, os.ErrNotExist}, {syscall.EPERM, KindPermission, os.ErrPermission},
+		{context.DeadlineExceeded, KindTimeout, os.ErrDeadlineExceeded}, {context.Canceled, KindCanceled,
+			context.Canceled}, {os.ErrNotExist, KindOther, os.ErrNotExist},
+		{&os.PathError{Op: "open", Path: "x", Err: syscall.ENOENT}, KindNotFound, os.ErrNotExist},
+		{syscall.EPERM, KindPermission, os.ErrPermission},
 		{syscall.EEXIST, KindExists, os.ErrExist},
 	} {
 		err := Wrap("x.Y", "", c.err)
@@ -57,12 +61,14 @@ func TestErrors(t *testing.T) {
 
 // TestParsePath: what is a path and what is not, and that the error says why.
 func TestParsePath(t *testing.T) {
-	for path, want := range map[string]string{"/": "", "/a": "a", "/a/": "a", "/a/b c": "a|b c", "/\xff": "\xff", "/...": "..."} {
+	for path, want := range map[string]string{"/": "", "/a": "a", "/a/": "a", "/a/b c": "a|b c", "/\xff": "\xff",
+		"/...": "..."} {
 		if got, err := ParsePath(path); err != nil || strings.Join(got, "|") != want {
 			t.Errorf("%q: got %q, %v", path, got, err)
 		}
 	}
-	for path, want := range map[string]string{"": "empty", "a": "start with /", "//": "empty component", "/a//b": "empty component", "/a/..": `".."`, "/./a": `"."`, "/a\x00": "NUL",
+	for path, want := range map[string]string{"": "empty", "a": "start with /", "//": "empty component",
+		"/a//b": "empty component", "/a/..": `".."`, "/./a": `"."`, "/a\x00": "NUL",
 		"/" + strings.Repeat("x", 256): "255", strings.Repeat("/x", 5<<20): "4096"} {
 		_, err := ParsePath(path)
 		if KindOf(err) != KindInvalid || !strings.Contains(err.Error(), want) || len(err.Error()) > 400 {
@@ -78,8 +84,10 @@ func TestParseEndpoint(t *testing.T) {
 	if err != nil || e.String() != good || e.Form != FormTree {
 		t.Errorf("got %+v, %v", e, err)
 	}
-	for _, bad := range []string{"", good + " x", good + "\n", strings.ToUpper(good), "sigma-endpoint/2" + good[16:], strings.Replace(good, "tree", "file", 1), strings.Replace(good, "tenant", "", 1),
-		strings.Replace(good, "abcd", "ab d", 1), strings.Replace(good, "abcd", "ab\nd", 1), strings.Replace(good, "DA0", "DA\n", 1), strings.Replace(good, "ODw", "ODx", 1),
+	for _, bad := range []string{"", good + " x", good + "\n", strings.ToUpper(good), "sigma-endpoint/2" + good[16:],
+		strings.Replace(good, "tree", "file", 1), strings.Replace(good, "tenant", "", 1),
+		strings.Replace(good, "abcd", "ab d", 1), strings.Replace(good, "abcd", "ab\nd", 1),
+		strings.Replace(good, "DA0", "DA\n", 1), strings.Replace(good, "ODw", "ODx", 1),
 		strings.Replace(good, "AAEC", "", 1), good[:20], strings.Repeat(good, 100)} {
 		if e, err := ParseEndpoint(bad); KindOf(err) != KindInvalid {
 			t.Errorf("%.80q: got %+v, %v", bad, e, err)

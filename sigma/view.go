@@ -2,7 +2,8 @@ package sigma
 
 import "fmt"
 
-// Rights say what may be done with the files of one entry of a view. Each text form includes the one before.
+// Rights say what may be done with the files of one entry of a view. Each text form includes the
+// one before.
 type Rights uint8
 
 // The rights. A view has an entry with RightsNone to hide what another entry would show.
@@ -46,10 +47,12 @@ func ParseRights(s string) (Rights, error) {
 			return r, nil
 		}
 	}
-	return 0, &Error{Op: "sigma.ParseRights", Kind: KindInvalid, Msg: fmt.Sprintf("no rights %.20q", s), Hint: "ro: read; rc: read and call; rw: all; none: hide"}
+	return 0, &Error{Op: "sigma.ParseRights", Kind: KindInvalid, Msg: fmt.Sprintf("no rights %.20q", s),
+		Hint: "ro: read; rc: read and call; rw: all; none: hide"}
 }
 
-// ViewEntry lets a proc see one thing (architecture §6): what the spawner has at Target, at Path. The deepest entry at or above a path decides about it.
+// ViewEntry lets a proc see one thing (architecture §6): what the spawner has at Target, at Path.
+// The deepest entry at or above a path decides about it.
 type ViewEntry struct {
 	Path   string
 	Target string // a path of the spawner's; that there is something is not asked
@@ -81,11 +84,16 @@ func checkView(view []ViewEntry) error {
 		if err := e.Rights.Check(); err != nil {
 			return Wrap(op, e.Path, err)
 		}
-		if len(names) > 0 && (names[0] == NameSys || names[0] == NameProc && (len(names) > 1 || len(target) != 1 || target[0] != NameProc)) {
-			return &Error{Op: op, Path: e.Path, Kind: KindInvalid, Msg: "every view has this place, as the system makes it", Hint: "/proc can be an entry whose target is /proc"}
+		if len(names) > 0 && (names[0] == NameSys || names[0] == NameProc && (len(names) > 1 || len(target) != 1 ||
+			target[0] != NameProc)) {
+			return &Error{Op: op, Path: e.Path, Kind: KindInvalid,
+				Msg:  "every view has this place, as the system makes it",
+				Hint: "/proc can be an entry whose target is /proc"}
 		}
 		if len(target) > 0 && target[0] == NameSys {
-			return &Error{Op: op, Path: e.Path, Kind: KindPermission, Msg: "the target " + clip(e.Target) + " is the system's", Hint: "a proc has what it needs of /sys in any view"}
+			return &Error{Op: op, Path: e.Path, Kind: KindPermission,
+				Msg:  "the target " + clip(e.Target) + " is the system's",
+				Hint: "a proc has what it needs of /sys in any view"}
 		}
 		total += len(e.Path) + len(e.Target)
 	}

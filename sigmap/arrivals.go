@@ -2,7 +2,8 @@ package sigmap
 
 import "sigmaos.dev/sigma"
 
-// What a listener's socket brings, and the call by which connections are made in advance (docs/adr/0029).
+// What a listener's socket brings, and the call by which connections are made in advance
+// (docs/adr/0029).
 
 // PoolMost is how many connections of one proc to one endpoint are made and not begun.
 const PoolMost = 32
@@ -10,8 +11,10 @@ const PoolMost = 32
 // ArrivalMax bounds an Arrival's bytes.
 const ArrivalMax = 16 << 10
 
-// Arrival is a record on the socket of a listener: somebody has dialled, and the socket comes with it, and perhaps memory; or, if Pool is not 0, somebody has connections that were made in advance, whose sockets come with it, behind that of the line on which he says which
-// begin, if it has no line yet.
+// Arrival is a record on the socket of a listener: somebody has dialled, and the socket comes with
+// it, and perhaps memory; or, if Pool is not 0, somebody has connections that were made in advance,
+// whose sockets come with it, behind that of the line on which he says which begin, if it has no
+// line yet.
 type Arrival struct {
 	Pool    uint64
 	From    sigma.Principal // as sigmad knows it
@@ -55,7 +58,8 @@ func (c *Coder) PoolAsk(a *PoolAsk) {
 	c.Bool(&a.Over)
 }
 
-// PoolGrant answers it, with the sockets: first that of the line, if Line, then of each connection, and behind those the memory of each, or none.
+// PoolGrant answers it, with the sockets: first that of the line, if Line, then of each connection,
+// and behind those the memory of each, or none.
 type PoolGrant struct {
 	Line    bool
 	First   uint64

@@ -6,8 +6,9 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Well-known callable files of the tree that sigmad serves, and their methods (architecture §4: system calls are calls on files). The layouts below are their
-// payloads; an empty payload is written as -.
+// Well-known callable files of the tree that sigmad serves, and their methods (architecture §4:
+// system calls are calls on files). The layouts below are their payloads; an empty payload is
+// written as -.
 //
 //	/sys/procs      spawn      []Descriptor -> []ProcID        wait-start  ProcID -> -
 //	                wait-exit  ProcID -> Status                evict       ProcID, grace -> -
@@ -119,7 +120,8 @@ type Service struct {
 	Restarts uint32
 }
 
-// Payload encodes with f; the payloads of calls are small, so an error can only be a program's own oversize.
+// Payload encodes with f; the payloads of calls are small, so an error can only be a program's own
+// oversize.
 func Payload(f func(*Coder)) ([]byte, error) {
 	c := NewEncoder(nil)
 	f(c)
@@ -129,9 +131,10 @@ func Payload(f func(*Coder)) ([]byte, error) {
 	return c.buf, c.Finish()
 }
 
-// Fit is how many of the first n items go in one payload, as code encodes so many of them: all n, or about half of them, and so on,
-// but one at least. Whoever sends items whose length others choose must use it: one payload that is too large would end
-// the session that it is sent by, for everybody's items.
+// Fit is how many of the first n items go in one payload, as code encodes so many of them: all n,
+// or about half of them, and so on, but one at least. Whoever sends items whose length others
+// choose must use it: one payload that is too large would end the session that it is sent by, for
+// everybody's items.
 func Fit(n int, code func(c *Coder, n int)) int {
 	for ; n > 1; n = (n + 1) / 2 {
 		if _, err := Payload(func(c *Coder) { code(c, n) }); err == nil {
@@ -254,7 +257,8 @@ func (c *Coder) ProcInfo(p *sigma.ProcInfo) {
 	c.U8((*uint8)(&p.State))
 	c.Bool(&p.Frozen)
 	c.Status(&p.Status)
-	for _, t := range []*time.Time{&p.Times.Spawned, &p.Times.Placed, &p.Times.Contained, &p.Times.Executed, &p.Times.Started, &p.Times.Ended} {
+	for _, t := range []*time.Time{&p.Times.Spawned, &p.Times.Placed, &p.Times.Contained, &p.Times.Executed,
+		&p.Times.Started, &p.Times.Ended} {
 		c.Time(t)
 	}
 	c.Timing(&p.Timing)
@@ -282,7 +286,8 @@ func (c *Coder) Usage(u *sigma.Usage) {
 	c.U32(&u.Tasks)
 	c.U64((*uint64)(&u.Output))
 	t := &u.Traffic
-	for _, n := range []*uint64{(*uint64)(&t.Sent), (*uint64)(&t.Received), &t.Messages, (*uint64)(&t.Egress), (*uint64)(&t.Ingress)} {
+	for _, n := range []*uint64{(*uint64)(&t.Sent), (*uint64)(&t.Received), &t.Messages, (*uint64)(&t.Egress),
+		(*uint64)(&t.Ingress)} {
 		c.U64(n)
 	}
 }

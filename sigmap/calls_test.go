@@ -4,7 +4,8 @@ import "testing"
 
 // TestFit: as many items go in one payload as it takes, one in any case, and all that are short.
 func TestFit(t *testing.T) {
-	for _, c := range []struct{ size, n, least, most int }{{10, 0, 0, 0}, {10, 1, 1, 1}, {10, 512, 512, 512}, {4096, 512, 7, DataMax / 4096}, {DataMax, 5, 1, 1}, {2 * DataMax, 2, 1, 1}} {
+	for _, c := range []struct{ size, n, least, most int }{{10, 0, 0, 0}, {10, 1, 1, 1}, {10, 512, 512, 512},
+		{4096, 512, 7, DataMax / 4096}, {DataMax, 5, 1, 1}, {2 * DataMax, 2, 1, 1}} {
 		item := make([]byte, c.size)
 		code := func(co *Coder, n int) {
 			for range n {

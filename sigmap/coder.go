@@ -8,8 +8,10 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Coder walks the fields of a message in order, either appending them to a buffer or filling them from one. Integers are little endian, strings have
-// a 16-bit length, data a 32-bit length (Plan 9 manual, section 5, intro). Encoding changes nothing of what is encoded. It is not safe for concurrent use.
+// Coder walks the fields of a message in order, either appending them to a buffer or filling them
+// from one. Integers are little endian, strings have a 16-bit length, data a 32-bit length (Plan 9
+// manual, section 5, intro). Encoding changes nothing of what is encoded. It is not safe for
+// concurrent use.
 type Coder struct {
 	buf      []byte // encoding: what was written; decoding: what is left
 	decoding bool
@@ -43,7 +45,8 @@ func (c *Coder) Fail(msg string) {
 	}
 }
 
-// Last is a field at the end that those who came before it leave out: f is called if it is there. Encoders that have one write it without Last.
+// Last is a field at the end that those who came before it leave out: f is called if it is there.
+// Encoders that have one write it without Last.
 func (c *Coder) Last(f func()) {
 	if c.err == nil && len(c.buf) > 0 {
 		f()
@@ -141,7 +144,8 @@ func (c *Coder) Data(v *[]byte) {
 	*v = c.take(int(n))
 }
 
-// Count is a 16-bit number of elements; least is the size of the smallest element, so that a lying count cannot make the decoder allocate.
+// Count is a 16-bit number of elements; least is the size of the smallest element, so that a lying
+// count cannot make the decoder allocate.
 func (c *Coder) Count(n *int, least int) {
 	v := uint16(*n)
 	if !c.decoding && *n > math.MaxUint16 {
@@ -201,7 +205,8 @@ func (c *Coder) Duration(d *time.Duration) {
 	}
 }
 
-// Qid is a 9P qid: type, 32-bit version, path. Only the low 32 bits of a FileID's version travel in it.
+// Qid is a 9P qid: type, 32-bit version, path. Only the low 32 bits of a FileID's version travel in
+// it.
 func (c *Coder) Qid(id *sigma.FileID) {
 	t, v := kindToQid(id.Kind), uint32(id.Version)
 	c.U8(&t)

@@ -7,7 +7,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Credentials of realms: what /sys/credentials answers, what sigmads ask named, and the greeting of a program that has one (docs/reference/credentials.md).
+// Credentials of realms: what /sys/credentials answers, what sigmads ask named, and the greeting of
+// a program that has one (docs/reference/credentials.md).
 //
 //	/sys/credentials  create             name, role, for how long -> Credential, the secret's text   (of the session's realm)
 //	                  credential-revoke  name -> names that went   (reading it lists them)
@@ -27,14 +28,16 @@ const (
 // CheckMax is how many credentials are checked by one call.
 const CheckMax = 256
 
-// NewCredential asks for a credential. The hashes and By are for named; who asks sigmad leaves them empty.
+// NewCredential asks for a credential. The hashes and By are for named; who asks sigmad leaves them
+// empty.
 type NewCredential struct {
 	Name string
 	Role sigma.Role
 	TTL  time.Duration // 0 = it does not expire
 	Hash sigma.CredentialHash
 	By   string // the credential that makes it, as sigmad says; "" = the provider
-	// ByHash is its hash, so that it is not taken for a later one of its name. All zero if the provider makes it.
+	// ByHash is its hash, so that it is not taken for a later one of its name. All zero if the
+	// provider makes it.
 	ByHash sigma.CredentialHash
 }
 
@@ -90,7 +93,8 @@ func (c *Coder) Verdicts(vs *[]Verdict) {
 	list(c, vs, 2, func(v *Verdict) { c.U8((*uint8)(&v.Role)); c.Bool(&v.Expired) })
 }
 
-// A program with a credential begins its connection to sigmad with a greeting, one record, and waits for the answer, one record; then it speaks sigmaP as on any other socket.
+// A program with a credential begins its connection to sigmad with a greeting, one record, and
+// waits for the answer, one record; then it speaks sigmaP as on any other socket.
 const greetingMagic = "sigma-greeting-1"
 
 // GreetingMax bounds both records.
@@ -113,7 +117,10 @@ func IsGreeting(b []byte) bool {
 // ParseGreeting reads what Greeting gives.
 func ParseGreeting(b []byte) (text string, err error) {
 	var magic string
-	if len(b) > GreetingMax || Parse(b, func(c *Coder) { c.Str(&magic); c.Str(&text) }) != nil || magic != greetingMagic {
+	if len(b) > GreetingMax || Parse(b, func(c *Coder) {
+		c.Str(&magic)
+		c.Str(&text)
+	}) != nil || magic != greetingMagic {
 		return "", sigma.Errorf("sigmap.ParseGreeting", sigma.KindInvalid, "this is no greeting with a credential")
 	}
 	return text, nil
@@ -139,7 +146,12 @@ func ParseWelcome(b []byte) error {
 	var good bool
 	var kind uint16
 	var msg, hint string
-	if len(b) > GreetingMax || Parse(b, func(c *Coder) { c.Bool(&good); c.U16(&kind); c.Str(&msg); c.Str(&hint) }) != nil {
+	if len(b) > GreetingMax || Parse(b, func(c *Coder) {
+		c.Bool(&good)
+		c.U16(&kind)
+		c.Str(&msg)
+		c.Str(&hint)
+	}) != nil {
 		return sigma.Errorf(op, sigma.KindOther, "what answers here is not sigmaOS")
 	}
 	if good {

@@ -32,7 +32,8 @@ func TestGreeting(t *testing.T) {
 	if err := ParseWelcome(Welcome(nil)); err != nil {
 		t.Error(err)
 	}
-	refused := ParseWelcome(Welcome(&sigma.Error{Kind: sigma.KindPermission, Msg: strings.Repeat("é", 1000), Hint: "ask"}))
+	refused := ParseWelcome(Welcome(&sigma.Error{Kind: sigma.KindPermission, Msg: strings.Repeat("é", 1000),
+		Hint: "ask"}))
 	if sigma.KindOf(refused) != sigma.KindPermission || sigma.HintOf(refused) != "ask" {
 		t.Errorf("%v", refused)
 	}
@@ -41,7 +42,8 @@ func TestGreeting(t *testing.T) {
 	}
 }
 
-// FuzzCredentials: no bytes make a decoder of credentials panic, and what is read is written so that it reads the same.
+// FuzzCredentials: no bytes make a decoder of credentials panic, and what is read is written so
+// that it reads the same.
 func FuzzCredentials(f *testing.F) {
 	f.Add(Greeting("x"))
 	f.Add(Welcome(nil))

@@ -7,13 +7,16 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Etcd says in which etcd the names are kept, if not in named's own. It is told to named alone, since it may hold a key. In files, and in what member-add answers, it is JSON.
+// Etcd says in which etcd the names are kept, if not in named's own. It is told to named alone,
+// since it may hold a key. In files, and in what member-add answers, it is JSON.
 type Etcd struct {
 	Members []EtcdMember `json:"members"`
-	CA      string       `json:"ca,omitempty"`     // PEM; "" = no TLS
-	Cert    string       `json:"cert,omitempty"`   // PEM
-	Key     string       `json:"key,omitempty"`    // PEM
-	System  string       `json:"system,omitempty"` // whose names are there, as a machine that joined was told; "" = this machine founds or founded it
+	CA      string       `json:"ca,omitempty"`   // PEM; "" = no TLS
+	Cert    string       `json:"cert,omitempty"` // PEM
+	Key     string       `json:"key,omitempty"`  // PEM
+	// whose names are there, as a machine that joined was told; "" = this machine founds or founded
+	// it
+	System string `json:"system,omitempty"`
 }
 
 // EtcdMember is one server of it.
@@ -34,14 +37,16 @@ const (
 // Check says whether e can be meant.
 func (e *Etcd) Check() error {
 	bad := func(format string, args ...any) error {
-		return &sigma.Error{Op: "sigmap.Etcd", Kind: sigma.KindInvalid, Msg: "not a description of an etcd: " + fmt.Sprintf(format, args...)}
+		return &sigma.Error{Op: "sigmap.Etcd", Kind: sigma.KindInvalid,
+			Msg: "not a description of an etcd: " + fmt.Sprintf(format, args...)}
 	}
 	if len(e.Members) == 0 || len(e.Members) > EtcdMembersMax {
 		return bad("it has %d members; 1 to %d are possible", len(e.Members), EtcdMembersMax)
 	}
 	names := map[string]bool{}
 	for _, m := range e.Members {
-		if at, err := netip.ParseAddrPort(m.Address); err != nil || at.Port() == 0 || m.Name == "" || len(m.Name) > 300 || names[m.Name] {
+		if at, err := netip.ParseAddrPort(m.Address); err != nil || at.Port() == 0 || m.Name == "" ||
+			len(m.Name) > 300 || names[m.Name] {
 			return bad("member %.80q at %.80q", m.Name, m.Address)
 		}
 		names[m.Name] = true

@@ -22,7 +22,8 @@ type (
 		Kind   sigma.FileKind
 		Target string
 	}
-	// Rreset comes unasked, with NoTag, as the first word of a server that took over the connection from one that died. See ResetVersion.
+	// Rreset comes unasked, with NoTag, as the first word of a server that took over the connection
+	// from one that died. See ResetVersion.
 	Rreset struct{ Nonce uint64 }
 	// Tget reads up to Count bytes at Offset of the file that Names lead to from Fid.
 	Tget struct {
@@ -53,7 +54,8 @@ type (
 	}
 	// Rwatch has the version then.
 	Rwatch struct{ Version sigma.Version }
-	// Tlease grants (ID 0, TTL), renews (ID, TTL any) or revokes (ID, TTL 0) a lease of the tree Fid belongs to.
+	// Tlease grants (ID 0, TTL), renews (ID, TTL any) or revokes (ID, TTL 0) a lease of the tree
+	// Fid belongs to.
 	Tlease struct {
 		Fid uint32
 		ID  sigma.LeaseID
@@ -98,26 +100,30 @@ type (
 		Count   uint32
 		Version sigma.Version
 	}
-	// Tlist asks for up to Max entries of the open directory after Cookie, with all that sigma.DirEntry has.
+	// Tlist asks for up to Max entries of the open directory after Cookie, with all that
+	// sigma.DirEntry has.
 	Tlist struct {
 		Fid    uint32
 		Cookie uint64
 		Max    uint32
 	}
-	// Rlist has them, fewer if they do not fit, and the cookie to go on with; More is false at the end.
+	// Rlist has them, fewer if they do not fit, and the cookie to go on with; More is false at the
+	// end.
 	Rlist struct {
 		Next    uint64
 		More    bool
 		Entries []sigma.DirEntry
 	}
-	// Tfind makes NewFid a handle of the file whose id is Path, in the tree that Fid is the root of.
+	// Tfind makes NewFid a handle of the file whose id is Path, in the tree that Fid is the root
+	// of.
 	Tfind struct {
 		Fid, NewFid uint32
 		Path        uint64
 	}
 	// Rfind says that it is done.
 	Rfind struct{}
-	// Tdescribe asks for all that sigma.Stat has; Tgetattr does not carry the name, the owner and whether the file is ephemeral.
+	// Tdescribe asks for all that sigma.Stat has; Tgetattr does not carry the name, the owner and
+	// whether the file is ephemeral.
 	Tdescribe struct{ Fid uint32 }
 	// Rdescribe has it.
 	Rdescribe struct{ Stat sigma.Stat }
@@ -206,9 +212,11 @@ func (m *Tput) fields(c *Coder) {
 	c.U64((*uint64)(&o.Lease))
 	c.Data(&m.Data)
 	if c.decoding {
-		o.MustMake, o.MustExist, o.Append, o.Wait = flags&putMustMake != 0, flags&putMustExist != 0, flags&putAppend != 0, flags&putWait != 0
+		o.MustMake, o.MustExist, o.Append, o.Wait = flags&putMustMake != 0, flags&putMustExist != 0,
+			flags&putAppend != 0, flags&putWait != 0
 	}
-	if flags > 15 || o.Kind != sigma.KindFile && o.Kind != sigma.KindSymlink && o.Kind != sigma.KindEndpoint && o.Kind != sigma.KindPipe {
+	if flags > 15 || o.Kind != sigma.KindFile && o.Kind != sigma.KindSymlink && o.Kind != sigma.KindEndpoint &&
+		o.Kind != sigma.KindPipe {
 		c.Fail("put has unknown flags or a kind that cannot be put")
 	}
 }
@@ -279,8 +287,9 @@ func (c *Coder) Stat(st *sigma.Stat) {
 	c.U64(&st.Hole)
 }
 
-// Fail makes the reply for err in the dialect of the session. Causes stay here, because they may speak of the server's own files and peers: what travels is the words of the
-// outermost sigma.Error that has any.
+// Fail makes the reply for err in the dialect of the session. Causes stay here, because they may
+// speak of the server's own files and peers: what travels is the words of the outermost sigma.Error
+// that has any.
 func Fail(err error, plain bool) Message {
 	kind := sigma.KindOf(err)
 	if plain {
@@ -300,7 +309,8 @@ func Fail(err error, plain bool) Message {
 func Err(m Message) error {
 	switch m := m.(type) {
 	case *Rfail:
-		return &sigma.Error{Op: "sigmap.Err", Kind: m.Kind, Path: clip(m.Path), Msg: clip(m.Msg), Hint: clip(m.Hint)} // from any tenant's server
+		return &sigma.Error{Op: "sigmap.Err", Kind: m.Kind, Path: clip(m.Path), Msg: clip(m.Msg),
+			Hint: clip(m.Hint)} // from any tenant's server
 	case *Rlerror:
 		return sigma.Errorf("sigmap.Err", sigma.KindOf(errnoOf(m.Errno)), "%v", errnoOf(m.Errno))
 	}

@@ -2,11 +2,14 @@ package sigmap
 
 import "sigmaos.dev/sigma"
 
-// AsOwner, after a realm's id in the name of an attach, makes a System principal act as the owner of the realm's files, whom modes keep out (treekit.Right), and not as the provider, who passes always. For what it asks for the realm's programs.
+// AsOwner, after a realm's id in the name of an attach, makes a System principal act as the owner
+// of the realm's files, whom modes keep out (treekit.Right), and not as the provider, who passes
+// always. For what it asks for the realm's programs.
 const AsOwner = "/owner"
 
-// What a machine asks of named for its cache of names: calls of a realm's root, which named answers to System principals. A realm's changes have one order, that of its versions; an answer is
-// the state at one version of it.
+// What a machine asks of named for its cache of names: calls of a realm's root, which named answers
+// to System principals. A realm's changes have one order, that of its versions; an answer is the
+// state at one version of it.
 //
 //	feed       NamesPoll -> NamesFeed        what changed since; waits for a change
 //	look       NamesLook -> NamesFound       the files along a path, and the content of the last if it is small
@@ -33,7 +36,8 @@ func (c *Coder) NamesPoll(p *NamesPoll) {
 	c.U32(&p.Wait)
 }
 
-// NamesFeed is all that changed between the version asked for and At. If Reset is true that is not known, because the feed is another or kept no more: what is remembered must be forgotten.
+// NamesFeed is all that changed between the version asked for and At. If Reset is true that is not
+// known, because the feed is another or kept no more: what is remembered must be forgotten.
 type NamesFeed struct {
 	Number  uint64
 	At      sigma.Version
@@ -117,8 +121,9 @@ func (c *Coder) NamesLook(l *NamesLook) {
 	c.U32(&l.Max)
 }
 
-// NamesFound is what a look finds: the first file and those that names led to. If they are fewer than names, Why says why: KindNotFound, KindNotDir (also if a link is in the way), or KindStale if there is
-// no first file.
+// NamesFound is what a look finds: the first file and those that names led to. If they are fewer
+// than names, Why says why: KindNotFound, KindNotDir (also if a link is in the way), or KindStale
+// if there is no first file.
 type NamesFound struct {
 	Number  uint64 // of the feed
 	At      sigma.Version

@@ -14,8 +14,9 @@ const (
 	VersionPlain   = "9P2000.L"
 )
 
-// Limits of a session. MessageMax fits a socket buffer and is what one recvmsg takes; HeaderRoom is what the largest fixed part of a message that carries
-// data needs, so that a message carries MessageMax - HeaderRoom bytes of data.
+// Limits of a session. MessageMax fits a socket buffer and is what one recvmsg takes; HeaderRoom is
+// what the largest fixed part of a message that carries data needs, so that a message carries
+// MessageMax - HeaderRoom bytes of data.
 const (
 	MessageMax = 64 << 10
 	HeaderRoom = 4 << 10
@@ -55,7 +56,8 @@ func Encode(buf []byte, tag uint16, m Message) ([]byte, error) {
 	return c.buf, nil
 }
 
-// Decode reads one whole message. Data fields alias buf. Errors are KindInvalid; tag is valid as soon as a header is there, so that the error can be answered.
+// Decode reads one whole message. Data fields alias buf. Errors are KindInvalid; tag is valid as
+// soon as a header is there, so that the error can be answered.
 func Decode(buf []byte) (tag uint16, m Message, err error) {
 	var size uint32
 	var typ uint8
@@ -68,7 +70,8 @@ func Decode(buf []byte) (tag uint16, m Message, err error) {
 		return NoTag, nil, c.err
 	}
 	if int64(size) != int64(len(buf)) {
-		return tag, nil, sigma.Errorf("sigmap.Decode", sigma.KindInvalid, "a message says it has %d bytes but has %d", size, len(buf))
+		return tag, nil, sigma.Errorf("sigmap.Decode", sigma.KindInvalid, "a message says it has %d bytes but has %d",
+			size, len(buf))
 	}
 	m = New(Type(typ))
 	if m == nil {
@@ -113,7 +116,9 @@ const (
 	typeTlease    Type = 138
 	typeTcall     Type = 140
 	typeTpass     Type = 142
-	typeTwith     Type = 144 // another request, with what it carries; it has the reply of that, or one that says how old it is
+	// another request, with what it carries; it has the reply of that, or one that says how old it
+	// is
+	typeTwith     Type = 144
 	typeTreadif   Type = 146
 	typeTwriteif  Type = 148
 	typeTfind     Type = 150
@@ -123,7 +128,8 @@ const (
 	typeRreset    Type = 157 // another server has taken over the connection; nobody asked
 )
 
-// ResetVersion is the version in the Tversion by which a client whose session was of a version answers an Rreset. Whatever else the server receives before it was meant for another.
+// ResetVersion is the version in the Tversion by which a client whose session was of a version
+// answers an Rreset. Whatever else the server receives before it was meant for another.
 func ResetVersion(version string, nonce uint64) string {
 	return fmt.Sprintf("%s.reset.%016x", version, nonce)
 }
@@ -131,14 +137,16 @@ func ResetVersion(version string, nonce uint64) string {
 // SetTag changes the tag of an encoded message.
 func SetTag(msg []byte, tag uint16) { binary.LittleEndian.PutUint16(msg[5:headerSize], tag) }
 
-// Cut takes the first message off a record of several. Nothing but its size is looked at. Errors are KindInvalid.
+// Cut takes the first message off a record of several. Nothing but its size is looked at. Errors
+// are KindInvalid.
 func Cut(record []byte) (msg, rest []byte, err error) {
 	var size uint32
 	if len(record) >= headerSize {
 		size = binary.LittleEndian.Uint32(record)
 	}
 	if size < headerSize || int64(size) > int64(len(record)) {
-		return nil, nil, sigma.Errorf("sigmap.Cut", sigma.KindInvalid, "a message says it has %d bytes; %d are left of its record", size, len(record))
+		return nil, nil, sigma.Errorf("sigmap.Cut", sigma.KindInvalid,
+			"a message says it has %d bytes; %d are left of its record", size, len(record))
 	}
 	return record[:size:size], record[size:], nil
 }
@@ -152,20 +160,28 @@ func New(t Type) Message {
 }
 
 var constructors = [256]func() Message{
-	typeRlerror: func() Message { return new(Rlerror) }, typeRfail: func() Message { return new(Rfail) }, typeRstop: func() Message { return new(Rstop) },
+	typeRlerror: func() Message {
+		return new(Rlerror)
+	}, typeRfail: func() Message { return new(Rfail) }, typeRstop: func() Message { return new(Rstop) },
 	typeRreset:  func() Message { return new(Rreset) },
 	typeTstatfs: func() Message { return new(Tstatfs) }, typeTstatfs + 1: func() Message { return new(Rstatfs) },
 	typeTlopen: func() Message { return new(Tlopen) }, typeTlopen + 1: func() Message { return new(Rlopen) },
 	typeTlcreate: func() Message { return new(Tlcreate) }, typeTlcreate + 1: func() Message { return new(Rlcreate) },
 	typeTsymlink: func() Message { return new(Tsymlink) }, typeTsymlink + 1: func() Message { return new(Rsymlink) },
-	typeTreadlink: func() Message { return new(Treadlink) }, typeTreadlink + 1: func() Message { return new(Rreadlink) },
+	typeTreadlink: func() Message {
+		return new(Treadlink)
+	}, typeTreadlink + 1: func() Message { return new(Rreadlink) },
 	typeTgetattr: func() Message { return new(Tgetattr) }, typeTgetattr + 1: func() Message { return new(Rgetattr) },
 	typeTsetattr: func() Message { return new(Tsetattr) }, typeTsetattr + 1: func() Message { return new(Rsetattr) },
 	typeTreaddir: func() Message { return new(Treaddir) }, typeTreaddir + 1: func() Message { return new(Rreaddir) },
 	typeTfsync: func() Message { return new(Tfsync) }, typeTfsync + 1: func() Message { return new(Rfsync) },
 	typeTmkdir: func() Message { return new(Tmkdir) }, typeTmkdir + 1: func() Message { return new(Rmkdir) },
-	typeTrenameat: func() Message { return new(Trenameat) }, typeTrenameat + 1: func() Message { return new(Rrenameat) },
-	typeTunlinkat: func() Message { return new(Tunlinkat) }, typeTunlinkat + 1: func() Message { return new(Runlinkat) },
+	typeTrenameat: func() Message {
+		return new(Trenameat)
+	}, typeTrenameat + 1: func() Message { return new(Rrenameat) },
+	typeTunlinkat: func() Message {
+		return new(Tunlinkat)
+	}, typeTunlinkat + 1: func() Message { return new(Runlinkat) },
 	typeTversion: func() Message { return new(Tversion) }, typeTversion + 1: func() Message { return new(Rversion) },
 	typeTattach: func() Message { return new(Tattach) }, typeTattach + 1: func() Message { return new(Rattach) },
 	typeTflush: func() Message { return new(Tflush) }, typeTflush + 1: func() Message { return new(Rflush) },
@@ -183,9 +199,14 @@ var constructors = [256]func() Message{
 	typeTreadif: func() Message { return new(Treadif) }, typeTreadif + 1: func() Message { return new(Rreadif) },
 	typeTwriteif: func() Message { return new(Twriteif) }, typeTwriteif + 1: func() Message { return new(Rwriteif) },
 	typeTlist: func() Message { return new(Tlist) }, typeTlist + 1: func() Message { return new(Rlist) },
-	typeTwith: func() Message { return new(Twith) }, typeTwith + 1: func() Message { return new(Rwith) }, typeTfind: func() Message { return new(Tfind) }, typeTfind + 1: func() Message { return new(Rfind) },
-	typeTbulk: func() Message { return new(Tbulk) }, typeTbulk + 1: func() Message { return new(Rbulk) },
-	typeTdescribe: func() Message { return new(Tdescribe) }, typeTdescribe + 1: func() Message { return new(Rdescribe) },
+	typeTwith: func() Message {
+		return new(Twith)
+	}, typeTwith + 1: func() Message { return new(Rwith) }, typeTfind: func() Message { return new(Tfind) },
+	typeTfind + 1: func() Message { return new(Rfind) },
+	typeTbulk:     func() Message { return new(Tbulk) }, typeTbulk + 1: func() Message { return new(Rbulk) },
+	typeTdescribe: func() Message {
+		return new(Tdescribe)
+	}, typeTdescribe + 1: func() Message { return new(Rdescribe) },
 }
 
 // String names the message's type for logs.

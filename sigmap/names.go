@@ -2,7 +2,8 @@ package sigmap
 
 import "sigmaos.dev/sigma"
 
-// FileNames is /sys/names, for the provider and machined: calls that go to the root of the leading named, which answers them to System principals who attach without a name.
+// FileNames is /sys/names, for the provider and machined: calls that go to the root of the leading
+// named, which answers them to System principals who attach without a name.
 //
 //	members         - -> []NamesMember
 //	member-add      machine -> text      the text is an argument of the joining named: named --initial TEXT; asked again, the same. Returns while the new member is a learner;

@@ -11,7 +11,8 @@ import (
 	"testing"
 )
 
-// The pages of messages, docs/reference/messages: one for each request with its reply, and one for each reply that has no request of its own. Their layouts are those of the tables of
+// The pages of messages, docs/reference/messages: one for each request with its reply, and one for
+// each reply that has no request of its own. Their layouts are those of the tables of
 // docs/reference/protocol.md, their examples are test vectors, taken apart by these layouts.
 
 const (
@@ -21,7 +22,8 @@ const (
 	madeEnd   = "<!-- end -->\n"
 )
 
-// Goal: every message has a page that says what the protocol and the codec say. A new message has to be in a table of the protocol, among the vectors, and on a page.
+// Goal: every message has a page that says what the protocol and the codec say. A new message has
+// to be in a table of the protocol, among the vectors, and on a page.
 func TestPages(t *testing.T) {
 	layouts := readLayouts(t)
 	examples := map[string][]byte{}
@@ -67,7 +69,8 @@ func TestPages(t *testing.T) {
 			}
 			example += fmt.Sprintf("`%s`:\n\n```text\n%s```\n", m, text)
 		}
-		checkPage(t, page+".md", "# "+page+"\n\n"+madeBegin+madeEnd+"\n## DESCRIPTION\n\n"+madeBegin+madeEnd, synopsis+"\n"+madeEnd, example+madeEnd)
+		checkPage(t, page+".md", "# "+page+"\n\n"+madeBegin+madeEnd+"\n## DESCRIPTION\n\n"+madeBegin+madeEnd,
+			synopsis+"\n"+madeEnd, example+madeEnd)
 	}
 	checkPage(t, "README.md", "# Messages\n\n"+madeBegin+madeEnd, index+madeEnd)
 	files, err := filepath.Glob(filepath.Join(pagesDir, "*"))

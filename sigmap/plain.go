@@ -2,7 +2,8 @@ package sigmap
 
 import "sigmaos.dev/sigma"
 
-// The messages of 9P2000.L that sigmaOS serves; layouts as in the diod protocol description and Linux' net/9p.
+// The messages of 9P2000.L that sigmaOS serves; layouts as in the diod protocol description and
+// Linux' net/9p.
 
 type (
 	// Rlerror is the plain error reply.
@@ -17,7 +18,8 @@ type (
 		Msize   uint32
 		Version string
 	}
-	// Tattach makes Fid the root. Uname and NUname are never believed: the connection says who calls.
+	// Tattach makes Fid the root. Uname and NUname are never believed: the connection says who
+	// calls.
 	Tattach struct {
 		Fid, Afid    uint32
 		Uname, Aname string
@@ -34,7 +36,8 @@ type (
 		Fid, NewFid uint32
 		Names       []string
 	}
-	// Rwalk has the ids of the files on the way; fewer than asked for means that NewFid was not made.
+	// Rwalk has the ids of the files on the way; fewer than asked for means that NewFid was not
+	// made.
 	Rwalk struct{ IDs []sigma.FileID }
 	// Tlopen opens Fid with Linux open flags.
 	Tlopen struct{ Fid, Flags uint32 }
@@ -144,7 +147,8 @@ type (
 	Tclunk struct{ Fid uint32 }
 	// Rclunk is empty.
 	Rclunk struct{}
-	// Tremove exists in 9P2000.L but is answered EOPNOTSUPP and clunks: sigmaOS removes by Tunlinkat, which Linux uses too.
+	// Tremove exists in 9P2000.L but is answered EOPNOTSUPP and clunks: sigmaOS removes by
+	// Tunlinkat, which Linux uses too.
 	Tremove struct{ Fid uint32 }
 	// Rremove is empty.
 	Rremove struct{}
@@ -270,7 +274,8 @@ func (m *Rgetattr) fields(c *Coder) {
 	for _, v := range []*uint32{&m.Mode, &m.UID, &m.GID} {
 		c.U32(v)
 	}
-	for _, v := range []*uint64{&m.NLink, &m.RDev, &m.Size, &m.BlockSize, &m.Blocks, &m.ATime, &m.ATimeNsec, &m.MTime, &m.MTimeNsec,
+	for _, v := range []*uint64{&m.NLink, &m.RDev, &m.Size, &m.BlockSize, &m.Blocks, &m.ATime, &m.ATimeNsec, &m.MTime,
+		&m.MTimeNsec,
 		&m.CTime, &m.CTimeNsec, &m.BTime, &m.BTimeNsec, &m.Gen, &m.DataVersion} {
 		c.U64(v)
 	}

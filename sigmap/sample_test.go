@@ -60,7 +60,8 @@ func payloads() map[string]payload {
 	return out
 }
 
-// sampler fills values of any type of a message with numbers of src, within what their layout can carry.
+// sampler fills values of any type of a message with numbers of src, within what their layout can
+// carry.
 type sampler struct {
 	*rand.Rand
 	wide map[reflect.Type]bool // messages whose ids carry the whole version
@@ -83,15 +84,18 @@ func (s sampler) fill(v reflect.Value, wide bool) {
 		}
 		return
 	case *sigma.PutOptions:
-		*p = sigma.PutOptions{Kind: []sigma.FileKind{sigma.KindFile, sigma.KindSymlink, sigma.KindEndpoint}[s.IntN(3)], Perm: s.Uint32(), MustMake: s.IntN(2) == 0,
-			MustExist: s.IntN(2) == 0, Append: s.IntN(2) == 0, Wait: s.IntN(2) == 0, IfVersion: sigma.Version(s.Uint64()), Lease: sigma.LeaseID(s.Uint64())}
+		*p = sigma.PutOptions{Kind: []sigma.FileKind{sigma.KindFile, sigma.KindSymlink, sigma.KindEndpoint}[s.IntN(3)],
+			Perm: s.Uint32(), MustMake: s.IntN(2) == 0,
+			MustExist: s.IntN(2) == 0, Append: s.IntN(2) == 0, Wait: s.IntN(2) == 0,
+			IfVersion: sigma.Version(s.Uint64()), Lease: sigma.LeaseID(s.Uint64())}
 		return
 	case *sigma.Endpoint:
 		id := make([]byte, 16)
 		for i := range id {
 			id[i] = byte(s.Uint32())
 		}
-		*p = sigma.Endpoint{Realm: "tenant", Machine: "machine-1", Proc: sigma.NewProcID(), ID: sigma.EndpointID(base64.RawURLEncoding.EncodeToString(id)), Form: sigma.FormTree}
+		*p = sigma.Endpoint{Realm: "tenant", Machine: "machine-1", Proc: sigma.NewProcID(),
+			ID: sigma.EndpointID(base64.RawURLEncoding.EncodeToString(id)), Form: sigma.FormTree}
 		return
 	case *Message: // in a Twith; a Tfsync may be shorter, which those who cut messages would stumble over
 		t := typeTwith
@@ -102,14 +106,16 @@ func (s sampler) fill(v reflect.Value, wide bool) {
 		return
 	case *Rwith:
 		t := typeTwith
-		for New(t) == nil || t%2 == 0 || t == typeTwith+1 || t == typeTversion+1 || t == typeTflush+1 || t == typeRreset {
+		for New(t) == nil || t%2 == 0 || t == typeTwith+1 || t == typeTversion+1 || t == typeTflush+1 ||
+			t == typeRreset {
 			t = Type(s.IntN(256))
 		}
 		*p = Rwith{Age: time.Duration(1 + s.Uint64()>>2), Reply: s.message(t)}
 		return
 	case *sigma.Once:
 		if s.IntN(4) > 0 {
-			*p = sigma.Once{Client: 1 + s.Uint64()>>1, Seq: 1<<63 + s.Uint64()>>1, Done: s.Uint64() >> 1, Again: s.IntN(2) == 0}
+			*p = sigma.Once{Client: 1 + s.Uint64()>>1, Seq: 1<<63 + s.Uint64()>>1, Done: s.Uint64() >> 1,
+				Again: s.IntN(2) == 0}
 		}
 		return
 	case *sigma.Fence:

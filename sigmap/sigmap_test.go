@@ -24,7 +24,8 @@ func normal(v any) string {
 	if w, ok := v.(*Rwith); ok && w.Reply != nil {
 		return fmt.Sprint(w.Age, w.Reply.Type(), normal(w.Reply))
 	}
-	return strings.NewReplacer("[]string(nil)", "[]string{}", "[]uint8(nil)", "[]byte{}", "[]uint8{}", "[]byte{}", "[]byte(nil)", "[]byte{}").Replace(fmt.Sprintf("%#v", reflect.ValueOf(v).Elem()))
+	return strings.NewReplacer("[]string(nil)", "[]string{}", "[]uint8(nil)", "[]byte{}", "[]uint8{}", "[]byte{}",
+		"[]byte(nil)", "[]byte{}").Replace(fmt.Sprintf("%#v", reflect.ValueOf(v).Elem()))
 }
 
 // TestRoundTrip encodes and decodes random messages and payloads.
@@ -67,7 +68,8 @@ func TestRoundTrip(t *testing.T) {
 	}
 }
 
-// TestTruncated: a message that lacks bytes at its end, or has more, is an error, never another message.
+// TestTruncated: a message that lacks bytes at its end, or has more, is an error, never another
+// message.
 func TestTruncated(t *testing.T) {
 	s := newSampler(1)
 	for i := range 256 {
@@ -117,11 +119,16 @@ func TestLimits(t *testing.T) {
 	if _, err := Encode(nil, 1, &Rread{Data: make([]byte, DataMax)}); err != nil {
 		t.Errorf("DataMax: %v", err)
 	}
-	if _, err := Payload(func(c *Coder) { d := make([]byte, DataMax); c.Data(&d) }); sigma.KindOf(err) != sigma.KindInvalid {
+	if _, err := Payload(func(c *Coder) {
+		d := make([]byte, DataMax)
+		c.Data(&d)
+	}); sigma.KindOf(err) != sigma.KindInvalid {
 		t.Errorf("a payload of more than DataMax: %v", err)
 	}
 	// A count that lies makes no room for what is not there.
-	if n := testing.AllocsPerRun(10, func() { Parse([]byte{0xff, 0xff, 1, 2, 3}, func(c *Coder) { var v []sigma.ProcInfo; c.ProcInfos(&v) }) }); n > 6 {
+	if n := testing.AllocsPerRun(10, func() {
+		Parse([]byte{0xff, 0xff, 1, 2, 3}, func(c *Coder) { var v []sigma.ProcInfo; c.ProcInfos(&v) })
+	}); n > 6 {
 		t.Errorf("%v allocations for a lying count", n)
 	}
 }
@@ -139,7 +146,8 @@ func TestErrorReplies(t *testing.T) {
 		t.Errorf("got %v", got)
 	}
 	inner := &sigma.Error{Kind: sigma.KindNotFound, Path: "/p", Msg: "words", Hint: "hint"}
-	if got := Fail(fmt.Errorf("context: %w", &sigma.Error{Kind: sigma.KindVersion, Err: inner}), false); *got.(*Rfail) != (Rfail{sigma.KindVersion, "/p", "words", "hint"}) {
+	if got := Fail(fmt.Errorf("context: %w", &sigma.Error{Kind: sigma.KindVersion, Err: inner}),
+		false); *got.(*Rfail) != (Rfail{sigma.KindVersion, "/p", "words", "hint"}) {
 		t.Errorf("got %+v", got)
 	}
 	if got := Fail(os.ErrPermission, false); got.(*Rfail).Msg != "" {
@@ -155,7 +163,8 @@ func TestDirEntries(t *testing.T) {
 	var data []byte
 	var want []DirEntry
 	for i := range uint64(1000) {
-		e := DirEntry{ID: sigma.FileID{Kind: sigma.FileKind(i % 6), Path: i, Version: 9}, Next: i + 1, Name: strings.Repeat("n", int(i%256))}
+		e := DirEntry{ID: sigma.FileID{Kind: sigma.FileKind(i % 6), Path: i, Version: 9}, Next: i + 1,
+			Name: strings.Repeat("n", int(i%256))}
 		more, ok := AppendDirEntry(data, 8000, e)
 		if !ok {
 			if len(data)+DirEntrySize+len(e.Name) <= 8000 {
@@ -171,7 +180,8 @@ func TestDirEntries(t *testing.T) {
 	}
 }
 
-// TestDocument: the number of every message, and every kind of error, is in the protocol's document.
+// TestDocument: the number of every message, and every kind of error, is in the protocol's
+// document.
 func TestDocument(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join("..", "docs", "reference", "protocol.md"))
 	if err != nil {
@@ -191,7 +201,8 @@ func TestDocument(t *testing.T) {
 	for k := range sigma.KindLoop + 1 {
 		row(`^\| %d \| %s \| %d \|`, uint16(k), k, uint32(k.Errno()))
 	}
-	for _, name := range []string{CallSpawn, CallWaitStart, CallWaitExit, CallEvict, CallKill, CallList, CallStarted, CallExited, CallWaitEvict, CallInfo, CallListen, CallAccept, CallDial,
+	for _, name := range []string{CallSpawn, CallWaitStart, CallWaitExit, CallEvict, CallKill, CallList, CallStarted,
+		CallExited, CallWaitEvict, CallInfo, CallListen, CallAccept, CallDial,
 		CallClose, CallCreate, CallRemove, CallStatus, CallDown} {
 		row("`%s`", name)
 	}

@@ -7,7 +7,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Twith is a request together with what it carries (sigma.Once, sigma.Fence, sigma.WithSync, sigma.WithStale). Its reply is that of the request in it, or an Rwith that has it.
+// Twith is a request together with what it carries (sigma.Once, sigma.Fence, sigma.WithSync,
+// sigma.WithStale). Its reply is that of the request in it, or an Rwith that has it.
 type Twith struct {
 	Once    sigma.Once  // Client 0 = none
 	Fence   sigma.Fence // Name "" = none
@@ -120,7 +121,9 @@ func (m *Rwith) fields(c *Coder) {
 	}
 }
 
-// With returns m together with what ctx says it carries, or m itself if that is nothing. Only mutations, and finding a file for one, carry numbers; mutations need not say that they must meet what is current.
+// With returns m together with what ctx says it carries, or m itself if that is nothing. Only
+// mutations, and finding a file for one, carry numbers; mutations need not say that they must meet
+// what is current.
 func With(ctx context.Context, m Message) Message {
 	o, f, sync := sigma.OnceOf(ctx), sigma.FenceOf(ctx), sigma.IsSync(ctx) && !Mutates(m)
 	stale := sigma.AgeOf(ctx) != nil && !sync && !Mutates(m)
@@ -156,7 +159,8 @@ func numbered(m Message) bool {
 	return find || Mutates(m)
 }
 
-// Mutates reports whether m is one change of files or leases, which may have a number. Calls have none: what they do may be many.
+// Mutates reports whether m is one change of files or leases, which may have a number. Calls have
+// none: what they do may be many.
 func Mutates(m Message) bool {
 	switch m := m.(type) {
 	case *Tput, *Twrite, *Twriteif, *Tlcreate, *Tmkdir, *Tsymlink, *Trenameat, *Tunlinkat, *Tsetattr:

@@ -19,15 +19,18 @@ type realm struct {
 	has      sigma.Bytes   // that those that run hold
 	most     float64       // GiB that its maxima leave it at all machines; 0 = all there is
 
-	asked, reserved lcsched.Amount // by latency-critical procs that have not been answered, and by those of them that run
+	asked,
+	reserved lcsched.Amount // by latency-critical procs that have not been answered, and by those of them that run
 
 	had, ideal float64       // GiB seconds while it waited, and those that it should have had
 	short      float64       // GiB seconds that it has had too few of since it began to wait
 	since      time.Duration // when it began to wait
 }
 
-// window compares once a second what realms have with an ideal: all that is in use divided by shares, and what somebody does not want among the others. How far one that waits is behind must be bounded: those before it are owed
-// for what they could not have, which is bounded too (besched's spanMax), and what runs is not stopped.
+// window compares once a second what realms have with an ideal: all that is in use divided by
+// shares, and what somebody does not want among the others. How far one that waits is behind must
+// be bounded: those before it are owed for what they could not have, which is bounded too
+// (besched's spanMax), and what runs is not stopped.
 func (s *Sim) window() {
 	var total, shares float64
 	waiters := 0
@@ -44,7 +47,9 @@ func (s *Sim) window() {
 		s.contended = s.now
 		return
 	}
-	byDemand := slices.SortedStableFunc(slices.Values(s.order), func(a, b *realm) int { return cmp.Compare(a.demand(), b.demand()) })
+	byDemand := slices.SortedStableFunc(slices.Values(s.order), func(a, b *realm) int {
+		return cmp.Compare(a.demand(), b.demand())
+	})
 	bound := gib(s.memory) * (10*time.Second + 10*s.cfg.Run).Seconds()
 	settled := s.now-s.contended >= time.Second+3*s.cfg.Run // realms begin with what chance gave them
 	for _, r := range byDemand {
@@ -73,7 +78,8 @@ func (r *realm) demand() float64 {
 	return d / r.shares
 }
 
-// fairness is Jain's index of what realms that waited had of their ideal parts, and the least of these.
+// fairness is Jain's index of what realms that waited had of their ideal parts, and the least of
+// these.
 func (s *Sim) fairness() (index, worst float64) {
 	var of []float64
 	for _, r := range s.order {

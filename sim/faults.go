@@ -7,7 +7,8 @@ import (
 	"sigmaos.dev/schedd"
 )
 
-// detect is how long it takes until a machine is known to be lost (docs/adr/0007-several-machines.md).
+// detect is how long it takes until a machine is known to be lost
+// (docs/adr/0007-several-machines.md).
 const detect = 1750 * time.Millisecond
 
 // calm is after the last arrival: nothing breaks any more, so that all must come to an end.
@@ -131,8 +132,10 @@ func (s *Sim) settled() {
 		s.fail("%d procs are not answered, and nothing is to happen any more", n)
 	}
 	for _, m := range s.machines {
-		if c := m.core; c.Free() != c.Capacity() || c.Running() != 0 || c.ReservedCPU() != 0 || len(c.Reservations()) != 0 || m.used != 0 || c.Queued() != 0 || c.QueuedLC() != 0 {
-			s.fail("machine %s: %v of %v are free, %d procs run, %d are queued, %v are reserved when all has ended", m.name, c.Free(), c.Capacity(), c.Running(), c.Queued()+c.QueuedLC(), c.ReservedMemory())
+		if c := m.core; c.Free() != c.Capacity() || c.Running() != 0 || c.ReservedCPU() != 0 ||
+			len(c.Reservations()) != 0 || m.used != 0 || c.Queued() != 0 || c.QueuedLC() != 0 {
+			s.fail("machine %s: %v of %v are free, %d procs run, %d are queued, %v are reserved when all has ended",
+				m.name, c.Free(), c.Capacity(), c.Running(), c.Queued()+c.QueuedLC(), c.ReservedMemory())
 		}
 	}
 	for _, sh := range s.shards {

@@ -18,7 +18,8 @@ const (
 	findMax   = 3 * time.Second
 )
 
-// initLeader is one leadership of initd: initd.Runner's turns, with messages that take time and get lost. A former one goes on until it is refused.
+// initLeader is one leadership of initd: initd.Runner's turns, with messages that take time and get
+// lost. A former one goes on until it is refused.
 type initLeader struct {
 	s     *Sim
 	m     *machine
@@ -45,7 +46,8 @@ func (l *initLeader) later(d time.Duration, do func()) {
 	})
 }
 
-// admits says whether it may act at a place where an epoch was heard of, which hears of its own then.
+// admits says whether it may act at a place where an epoch was heard of, which hears of its own
+// then.
 func (l *initLeader) admits(heard *sigma.Epoch) bool {
 	if *heard > l.epoch {
 		return false
@@ -54,7 +56,8 @@ func (l *initLeader) admits(heard *sigma.Epoch) bool {
 	return true
 }
 
-// write has something done at the names. Unless it is known to have been done, then is told that it was not.
+// write has something done at the names. Unless it is known to have been done, then is told that it
+// was not.
 func (l *initLeader) write(do func() bool, then func(done bool)) {
 	s := l.s
 	s.after(s.delay(), func() {
@@ -173,7 +176,8 @@ func (l *initLeader) do(fs []initd.Effect, then func()) {
 			}
 			if s.faulty && s.r.IntN(20) == 0 {
 				l.later(s.delay(), func() {
-					next(initd.Refused{Key: f.Key, Proc: f.Proc, Err: sigma.Errorf("sim", sigma.KindBusy, "the realm has too many procs")})
+					next(initd.Refused{Key: f.Key, Proc: f.Proc, Err: sigma.Errorf("sim", sigma.KindBusy,
+						"the realm has too many procs")})
 				})
 				return
 			}
@@ -194,7 +198,8 @@ func (l *initLeader) do(fs []initd.Effect, then func()) {
 	}
 }
 
-// look sees what became of the procs that are watched, here and at all machines that are not known to be lost.
+// look sees what became of the procs that are watched, here and at all machines that are not known
+// to be lost.
 func (l *initLeader) look(then func()) {
 	s, watched := l.s, l.core.Watched()
 	keys := slices.SortedFunc(maps.Keys(watched), byName)
@@ -210,11 +215,14 @@ func (l *initLeader) look(then func()) {
 		var far []int
 		for i, k := range keys {
 			var home bool
-			if ss[i], home = initd.SeenAt(l.m.core, initd.Question{Realm: k.Realm, Proc: watched[k]}, l.m.clock()); !home {
+			if ss[i], home = initd.SeenAt(l.m.core, initd.Question{Realm: k.Realm, Proc: watched[k]},
+				l.m.clock()); !home {
 				far = append(far, i)
 			}
 		}
-		l.lookFar(far, func(i int) initd.Question { return initd.Question{Realm: keys[i].Realm, Proc: watched[keys[i]]} }, ss, func() {
+		l.lookFar(far, func(i int) initd.Question {
+			return initd.Question{Realm: keys[i].Realm, Proc: watched[keys[i]]}
+		}, ss, func() {
 			l.see(keys, watched, ss, then)
 		})
 	})
@@ -233,7 +241,9 @@ func (l *initLeader) see(keys []initd.Key, of map[initd.Key]sigma.ProcID, ss []i
 // lookFar asks the other machines for those of ss that are in far, as kernel does.
 func (l *initLeader) lookFar(far []int, question func(int) initd.Question, ss []initd.Seen, then func()) {
 	s := l.s
-	others := slices.DeleteFunc(slices.Clone(s.machines), func(m *machine) bool { return m == l.m || l.m.core.Over(m.life) })
+	others := slices.DeleteFunc(slices.Clone(s.machines), func(m *machine) bool {
+		return m == l.m || l.m.core.Over(m.life)
+	})
 	left, over := len(others), false
 	end := func() {
 		if over {

@@ -60,7 +60,8 @@ func (m *machine) begin() {
 	m.life = sigma.Life{Machine: m.name, Incarnation: s.lives}
 	m.halt()
 	m.running, m.used, m.cpu = map[sigma.ProcID]*process{}, 0, 0
-	for _, id := range slices.Sorted(maps.Keys(m.homes)) { // whoever waited here is gone, or was told that the machine was lost
+	// whoever waited here is gone, or was told that the machine was lost
+	for _, id := range slices.Sorted(maps.Keys(m.homes)) {
 		s.answer(id, true)
 	}
 	m.homes = map[sigma.ProcID]bool{}
@@ -68,7 +69,8 @@ func (m *machine) begin() {
 	m.restart()
 }
 
-// restart starts the machine's sigmad anew in the same life: what was queued there is lost, what runs is adopted if it is kept.
+// restart starts the machine's sigmad anew in the same life: what was queued there is lost, what
+// runs is adopted if it is kept.
 func (m *machine) restart() {
 	s := m.s
 	m.up, m.lent, m.plans = true, false, 0
@@ -91,7 +93,10 @@ func (m *machine) restart() {
 	}
 	if s.cfg.Faults {
 		for _, id := range slices.Sorted(maps.Keys(m.homes)) {
-			if s.procs[id] != nil && m.core.Find(id) == nil { // it was queued, or runs elsewhere and is reported; else its waiter is told that it is lost
+			if s.procs[id] != nil &&
+				m.core.Find(id) == nil {
+				// it was queued, or runs elsewhere and is reported; else its waiter is told that it
+				// is lost
 				m.later(5*time.Second, func() {
 					if m.core.Find(id) == nil {
 						s.answer(id, true)
@@ -189,7 +194,8 @@ func (m *machine) hear() {
 // rpcRetry is when a call is made again that was not answered.
 const rpcRetry = 200 * time.Millisecond
 
-// rpc calls another machine until it answers or its life is over. do is done there, and gives what is done here with the answer; over is done instead if there will be none.
+// rpc calls another machine until it answers or its life is over. do is done there, and gives what
+// is done here with the answer; over is done instead if there will be none.
 func (m *machine) rpc(to sigma.Life, do func(*machine) func(), over func()) {
 	s := m.s
 	var try func()
@@ -302,14 +308,16 @@ func (m *machine) runs(id sigma.ProcID, info sigma.ProcInfo, home sigma.Life) {
 	m.cpu += info.CPU
 	s.holds(info, true)
 	if m.used > m.size.Memory || m.cpu > m.cores() {
-		s.fail("machine %s is over-committed: %v of %v, %d of %d thousandths of a core", m.name, m.used, m.size.Memory, m.cpu, m.cores())
+		s.fail("machine %s is over-committed: %v of %v, %d of %d thousandths of a core", m.name, m.used, m.size.Memory,
+			m.cpu, m.cores())
 	}
 	m.within(info)
 	s.initd.runs(m, id, p)
 	run := time.Duration(0)
 	if sp := s.procs[id]; sp != nil {
 		if waited := s.now - sp.spawned; sp.sure && waited > sureWithin && !s.cfg.Faults {
-			s.fail("proc %s of realm %s is within the realm's minimum, and waited %v for its reservation", id, sp.Realm, waited)
+			s.fail("proc %s of realm %s is within the realm's minimum, and waited %v for its reservation", id, sp.Realm,
+				waited)
 		}
 		if sp.starts++; sp.starts > 1 {
 			s.fail("proc %s was started twice", id)
@@ -369,7 +377,8 @@ func (m *machine) exits(id sigma.ProcID) {
 	}
 }
 
-// endedKept ended procs are kept by a machine without faults: of many machines they would be most of what must be in memory.
+// endedKept ended procs are kept by a machine without faults: of many machines they would be most
+// of what must be in memory.
 const endedKept = 8
 
 func (m *machine) take(id sigma.ProcID, home sigma.Life) {

@@ -8,7 +8,9 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// What must hold of registered procs: without one for longer than registeredWithin none is (docs/reference/commands/sim.md), pauses are at least registeredPause, and those that fail are not started more often than pauses of up to 30 s let them.
+// What must hold of registered procs: without one for longer than registeredWithin none is
+// (docs/reference/commands/sim.md), pauses are at least registeredPause, and those that fail are
+// not started more often than pauses of up to 30 s let them.
 const (
 	registeredWithin = 15 * time.Second
 	registeredPause  = 200 * time.Millisecond
@@ -16,7 +18,8 @@ const (
 	registeredQuick  = 10 // until pauses are that long
 )
 
-// Registrations stay for so long after the last arrival, and are to be gone so long after they were removed.
+// Registrations stay for so long after the last arrival, and are to be gone so long after they were
+// removed.
 const (
 	registeredStay = 40 * time.Second
 	registeredGone = 30 * time.Second
@@ -50,12 +53,15 @@ type registration struct {
 	life    sigma.Life // of it then
 }
 
-// register registers procs, of which some fail at once, one in four is to be started at most five times, and one in five is removed soon.
+// register registers procs, of which some fail at once, one in four is to be started at most five
+// times, and one in five is removed soon.
 func (s *Sim) register() {
-	in := &registry{s: s, files: map[initd.Key]initd.Versioned{}, byKey: map[initd.Key]*registration{}, of: map[sigma.ProcID]*registration{}}
+	in := &registry{s: s, files: map[initd.Key]initd.Versioned{}, byKey: map[initd.Key]*registration{},
+		of: map[sigma.ProcID]*registration{}}
 	s.initd = in
 	for i := range s.cfg.Registered {
-		g := &registration{key: initd.Key{Realm: sigma.RealmID("r" + strconv.Itoa(i%s.cfg.Realms)), Name: "i" + strconv.Itoa(i)}, fails: i%3 == 2}
+		g := &registration{key: initd.Key{Realm: sigma.RealmID("r" + strconv.Itoa(i%s.cfg.Realms)),
+			Name: "i" + strconv.Itoa(i)}, fails: i%3 == 2}
 		r := sigma.Registration{Name: g.key.Name, Descriptor: s.registered(), Restart: sigma.RestartAlways}
 		if i%4 == 3 {
 			r.Most = 5
@@ -146,10 +152,12 @@ func (in *registry) seeToLeader() {
 	})
 }
 
-// spawn makes an instance, at home on the leader's machine. Those that do not fail run ten times as long as other procs.
+// spawn makes an instance, at home on the leader's machine. Those that do not fail run ten times as
+// long as other procs.
 func (in *registry) spawn(m *machine, k initd.Key, id sigma.ProcID) {
 	s, d := in.s, in.s.registered()
-	a := Arrival{At: s.now, Realm: k.Realm, Run: time.Duration(min(s.r.ExpFloat64(), 10) * 10 * float64(s.cfg.Run)), Memory: d.Memory, Waited: -1}
+	a := Arrival{At: s.now, Realm: k.Realm, Run: time.Duration(min(s.r.ExpFloat64(), 10) * 10 * float64(s.cfg.Run)),
+		Memory: d.Memory, Waited: -1}
 	if in.byKey[k].fails {
 		a.Run = time.Duration(s.r.Int64N(int64(100 * time.Millisecond)))
 	}
@@ -162,8 +170,10 @@ func (in *registry) runs(m *machine, id sigma.ProcID, p *process) {
 		return
 	}
 	g, s := in.of[id], in.s
-	if other := g.process; other != nil && !other.over && g.at.life == g.life && g.life.Incarnation >= s.roster[g.at.name] {
-		s.fail("%s of registration %s is started at machine %s while %s runs at machine %s", id, g.key.Name, m.name, other.info.ID, g.at.name)
+	if other := g.process; other != nil && !other.over && g.at.life == g.life &&
+		g.life.Incarnation >= s.roster[g.at.name] {
+		s.fail("%s of registration %s is started at machine %s while %s runs at machine %s", id, g.key.Name, m.name,
+			other.info.ID, g.at.name)
 	}
 	if g.ended > 0 && s.now-g.ended < registeredPause {
 		s.fail("%s of registration %s is started %v after the one before has ended", id, g.key.Name, s.now-g.ended)
@@ -204,14 +214,16 @@ func (in *registry) check() {
 		case !there:
 		case g.removed > 0:
 			if since := max(g.removed, s.broken); s.now-since > registeredGone {
-				s.fail("registration %s is there %v after it was removed, its record: %+v", g.key.Name, s.now-since, v.Record.History)
+				s.fail("registration %s is there %v after it was removed, its record: %+v", g.key.Name, s.now-since,
+					v.Record.History)
 			}
 		case over:
 			in.remove(g)
 		case in.isWell(v.Record):
 			g.well = max(g.well, s.now)
 		case s.now-max(g.well, s.broken) > registeredWithin:
-			s.fail("registration %s has had no proc for %v, and waits for none; its record: %+v", g.key.Name, s.now-max(g.well, s.broken), v.Record.History)
+			s.fail("registration %s has had no proc for %v, and waits for none; its record: %+v", g.key.Name,
+				s.now-max(g.well, s.broken), v.Record.History)
 		}
 	}
 }

@@ -11,16 +11,23 @@ import (
 // Report is what a run was like.
 type Report struct {
 	Procs, Unplaced, Lost, Faults int
-	Restarts, Leaders             int           // of registered procs: how often they were started, and how many leaders of initd were elected
-	Wished, Near                  int           // procs that should be near a machine and were started, and those of them that were there
-	Virtual                       time.Duration // how long it took
-	Utilisation                   float64       // part of all memory-time until the last proc ended
-	Placement                     Waits         // from spawn to the decision which machine runs the proc
-	Start                         Waits         // from spawn to the program's first instruction
-	Jain                          float64       // of what realms that waited had of their ideal parts; 0 if there were never two of them
-	Worst                         float64       // the least of the former: what the realm that was served worst had of its ideal part
-	Recorded, Predicted           Waits         // for a place, of the procs of a trace whose wait is known, and of the same in the simulation, each with Least
-	Least                         time.Duration // what procs of a trace that found room at once waited longer there than in the simulation: daemons' work, and waits for a processor
+	Restarts,
+	Leaders int // of registered procs: how often they were started, and how many leaders of initd were elected
+	Wished,
+	Near int // procs that should be near a machine and were started, and those of them that were there
+	Virtual     time.Duration // how long it took
+	Utilisation float64       // part of all memory-time until the last proc ended
+	Placement   Waits         // from spawn to the decision which machine runs the proc
+	Start       Waits         // from spawn to the program's first instruction
+	Jain        float64       // of what realms that waited had of their ideal parts; 0 if there were never two of them
+	Worst       float64       // the least of the former: what the realm that was served worst had of its ideal part
+	Recorded,
+	// for a place, of the procs of a trace whose wait is known, and of the same in the simulation,
+	// each with Least
+	Predicted Waits
+	// what procs of a trace that found room at once waited longer there than in the simulation:
+	// daemons' work, and waits for a processor
+	Least time.Duration
 
 	busy  float64       // GiB seconds
 	ended time.Duration // when a proc did last
@@ -69,8 +76,8 @@ func (s *sample) waits() Waits {
 // at is a quantile, once waits was called.
 func (s *sample) at(q float64) time.Duration { return s.kept[int(q*float64(len(s.kept)-1))] }
 
-// least is Report.Least: as many of the shortest recorded waits as procs found room at once are compared with the
-// waits of these, by their medians. Which procs found room first may differ.
+// least is Report.Least: as many of the shortest recorded waits as procs found room at once are
+// compared with the waits of these, by their medians. Which procs found room first may differ.
 func (r *Report) least() time.Duration {
 	if r.prompt == 0 {
 		return 0
@@ -97,14 +104,16 @@ func (r *Report) started(now time.Duration, p *proc) {
 	}
 }
 
-// promptMost is what a proc that finds room at once waits at most in the simulation, for a few messages.
+// promptMost is what a proc that finds room at once waits at most in the simulation, for a few
+// messages.
 const promptMost = 5 * time.Millisecond
 
 // finish computes what is reported.
 func (s *Sim) finish() {
 	r := &s.report
 	r.Virtual = s.now
-	r.Placement, r.Start, r.Recorded, r.Predicted = r.placement.waits(), r.start.waits(), r.recorded.waits(), r.predicted.waits()
+	r.Placement, r.Start, r.Recorded, r.Predicted = r.placement.waits(), r.start.waits(), r.recorded.waits(),
+		r.predicted.waits()
 	if all := gib(s.memory) * max(s.last, r.ended).Seconds(); all > 0 {
 		r.Utilisation = r.busy / all
 	}

@@ -38,7 +38,8 @@ func (sh *shard) restart() {
 	sh.term++
 	sh.core, sh.lives, sh.relenting = besched.NewCore(), map[sigma.MachineID]sigma.Life{}, false
 	sh.s.tellShares(sh)
-	sh.parked, sh.leased, sh.arriving = map[besched.Ticket]*machine{}, map[besched.Ticket]*machine{}, map[sigma.MachineID]time.Duration{}
+	sh.parked, sh.leased, sh.arriving = map[besched.Ticket]*machine{}, map[besched.Ticket]*machine{},
+		map[sigma.MachineID]time.Duration{}
 }
 
 // send has a machine's message come to a shard, after those that it sent before.
@@ -142,7 +143,8 @@ func (sh *shard) gone(m *machine, life sigma.Life) {
 
 func (m *machine) enqueue(p *schedd.Proc) {
 	if p.Class == sigma.LatencyCritical {
-		m.tellLC(lcsched.Enqueued{Jobs: []lcsched.Job{{ID: p.ID, Realm: p.Realm, Name: p.Name, CPU: p.CPU, Memory: p.Memory, Near: p.Near, Home: m.life}}})
+		m.tellLC(lcsched.Enqueued{Jobs: []lcsched.Job{{ID: p.ID, Realm: p.Realm, Name: p.Name, CPU: p.CPU,
+			Memory: p.Memory, Near: p.Near, Home: m.life}}})
 		return
 	}
 	if p.Shard == "" {
@@ -310,7 +312,8 @@ func (m *machine) charge(id sigma.ProcID, p *process) {
 	}
 	cost := besched.Cost(0, p.info.Memory, sp.Run, m.cores(), m.size.Memory)
 	for _, sh := range s.shards {
-		sh.core.Charge(m.name, []besched.Charge{{Realm: sp.Realm, Used: cost, Prepaid: sp.prepaid, Ended: 1, Whole: cost}})
+		sh.core.Charge(m.name, []besched.Charge{{Realm: sp.Realm, Used: cost, Prepaid: sp.prepaid, Ended: 1,
+			Whole: cost}})
 	}
 }
 
@@ -403,7 +406,8 @@ func (l *leader) step(e lcsched.Event) {
 				if j := f.Job; j.Home.Machine == m.name {
 					m.step(schedd.Assigned{ID: j.ID})
 				} else {
-					m.step(schedd.Offered{ID: j.ID, Realm: j.Realm, Class: sigma.LatencyCritical, CPU: j.CPU, Memory: j.Memory, Home: j.Home})
+					m.step(schedd.Offered{ID: j.ID, Realm: j.Realm, Class: sigma.LatencyCritical, CPU: j.CPU,
+						Memory: j.Memory, Home: j.Home})
 				}
 			})
 		case lcsched.Refuse:
@@ -413,7 +417,8 @@ func (l *leader) step(e lcsched.Event) {
 	for id := range l.sessions {
 		cpu, memory := l.core.Held(id)
 		if size := s.byName[id].size; cpu > size.CPU || memory > size.Memory {
-			s.fail("lcsched has given away %d of %d thousandths of a core and %v of %v of machine %s", cpu, size.CPU, memory, size.Memory, id)
+			s.fail("lcsched has given away %d of %d thousandths of a core and %v of %v of machine %s", cpu, size.CPU,
+				memory, size.Memory, id)
 		}
 		if len(l.sessions) > 100 {
 			break // of so many the machines' own checks must do

@@ -1,8 +1,17 @@
-// Package sim runs the decisions of a whole system in virtual time: the very cores of schedd, besched, lcsched and initd, with procs that arrive, run and end by a seed, messages that take time and get lost, machines and
-// daemons that die, and clocks that are wrong. The same Config gives the same run.
+// Package sim runs the decisions of a whole system in virtual time: the very cores of schedd,
+// besched, lcsched and initd, with procs that arrive, run and end by a seed, messages that take
+// time and get lost, machines and daemons that die, and clocks that are wrong. The same Config
+// gives the same run.
 //
-// It checks at each step that no machine is over-committed, no realm has more of one than it may, and no proc starts twice; without faults also that no realm reserves more than it may at all machines, and what it has a right to within sureWithin; each second of virtual time that no realm that waits is passed over for long or falls behind its ideal part, and that who was spawned
-// is known where it is at home; that of each registered proc one instance at most runs, and soon one does or waits in its pause; and in the end that each was answered once and nothing is reserved any more. A Violation names the seed. What it leaves out is what procs do to one another by computing: a proc runs for the time that it was given, and is admitted by memory or by its reservation.
+// It checks at each step that no machine is over-committed, no realm has more of one than it may,
+// and no proc starts twice; without faults also that no realm reserves more than it may at all
+// machines, and what it has a right to within sureWithin; each second of virtual time that no realm
+// that waits is passed over for long or falls behind its ideal part, and that who was spawned is
+// known where it is at home; that of each registered proc one instance at most runs, and soon one
+// does or waits in its pause; and in the end that each was answered once and nothing is reserved
+// any more. A Violation names the seed. What it leaves out is what procs do to one another by
+// computing: a proc runs for the time that it was given, and is admitted by memory or by its
+// reservation.
 //
 // Users: cmd/sigma (sigma sim).
 package sim
@@ -20,26 +29,29 @@ import (
 
 // Config says what is simulated. Defaults are those of Config.fill.
 type Config struct {
-	Seed       uint64
-	Machines   int
-	Realms     int
-	Procs      int
-	Load       float64                             // offered memory-time as a part of all machines'; above 1 the queue grows until the last has come
-	Run        time.Duration                       // mean of the procs' run times, which are exponential
-	LC         float64                             // part of the procs that reserve cores
-	Near       float64                             // part of the procs that should be near a machine
-	Shards     int                                 // of besched
-	Cores      int                                 // of each machine
-	Memory     sigma.Bytes                         // of each machine, for procs
-	Sizes      []Size                              // of machines, in turn, instead of Cores and Memory
-	Registered int                                 // procs that are registered with initd, besides Procs
-	Faults     bool                                // messages are lost, machines and daemons die, clocks are wrong by up to an hour
-	Shares     []uint32                            // of realms, in turn; none = 1 each
-	SharesOf   map[sigma.RealmID]uint32            // of those that have not 1, instead of Shares
-	Limits     map[sigma.RealmID]sigma.RealmLimits // of processors and memory, of realms that have any
-	Trace      []Arrival                           // instead of procs by the seed
-	Delay      time.Duration                       // mean time that a message is under way
-	Starts     time.Duration                       // between placing a proc and its program's first instruction
+	Seed     uint64
+	Machines int
+	Realms   int
+	Procs    int
+	// offered memory-time as a part of all machines'; above 1 the queue grows until the last has
+	// come
+	Load       float64
+	Run        time.Duration // mean of the procs' run times, which are exponential
+	LC         float64       // part of the procs that reserve cores
+	Near       float64       // part of the procs that should be near a machine
+	Shards     int           // of besched
+	Cores      int           // of each machine
+	Memory     sigma.Bytes   // of each machine, for procs
+	Sizes      []Size        // of machines, in turn, instead of Cores and Memory
+	Registered int           // procs that are registered with initd, besides Procs
+	// messages are lost, machines and daemons die, clocks are wrong by up to an hour
+	Faults   bool
+	Shares   []uint32                            // of realms, in turn; none = 1 each
+	SharesOf map[sigma.RealmID]uint32            // of those that have not 1, instead of Shares
+	Limits   map[sigma.RealmID]sigma.RealmLimits // of processors and memory, of realms that have any
+	Trace    []Arrival                           // instead of procs by the seed
+	Delay    time.Duration                       // mean time that a message is under way
+	Starts   time.Duration                       // between placing a proc and its program's first instruction
 }
 
 // Size is what a machine has for procs.
@@ -171,7 +183,9 @@ type proc struct {
 	prepaid time.Duration
 	shard   *shard   // that granted it
 	given   *machine // to which it was granted; nil once it has ended there
-	sure    bool     // when it came it and all that its realm had reserved, or waited for, was within the realm's minimum
+	// when it came it and all that its realm had reserved, or waited for, was within the realm's
+	// minimum
+	sure bool
 }
 
 // Sim is one run. Not safe for concurrent use.
@@ -209,7 +223,9 @@ var start = time.Unix(1_000_000_000, 0)
 // New prepares a run.
 func New(cfg Config) *Sim {
 	cfg.fill()
-	s := &Sim{cfg: cfg, r: rand.New(rand.NewPCG(cfg.Seed, 0x51)), byName: map[sigma.MachineID]*machine{}, roster: map[sigma.MachineID]sigma.Incarnation{}, procs: map[sigma.ProcID]*proc{}, realms: map[sigma.RealmID]*realm{}}
+	s := &Sim{cfg: cfg, r: rand.New(rand.NewPCG(cfg.Seed, 0x51)), byName: map[sigma.MachineID]*machine{},
+		roster: map[sigma.MachineID]sigma.Incarnation{}, procs: map[sigma.ProcID]*proc{},
+		realms: map[sigma.RealmID]*realm{}}
 	for i := range cfg.Shards {
 		s.shards = append(s.shards, newShard(s, i))
 	}
@@ -347,7 +363,8 @@ func (s *Sim) enter(m *machine, p *proc, d sigma.Descriptor) {
 	m.homes[p.id] = true
 	r := s.realms[a.Realm]
 	if r == nil {
-		r = &realm{id: a.Realm, shares: float64(s.shareOf(a.Realm)), most: gib(s.cfg.Limits[a.Realm].MaxMemory) * float64(len(s.machines))}
+		r = &realm{id: a.Realm, shares: float64(s.shareOf(a.Realm)),
+			most: gib(s.cfg.Limits[a.Realm].MaxMemory) * float64(len(s.machines))}
 		s.realms[a.Realm] = r
 		s.order = append(s.order, r)
 		s.tellShares(s.shards...)

@@ -14,7 +14,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Trace is what a real run's procs asked for, how long they waited and ran, and the machines that they had. docs/reference/trace.md describes how it is written down.
+// Trace is what a real run's procs asked for, how long they waited and ran, and the machines that
+// they had. docs/reference/trace.md describes how it is written down.
 type Trace struct {
 	Sizes    []Size                   // of the machines; none = not known
 	Shares   map[sigma.RealmID]uint32 // of realms that have not 1
@@ -74,7 +75,8 @@ func (t *Trace) Write(w io.Writer) error {
 		return err
 	}
 	for _, a := range t.Arrivals {
-		p := traceProc{At: micros(a.At), Realm: string(a.Realm), Memory: uint64(a.Memory), Cores: float64(a.CPU) / 1000, Start: micros(a.Start), Run: micros(a.Run)}
+		p := traceProc{At: micros(a.At), Realm: string(a.Realm), Memory: uint64(a.Memory), Cores: float64(a.CPU) / 1000,
+			Start: micros(a.Start), Run: micros(a.Run)}
 		if a.Waited >= 0 {
 			wait := micros(a.Waited)
 			p.Wait = &wait
@@ -89,7 +91,8 @@ func (t *Trace) Write(w io.Writer) error {
 // micros are seconds with six digits, which is what clocks are good for.
 func micros(d time.Duration) float64 { return float64(d.Microseconds()) / 1e6 }
 
-// ReadTrace reads what Write wrote. Procs may be in any order. An error is of KindInvalid, and says which line is wrong, or is the reader's.
+// ReadTrace reads what Write wrote. Procs may be in any order. An error is of KindInvalid, and says
+// which line is wrong, or is the reader's.
 func ReadTrace(r io.Reader) (*Trace, error) {
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, traceLineMax)
@@ -109,7 +112,8 @@ func ReadTrace(r io.Reader) (*Trace, error) {
 	}
 	switch err := lines.Err(); {
 	case err == bufio.ErrTooLong:
-		return nil, sigma.Errorf("sim.ReadTrace", sigma.KindInvalid, "line %d of the trace is longer than %d bytes", n+1, traceLineMax)
+		return nil, sigma.Errorf("sim.ReadTrace", sigma.KindInvalid, "line %d of the trace is longer than %d bytes",
+			n+1, traceLineMax)
 	case err != nil:
 		return nil, sigma.Wrap("sim.ReadTrace", "", err)
 	case n == 0:

@@ -13,7 +13,8 @@ import (
 var sampleTrace = Trace{
 	Sizes:  []Size{{2000, sigma.GiB}, {500, 512 * sigma.MiB}},
 	Shares: map[sigma.RealmID]uint32{"a": 4},
-	Arrivals: []Arrival{{Realm: "a", Run: 1500 * time.Millisecond, Start: 3 * time.Millisecond, Memory: 64 * sigma.MiB, Waited: 20 * time.Millisecond},
+	Arrivals: []Arrival{{Realm: "a", Run: 1500 * time.Millisecond, Start: 3 * time.Millisecond, Memory: 64 * sigma.MiB,
+		Waited: 20 * time.Millisecond},
 		{At: time.Second, Realm: "b", Run: time.Hour, Memory: 128 * sigma.MiB, CPU: 250, Waited: -1}},
 }
 
@@ -75,25 +76,31 @@ func FuzzReadTrace(f *testing.F) {
 	})
 }
 
-// Machines of different sizes and realms with shares of a trace are simulated as they are: a proc that fits only the largest runs there, and that with four shares has four parts.
+// Machines of different sizes and realms with shares of a trace are simulated as they are: a proc
+// that fits only the largest runs there, and that with four shares has four parts.
 func TestSizesAndShares(t *testing.T) {
-	c := Config{Seed: 8, Machines: 8, Sizes: []Size{{8000, 4 * sigma.GiB}, {2000, sigma.GiB}}, SharesOf: map[sigma.RealmID]uint32{"many": 4}}
+	c := Config{Seed: 8, Machines: 8, Sizes: []Size{{8000, 4 * sigma.GiB}, {2000, sigma.GiB}},
+		SharesOf: map[sigma.RealmID]uint32{"many": 4}}
 	for i := range 4000 {
-		c.Trace = append(c.Trace, Arrival{At: time.Duration(i) * time.Millisecond, Realm: []sigma.RealmID{"many", "few"}[i%2], Run: time.Second, Memory: 128 * sigma.MiB, Waited: -1})
+		c.Trace = append(c.Trace, Arrival{At: time.Duration(i) * time.Millisecond, Realm: []sigma.RealmID{"many",
+			"few"}[i%2], Run: time.Second, Memory: 128 * sigma.MiB, Waited: -1})
 	}
-	c.Trace = append(c.Trace, Arrival{At: 2 * time.Second, Realm: "few", Run: time.Second, Memory: 3 * sigma.GiB, Waited: -1})
+	c.Trace = append(c.Trace, Arrival{At: 2 * time.Second, Realm: "few", Run: time.Second, Memory: 3 * sigma.GiB,
+		Waited: -1})
 	r, err := New(c).Run()
 	if err != nil || r.Jain < 0.98 || r.Worst < 0.85 || r.Unplaced > 0 {
 		t.Errorf("Jain %.4f, worst %.3f, %d never placed, %v", r.Jain, r.Worst, r.Unplaced, err)
 	}
 }
 
-// Goal: of a trace of procs that all found room at once the waits are predicted, though they are only messages, daemons' work and waits for a processor.
+// Goal: of a trace of procs that all found room at once the waits are predicted, though they are
+// only messages, daemons' work and waits for a processor.
 func TestLightTrace(t *testing.T) {
 	for _, waited := range []time.Duration{100 * time.Microsecond, 5 * time.Millisecond} {
 		c := Config{Seed: 9, Machines: 4}
 		for i := range 400 {
-			c.Trace = append(c.Trace, Arrival{At: time.Duration(i) * 50 * time.Millisecond, Realm: "r", Run: 20 * time.Millisecond, Memory: 16 * sigma.MiB,
+			c.Trace = append(c.Trace, Arrival{At: time.Duration(i) * 50 * time.Millisecond, Realm: "r",
+				Run: 20 * time.Millisecond, Memory: 16 * sigma.MiB,
 				Waited: waited + time.Duration(i%10)*waited/10})
 		}
 		r, err := New(c).Run()

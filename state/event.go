@@ -45,10 +45,13 @@ const (
 )
 
 // Events are the names of all events.
-var Events = []string{EventProcStarted, EventProcEnded, EventReservationRefused, EventRealmCreated, EventRealmRemoved, EventMachineJoined, EventMachineLost, EventMachineLeft,
-	EventMachineDrained, EventMachineCordoned, EventMachineUncordoned, EventMachineRemoved, EventDaemonEnded, EventDaemonStarted, EventGap}
+var Events = []string{EventProcStarted, EventProcEnded, EventReservationRefused, EventRealmCreated, EventRealmRemoved,
+	EventMachineJoined, EventMachineLost, EventMachineLeft,
+	EventMachineDrained, EventMachineCordoned, EventMachineUncordoned, EventMachineRemoved, EventDaemonEnded,
+	EventDaemonStarted, EventGap}
 
-// Cursor is how far somebody has read the events of each machine: the number of the latest, by machine.
+// Cursor is how far somebody has read the events of each machine: the number of the latest, by
+// machine.
 type Cursor map[string]uint64
 
 // cursorMax bounds the text of a cursor.
@@ -66,7 +69,9 @@ func (c Cursor) String() string {
 // ParseCursor reads what String gives; "" is the beginning.
 func ParseCursor(text string) (Cursor, error) {
 	c := Cursor{}
-	wrong := &sigma.Error{Op: "state.ParseCursor", Kind: sigma.KindInvalid, Msg: fmt.Sprintf("%.80q is no position in events", text), Hint: "it is made of MACHINE:NUMBER, with commas between them; leave it out to begin with the oldest"}
+	wrong := &sigma.Error{Op: "state.ParseCursor", Kind: sigma.KindInvalid,
+		Msg:  fmt.Sprintf("%.80q is no position in events", text),
+		Hint: "it is made of MACHINE:NUMBER, with commas between them; leave it out to begin with the oldest"}
 	if len(text) > cursorMax {
 		return nil, wrong
 	}

@@ -38,7 +38,8 @@ func FuzzParseCursor(f *testing.F) {
 	})
 }
 
-// Goal: Events has each event that there is a constant for, and the page of /sys/events tells of each.
+// Goal: Events has each event that there is a constant for, and the page of /sys/events tells of
+// each.
 func TestEventsAreAll(t *testing.T) {
 	source, err := os.ReadFile("event.go")
 	if err != nil {

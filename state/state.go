@@ -1,8 +1,10 @@
-// Package state is how the state of the system is written for people's tools: the objects that the files of /proc and /sys consist of, one a line, and that "sigma ... --json" prints. Both
-// are made of the same types, so that what was learned of one is true of the other (docs/reference/paths).
+// Package state is how the state of the system is written for people's tools: the objects that the
+// files of /proc and /sys consist of, one a line, and that "sigma ... --json" prints. Both are made
+// of the same types, so that what was learned of one is true of the other (docs/reference/paths).
 //
-// It promises that keys keep their names and meanings, that new ones may come, and that sizes are bytes (keys end in _bytes), durations seconds (_seconds) and moments RFC 3339. It assumes
-// nothing and does nothing but to convert. Users: kernel for the files, cmd/sigma for its answers.
+// It promises that keys keep their names and meanings, that new ones may come, and that sizes are
+// bytes (keys end in _bytes), durations seconds (_seconds) and moments RFC 3339. It assumes nothing
+// and does nothing but to convert. Users: kernel for the files, cmd/sigma for its answers.
 package state
 
 import (
@@ -13,7 +15,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Line gives v as one line of JSON. The types of this package have nothing in them that cannot be written.
+// Line gives v as one line of JSON. The types of this package have nothing in them that cannot be
+// written.
 func Line(v any) ([]byte, error) {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)
@@ -37,14 +40,16 @@ func Lines[T any](vs []T) ([]byte, error) {
 	return out, nil
 }
 
-// Printed is a line of /proc/PID/times: when a proc printed what begins at a byte of a stream, counted from all that it printed there.
+// Printed is a line of /proc/PID/times: when a proc printed what begins at a byte of a stream,
+// counted from all that it printed there.
 type Printed struct {
 	Stream string    `json:"stream"`
 	Offset uint64    `json:"offset_bytes"`
 	Time   time.Time `json:"time"`
 }
 
-// Proc is all that is known of a proc: an object of "sigma ps --json" and "sigma inspect --json". /proc/PID has it in three files, but for Reason.
+// Proc is all that is known of a proc: an object of "sigma ps --json" and "sigma inspect --json".
+// /proc/PID has it in three files, but for Reason.
 type Proc struct {
 	Descriptor
 	Standing
@@ -136,7 +141,8 @@ func OfTraffic(t sigma.Traffic) Traffic {
 
 // Plus is both.
 func (t Traffic) Plus(o Traffic) Traffic {
-	return Traffic{t.Sent + o.Sent, t.Received + o.Received, t.Messages + o.Messages, t.Egress + o.Egress, t.Ingress + o.Ingress}
+	return Traffic{t.Sent + o.Sent, t.Received + o.Received, t.Messages + o.Messages, t.Egress + o.Egress,
+		t.Ingress + o.Ingress}
 }
 
 // RealmUsage is a line of /sys/usage: what a realm's procs have used of a machine in one hour.
@@ -150,7 +156,8 @@ type RealmUsage struct {
 	Memory  float64   `json:"memory_byte_seconds"` // what procs had a right to, for as long as they had it
 	Traffic           // of connections; egress_bytes are all that procs sent to other machines, and beyond the system
 
-	// What sigmad of the machine did for the realm's procs: its processor time is divided by what their requests cost.
+	// What sigmad of the machine did for the realm's procs: its processor time is divided by what
+	// their requests cost.
 	Requests  uint64  `json:"requests"`
 	Served    float64 `json:"served_cpu_seconds"`
 	ServedIn  uint64  `json:"served_in_bytes"` // of messages that came
@@ -239,7 +246,8 @@ type ProcSpent struct {
 	Egress  uint64     `json:"egress_bytes"`
 }
 
-// UsageMissing is a line of /sys/usage and /sys/usage-procs that stands for the lines of a machine that could not be asked.
+// UsageMissing is a line of /sys/usage and /sys/usage-procs that stands for the lines of a machine
+// that could not be asked.
 type UsageMissing struct {
 	Machine string `json:"machine"`
 	Missing string `json:"missing"` // why
@@ -264,10 +272,13 @@ func OfProc(p sigma.ProcInfo) Proc {
 		profile = sigma.ProfileSigma
 	}
 	return Proc{
-		Descriptor: Descriptor{ID: string(p.ID), Realm: string(p.Realm), Name: p.Name, Program: p.Program, Args: append([]string{}, p.Args...), Parent: string(p.Parent),
+		Descriptor: Descriptor{ID: string(p.ID), Realm: string(p.Realm), Name: p.Name, Program: p.Program,
+			Args: append([]string{}, p.Args...), Parent: string(p.Parent),
 			Class: p.Class.String(), Cores: float64(p.CPU) / 1000, Memory: uint64(p.Memory), Profile: string(profile)},
-		Standing: Standing{Machine: string(p.Machine), State: p.State.String(), Frozen: p.Frozen, Status: OfStatus(p.Status),
-			Times:  Times{moment(p.Times.Spawned), moment(p.Times.Placed), moment(p.Times.Contained), moment(p.Times.Executed), moment(p.Times.Started), moment(p.Times.Ended)},
+		Standing: Standing{Machine: string(p.Machine), State: p.State.String(), Frozen: p.Frozen,
+			Status: OfStatus(p.Status),
+			Times: Times{moment(p.Times.Spawned), moment(p.Times.Placed), moment(p.Times.Contained),
+				moment(p.Times.Executed), moment(p.Times.Started), moment(p.Times.Ended)},
 			Timing: OfTiming(p.Timing)},
 		Usage: OfUsage(p.Usage),
 	}
@@ -307,5 +318,6 @@ func OfTiming(t sigma.Timing) *Timing {
 
 // OfUsage describes what a proc uses.
 func OfUsage(u sigma.Usage) Usage {
-	return Usage{u.UserTime.Seconds(), u.SystemTime.Seconds(), uint64(u.Memory), uint64(u.MemoryPeak), u.Tasks, uint64(u.Output), OfTraffic(u.Traffic)}
+	return Usage{u.UserTime.Seconds(), u.SystemTime.Seconds(), uint64(u.Memory), uint64(u.MemoryPeak), u.Tasks,
+		uint64(u.Output), OfTraffic(u.Traffic)}
 }

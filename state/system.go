@@ -14,7 +14,8 @@ type Version struct {
 	Platform string `json:"platform"`
 }
 
-// Machine is a line of /sys/machines as the provider sees it, and an object of "sigma machine ls --json".
+// Machine is a line of /sys/machines as the provider sees it, and an object of "sigma machine ls
+// --json".
 type Machine struct {
 	MachineSeen
 	Address     string     `json:"address,omitempty"`
@@ -40,9 +41,11 @@ type MachineSeen struct {
 
 // OfMachine describes a machine to one at machine self.
 func OfMachine(m sigma.MachineInfo, self sigma.MachineID) Machine {
-	j := Machine{MachineSeen: MachineSeen{Name: string(m.ID), State: m.State.String(), Control: m.Control, Cordoned: m.Cordoned, Draining: m.Draining, Labels: m.Labels, CPU: float64(m.CPU) / 1000,
+	j := Machine{MachineSeen: MachineSeen{Name: string(m.ID), State: m.State.String(), Control: m.Control,
+		Cordoned: m.Cordoned, Draining: m.Draining, Labels: m.Labels, CPU: float64(m.CPU) / 1000,
 		Memory: uint64(m.Memory), Self: m.ID == self},
-		Address: m.Address, Version: m.Version, Incarnation: uint64(m.Incarnation), Fence: uint64(m.Fence), Joined: m.Joined, Heard: moment(m.Heard)}
+		Address: m.Address, Version: m.Version, Incarnation: uint64(m.Incarnation), Fence: uint64(m.Fence),
+		Joined: m.Joined, Heard: moment(m.Heard)}
 	if j.Labels == nil {
 		j.Labels = map[string]string{}
 	}
@@ -81,8 +84,10 @@ type RealmLimits struct {
 // OfRealm describes a realm.
 func OfRealm(r sigma.RealmInfo) Realm {
 	l := r.Limits
-	return Realm{string(r.ID), r.Created, r.Procs, max(1, r.Shares), RealmLimits{l.Names, uint64(l.Bytes), l.Watches, l.Leases, l.Sessions, l.Handles, uint64(l.Scratch),
-		cores(l.MaxCPU), uint64(l.MaxMemory), cores(l.MinCPU), uint64(l.MinMemory), cores(l.ReserveCPU), uint64(l.ReserveMemory)}}
+	return Realm{string(r.ID), r.Created, r.Procs, max(1, r.Shares), RealmLimits{l.Names, uint64(l.Bytes), l.Watches,
+		l.Leases, l.Sessions, l.Handles, uint64(l.Scratch),
+		cores(l.MaxCPU), uint64(l.MaxMemory), cores(l.MinCPU), uint64(l.MinMemory), cores(l.ReserveCPU),
+		uint64(l.ReserveMemory)}}
 }
 
 func cores(c sigma.MilliCPU) float64 { return float64(c) / 1000 }
@@ -119,7 +124,8 @@ type Queue struct {
 	Why   string `json:"why,omitempty"`   // it waits
 }
 
-// MachineUse is the first line of /sys/utilisation as the provider sees it: what runs at this machine, and what there is room for.
+// MachineUse is the first line of /sys/utilisation as the provider sees it: what runs at this
+// machine, and what there is room for.
 type MachineUse struct {
 	Machine  string  `json:"machine"`
 	Cores    float64 `json:"cores"`   // that it offers
@@ -138,7 +144,9 @@ type RealmUse struct {
 	Limit   uint64 `json:"limit_bytes"` // of those that run
 }
 
-// MachineLoad is a line of /sys/load: what the processors and the memory of a machine are used for. Processor time is in seconds since some moment, the same as long as the machine's sigmad lives: two reads tell what was used between.
+// MachineLoad is a line of /sys/load: what the processors and the memory of a machine are used for.
+// Processor time is in seconds since some moment, the same as long as the machine's sigmad lives:
+// two reads tell what was used between.
 type MachineLoad struct {
 	Machine     string    `json:"machine"`
 	Since       time.Time `json:"since"` // that sigmad began: figures of another one cannot be compared
@@ -177,7 +185,8 @@ type Load struct {
 	Missing string `json:"missing"`    // why there is no line of the machine
 }
 
-// Endpoint is a line of /sys/endpoints: where a proc of this machine listens. What it takes to dial it is in the endpoint's file only.
+// Endpoint is a line of /sys/endpoints: where a proc of this machine listens. What it takes to dial
+// it is in the endpoint's file only.
 type Endpoint struct {
 	Realm   string `json:"realm"`
 	Machine string `json:"machine"`
@@ -186,7 +195,8 @@ type Endpoint struct {
 	Waiting int    `json:"waiting"` // connections that are not accepted yet
 }
 
-// Connection is a line of /sys/connections: one that procs of this machine have. Bytes of TCP are the kernel's account; all else is what the procs have counted in their meters.
+// Connection is a line of /sys/connections: one that procs of this machine have. Bytes of TCP are
+// the kernel's account; all else is what the procs have counted in their meters.
 type Connection struct {
 	Realm     string    `json:"realm"`   // of who listens
 	Machine   string    `json:"machine"` // that tells it
@@ -197,12 +207,13 @@ type Connection struct {
 	FromOn    string    `json:"from_on"`
 	Transport string    `json:"transport"` // unix, ring, tcp, relay
 	Began     time.Time `json:"began"`
-	Ready     bool      `json:"ready,omitempty"`      // it was made in advance, and has not begun as far as is known
-	Sent      *uint64   `json:"sent_bytes,omitempty"` // from the end that this machine has; if it has both, the dialler's
-	Received  *uint64   `json:"received_bytes,omitempty"`
-	Messages  *uint64   `json:"messages,omitempty"` // of both directions
-	Turns     *uint64   `json:"round_trips,omitempty"`
-	Spun      *uint64   `json:"spun_ns,omitempty"` // by both procs
+	Ready     bool      `json:"ready,omitempty"` // it was made in advance, and has not begun as far as is known
+	// from the end that this machine has; if it has both, the dialler's
+	Sent     *uint64 `json:"sent_bytes,omitempty"`
+	Received *uint64 `json:"received_bytes,omitempty"`
+	Messages *uint64 `json:"messages,omitempty"` // of both directions
+	Turns    *uint64 `json:"round_trips,omitempty"`
+	Spun     *uint64 `json:"spun_ns,omitempty"` // by both procs
 }
 
 // ConnectionEvent is a line of sigma ep log.
@@ -220,7 +231,8 @@ type Limit struct {
 	Used  *uint64 `json:"used,omitempty"` // if it is a sum that is known
 }
 
-// Registration is a line of /sys/init, and an object of "sigma init ls --json": a proc that is kept running.
+// Registration is a line of /sys/init, and an object of "sigma init ls --json": a proc that is kept
+// running.
 type Registration struct {
 	Realm   string     `json:"realm"`
 	Name    string     `json:"name"`

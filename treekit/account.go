@@ -11,7 +11,8 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// How a session's requests take turns with those of other sessions (Turns), and are counted for realms.
+// How a session's requests take turns with those of other sessions (Turns), and are counted for
+// realms.
 
 // asking is a realm's part of a session that many share.
 type asking struct {
@@ -121,7 +122,8 @@ func (s *server) enter(m sigmap.Message, size int) (r *request, wait bool, err e
 		return r, false, nil
 	}
 	_, gives := m.(*sigmap.Tclunk) // something back: there is no limit to that
-	r.turn.of, r.turn.cost, r.turn.brief = s.own, costUnit*(1+(uint64(size)+uint64(answerSize(m)))/turnBytes), s.isBrief(m, r.prompt)
+	r.turn.of, r.turn.cost, r.turn.brief = s.own, costUnit*(1+(uint64(size)+uint64(answerSize(m)))/turnBytes),
+		s.isBrief(m, r.prompt)
 	r.turn.waits = waitsForEvent(m)
 	if r.of = s.askingOf(m); r.of != nil {
 		r.turn.of = r.of.account
@@ -171,7 +173,8 @@ func (s *server) measure(r *request) (began time.Duration) {
 	return began
 }
 
-// done counts a request that was answered with so many bytes, and ends its turn. It is called by the goroutine that measured.
+// done counts a request that was answered with so many bytes, and ends its turn. It is called by
+// the goroutine that measured.
 func (s *server) done(r *request, kind sigmap.Type, size, sent int, began time.Duration) {
 	if s.own == nil {
 		return

@@ -1,13 +1,19 @@
-// Package treekit is the server kit: Serve answers sigmaP on one connection out of any sigma.Tree, so that a server has only to say what its files are
-// (000 §4.2 protsrv). It looks after versions, tags, fids, flushes, limits and errors; it serves the plain 9P2000.L dialect to clients that ask for it.
+// Package treekit is the server kit: Serve answers sigmaP on one connection out of any sigma.Tree,
+// so that a server has only to say what its files are (000 §4.2 protsrv). It looks after versions,
+// tags, fids, flushes, limits and errors; it serves the plain 9P2000.L dialect to clients that ask
+// for it.
 //
-// It promises that whatever bytes a client sends cost at most that client's session, that a client that stops reading delays nobody else, and that when Serve
-// returns all handlers have ended and all handles are closed. It authorises by the Principal it is given, never by what a message claims.
+// It promises that whatever bytes a client sends cost at most that client's session, that a client
+// that stops reading delays nobody else, and that when Serve returns all handlers have ended and
+// all handles are closed. It authorises by the Principal it is given, never by what a message
+// claims.
 //
-// Users: named, s3, sigmad for file descriptor 3 of its procs and for the admin socket, and tenants' procs through sdk.
+// Users: named, s3, sigmad for file descriptor 3 of its procs and for the admin socket, and
+// tenants' procs through sdk.
 //
-// Locks: server.sending orders answers and is held while one is sent; a fid's own mu orders Open against other uses; server.mu guards tags and fids, is taken under
-// either and held for moments. No other is taken under another.
+// Locks: server.sending orders answers and is held while one is sent; a fid's own mu orders Open
+// against other uses; server.mu guards tags and fids, is taken under either and held for moments.
+// No other is taken under another.
 package treekit
 
 import (
@@ -50,7 +56,8 @@ func (Base) ReadDir(context.Context, uint64, int) ([]sigma.DirEntry, uint64, boo
 	return nil, 0, false, Unsupported("readdir")
 }
 
-// Blob is a read-only file whose content is made when it is opened, as /proc has them. Several handles do not share content.
+// Blob is a read-only file whose content is made when it is opened, as /proc has them. Several
+// handles do not share content.
 type Blob struct {
 	Base
 	ID      sigma.FileID

@@ -30,7 +30,8 @@ func BenchmarkSession(b *testing.B) {
 	}
 	for _, size := range []int{0, 4 << 10, 60 << 10} {
 		name := fmt.Sprintf("f%d", size)
-		if _, _, err := root.(sigma.Putter).Put(b.Context(), []string{name}, make([]byte, size), sigma.PutOptions{}); err != nil {
+		if _, _, err := root.(sigma.Putter).Put(b.Context(), []string{name}, make([]byte, size),
+			sigma.PutOptions{}); err != nil {
 			b.Fatal(err)
 		}
 		b.Run(fmt.Sprintf("get/%d", size), func(b *testing.B) {

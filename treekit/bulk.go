@@ -12,11 +12,13 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// bulksMax bounds the streams of one session. Each costs a goroutine, a socket, the file's descriptor and up to 256 KiB.
+// bulksMax bounds the streams of one session. Each costs a goroutine, a socket, the file's
+// descriptor and up to 256 KiB.
 const bulksMax = 64
 
-// passBulk gives the client a stream of the open file, which ends with its fid. A file that others serve may have one of its own; of the rest those have one that know versions and cost a server least to send, which
-// are those of which descriptors are passed.
+// passBulk gives the client a stream of the open file, which ends with its fid. A file that others
+// serve may have one of its own; of the rest those have one that know versions and cost a server
+// least to send, which are those of which descriptors are passed.
 func (s *server) passBulk(ctx context.Context, f *fid) (sigmap.Message, []*os.File, error) {
 	const op = "treekit.bulk"
 	switch {
@@ -25,7 +27,8 @@ func (s *server) passBulk(ctx context.Context, f *fid) (sigmap.Message, []*os.Fi
 	case f.dir || f.text != nil || s.plain:
 		return nil, nil, Unsupported("a stream")
 	case f.fence.Name != "" || sigma.FenceOf(ctx).Name != "" || f.mode&sigma.OpenAppend != 0:
-		return nil, nil, sigma.Errorf(op, sigma.KindUnsupported, "what is written under a fence, or to the end, goes by messages")
+		return nil, nil, sigma.Errorf(op, sigma.KindUnsupported,
+			"what is written under a fence, or to the end, goes by messages")
 	}
 	if p, ok := f.file.(sigma.BulkPasser); ok && s.cfg.BulkTicket == nil {
 		file, err := p.PassBulk(ctx)
@@ -63,7 +66,9 @@ func (s *server) passBulk(ctx context.Context, f *fid) (sigmap.Message, []*os.Fi
 	return &sigmap.Rbulk{}, []*os.File{theirs}, nil
 }
 
-// bulkBuffer is how much may be under way on a socket of this machine, if the kernel allows (net.core.wmem_max): what is sent by sendfile is not copied, so the more the fewer times who reads is woken.
+// bulkBuffer is how much may be under way on a socket of this machine, if the kernel allows
+// (net.core.wmem_max): what is sent by sendfile is not copied, so the more the fewer times who
+// reads is woken.
 const bulkBuffer = 2 << 20
 
 // stream makes what serves a stream of the fid; it may be called once, or not at all.

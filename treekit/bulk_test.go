@@ -59,7 +59,8 @@ func streamOf(t *testing.T, f sigma.File) (*bulk.Client, error) {
 	return c, nil
 }
 
-// TestBulk: the bytes of a file go by a stream of it, which ends with the handle; what is written by it is published with the rest.
+// TestBulk: the bytes of a file go by a stream of it, which ends with the handle; what is written
+// by it is published with the rest.
 func TestBulk(t *testing.T) {
 	ctx := t.Context()
 	tree, err := ux.New(ux.Config{Dir: t.TempDir()})
@@ -111,7 +112,8 @@ func TestBulk(t *testing.T) {
 		t.Errorf("other bytes are read than were written: %d, %v", n, err)
 	}
 	in, out := 0, 0
-	for deadline := time.Now().Add(10 * time.Second); in < len(data) || out < len(data); { // a piece is counted after it was sent
+	for deadline := time.Now().Add(10 * time.Second); in < len(data) ||
+		out < len(data); { // a piece is counted after it was sent
 		for _, w := range turns.Work() {
 			if in, out = in+int(w.In), out+int(w.Out); w.Realm != "r" {
 				t.Fatalf("the work is of realm %s", w.Realm)
@@ -126,7 +128,8 @@ func TestBulk(t *testing.T) {
 		t.Errorf("a write by what was opened for reading: %v", err)
 	}
 	r.Close()
-	for err = nil; err == nil || sigma.KindOf(err) == sigma.KindCanceled; { // the clunk is not waited for; a read that is under way is told so
+	for err = nil; err == nil ||
+		sigma.KindOf(err) == sigma.KindCanceled; { // the clunk is not waited for; a read that is under way is told so
 		_, err = c.ReadAt(got[:9], 0)
 	}
 	if !errors.Is(err, bulk.ErrBroken) {
@@ -169,7 +172,8 @@ func (f *few) Take() error {
 
 func (f *few) Give(n int) { f.left.Add(int64(n)) }
 
-// Streams that nobody reads count as handles, so that a realm has no more of them than its limit says, in however many sessions; what they took is given back.
+// Streams that nobody reads count as handles, so that a realm has no more of them than its limit
+// says, in however many sessions; what they took is given back.
 func TestStreamsAreHandles(t *testing.T) {
 	tree, err := ux.New(ux.Config{Dir: t.TempDir()})
 	if err != nil {
@@ -188,7 +192,8 @@ func TestStreamsAreHandles(t *testing.T) {
 	}
 	var files []sigma.File
 	for range 2 {
-		f, err := attach(t, tree, treekit.Config{Handles: handles}).Create(t.Context(), fmt.Sprint(len(files)), sigma.OpenReadWrite, 0o644)
+		f, err := attach(t, tree, treekit.Config{Handles: handles}).Create(t.Context(), fmt.Sprint(len(files)),
+			sigma.OpenReadWrite, 0o644)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -17,13 +17,15 @@ type Callable struct {
 	Name   string
 	ID     uint64
 	Handle func(ctx context.Context, method string, payload []byte) (reply []byte, files []*os.File, err error)
-	// Prompt says that Handle answers a call without waiting, so that it is made where it is received; nil = of none.
+	// Prompt says that Handle answers a call without waiting, so that it is made where it is
+	// received; nil = of none.
 	Prompt func(method string, payload []byte) bool
 }
 
 // Answers makes a Callable, with the ID 1, that passes no files: the root of a service.
 func Answers(name string, answer func(ctx context.Context, method string, payload []byte) ([]byte, error)) *Callable {
-	return &Callable{Name: name, ID: 1, Handle: func(ctx context.Context, method string, payload []byte) ([]byte, []*os.File, error) {
+	return &Callable{Name: name, ID: 1, Handle: func(ctx context.Context, method string, payload []byte) ([]byte,
+		[]*os.File, error) {
 		reply, err := answer(ctx, method, payload)
 		return reply, nil, err
 	}}
@@ -51,11 +53,13 @@ func (c *Callable) Walk(_ context.Context, names []string) (sigma.File, []sigma.
 
 // Stat describes the file.
 func (c *Callable) Stat(context.Context) (sigma.Stat, error) {
-	return sigma.Stat{ID: sigma.FileID{Kind: sigma.KindCallable, Path: c.ID}, Name: c.Name, Perm: 0o600, Modified: time.Unix(0, 0)}, nil
+	return sigma.Stat{ID: sigma.FileID{Kind: sigma.KindCallable, Path: c.ID}, Name: c.Name, Perm: 0o600,
+		Modified: time.Unix(0, 0)}, nil
 }
 
 // Call implements sigma.Caller. File descriptors that come with a call are not wanted.
-func (c *Callable) Call(ctx context.Context, method string, payload []byte, files []*os.File) ([]byte, []*os.File, error) {
+func (c *Callable) Call(ctx context.Context, method string, payload []byte, files []*os.File) ([]byte, []*os.File,
+	error) {
 	for _, f := range files {
 		f.Close()
 	}
@@ -69,7 +73,8 @@ func NoMethod(file, method string) error {
 
 // RealmsFile makes the callable face of r. allowed says whether the caller may use it.
 func RealmsFile(name string, id uint64, r sigma.Realms, allowed bool) *Callable {
-	return &Callable{Name: name, ID: id, Handle: func(ctx context.Context, method string, payload []byte) ([]byte, []*os.File, error) {
+	return &Callable{Name: name, ID: id, Handle: func(ctx context.Context, method string, payload []byte) ([]byte,
+		[]*os.File, error) {
 		if !allowed {
 			return nil, nil, sigma.Errorf("treekit.RealmsFile", sigma.KindPermission, "realms are made by the provider")
 		}
@@ -109,7 +114,8 @@ func RealmsFile(name string, id uint64, r sigma.Realms, allowed bool) *Callable 
 		case method == sigmap.CallRemove:
 			err = r.Remove(ctx, realm)
 		case method == sigmap.CallSetShares && (shares == 0 || shares > sigma.SharesMax):
-			err = sigma.Errorf("treekit.RealmsFile", sigma.KindInvalid, "a realm has 1 to %d shares, not %d", sigma.SharesMax, shares)
+			err = sigma.Errorf("treekit.RealmsFile", sigma.KindInvalid, "a realm has 1 to %d shares, not %d",
+				sigma.SharesMax, shares)
 		case method == sigmap.CallSetShares:
 			err = r.SetShares(ctx, realm, shares)
 		case method == sigmap.CallSetLimits:
@@ -125,15 +131,17 @@ func RealmsFile(name string, id uint64, r sigma.Realms, allowed bool) *Callable 
 
 // realmsPage is what is listed after a realm at once; lists are in order of names.
 func realmsPage(rs []sigma.RealmInfo, after sigma.RealmID) []sigma.RealmInfo {
-	i, _ := slices.BinarySearchFunc(rs, after, func(r sigma.RealmInfo, after sigma.RealmID) int { return strings.Compare(string(r.ID), string(after)) })
+	i, _ := slices.BinarySearchFunc(rs, after, func(r sigma.RealmInfo, after sigma.RealmID) int {
+		return strings.Compare(string(r.ID), string(after))
+	})
 	for i < len(rs) && after != "" && rs[i].ID == after {
 		i++
 	}
 	return rs[i:min(len(rs), i+sigmap.RealmsPage)]
 }
 
-// Admin is a tree whose provider-only root, attached without a name, is a callable file; with a name, or for others, it is Tree. It is how named and s3 are asked to make and
-// remove realms.
+// Admin is a tree whose provider-only root, attached without a name, is a callable file; with a
+// name, or for others, it is Tree. It is how named and s3 are asked to make and remove realms.
 type Admin struct {
 	sigma.Tree
 	Realms  sigma.Realms

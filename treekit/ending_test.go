@@ -9,7 +9,8 @@ import (
 	"sigmaos.dev/treekit"
 )
 
-// TestEndingIsLost: who waits for a server that ends is told that it is lost, not that he has given up himself.
+// TestEndingIsLost: who waits for a server that ends is told that it is lost, not that he has given
+// up himself.
 func TestEndingIsLost(t *testing.T) {
 	for range 100 {
 		ours, theirs, err := session.Pair()

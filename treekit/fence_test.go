@@ -27,7 +27,8 @@ func (s lingering) Mkdir(ctx context.Context, _ string, _ uint32) error {
 	return sigma.Wrap("lingering", "", ctx.Err())
 }
 
-// TestFences: the kit fences a tree that knows nothing of it, over all its sessions; the first request of a newer epoch waits until what was under way has ended.
+// TestFences: the kit fences a tree that knows nothing of it, over all its sessions; the first
+// request of a newer epoch waits until what was under way has ended.
 func TestFences(t *testing.T) {
 	tree := lingering{began: make(chan struct{}), proceed: make(chan struct{})}
 	cfg := treekit.Config{Tree: tree, Fences: fence.NewTable(fence.Config{})}
@@ -63,7 +64,8 @@ func TestFences(t *testing.T) {
 	}
 }
 
-// TestFencedPublish: an object that a leader began to write is not published after it was deposed, though to close a handle carries no fence.
+// TestFencedPublish: an object that a leader began to write is not published after it was deposed,
+// though to close a handle carries no fence.
 func TestFencedPublish(t *testing.T) {
 	ctx := t.Context()
 	tree, err := s3.New(s3.Config{Dir: t.TempDir()})
@@ -83,7 +85,8 @@ func TestFencedPublish(t *testing.T) {
 	if _, _, err := bucket.(sigma.Putter).Put(ctx, []string{"o"}, []byte("first"), sigma.PutOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	old, leader := sigma.WithFence(ctx, sigma.Fence{Name: "/leader", Epoch: 1}), sigma.WithFence(ctx, sigma.Fence{Name: "/leader", Epoch: 2})
+	old, leader := sigma.WithFence(ctx, sigma.Fence{Name: "/leader", Epoch: 1}),
+		sigma.WithFence(ctx, sigma.Fence{Name: "/leader", Epoch: 2})
 	for _, how := range []string{"create", "open"} {
 		var f sigma.File
 		if how == "create" {

@@ -53,7 +53,9 @@ func (h held) Get(ctx context.Context, names []string, _ uint64, _ int) (sigma.G
 	return sigma.GetResult{Data: []byte(names[0]), Size: uint64(len(names[0]))}, nil, nil
 }
 
-// Goal (issue 8: 100,000 requests of one realm while another wants one): a realm's requests that come later than 100,000 of another are answered while those wait, on sessions of their own and on one that sigmad has for all; then all are answered.
+// Goal (issue 8: 100,000 requests of one realm while another wants one): a realm's requests that
+// come later than 100,000 of another are answered while those wait, on sessions of their own and on
+// one that sigmad has for all; then all are answered.
 func TestFloodOfOneRealm(t *testing.T) {
 	const sessions, each = 50, 2000
 	on := &holding{over: make(chan struct{}), started: map[sigma.RealmID]int{}, many: make(chan struct{}), most: 96}
@@ -90,7 +92,8 @@ func TestFloodOfOneRealm(t *testing.T) {
 		_, root := dial(t, pairs["packet"], cfg(realm))
 		for n := range 100 {
 			name := fmt.Sprint(realm, n)
-			if g, _, err := root.(sigma.Getter).Get(t.Context(), []string{name}, 0, 100); err != nil || string(g.Data) != name {
+			if g, _, err := root.(sigma.Getter).Get(t.Context(), []string{name}, 0, 100); err != nil ||
+				string(g.Data) != name {
 				t.Fatalf("got %q, %v", g.Data, err)
 			}
 		}
@@ -116,7 +119,8 @@ func TestFloodOfOneRealm(t *testing.T) {
 	for _, w := range turns.Work() {
 		told[w.Realm] = w
 	}
-	if n := told["flood"].Requests; n < sessions*each || told["three"].Requests == 0 || told["one"].In == 0 || told["two"].Out == 0 || told["flood"].CPU == 0 {
+	if n := told["flood"].Requests; n < sessions*each || told["three"].Requests == 0 || told["one"].In == 0 ||
+		told["two"].Out == 0 || told["flood"].CPU == 0 {
 		t.Errorf("the work is %+v", told)
 	}
 }

@@ -14,7 +14,8 @@ import (
 	"sigmaos.dev/treekit"
 )
 
-// FuzzServe feeds bytes to a server of a tree in memory. Whatever they are, Serve returns once the client has closed, and all handles are closed.
+// FuzzServe feeds bytes to a server of a tree in memory. Whatever they are, Serve returns once the
+// client has closed, and all handles are closed.
 func FuzzServe(f *testing.F) {
 	script := func(ms ...sigmap.Message) []byte {
 		var out []byte
@@ -25,14 +26,20 @@ func FuzzServe(f *testing.F) {
 	}
 	hello := &sigmap.Tversion{Msize: sigmap.MessageMax, Version: sigmap.VersionSigma}
 	attach := &sigmap.Tattach{Fid: 1, Afid: sigmap.NoFid}
-	f.Add(script(hello, attach, &sigmap.Tmkdir{Fid: 1, Name: "d"}, &sigmap.Twalk{Fid: 1, NewFid: 2, Names: []string{"d"}}, &sigmap.Tlopen{Fid: 2}, &sigmap.Tlist{Fid: 2, Max: 9},
+	f.Add(script(hello, attach, &sigmap.Tmkdir{Fid: 1, Name: "d"}, &sigmap.Twalk{Fid: 1, NewFid: 2,
+		Names: []string{"d"}}, &sigmap.Tlopen{Fid: 2}, &sigmap.Tlist{Fid: 2, Max: 9},
 		&sigmap.Treaddir{Fid: 2, Count: 500}, &sigmap.Tclunk{Fid: 2}))
-	f.Add(script(hello, attach, &sigmap.Tput{Fid: 1, Names: []string{"f"}, Data: []byte("x")}, &sigmap.Tget{Fid: 1, Names: []string{"f"}, Count: 9}, &sigmap.Twatch{Fid: 1, Since: 1 << 63},
+	f.Add(script(hello, attach, &sigmap.Tput{Fid: 1, Names: []string{"f"}, Data: []byte("x")},
+		&sigmap.Tget{Fid: 1, Names: []string{"f"}, Count: 9}, &sigmap.Twatch{Fid: 1, Since: 1 << 63},
 		&sigmap.Tflush{OldTag: 4}, &sigmap.Tlease{Fid: 1, TTL: time.Second}, &sigmap.Tdescribe{Fid: 1}))
-	f.Add(script(&sigmap.Tversion{Msize: 8192, Version: sigmap.VersionPlain}, attach, &sigmap.Tlcreate{Fid: 1, Name: "f", Flags: 2}, &sigmap.Twrite{Fid: 1, Data: []byte("x")},
-		&sigmap.Tread{Fid: 1, Count: 9}, &sigmap.Tgetattr{Fid: 1}, &sigmap.Tsetattr{Fid: 1, Valid: 9}, &sigmap.Tfsync{Fid: 1}, &sigmap.Tremove{Fid: 1}))
-	f.Add(script(hello, attach, &sigmap.Tsymlink{Fid: 1, Name: "l", Target: "/"}, &sigmap.Twalk{Fid: 1, NewFid: 1}, &sigmap.Trenameat{OldDir: 1, OldName: "l", NewDir: 1, NewName: "m"},
-		&sigmap.Tunlinkat{Dir: 1, Name: "m"}, &sigmap.Tcall{Fid: 1}, &sigmap.Tpass{Fid: 1}, &sigmap.Tstatfs{Fid: 1}, &sigmap.Treadlink{Fid: 1}))
+	f.Add(script(&sigmap.Tversion{Msize: 8192, Version: sigmap.VersionPlain}, attach,
+		&sigmap.Tlcreate{Fid: 1, Name: "f", Flags: 2}, &sigmap.Twrite{Fid: 1, Data: []byte("x")},
+		&sigmap.Tread{Fid: 1, Count: 9}, &sigmap.Tgetattr{Fid: 1}, &sigmap.Tsetattr{Fid: 1, Valid: 9},
+		&sigmap.Tfsync{Fid: 1}, &sigmap.Tremove{Fid: 1}))
+	f.Add(script(hello, attach, &sigmap.Tsymlink{Fid: 1, Name: "l", Target: "/"}, &sigmap.Twalk{Fid: 1, NewFid: 1},
+		&sigmap.Trenameat{OldDir: 1, OldName: "l", NewDir: 1, NewName: "m"},
+		&sigmap.Tunlinkat{Dir: 1, Name: "m"}, &sigmap.Tcall{Fid: 1}, &sigmap.Tpass{Fid: 1}, &sigmap.Tstatfs{Fid: 1},
+		&sigmap.Treadlink{Fid: 1}))
 	f.Add([]byte{0xff, 0xff, 0, 0, 100})
 	f.Fuzz(func(t *testing.T, data []byte) {
 		mem := memfs.New(memfs.Config{SizeMax: sigma.MiB})

@@ -6,8 +6,9 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// WalkTo walks names and says where it stopped: at a file (not nil) or at a link. The file must be closed. A link at the end
-// stops the walk only if followLast. A missing name is KindNotFound, a file in the middle KindNotDir.
+// WalkTo walks names and says where it stopped: at a file (not nil) or at a link. The file must be
+// closed. A link at the end stops the walk only if followLast. A missing name is KindNotFound, a
+// file in the middle KindNotDir.
 func WalkTo(ctx context.Context, f sigma.File, names []string, followLast bool) (sigma.File, *sigma.Stopped, error) {
 	file, ids, err := f.Walk(ctx, names)
 	if err != nil {
@@ -49,7 +50,8 @@ func WalkTo(ctx context.Context, f sigma.File, names []string, followLast bool) 
 }
 
 // Get is f's own Get, or one made of walk, open and read.
-func Get(ctx context.Context, f sigma.File, names []string, offset uint64, count int) (sigma.GetResult, *sigma.Stopped, error) {
+func Get(ctx context.Context, f sigma.File, names []string, offset uint64, count int) (sigma.GetResult, *sigma.Stopped,
+	error) {
 	if g, ok := f.(sigma.Getter); ok {
 		return g.Get(ctx, names, offset, count)
 	}
@@ -80,7 +82,8 @@ func Get(ctx context.Context, f sigma.File, names []string, offset uint64, count
 	if err != nil {
 		return sigma.GetResult{}, nil, err
 	}
-	// A file of unknown size (/proc) is as large as what could be read, and larger if there is another byte.
+	// A file of unknown size (/proc) is as large as what could be read, and larger if there is
+	// another byte.
 	size := max(st.Size, offset+uint64(n))
 	if n == count && size == offset+uint64(n) {
 		more, err := file.ReadAt(ctx, make([]byte, 1), size)
@@ -92,8 +95,10 @@ func Get(ctx context.Context, f sigma.File, names []string, offset uint64, count
 	return sigma.GetResult{Data: buf[:n], ID: st.ID, Size: size}, nil, nil
 }
 
-// Put is the directory's own Put, or one made of create, write and sync, which has no conditions and is not atomic.
-func Put(ctx context.Context, f sigma.File, names []string, data []byte, o sigma.PutOptions) (sigma.FileID, *sigma.Stopped, error) {
+// Put is the directory's own Put, or one made of create, write and sync, which has no conditions
+// and is not atomic.
+func Put(ctx context.Context, f sigma.File, names []string, data []byte, o sigma.PutOptions) (sigma.FileID,
+	*sigma.Stopped, error) {
 	if p, ok := f.(sigma.Putter); ok {
 		return p.Put(ctx, names, data, o)
 	}
@@ -146,10 +151,12 @@ func Put(ctx context.Context, f sigma.File, names []string, data []byte, o sigma
 	return st.ID, nil, AfterEffect(err)
 }
 
-// AfterEffect is what becomes of an error that came after a change had taken effect. The error's own kind might promise that nothing has happened.
+// AfterEffect is what becomes of an error that came after a change had taken effect. The error's
+// own kind might promise that nothing has happened.
 func AfterEffect(err error) error {
 	if err == nil {
 		return nil
 	}
-	return &sigma.Error{Op: "treekit.AfterEffect", Kind: sigma.KindLost, Msg: "the file was changed, and what it is now cannot be told", Err: err}
+	return &sigma.Error{Op: "treekit.AfterEffect", Kind: sigma.KindLost,
+		Msg: "the file was changed, and what it is now cannot be told", Err: err}
 }

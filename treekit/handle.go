@@ -143,7 +143,8 @@ func fidOf(m sigmap.Message) (uint32, bool) {
 	return 0, false
 }
 
-// remembers refuses a mutation that may have been made before, of a file whose server does not remember.
+// remembers refuses a mutation that may have been made before, of a file whose server does not
+// remember.
 func (s *server) remembers(m sigmap.Message) error {
 	n, _ := fidOf(m)
 	if r, ok := m.(*sigmap.Trenameat); ok {
@@ -160,15 +161,18 @@ func (s *server) remembers(m sigmap.Message) error {
 	return nil
 }
 
-// NotRemembered is the answer to a mutation that may have been made before, of a server that remembers none.
+// NotRemembered is the answer to a mutation that may have been made before, of a server that
+// remembers none.
 func NotRemembered() error {
-	return sigma.Errorf("treekit.Serve", sigma.KindLost, "the request may have been carried out before its reply was lost, and this server does not remember")
+	return sigma.Errorf("treekit.Serve", sigma.KindLost,
+		"the request may have been carried out before its reply was lost, and this server does not remember")
 }
 
 // unnamed is the part of O_TMPFILE that is its own.
 const unnamed = 0o20000000
 
-// flagsOf translates open(2) flags; ones that are not known are ignored, as clients send O_LARGEFILE and the like.
+// flagsOf translates open(2) flags; ones that are not known are ignored, as clients send
+// O_LARGEFILE and the like.
 func flagsOf(linux uint32) sigma.OpenFlags {
 	f := sigma.OpenRead
 	switch linux & syscall.O_ACCMODE {
@@ -180,7 +184,8 @@ func flagsOf(linux uint32) sigma.OpenFlags {
 	for _, p := range []struct {
 		linux uint32
 		ours  sigma.OpenFlags
-	}{{syscall.O_TRUNC, sigma.OpenTruncate}, {syscall.O_APPEND, sigma.OpenAppend}, {syscall.O_EXCL, sigma.OpenExclusive}, {unnamed, sigma.OpenHidden}} {
+	}{{syscall.O_TRUNC, sigma.OpenTruncate}, {syscall.O_APPEND, sigma.OpenAppend},
+		{syscall.O_EXCL, sigma.OpenExclusive}, {unnamed, sigma.OpenHidden}} {
 		if linux&p.linux != 0 {
 			f |= p.ours
 		}
@@ -199,7 +204,8 @@ func (s *server) open(ctx context.Context, f *fid, m *sigmap.Tlopen) (sigmap.Mes
 		return nil, err
 	}
 	flags := flagsOf(m.Flags)
-	if st.ID.Kind == sigma.KindEndpoint && !flags.Writes() { // a plain client takes it for a file and may see where it leads
+	if st.ID.Kind == sigma.KindEndpoint &&
+		!flags.Writes() { // a plain client takes it for a file and may see where it leads
 		text, err := f.file.ReadLink(ctx)
 		if err != nil {
 			return nil, err
@@ -228,7 +234,8 @@ func (s *server) create(ctx context.Context, f *fid, m *sigmap.Tlcreate) (sigmap
 	if err != nil {
 		return nil, err
 	}
-	// The file is made: nothing that fails from here on may be answered as if it were not. Our own clients do not look at the id.
+	// The file is made: nothing that fails from here on may be answered as if it were not. Our own
+	// clients do not look at the id.
 	id := sigma.FileID{Kind: sigma.KindFile}
 	if known, ok := file.(sigma.Identified); ok {
 		id = known.FileID()
@@ -348,11 +355,14 @@ func statfs(ctx context.Context, f sigma.File) (sigmap.Message, error) {
 			return nil, err
 		}
 	}
-	return &sigmap.Rstatfs{FSType: sigmap.FSType, BlockSize: sigmap.FSBlock, Blocks: uint64(room.Total) / sigmap.FSBlock, BlocksFree: uint64(room.Free) / sigmap.FSBlock, BlocksAvail: uint64(room.Free) / sigmap.FSBlock,
-		Files: room.Files, FilesFree: room.Room, NameLen: sigma.NameMax}, nil
+	return &sigmap.Rstatfs{FSType: sigmap.FSType, BlockSize: sigmap.FSBlock,
+		Blocks: uint64(room.Total) / sigmap.FSBlock, BlocksFree: uint64(room.Free) / sigmap.FSBlock,
+		BlocksAvail: uint64(room.Free) / sigmap.FSBlock,
+		Files:       room.Files, FilesFree: room.Room, NameLen: sigma.NameMax}, nil
 }
 
-// idOf is the id of a name that was made just now. Our own clients do not look at it, so only plain ones cost a walk.
+// idOf is the id of a name that was made just now. Our own clients do not look at it, so only plain
+// ones cost a walk.
 func (s *server) idOf(ctx context.Context, dir *fid, name string, kind sigma.FileKind) sigma.FileID {
 	if s.plain {
 		if file, ids, err := dir.file.Walk(ctx, []string{name}); err == nil && file != nil && len(ids) == 1 {
@@ -406,7 +416,8 @@ func (f *fid) getattr(ctx context.Context) (sigmap.Message, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &sigmap.Rgetattr{Valid: sigmap.GetattrBasic | sigmap.GetattrVersion, ID: st.ID, Mode: modeOf(st), NLink: 1, Size: st.Size, BlockSize: 4096, Blocks: st.Blocks(),
+	r := &sigmap.Rgetattr{Valid: sigmap.GetattrBasic | sigmap.GetattrVersion, ID: st.ID, Mode: modeOf(st), NLink: 1,
+		Size: st.Size, BlockSize: 4096, Blocks: st.Blocks(),
 		DataVersion: uint64(st.ID.Version)}
 	if t := st.Modified; !t.IsZero() {
 		r.MTime, r.MTimeNsec = uint64(t.Unix()), uint64(t.Nanosecond())
@@ -443,7 +454,8 @@ func changeOf(m *sigmap.Tsetattr) (c sigma.StatChange) {
 	return c
 }
 
-// recall answers a Tget at once if the file can: without the goroutine and the context that a request needs which may wait. nil if it cannot. It is called by the reader of requests.
+// recall answers a Tget at once if the file can: without the goroutine and the context that a
+// request needs which may wait. nil if it cannot. It is called by the reader of requests.
 func (s *server) recall(m sigmap.Message) (reply sigmap.Message) {
 	get, ok := m.(*sigmap.Tget)
 	if !ok || s.plain || checkNames(get.Names) != nil {
@@ -476,7 +488,8 @@ func (s *server) recall(m sigmap.Message) (reply sigmap.Message) {
 	return &sigmap.Rget{ID: r.ID, Size: r.Size, Data: r.Data}
 }
 
-// isPrompt says that m is a call that is answered without waiting: it is handled by the reader of requests, without a goroutine that another thread would be woken for.
+// isPrompt says that m is a call that is answered without waiting: it is handled by the reader of
+// requests, without a goroutine that another thread would be woken for.
 func (s *server) isPrompt(m sigmap.Message) bool {
 	call, ok := m.(*sigmap.Tcall)
 	if !ok || s.plain {

@@ -30,8 +30,9 @@ func resized(msg []byte, size int) []byte {
 	return msg
 }
 
-// TestBadMessage sends one bad message in the middle of a session that has handles and a blocked request. The session ends with an error, everything of it is
-// released, and another session of the same tree has not noticed.
+// TestBadMessage sends one bad message in the middle of a session that has handles and a blocked
+// request. The session ends with an error, everything of it is released, and another session of the
+// same tree has not noticed.
 func TestBadMessage(t *testing.T) {
 	walk := encode(t, 9, &sigmap.Twalk{Fid: 1, NewFid: 20, Names: []string{"a", "b"}})
 	names := append(walk[:15:15], 0xff, 0xff)
@@ -48,7 +49,8 @@ func TestBadMessage(t *testing.T) {
 		"unknown in use": {7, 0, 0, 0, 250, 5, 0},
 		"tag NoTag":      encode(t, sigmap.NoTag, &sigmap.Tclunk{Fid: 1}),
 		"Tversion":       encode(t, sigmap.NoTag, &sigmap.Tversion{Msize: 65536, Version: sigmap.VersionSigma}),
-		"bad put kind":   resized(append(encode(t, 9, &sigmap.Tget{Fid: 1})[:4:4], 134, 9, 0, 1, 0, 0, 0, 0, 0, 99), 14),
+		"bad put kind": resized(append(encode(t, 9, &sigmap.Tget{Fid: 1})[:4:4], 134, 9, 0, 1, 0, 0, 0, 0, 0, 99),
+			14),
 	}
 	eachConn(t, func(t *testing.T, pair func(*testing.T) (client, server session.Conn)) {
 		tree := &counting{Tree: newMemfs(t)}
@@ -108,7 +110,8 @@ func TestStart(t *testing.T) {
 			})
 		}
 		r := serve(t, pair, treekit.Config{Tree: newMemfs(t)})
-		for _, v := range []struct{ asked, got string }{{"9P2000", "unknown"}, {"9P2000.L.other", sigmap.VersionPlain}, {sigmap.VersionPlain, sigmap.VersionPlain},
+		for _, v := range []struct{ asked, got string }{{"9P2000", "unknown"}, {"9P2000.L.other", sigmap.VersionPlain},
+			{sigmap.VersionPlain, sigmap.VersionPlain},
 			{sigmap.VersionSigma, sigmap.VersionSigma}} {
 			got := ask[*sigmap.Rversion](r, sigmap.NoTag, &sigmap.Tversion{Msize: 1 << 30, Version: v.asked})
 			if got.Version != v.got || got.Msize != sigmap.MessageMax {
@@ -194,13 +197,15 @@ func TestHugeNumbers(t *testing.T) {
 			if m := ask[*sigmap.Rread](r, 1, &sigmap.Tread{Fid: 2, Offset: off, Count: 1<<32 - 1}); len(m.Data) > 0 {
 				t.Errorf("read at %d: %d bytes", off, len(m.Data))
 			}
-			if m := ask[*sigmap.Rget](r, 1, &sigmap.Tget{Fid: 1, Names: []string{"f"}, Offset: off, Count: 1<<32 - 1}); len(m.Data) > 0 {
+			if m := ask[*sigmap.Rget](r, 1, &sigmap.Tget{Fid: 1, Names: []string{"f"}, Offset: off,
+				Count: 1<<32 - 1}); len(m.Data) > 0 {
 				t.Errorf("get at %d: %d bytes", off, len(m.Data))
 			}
 		}
 		r.send(1, &sigmap.Tsetattr{Fid: 2, Valid: sigmap.AttrSetSize, Size: most})
 		want[*sigmap.Rfail](r, 1)
-		ask[*sigmap.Rsetattr](r, 1, &sigmap.Tsetattr{Fid: 2, Valid: sigmap.AttrSetMTime | sigmap.AttrSetMTimeTo, MTime: most, MTimeNsec: most})
+		ask[*sigmap.Rsetattr](r, 1, &sigmap.Tsetattr{Fid: 2, Valid: sigmap.AttrSetMTime | sigmap.AttrSetMTimeTo,
+			MTime: most, MTimeNsec: most})
 		ask[*sigmap.Rgetattr](r, 1, &sigmap.Tgetattr{Fid: 2})
 		ask[*sigmap.Rwalk](r, 1, &sigmap.Twalk{Fid: 1, NewFid: 3})
 		ask[*sigmap.Rlopen](r, 1, &sigmap.Tlopen{Fid: 3})
@@ -266,7 +271,8 @@ func TestFlushOfFlush(t *testing.T) {
 	})
 }
 
-// TestAbandon: the client of a server that does not answer a flush gives up all the same, and its tags are not used again before the server has answered.
+// TestAbandon: the client of a server that does not answer a flush gives up all the same, and its
+// tags are not used again before the server has answered.
 func TestAbandon(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tree := stuck{release: make(chan struct{})}
@@ -274,7 +280,8 @@ func TestAbandon(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		for range 3 {
-			if _, err := root.(sigma.Watcher).Watch(ctx, 0); sigma.KindOf(err) != sigma.KindTimeout && sigma.KindOf(err) != sigma.KindCanceled {
+			if _, err := root.(sigma.Watcher).Watch(ctx, 0); sigma.KindOf(err) != sigma.KindTimeout &&
+				sigma.KindOf(err) != sigma.KindCanceled {
 				t.Errorf("got %v, want timeout", err)
 			}
 		}
@@ -291,12 +298,14 @@ func TestAbandon(t *testing.T) {
 	})
 }
 
-// TestNeverReads has a client that asks for much and reads nothing. Others are not delayed, what it can pile up is bounded, and Serve ends when told to.
+// TestNeverReads has a client that asks for much and reads nothing. Others are not delayed, what it
+// can pile up is bounded, and Serve ends when told to.
 func TestNeverReads(t *testing.T) {
 	eachConn(t, func(t *testing.T, pair func(*testing.T) (client, server session.Conn)) {
 		tree := newMemfs(t)
 		_, other := dial(t, pair, treekit.Config{Tree: tree})
-		if _, _, err := other.(sigma.Putter).Put(t.Context(), []string{"f"}, make([]byte, 32<<10), sigma.PutOptions{}); err != nil {
+		if _, _, err := other.(sigma.Putter).Put(t.Context(), []string{"f"}, make([]byte, 32<<10),
+			sigma.PutOptions{}); err != nil {
 			t.Fatal(err)
 		}
 		r := serve(t, pair, treekit.Config{Tree: tree}).start(sigmap.VersionSigma)
@@ -313,7 +322,8 @@ func TestNeverReads(t *testing.T) {
 			sent <- n
 		}()
 		for range 200 {
-			if r, _, err := other.(sigma.Getter).Get(t.Context(), []string{"f"}, 0, 100); err != nil || len(r.Data) != 100 {
+			if r, _, err := other.(sigma.Getter).Get(t.Context(), []string{"f"}, 0, 100); err != nil ||
+				len(r.Data) != 100 {
 				t.Fatalf("another client: %v", err)
 			}
 		}
@@ -325,7 +335,8 @@ func TestNeverReads(t *testing.T) {
 	})
 }
 
-// TestRequestsMax fills a session with requests that wait. One more is refused so that it can be retried; others can still be taken back.
+// TestRequestsMax fills a session with requests that wait. One more is refused so that it can be
+// retried; others can still be taken back.
 func TestRequestsMax(t *testing.T) {
 	checkGoroutines(t)
 	r := serve(t, pairs["packet"], treekit.Config{Tree: newMemfs(t)}).start(sigmap.VersionSigma)
@@ -359,7 +370,8 @@ func TestFidsMax(t *testing.T) {
 	tree.checkHandles(t)
 }
 
-// TestEndless: a stream that never ends a message holds one buffer and is let go when the server ends.
+// TestEndless: a stream that never ends a message holds one buffer and is let go when the server
+// ends.
 func TestEndless(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := serve(t, pipe, treekit.Config{Tree: newMemfs(t)}).start(sigmap.VersionSigma)

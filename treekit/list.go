@@ -7,9 +7,11 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// entries gives add the entries after cookie, each with the cookie to go on after it, because a client may stop anywhere. It asks the tree for want() entries at a time,
-// until that is 0, add wants no more, or the end.
-func (f *fid) entries(ctx context.Context, cookie uint64, want func() int, add func(sigma.DirEntry) bool) (next uint64, more bool, err error) {
+// entries gives add the entries after cookie, each with the cookie to go on after it, because a
+// client may stop anywhere. It asks the tree for want() entries at a time, until that is 0, add
+// wants no more, or the end.
+func (f *fid) entries(ctx context.Context, cookie uint64, want func() int, add func(sigma.DirEntry) bool) (next uint64,
+	more bool, err error) {
 	if !f.open {
 		return 0, false, sigma.Errorf("treekit.Serve", sigma.KindInvalid, "the directory is not open")
 	}

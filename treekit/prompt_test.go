@@ -17,10 +17,12 @@ func (c called) Attach(context.Context, sigma.Principal, string) (sigma.File, er
 	return c.Callable, nil
 }
 
-// Calls that do not wait are answered where they are received, beside others that do; one that panics ends nothing, and files come back.
+// Calls that do not wait are answered where they are received, beside others that do; one that
+// panics ends nothing, and files come back.
 func TestPrompt(t *testing.T) {
 	over := make(chan struct{})
-	file := &treekit.Callable{Handle: func(_ context.Context, method string, payload []byte) ([]byte, []*os.File, error) {
+	file := &treekit.Callable{Handle: func(_ context.Context, method string, payload []byte) ([]byte, []*os.File,
+		error) {
 		switch method {
 		case "later":
 			<-over

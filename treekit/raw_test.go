@@ -154,7 +154,8 @@ func (r *raw) start(version string) *raw {
 }
 
 // dial makes a proper client of a new session with tree.
-func dial(t *testing.T, pair func(*testing.T) (client, server session.Conn), cfg treekit.Config) (*session.Client, sigma.File) {
+func dial(t *testing.T, pair func(*testing.T) (client, server session.Conn), cfg treekit.Config) (*session.Client,
+	sigma.File) {
 	t.Helper()
 	r := serve(t, pair, cfg)
 	c, err := session.Dial(t.Context(), r.conn)
@@ -233,7 +234,8 @@ func (c *counting) checkHandles(t *testing.T) {
 	}
 }
 
-// checkGoroutines fails if there are more goroutines at the end of the test than now. It is to be called before what makes them is cleaned up.
+// checkGoroutines fails if there are more goroutines at the end of the test than now. It is to be
+// called before what makes them is cleaned up.
 func checkGoroutines(t *testing.T) {
 	before := runtime.NumGoroutine()
 	t.Cleanup(func() {
@@ -241,7 +243,8 @@ func checkGoroutines(t *testing.T) {
 		for runtime.NumGoroutine() > before {
 			if time.Now().After(deadline) {
 				buf := make([]byte, 1<<20)
-				t.Errorf("%d goroutines before, %d after:\n%s", before, runtime.NumGoroutine(), strings.TrimSpace(string(buf[:runtime.Stack(buf, true)])))
+				t.Errorf("%d goroutines before, %d after:\n%s", before, runtime.NumGoroutine(),
+					strings.TrimSpace(string(buf[:runtime.Stack(buf, true)])))
 				return
 			}
 			runtime.Gosched()

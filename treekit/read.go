@@ -7,8 +7,9 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// What is read in large pieces passes through two buffers, which are used again: new memory for each message would take longer than reading. Answers that are small get memory
-// of their size, so that those which a client does not read hold no more than they are counted for.
+// What is read in large pieces passes through two buffers, which are used again: new memory for
+// each message would take longer than reading. Answers that are small get memory of their size, so
+// that those which a client does not read hold no more than they are counted for.
 var (
 	readBuffers = sync.Pool{New: func() any { return new([sigmap.DataMax]byte) }}
 	sendBuffers = sync.Pool{New: func() any { return new([sigmap.MessageMax]byte) }}

@@ -23,7 +23,8 @@ func TestManyRealms(t *testing.T) {
 	for _, n := range []int{0, 1, sigmap.RealmsPage, sigmap.RealmsPage + 1, 10_000} {
 		m := manyRealms{}
 		for i := range n {
-			m.all = append(m.all, sigma.RealmInfo{ID: sigma.RealmID(fmt.Sprintf("a-realm-of-a-long-name-%09d", i)), Shares: 1})
+			m.all = append(m.all, sigma.RealmInfo{ID: sigma.RealmID(fmt.Sprintf("a-realm-of-a-long-name-%09d", i)),
+				Shares: 1})
 		}
 		f := RealmsFile("realms", 1, m, true)
 		got, err := sigmap.ListRealms(func(encode, decode func(*sigmap.Coder)) error {

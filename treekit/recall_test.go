@@ -8,7 +8,8 @@ import (
 	"sigmaos.dev/treekit"
 )
 
-// recalling knows the file "known", a link and an absence at once; everything else must be asked for.
+// recalling knows the file "known", a link and an absence at once; everything else must be asked
+// for.
 type recalling struct{ treekit.Base }
 
 func (r recalling) Attach(context.Context, sigma.Principal, string) (sigma.File, error) {
@@ -18,7 +19,8 @@ func (recalling) Stat(context.Context) (sigma.Stat, error) { return sigma.Stat{}
 func (recalling) Get(_ context.Context, names []string, _ uint64, _ int) (sigma.GetResult, *sigma.Stopped, error) {
 	return sigma.GetResult{Data: []byte("asked " + names[0]), Size: 6}, nil, nil
 }
-func (recalling) Recall(names []string, _ uint64, _ int) (g sigma.GetResult, stop *sigma.Stopped, known bool, err error) {
+func (recalling) Recall(names []string, _ uint64, _ int) (g sigma.GetResult, stop *sigma.Stopped, known bool,
+	err error) {
 	switch names[0] {
 	case "known":
 		return sigma.GetResult{Data: []byte("recalled"), Size: 8}, nil, true, nil
@@ -32,7 +34,8 @@ func (recalling) Recall(names []string, _ uint64, _ int) (g sigma.GetResult, sto
 	return g, nil, false, nil
 }
 
-// TestRecall: what a file knows at once is the answer; what it does not know, and what it fails at, is asked for; a request that carries something never comes there.
+// TestRecall: what a file knows at once is the answer; what it does not know, and what it fails at,
+// is asked for; a request that carries something never comes there.
 func TestRecall(t *testing.T) {
 	_, root := dial(t, pairs["packet"], treekit.Config{Tree: recalling{}})
 	get := func(ctx context.Context, name string) string {
@@ -45,7 +48,8 @@ func TestRecall(t *testing.T) {
 		}
 		return string(g.Data)
 	}
-	for name, want := range map[string]string{"known": "recalled", "link": "/there", "absent": sigma.KindNotFound.String(), "wrong": "asked wrong", "other": "asked other"} {
+	for name, want := range map[string]string{"known": "recalled", "link": "/there",
+		"absent": sigma.KindNotFound.String(), "wrong": "asked wrong", "other": "asked other"} {
 		if got := get(t.Context(), name); got != want {
 			t.Errorf("%s: got %q, want %q", name, got, want)
 		}

@@ -7,8 +7,10 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Right is what a file's mode lets its owner do. All procs of a realm act as the owner of the realm's files (sigma.Stat.Owner), so of a mode these three bits decide (9P: intro(5); Linux: path_resolution(7)). The provider passes always, as root does:
-// for it nobody asks. Links have no mode that anybody asks for.
+// Right is what a file's mode lets its owner do. All procs of a realm act as the owner of the
+// realm's files (sigma.Stat.Owner), so of a mode these three bits decide (9P: intro(5); Linux:
+// path_resolution(7)). The provider passes always, as root does: for it nobody asks. Links have no
+// mode that anybody asks for.
 type Right uint32
 
 // The rights. Several are joined by |.
@@ -43,7 +45,8 @@ func (r Right) String() string {
 	return strings.Join(s, "")
 }
 
-// Check is a KindPermission error, which tells what is missing, if a file's mode does not have the rights. name is the file's, "" of a root.
+// Check is a KindPermission error, which tells what is missing, if a file's mode does not have the
+// rights. name is the file's, "" of a root.
 func (r Right) Check(op, name string, mode uint32) error {
 	missing := r &^ Right(mode)
 	if missing == 0 {
@@ -52,6 +55,7 @@ func (r Right) Check(op, name string, mode uint32) error {
 	if name == "" {
 		name = "/"
 	}
-	return &sigma.Error{Op: op, Path: name, Kind: sigma.KindPermission, Msg: fmt.Sprintf("the mode of %q is %04o, without %s for its owner", name, mode&0o777, missing),
+	return &sigma.Error{Op: op, Path: name, Kind: sigma.KindPermission,
+		Msg:  fmt.Sprintf("the mode of %q is %04o, without %s for its owner", name, mode&0o777, missing),
 		Hint: fmt.Sprintf("sigma chmod u+%s, if it is to be allowed", missing)}
 }

@@ -19,20 +19,24 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// Limits of one session. A request in flight costs a goroutine (about 4 KiB) and its message; a proc that waits for thousands of others needs that many. Requests that carry
-// or ask for much data cost up to 192 KiB (message, answer, encoded answer) and end soon, so fewer of them do.
+// Limits of one session. A request in flight costs a goroutine (about 4 KiB) and its message; a
+// proc that waits for thousands of others needs that many. Requests that carry or ask for much data
+// cost up to 192 KiB (message, answer, encoded answer) and end soon, so fewer of them do.
 const (
 	RequestsMax = 4096
 	FidsMax     = 65536
 	bulkMax     = 128     // requests in flight of more than bulkSize
 	bulkSize    = 8 << 10 // bytes
 	unsentMax   = 64      // answers that wait for a client to read others
-	// Bytes of such answers. Requests that ask for much are few by bulkMax, and hold 8 MiB of answers at most; what a call will be answered nobody knows before, so calls
-	// are bounded by their answers: what exceeds this becomes an error of a few bytes.
+	// Bytes of such answers. Requests that ask for much are few by bulkMax, and hold 8 MiB of
+	// answers at most; what a call will be answered nobody knows before, so calls are bounded by
+	// their answers: what exceeds this becomes an error of a few bytes.
 	unreadMax = 16 << 20
 )
 
-// tauth is the type of the message by which a 9P2000.L client begins to authenticate. Who is served was decided before, by the socket; an error without an errno tells such a client (diod's) to attach without.
+// tauth is the type of the message by which a 9P2000.L client begins to authenticate. Who is served
+// was decided before, by the socket; an error without an errno tells such a client (diod's) to
+// attach without.
 const tauth = 102
 
 // Config says what to serve to whom.
@@ -41,15 +45,19 @@ type Config struct {
 	Principal sigma.Principal // who is at the other end
 	Events    Events
 	Reset     bool // the connection was that of a server that died: the client must begin anew
-	// Fences refuse requests of deposed leaders. All sessions by which one realm reaches the tree share them. nil: the tree looks after fences itself, or has none.
+	// Fences refuse requests of deposed leaders. All sessions by which one realm reaches the tree
+	// share them. nil: the tree looks after fences itself, or has none.
 	Fences  *fence.Table
 	Handles Handles // counts the session's handles with those of others; nil = they are bounded by FidsMax alone
-	// BulkTicket has serve called with the stream of whoever shows the ticket, unless ctx ends before. It is for sessions that pass no sockets; nil: they do.
+	// BulkTicket has serve called with the stream of whoever shows the ticket, unless ctx ends
+	// before. It is for sessions that pass no sockets; nil: they do.
 	BulkTicket func(ctx context.Context, serve func(net.Conn)) (ticket []byte, err error)
 	KeepFiles  bool   // whether file descriptors that come with calls are handed to Callers (else closed)
 	Turns      *Turns // shares out the server's work among realms, and counts it; nil: nobody does
 	Requests   int    // in flight at most; 0 = RequestsMax
-	ForRealms  bool   // the client is a System principal that asks for the realms to whose names it attaches; else all that it asks is its own realm's
+	// the client is a System principal that asks for the realms to whose names it attaches; else
+	// all that it asks is its own realm's
+	ForRealms bool
 }
 
 // Handles counts the handles of several sessions. Safe for concurrent use.
@@ -60,24 +68,27 @@ type Handles interface {
 	Give(n int)
 }
 
-// Events are called, where set, as things happen; none may block. They stand in place of a logger, because the standard one would cost every proc that serves a tree
-// part of its start.
+// Events are called, where set, as things happen; none may block. They stand in place of a logger,
+// because the standard one would cost every proc that serves a tree part of its start.
 type Events struct {
 	// Panicked: a tree's method did, which is a bug. The request was answered with an error.
 	Panicked func(op string, value any, stack []byte)
 	// Failed: a request was answered with KindOther, whose cause does not travel.
 	Failed func(op string, err error)
-	// Numbered: the first mutation with a number of this client came (sigma.Once), or one after another client's.
+	// Numbered: the first mutation with a number of this client came (sigma.Once), or one after
+	// another client's.
 	Numbered func(client uint64)
 }
 
-// Serve answers requests on conn until the peer closes, breaks the protocol, or ctx ends. It returns an error only when the peer broke the protocol. It owns conn.
+// Serve answers requests on conn until the peer closes, breaks the protocol, or ctx ends. It
+// returns an error only when the peer broke the protocol. It owns conn.
 func Serve(ctx context.Context, conn session.Conn, cfg Config) error {
 	ctx, cancel := context.WithCancel(ctx)
 	if cfg.Requests <= 0 || cfg.Requests > RequestsMax {
 		cfg.Requests = RequestsMax
 	}
-	s := &server{cfg: cfg, conn: conn, out: session.NewSender(conn), requests: map[uint16]*request{}, fids: map[uint32]*fid{}, bulk: make(chan struct{}, bulkMax), over: ctx.Done(), ctx: ctx}
+	s := &server{cfg: cfg, conn: conn, out: session.NewSender(conn), requests: map[uint16]*request{},
+		fids: map[uint32]*fid{}, bulk: make(chan struct{}, bulkMax), over: ctx.Done(), ctx: ctx}
 	if cfg.Turns != nil {
 		s.join(cfg.Principal.Realm)
 		defer s.leave()
@@ -144,7 +155,8 @@ type request struct {
 	flushes []uint16 // server.mu; tags of the Tflushes to answer after it
 }
 
-// fid is a client's handle. uses counts handlers that work with it, and one for the table; the file closes when it is zero.
+// fid is a client's handle. uses counts handlers that work with it, and one for the table; the file
+// closes when it is zero.
 type fid struct {
 	file sigma.File
 	uses int     // server.mu
@@ -164,7 +176,8 @@ type fid struct {
 	fence sigma.Fence // mu; what it was opened for writing under, and so is published under
 }
 
-// reset tells the client of a connection that has been taken over to begin anew, and drops everything that it sent before it did.
+// reset tells the client of a connection that has been taken over to begin anew, and drops
+// everything that it sent before it did.
 func (s *server) reset() error {
 	if !s.cfg.Reset {
 		return nil
@@ -227,8 +240,11 @@ func (s *server) idle() {
 	s.out.Flush()
 }
 
-// pace tells whether requests come one at a time. Those are answered at once. When several came since the loop waited last, their answers are likely to come together too: those of the loop stand in line until
-// nothing more is there to be received, and handlers let others that have ended speak before they send. Two are not several: one may be of a client that asks again whenever something has changed.
+// pace tells whether requests come one at a time. Those are answered at once. When several came
+// since the loop waited last, their answers are likely to come together too: those of the loop
+// stand in line until nothing more is there to be received, and handlers let others that have ended
+// speak before they send. Two are not several: one may be of a client that asks again whenever
+// something has changed.
 type pace struct {
 	count  int         // requests since the loop waited last; of loop only
 	last   int         // and before that; of loop only
@@ -292,8 +308,10 @@ func (s *server) crowded() bool {
 	return int(s.unsent.Load())+messages > unsentMax || s.unread.Load()+int64(bytes) > unreadMax/2
 }
 
-// begin starts the handler of one request; alone says that it carries nothing. An error ends the session.
-func (s *server) begin(ctx context.Context, alone bool, tag uint16, m sigmap.Message, files []*os.File, size int) error {
+// begin starts the handler of one request; alone says that it carries nothing. An error ends the
+// session.
+func (s *server) begin(ctx context.Context, alone bool, tag uint16, m sigmap.Message, files []*os.File,
+	size int) error {
 	if v, ok := m.(*sigmap.Tversion); ok {
 		return s.version(tag, v)
 	}
@@ -309,7 +327,8 @@ func (s *server) begin(ctx context.Context, alone bool, tag uint16, m sigmap.Mes
 	busy := s.full(m)
 	if _, ok := m.(*sigmap.Tclunk); busy && !ok {
 		session.CloseFiles(files)
-		return s.reply(tag, sigmap.Fail(sigma.Errorf("treekit.Serve", sigma.KindBusy, "%d requests are in flight on one session", s.cfg.Requests), s.plain))
+		return s.reply(tag, sigmap.Fail(sigma.Errorf("treekit.Serve", sigma.KindBusy,
+			"%d requests are in flight on one session", s.cfg.Requests), s.plain))
 	}
 	r, wait, err := s.enter(m, size)
 	if err != nil {
@@ -366,7 +385,8 @@ func (s *server) begin(ctx context.Context, alone bool, tag uint16, m sigmap.Mes
 	return nil
 }
 
-// full says that the session takes no more requests like m. In one that sigmad has for realms those that wait for events have room of their own, so that they do not keep out the others.
+// full says that the session takes no more requests like m. In one that sigmad has for realms those
+// that wait for events have room of their own, so that they do not keep out the others.
 func (s *server) full(m sigmap.Message) bool {
 	s.mu.Lock()
 	n := len(s.requests)
@@ -405,7 +425,8 @@ func answerSize(m sigmap.Message) uint32 {
 	return 0
 }
 
-// version starts a session. It may come again as long as nothing else has, so that a client can try several versions.
+// version starts a session. It may come again as long as nothing else has, so that a client can try
+// several versions.
 func (s *server) version(tag uint16, v *sigmap.Tversion) error {
 	s.mu.Lock()
 	busy := len(s.requests) + len(s.fids)
@@ -425,13 +446,15 @@ func (s *server) version(tag uint16, v *sigmap.Tversion) error {
 	switch {
 	case s.several, v.Version == sigmap.VersionSigma:
 		r.Version, s.plain, s.ready = v.Version, false, true
-	case v.Version == sigmap.VersionPlain || strings.HasPrefix(v.Version, sigmap.VersionPlain+"."): // what is before a dot is a version too (9P version(5))
+	case v.Version == sigmap.VersionPlain ||
+		strings.HasPrefix(v.Version, sigmap.VersionPlain+"."): // what is before a dot is a version too (9P version(5))
 		r.Version, s.plain, s.ready = sigmap.VersionPlain, true, true
 	}
 	return s.reply(tag, r)
 }
 
-// handle runs one request to its reply. A panic in a tree is a bug of ours: it is logged and answered, because one tenant's request must not end the others' sessions.
+// handle runs one request to its reply. A panic in a tree is a bug of ours: it is logged and
+// answered, because one tenant's request must not end the others' sessions.
 func (s *server) handle(ctx context.Context, tag uint16, m sigmap.Message, files []*os.File, r *request, size int) {
 	began := s.measure(r)
 	var back []*os.File
@@ -455,7 +478,9 @@ func (s *server) handle(ctx context.Context, tag uint16, m sigmap.Message, files
 			}
 		}
 	}()
-	if cutOff { // it was this side that gave up: the client must not take that for its own doing, and finds that the connection is lost
+	if cutOff {
+		// it was this side that gave up: the client must not take that for its own doing, and finds
+		// that the connection is lost
 		s.done(r, m.Type(), size, 0, began)
 		s.conn.Close()
 		return
@@ -489,8 +514,10 @@ func (s *server) isOver() bool {
 	}
 }
 
-// reply answers tag, frees it, and answers the flushes that wait for it. A flush must not overtake the answer of what it flushes, nor may a client that has
-// an answer find the tag still taken; so all this is done under one lock: that of the line, or the turn of who sends a large answer. What is in line is sent by whoever calls Flush next.
+// reply answers tag, frees it, and answers the flushes that wait for it. A flush must not overtake
+// the answer of what it flushes, nor may a client that has an answer find the tag still taken; so
+// all this is done under one lock: that of the line, or the turn of who sends a large answer. What
+// is in line is sent by whoever calls Flush next.
 func (s *server) reply(tag uint16, m sigmap.Message) error {
 	_, err := s.answer(tag, m, nil)
 	return err
@@ -531,7 +558,9 @@ func (s *server) answer(tag uint16, m sigmap.Message, files []*os.File) (int, er
 	if _, waiting := s.out.Waiting(); s.unread.Add(n)+int64(waiting) > unreadMax {
 		parcel.Drop() // whoever gave the files closes them
 		parcel = nil
-		if buf, err = sigmap.Encode(nil, tag, sigmap.Fail(sigma.Errorf("treekit.Serve", sigma.KindLost, "answers of more than %d MiB are not read on this session", unreadMax>>20), s.plain)); err != nil {
+		if buf, err = sigmap.Encode(nil, tag,
+			sigmap.Fail(sigma.Errorf("treekit.Serve", sigma.KindLost,
+				"answers of more than %d MiB are not read on this session", unreadMax>>20), s.plain)); err != nil {
 			s.unread.Add(-n)
 			return 0, err
 		}
@@ -552,7 +581,8 @@ func (s *server) answer(tag uint16, m sigmap.Message, files []*os.File) (int, er
 	return int(n), nil
 }
 
-// replyAlone is reply for what goes by itself. Who sends it waits until it is sent, so that its memory is bounded by how many do.
+// replyAlone is reply for what goes by itself. Who sends it waits until it is sent, so that its
+// memory is bounded by how many do.
 func (s *server) replyAlone(tag uint16, buf []byte, files *inflight.Parcel) error {
 	s.unsent.Add(1)
 	defer s.unsent.Add(-1)
@@ -562,7 +592,8 @@ func (s *server) replyAlone(tag uint16, buf []byte, files *inflight.Parcel) erro
 		s.mu.Unlock()
 		err := s.conn.Send(buf, files)
 		if files != nil && sigma.KindOf(err) == sigma.KindBusy { // the kernel takes none now
-			if buf, err = sigmap.Encode(nil, tag, sigmap.Fail(sigma.Wrap("treekit.Serve", "", err), s.plain)); err == nil {
+			if buf, err = sigmap.Encode(nil, tag, sigmap.Fail(sigma.Wrap("treekit.Serve", "", err),
+				s.plain)); err == nil {
 				err = s.conn.Send(buf, nil)
 			}
 		}
@@ -594,7 +625,8 @@ func (s *server) freeLocked(tag uint16) []uint16 {
 	return r.flushes
 }
 
-// flush cancels the request old and has the flush answered after it; at once if there is no such request (any more).
+// flush cancels the request old and has the flush answered after it; at once if there is no such
+// request (any more).
 func (s *server) flush(tag, old uint16) error {
 	s.mu.Lock()
 	r := s.requests[old]
@@ -680,7 +712,8 @@ func (s *server) replace(n uint32, f, by *fid) error {
 	return nil
 }
 
-// clunk forgets a fid. If the client asks for that, what it wrote is published, and the error is of that; the fid is gone all the same.
+// clunk forgets a fid. If the client asks for that, what it wrote is published, and the error is of
+// that; the fid is gone all the same.
 func (s *server) clunk(ctx context.Context, n uint32, publish bool) error {
 	s.mu.Lock()
 	f := s.fids[n]
@@ -710,9 +743,11 @@ func (s *server) clunk(ctx context.Context, n uint32, publish bool) error {
 }
 
 // fenced carries out one request, unless its leader has been deposed.
-func (s *server) fenced(ctx context.Context, m sigmap.Message, files []*os.File) (reply sigmap.Message, back []*os.File, err error) {
+func (s *server) fenced(ctx context.Context, m sigmap.Message, files []*os.File) (reply sigmap.Message, back []*os.File,
+	err error) {
 	f := sigma.FenceOf(ctx)
-	if _, ok := m.(*sigmap.Tclunk); ok || f.Name == "" || s.cfg.Fences == nil { // a clunk is under the fence of what it publishes
+	if _, ok := m.(*sigmap.Tclunk); ok || f.Name == "" ||
+		s.cfg.Fences == nil { // a clunk is under the fence of what it publishes
 		return s.do(ctx, m, files)
 	}
 	ctx, leave, err := s.cfg.Fences.Enter(ctx, f)

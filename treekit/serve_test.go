@@ -91,10 +91,11 @@ func listFrom(r *raw, fid uint32, cookie uint64, count uint32) (all []sigmap.Dir
 	}
 }
 
-// TestReadDirCookies: a client may go on after any entry of a reply, and misses nothing. Only a tree that returns more than was asked for, without cookies, may
-// have some of them listed again.
+// TestReadDirCookies: a client may go on after any entry of a reply, and misses nothing. Only a
+// tree that returns more than was asked for, without cookies, may have some of them listed again.
 func TestReadDirCookies(t *testing.T) {
-	for name, tree := range map[string]lister{"each": {n: 700, each: true}, "last": {n: 700}, "generous": {n: 700, generous: true}, "generous each": {n: 700, each: true, generous: true}} {
+	for name, tree := range map[string]lister{"each": {n: 700, each: true}, "last": {n: 700},
+		"generous": {n: 700, generous: true}, "generous each": {n: 700, each: true, generous: true}} {
 		t.Run(name, func(t *testing.T) {
 			r := serve(t, pairs["packet"], treekit.Config{Tree: tree}).start(sigmap.VersionPlain)
 			ask[*sigmap.Rlopen](r, 1, &sigmap.Tlopen{Fid: 1})
@@ -133,13 +134,16 @@ func (f failing) Attach(context.Context, sigma.Principal, string) (sigma.File, e
 func (f failing) Stat(context.Context) (sigma.Stat, error)                            { return sigma.Stat{}, nil }
 func (f failing) Sync(context.Context) error                                          { return f.err }
 
-// TestErrors: kind, path, words and hint of an error reach the client; its cause stays. A plain client gets an errno.
+// TestErrors: kind, path, words and hint of an error reach the client; its cause stays. A plain
+// client gets an errno.
 func TestErrors(t *testing.T) {
 	for kind := range sigma.KindLoop + 1 {
-		tree := failing{err: &sigma.Error{Op: "x.Y", Kind: kind, Path: "/a/b", Msg: "message", Hint: "hint", Err: errors.New("/var/secret")}}
+		tree := failing{err: &sigma.Error{Op: "x.Y", Kind: kind, Path: "/a/b", Msg: "message", Hint: "hint",
+			Err: errors.New("/var/secret")}}
 		_, root := dial(t, pairs["packet"], treekit.Config{Tree: tree})
 		var e *sigma.Error
-		if err := root.Sync(t.Context()); !errors.As(err, &e) || e.Kind != kind || e.Path != "/a/b" || e.Msg != "message" || e.Hint != "hint" || e.Err != nil {
+		if err := root.Sync(t.Context()); !errors.As(err, &e) || e.Kind != kind || e.Path != "/a/b" ||
+			e.Msg != "message" || e.Hint != "hint" || e.Err != nil {
 			t.Errorf("%v: got %#v", kind, err)
 		}
 		r := serve(t, pairs["packet"], treekit.Config{Tree: tree}).start(sigmap.VersionPlain)
@@ -153,22 +157,26 @@ func TestErrors(t *testing.T) {
 	if err := root.Sync(t.Context()); sigma.KindOf(err) != sigma.KindNoSpace || err.Error() != "/p: no space" {
 		t.Errorf("got %v", err)
 	}
-	_, root = dial(t, pairs["packet"], treekit.Config{Tree: failing{err: &os.PathError{Op: "open", Path: "/var/secret", Err: os.ErrPermission}}})
+	_, root = dial(t, pairs["packet"], treekit.Config{Tree: failing{err: &os.PathError{Op: "open", Path: "/var/secret",
+		Err: os.ErrPermission}}})
 	if err := root.Sync(t.Context()); err == nil || bytes.Contains([]byte(err.Error()), []byte("secret")) {
 		t.Errorf("got %v", err)
 	}
 }
 
-// TestPlainDialect: the messages that sigmaP adds do not exist for a plain client, and an endpoint can be read as a file.
+// TestPlainDialect: the messages that sigmaP adds do not exist for a plain client, and an endpoint
+// can be read as a file.
 func TestPlainDialect(t *testing.T) {
 	tree := newMemfs(t)
 	_, root := dial(t, pairs["packet"], treekit.Config{Tree: tree})
 	const text = "sigma-endpoint/1 r m p AAAAAAAAAAAAAAAAAAAAAA tree"
-	if _, _, err := root.(sigma.Putter).Put(t.Context(), []string{"e"}, []byte(text), sigma.PutOptions{Kind: sigma.KindEndpoint}); err != nil {
+	if _, _, err := root.(sigma.Putter).Put(t.Context(), []string{"e"}, []byte(text),
+		sigma.PutOptions{Kind: sigma.KindEndpoint}); err != nil {
 		t.Fatal(err)
 	}
 	r := serve(t, pairs["stream"], treekit.Config{Tree: tree}).start(sigmap.VersionPlain)
-	for _, m := range []sigmap.Message{&sigmap.Tget{Fid: 1}, &sigmap.Tput{Fid: 1}, &sigmap.Twatch{Fid: 1}, &sigmap.Tlease{Fid: 1, TTL: 1}, &sigmap.Tcall{Fid: 1}, &sigmap.Tpass{Fid: 1}} {
+	for _, m := range []sigmap.Message{&sigmap.Tget{Fid: 1}, &sigmap.Tput{Fid: 1}, &sigmap.Twatch{Fid: 1},
+		&sigmap.Tlease{Fid: 1, TTL: 1}, &sigmap.Tcall{Fid: 1}, &sigmap.Tpass{Fid: 1}} {
 		if e := ask[*sigmap.Rlerror](r, 1, m); e.Errno != 95 {
 			t.Errorf("%T: got errno %d, want 95", m, e.Errno)
 		}
@@ -201,8 +209,8 @@ func TestSmallMsize(t *testing.T) {
 	}
 }
 
-// TestCancelStorm gives up requests at random moments. Every request gets an answer or a context's error, and the session lives on: tags of flushed requests are
-// not mixed up.
+// TestCancelStorm gives up requests at random moments. Every request gets an answer or a context's
+// error, and the session lives on: tags of flushed requests are not mixed up.
 func TestCancelStorm(t *testing.T) {
 	checkGoroutines(t)
 	eachConn(t, func(t *testing.T, pair func(*testing.T) (client, server session.Conn)) {
@@ -238,7 +246,8 @@ func TestCancelStorm(t *testing.T) {
 	})
 }
 
-// TestConcurrentCreate turns one fid into a file from many requests at once: one wins, no handle is lost.
+// TestConcurrentCreate turns one fid into a file from many requests at once: one wins, no handle is
+// lost.
 func TestConcurrentCreate(t *testing.T) {
 	tree := &counting{Tree: newMemfs(t)}
 	r := serve(t, pairs["packet"], treekit.Config{Tree: tree}).start(sigmap.VersionSigma)
@@ -280,7 +289,8 @@ func (l leaving) Stat(context.Context) (sigma.Stat, error) {
 	return sigma.Stat{}, sigma.Errorf("x", sigma.KindUnavailable, "")
 }
 
-// TestCreateTakesEffect: who made a file is told so, whatever comes after; an error would say that there is none.
+// TestCreateTakesEffect: who made a file is told so, whatever comes after; an error would say that
+// there is none.
 func TestCreateTakesEffect(t *testing.T) {
 	for _, version := range []string{sigmap.VersionSigma, sigmap.VersionPlain} {
 		r := serve(t, pairs["packet"], treekit.Config{Tree: leaving{}}).start(version)
@@ -368,7 +378,8 @@ func openFiles(t *testing.T) int {
 	return len(es)
 }
 
-// checkFiles waits until there are as many as before; the server closes what it sent after the client has it.
+// checkFiles waits until there are as many as before; the server closes what it sent after the
+// client has it.
 func checkFiles(t *testing.T, before int) {
 	t.Helper()
 	for deadline := time.Now().Add(5 * time.Second); openFiles(t) > before; runtime.Gosched() {
@@ -378,7 +389,8 @@ func checkFiles(t *testing.T, before int) {
 	}
 }
 
-// TestPassedFiles passes file descriptors both ways, too many of them, with errors, with messages that take none and over streams that carry none; none is lost.
+// TestPassedFiles passes file descriptors both ways, too many of them, with errors, with messages
+// that take none and over streams that carry none; none is lost.
 func TestPassedFiles(t *testing.T) {
 	null, err := os.Open("/dev/null")
 	if err != nil {
@@ -392,8 +404,10 @@ func TestPassedFiles(t *testing.T) {
 		before := openFiles(t)
 		c := root.(sigma.Caller)
 		for n := range session.FilesMax + 2 {
-			_, back, err := c.Call(t.Context(), "ok", make([]byte, n), slices.Repeat([]*os.File{null}, min(n, session.FilesMax)))
-			if n <= session.FilesMax && (err != nil || len(back) != n) || n > session.FilesMax && sigma.KindOf(err) != sigma.KindTooBig {
+			_, back, err := c.Call(t.Context(), "ok", make([]byte, n), slices.Repeat([]*os.File{null},
+				min(n, session.FilesMax)))
+			if n <= session.FilesMax && (err != nil || len(back) != n) || n > session.FilesMax &&
+				sigma.KindOf(err) != sigma.KindTooBig {
 				t.Errorf("%d files: got %d, %v", n, len(back), err)
 			}
 			session.CloseFiles(back)
@@ -402,7 +416,8 @@ func TestPassedFiles(t *testing.T) {
 				t.Errorf("got %v with %d files", err, len(back))
 			}
 		}
-		if _, _, err := c.Call(t.Context(), "ok", nil, slices.Repeat([]*os.File{null}, session.FilesMax+1)); sigma.KindOf(err) != sigma.KindTooBig {
+		if _, _, err := c.Call(t.Context(), "ok", nil, slices.Repeat([]*os.File{null},
+			session.FilesMax+1)); sigma.KindOf(err) != sigma.KindTooBig {
 			t.Errorf("got %v", err)
 		}
 		root.Open(t.Context(), sigma.OpenRead)
@@ -416,10 +431,12 @@ func TestPassedFiles(t *testing.T) {
 	}
 	_, root := dial(t, pairs["stream"], treekit.Config{Tree: caller{}})
 	before := openFiles(t)
-	if _, _, err := root.(sigma.Caller).Call(t.Context(), "ok", []byte("1"), nil); sigma.KindOf(err) != sigma.KindUnsupported {
+	if _, _, err := root.(sigma.Caller).Call(t.Context(), "ok", []byte("1"),
+		nil); sigma.KindOf(err) != sigma.KindUnsupported {
 		t.Errorf("file over a stream: got %v", err)
 	}
-	if _, _, err := root.(sigma.Caller).Call(t.Context(), "ok", nil, []*os.File{null}); sigma.KindOf(err) != sigma.KindUnsupported {
+	if _, _, err := root.(sigma.Caller).Call(t.Context(), "ok", nil,
+		[]*os.File{null}); sigma.KindOf(err) != sigma.KindUnsupported {
 		t.Errorf("file over a stream: got %v", err)
 	}
 	if _, err := root.Stat(t.Context()); err != nil {

@@ -47,7 +47,8 @@ func (r *raw) recvAll(count int) (got map[uint16]sigmap.Message, order []uint16,
 	return got, order, records
 }
 
-// TestSeveral: requests of one record are answered like those of many; what the server knows at once is answered in one record.
+// TestSeveral: requests of one record are answered like those of many; what the server knows at
+// once is answered in one record.
 func TestSeveral(t *testing.T) {
 	r := serve(t, pairs["packet"], treekit.Config{Tree: recalling{}}).start(sigmap.VersionSeveral)
 	var gets []sigmap.Message
@@ -67,7 +68,9 @@ func TestSeveral(t *testing.T) {
 		t.Errorf("%d answers came in %d records, in order %v", len(got), records, order)
 	}
 
-	mixed := []sigmap.Message{&sigmap.Tget{Fid: 1, Names: []string{"known"}, Count: 9}, &sigmap.Tget{Fid: 1, Names: []string{"other"}, Count: 20}, &sigmap.Tgetattr{Fid: 99}, &sigmap.Tflush{OldTag: 999}}
+	mixed := []sigmap.Message{&sigmap.Tget{Fid: 1, Names: []string{"known"}, Count: 9},
+		&sigmap.Tget{Fid: 1, Names: []string{"other"}, Count: 20}, &sigmap.Tgetattr{Fid: 99},
+		&sigmap.Tflush{OldTag: 999}}
 	if err := r.conn.Send(record(t, 200, mixed...), nil); err != nil {
 		t.Fatal(err)
 	}
@@ -80,11 +83,13 @@ func TestSeveral(t *testing.T) {
 	}
 }
 
-// TestSeveralFlush: a flush in the same record as its request, and another flush of that, are answered after it.
+// TestSeveralFlush: a flush in the same record as its request, and another flush of that, are
+// answered after it.
 func TestSeveralFlush(t *testing.T) {
 	r := serve(t, pairs["packet"], treekit.Config{Tree: newMemfs(t)}).start(sigmap.VersionSeveral)
 	for first := uint16(10); first < 1000; first += 10 {
-		ms := []sigmap.Message{&sigmap.Twatch{Fid: 1, Since: 1 << 63}, &sigmap.Tflush{OldTag: first}, &sigmap.Tflush{OldTag: first}, &sigmap.Tgetattr{Fid: 1}}
+		ms := []sigmap.Message{&sigmap.Twatch{Fid: 1, Since: 1 << 63}, &sigmap.Tflush{OldTag: first},
+			&sigmap.Tflush{OldTag: first}, &sigmap.Tgetattr{Fid: 1}}
 		if err := r.conn.Send(record(t, first, ms...), nil); err != nil {
 			t.Fatal(err)
 		}
@@ -98,7 +103,8 @@ func TestSeveralFlush(t *testing.T) {
 	}
 }
 
-// TestSeveralUnread: a client that sends records full of requests and reads no answer does not make the server hold more than it lets wait, and gets them all in the end.
+// TestSeveralUnread: a client that sends records full of requests and reads no answer does not make
+// the server hold more than it lets wait, and gets them all in the end.
 func TestSeveralUnread(t *testing.T) {
 	r := serve(t, pairs["packet"], treekit.Config{Tree: recalling{}}).start(sigmap.VersionSeveral)
 	const records, each = 200, 300
@@ -125,7 +131,8 @@ func TestSeveralUnread(t *testing.T) {
 	}
 }
 
-// TestBadRecord: a record that is more or less than whole messages ends the session, as one of several does of who did not say that it sends such.
+// TestBadRecord: a record that is more or less than whole messages ends the session, as one of
+// several does of who did not say that it sends such.
 func TestBadRecord(t *testing.T) {
 	one := encode(t, 9, &sigmap.Tgetattr{Fid: 1})
 	_, other := dial(t, pairs["packet"], treekit.Config{Tree: newMemfs(t)})
@@ -133,13 +140,15 @@ func TestBadRecord(t *testing.T) {
 		version string
 		record  []byte
 	}{
-		"garbage after":  {sigmap.VersionSeveral, append(one[:len(one):len(one)], "garbage"...)},
-		"half after":     {sigmap.VersionSeveral, append(one[:len(one):len(one)], one[:len(one)/2]...)},
-		"a byte after":   {sigmap.VersionSeveral, append(one[:len(one):len(one)], 0)},
-		"size 0 after":   {sigmap.VersionSeveral, append(one[:len(one):len(one)], make([]byte, 7)...)},
-		"size too large": {sigmap.VersionSeveral, append(one[:len(one):len(one)], resized(slices.Clone(one), 1<<31)...)},
-		"same tag":       {sigmap.VersionSeveral, slices.Concat(encode(t, 9, &sigmap.Twatch{Fid: 1, Since: 1 << 63}), one)},
-		"not asked for":  {sigmap.VersionSigma, slices.Concat(one, encode(t, 10, &sigmap.Tgetattr{Fid: 1}))},
+		"garbage after": {sigmap.VersionSeveral, append(one[:len(one):len(one)], "garbage"...)},
+		"half after":    {sigmap.VersionSeveral, append(one[:len(one):len(one)], one[:len(one)/2]...)},
+		"a byte after":  {sigmap.VersionSeveral, append(one[:len(one):len(one)], 0)},
+		"size 0 after":  {sigmap.VersionSeveral, append(one[:len(one):len(one)], make([]byte, 7)...)},
+		"size too large": {sigmap.VersionSeveral, append(one[:len(one):len(one)],
+			resized(slices.Clone(one), 1<<31)...)},
+		"same tag": {sigmap.VersionSeveral, slices.Concat(encode(t, 9, &sigmap.Twatch{Fid: 1, Since: 1 << 63}),
+			one)},
+		"not asked for": {sigmap.VersionSigma, slices.Concat(one, encode(t, 10, &sigmap.Tgetattr{Fid: 1}))},
 	} {
 		t.Run(name, func(t *testing.T) {
 			tree := &counting{Tree: newMemfs(t)}
@@ -159,10 +168,14 @@ func TestBadRecord(t *testing.T) {
 	}
 }
 
-// FuzzRecords feeds records of several messages to a server, after a proper beginning. Whatever they are, Serve returns once the client has closed, and all handles are closed.
+// FuzzRecords feeds records of several messages to a server, after a proper beginning. Whatever
+// they are, Serve returns once the client has closed, and all handles are closed.
 func FuzzRecords(f *testing.F) {
-	f.Add(record(f, 1, &sigmap.Tmkdir{Fid: 1, Name: "d"}, &sigmap.Twalk{Fid: 1, NewFid: 2, Names: []string{"d"}}, &sigmap.Tclunk{Fid: 2}), uint16(30))
-	f.Add(record(f, 1, &sigmap.Tput{Fid: 1, Names: []string{"f"}, Data: []byte("x")}, &sigmap.Tget{Fid: 1, Names: []string{"f"}, Count: 9}, &sigmap.Twatch{Fid: 1, Since: 1 << 63}, &sigmap.Tflush{OldTag: 3}), uint16(1000))
+	f.Add(record(f, 1, &sigmap.Tmkdir{Fid: 1, Name: "d"}, &sigmap.Twalk{Fid: 1, NewFid: 2, Names: []string{"d"}},
+		&sigmap.Tclunk{Fid: 2}), uint16(30))
+	f.Add(record(f, 1, &sigmap.Tput{Fid: 1, Names: []string{"f"}, Data: []byte("x")},
+		&sigmap.Tget{Fid: 1, Names: []string{"f"}, Count: 9}, &sigmap.Twatch{Fid: 1, Since: 1 << 63},
+		&sigmap.Tflush{OldTag: 3}), uint16(1000))
 	f.Add([]byte{7, 0, 0, 0, 120, 1, 0, 7, 0, 0, 0}, uint16(11))
 	f.Fuzz(func(t *testing.T, data []byte, size uint16) {
 		mem := memfs.New(memfs.Config{SizeMax: sigma.MiB})

@@ -10,17 +10,23 @@ import (
 
 // Limits of a server's work for realms.
 const (
-	// turnsMax requests are worked on at a time: more than what waits for a disk or for another server can make use of, and few enough that a new one is soon through among them.
+	// turnsMax requests are worked on at a time: more than what waits for a disk or for another
+	// server can make use of, and few enough that a new one is soon through among them.
 	turnsMax = 128
-	// turnsOfRealm of them are one realm's: a flood of one realm leaves room, so that another's request need not wait for any of it.
+	// turnsOfRealm of them are one realm's: a flood of one realm leaves room, so that another's
+	// request need not wait for any of it.
 	turnsOfRealm = 96
-	// turnTick: a request that takes one to two of these has waited for something, most likely, and keeps its turn no longer while others want one. So who waits for a lock does not keep out who holds it, and nothing waits for ever.
+	// turnTick: a request that takes one to two of these has waited for something, most likely, and
+	// keeps its turn no longer while others want one. So who waits for a lock does not keep out who
+	// holds it, and nothing waits for ever.
 	turnTick = 10 * time.Millisecond
-	// inFlightOfRealm bounds a realm's requests that were begun and not answered, with those that wait for events; each costs some 8 KiB.
+	// inFlightOfRealm bounds a realm's requests that were begun and not answered, with those that
+	// wait for events; each costs some 8 KiB.
 	inFlightOfRealm = 32768
 	// waitsOfRealm of them may wait for events: the rest is left to those that are answered soon.
 	waitsOfRealm = inFlightOfRealm / 8 * 7
-	// inFlightShared is what one realm may have of the requests of a session that sigmad has for realms, besides waitsShared that wait for events. Such a session takes RequestsMax of each.
+	// inFlightShared is what one realm may have of the requests of a session that sigmad has for
+	// realms, besides waitsShared that wait for events. Such a session takes RequestsMax of each.
 	inFlightShared = RequestsMax / 2
 	// waitsShared is more than the watches that named allows a realm if the provider says nothing.
 	waitsShared = RequestsMax / 4 * 3
@@ -30,9 +36,14 @@ const (
 	costUnit = 1 << 20
 )
 
-// Turns shares a server's work out among realms, and counts it. All sessions of a server have the same one (Config.Turns). A request that waits for its turn is the last that is read of its session: the rest stays in the socket, so that a flood costs who makes it.
+// Turns shares a server's work out among realms, and counts it. All sessions of a server have the
+// same one (Config.Turns). A request that waits for its turn is the last that is read of its
+// session: the rest stays in the socket, so that a flood costs who makes it.
 //
-// Realms that wait take turns by their shares, a large request counting as several. A realm has turnsOfRealm at a time at most. Requests that are there to wait (watches, calls to files of functions) take a turn to begin, and keep none. The system's own work waits for nobody. Safe for concurrent use.
+// Realms that wait take turns by their shares, a large request counting as several. A realm has
+// turnsOfRealm at a time at most. Requests that are there to wait (watches, calls to files of
+// functions) take a turn to begin, and keep none. The system's own work waits for nobody. Safe for
+// concurrent use.
 type Turns struct {
 	weights weights
 
@@ -95,7 +106,8 @@ func (x *turn) unlink() {
 	x.prev, x.next = nil, nil
 }
 
-// SetShares tells how many turns realms have compared to each other; those that are not named have 1. It keeps the map.
+// SetShares tells how many turns realms have compared to each other; those that are not named have
+// 1. It keeps the map.
 func (t *Turns) SetShares(of map[sigma.RealmID]uint32) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -125,7 +137,9 @@ func (t *Turns) leave(a *account) {
 	a.sessions--
 }
 
-// enter asks for a turn. If x.ready is not nil after it, the request may begin when that is closed. An error says that too much is in flight, unless the request is to have a turn all the same (gives); then it has none. exit ends it in any other case.
+// enter asks for a turn. If x.ready is not nil after it, the request may begin when that is closed.
+// An error says that too much is in flight, unless the request is to have a turn all the same
+// (gives); then it has none. exit ends it in any other case.
 func (t *Turns) enter(x *turn, gives bool) error {
 	a := x.of
 	x.ready, x.holds, x.lined, x.old = nil, false, false, false
@@ -161,11 +175,15 @@ func (t *Turns) enter(x *turn, gives bool) error {
 }
 
 func tooMany(most int) error {
-	return &sigma.Error{Op: "treekit.Serve", Kind: sigma.KindBusy, Msg: fmt.Sprintf("%d requests of this realm are in flight", most), Hint: "wait for answers before you ask for more"}
+	return &sigma.Error{Op: "treekit.Serve", Kind: sigma.KindBusy,
+		Msg:  fmt.Sprintf("%d requests of this realm are in flight", most),
+		Hint: "wait for answers before you ask for more"}
 }
 
 func tooManyWait(most int) error {
-	return &sigma.Error{Op: "treekit.Serve", Kind: sigma.KindBusy, Msg: fmt.Sprintf("%d requests of this realm wait for changes and files", most), Hint: "watch a directory instead of each of its files"}
+	return &sigma.Error{Op: "treekit.Serve", Kind: sigma.KindBusy,
+		Msg:  fmt.Sprintf("%d requests of this realm wait for changes and files", most),
+		Hint: "watch a directory instead of each of its files"}
 }
 
 // exit gives a turn back, or the wish for one.

@@ -31,7 +31,9 @@ func ask(t *testing.T, turns *Turns, of *account, cost uint64) *turn {
 	return x
 }
 
-// Goal: of 10,000 requests of one realm so many begin as it may have at a time; another's begins at once, before all others of the first. When all turns are taken realms have them by shares, and by what their requests cost.
+// Goal: of 10,000 requests of one realm so many begin as it may have at a time; another's begins at
+// once, before all others of the first. When all turns are taken realms have them by shares, and by
+// what their requests cost.
 func TestTurnsShares(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		turns := NewTurns()
@@ -69,7 +71,8 @@ func TestTurnsShares(t *testing.T) {
 		if n := count("b") + count("c"); n != turnsMax-turnsOfRealm {
 			t.Fatalf("%d requests of b and c began, not %d", n, turnsMax-turnsOfRealm)
 		}
-		// The flood's first end, in the order in which they began, and each is followed by another. Ends of a realm are as many as its beginnings, so all that counts is who is next.
+		// The flood's first end, in the order in which they began, and each is followed by another.
+		// Ends of a realm are as many as its beginnings, so all that counts is who is next.
 		before := map[sigma.RealmID]int{"a": count("a"), "b": count("b"), "c": count("c")}
 		const rounds = 700
 		for range rounds {
@@ -80,7 +83,8 @@ func TestTurnsShares(t *testing.T) {
 		if a+b+c != rounds {
 			t.Errorf("%d, %d and %d began, not %d in all", a, b, c, rounds)
 		}
-		// a has 1 share, b 2, c 1 and its requests cost 4: 4 to 8 to 1 of 13. b is bound by what it may have at a time for a while.
+		// a has 1 share, b 2, c 1 and its requests cost 4: 4 to 8 to 1 of 13. b is bound by what it
+		// may have at a time for a while.
 		if c < rounds/13-8 || c > rounds/13+40 || a < 3*c || b < a {
 			t.Errorf("%d, %d and %d began, which is not by shares", a, b, c)
 		}
@@ -99,7 +103,8 @@ func TestTurnsShares(t *testing.T) {
 	})
 }
 
-// Goal: requests that wait for one another lose their turns, so that who holds the lock comes; a wish that is given up is forgotten; what is in flight is bounded.
+// Goal: requests that wait for one another lose their turns, so that who holds the lock comes; a
+// wish that is given up is forgotten; what is in flight is bounded.
 func TestTurnsOld(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		turns := NewTurns()
@@ -168,7 +173,8 @@ func TestWork(t *testing.T) {
 		}
 		told[w.Realm] = w
 	}
-	if want := (sigma.Work{Realm: "a", Requests: 10, In: 600, Out: 400, CPU: 30 * time.Microsecond}); told["a"] != want {
+	if want := (sigma.Work{Realm: "a", Requests: 10, In: 600, Out: 400,
+		CPU: 30 * time.Microsecond}); told["a"] != want {
 		t.Errorf("a has %+v", told["a"])
 	}
 	if want := (sigma.Work{Realm: "b", Requests: 1, In: 1 << 20, Out: 12, CPU: sampleGuess}); told["b"] != want {

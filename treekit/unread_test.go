@@ -14,7 +14,8 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// heldConn takes no answer before it is opened, as a client that does not read. It implements session.Conn.
+// heldConn takes no answer before it is opened, as a client that does not read. It implements
+// session.Conn.
 type heldConn struct {
 	opened chan struct{}
 
@@ -37,12 +38,16 @@ func (c *heldConn) Close() error                      { return nil }
 
 var _ session.Conn = (*heldConn)(nil)
 
-// TestUnreadBytes: calls that end together with large answers, none of which is read, hold no more than unreadMax; those beyond it are told so, and each call is answered.
+// TestUnreadBytes: calls that end together with large answers, none of which is read, hold no more
+// than unreadMax; those beyond it are told so, and each call is answered.
 func TestUnreadBytes(t *testing.T) {
 	const size = 60 << 10
 	c := &heldConn{opened: make(chan struct{})}
-	call := &Callable{Handle: func(context.Context, string, []byte) ([]byte, []*os.File, error) { return make([]byte, size), nil, nil }}
-	s := &server{conn: c, out: session.NewSender(c), requests: map[uint16]*request{}, fids: map[uint32]*fid{1: {file: call, uses: 1}}}
+	call := &Callable{Handle: func(context.Context, string, []byte) ([]byte, []*os.File, error) {
+		return make([]byte, size), nil, nil
+	}}
+	s := &server{conn: c, out: session.NewSender(c), requests: map[uint16]*request{},
+		fids: map[uint32]*fid{1: {file: call, uses: 1}}}
 	for tag := range uint16(RequestsMax) {
 		s.handlers.Go(func() { s.handle(t.Context(), tag, &sigmap.Tcall{Fid: 1, Method: "x"}, nil, &request{}, 0) })
 	}

@@ -46,7 +46,8 @@ func (c carried) Walk(context.Context, []string) (sigma.File, []sigma.FileID, er
 	return c, nil, nil
 }
 
-// TestWith: what a context carries at the client is in the context of the server; numbers only go with mutations, one with each; a plain client cannot send any.
+// TestWith: what a context carries at the client is in the context of the server; numbers only go
+// with mutations, one with each; a plain client cannot send any.
 func TestWith(t *testing.T) {
 	ctx := t.Context()
 	once, fence := sigma.Once{Client: 7, Seq: 3, Done: 2, Again: true}, sigma.Fence{Name: "/leader", Epoch: 9}
@@ -60,7 +61,9 @@ func TestWith(t *testing.T) {
 	}{
 		{"a mutation with both", func() error { return root.Mkdir(both, "d", 0) }, came{once, fence}},
 		{"one with nothing", func() error { return root.Mkdir(ctx, "d", 0) }, came{sigma.Once{}, sigma.Fence{}}},
-		{"one with a number", func() error { return root.Mkdir(sigma.WithOnce(ctx, once), "d", 0) }, came{once, sigma.Fence{}}},
+		{"one with a number", func() error {
+			return root.Mkdir(sigma.WithOnce(ctx, once), "d", 0)
+		}, came{once, sigma.Fence{}}},
 		{"no mutation", func() error { _, err := root.Stat(both); return err }, came{sigma.Once{}, fence}},
 	} {
 		if err := c.do(); err != nil || *tree.last.Load() != c.came {
@@ -76,7 +79,8 @@ func TestWith(t *testing.T) {
 	if err := f.Open(ctx, sigma.OpenWrite); err != nil {
 		t.Fatal(err)
 	}
-	if n, err := f.WriteAt(long, make([]byte, 3*sigmap.DataMax), 0); n != 3*sigmap.DataMax || err != nil || len(tree.last.Load().fence.Name) != sigma.PathMax {
+	if n, err := f.WriteAt(long, make([]byte, 3*sigmap.DataMax), 0); n != 3*sigmap.DataMax || err != nil ||
+		len(tree.last.Load().fence.Name) != sigma.PathMax {
 		t.Errorf("wrote %d bytes with a long fence, %v", n, err)
 	}
 	if _, err := f.WriteAt(both, make([]byte, 3*sigmap.DataMax), 0); sigma.KindOf(err) != sigma.KindTooBig {
@@ -99,7 +103,8 @@ func TestWith(t *testing.T) {
 	}
 }
 
-// TestWithHostile: a Twith that makes no sense ends the session; one of an unknown request is answered.
+// TestWithHostile: a Twith that makes no sense ends the session; one of an unknown request is
+// answered.
 func TestWithHostile(t *testing.T) {
 	one := func(m sigmap.Message) []byte {
 		buf, err := sigmap.Encode(nil, 1, m)

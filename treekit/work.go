@@ -12,11 +12,14 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// A server's processor time cannot be told apart by realms request by request: a thread works on many. So one request in sampleEach has its thread for itself, and what that used is what a request of its class costs: of the same message, and as many bytes within a factor of eight. What a realm's
-// requests cost is estimated by how many it made of each class.
+// A server's processor time cannot be told apart by realms request by request: a thread works on
+// many. So one request in sampleEach has its thread for itself, and what that used is what a
+// request of its class costs: of the same message, and as many bytes within a factor of eight. What
+// a realm's requests cost is estimated by how many it made of each class.
 
 const (
-	// sampleEach is chosen so that measuring, two system calls and a thread that is not shared, costs some 1 % of the cheapest request.
+	// sampleEach is chosen so that measuring, two system calls and a thread that is not shared,
+	// costs some 1 % of the cheapest request.
 	sampleEach = 64
 	// samplesMax requests are measured at a time: each keeps a thread.
 	samplesMax = 4
@@ -90,7 +93,8 @@ func threadTime() time.Duration {
 	return time.Duration(t.Nano())
 }
 
-// Work is what was new of all realms, the system's among them, since it was called last. It is for one caller at a time.
+// Work is what was new of all realms, the system's among them, since it was called last. It is for
+// one caller at a time.
 func (t *Turns) Work() (out []sigma.Work) {
 	t.mu.Lock()
 	accounts := make([]*account, 0, len(t.accounts))

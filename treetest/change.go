@@ -160,7 +160,8 @@ func testWatch(e *env) {
 	e.fails("Watch of a file removed before", err, sigma.KindNotFound)
 }
 
-// Since versions are compared, no change between two calls is missed: a watcher that follows a file ends at its last version.
+// Since versions are compared, no change between two calls is missed: a watcher that follows a file
+// ends at its last version.
 func testWatchNeverMisses(e *env) {
 	e.put(e.dir, "f", "0", sigma.PutOptions{})
 	const changes = 200
@@ -168,7 +169,8 @@ func testWatchNeverMisses(e *env) {
 	go func() {
 		defer close(done)
 		for i := range changes {
-			if _, _, err := e.dir.(sigma.Putter).Put(e.ctx, []string{"f"}, []byte(fmt.Sprint(i+1)), sigma.PutOptions{}); err != nil {
+			if _, _, err := e.dir.(sigma.Putter).Put(e.ctx, []string{"f"}, []byte(fmt.Sprint(i+1)),
+				sigma.PutOptions{}); err != nil {
 				e.Errorf("Put: %v", err)
 				return
 			}
@@ -254,7 +256,8 @@ func testSetModified(e *env) {
 	}
 }
 
-// storm does everything at once on a few names: errors are allowed, wedging, crashing and a torn listing are not.
+// storm does everything at once on a few names: errors are allowed, wedging, crashing and a torn
+// listing are not.
 func testStorm(e *env) {
 	sub := e.mkdir(e.dir, "sub")
 	dirs := []sigma.File{e.dir, sub}

@@ -91,7 +91,8 @@ func testHugeOffsets(e *env) {
 			e.Errorf("WriteAt(%d): wrote %d bytes", offset, n)
 		}
 		// Reading there is past the end; saying that it makes no sense is as good.
-		if n, err := f.ReadAt(e.ctx, make([]byte, 3), offset); n != 0 || err != nil && sigma.KindOf(err) != sigma.KindInvalid {
+		if n, err := f.ReadAt(e.ctx, make([]byte, 3), offset); n != 0 || err != nil &&
+			sigma.KindOf(err) != sigma.KindInvalid {
 			e.Errorf("ReadAt(%d): got %d, %v", offset, n, err)
 		}
 		if offset > math.MaxInt64 {
@@ -232,7 +233,8 @@ func testAppendRaces(e *env) {
 						e.Errorf("WriteAt: %v", err)
 					}
 				} else if p, ok := e.dir.(sigma.Putter); ok {
-					if _, _, err := p.Put(e.ctx, []string{"f"}, []byte(fmt.Sprintf("<%d.%d>\n", w, r)), sigma.PutOptions{Append: true}); err != nil {
+					if _, _, err := p.Put(e.ctx, []string{"f"}, []byte(fmt.Sprintf("<%d.%d>\n", w, r)),
+						sigma.PutOptions{Append: true}); err != nil {
 						e.Errorf("Put: %v", err)
 					}
 				}
@@ -275,7 +277,8 @@ func testReadAfterRemove(e *env) {
 	e.wantData("a removed file", e.readOpen(f), "abc")
 }
 
-// Who reads a large file gets all of it, although it is removed meanwhile and others of its name come and go.
+// Who reads a large file gets all of it, although it is removed meanwhile and others of its name
+// come and go.
 func testReadWhileRemoved(e *env) {
 	size := min(e.cfg.SizeMax, 200<<10)
 	want := pattern(size)

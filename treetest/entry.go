@@ -44,7 +44,8 @@ func testMkdirRemove(e *env) {
 }
 
 func testSymlinks(e *env) {
-	targets := map[string]string{"abs": "/a/b", "rel": "a/b", "up": "../../../../etc/passwd", "self": "self", "long": "/" + pattern(1000), "odd": "\xff%s\n"}
+	targets := map[string]string{"abs": "/a/b", "rel": "a/b", "up": "../../../../etc/passwd", "self": "self",
+		"long": "/" + pattern(1000), "odd": "\xff%s\n"}
 	for name, target := range targets {
 		e.ok("Symlink", e.dir.Symlink(e.ctx, name, target))
 		e.fails("Symlink again", e.dir.Symlink(e.ctx, name, target), sigma.KindExists)
@@ -148,7 +149,8 @@ func testListingLarge(e *env) {
 	e.statOf(to, "moved", fmt.Sprintf("%06d", e.cfg.ListEntries-1))
 }
 
-// Every entry that exists during the whole listing is in it once, whatever comes and goes meanwhile.
+// Every entry that exists during the whole listing is in it once, whatever comes and goes
+// meanwhile.
 func testListingChanges(e *env) {
 	const stay = 100
 	e.many(e.dir, "stay", stay)

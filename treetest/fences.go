@@ -23,7 +23,8 @@ func (e *env) at(epoch sigma.Epoch) context.Context {
 	return sigma.WithFence(e.ctx, sigma.Fence{Name: "/" + e.cfg.Dir + "/" + e.Name(), Epoch: epoch})
 }
 
-// requests are one request of each kind in e.dir, where there are the files f and g and the directory d. Handles are those of before.
+// requests are one request of each kind in e.dir, where there are the files f and g and the
+// directory d. Handles are those of before.
 func (e *env) requests(h *handles) map[string]func(ctx context.Context) error {
 	out := map[string]func(ctx context.Context) error{
 		"Walk": func(ctx context.Context) error {
@@ -72,19 +73,29 @@ func (e *env) requests(h *handles) map[string]func(ctx context.Context) error {
 	}
 	if !e.lacks(Leases) {
 		out["Put with Wait"] = func(ctx context.Context) error {
-			_, _, err := e.putter(e.dir).Put(ctx, []string{"f"}, []byte("old"), sigma.PutOptions{MustMake: true, Wait: true})
+			_, _, err := e.putter(e.dir).Put(ctx, []string{"f"}, []byte("old"), sigma.PutOptions{MustMake: true,
+				Wait: true})
 			return err
 		}
-		out["Lease"] = func(ctx context.Context) error { _, err := e.root.(sigma.Leaser).Lease(ctx, time.Hour); return err }
+		out["Lease"] = func(ctx context.Context) error {
+			_, err := e.root.(sigma.Leaser).Lease(ctx, time.Hour)
+			return err
+		}
 	}
 	if w, ok := e.dir.(sigma.Watcher); ok && !e.lacks(Watches) {
 		out["Watch"] = func(ctx context.Context) error { _, err := w.Watch(ctx, 0); return err }
 	}
 	if c, ok := h.reads.(sigma.Conditional); ok {
-		out["ReadAtIf"] = func(ctx context.Context) error { _, err := c.ReadAtIf(ctx, make([]byte, 1), 0, 0); return err }
+		out["ReadAtIf"] = func(ctx context.Context) error {
+			_, err := c.ReadAtIf(ctx, make([]byte, 1), 0, 0)
+			return err
+		}
 	}
 	if c, ok := h.writes.(sigma.Conditional); ok && !e.lacks(Rewrite) {
-		out["WriteAtIf"] = func(ctx context.Context) error { _, _, err := c.WriteAtIf(ctx, []byte("old"), 0, 0); return err }
+		out["WriteAtIf"] = func(ctx context.Context) error {
+			_, _, err := c.WriteAtIf(ctx, []byte("old"), 0, 0)
+			return err
+		}
 	}
 	return out
 }
@@ -99,12 +110,14 @@ func closing(f sigma.File, err error) error {
 	return err
 }
 
-// testFences: after any request of a newer epoch, none of an older one is admitted, whatever it is and by whatever handle; all others are. 000 §3.6
+// testFences: after any request of a newer epoch, none of an older one is admitted, whatever it is
+// and by whatever handle; all others are. 000 §3.6
 func testFences(e *env) {
 	e.put(e.dir, "f", "first", sigma.PutOptions{})
 	e.put(e.dir, "g", "second", sigma.PutOptions{})
 	old := e.at(5)
-	h := &handles{file: e.walk(e.dir, "f"), reads: e.open(e.dir, sigma.OpenRead, "f"), lists: e.open(e.dir, sigma.OpenRead)}
+	h := &handles{file: e.walk(e.dir, "f"), reads: e.open(e.dir, sigma.OpenRead, "f"),
+		lists: e.open(e.dir, sigma.OpenRead)}
 	var err error
 	h.writes, err = e.dir.Create(old, "written", sigma.OpenWrite|sigma.OpenTruncate, 0o666)
 	e.ok("Create of the first epoch", err)
@@ -126,7 +139,8 @@ func testFences(e *env) {
 		e.Errorf("the directory is %+v, was %+v", now.ID, st.ID)
 	}
 	other := sigma.WithFence(e.ctx, sigma.Fence{Name: "another of " + e.Name(), Epoch: 1})
-	for what, ctx := range map[string]context.Context{"the new leader": e.at(6), "who has no fence": e.ctx, "the leader of another service": other} {
+	for what, ctx := range map[string]context.Context{"the new leader": e.at(6), "who has no fence": e.ctx,
+		"the leader of another service": other} {
 		_, _, err := e.putter(e.dir).Put(ctx, []string{"f"}, []byte(what), sigma.PutOptions{})
 		e.ok("Put of "+what, err)
 		e.wantData("f", string(e.get(e.dir, "f").Data), what)
@@ -151,7 +165,8 @@ func testFencesAbsurd(e *env) {
 	e.fails("Put of the first", e.tryPutAt(e.at(7)), sigma.KindStale)
 }
 
-// testFencesWaiting: a request that an old leader left waiting ends as stale, rather than hold the new one up.
+// testFencesWaiting: a request that an old leader left waiting ends as stale, rather than hold the
+// new one up.
 func testFencesWaiting(e *env) {
 	e.put(e.dir, "f", "", sigma.PutOptions{})
 	w, ok := e.dir.(sigma.Watcher)
@@ -267,7 +282,8 @@ func (e *env) countConditionally() {
 	e.wantData("count", e.read(e.dir, "n"), string([]byte{writers * each}))
 }
 
-// testPutWaits: candidates for one name have it one after the other, each once; those who gave up are passed over. 000 §3.6
+// testPutWaits: candidates for one name have it one after the other, each once; those who gave up
+// are passed over. 000 §3.6
 func testPutWaits(e *env) {
 	const candidates = 5
 	e.put(e.dir, "leader", "first", sigma.PutOptions{MustMake: true})
@@ -277,7 +293,8 @@ func testPutWaits(e *env) {
 	for i := range candidates {
 		wg.Go(func() {
 			who := string(rune('a' + i))
-			if _, _, err := p.Put(e.ctx, []string{"leader"}, []byte(who), sigma.PutOptions{MustMake: true, Wait: true}); err != nil {
+			if _, _, err := p.Put(e.ctx, []string{"leader"}, []byte(who), sigma.PutOptions{MustMake: true,
+				Wait: true}); err != nil {
 				e.Errorf("Put of %s: %v", who, err)
 			}
 			elected <- who
@@ -286,7 +303,8 @@ func testPutWaits(e *env) {
 	impatient, giveUp := context.WithCancel(e.ctx)
 	gaveUp := make(chan error, 1)
 	go func() {
-		_, _, err := p.Put(impatient, []string{"leader"}, []byte("impatient"), sigma.PutOptions{MustMake: true, Wait: true})
+		_, _, err := p.Put(impatient, []string{"leader"}, []byte("impatient"), sigma.PutOptions{MustMake: true,
+			Wait: true})
 		gaveUp <- err
 	}()
 	giveUp()
@@ -326,10 +344,12 @@ func (e *env) tryWait(o sigma.PutOptions) error {
 	return err
 }
 
-// testPutWaitsInVain: the candidate whose lease ended meanwhile, the one whose directory is removed, and the one who makes no sense.
+// testPutWaitsInVain: the candidate whose lease ended meanwhile, the one whose directory is
+// removed, and the one who makes no sense.
 func testPutWaitsInVain(e *env) {
 	e.fails("Wait without MustMake", e.tryWait(sigma.PutOptions{Wait: true}), sigma.KindInvalid)
-	e.fails("a lease that does not exist", e.tryWait(sigma.PutOptions{Wait: true, MustMake: true, Lease: 12345}), sigma.KindNotFound)
+	e.fails("a lease that does not exist", e.tryWait(sigma.PutOptions{Wait: true, MustMake: true, Lease: 12345}),
+		sigma.KindNotFound)
 	d := e.mkdir(e.dir, "d")
 	e.put(d, "leader", "first", sigma.PutOptions{})
 	l := e.root.(sigma.Leaser)
@@ -353,10 +373,14 @@ func testPutWaitsInVain(e *env) {
 	}
 	e.ok("Remove", d.Remove(e.ctx, "leader"))
 	e.ok("Remove of the directory", e.dir.Remove(e.ctx, "d"))
-	e.fails("Put in a directory that is gone", func() error { go wait(sigma.PutOptions{}); return <-ended }(), sigma.KindNotFound, sigma.KindStale)
+	e.fails("Put in a directory that is gone", func() error {
+		go wait(sigma.PutOptions{})
+		return <-ended
+	}(), sigma.KindNotFound, sigma.KindStale)
 }
 
-// Epochs that were admitted are known after a restart, also one that came with a read or with a request that failed; one that was refused is not.
+// Epochs that were admitted are known after a restart, also one that came with a read or with a
+// request that failed; one that was refused is not.
 func restartFences(r *restarting) {
 	r.ok("Put", r.tryPutAt(r.at(3)))
 	_, err := r.dir.Stat(r.at(4))

@@ -22,7 +22,8 @@ func (e *env) hide(name string, flags sigma.OpenFlags) sigma.File {
 
 func (e *env) publish(f sigma.File) error { return f.(sigma.Publisher).Publish(e.ctx) }
 
-// Nobody sees a hidden file, or the change of the one whose place it takes, before all of it; and never one that was given up.
+// Nobody sees a hidden file, or the change of the one whose place it takes, before all of it; and
+// never one that was given up.
 func testHidden(e *env) {
 	want := pattern(9000)
 	f := e.hide("f", sigma.OpenReadWrite)
@@ -66,7 +67,8 @@ func testHiddenExclusive(e *env) {
 	e.fails("Create of a name that is taken", err, sigma.KindExists)
 }
 
-// A descriptor for writing is passed of a file that nobody sees. Bytes that others see do not change by one, whatever its owner does: until it is closed there is no publishing.
+// A descriptor for writing is passed of a file that nobody sees. Bytes that others see do not
+// change by one, whatever its owner does: until it is closed there is no publishing.
 func testHiddenDescriptor(e *env) {
 	f := e.hide("f", sigma.OpenReadWrite)
 	_, err := f.WriteAt(e.ctx, []byte("begun "), 0)

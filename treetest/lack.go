@@ -9,7 +9,8 @@ import (
 
 var lackTests = []subtest{{name: "lacks", run: testLacks}}
 
-// testLacks checks that what the tree says it lacks is answered by KindUnsupported and leaves nothing behind.
+// testLacks checks that what the tree says it lacks is answered by KindUnsupported and leaves
+// nothing behind.
 func testLacks(e *env) {
 	e.write(e.dir, "f", "abc")
 	for _, c := range e.cfg.Lacks {
@@ -25,7 +26,8 @@ func testLacks(e *env) {
 	e.wantData("content", e.read(e.dir, "f"), "abc")
 }
 
-// lacking gives, for each capability, what the operations that need it answered. A handle without the interface gives nothing.
+// lacking gives, for each capability, what the operations that need it answered. A handle without
+// the interface gives nothing.
 var lacking = map[Capability]func(e *env) map[string]error{
 	Rewrite: func(e *env) map[string]error {
 		f := e.walk(e.dir, "f")
@@ -42,7 +44,8 @@ var lacking = map[Capability]func(e *env) map[string]error{
 		return got
 	},
 	Symlinks: func(e *env) map[string]error {
-		return map[string]error{"Symlink": e.dir.Symlink(e.ctx, "x", "/x"), "Put": e.tryPut(sigma.PutOptions{Kind: sigma.KindSymlink})}
+		return map[string]error{"Symlink": e.dir.Symlink(e.ctx, "x", "/x"),
+			"Put": e.tryPut(sigma.PutOptions{Kind: sigma.KindSymlink})}
 	},
 	Endpoints: func(e *env) map[string]error {
 		return map[string]error{"Put": e.tryPut(sigma.PutOptions{Kind: sigma.KindEndpoint})}
@@ -73,7 +76,8 @@ var lacking = map[Capability]func(e *env) map[string]error{
 		return map[string]error{"Watch": err}
 	},
 	Leases: func(e *env) map[string]error {
-		got := map[string]error{"Put": e.tryPut(sigma.PutOptions{Lease: 1}), "Put with Wait": e.tryPut(sigma.PutOptions{MustMake: true, Wait: true})}
+		got := map[string]error{"Put": e.tryPut(sigma.PutOptions{Lease: 1}),
+			"Put with Wait": e.tryPut(sigma.PutOptions{MustMake: true, Wait: true})}
 		if l, ok := e.root.(sigma.Leaser); ok {
 			_, got["Lease"] = l.Lease(e.ctx, time.Hour)
 		}

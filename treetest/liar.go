@@ -12,9 +12,11 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// A server of a tree may be any tenant's program, so whoever walks into one must bear anything that it says. Lie is such a server.
+// A server of a tree may be any tenant's program, so whoever walks into one must bear anything that
+// it says. Lie is such a server.
 
-// lie answers a request by any number of records, whole or not. ok is false when the server ends the connection.
+// lie answers a request by any number of records, whole or not. ok is false when the server ends
+// the connection.
 type lie func(tag uint16, m sigmap.Message) (records [][]byte, ok bool)
 
 // lies are by name; each connection gets one of its own.
@@ -39,9 +41,12 @@ var lies = map[string]func() lie{
 	}),
 	"endless-dir": endlessDir(false),
 	"huge-names":  endlessDir(true),
-	"same-cookie": honestBut(func(m sigmap.Message) sigmap.Message { return one[*sigmap.Tlist](m, &sigmap.Rlist{More: true}) }),
+	"same-cookie": honestBut(func(m sigmap.Message) sigmap.Message {
+		return one[*sigmap.Tlist](m, &sigmap.Rlist{More: true})
+	}),
 	"bad-entries": honestBut(func(m sigmap.Message) sigmap.Message {
-		return one[*sigmap.Tlist](m, &sigmap.Rlist{Entries: []sigma.DirEntry{{Name: "../../etc"}, {Name: ".."}, {Name: "a/b"}, {}}})
+		return one[*sigmap.Tlist](m, &sigmap.Rlist{Entries: []sigma.DirEntry{{Name: "../../etc"}, {Name: ".."},
+			{Name: "a/b"}, {}}})
 	}),
 	"same-entries": honestBut(sameEntries),
 	"endless-file": honestBut(endlessFile),
@@ -62,7 +67,8 @@ var lies = map[string]func() lie{
 // Lies are what Lie knows, in order.
 func Lies() []string { return slices.Sorted(maps.Keys(lies)) }
 
-// Lie serves one connection in one of the ways of Lies, until that ends. It says what it must to be attached to, so that the lie comes when a file is asked for.
+// Lie serves one connection in one of the ways of Lies, until that ends. It says what it must to be
+// attached to, so that the lie comes when a file is asked for.
 func Lie(how string, conn session.Conn) {
 	defer conn.Close()
 	answer := lies[how]()
@@ -123,7 +129,8 @@ func answers(of func(sigmap.Message) sigmap.Message) func() lie {
 	}
 }
 
-// honestBut lies where of answers, and else says what a directory says whose entries are all directories.
+// honestBut lies where of answers, and else says what a directory says whose entries are all
+// directories.
 func honestBut(of func(sigmap.Message) sigmap.Message) func() lie {
 	return answers(func(m sigmap.Message) sigmap.Message {
 		if r := of(m); r != nil {
@@ -180,7 +187,8 @@ func endlessDir(huge bool) func() lie {
 			if room -= len(name) + sigmap.ListEntrySize; room < 0 {
 				break
 			}
-			r.Entries = append(r.Entries, sigma.DirEntry{Name: name, ID: sigma.FileID{Kind: sigma.KindEndpoint}, Next: r.Next})
+			r.Entries = append(r.Entries, sigma.DirEntry{Name: name, ID: sigma.FileID{Kind: sigma.KindEndpoint},
+				Next: r.Next})
 		}
 		return r
 	})
@@ -189,7 +197,8 @@ func endlessDir(huge bool) func() lie {
 // sameEntries has one entry again and again, at other cookies.
 func sameEntries(m sigmap.Message) sigmap.Message {
 	if l, ok := m.(*sigmap.Tlist); ok {
-		return &sigmap.Rlist{More: true, Next: l.Cookie + 1, Entries: []sigma.DirEntry{{Name: "same", ID: dirID, Next: l.Cookie + 1}}}
+		return &sigmap.Rlist{More: true, Next: l.Cookie + 1,
+			Entries: []sigma.DirEntry{{Name: "same", ID: dirID, Next: l.Cookie + 1}}}
 	}
 	return nil
 }

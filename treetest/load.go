@@ -20,7 +20,8 @@ var loadTests = []subtest{
 	{name: "stalled-client", run: testStalledClient},
 }
 
-// watchLog follows a file until its version is last, and returns the versions that Watch told. A version of 0 follows until the file is removed.
+// watchLog follows a file until its version is last, and returns the versions that Watch told. A
+// version of 0 follows until the file is removed.
 func (e *env) watchLog(w sigma.Watcher, since sigma.Version, last *atomic.Uint64) (told []sigma.Version) {
 	for {
 		v, err := w.Watch(e.ctx, since)
@@ -39,7 +40,8 @@ func (e *env) watchLog(w sigma.Watcher, since sigma.Version, last *atomic.Uint64
 	}
 }
 
-// What watches of files tell is compared with the log of what was written: each version told was written, the last one written is told, and nothing is told of a file that nobody changed.
+// What watches of files tell is compared with the log of what was written: each version told was
+// written, the last one written is told, and nothing is told of a file that nobody changed.
 func testWatchLoadFiles(e *env) {
 	const files, writers, each = 4, 4, 50
 	p := e.putter(e.dir)
@@ -84,7 +86,9 @@ func testWatchLoadFiles(e *env) {
 		})
 	}
 	writing.Wait()
-	for i := range files { // one more change, so that a watcher that has seen all the others returns and finds that it was the last
+	// one more change, so that a watcher that has seen all the others returns and finds that it was
+	// the last
+	for i := range files {
 		id, _, err := p.Put(e.ctx, []string{fmt.Sprint(i)}, []byte("last"), sigma.PutOptions{})
 		e.ok("Put", err)
 		wrote[i] = append(wrote[i], id.Version)
@@ -114,7 +118,8 @@ func (e *env) removed(name string) (sigma.Version, error) {
 	return before, e.dir.Remove(e.ctx, name)
 }
 
-// A watcher of a directory that lists it whenever it is told of a change ends with what is there, and is not told more often than something was done.
+// A watcher of a directory that lists it whenever it is told of a change ends with what is there,
+// and is not told more often than something was done.
 func testWatchLoadDir(e *env) {
 	const writers, each = 4, 40
 	w, sub := e.watcher(e.dir), e.mkdir(e.dir, "sub")
@@ -169,7 +174,8 @@ func testWatchLoadDir(e *env) {
 	}
 }
 
-// A client that asks for much and reads no answer delays nobody else, and what it holds goes with it.
+// A client that asks for much and reads no answer delays nobody else, and what it holds goes with
+// it.
 func testStalledClient(e *env) {
 	e.write(e.dir, "large", pattern(60<<10))
 	e.stall(e.dir, []string{"large"}, func() {
@@ -184,7 +190,8 @@ func testStalledClient(e *env) {
 	e.ok("Remove", e.dir.Remove(e.ctx, "large"))
 }
 
-// stall lets a client of a server of what is below dir ask for the file and read no answers, while others do something.
+// stall lets a client of a server of what is below dir ask for the file and read no answers, while
+// others do something.
 func (e *env) stall(dir sigma.File, file []string, others func()) {
 	e.Helper()
 	a, b := net.Pipe() // which a proc may make too

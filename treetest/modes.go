@@ -6,7 +6,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// modeCase is what a mode withholds from the owner: each of refused, and none of allowed. Both find a directory d with a file f and an empty directory s.
+// modeCase is what a mode withholds from the owner: each of refused, and none of allowed. Both find
+// a directory d with a file f and an empty directory s.
 type modeCase struct {
 	name             string
 	file             bool // the mode is f's, else d's
@@ -14,14 +15,17 @@ type modeCase struct {
 	refused, allowed map[string]func(m *modes) error
 }
 
-// modes is what one check of modeCase works with. Its handles were made before the mode was changed.
+// modes is what one check of modeCase works with. Its handles were made before the mode was
+// changed.
 type modes struct {
 	*env
 	name string // of the directory of this check; unique in the subtest
 	d, f sigma.File
 }
 
-// testModes checks the three bits of a mode that count for the owner, as whom a program acts, one by one (9P intro(5), path_resolution(7)), each with a control: the same is done when the bit is there.
+// testModes checks the three bits of a mode that count for the owner, as whom a program acts, one
+// by one (9P intro(5), path_resolution(7)), each with a control: the same is done when the bit is
+// there.
 func testModes(e *env) {
 	if e.cfg.Principal.System {
 		e.Skip("the provider passes always")
@@ -110,15 +114,21 @@ func modeCases(e *env) []modeCase {
 	stat := func(m *modes) error { _, err := m.d.Stat(m.ctx); return err }
 	list := func(m *modes) error { return m.opens(m.d, sigma.OpenRead) }
 	get := func(m *modes) error { return m.gets(m.d, "f") }
-	reading := ops{"Open": func(m *modes) error { return m.opens(m.f, sigma.OpenRead) }, "Open for both": func(m *modes) error { return m.opens(m.f, sigma.OpenReadWrite) }, "Get": get}
+	reading := ops{"Open": func(m *modes) error {
+		return m.opens(m.f, sigma.OpenRead)
+	}, "Open for both": func(m *modes) error { return m.opens(m.f, sigma.OpenReadWrite) }, "Get": get}
 	listing := ops{"Open": list}
 	if !e.lacks(Watches) {
 		reading["Watch"] = func(m *modes) error { return m.watches(m.f) }
 		listing["Watch"] = func(m *modes) error { return m.watches(m.d) }
 	}
 	changing := ops{
-		"Create": func(m *modes) error { return m.creates("new") }, "Put": func(m *modes) error { return m.puts("new") },
-		"Mkdir": func(m *modes) error { return m.d.Mkdir(m.ctx, "new", 0o777) }, "Remove": func(m *modes) error { return m.d.Remove(m.ctx, "f") },
+		"Create": func(m *modes) error {
+			return m.creates("new")
+		}, "Put": func(m *modes) error { return m.puts("new") },
+		"Mkdir": func(m *modes) error {
+			return m.d.Mkdir(m.ctx, "new", 0o777)
+		}, "Remove": func(m *modes) error { return m.d.Remove(m.ctx, "f") },
 		"Remove of a directory": func(m *modes) error { return m.d.Remove(m.ctx, "s") },
 		"Rename":                func(m *modes) error { return m.d.Rename(m.ctx, "f", m.d, "new") },
 		"Rename out of it":      func(m *modes) error { return m.d.Rename(m.ctx, "f", m.dir, m.name+"f") },
@@ -131,23 +141,40 @@ func modeCases(e *env) []modeCase {
 		changing["Symlink"] = func(m *modes) error { return m.d.Symlink(m.ctx, "new", "/x") }
 	}
 	return []modeCase{
-		{"a file without r", true, 0o277, reading, ops{"Open for writing": func(m *modes) error { return m.opens(m.f, sigma.OpenWrite) }, "Put": func(m *modes) error { return m.puts("f") }}},
+		{"a file without r", true, 0o277, reading, ops{"Open for writing": func(m *modes) error {
+			return m.opens(m.f, sigma.OpenWrite)
+		}, "Put": func(m *modes) error { return m.puts("f") }}},
 		{"a file without w", true, 0o577, ops{
-			"Open for writing": func(m *modes) error { return m.opens(m.f, sigma.OpenWrite) }, "Open that truncates": func(m *modes) error { return m.opens(m.f, sigma.OpenTruncate) },
-			"Open for append": func(m *modes) error { return m.opens(m.f, sigma.OpenWrite|sigma.OpenAppend) }, "Create": func(m *modes) error { return m.creates("f") },
-			"Put": func(m *modes) error { return m.puts("f") }, "SetStat of a size": func(m *modes) error { return m.f.SetStat(m.ctx, sigma.StatChange{Size: &size}) },
+			"Open for writing": func(m *modes) error {
+				return m.opens(m.f, sigma.OpenWrite)
+			}, "Open that truncates": func(m *modes) error { return m.opens(m.f, sigma.OpenTruncate) },
+			"Open for append": func(m *modes) error {
+				return m.opens(m.f, sigma.OpenWrite|sigma.OpenAppend)
+			}, "Create": func(m *modes) error { return m.creates("f") },
+			"Put": func(m *modes) error {
+				return m.puts("f")
+			}, "SetStat of a size": func(m *modes) error { return m.f.SetStat(m.ctx, sigma.StatChange{Size: &size}) },
 		}, ops{"Get": get, "Open": reading["Open"], "Remove": changing["Remove"], "Rename": changing["Rename"]}},
 		{"a directory without r", false, 0o377, listing, ops{"Get": get, "Create": changing["Create"], "Stat": stat}},
-		{"a directory without w", false, 0o577, changing, ops{"Get": get, "Put to what is there": func(m *modes) error { return m.puts("f") }, "Create of what is there": func(m *modes) error { return m.creates("f") }, "Open": list}},
+		{"a directory without w", false, 0o577, changing, ops{"Get": get, "Put to what is there": func(m *modes) error {
+			return m.puts("f")
+		}, "Create of what is there": func(m *modes) error { return m.creates("f") }, "Open": list}},
 		{"a directory without x", false, 0o677, ops{
-			"Walk": func(m *modes) error { return m.walks(m.d, "f") }, "Get": get, "Put": func(m *modes) error { return m.puts("f") }, "Create": func(m *modes) error { return m.creates("f") },
-			"Walk through it": func(m *modes) error { return m.walks(m.dir, m.name, "d", "f") }, "Get through it": func(m *modes) error { return m.gets(m.dir, m.name, "d", "f") },
-			"Mkdir": changing["Mkdir"], "Remove": changing["Remove"], "Rename": changing["Rename"], "Rename into it": changing["Rename into it"],
+			"Walk": func(m *modes) error {
+				return m.walks(m.d, "f")
+			}, "Get": get, "Put": func(m *modes) error { return m.puts("f") },
+			"Create": func(m *modes) error { return m.creates("f") },
+			"Walk through it": func(m *modes) error {
+				return m.walks(m.dir, m.name, "d", "f")
+			}, "Get through it": func(m *modes) error { return m.gets(m.dir, m.name, "d", "f") },
+			"Mkdir": changing["Mkdir"], "Remove": changing["Remove"], "Rename": changing["Rename"],
+			"Rename into it": changing["Rename into it"],
 		}, ops{"Open": list, "Stat": stat, "Open of a file found before": reading["Open"]}},
 	}
 }
 
-// openGoesOn checks that what is open stays so, whatever becomes of the mode, and that who creates a file may write it, whatever mode it gave.
+// openGoesOn checks that what is open stays so, whatever becomes of the mode, and that who creates
+// a file may write it, whatever mode it gave.
 func (e *env) openGoesOn() {
 	made, err := e.dir.Create(e.ctx, "ro", sigma.OpenReadWrite|sigma.OpenExclusive, 0o400)
 	e.ok("Create with mode 0400", err)

@@ -16,7 +16,8 @@ var pathTests = []subtest{
 	{name: "remove-full", run: testRemoveFull},
 }
 
-// A name may have every byte but NUL and the slash; . and .. are no names (docs/reference/names.md).
+// A name may have every byte but NUL and the slash; . and .. are no names
+// (docs/reference/names.md).
 func testEveryByte(e *env) {
 	var names []string
 	for b := range 256 {
@@ -106,7 +107,8 @@ func testLinkLoops(e *env) {
 	link("self/x", "longer")
 	link("/b", "a")
 	link("a", "b")
-	for path, want := range map[string]sigma.Kind{"/l1": 0, "/l40": 0, "/l41": sigma.KindLoop, "/self": sigma.KindLoop, "/self/x": sigma.KindLoop, "/longer": sigma.KindLoop, "/a": sigma.KindLoop, "/b/x": sigma.KindLoop,
+	for path, want := range map[string]sigma.Kind{"/l1": 0, "/l40": 0, "/l41": sigma.KindLoop, "/self": sigma.KindLoop,
+		"/self/x": sigma.KindLoop, "/longer": sigma.KindLoop, "/a": sigma.KindLoop, "/b/x": sigma.KindLoop,
 		"/d" + strings.Repeat("/up", 40): sigma.KindIsDir, "/d" + strings.Repeat("/up", 41): sigma.KindLoop} {
 		got, _, err := t.Get(e.ctx, path)
 		if want != 0 {

@@ -151,7 +151,8 @@ func testPipeWaits(e *env) {
 // The end is when the last writer goes; a writer hears when the last reader goes.
 func testPipeEnds(e *env) {
 	e.pipe("p")
-	r, w1, w2 := e.open(e.dir, sigma.OpenRead, "p"), e.open(e.dir, sigma.OpenWrite, "p"), e.open(e.dir, sigma.OpenWrite, "p")
+	r, w1, w2 := e.open(e.dir, sigma.OpenRead, "p"), e.open(e.dir, sigma.OpenWrite, "p"), e.open(e.dir, sigma.OpenWrite,
+		"p")
 	end := make(chan string, 1)
 	go func() {
 		buf := make([]byte, 100)

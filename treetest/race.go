@@ -45,7 +45,8 @@ func testRenameOrRemove(e *env) {
 	}
 }
 
-// Of directories with entries that are renamed to one name exactly one gets it, and the others stay whole.
+// Of directories with entries that are renamed to one name exactly one gets it, and the others stay
+// whole.
 func testRenameFullRace(e *env) {
 	const n = 6
 	for round := range 5 {
@@ -97,7 +98,8 @@ func testRemoveOrMake(e *env) {
 	}
 }
 
-// Whatever directories are moved into each other at the same time, all of them stay within reach: none ends below itself.
+// Whatever directories are moved into each other at the same time, all of them stay within reach:
+// none ends below itself.
 func testRenameNoCycle(e *env) {
 	const dirs, workers, each = 8, 6, 60
 	handles, names := []sigma.File{e.dir}, map[string]bool{}
@@ -118,7 +120,8 @@ func testRenameNoCycle(e *env) {
 						break
 					}
 					switch sigma.KindOf(err) {
-					case sigma.KindNotFound, sigma.KindInvalid, sigma.KindNotEmpty: // it is elsewhere; below itself; it is there
+					case sigma.KindNotFound, sigma.KindInvalid,
+						sigma.KindNotEmpty: // it is elsewhere; below itself; it is there
 					default:
 						e.Errorf("Rename: %v", err)
 					}

@@ -15,12 +15,15 @@ type ReadOnlyConfig struct {
 	New       func(t *testing.T) sigma.Tree
 	Principal sigma.Principal
 	Root      string // what Attach is given
-	// Dir leads to a directory that does not change during the test and has entries, File to a file of at least two bytes that does not either. A tree may have more that change.
+	// Dir leads to a directory that does not change during the test and has entries, File to a file
+	// of at least two bytes that does not either. A tree may have more that change.
 	Dir, File []string
 }
 
-// RunReadOnly is Run for trees in which nothing can be made: what can be read is as of any tree, and every attempt to change something is refused, as KindPermission or KindUnsupported, and changes nothing.
-// Such trees lack watches, leases and passed files; versions of their files need not tell of changes.
+// RunReadOnly is Run for trees in which nothing can be made: what can be read is as of any tree,
+// and every attempt to change something is refused, as KindPermission or KindUnsupported, and
+// changes nothing. Such trees lack watches, leases and passed files; versions of their files need
+// not tell of changes.
 func RunReadOnly(t *testing.T, cfg ReadOnlyConfig) {
 	t.Helper()
 	root, err := cfg.New(t).Attach(t.Context(), cfg.Principal, cfg.Root)
@@ -32,7 +35,8 @@ func RunReadOnly(t *testing.T, cfg ReadOnlyConfig) {
 		name string
 		run  func(e *env, cfg ReadOnlyConfig)
 	}{
-		{"walk", readOnlyWalk}, {"listing", readOnlyListing}, {"read", readOnlyRead}, {"open-modes", readOnlyModes}, {"bad-names", readOnlyNames}, {"refused", readOnlyRefused}, {"lacks", readOnlyLacks},
+		{"walk", readOnlyWalk}, {"listing", readOnlyListing}, {"read", readOnlyRead}, {"open-modes", readOnlyModes},
+		{"bad-names", readOnlyNames}, {"refused", readOnlyRefused}, {"lacks", readOnlyLacks},
 	} {
 		t.Run(s.name, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), timeout)
@@ -119,7 +123,8 @@ func readOnlyRead(e *env, cfg ReadOnlyConfig) {
 		if n, err := f.ReadAt(e.ctx, one, offset); n != 0 || err != nil && sigma.KindOf(err) != sigma.KindInvalid {
 			e.Errorf("ReadAt(%d): got %d bytes, %v; want the end", offset, n, err)
 		}
-		if r, _, err := e.getter(e.root).Get(e.ctx, cfg.File, offset, 10); len(r.Data) != 0 || err != nil && sigma.KindOf(err) != sigma.KindInvalid {
+		if r, _, err := e.getter(e.root).Get(e.ctx, cfg.File, offset, 10); len(r.Data) != 0 || err != nil &&
+			sigma.KindOf(err) != sigma.KindInvalid {
 			e.Errorf("Get at %d: got %q, %v", offset, r.Data, err)
 		}
 	}
@@ -128,7 +133,8 @@ func readOnlyRead(e *env, cfg ReadOnlyConfig) {
 }
 
 func readOnlyModes(e *env, cfg ReadOnlyConfig) {
-	for _, flags := range []sigma.OpenFlags{sigma.OpenWrite, sigma.OpenReadWrite, sigma.OpenTruncate | sigma.OpenWrite, sigma.OpenAppend | sigma.OpenWrite} {
+	for _, flags := range []sigma.OpenFlags{sigma.OpenWrite, sigma.OpenReadWrite, sigma.OpenTruncate | sigma.OpenWrite,
+		sigma.OpenAppend | sigma.OpenWrite} {
 		f := e.walk(e.root, cfg.File...)
 		e.fails("Open for writing", f.Open(e.ctx, flags), readOnlyKinds...)
 		_, err := f.WriteAt(e.ctx, []byte("x"), 0)
@@ -184,7 +190,8 @@ func readOnlyRefused(e *env, cfg ReadOnlyConfig) {
 		refused("Create", err)
 		refused("Mkdir", e.dir.Mkdir(e.ctx, n, 0o777))
 		refused("Symlink", e.dir.Symlink(e.ctx, n, "/x"))
-		for _, o := range []sigma.PutOptions{{}, {MustMake: true}, {Append: true}, {Kind: sigma.KindSymlink}, {Kind: sigma.KindEndpoint}} {
+		for _, o := range []sigma.PutOptions{{}, {MustMake: true}, {Append: true}, {Kind: sigma.KindSymlink},
+			{Kind: sigma.KindEndpoint}} {
 			_, _, err = e.putter(e.dir).Put(e.ctx, []string{n}, []byte("/x"), o)
 			refused("Put", err)
 		}

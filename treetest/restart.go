@@ -14,7 +14,8 @@ import (
 
 // RestartConfig says what is tested of a server that keeps what it has over restarts.
 type RestartConfig struct {
-	// Start makes the server, with what an earlier one of the same subtest had, and stop ends it as abruptly as the test can. New makes a place for a subtest's servers.
+	// Start makes the server, with what an earlier one of the same subtest had, and stop ends it as
+	// abruptly as the test can. New makes a place for a subtest's servers.
 	New       func(t *testing.T) (start func() (tree sigma.Tree, stop func()))
 	Principal sigma.Principal
 	Root      string // what Attach is given
@@ -23,7 +24,8 @@ type RestartConfig struct {
 	Lacks     []Capability
 }
 
-// RunRestarts checks what trees keep over restarts. Each subtest has a clock of its own (testing/synctest), so the servers may be no other processes.
+// RunRestarts checks what trees keep over restarts. Each subtest has a clock of its own
+// (testing/synctest), so the servers may be no other processes.
 func RunRestarts(t *testing.T, cfg RestartConfig) {
 	t.Helper()
 	for _, s := range []struct {
@@ -31,15 +33,18 @@ func RunRestarts(t *testing.T, cfg RestartConfig) {
 		needs Capability
 		run   func(r *restarting)
 	}{
-		{"files", "", restartFiles}, {"versions", "", restartVersions}, {"mid-listing", "", restartMidListing}, {"fences", "", restartFences},
-		{"quick", Leases, restartQuick}, {"delayed", Leases, restartDelayed}, {"delayed-and-alone", Leases, restartAlone},
+		{"files", "", restartFiles}, {"versions", "", restartVersions}, {"mid-listing", "", restartMidListing},
+		{"fences", "", restartFences},
+		{"quick", Leases, restartQuick}, {"delayed", Leases, restartDelayed},
+		{"delayed-and-alone", Leases, restartAlone},
 	} {
 		if slices.Contains(cfg.Lacks, s.needs) {
 			continue
 		}
 		t.Run(s.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				r := &restarting{env: &env{T: t, ctx: t.Context(), cfg: Config{Lacks: cfg.Lacks, SizeMax: 64 << 10}}, rc: cfg, start: cfg.New(t)}
+				r := &restarting{env: &env{T: t, ctx: t.Context(), cfg: Config{Lacks: cfg.Lacks, SizeMax: 64 << 10}},
+					rc: cfg, start: cfg.New(t)}
 				r.begin()
 				r.ok("Mkdir", r.root.Mkdir(r.ctx, cfg.Dir, 0o777))
 				r.end()
@@ -111,7 +116,8 @@ func restartFiles(r *restarting) {
 	moved := r.walk(r.dir, "moved")
 	defer moved.Close()
 	for name, want := range before {
-		if got := r.statOf(moved, name); got.ID.Kind != want.ID.Kind || got.ID.Version != want.ID.Version || got.Size != want.Size || got.Perm != want.Perm {
+		if got := r.statOf(moved, name); got.ID.Kind != want.ID.Kind || got.ID.Version != want.ID.Version ||
+			got.Size != want.Size || got.Perm != want.Perm {
 			r.Errorf("%s: got %+v, was %+v", name, got, want)
 		}
 	}
@@ -121,7 +127,8 @@ func restartFiles(r *restarting) {
 	r.wantData("content", r.read(moved, "f"), pattern(10000))
 }
 
-// Versions only grow, so that a condition of before is a condition after, and a watch goes on where it was: it neither misses nor invents a change.
+// Versions only grow, so that a condition of before is a condition after, and a watch goes on where
+// it was: it neither misses nor invents a change.
 func restartVersions(r *restarting) {
 	first := r.put(r.dir, "f", "a", sigma.PutOptions{})
 	second := r.put(r.dir, "f", "b", sigma.PutOptions{IfVersion: first.Version})
@@ -178,7 +185,8 @@ func (r *restarting) gone(what, name string) {
 	}
 }
 
-// A restart within the lease's time keeps its files, and the lease can be renewed; then it ends in its time.
+// A restart within the lease's time keeps its files, and the lease can be renewed; then it ends in
+// its time.
 func restartQuick(r *restarting) {
 	id := r.leased("f")
 	for range 3 {
@@ -192,7 +200,8 @@ func restartQuick(r *restarting) {
 	r.fails("Renew", r.root.(sigma.Leaser).Renew(r.ctx, id), sigma.KindNotFound, sigma.KindStale)
 }
 
-// After more than the lease's time its holder and its files share one fate: if the lease can be renewed they are there.
+// After more than the lease's time its holder and its files share one fate: if the lease can be
+// renewed they are there.
 func restartDelayed(r *restarting) {
 	id := r.leased("f")
 	r.down(2 * r.rc.TTL)
@@ -221,7 +230,8 @@ func restartAlone(r *restarting) {
 	r.wantNames(r.dir, "stays")
 }
 
-// A listing that a restart interrupts ends with an error or goes on rightly; the next one has everything, ephemeral names too.
+// A listing that a restart interrupts ends with an error or goes on rightly; the next one has
+// everything, ephemeral names too.
 func restartMidListing(r *restarting) {
 	var want []string
 	for i := range 30 {

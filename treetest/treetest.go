@@ -1,8 +1,10 @@
-// Package treetest is the conformance kit of sigma.Tree: every tree, and every way to reach one, passes Run.
+// Package treetest is the conformance kit of sigma.Tree: every tree, and every way to reach one,
+// passes Run.
 //
-// A tree may lack capabilities of a closed list, and then must answer KindUnsupported to what needs them; there are no other
-// differences. Each subtest works in a directory of its own and leaves what it made; those that concern trees in general say
-// with which lesson or sentence of sigma/file.go they deal. The tests of trees and of the session protocol use it.
+// A tree may lack capabilities of a closed list, and then must answer KindUnsupported to what needs
+// them; there are no other differences. Each subtest works in a directory of its own and leaves
+// what it made; those that concern trees in general say with which lesson or sentence of
+// sigma/file.go they deal. The tests of trees and of the session protocol use it.
 package treetest
 
 import (
@@ -91,7 +93,8 @@ func Run(t *testing.T, cfg Config) {
 	if err := root.Mkdir(t.Context(), cfg.Dir, 0o777); err != nil {
 		t.Fatalf("Mkdir of %q in the root: %v", cfg.Dir, err)
 	}
-	for _, group := range [][]subtest{walkTests, pathTests, dataTests, hiddenTests, entryTests, renameTests, raceTests, wholeTests, changeTests, fenceTests, loadTests, pipeTests, lackTests} {
+	for _, group := range [][]subtest{walkTests, pathTests, dataTests, hiddenTests, entryTests, renameTests, raceTests,
+		wholeTests, changeTests, fenceTests, loadTests, pipeTests, lackTests} {
 		for _, s := range group {
 			t.Run(s.name, func(t *testing.T) { runOne(t, cfg, root, s) })
 		}
@@ -376,6 +379,7 @@ func pattern(n int) string {
 
 // badNames can never be one component of a path; why each is bad is its key.
 var badNames = map[string]string{
-	"empty": "", "dot": ".", "dotdot": "..", "slash": "a/b", "slash first": "/a", "NUL": "a\x00b", "256 bytes": strings.Repeat("n", 256),
-	"10 MB": strings.Repeat("n", 10<<20),
+	"empty": "", "dot": ".", "dotdot": "..", "slash": "a/b", "slash first": "/a", "NUL": "a\x00b",
+	"256 bytes": strings.Repeat("n", 256),
+	"10 MB":     strings.Repeat("n", 10<<20),
 }

@@ -52,12 +52,14 @@ func (e *env) wantStop(from sigma.File, n int, names ...string) []sigma.FileID {
 		f.Close()
 	}
 	if f != nil || err != nil || len(ids) != n {
-		e.Fatalf("Walk(%q): got file %t, %d ids, error %v; want no file, %d ids, no error", names, f != nil, len(ids), err, n)
+		e.Fatalf("Walk(%q): got file %t, %d ids, error %v; want no file, %d ids, no error", names, f != nil, len(ids),
+			err, n)
 	}
 	return ids
 }
 
-// A name that is missing at once is an error, one that is missing later is told by the number of ids.
+// A name that is missing at once is an error, one that is missing later is told by the number of
+// ids.
 func testWalkPartial(e *env) {
 	a := e.mkdir(e.dir, "a")
 	e.mkdir(a, "b")
@@ -116,7 +118,8 @@ func testBadNames(e *env) {
 		_, err = e.dir.Create(e.ctx, name, sigma.OpenWrite, 0o666)
 		e.fails("Create, "+why, err, sigma.KindInvalid, sigma.KindTooBig)
 		e.fails("Mkdir, "+why, e.dir.Mkdir(e.ctx, name, 0o777), sigma.KindInvalid, sigma.KindTooBig)
-		e.fails("Symlink, "+why, e.dir.Symlink(e.ctx, name, "/x"), sigma.KindInvalid, sigma.KindTooBig, sigma.KindUnsupported)
+		e.fails("Symlink, "+why, e.dir.Symlink(e.ctx, name, "/x"), sigma.KindInvalid, sigma.KindTooBig,
+			sigma.KindUnsupported)
 		e.fails("Remove, "+why, e.dir.Remove(e.ctx, name), sigma.KindInvalid, sigma.KindTooBig)
 		e.fails("Rename from, "+why, e.dir.Rename(e.ctx, name, e.dir, "g"), sigma.KindInvalid, sigma.KindTooBig)
 		e.fails("Rename to, "+why, e.dir.Rename(e.ctx, "f", e.dir, name), sigma.KindInvalid, sigma.KindTooBig)
@@ -136,7 +139,8 @@ func testBadNames(e *env) {
 
 // What CheckName allows works.
 func testOddNames(e *env) {
-	names := []string{"a b", "...", "-rf", "~x", "new\nline", "\xff\xfe", "日本", "%00", ".temp", strings.Repeat("n", 255)}
+	names := []string{"a b", "...", "-rf", "~x", "new\nline", "\xff\xfe", "日本", "%00", ".temp",
+		strings.Repeat("n", 255)}
 	for _, name := range names {
 		e.write(e.dir, name, name)
 	}

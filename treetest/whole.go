@@ -122,7 +122,8 @@ func testPutAppend(e *env) {
 	id := e.put(e.dir, "f", "b", sigma.PutOptions{Append: true})
 	e.wantData("content", string(e.get(e.dir, "f").Data), "ab")
 	e.put(e.dir, "f", "c", sigma.PutOptions{Append: true, IfVersion: id.Version})
-	_, _, err := e.putter(e.dir).Put(e.ctx, []string{"f"}, []byte("d"), sigma.PutOptions{Append: true, IfVersion: id.Version})
+	_, _, err := e.putter(e.dir).Put(e.ctx, []string{"f"}, []byte("d"), sigma.PutOptions{Append: true,
+		IfVersion: id.Version})
 	e.fails("Append at another version", err, sigma.KindVersion)
 	e.wantData("content", string(e.get(e.dir, "f").Data), "abc")
 }
@@ -150,7 +151,8 @@ func testPutAtomic(e *env) {
 					e.Errorf("Get: %v", err)
 					return
 				}
-				if len(r.Data) == 0 || len(r.Data)%1000 != 0 || strings.Trim(string(r.Data), string(r.Data[:1])) != "" || r.Size != uint64(len(r.Data)) {
+				if len(r.Data) == 0 || len(r.Data)%1000 != 0 ||
+					strings.Trim(string(r.Data), string(r.Data[:1])) != "" || r.Size != uint64(len(r.Data)) {
 					e.Errorf("Get: a mixture of %d bytes, size %d", len(r.Data), r.Size)
 				}
 			}
@@ -175,7 +177,8 @@ func testPutRace(e *env) {
 					return
 				}
 				n, _ := strconv.Atoi(string(r.Data))
-				_, _, err = p.Put(e.ctx, []string{"n"}, []byte(strconv.Itoa(n+1)), sigma.PutOptions{IfVersion: r.ID.Version})
+				_, _, err = p.Put(e.ctx, []string{"n"}, []byte(strconv.Itoa(n+1)),
+					sigma.PutOptions{IfVersion: r.ID.Version})
 				switch {
 				case err == nil:
 					done++

@@ -13,7 +13,8 @@ import (
 // ways are how often a realm's bytes are asked for.
 const ways = 1000
 
-// asking looks for files by everything that a tenant can do with names and handles, at random. It knows what the names of the other realm's files are, and where they are on the disk.
+// asking looks for files by everything that a tenant can do with names and handles, at random. It
+// knows what the names of the other realm's files are, and where they are on the disk.
 type asking struct {
 	t      *testing.T
 	ctx    context.Context
@@ -25,7 +26,9 @@ type asking struct {
 
 const secretText = "bytes of the other realm"
 
-var askedNames = []string{"secret", "dir", "..", ".", "", "/", "realms", "other", "tree", "temp", "trash", "fences", "1", "2", "..\x00", "dir/secret", "../../other/tree/secret", "/realms/other/tree/secret", "sigma:symlink:/secret", "link", "mine"}
+var askedNames = []string{"secret", "dir", "..", ".", "", "/", "realms", "other", "tree", "temp", "trash", "fences",
+	"1", "2", "..\x00", "dir/secret", "../../other/tree/secret", "/realms/other/tree/secret", "sigma:symlink:/secret",
+	"link", "mine"}
 
 func (a *asking) name() string { return askedNames[a.random.IntN(len(askedNames))] }
 
@@ -71,7 +74,8 @@ func (a *asking) once() {
 	case 2:
 		a.read(f)
 	case 3:
-		if to, err := f.Create(a.ctx, a.name(), sigma.OpenReadWrite|sigma.OpenHidden*sigma.OpenFlags(a.random.IntN(2)), 0); err == nil {
+		if to, err := f.Create(a.ctx, a.name(), sigma.OpenReadWrite|sigma.OpenHidden*sigma.OpenFlags(a.random.IntN(2)),
+			0); err == nil {
 			defer to.Close()
 			a.fill(to)
 		}
@@ -81,7 +85,9 @@ func (a *asking) once() {
 	case 5:
 		f.Rename(a.ctx, a.name(), f, a.name())
 	case 6:
-		f.(sigma.Putter).Put(a.ctx, append(a.names(), a.name()), []byte("/"+a.name()), sigma.PutOptions{Kind: []sigma.FileKind{sigma.KindFile, sigma.KindSymlink, sigma.KindEndpoint}[a.random.IntN(3)]})
+		f.(sigma.Putter).Put(a.ctx, append(a.names(), a.name()), []byte("/"+a.name()),
+			sigma.PutOptions{Kind: []sigma.FileKind{sigma.KindFile, sigma.KindSymlink,
+				sigma.KindEndpoint}[a.random.IntN(3)]})
 	case 7:
 		if es, _, _, err := f.ReadDir(a.ctx, 0, 100); err == nil {
 			for _, e := range es {
@@ -109,7 +115,8 @@ func (a *asking) fill(f sigma.File) {
 	}
 }
 
-// Goal: another realm's bytes are never seen, asked for in 1,000 ways. The control asks the same as the realm whose bytes they are, and finds them.
+// Goal: another realm's bytes are never seen, asked for in 1,000 ways. The control asks the same as
+// the realm whose bytes they are, and finds them.
 func TestOtherRealm(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -125,12 +132,14 @@ func TestOtherRealm(t *testing.T) {
 		}
 		for _, name := range askedNames {
 			if sigma.CheckName(name) == nil && name != "dir" { // none of what is asked for is there by chance only
-				if _, _, err := other.(sigma.Putter).Put(t.Context(), []string{name}, []byte(secretText), sigma.PutOptions{}); err != nil {
+				if _, _, err := other.(sigma.Putter).Put(t.Context(), []string{name}, []byte(secretText),
+					sigma.PutOptions{}); err != nil {
 					t.Fatal(err)
 				}
 			}
 		}
-		a := &asking{t: t, ctx: t.Context(), tree: tree, as: sigma.Principal{Realm: as}, random: rand.New(rand.NewPCG(seed, 1))}
+		a := &asking{t: t, ctx: t.Context(), tree: tree, as: sigma.Principal{Realm: as},
+			random: rand.New(rand.NewPCG(seed, 1))}
 		for range ways {
 			a.once()
 		}

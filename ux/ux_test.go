@@ -44,7 +44,8 @@ func TestRestarts(t *testing.T) {
 	})
 }
 
-// Modes and times are what was set, also after a restart, until the bytes change; and of a file that a mode was not set of nothing is kept.
+// Modes and times are what was set, also after a restart, until the bytes change; and of a file
+// that a mode was not set of nothing is kept.
 func TestAttributesLast(t *testing.T) {
 	dir, when := t.TempDir(), time.Unix(1_234_567_890, 987_654_321)
 	attach := func() (sigma.File, func()) {

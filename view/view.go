@@ -1,10 +1,14 @@
-// Package view is what one proc sees of its realm's tree (architecture §6): a table of entries, each of which shows a place of the realm at a path, with rights. It makes the table of a child from
-// what its descriptor asks for and its spawner's own table, and answers what decides about a path.
+// Package view is what one proc sees of its realm's tree (architecture §6): a table of entries,
+// each of which shows a place of the realm at a path, with rights. It makes the table of a child
+// from what its descriptor asks for and its spawner's own table, and answers what decides about a
+// path.
 //
-// It promises that a table made from another gives no way to a place that the other gives none to, nor more rights there. It assumes that whoever walks to a target follows no symlink on the way,
+// It promises that a table made from another gives no way to a place that the other gives none to,
+// nor more rights there. It assumes that whoever walks to a target follows no symlink on the way,
 // or the table would say nothing about where that ends.
 //
-// Tables do not change; all is safe for concurrent use. Users: kernel, which enforces them, and schedd, which keeps them.
+// Tables do not change; all is safe for concurrent use. Users: kernel, which enforces them, and
+// schedd, which keeps them.
 package view
 
 import (
@@ -28,8 +32,9 @@ type Table struct {
 	entries []Entry // by path; no two have the same
 }
 
-// Make makes the table of a child whose descriptor asks for entries, of which by sees the targets. Targets have been settled: they contain no symlink. KindPermission names the first entry
-// for which by has no place, or fewer rights.
+// Make makes the table of a child whose descriptor asks for entries, of which by sees the targets.
+// Targets have been settled: they contain no symlink. KindPermission names the first entry for
+// which by has no place, or fewer rights.
 func Make(entries []sigma.ViewEntry, by *Table) (*Table, error) {
 	const op = "view.Make"
 	t := &Table{}
@@ -58,7 +63,8 @@ func Make(entries []sigma.ViewEntry, by *Table) (*Table, error) {
 			return nil, denied(a, fmt.Sprintf("the spawner has %v there", e.Rights))
 		case found:
 			real := slices.Concat(e.Target, rest)
-			if len(real) > 0 && real[0] == sigma.NameSys || len(path) > 0 && path[0] == sigma.NameProc && !slices.Equal(path, real) {
+			if len(real) > 0 && real[0] == sigma.NameSys || len(path) > 0 && path[0] == sigma.NameProc &&
+				!slices.Equal(path, real) {
 				return nil, denied(a, "the place is the system's")
 			}
 			t.entries = slices.Insert(t.entries, i, Entry{path, real, a.Rights})
@@ -71,13 +77,19 @@ func Make(entries []sigma.ViewEntry, by *Table) (*Table, error) {
 		}
 	}
 	if len(t.entries) > sigma.ViewMax || t.Size() > sigma.ViewBytesMax {
-		return nil, &sigma.Error{Op: op, Kind: sigma.KindTooBig, Msg: fmt.Sprintf("with what comes along from the spawner's view the view has %d entries of %d bytes; %d of %d bytes are allowed",
-			len(t.entries), t.Size(), sigma.ViewMax, sigma.ViewBytesMax), Hint: fmt.Sprintf("%d of them were asked for", asked)}
+		return nil, &sigma.Error{Op: op, Kind: sigma.KindTooBig,
+			Msg: fmt.Sprintf(
+				"with what comes along from the spawner's view the view has %d entries of %d bytes; %d of %d bytes "+
+					"are allowed",
+				len(t.entries), t.Size(), sigma.ViewMax, sigma.ViewBytesMax),
+			Hint: fmt.Sprintf("%d of them were asked for",
+				asked)}
 	}
 	return t, nil
 }
 
-// bring adds what the spawner sees below the target by other entries than the one above it: without them, the child would see what they cover.
+// bring adds what the spawner sees below the target by other entries than the one above it: without
+// them, the child would see what they cover.
 func (t *Table) bring(a sigma.ViewEntry, by *Table) {
 	path, _ := sigma.ParsePath(a.Path)
 	target, _ := sigma.ParsePath(a.Target)
@@ -93,20 +105,24 @@ func (t *Table) bring(a sigma.ViewEntry, by *Table) {
 }
 
 func denied(a sigma.ViewEntry, why string) error {
-	return &sigma.Error{Op: "view.Make", Path: a.Path, Kind: sigma.KindPermission, Msg: fmt.Sprintf("the view's entry %s=%s:%v cannot be given: %s", a.Path, a.Target, a.Rights, why),
+	return &sigma.Error{Op: "view.Make", Path: a.Path, Kind: sigma.KindPermission,
+		Msg:  fmt.Sprintf("the view's entry %s=%s:%v cannot be given: %s", a.Path, a.Target, a.Rights, why),
 		Hint: "a view gives what the spawner has, at most"}
 }
 
 // find says where path's entry is in the order, and whether there is one.
 func (t *Table) find(path []string) (int, bool) {
-	return slices.BinarySearchFunc(t.entries, path, func(e Entry, path []string) int { return slices.CompareFunc(e.Path, path, strings.Compare) })
+	return slices.BinarySearchFunc(t.entries, path, func(e Entry, path []string) int {
+		return slices.CompareFunc(e.Path, path, strings.Compare)
+	})
 }
 
 func hasPrefix(names, prefix []string) bool {
 	return len(names) >= len(prefix) && slices.Equal(names[:len(prefix)], prefix)
 }
 
-// Lookup gives the entry that decides about a path, and the names of it that are left below the entry's place.
+// Lookup gives the entry that decides about a path, and the names of it that are left below the
+// entry's place.
 func (t *Table) Lookup(names []string) (e *Entry, rest []string, found bool) {
 	for n := len(names); n >= 0; n-- {
 		if i, ok := t.find(names[:n]); ok {
@@ -134,7 +150,8 @@ func (t *Table) Grants(place []string) (r sigma.Rights) {
 		if !hasPrefix(place, e.Target) {
 			continue
 		}
-		if by, _, _ := t.Lookup(slices.Concat(e.Path, place[len(e.Target):])); by == e { // else another entry covers it there
+		if by, _, _ := t.Lookup(slices.Concat(e.Path,
+			place[len(e.Target):])); by == e { // else another entry covers it there
 			r |= e.Rights
 		}
 	}

@@ -43,7 +43,8 @@ func text(v *Table) string {
 
 // What a child is given is what its spawner has, by the realm's names.
 func TestMake(t *testing.T) {
-	parent := made(t, "/in=/s3/data/7:ro /workdir=/jobs/7:rw /workdir/log=/logs/7:ro /workdir/.key=/:none /svc=/services:rc", nil)
+	parent := made(t,
+		"/in=/s3/data/7:ro /workdir=/jobs/7:rw /workdir/log=/logs/7:ro /workdir/.key=/:none /svc=/services:rc", nil)
 	for _, c := range []struct{ asks, gets string }{
 		{"", ""},
 		{"/a=/in:ro", "/a=/s3/data/7:ro"},
@@ -51,18 +52,22 @@ func TestMake(t *testing.T) {
 		{"/a=/workdir/tmp:ro", "/a=/jobs/7/tmp:ro"},
 		{"/a=/workdir:rw", "/a=/jobs/7:rw /a/.key=/:none /a/log=/logs/7:ro"},
 		{"/a=/workdir:ro /a/log=/in:ro", "/a=/jobs/7:ro /a/.key=/:none /a/log=/s3/data/7:ro"},
-		{"/=/:rw", "/in=/s3/data/7:ro /svc=/services:rc /workdir=/jobs/7:rw /workdir/.key=/:none /workdir/log=/logs/7:ro"},
-		{"/=/:ro", "/in=/s3/data/7:ro /svc=/services:ro /workdir=/jobs/7:ro /workdir/.key=/:none /workdir/log=/logs/7:ro"},
+		{"/=/:rw",
+			"/in=/s3/data/7:ro /svc=/services:rc /workdir=/jobs/7:rw /workdir/.key=/:none /workdir/log=/logs/7:ro"},
+		{"/=/:ro",
+			"/in=/s3/data/7:ro /svc=/services:ro /workdir=/jobs/7:ro /workdir/.key=/:none /workdir/log=/logs/7:ro"},
 		{"/s=/svc/x:rc", "/s=/services/x:rc"},
 	} {
 		if got := text(made(t, c.asks, parent)); got != c.gets {
 			t.Errorf("%s gives %s, want %s", c.asks, got, c.gets)
 		}
 	}
-	for _, c := range []string{"/a=/in:rw", "/a=/in:rc", "/a=/in/x:rw", "/a=/s3:ro", "/a=/s3/data/7:ro", "/a=/jobs:ro", "/a=/workdir/log:rw", "/a=/workdir/.key:ro", "/a=/workdir/.key/x:ro", "/a=/proc:ro", "/proc=/proc:ro",
+	for _, c := range []string{"/a=/in:rw", "/a=/in:rc", "/a=/in/x:rw", "/a=/s3:ro", "/a=/s3/data/7:ro", "/a=/jobs:ro",
+		"/a=/workdir/log:rw", "/a=/workdir/.key:ro", "/a=/workdir/.key/x:ro", "/a=/proc:ro", "/proc=/proc:ro",
 		"/ok=/in:ro /a=/wor:ro"} {
 		v, err := Make(entries(t, c), parent)
-		if sigma.KindOf(err) != sigma.KindPermission || !strings.Contains(err.Error(), "/a=") && !strings.Contains(err.Error(), "/proc=") {
+		if sigma.KindOf(err) != sigma.KindPermission || !strings.Contains(err.Error(), "/a=") &&
+			!strings.Contains(err.Error(), "/proc=") {
 			t.Errorf("%s: %v, %v", c, v, err)
 		}
 	}
@@ -82,20 +87,23 @@ func TestMake(t *testing.T) {
 	}
 }
 
-// A descendant never has more than an ancestor, whatever they ask for: of every place, the rights of each generation include those of the next.
+// A descendant never has more than an ancestor, whatever they ask for: of every place, the rights
+// of each generation include those of the next.
 func TestGenerations(t *testing.T) {
 	places := []string{"/a", "/a/b", "/a/b/c", "/d", "/d/e", "/f"}
 	rights := []sigma.Rights{sigma.RightsNone, sigma.RightsRead, sigma.RightsCall, sigma.RightsAll}
-	seen := func(v *Table) map[string]sigma.Rights { // what is reached by all paths that the table has, in the realm's names
-		out := map[string]sigma.Rights{}
-		for _, p := range append(slices.Clone(places), "/a/b/c/d", "/d/e/f/g", "/x", "/x/b", "/x/b/c", "/x/e") {
-			n, _ := sigma.ParsePath(p)
-			if e, rest, ok := v.Lookup(n); ok {
-				out[sigma.JoinPath(slices.Concat(e.Target, rest)...)] |= e.Rights
+	seen :=
+		func(v *Table) map[string]sigma.Rights {
+			// what is reached by all paths that the table has, in the realm's names
+			out := map[string]sigma.Rights{}
+			for _, p := range append(slices.Clone(places), "/a/b/c/d", "/d/e/f/g", "/x", "/x/b", "/x/b/c", "/x/e") {
+				n, _ := sigma.ParsePath(p)
+				if e, rest, ok := v.Lookup(n); ok {
+					out[sigma.JoinPath(slices.Concat(e.Target, rest)...)] |= e.Rights
+				}
 			}
+			return out
 		}
-		return out
-	}
 	next := uint64(1)
 	random := func(n int) int {
 		next = next*6364136223846793005 + 1442695040888963407
@@ -107,7 +115,8 @@ func TestGenerations(t *testing.T) {
 			var ask []sigma.ViewEntry
 			for range 1 + random(3) {
 				paths := append(slices.Clone(places), "/x")
-				ask = append(ask, sigma.ViewEntry{Path: paths[random(len(paths))], Target: places[random(len(places))], Rights: rights[random(4)]})
+				ask = append(ask, sigma.ViewEntry{Path: paths[random(len(paths))], Target: places[random(len(places))],
+					Rights: rights[random(4)]})
 			}
 			child, err := Make(ask, v)
 			if err != nil {
@@ -136,11 +145,13 @@ func TestGenerations(t *testing.T) {
 func TestLookup(t *testing.T) {
 	v := made(t, "/a=/x:ro /a/b/c=/y:rw", nil)
 	for _, c := range []struct{ path, target, rest string }{
-		{"/a", "/x", "/"}, {"/a/q/r", "/x", "/q/r"}, {"/a/b", "/x", "/b"}, {"/a/b/c", "/y", "/"}, {"/a/b/c/d", "/y", "/d"}, {"/", "", ""}, {"/ab", "", ""},
+		{"/a", "/x", "/"}, {"/a/q/r", "/x", "/q/r"}, {"/a/b", "/x", "/b"}, {"/a/b/c", "/y", "/"},
+		{"/a/b/c/d", "/y", "/d"}, {"/", "", ""}, {"/ab", "", ""},
 	} {
 		n, _ := sigma.ParsePath(c.path)
 		e, rest, ok := v.Lookup(n)
-		if ok != (c.target != "") || ok && (sigma.JoinPath(e.Target...) != c.target || sigma.JoinPath(rest...) != c.rest) {
+		if ok != (c.target != "") || ok && (sigma.JoinPath(e.Target...) != c.target ||
+			sigma.JoinPath(rest...) != c.rest) {
 			t.Errorf("Lookup(%s) = %v, %v, %v", c.path, e, rest, ok)
 		}
 	}
@@ -156,17 +167,21 @@ func TestLookup(t *testing.T) {
 }
 
 func TestCode(t *testing.T) {
-	for _, v := range []*Table{nil, made(t, "", nil), made(t, "/=/:ro /a=/x:rw /a-b=/y:ro /a/b=/q:none /proc=/proc:ro", nil)} {
+	for _, v := range []*Table{nil, made(t, "", nil), made(t, "/=/:ro /a=/x:rw /a-b=/y:ro /a/b=/q:none /proc=/proc:ro",
+		nil)} {
 		b, err := sigmap.Payload(func(c *sigmap.Coder) { Code(c, &v) })
 		if err != nil {
 			t.Fatal(err)
 		}
 		var got *Table
-		if err := sigmap.Parse(b, func(c *sigmap.Coder) { Code(c, &got) }); err != nil || (got == nil) != (v == nil) || v != nil && text(got) != text(v) {
+		if err := sigmap.Parse(b, func(c *sigmap.Coder) {
+			Code(c, &got)
+		}); err != nil || (got == nil) != (v == nil) || v != nil && text(got) != text(v) {
 			t.Errorf("%v became %v, %v", v, got, err)
 		}
 	}
-	for _, bad := range []string{"/sys=/a:ro", "/a=/sys/procs:rw", "/proc/x=/a:ro", "/proc=/a:ro", "/a=/x:ro /a=/y:ro"} {
+	for _, bad := range []string{"/sys=/a:ro", "/a=/sys/procs:rw", "/proc/x=/a:ro", "/proc=/a:ro",
+		"/a=/x:ro /a=/y:ro"} {
 		e := entries(t, bad)
 		has := true
 		b, _ := sigmap.Payload(func(c *sigmap.Coder) { c.Bool(&has); c.View(&e) })

@@ -20,7 +20,8 @@ type split struct {
 // whole reports whether the split is its whole file, however large that is by now.
 func (s *split) whole() bool { return s.from == 0 && s.to == s.size }
 
-// Sizes of bins. A bin is large enough that starting a proc for it does not count and small enough that the last one does not keep the others waiting long.
+// Sizes of bins. A bin is large enough that starting a proc for it does not count and small enough
+// that the last one does not keep the others waiting long.
 const (
 	fileCost   = 16 << 10 // opening and reading a file takes as long as counting this many bytes
 	binLeast   = 4 << 20
@@ -41,7 +42,8 @@ func mapsFor(l *listing, cores int) int {
 // reducesFor chooses the number of reduces.
 func reducesFor(maps, cores int) int { return min(maps, max(cores, 1), ReducesMax) }
 
-// cut divides the files into at most n bins of about equal work, in order. A large file is cut where a bin is full.
+// cut divides the files into at most n bins of about equal work, in order. A large file is cut
+// where a bin is full.
 func cut(l *listing, n int) [][]split {
 	var bins [][]split
 	var bin []split
@@ -83,7 +85,8 @@ func cut(l *listing, n int) [][]split {
 	return bins
 }
 
-// encodeBin prints splits, one a line under the line of their directory: "dir PATH", "file SIZE NAME", "part SIZE FROM TO NAME", names quoted.
+// encodeBin prints splits, one a line under the line of their directory: "dir PATH", "file SIZE
+// NAME", "part SIZE FROM TO NAME", names quoted.
 func encodeBin(splits []split) []byte {
 	var b bytes.Buffer
 	dir := ""

@@ -15,7 +15,8 @@ import (
 // tickEvery is how often the coordinator looks at the clock when nothing happens.
 const tickEvery = 100 * time.Millisecond
 
-// spawnBatch is how many procs one Spawn makes; their descriptors (some 200 bytes each) fit one message.
+// spawnBatch is how many procs one Spawn makes; their descriptors (some 200 bytes each) fit one
+// message.
 const spawnBatch = 128
 
 // spawnErrorsMax is how often in a row Spawn may fail for a reason that may pass.
@@ -49,11 +50,12 @@ func (p plan) encode() []byte {
 
 func decodePlan(data []byte) plan {
 	r := parseRecord(data)
-	return plan{maps: int(r.number("maps")), reduces: int(r.number("reduces")), files: r.number("files"), skipped: r.number("skipped"), bytes: r.number("bytes")}
+	return plan{maps: int(r.number("maps")), reduces: int(r.number("reduces")), files: r.number("files"),
+		skipped: r.number("skipped"), bytes: r.number("bytes")}
 }
 
-// Coordinate does the job of dir, or goes on with it, and records how it ended in its result file. An error is one of the coordinator's own, after which another
-// attempt makes sense.
+// Coordinate does the job of dir, or goes on with it, and records how it ended in its result file.
+// An error is one of the coordinator's own, after which another attempt makes sense.
 func Coordinate(ctx context.Context, names sigma.Namespace, procs sigma.Procs, dir string) error {
 	ctx, cancel := context.WithCancel(ctx)
 	c := &coordinator{names: names, procs: procs, dir: jobDir(dir), events: make(chan event, 64)}
@@ -97,7 +99,8 @@ func (c *coordinator) prepare(ctx context.Context) error {
 	dirs := make(chan error, 1)
 	go func() {
 		dirs <- inParallel(4, 4, func(i int) error {
-			return c.names.MkdirAll(ctx, []string{c.dir.file("bins"), c.dir.file("out"), c.dir.file("done"), c.job.Output}[i], 0o755)
+			return c.names.MkdirAll(ctx, []string{c.dir.file("bins"), c.dir.file("out"), c.dir.file("done"),
+				c.job.Output}[i], 0o755)
 		})
 	}()
 	found, err := list(ctx, c.names, c.job.Input)
@@ -116,7 +119,8 @@ func (c *coordinator) prepare(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	c.plan = plan{maps: len(bins), reduces: c.job.Reduces, files: int64(len(found.files)), skipped: int64(found.skipped), bytes: found.bytes}
+	c.plan = plan{maps: len(bins), reduces: c.job.Reduces, files: int64(len(found.files)),
+		skipped: int64(found.skipped), bytes: found.bytes}
 	if c.plan.reduces == 0 {
 		c.plan.reduces = max(reducesFor(len(bins), c.job.Cores), 1)
 	}
@@ -132,7 +136,8 @@ func (c *coordinator) recover(ctx context.Context) error {
 		return err
 	}
 	c.mapsRun, _ = strconv.ParseInt(strings.TrimSpace(string(data)), 10, 64)
-	// First the procs, then what they have published: one that ends in between is met twice rather than never.
+	// First the procs, then what they have published: one that ends in between is met twice rather
+	// than never.
 	procs, err := c.procs.List(ctx, false)
 	if err != nil {
 		return err
@@ -200,7 +205,8 @@ func (c *coordinator) taskOf(p *sigma.ProcInfo) (taskID, bool) {
 	return taskID{}, false
 }
 
-// run works until the job is done (nil, nil), has failed for good (result) or the coordinator cannot go on (err).
+// run works until the job is done (nil, nil), has failed for good (result) or the coordinator
+// cannot go on (err).
 func (c *coordinator) run(ctx context.Context) (result, err error) {
 	ticker := time.NewTicker(tickEvery)
 	defer ticker.Stop()
@@ -255,7 +261,8 @@ func (c *coordinator) carryOut(ctx context.Context, do effects) error {
 	}
 	if maps > 0 { // before, so that it never tells less than were spawned
 		c.mapsRun += maps
-		if _, err := c.names.Put(ctx, c.dir.file("maps_run"), fmt.Appendln(nil, c.mapsRun), sigma.PutOptions{}); err != nil {
+		if _, err := c.names.Put(ctx, c.dir.file("maps_run"), fmt.Appendln(nil, c.mapsRun),
+			sigma.PutOptions{}); err != nil {
 			return err
 		}
 	}
@@ -269,7 +276,8 @@ func (c *coordinator) carryOut(ctx context.Context, do effects) error {
 	return nil
 }
 
-// withdraw has all maps repeated whose output was on the same machine as target, if that is lost: reducers would find them one by one.
+// withdraw has all maps repeated whose output was on the same machine as target, if that is lost:
+// reducers would find them one by one.
 func (c *coordinator) withdraw(ctx context.Context, target string) error {
 	names, err := sigma.ParsePath(target)
 	if err != nil || len(names) < 2 || names[0] != sigma.NameUX {
@@ -319,7 +327,8 @@ func (c *coordinator) descriptor(id taskID) sigma.Descriptor {
 		role, name = RoleReduce, reduceName(id.index)
 	}
 	memory := c.core.task(id).memory
-	return sigma.Descriptor{Program: c.job.Program, Name: "mr-" + name, Memory: memory, Start: sigma.StartedByCall, Env: oneCore,
+	return sigma.Descriptor{Program: c.job.Program, Name: "mr-" + name, Memory: memory, Start: sigma.StartedByCall,
+		Env:  oneCore,
 		Args: []string{role, string(c.dir), strconv.Itoa(id.index), strconv.FormatUint(uint64(memory), 10)}}
 }
 
@@ -365,21 +374,25 @@ type Progress struct {
 }
 
 func (c *coordinator) progress() Progress {
-	return Progress{Maps: int64(c.plan.maps), MapsDone: int64(c.core.mapsDone), MapsRun: c.mapsRun, Reduces: int64(c.plan.reduces), ReducesDone: int64(c.core.reducesDone),
+	return Progress{Maps: int64(c.plan.maps), MapsDone: int64(c.core.mapsDone), MapsRun: c.mapsRun,
+		Reduces: int64(c.plan.reduces), ReducesDone: int64(c.core.reducesDone),
 		Bytes: c.plan.bytes, BytesDone: c.core.counters().Bytes}
 }
 
 func (p Progress) encode() []byte {
-	return encodeRecord("maps", p.Maps, "maps_done", p.MapsDone, "maps_run", p.MapsRun, "reduces", p.Reduces, "reduces_done", p.ReducesDone, "bytes", p.Bytes, "bytes_done", p.BytesDone)
+	return encodeRecord("maps", p.Maps, "maps_done", p.MapsDone, "maps_run", p.MapsRun, "reduces", p.Reduces,
+		"reduces_done", p.ReducesDone, "bytes", p.Bytes, "bytes_done", p.BytesDone)
 }
 
 func decodeProgress(data []byte) Progress {
 	r := parseRecord(data)
-	return Progress{Maps: r.number("maps"), MapsDone: r.number("maps_done"), MapsRun: r.number("maps_run"), Reduces: r.number("reduces"),
+	return Progress{Maps: r.number("maps"), MapsDone: r.number("maps_done"), MapsRun: r.number("maps_run"),
+		Reduces:     r.number("reduces"),
 		ReducesDone: r.number("reduces_done"), Bytes: r.number("bytes"), BytesDone: r.number("bytes_done")}
 }
 
-// publishEvery is the least time between two writes of the progress file; people cannot read faster.
+// publishEvery is the least time between two writes of the progress file; people cannot read
+// faster.
 const publishEvery = 200 * time.Millisecond
 
 // publisher writes the progress file without delaying the coordinator.
@@ -396,7 +409,8 @@ func (c *coordinator) publish(ctx context.Context) *publisher {
 		for {
 			select {
 			case v := <-p.latest:
-				c.names.Put(ctx, c.dir.file("progress"), v.encode(), sigma.PutOptions{}) // who watches sees the next one
+				c.names.Put(ctx, c.dir.file("progress"), v.encode(),
+					sigma.PutOptions{}) // who watches sees the next one
 			case <-p.quit:
 				return
 			}
@@ -427,7 +441,8 @@ func (p *publisher) stop() {
 // result is the content of the result file.
 func (c *coordinator) result(failure error) []byte {
 	if failure != nil {
-		return encodeRecord("state", "failed", "kind", uint16(sigma.KindOf(failure)), "error", failure.Error(), "hint", sigma.HintOf(failure), "maps_run", c.mapsRun)
+		return encodeRecord("state", "failed", "kind", uint16(sigma.KindOf(failure)), "error", failure.Error(), "hint",
+			sigma.HintOf(failure), "maps_run", c.mapsRun)
 	}
 	n := c.core.counters()
 	var r Reduced
@@ -435,7 +450,8 @@ func (c *coordinator) result(failure error) []byte {
 		r.Different += c.core.reduces[i].reduced.Different
 		r.Words += c.core.reduces[i].reduced.Words
 	}
-	pairs := []any{"state", "ok", "files", c.plan.files, "skipped", c.plan.skipped, "bytes", n.Bytes, "words", r.Words, "different", r.Different,
+	pairs := []any{"state", "ok", "files", c.plan.files, "skipped", c.plan.skipped, "bytes", n.Bytes, "words", r.Words,
+		"different", r.Different,
 		"maps", c.plan.maps, "maps_run", c.mapsRun, "reduces", c.plan.reduces}
 	for _, w := range c.core.works() {
 		pairs = append(pairs, workKey+string(w.Machine), fmt.Sprint(w.Maps, w.Bytes, w.Reduces, w.Words))
@@ -443,10 +459,12 @@ func (c *coordinator) result(failure error) []byte {
 	return encodeRecord(pairs...)
 }
 
-// workKey begins the keys of a result that tell what one machine did: maps, bytes of input, reduces, words of output.
+// workKey begins the keys of a result that tell what one machine did: maps, bytes of input,
+// reduces, words of output.
 const workKey = "on."
 
-// removeScratch removes what a job has in the scratch storage of machines. One that is lost keeps it.
+// removeScratch removes what a job has in the scratch storage of machines. One that is lost keeps
+// it.
 func removeScratch(ctx context.Context, names sigma.Namespace, dir jobDir) {
 	machines, err := names.ReadDir(ctx, "/"+sigma.NameUX)
 	if err != nil {
@@ -458,7 +476,8 @@ func removeScratch(ctx context.Context, names sigma.Namespace, dir jobDir) {
 	})
 }
 
-// clean removes intermediate files and what killed reducers left in the output. What cannot be removed is no reason to fail: the result is there.
+// clean removes intermediate files and what killed reducers left in the output. What cannot be
+// removed is no reason to fail: the result is there.
 func (c *coordinator) clean(ctx context.Context) {
 	if c.core != nil {
 		entries, _ := c.names.ReadDir(ctx, c.job.Output)

@@ -9,20 +9,27 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// The coordinator's decisions, without I/O: what happened goes in (step), what is to be done comes out. The shell around it is coord.go.
+// The coordinator's decisions, without I/O: what happened goes in (step), what is to be done comes
+// out. The shell around it is coord.go.
 //
-// Why no map waits forever. A map waits for memory. Memory is held by maps of this job, which end without waiting for anybody; by reducers of this job, which
-// wait for maps; and by others, who are not our business. Reducers are spawned only when every map that is not done has started (allStarted), so none of the first
-// attempts waits for one. Later a map may have to be repeated while reducers hold memory: if it has not started after startWait, all reducers are killed (makeRoom) and
-// spawned again when every map has started. Hence in every state in which a map waits, either there is no reducer of ours or there is none after startWait.
+// Why no map waits forever. A map waits for memory. Memory is held by maps of this job, which end
+// without waiting for anybody; by reducers of this job, which wait for maps; and by others, who are
+// not our business. Reducers are spawned only when every map that is not done has started
+// (allStarted), so none of the first attempts waits for one. Later a map may have to be repeated
+// while reducers hold memory: if it has not started after startWait, all reducers are killed
+// (makeRoom) and spawned again when every map has started. Hence in every state in which a map
+// waits, either there is no reducer of ours or there is none after startWait.
 
 // Times of the coordinator.
 const (
-	startWait = 2 * time.Second // how long a map may wait for a place before reducers make room; a start takes milliseconds when there is one
+	// how long a map may wait for a place before reducers make room; a start takes milliseconds
+	// when there is one
+	startWait = 2 * time.Second
 	retryWait = 200 * time.Millisecond
 )
 
-// spawnedMax is how many maps are with the scheduler at once. It bounds the waits that are open; far fewer run.
+// spawnedMax is how many maps are with the scheduler at once. It bounds the waits that are open;
+// far fewer run.
 const spawnedMax = 256
 
 // taskKind tells maps from reduces.
@@ -310,7 +317,8 @@ func (c *core) makeRoom(now time.Time, do *effects) {
 	}
 }
 
-// choose says which tasks to spawn: all maps within a window; reducers once an output is there and no map waits.
+// choose says which tasks to spawn: all maps within a window; reducers once an output is there and
+// no map waits.
 func (c *core) choose(now time.Time, do *effects) {
 	ready := func(t *task) bool { return t.state == waiting && !now.Before(t.notYet) }
 	pending := 0

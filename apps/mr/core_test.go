@@ -17,8 +17,9 @@ type simProc struct {
 	killed  bool
 }
 
-// TestCoreEnds runs the coordinator's decisions against a scheduler with room for few procs, maps and reduces that fail at random, and intermediate files that vanish. The goal: the
-// job always ends, and no reducer is spawned while a map waits for room, so that a job cannot lock itself out.
+// TestCoreEnds runs the coordinator's decisions against a scheduler with room for few procs, maps
+// and reduces that fail at random, and intermediate files that vanish. The goal: the job always
+// ends, and no reducer is spawned while a map waits for room, so that a job cannot lock itself out.
 func TestCoreEnds(t *testing.T) {
 	for seed := range uint64(300) {
 		t.Run(fmt.Sprintf("seed %d", seed), func(t *testing.T) { simulate(t, rand.New(rand.NewPCG(seed, 1))) })

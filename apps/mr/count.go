@@ -6,10 +6,12 @@ import (
 	"io"
 )
 
-// blockLeast is how much of a file is read at once: enough that the system call does not count, little enough to stay in the processor's cache.
+// blockLeast is how much of a file is read at once: enough that the system call does not count,
+// little enough to stay in the processor's cache.
 const blockLeast = 256 << 10
 
-// counter feeds text into a table. After each block it calls full when the table is larger than sizeMax; full must make room.
+// counter feeds text into a table. After each block it calls full when the table is larger than
+// sizeMax; full must make room.
 type counter struct {
 	table   *table
 	sizeMax int
@@ -40,11 +42,13 @@ func (c *counter) room() error {
 	return c.full()
 }
 
-// readFunc reads into p from an offset of a file; n < len(p) only at its end, with a nil error or io.EOF.
+// readFunc reads into p from an offset of a file; n < len(p) only at its end, with a nil error or
+// io.EOF.
 type readFunc func(p []byte, offset int64) (n int, err error)
 
-// split counts the words that start in [from, to) of a file, reading beyond to for the end of the last one. A word that began before from is somebody else's.
-// It returns how many bytes of [from, to) there were.
+// split counts the words that start in [from, to) of a file, reading beyond to for the end of the
+// last one. A word that began before from is somebody else's. It returns how many bytes of [from,
+// to) there were.
 func (c *counter) split(read readFunc, from, to int64) (int64, error) {
 	pos, foreign := from, false
 	if from > 0 {
@@ -101,16 +105,19 @@ func (c *counter) split(read readFunc, from, to int64) (int64, error) {
 	}
 }
 
-// notLetter is for bytes.IndexFunc, which gives runes: those of several bytes, and RuneError, are no letters.
+// notLetter is for bytes.IndexFunc, which gives runes: those of several bytes, and RuneError, are
+// no letters.
 func notLetter(r rune) bool { return r > 'z' || !isLetter(byte(r)) }
 
-// scan counts the complete words of the first n bytes of buf, moves the unfinished one to its start and returns its length.
+// scan counts the complete words of the first n bytes of buf, moves the unfinished one to its start
+// and returns its length.
 func (c *counter) scan(n int) int {
 	rest := c.table.scan(c.buf, n)
 	return copy(c.buf, c.buf[rest:n])
 }
 
-// reserve makes room for a block after kept bytes; as much as is kept at least, so that a word of many megabytes is not looked at again for each block.
+// reserve makes room for a block after kept bytes; as much as is kept at least, so that a word of
+// many megabytes is not looked at again for each block.
 func (c *counter) reserve(kept int) {
 	need := kept + max(blockLeast, kept) + padding
 	if len(c.buf) < need {

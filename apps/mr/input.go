@@ -23,10 +23,12 @@ type listing struct {
 	skipped int // links, devices and the like, which are not followed
 }
 
-// requestsMax bounds the requests a listing has in flight: enough to hide their latency, few enough not to delay others at the servers.
+// requestsMax bounds the requests a listing has in flight: enough to hide their latency, few enough
+// not to delay others at the servers.
 const requestsMax = 32
 
-// list finds all files at and below root. A root that is a symlink is followed; those below are skipped, because they could lead round in circles and count twice.
+// list finds all files at and below root. A root that is a symlink is followed; those below are
+// skipped, because they could lead round in circles and count twice.
 func list(ctx context.Context, names sigma.Namespace, root string) (listing, error) {
 	st, err := names.Stat(ctx, root)
 	if err != nil {
@@ -34,7 +36,8 @@ func list(ctx context.Context, names sigma.Namespace, root string) (listing, err
 	}
 	if st.ID.Kind != sigma.KindDir {
 		if st.ID.Kind != sigma.KindFile {
-			return listing{}, &sigma.Error{Op: "mr.list", Path: root, Kind: sigma.KindInvalid, Msg: "the input is a " + st.ID.Kind.String() + ", not a file or directory"}
+			return listing{}, &sigma.Error{Op: "mr.list", Path: root, Kind: sigma.KindInvalid,
+				Msg: "the input is a " + st.ID.Kind.String() + ", not a file or directory"}
 		}
 		return listing{files: []inputFile{{root, int64(st.Size)}}, bytes: int64(st.Size)}, nil
 	}
@@ -103,8 +106,11 @@ func (l *lister) run(ctx context.Context) {
 		l.found.bytes += got.bytes
 		l.found.skipped += got.skipped
 		l.dirs += len(more)
-		if err == nil && max(len(l.found.files), l.dirs) > FilesMax { // a tenant's tree may show directories without an end
-			err = &sigma.Error{Op: "mr.list", Path: w.dir, Kind: sigma.KindTooBig, Msg: "the input has more files or directories than one job can count", Hint: "run one job per directory"}
+		if err == nil && max(len(l.found.files),
+			l.dirs) > FilesMax { // a tenant's tree may show directories without an end
+			err = &sigma.Error{Op: "mr.list", Path: w.dir, Kind: sigma.KindTooBig,
+				Msg:  "the input has more files or directories than one job can count",
+				Hint: "run one job per directory"}
 		}
 		if l.err == nil {
 			l.err = err

@@ -19,7 +19,8 @@ const CoordinatorsMax = 6
 type Client struct {
 	Names sigma.Namespace
 	Procs sigma.Procs
-	// Progress, if not nil, is called with what the job's progress file says when that changes, and once at the end. It should not block.
+	// Progress, if not nil, is called with what the job's progress file says when that changes, and
+	// once at the end. It should not block.
 	Progress func(Progress)
 }
 
@@ -68,8 +69,8 @@ func works(r record) (all []Work) {
 	return all
 }
 
-// Run does a job to its end, starting its coordinator again if that is killed. id names the job in the realm. When ctx ends, the job's procs are killed and what it made
-// is removed.
+// Run does a job to its end, starting its coordinator again if that is killed. id names the job in
+// the realm. When ctx ends, the job's procs are killed and what it made is removed.
 func (c *Client) Run(ctx context.Context, id string, job Job) (Summary, error) {
 	const op = "mr.Run"
 	if err := job.Check(); err != nil {
@@ -109,10 +110,12 @@ func (c *Client) Run(ctx context.Context, id string, job Job) (Summary, error) {
 	return s, err
 }
 
-// everywhere makes a path that leads to one machine's storage, which depends on who asks, lead there from everywhere. What does not exist yet stays as it is but for that.
+// everywhere makes a path that leads to one machine's storage, which depends on who asks, lead
+// there from everywhere. What does not exist yet stays as it is but for that.
 func everywhere(ctx context.Context, names sigma.Namespace, path string) (string, error) {
 	parts, err := sigma.ParsePath(path)
-	if err != nil || len(parts) < 2 || parts[0] != sigma.NameUX || parts[1] != sigma.LocalName && parts[1] != sigma.AnyName {
+	if err != nil || len(parts) < 2 || parts[0] != sigma.NameUX || parts[1] != sigma.LocalName &&
+		parts[1] != sigma.AnyName {
 		return path, err
 	}
 	root, err := names.AbsPath(ctx, sigma.JoinPath(parts[:2]...))
@@ -122,7 +125,8 @@ func everywhere(ctx context.Context, names sigma.Namespace, path string) (string
 	return root + strings.TrimSuffix(sigma.JoinPath(parts[2:]...), "/"), nil
 }
 
-// Cores is how many cores the system's machines offer to new procs, as /sys/roster tells; otherwise, where that does not.
+// Cores is how many cores the system's machines offer to new procs, as /sys/roster tells;
+// otherwise, where that does not.
 func Cores(ctx context.Context, names sigma.Namespace, otherwise int) int {
 	data, _, err := names.Get(ctx, "/sys/roster")
 	if err != nil {
@@ -131,7 +135,8 @@ func Cores(ctx context.Context, names sigma.Namespace, otherwise int) int {
 	sum := sigma.MilliCPU(0)
 	for line := range strings.Lines(string(data)) {
 		words := strings.Fields(line)
-		if len(words) < 2 || words[1] != sigma.MachineAlive.String() || slices.Contains(words, "cordoned") || slices.Contains(words, "draining") {
+		if len(words) < 2 || words[1] != sigma.MachineAlive.String() || slices.Contains(words, "cordoned") ||
+			slices.Contains(words, "draining") {
 			continue
 		}
 		for _, w := range words[2:] {
@@ -147,12 +152,14 @@ func Cores(ctx context.Context, names sigma.Namespace, otherwise int) int {
 	return int((sum + 999) / 1000)
 }
 
-// checkPaths gives the errors that people make, before anything is started, and tells whether there is an output directory.
+// checkPaths gives the errors that people make, before anything is started, and tells whether there
+// is an output directory.
 func (c *Client) checkPaths(ctx context.Context, job *Job) (bool, error) {
 	const op = "mr.Run"
 	if _, err := c.Names.Stat(ctx, job.Input); err != nil {
 		if sigma.KindOf(err) == sigma.KindNotFound {
-			return false, &sigma.Error{Op: op, Path: job.Input, Kind: sigma.KindNotFound, Msg: "there is no such input", Hint: "store files with: sigma put -r DIR " + job.Input}
+			return false, &sigma.Error{Op: op, Path: job.Input, Kind: sigma.KindNotFound, Msg: "there is no such input",
+				Hint: "store files with: sigma put -r DIR " + job.Input}
 		}
 		return false, err
 	}
@@ -161,9 +168,11 @@ func (c *Client) checkPaths(ctx context.Context, job *Job) (bool, error) {
 	case err != nil && sigma.KindOf(err) == sigma.KindNotFound:
 		return false, nil
 	case err != nil && sigma.KindOf(err) == sigma.KindNotDir:
-		return false, &sigma.Error{Op: op, Path: job.Output, Kind: sigma.KindNotDir, Msg: "the output is a file", Hint: "give a directory that is missing or empty"}
+		return false, &sigma.Error{Op: op, Path: job.Output, Kind: sigma.KindNotDir, Msg: "the output is a file",
+			Hint: "give a directory that is missing or empty"}
 	case err == nil && len(entries) > 0:
-		return true, &sigma.Error{Op: op, Path: job.Output, Kind: sigma.KindNotEmpty, Msg: "the output directory is not empty",
+		return true, &sigma.Error{Op: op, Path: job.Output, Kind: sigma.KindNotEmpty,
+			Msg:  "the output directory is not empty",
 			Hint: "choose another one, or remove it with: sigma rm -r " + job.Output}
 	}
 	return true, err
@@ -177,7 +186,8 @@ func (c *Client) drive(ctx context.Context, dir jobDir, job *Job, begin time.Tim
 	defer func() { cancel(); <-watched }()
 	var last error
 	for n := int64(1); n <= CoordinatorsMax; n++ {
-		ids, err := c.Procs.Spawn(ctx, sigma.Descriptor{Program: job.Program, Name: "mr-coord", Memory: MemoryCoordinator, Start: sigma.StartedByCall, Env: oneCore,
+		ids, err := c.Procs.Spawn(ctx, sigma.Descriptor{Program: job.Program, Name: "mr-coord",
+			Memory: MemoryCoordinator, Start: sigma.StartedByCall, Env: oneCore,
 			Args: []string{RoleCoordinate, string(dir)}})
 		if err != nil {
 			return Summary{}, err
@@ -196,7 +206,8 @@ func (c *Client) drive(ctx context.Context, dir jobDir, job *Job, begin time.Tim
 		s.Coordinators, s.Elapsed, s.Seconds = n, elapsed, elapsed.Seconds()
 		s.BytesPerS = float64(s.Bytes) / elapsed.Seconds()
 		if c.Progress != nil && err == nil {
-			c.Progress(Progress{Maps: s.Maps, MapsDone: s.Maps, MapsRun: s.MapsRun, Reduces: s.Reduces, ReducesDone: s.Reduces, Bytes: s.Bytes, BytesDone: s.Bytes})
+			c.Progress(Progress{Maps: s.Maps, MapsDone: s.Maps, MapsRun: s.MapsRun, Reduces: s.Reduces,
+				ReducesDone: s.Reduces, Bytes: s.Bytes, BytesDone: s.Bytes})
 		}
 		return s, err
 	}
@@ -208,11 +219,13 @@ func statusError(id sigma.ProcID, s sigma.Status) error {
 	if msg == "" {
 		msg = "it ended with status " + s.Code.String()
 	}
-	return &sigma.Error{Op: "mr.Run", Kind: s.Kind, Msg: fmt.Sprintf("the coordinator failed %d times, the last one (%s): %s", CoordinatorsMax, id, msg),
+	return &sigma.Error{Op: "mr.Run", Kind: s.Kind,
+		Msg:  fmt.Sprintf("the coordinator failed %d times, the last one (%s): %s", CoordinatorsMax, id, msg),
 		Hint: "see what it printed with: sigma logs " + string(id)}
 }
 
-// wait returns the result when there is one, or nil and the coordinator's status if that ended without.
+// wait returns the result when there is one, or nil and the coordinator's status if that ended
+// without.
 func (c *Client) wait(ctx context.Context, dir jobDir, coord sigma.ProcID) ([]byte, sigma.Status, error) {
 	inner, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -273,10 +286,12 @@ func (c *Client) watch(ctx context.Context, dir jobDir) {
 // summary reads the result file and asks the scheduler how the job's procs started.
 func (c *Client) summary(ctx context.Context, dir jobDir, result []byte) (Summary, error) {
 	r := parseRecord(result)
-	s := Summary{Files: r.number("files"), Skipped: r.number("skipped"), Bytes: r.number("bytes"), Words: r.number("words"), Different: r.number("different"),
+	s := Summary{Files: r.number("files"), Skipped: r.number("skipped"), Bytes: r.number("bytes"),
+		Words: r.number("words"), Different: r.number("different"),
 		Maps: r.number("maps"), MapsRun: r.number("maps_run"), Reduces: r.number("reduces"), Machines: works(r)}
 	if r.text("state") != "ok" {
-		return s, &sigma.Error{Op: "mr.Run", Kind: sigma.Kind(r.number("kind")), Msg: r.text("error"), Hint: r.text("hint")}
+		return s, &sigma.Error{Op: "mr.Run", Kind: sigma.Kind(r.number("kind")), Msg: r.text("error"),
+			Hint: r.text("hint")}
 	}
 	procs, err := c.jobProcs(ctx, dir, true)
 	if err != nil {
@@ -301,13 +316,16 @@ func (c *Client) summary(ctx context.Context, dir jobDir, result []byte) (Summar
 // jobProcs lists the procs of a job.
 func (c *Client) jobProcs(ctx context.Context, dir jobDir, all bool) ([]sigma.ProcInfo, error) {
 	procs, err := c.Procs.List(ctx, all)
-	return slices.DeleteFunc(procs, func(p sigma.ProcInfo) bool { return len(p.Args) < 2 || p.Args[1] != string(dir) }), err
+	return slices.DeleteFunc(procs, func(p sigma.ProcInfo) bool {
+		return len(p.Args) < 2 || p.Args[1] != string(dir)
+	}), err
 }
 
 // abortWait bounds the tidying after an interrupt.
 const abortWait = 20 * time.Second
 
-// abort kills a job's procs, the coordinator first so that it makes no new ones, and removes what the job made.
+// abort kills a job's procs, the coordinator first so that it makes no new ones, and removes what
+// the job made.
 func (c *Client) abort(ctx context.Context, dir jobDir, output string) {
 	ctx, cancel := context.WithTimeout(ctx, abortWait)
 	defer cancel()

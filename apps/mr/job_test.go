@@ -17,7 +17,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// fakeProcs runs the roles as goroutines of the test. Kill cancels a role's context, so that it ends at its next request.
+// fakeProcs runs the roles as goroutines of the test. Kill cancels a role's context, so that it
+// ends at its next request.
 type fakeProcs struct {
 	sigma.Procs // what roles do not call
 	t           *testing.T
@@ -233,7 +234,8 @@ func fill(t *testing.T, names sigma.Namespace, texts map[string][]byte) map[stri
 	return want
 }
 
-// someTexts has small and large files, an empty one, names that need quoting and a word that spans several bins.
+// someTexts has small and large files, an empty one, names that need quoting and a word that spans
+// several bins.
 func someTexts() map[string][]byte {
 	r := rand.New(rand.NewPCG(3, 4))
 	texts := map[string][]byte{
@@ -305,7 +307,8 @@ func TestWordCount(t *testing.T) {
 				t.Fatal(err)
 			}
 			checkOutput(t, names, want)
-			if s.Files != int64(len(texts)) || s.Different != int64(len(want)) || size.maps > 0 && s.Maps != int64(size.maps) || s.MapsRun != s.Maps || s.Coordinators != 1 {
+			if s.Files != int64(len(texts)) || s.Different != int64(len(want)) || size.maps > 0 &&
+				s.Maps != int64(size.maps) || s.MapsRun != s.Maps || s.Coordinators != 1 {
 				t.Errorf("summary %+v", s)
 			}
 			if last.BytesDone != s.Bytes || last.ReducesDone != s.Reduces {
@@ -359,7 +362,8 @@ func TestMapFailsForGood(t *testing.T) {
 	}
 	c := Client{Names: names, Procs: procs}
 	_, err := c.Run(t.Context(), "job", testJob(3, 2))
-	if err == nil || !strings.Contains(err.Error(), "disk on fire") || !strings.Contains(err.Error(), "map 1") || procs.spawns("map1") != AttemptsMax {
+	if err == nil || !strings.Contains(err.Error(), "disk on fire") || !strings.Contains(err.Error(), "map 1") ||
+		procs.spawns("map1") != AttemptsMax {
 		t.Fatalf("got %v after %d attempts", err, procs.spawns("map1"))
 	}
 	if left, err := names.ReadDir(t.Context(), "/mr"); err != nil || len(left) > 0 {
@@ -367,7 +371,8 @@ func TestMapFailsForGood(t *testing.T) {
 	}
 }
 
-// TestCoordinatorKilled kills the coordinator after one map has finished; that map must not run again.
+// TestCoordinatorKilled kills the coordinator after one map has finished; that map must not run
+// again.
 func TestCoordinatorKilled(t *testing.T) {
 	names := realm(t)
 	want := fill(t, names, someTexts())
@@ -399,7 +404,8 @@ func TestCoordinatorKilled(t *testing.T) {
 	}
 }
 
-// loses is a realm in which the first intermediate files of one map vanish when they have been published.
+// loses is a realm in which the first intermediate files of one map vanish when they have been
+// published.
 type loses struct {
 	sigma.Namespace
 	mu   sync.Mutex
@@ -440,7 +446,8 @@ func TestIntermediateLost(t *testing.T) {
 	}
 }
 
-// TestMachines spreads a job over three machines, of which one is lost when all maps are done. Its maps, and no others, are repeated, all at once; and nothing is left on the others.
+// TestMachines spreads a job over three machines, of which one is lost when all maps are done. Its
+// maps, and no others, are repeated, all at once; and nothing is left on the others.
 func TestMachines(t *testing.T) {
 	names := realm(t)
 	want := fill(t, names, someTexts())
@@ -492,8 +499,10 @@ func TestMachines(t *testing.T) {
 		t.Fatal(err)
 	}
 	checkOutput(t, names, want)
-	if before == 0 || s.MapsRun != s.Maps+int64(before) || len(s.Machines) != 2 || s.Machines[0].Bytes+s.Machines[1].Bytes != s.Bytes || procs.spawns("reduce0") > 2 {
-		t.Errorf("%d maps were on the machine that was lost: %+v; reduce 0 ran %d times", before, s, procs.spawns("reduce0"))
+	if before == 0 || s.MapsRun != s.Maps+int64(before) || len(s.Machines) != 2 ||
+		s.Machines[0].Bytes+s.Machines[1].Bytes != s.Bytes || procs.spawns("reduce0") > 2 {
+		t.Errorf("%d maps were on the machine that was lost: %+v; reduce 0 ran %d times", before, s,
+			procs.spawns("reduce0"))
 	}
 	for _, m := range s.Machines {
 		if left, err := names.ReadDir(t.Context(), "/ux/"+string(m.Machine)+"/mr"); err != nil || len(left) > 0 {
@@ -520,7 +529,8 @@ func TestCores(t *testing.T) {
 	}
 }
 
-// TestNoRoom has place for one proc beside the coordinator, and a map that has to be repeated when a reducer holds it.
+// TestNoRoom has place for one proc beside the coordinator, and a map that has to be repeated when
+// a reducer holds it.
 func TestNoRoom(t *testing.T) {
 	names := realm(t)
 	want := fill(t, names, someTexts())

@@ -19,13 +19,16 @@ type Task struct {
 	Memory  sigma.Bytes     // what the proc was given; bounds the tables
 }
 
-// tableShare is which part of its memory a proc fills with words before it writes them out; a table takes three times its size while it grows.
+// tableShare is which part of its memory a proc fills with words before it writes them out; a table
+// takes three times its size while it grows.
 const tableShare = 8
 
-// fetchesMax is how many small files a mapper asks for at once. With fewer, client and server wake each other for each file; more gain nothing.
+// fetchesMax is how many small files a mapper asks for at once. With fewer, client and server wake
+// each other for each file; more gain nothing.
 const fetchesMax = 16
 
-// scratch makes this attempt's directory in the machine's scratch storage and returns its global path (001 §3.3).
+// scratch makes this attempt's directory in the machine's scratch storage and returns its global
+// path (001 §3.3).
 func (t *Task) scratch(ctx context.Context, name string) (string, error) {
 	local := "/ux/" + sigma.LocalName + t.Dir + "/" + name + "-" + t.Attempt
 	if err := t.Names.MkdirAll(ctx, local, 0o700); err != nil {
@@ -39,7 +42,8 @@ type inputError struct{ error }
 
 func (e inputError) Unwrap() error { return e.error }
 
-// Map counts the words of a bin and publishes the counts. If another attempt published first, its counts are the ones that are used.
+// Map counts the words of a bin and publishes the counts. If another attempt published first, its
+// counts are the ones that are used.
 func Map(ctx context.Context, t Task) (Counters, error) {
 	sum := Counters{Machine: t.Machine}
 	dir := jobDir(t.Dir)
@@ -172,7 +176,8 @@ type fetched struct {
 	err  error
 }
 
-// countBin counts all splits. Small files are fetched several at a time, each in one round trip; of larger ones the file descriptor is asked for ahead.
+// countBin counts all splits. Small files are fetched several at a time, each in one round trip; of
+// larger ones the file descriptor is asked for ahead.
 func countBin(ctx context.Context, names sigma.Namespace, splits []split, c *counter, sum *Counters) error {
 	ctx, cancel := context.WithCancel(ctx)
 	fetches := make(chan fetched)
@@ -246,7 +251,8 @@ func (f *fetched) release() {
 	}
 }
 
-// openFile reads an input file: by a passed file descriptor, so that its bytes come from the page cache without a copy through a server, else by messages.
+// openFile reads an input file: by a passed file descriptor, so that its bytes come from the page
+// cache without a copy through a server, else by messages.
 type openFile struct {
 	handle sigma.Handle
 	passed *os.File // nil if the server passes none

@@ -1,22 +1,30 @@
-// Package mr is MapReduce on sigmaOS (000 §5.1, 001 §3.1 and Fig 2), with one job built in: counting words.
+// Package mr is MapReduce on sigmaOS (000 §5.1, 001 §3.1 and Fig 2), with one job built in:
+// counting words.
 //
-// A job is three kinds of procs. A coordinator lists the input and cuts it into bins of about equal work; it spawns one mapper proc per bin and one reducer proc per
-// part of the output, waits for them and spawns again those that fail. A mapper counts the words of its bin, splits the counts by hash among the reducers, writes one
-// file for each into its machine's scratch storage (ux) and then publishes all of them at once by one symlink in the realm's tree. Reducers start as soon as no map waits
-// for a place; they watch the directory of those links, merge what appears, and write their part of the output, sorted.
+// A job is three kinds of procs. A coordinator lists the input and cuts it into bins of about equal
+// work; it spawns one mapper proc per bin and one reducer proc per part of the output, waits for
+// them and spawns again those that fail. A mapper counts the words of its bin, splits the counts by
+// hash among the reducers, writes one file for each into its machine's scratch storage (ux) and
+// then publishes all of them at once by one symlink in the realm's tree. Reducers start as soon as
+// no map waits for a place; they watch the directory of those links, merge what appears, and write
+// their part of the output, sorted.
 //
 // A word is a maximal run of the bytes A-Z and a-z inside one file, case kept, of any length.
 //
-// Promises: each bin's output is used exactly once, whatever is killed and however often it is repeated, because the link of a map is made once and every attempt of a
-// map gives the same counts (as long as nobody changes the input). Everything that a coordinator knows is in the realm below /mr/JOB, so a new coordinator of the
-// same job goes on where the old one ended, adopts the mappers that still run and repeats no finished map. Memory of mappers and reducers is bounded by what they were
-// given, whatever the number of words.
+// Promises: each bin's output is used exactly once, whatever is killed and however often it is
+// repeated, because the link of a map is made once and every attempt of a map gives the same counts
+// (as long as nobody changes the input). Everything that a coordinator knows is in the realm below
+// /mr/JOB, so a new coordinator of the same job goes on where the old one ended, adopts the mappers
+// that still run and repeats no finished map. Memory of mappers and reducers is bounded by what
+// they were given, whatever the number of words.
 //
-// Reducers wait for maps and both need memory to be admitted, so reducers could keep a map out forever. They cannot: reducers are spawned only when every map has
-// started, and if a map that has to be repeated waits for a place, the reducers are killed and come back later (core.go). So whenever a map waits, nothing that
-// waits for it holds memory.
+// Reducers wait for maps and both need memory to be admitted, so reducers could keep a map out
+// forever. They cannot: reducers are spawned only when every map has started, and if a map that has
+// to be repeated waits for a place, the reducers are killed and come back later (core.go). So
+// whenever a map waits, nothing that waits for it holds memory.
 //
-// The package uses sigma.Namespace and sigma.Procs, nothing of the kernel. Users: cmd/mr (the program of all three roles), cmd/sigma (Run), bench.
+// The package uses sigma.Namespace and sigma.Procs, nothing of the kernel. Users: cmd/mr (the
+// program of all three roles), cmd/sigma (Run), bench.
 package mr
 
 import (
@@ -33,7 +41,8 @@ const (
 	FilesMax    = 500_000 // what a coordinator can list in its memory (some 150 bytes each)
 	AttemptsMax = 5       // of one map or reduce, before the job fails
 
-	// MemoryDefault is what a mapper or reducer is given first. One that exceeds it (a word of many megabytes) is repeated with twice as much, up to MemoryMost.
+	// MemoryDefault is what a mapper or reducer is given first. One that exceeds it (a word of many
+	// megabytes) is repeated with twice as much, up to MemoryMost.
 	MemoryDefault     = 128 * sigma.MiB
 	MemoryMost        = 2 * sigma.GiB
 	MemoryCoordinator = 256 * sigma.MiB
@@ -67,13 +76,15 @@ func (j *Job) Check() error {
 }
 
 func (j *Job) encode() []byte {
-	return encodeRecord("job", "wordcount", "input", j.Input, "output", j.Output, "maps", j.Maps, "reduces", j.Reduces, "cores", j.Cores, "program", j.Program)
+	return encodeRecord("job", "wordcount", "input", j.Input, "output", j.Output, "maps", j.Maps, "reduces", j.Reduces,
+		"cores", j.Cores, "program", j.Program)
 }
 
 func decodeJob(data []byte) Job {
 	r := parseRecord(data)
-	return Job{Input: r.text("input"), Output: r.text("output"), Maps: int(r.number("maps")), Reduces: int(r.number("reduces")),
-		Cores: int(r.number("cores")), Program: r.text("program")}
+	return Job{Input: r.text("input"), Output: r.text("output"), Maps: int(r.number("maps")),
+		Reduces: int(r.number("reduces")),
+		Cores:   int(r.number("cores")), Program: r.text("program")}
 }
 
 // jobDir is the directory of a job's state, /mr/JOB. Its files, all text:
@@ -102,8 +113,9 @@ func taskIndex(name, prefix string, n int) (int, bool) {
 	return i, err == nil && i >= 0 && i < n
 }
 
-// oneCore is the environment of a job's procs. Each is busy on one core at most and there are more of them than cores; with one thread for Go code a mapper of small
-// files needs a third less CPU, because its goroutines do not wake each other across cores.
+// oneCore is the environment of a job's procs. Each is busy on one core at most and there are more
+// of them than cores; with one thread for Go code a mapper of small files needs a third less CPU,
+// because its goroutines do not wake each other across cores.
 var oneCore = []string{"GOMAXPROCS=1"}
 
 // Roles of the program, its first argument.

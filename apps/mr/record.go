@@ -9,7 +9,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// record is a small file of the job's state: lines of a key and a value, so that sigma cat shows it to people. Values that are text are quoted as Go does.
+// record is a small file of the job's state: lines of a key and a value, so that sigma cat shows it
+// to people. Values that are text are quoted as Go does.
 type record map[string]string
 
 // encodeRecord prints keys and values in the given order.
@@ -69,12 +70,14 @@ func (c *Counters) Add(o Counters) {
 }
 
 func (c Counters) encode() []byte {
-	return encodeRecord("files", c.Files, "bytes", c.Bytes, "words", c.Words, "spill", c.Spill, "machine", string(c.Machine))
+	return encodeRecord("files", c.Files, "bytes", c.Bytes, "words", c.Words, "spill", c.Spill, "machine",
+		string(c.Machine))
 }
 
 func decodeCounters(data []byte) Counters {
 	r := parseRecord(data)
-	return Counters{Files: r.number("files"), Bytes: r.number("bytes"), Words: r.number("words"), Spill: r.number("spill"), Machine: sigma.MachineID(r.text("machine"))}
+	return Counters{Files: r.number("files"), Bytes: r.number("bytes"), Words: r.number("words"),
+		Spill: r.number("spill"), Machine: sigma.MachineID(r.text("machine"))}
 }
 
 // redo is what a reducer says in Status.Data when it cannot read what a map published.
@@ -97,7 +100,8 @@ const permanent = "permanent\n"
 // lasting reports whether an error of an input file will be there at the next attempt too.
 func lasting(err error) bool {
 	switch sigma.KindOf(err) {
-	case sigma.KindNotFound, sigma.KindPermission, sigma.KindIsDir, sigma.KindNotDir, sigma.KindInvalid, sigma.KindTooBig, sigma.KindLoop:
+	case sigma.KindNotFound, sigma.KindPermission, sigma.KindIsDir, sigma.KindNotDir, sigma.KindInvalid,
+		sigma.KindTooBig, sigma.KindLoop:
 		return true
 	}
 	return false

@@ -31,10 +31,12 @@ func (r Reduced) encode() []byte {
 
 func decodeReduced(data []byte) Reduced {
 	r := parseRecord(data)
-	return Reduced{Different: r.number("different"), Words: r.number("words"), Machine: sigma.MachineID(r.text("machine"))}
+	return Reduced{Different: r.number("different"), Words: r.number("words"),
+		Machine: sigma.MachineID(r.text("machine"))}
 }
 
-// Reduce merges one part of what the maps publish, as it appears, and writes that part of the output.
+// Reduce merges one part of what the maps publish, as it appears, and writes that part of the
+// output.
 func Reduce(ctx context.Context, t Task) (Reduced, error) {
 	dir := jobDir(t.Dir)
 	var sum Reduced
@@ -60,7 +62,8 @@ func Reduce(ctx context.Context, t Task) (Reduced, error) {
 	return sum, err
 }
 
-// merger adds up runs in a table. A table that becomes too large is written as a sorted run of our own; at the end all are merged in order.
+// merger adds up runs in a table. A table that becomes too large is written as a sorted run of our
+// own; at the end all are merged in order.
 type merger struct {
 	ctx     context.Context
 	task    Task
@@ -75,7 +78,8 @@ func (m *merger) gather(maps int) error {
 	out := jobDir(m.task.Dir).file("out")
 	seen := make([]bool, maps)
 	for n := 0; n < maps; {
-		st, err := m.task.Names.Stat(m.ctx, out) // the version before looking, so that a link made in between is not missed
+		st, err := m.task.Names.Stat(m.ctx,
+			out) // the version before looking, so that a link made in between is not missed
 		if err != nil {
 			return err
 		}
@@ -103,7 +107,8 @@ func (m *merger) gather(maps int) error {
 	return nil
 }
 
-// take adds what map i published for us. A run that cannot be read to its end fails this reducer, so that nothing half-added is used.
+// take adds what map i published for us. A run that cannot be read to its end fails this reducer,
+// so that nothing half-added is used.
 func (m *merger) take(i int) error {
 	link := jobDir(m.task.Dir).out(i)
 	target, err := m.task.Names.ReadLink(m.ctx, link)
@@ -170,7 +175,8 @@ func (m *merger) close() {
 	}
 }
 
-// write writes the part, sorted, under a name of this attempt and moves it to its place when it is complete.
+// write writes the part, sorted, under a name of this attempt and moves it to its place when it is
+// complete.
 func (m *merger) write(output string) (sum Reduced, err error) {
 	final := output + "/" + partName(m.task.Index)
 	o := &partWriter{ctx: m.ctx, names: m.task.Names, path: final, temp: final + "." + m.task.Attempt + "~"}

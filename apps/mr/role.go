@@ -36,7 +36,8 @@ func Do(ctx context.Context, self Self) sigma.Status {
 }
 
 func do(ctx context.Context, self Self) ([]byte, error) {
-	usage := sigma.Errorf("mr.Do", sigma.KindInvalid, "arguments are %q; this program is started by: sigma mr", self.Args)
+	usage := sigma.Errorf("mr.Do", sigma.KindInvalid, "arguments are %q; this program is started by: sigma mr",
+		self.Args)
 	if len(self.Args) < 2 {
 		return nil, usage
 	}
@@ -54,7 +55,8 @@ func do(ctx context.Context, self Self) ([]byte, error) {
 	if err != nil || err2 != nil || index < 0 {
 		return nil, usage
 	}
-	t := Task{Names: self.Names, Dir: self.Args[1], Index: index, Attempt: string(self.Proc), Machine: self.Machine, Memory: sigma.Bytes(memory)}
+	t := Task{Names: self.Names, Dir: self.Args[1], Index: index, Attempt: string(self.Proc), Machine: self.Machine,
+		Memory: sigma.Bytes(memory)}
 	switch self.Args[0] {
 	case RoleMap:
 		c, err := Map(ctx, t)

@@ -11,9 +11,10 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// A run is a file of words with counts, in blocks: length of the payload, its checksum (CRC-32C), both 32 bits, low byte first; the payload is, per word, its
-// length, its bytes and its count, numbers as varints. The last block has length 0 and, in place of the checksum, the number of words modulo 2^32. So a file that
-// was cut or damaged is told from a short one.
+// A run is a file of words with counts, in blocks: length of the payload, its checksum (CRC-32C),
+// both 32 bits, low byte first; the payload is, per word, its length, its bytes and its count,
+// numbers as varints. The last block has length 0 and, in place of the checksum, the number of
+// words modulo 2^32. So a file that was cut or damaged is told from a short one.
 
 // pieceMax is how much one message carries; files up to it are put in one round trip.
 const pieceMax = 60 << 10
@@ -109,7 +110,8 @@ type runReader struct {
 	close func()
 }
 
-// openRun opens the run at path. Its bytes come through a passed file descriptor if the server hands one out.
+// openRun opens the run at path. Its bytes come through a passed file descriptor if the server
+// hands one out.
 func openRun(ctx context.Context, names sigma.Namespace, path string) (*runReader, error) {
 	h, err := names.Open(ctx, path, sigma.OpenRead)
 	if err != nil {
@@ -127,7 +129,8 @@ func openRun(ctx context.Context, names sigma.Namespace, path string) (*runReade
 	return newRunReader(path, f, st.Size, func() { f.Close(); h.Close() }), nil
 }
 
-// farBuffer is how much of a run is asked for at once where its bytes come in messages, most likely from another machine: many messages, so that a round trip does not count.
+// farBuffer is how much of a run is asked for at once where its bytes come in messages, most likely
+// from another machine: many messages, so that a round trip does not count.
 const farBuffer = 16 * pieceMax
 
 // newRunReader reads a run of size bytes from in.
@@ -136,7 +139,8 @@ func newRunReader(path string, in io.Reader, size uint64, close func()) *runRead
 	if _, far := in.(sigma.Handle); far {
 		most = farBuffer
 	}
-	return &runReader{path: path, size: size, in: bufio.NewReaderSize(in, int(min(size+1, most))), crc: crc32.MakeTable(crc32.Castagnoli), close: close}
+	return &runReader{path: path, size: size, in: bufio.NewReaderSize(in, int(min(size+1, most))),
+		crc: crc32.MakeTable(crc32.Castagnoli), close: close}
 }
 
 // next goes to the next word; false at the end. A run that is not whole gives an error.
@@ -189,5 +193,6 @@ func (r *runReader) nextBlock() (bool, error) {
 }
 
 func (r *runReader) damaged(err error) error {
-	return &sigma.Error{Op: "mr.runReader", Path: r.path, Kind: sigma.KindInvalid, Msg: "intermediate file is cut or damaged", Err: err}
+	return &sigma.Error{Op: "mr.runReader", Path: r.path, Kind: sigma.KindInvalid,
+		Msg: "intermediate file is cut or damaged", Err: err}
 }

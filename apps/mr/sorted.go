@@ -7,7 +7,8 @@ import (
 	"slices"
 )
 
-// sortedEntry is a word in sorting: its first 16 letters as two numbers that compare as the letters do, and where the rest is.
+// sortedEntry is a word in sorting: its first 16 letters as two numbers that compare as the letters
+// do, and where the rest is.
 type sortedEntry struct {
 	first, second uint64
 	count         uint64

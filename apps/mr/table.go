@@ -10,8 +10,10 @@ import (
 // shortMax is the length of words that are kept in the table itself; longer ones lie in its arena.
 const shortMax = 16
 
-// table counts words. Words of up to shortMax letters are two integers and a count in an open-addressing array, without a pointer; the few longer ones have an array
-// of their own and their bytes one after another in the arena. So counting a word allocates nothing and the garbage collector has nothing to follow.
+// table counts words. Words of up to shortMax letters are two integers and a count in an
+// open-addressing array, without a pointer; the few longer ones have an array of their own and
+// their bytes one after another in the arena. So counting a word allocates nothing and the garbage
+// collector has nothing to follow.
 //
 // It trusts that words are of letters (no zero byte). Not safe for concurrent use.
 type table struct {
@@ -50,7 +52,8 @@ func (t *table) reset() {
 	t.shortUsed, t.longUsed, t.arena = 0, 0, t.arena[:0]
 }
 
-// memory is about how many bytes the words occupy. An empty table has none, though it keeps what it had; one that grows takes three times as much for a moment.
+// memory is about how many bytes the words occupy. An empty table has none, though it keeps what it
+// had; one that grows takes three times as much for a moment.
 func (t *table) memory() int { return 2*24*t.shortUsed + 2*32*t.longUsed + len(t.arena) }
 
 // words is how many different words there are.
@@ -62,7 +65,8 @@ const (
 	mix2 = 0xbb67ae8584caa73b
 )
 
-// hashShort mixes a key; all bits of the result depend on all bits of the key. The table uses the high bits, partitions the low ones.
+// hashShort mixes a key; all bits of the result depend on all bits of the key. The table uses the
+// high bits, partitions the low ones.
 func hashShort(lo, hi uint64) uint64 {
 	a, b := bits.Mul64(lo^mix1, hi^mix2)
 	return a ^ b

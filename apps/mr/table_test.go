@@ -55,7 +55,8 @@ func randomText(r *rand.Rand, n int) []byte {
 	return text[:n]
 }
 
-// TestScan compares the quick search with the definition, at all alignments and with the text cut anywhere.
+// TestScan compares the quick search with the definition, at all alignments and with the text cut
+// anywhere.
 func TestScan(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for i := range 3000 {

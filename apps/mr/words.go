@@ -7,18 +7,22 @@ import (
 
 // How words are found quickly.
 //
-// The obvious loop asks of every byte whether it is a letter and mispredicts at both ends of every word, which costs more than all the rest. Here 64 bytes at a
-// time become a word of 64 bits, one per letter (eight bytes at once with plain arithmetic), and the ends of words are the bits that differ from their neighbour.
-// Walking those bits has one badly predicted branch per 64 bytes instead of two per word. A word of up to 16 letters is then two machine words, which are its key
+// The obvious loop asks of every byte whether it is a letter and mispredicts at both ends of every
+// word, which costs more than all the rest. Here 64 bytes at a time become a word of 64 bits, one
+// per letter (eight bytes at once with plain arithmetic), and the ends of words are the bits that
+// differ from their neighbour. Walking those bits has one badly predicted branch per 64 bytes
+// instead of two per word. A word of up to 16 letters is then two machine words, which are its key
 // in the table: no byte is looked at alone.
 
-// padding is how many bytes beyond the text a buffer must have, so that 16 bytes can be loaded from any of the text. What they are does not matter.
+// padding is how many bytes beyond the text a buffer must have, so that 16 bytes can be loaded from
+// any of the text. What they are does not matter.
 const padding = 64
 
 // isLetter reports whether c is part of words.
 func isLetter(c byte) bool { return (c|0x20)-'a' < 26 }
 
-// letters8 gives one bit for each byte of x that is a letter, the lowest for the byte at the lowest address.
+// letters8 gives one bit for each byte of x that is a letter, the lowest for the byte at the lowest
+// address.
 func letters8(x uint64) uint64 {
 	const ones = 0x0101010101010101
 	low := (x | 0x20*ones) & (0x7f * ones)
@@ -51,7 +55,8 @@ func newKeyMasks() (k keyMasks) {
 	return k
 }
 
-// scan counts the complete words of buf[:n] and returns where the incomplete one at the end begins, n if there is none. len(buf) must be at least n+padding.
+// scan counts the complete words of buf[:n] and returns where the incomplete one at the end begins,
+// n if there is none. len(buf) must be at least n+padding.
 func (t *table) scan(buf []byte, n int) int {
 	start, open := 0, uint64(0) // open is 1 inside a word, which began at start
 	for base := 0; base < n; base += 64 {

@@ -20,8 +20,10 @@ func Unary[In, Out proto.Message](s *call.Server, m *call.Method, h func(context
 	})
 }
 
-// Answers registers a handler that answers with any number of messages, by the function that it is given.
-func Answers[In, Out proto.Message](s *call.Server, m *call.Method, h func(context.Context, In, func(Out) error) error) error {
+// Answers registers a handler that answers with any number of messages, by the function that it is
+// given.
+func Answers[In, Out proto.Message](s *call.Server, m *call.Method,
+	h func(context.Context, In, func(Out) error) error) error {
 	return s.HandleStream(m, func(ctx context.Context, stream *call.Stream) error {
 		in := fresh[In]()
 		if err := Argument(stream, in); err != nil {
@@ -32,7 +34,8 @@ func Answers[In, Out proto.Message](s *call.Server, m *call.Method, h func(conte
 }
 
 // Arguments registers a handler that gets any number of messages and answers with one.
-func Arguments[In, Out proto.Message](s *call.Server, m *call.Method, h func(context.Context, *Receiver[In]) (Out, error)) error {
+func Arguments[In, Out proto.Message](s *call.Server, m *call.Method, h func(context.Context, *Receiver[In]) (Out,
+	error)) error {
 	return s.HandleStream(m, func(ctx context.Context, stream *call.Stream) error {
 		both := NewStream[Out, In](stream)
 		out, err := h(ctx, &both.Receiver)
@@ -44,6 +47,9 @@ func Arguments[In, Out proto.Message](s *call.Server, m *call.Method, h func(con
 }
 
 // Both registers a handler of a method in which messages go both ways.
-func Both[In, Out proto.Message](s *call.Server, m *call.Method, h func(context.Context, *Stream[Out, In]) error) error {
-	return s.HandleStream(m, func(ctx context.Context, stream *call.Stream) error { return h(ctx, NewStream[Out, In](stream)) })
+func Both[In, Out proto.Message](s *call.Server, m *call.Method,
+	h func(context.Context, *Stream[Out, In]) error) error {
+	return s.HandleStream(m, func(ctx context.Context, stream *call.Stream) error {
+		return h(ctx, NewStream[Out, In](stream))
+	})
 }

@@ -1,7 +1,11 @@
-// Package service is calls whose messages are protobuf's: what the code that protoc-gen-sigma makes of a .proto file is made of. It promises what package call does; a message that cannot be read is refused with KindInvalid and hurts
-// nobody. It assumes that both sides have the same service, or versions of it that protobuf calls compatible. Users: generated code, and programs that handle its streams.
+// Package service is calls whose messages are protobuf's: what the code that protoc-gen-sigma makes
+// of a .proto file is made of. It promises what package call does; a message that cannot be read is
+// refused with KindInvalid and hurts nobody. It assumes that both sides have the same service, or
+// versions of it that protobuf calls compatible. Users: generated code, and programs that handle
+// its streams.
 //
-// How the kinds of methods go over calls: a unary one is a unary call. The others are streams: one of a single argument or answer has it as its only message in that direction.
+// How the kinds of methods go over calls: a unary one is a unary call. The others are streams: one
+// of a single argument or answer has it as its only message in that direction.
 package service
 
 import (
@@ -53,7 +57,8 @@ type Answer[Out proto.Message] struct {
 }
 
 // All calls all members of a group, as call.Group.Call.
-func All[Out proto.Message](ctx context.Context, g *call.Group, m *call.Method, in proto.Message) ([]Answer[Out], error) {
+func All[Out proto.Message](ctx context.Context, g *call.Group, m *call.Method, in proto.Message) ([]Answer[Out],
+	error) {
 	arg, err := Append(nil, in, nil)
 	if err != nil {
 		return nil, err
@@ -78,7 +83,9 @@ func Append(b []byte, out proto.Message, err error) ([]byte, error) {
 	}
 	grown, err := proto.MarshalOptions{}.MarshalAppend(b, out)
 	if err != nil {
-		return b, &sigma.Error{Op: "service.Append", Kind: sigma.KindInvalid, Msg: fmt.Sprintf("a %s cannot be written", out.ProtoReflect().Descriptor().FullName()), Hint: "are its strings UTF-8, and its required fields set?", Err: err}
+		return b, &sigma.Error{Op: "service.Append", Kind: sigma.KindInvalid, Msg: fmt.Sprintf("a %s cannot be written",
+			out.ProtoReflect().Descriptor().FullName()), Hint: "are its strings UTF-8, and its required fields set?",
+			Err: err}
 	}
 	return grown, nil
 }
@@ -86,7 +93,9 @@ func Append(b []byte, out proto.Message, err error) ([]byte, error) {
 // Read reads b into a message, which keeps nothing of b.
 func Read(b []byte, into proto.Message) error {
 	if err := proto.Unmarshal(b, into); err != nil {
-		return &sigma.Error{Op: "service.Read", Kind: sigma.KindInvalid, Msg: fmt.Sprintf("that is no %s", into.ProtoReflect().Descriptor().FullName()), Hint: "have client and server the same .proto file?", Err: err}
+		return &sigma.Error{Op: "service.Read", Kind: sigma.KindInvalid, Msg: fmt.Sprintf("that is no %s",
+			into.ProtoReflect().Descriptor().FullName()), Hint: "have client and server the same .proto file?",
+			Err: err}
 	}
 	return nil
 }
@@ -97,7 +106,8 @@ func fresh[M proto.Message]() M {
 	return none.ProtoReflect().Type().New().Interface().(M)
 }
 
-// Stream is a call in which messages go both ways, with the rules of call.Stream: Send is for one goroutine at a time, and so is Recv.
+// Stream is a call in which messages go both ways, with the rules of call.Stream: Send is for one
+// goroutine at a time, and so is Recv.
 type Stream[Out, In proto.Message] struct {
 	Receiver[In]
 	out []byte
@@ -108,7 +118,8 @@ func NewStream[Out, In proto.Message](s *call.Stream) *Stream[Out, In] {
 	return &Stream[Out, In]{Receiver: Receiver[In]{s: s}}
 }
 
-// Send sends a message, which it does not keep, when the other side has room for it. io.EOF: the call has ended, and Recv says how.
+// Send sends a message, which it does not keep, when the other side has room for it. io.EOF: the
+// call has ended, and Recv says how.
 func (s *Stream[Out, In]) Send(m Out) (err error) {
 	if cap(s.out) > roomMost {
 		s.out = nil
@@ -134,7 +145,8 @@ func NewReceiver[In proto.Message](s *call.Stream) *Receiver[In] { return &Recei
 // Context is that of the call: on the server's side it ends with the caller's interest.
 func (r *Receiver[In]) Context() context.Context { return r.s.Context() }
 
-// Recv gives the next message. io.EOF after the last one if all is well, else the error that ended the call.
+// Recv gives the next message. io.EOF after the last one if all is well, else the error that ended
+// the call.
 func (r *Receiver[In]) Recv() (m In, err error) {
 	if cap(r.in) > roomMost {
 		r.in = nil
@@ -149,7 +161,8 @@ func (r *Receiver[In]) Recv() (m In, err error) {
 	return got, nil
 }
 
-// All gives the messages one after another; an error that ended the call comes last, with no message.
+// All gives the messages one after another; an error that ended the call comes last, with no
+// message.
 func (r *Receiver[In]) All() iter.Seq2[In, error] {
 	return func(yield func(In, error) bool) {
 		for {
@@ -161,7 +174,8 @@ func (r *Receiver[In]) All() iter.Seq2[In, error] {
 	}
 }
 
-// Close ends the call of a client; messages that were not received are dropped. A server's ends when its handler returns.
+// Close ends the call of a client; messages that were not received are dropped. A server's ends
+// when its handler returns.
 func (r *Receiver[In]) Close() error { return r.s.Close() }
 
 // Sender is a call to which a client sends messages, and which has one answer.
@@ -201,7 +215,8 @@ func (s *Sender[Out, In]) Finish() (m In, err error) {
 func (s *Sender[Out, In]) Close() error { return s.stream.Close() }
 
 // Ask begins a call of which messages come, with its argument.
-func Ask[In proto.Message](ctx context.Context, c *call.Client, m *call.Method, arg proto.Message) (*Receiver[In], error) {
+func Ask[In proto.Message](ctx context.Context, c *call.Client, m *call.Method, arg proto.Message) (*Receiver[In],
+	error) {
 	s, err := c.Stream(ctx, m)
 	if err != nil {
 		return nil, err

@@ -1,5 +1,6 @@
-// Command bench runs the benches of package bench: `bench list` names them, `bench NAME [--quick]` runs one, `bench all [--quick]` all. Results are JSON lines on standard
-// output; remarks go to standard error; raw samples to bench/results beside bin.
+// Command bench runs the benches of package bench: `bench list` names them, `bench NAME [--quick]`
+// runs one, `bench all [--quick]` all. Results are JSON lines on standard output; remarks go to
+// standard error; raw samples to bench/results beside bin.
 package main
 
 import (
@@ -42,26 +43,34 @@ func command() *cobra.Command {
 		SilenceUsage:  true,
 	}
 	root.PersistentFlags().BoolVar(&cfg.Quick, "quick", false, "end each bench within 50 s")
-	root.PersistentFlags().StringVar(&cfg.Results, "results", "", "`DIR` for raw samples (default: bench/results beside bin)")
-	list := &cobra.Command{Use: "list", Short: "Name the benches and their metrics", Args: cobra.NoArgs, RunE: func(*cobra.Command, []string) error {
-		for _, b := range bench.List() {
-			fmt.Printf("%-12s %s\n", b.Name, b.Question)
-			for _, m := range b.Metrics {
-				fmt.Printf("%-12s   %s\n", "", m)
+	root.PersistentFlags().StringVar(&cfg.Results, "results", "",
+		"`DIR` for raw samples (default: bench/results beside bin)")
+	list := &cobra.Command{Use: "list", Short: "Name the benches and their metrics", Args: cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			for _, b := range bench.List() {
+				fmt.Printf("%-12s %s\n", b.Name, b.Question)
+				for _, m := range b.Metrics {
+					fmt.Printf("%-12s   %s\n", "", m)
+				}
 			}
-		}
-		return nil
-	}}
-	all := &cobra.Command{Use: "all", Short: "Run all benches", Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error {
+			return nil
+		}}
+	all := &cobra.Command{Use: "all", Short: "Run all benches", Args: cobra.NoArgs, RunE: func(cmd *cobra.Command,
+		_ []string) error {
 		return run(cmd.Context(), cfg, bench.List()...)
 	}}
-	serve := &cobra.Command{Use: "serve-besched", Hidden: true, Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error { return bench.ServeBesched(cmd.Context()) }}
-	etcd := &cobra.Command{Use: "serve-etcd DIR", Hidden: true, Args: cobra.ExactArgs(1), RunE: func(cmd *cobra.Command, args []string) error {
+	serve := &cobra.Command{Use: "serve-besched", Hidden: true, Args: cobra.NoArgs, RunE: func(cmd *cobra.Command,
+		_ []string) error {
+		return bench.ServeBesched(cmd.Context())
+	}}
+	etcd := &cobra.Command{Use: "serve-etcd DIR", Hidden: true, Args: cobra.ExactArgs(1), RunE: func(cmd *cobra.Command,
+		args []string) error {
 		return bench.ServeEtcd(cmd.Context(), args[0], os.Stdout)
 	}}
 	root.AddCommand(list, all, serve, etcd)
 	for _, b := range bench.List() {
-		cmd := &cobra.Command{Use: b.Name, Short: b.Question, Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error {
+		cmd := &cobra.Command{Use: b.Name, Short: b.Question, Args: cobra.NoArgs, RunE: func(cmd *cobra.Command,
+			_ []string) error {
 			if cfg.Machines < 0 || cfg.Machines > 50 {
 				return fmt.Errorf("--machines %d is not between 1 and 50", cfg.Machines)
 			}
@@ -74,7 +83,8 @@ func command() *cobra.Command {
 			cmd.Flags().StringVar(&cfg.Only, "only", "", "run one `PART` of it: "+strings.Join(b.Parts, ", "))
 		}
 		if b.AnyMachines {
-			cmd.Flags().IntVar(&cfg.Machines, "machines", 0, "have `N` machines on this host (default: the bench's choice)")
+			cmd.Flags().IntVar(&cfg.Machines, "machines", 0,
+				"have `N` machines on this host (default: the bench's choice)")
 		}
 		root.AddCommand(cmd)
 	}

@@ -1,5 +1,6 @@
-// Command dbd serves the SQL databases of one realm: those of SQLite out of its data directory, others by connections that
-// sigmad makes for it. sigmad starts one for each realm that uses databases; it ends with 0 when nobody needs it any more.
+// Command dbd serves the SQL databases of one realm: those of SQLite out of its data directory,
+// others by connections that sigmad makes for it. sigmad starts one for each realm that uses
+// databases; it ends with 0 when nobody needs it any more.
 package main
 
 import (
@@ -18,8 +19,8 @@ import (
 	"sigmaos.dev/treekit"
 )
 
-// memoryLimit is what the collector aims at, beside what SQLite has (db.DefaultLimits.Heap): answers are made as they are
-// read, so little is needed.
+// memoryLimit is what the collector aims at, beside what SQLite has (db.DefaultLimits.Heap):
+// answers are made as they are read, so little is needed.
 const memoryLimit = 96 << 20
 
 func main() {

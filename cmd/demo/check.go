@@ -17,8 +17,9 @@ import (
 	"sync"
 )
 
-// The independent count shares no code with the one it checks: coreutils find the words, sort them and count equal ones. A newline is put after each file, so that a word never
-// goes on in the next file.
+// The independent count shares no code with the one it checks: coreutils find the words, sort them
+// and count equal ones. A newline is put after each file, so that a word never goes on in the next
+// file.
 const pipeline = `LC_ALL=C tr -cs 'A-Za-z' '\n' | LC_ALL=C sort | LC_ALL=C uniq -c`
 
 // countWithCoreutils counts the words of all regular files below dir, in one pipeline per core.
@@ -74,7 +75,8 @@ func countPart(ctx context.Context, files []string) (map[string]uint64, error) {
 	lines := bufio.NewReaderSize(out, 1<<20)
 	for {
 		line, err := lines.ReadString('\n')
-		if number, word, ok := strings.Cut(strings.TrimSpace(line), " "); ok { // a line without a word counts the empty one
+		if number, word, ok := strings.Cut(strings.TrimSpace(line),
+			" "); ok { // a line without a word counts the empty one
 			n, err := strconv.ParseUint(number, 10, 64)
 			if err != nil {
 				return counts, fmt.Errorf("uniq printed %.80q", line)
@@ -137,5 +139,6 @@ func compare(got, want map[string]uint64) error {
 	if len(diffs) == 0 {
 		return nil
 	}
-	return fmt.Errorf("the counts of %d words differ:\n  %s", len(diffs), strings.Join(diffs[:min(10, len(diffs))], "\n  "))
+	return fmt.Errorf("the counts of %d words differ:\n  %s", len(diffs), strings.Join(diffs[:min(10, len(diffs))],
+		"\n  "))
 }

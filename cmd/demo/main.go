@@ -1,5 +1,7 @@
-// Command demo shows sigmaOS on one machine: it boots a system in a temporary directory, makes a realm, stores the source tree of the Go distribution in it, counts its
-// words with MapReduce, compares the result with an independent count, and shuts down. `make demo` builds and runs it; it needs root, because making procs does.
+// Command demo shows sigmaOS on one machine: it boots a system in a temporary directory, makes a
+// realm, stores the source tree of the Go distribution in it, counts its words with MapReduce,
+// compares the result with an independent count, and shuts down. `make demo` builds and runs it; it
+// needs root, because making procs does.
 //
 // It uses the sigma command only, as a person would.
 package main
@@ -67,7 +69,8 @@ func (d *demo) run(ctx context.Context) (err error) {
 	if d.dir, err = os.MkdirTemp("", "sigma-demo-"); err != nil {
 		return err
 	}
-	if err := os.Chmod(d.dir, 0o711); err != nil { // services with uids of their own reach their parts of DATA through it
+	if err := os.Chmod(d.dir,
+		0o711); err != nil { // services with uids of their own reach their parts of DATA through it
 		return err
 	}
 	d.data = filepath.Join(d.dir, "data")
@@ -137,7 +140,8 @@ func (d *demo) count(ctx context.Context, texts string) error {
 
 func title(s string) { fmt.Printf("\n== %s\n", s) }
 
-// command makes a sigma command that acts on the demo's system. It is in a process group of its own, so that ^C reaches it once, through us.
+// command makes a sigma command that acts on the demo's system. It is in a process group of its
+// own, so that ^C reaches it once, through us.
 func (d *demo) command(ctx context.Context, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, d.sigma, args...)
 	cmd.Env = append(os.Environ(), "SIGMA_DATA="+d.data, "SIGMA_REALM="+realm)

@@ -1,4 +1,5 @@
-// Command lcsched places latency-critical procs, and is initd: it keeps registered procs running. It runs in the boot set of control machines; one of them leads. It keeps nothing on disk.
+// Command lcsched places latency-critical procs, and is initd: it keeps registered procs running.
+// It runs in the boot set of control machines; one of them leads. It keeps nothing on disk.
 package main
 
 import (
@@ -27,7 +28,8 @@ const (
 // namesPause is between attempts to stand, while the names cannot be reached.
 const namesPause = 200 * time.Millisecond
 
-// leaseTTL is how long after its last sign of life a leader is replaced, when its machine is not known to be lost before.
+// leaseTTL is how long after its last sign of life a leader is replaced, when its machine is not
+// known to be lost before.
 const leaseTTL = 3 * time.Second
 
 func main() {
@@ -63,7 +65,9 @@ func lead(ctx context.Context, c *sdk.Client, s *lcsched.Service, decided *decis
 		}
 		var l *sdk.Leadership
 		if err == nil {
-			l, err = c.Campaign(ctx, sdk.Election{Path: leaderFile, Data: []byte(c.Info().Principal.Machine), TTL: leaseTTL, Fenced: []string{initd.Dir}, Succeeds: true}) // a machine has one lcsched at a time, and this one does not lead
+			l, err = c.Campaign(ctx, sdk.Election{Path: leaderFile, Data: []byte(c.Info().Principal.Machine),
+				TTL: leaseTTL, Fenced: []string{initd.Dir},
+				Succeeds: true}) // a machine has one lcsched at a time, and this one does not lead
 		}
 		if err != nil {
 			if text := err.Error(); text != said && ctx.Err() == nil {

@@ -1,5 +1,6 @@
-// Command machined decides who is a machine of the system and which machines are alive. It runs in the boot set of control machines. It keeps the authority's key in its data directory, readable by itself alone, and
-// everything else in a file of the system realm, through named.
+// Command machined decides who is a machine of the system and which machines are alive. It runs in
+// the boot set of control machines. It keeps the authority's key in its data directory, readable by
+// itself alone, and everything else in a file of the system realm, through named.
 package main
 
 import (
@@ -18,7 +19,8 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// Where things are. The directory of the state is of the system realm, to which no tenant has access.
+// Where things are. The directory of the state is of the system realm, to which no tenant has
+// access.
 const (
 	authorityFile = "/data/authority"
 	stateDir      = "/machines"
@@ -44,7 +46,8 @@ func run(log *slog.Logger) error {
 		return err
 	}
 	defer c.Close()
-	d, err := machines.NewDaemon(machines.DaemonConfig{Self: c.Info().Principal.Machine, Namespace: c, Path: stateFile, Names: names{c}, Log: log,
+	d, err := machines.NewDaemon(machines.DaemonConfig{Self: c.Info().Principal.Machine, Namespace: c, Path: stateFile,
+		Names: names{c}, Log: log,
 		Fetch:  func(ctx context.Context) error { return fetch(ctx, c) },
 		Forget: func() error { return os.Remove(authorityFile) },
 		Authority: func(fresh bool) (*identity.Authority, error) {
@@ -74,7 +77,8 @@ func run(log *slog.Logger) error {
 	return nil
 }
 
-// awaitNames waits until the directory of the state is there. named may need this machine to be served before it answers, when all control machines start at once.
+// awaitNames waits until the directory of the state is there. named may need this machine to be
+// served before it answers, when all control machines start at once.
 func awaitNames(ctx context.Context, c *sdk.Client, log *slog.Logger) error {
 	for said := ""; ; {
 		err := c.MkdirAll(ctx, stateDir, 0o700)

@@ -1,5 +1,6 @@
-// Command mr is the program of the procs of a MapReduce job: its first argument says whether it coordinates, maps or reduces (apps/mr). `sigma mr` puts it into the
-// realm and starts the coordinator; it is of no use outside a proc.
+// Command mr is the program of the procs of a MapReduce job: its first argument says whether it
+// coordinates, maps or reduces (apps/mr). `sigma mr` puts it into the realm and starts the
+// coordinator; it is of no use outside a proc.
 package main
 
 import (
@@ -41,7 +42,8 @@ func run(ctx context.Context) error {
 	return c.Exited(ctx, s)
 }
 
-// limitMemory tells the garbage collector how much memory the proc was given, less what is not on its heap, so that it collects before the limit kills the proc.
+// limitMemory tells the garbage collector how much memory the proc was given, less what is not on
+// its heap, so that it collects before the limit kills the proc.
 func limitMemory() {
 	memory := uint64(mr.MemoryCoordinator)
 	if len(os.Args) > 4 {

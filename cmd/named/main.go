@@ -1,4 +1,6 @@
-// Command named is the name service of the boot set of control machines: each keeps a member of one store (an embedded etcd) in its data directory, and one of them leads and serves the roots of all realms.
+// Command named is the name service of the boot set of control machines: each keeps a member of one
+// store (an embedded etcd) in its data directory, and one of them leads and serves the roots of all
+// realms.
 //
 //	named [--initial TEXT]           TEXT is what member-add of the leading named answered, for a machine that joins
 //	named --check FILE               reads a snapshot to its end and prints how many keys it has, for sigma snapshot
@@ -39,7 +41,8 @@ func main() {
 	flags := flag.NewFlagSet("named", flag.ExitOnError)
 	initial := flags.String("initial", "", "what member-add of the leading named answered")
 	file := flags.String("check", "", "check this snapshot and end")
-	dir := flags.String("probe", "", "look at the etcd that standard input describes for the named of this data directory, and end")
+	dir := flags.String("probe", "",
+		"look at the etcd that standard input describes for the named of this data directory, and end")
 	flags.Parse(os.Args[1:])
 	var err error
 	switch {
@@ -52,7 +55,8 @@ func main() {
 	}
 	if err != nil {
 		if *dir != "" {
-			json.NewEncoder(os.Stdout).Encode(probed{Kind: sigma.KindOf(err), Msg: err.Error(), Hint: sigma.HintOf(err)})
+			json.NewEncoder(os.Stdout).Encode(probed{Kind: sigma.KindOf(err), Msg: err.Error(),
+				Hint: sigma.HintOf(err)})
 			os.Exit(1)
 		}
 		if *file != "" {
@@ -81,7 +85,8 @@ func run(ctx context.Context, log *slog.Logger, initial string) error {
 	if err != nil {
 		return err
 	}
-	m, err := named.OpenMember(named.MemberConfig{Config: named.Config{Dir: dataDir, Log: log, Board: board}, Machine: c.Info().Principal.Machine, Initial: initial, Peers: peers{c}, External: external,
+	m, err := named.OpenMember(named.MemberConfig{Config: named.Config{Dir: dataDir, Log: log, Board: board},
+		Machine: c.Info().Principal.Machine, Initial: initial, Peers: peers{c}, External: external,
 		Succeed: func(record []byte) ([]byte, error) { return machines.Succeed(record, c.Info().Principal.Machine) }})
 	if err != nil {
 		return err
@@ -91,7 +96,10 @@ func run(ctx context.Context, log *slog.Logger, initial string) error {
 	if err != nil {
 		return err
 	}
-	serving, stop := context.WithCancelCause(context.WithoutCancel(ctx)) // until the lead is handed over, so that who waits for an answer gets it
+	serving,
+		stop :=
+		context.WithCancelCause(context.WithoutCancel(
+			ctx)) // until the lead is handed over, so that who waits for an answer gets it
 	var member sync.WaitGroup
 	defer member.Wait()
 	ctx, end := context.WithCancel(ctx)
@@ -107,7 +115,8 @@ func run(ctx context.Context, log *slog.Logger, initial string) error {
 	return nil
 }
 
-// readyMax is how long a machine that joins is waited for. After that it is said to serve all the same: it does as far as it can.
+// readyMax is how long a machine that joins is waited for. After that it is said to serve all the
+// same: it does as far as it can.
 const readyMax = 20 * time.Second
 
 func ready(ctx context.Context, c *sdk.Client, m *named.Member, log *slog.Logger) {

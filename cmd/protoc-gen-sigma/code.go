@@ -38,7 +38,8 @@ func kindOf(m *protogen.Method) kind {
 	return unary
 }
 
-// idempotent says whether the author declared that a call may be made again. That is for unary calls: a stream that broke has been used already.
+// idempotent says whether the author declared that a call may be made again. That is for unary
+// calls: a stream that broke has been used already.
 func idempotent(m *protogen.Method) bool {
 	o, ok := m.Desc.Options().(*descriptorpb.MethodOptions)
 	return ok && kindOf(m) == unary && o.GetIdempotencyLevel() != descriptorpb.MethodOptions_IDEMPOTENCY_UNKNOWN
@@ -155,14 +156,16 @@ func (g writer) client(s *protogen.Service) {
 		case unary:
 			g.P(head, ", in ", g.pointer(m.Input), ") (", g.pointer(m.Output), ", error) {")
 			g.P("out := new(", m.Output.GoIdent, ")")
-			g.P("if err := ", servicePackage.Ident("Call"), "(ctx, c.calls, ", variable(s, m), ", in, out); err != nil {")
+			g.P("if err := ", servicePackage.Ident("Call"), "(ctx, c.calls, ", variable(s, m),
+				", in, out); err != nil {")
 			g.P("return nil, err")
 			g.P("}")
 			g.P("return out, nil")
 			g.P("}")
 		case answers:
 			g.P(head, ", in ", g.pointer(m.Input), ") (", g.generic("Receiver", m.Output), ", error) {")
-			g.P("return ", servicePackage.Ident("Ask"), "[", g.pointer(m.Output), "](ctx, c.calls, ", variable(s, m), ", in)")
+			g.P("return ", servicePackage.Ident("Ask"), "[", g.pointer(m.Output), "](ctx, c.calls, ", variable(s, m),
+				", in)")
 			g.P("}")
 		default:
 			name := map[kind]string{arguments: "Sender", both: "Stream"}[kindOf(m)]
@@ -171,7 +174,8 @@ func (g writer) client(s *protogen.Service) {
 			g.P("if err != nil {")
 			g.P("return nil, err")
 			g.P("}")
-			g.P("return ", servicePackage.Ident("New"+name), "[", g.pointer(m.Input), ", ", g.pointer(m.Output), "](s), nil")
+			g.P("return ", servicePackage.Ident("New"+name), "[", g.pointer(m.Input), ", ", g.pointer(m.Output),
+				"](s), nil")
 			g.P("}")
 		}
 	}
@@ -184,7 +188,8 @@ func (g writer) group(s *protogen.Service) {
 		return
 	}
 	g.P()
-	g.P("// ", group, " calls ", s.Desc.FullName(), " at all members of a directory at once. It is safe for concurrent use.")
+	g.P("// ", group, " calls ", s.Desc.FullName(),
+		" at all members of a directory at once. It is safe for concurrent use.")
 	g.P("type ", group, " struct{ calls *", callPackage.Ident("Group"), " }")
 	g.P()
 	g.P("// New", group, " makes a group that calls by g, which is the caller's to close.")
@@ -200,8 +205,10 @@ func (g writer) group(s *protogen.Service) {
 			g.P("// Deprecated: its .proto file says so.")
 		}
 		answer := g.QualifiedGoIdent(servicePackage.Ident("Answer")) + "[" + g.pointer(m.Output) + "]"
-		g.P("func (g *", group, ") ", m.GoName, "(ctx ", contextPackage.Ident("Context"), ", in ", g.pointer(m.Input), ") ([]", answer, ", error) {")
-		g.P("return ", servicePackage.Ident("All"), "[", g.pointer(m.Output), "](ctx, g.calls, ", variable(s, m), ", in)")
+		g.P("func (g *", group, ") ", m.GoName, "(ctx ", contextPackage.Ident("Context"), ", in ", g.pointer(m.Input),
+			") ([]", answer, ", error) {")
+		g.P("return ", servicePackage.Ident("All"), "[", g.pointer(m.Output), "](ctx, g.calls, ", variable(s, m),
+			", in)")
 		g.P("}")
 	}
 }
@@ -210,7 +217,8 @@ func (g writer) server(s *protogen.Service) {
 	server := s.GoName + "Server"
 	context := g.QualifiedGoIdent(contextPackage.Ident("Context"))
 	g.P()
-	g.comment("", server+" is what serves "+string(s.Desc.FullName())+". Its methods are called concurrently; ctx ends with the caller's interest and deadline.", s.Comments, s.Desc)
+	g.comment("", server+" is what serves "+string(s.Desc.FullName())+
+		". Its methods are called concurrently; ctx ends with the caller's interest and deadline.", s.Comments, s.Desc)
 	g.P("type ", server, " interface {")
 	for _, m := range s.Methods {
 		g.comment("\t", "", m.Comments, m.Desc)

@@ -35,12 +35,15 @@ func TestMain(m *testing.M) {
 // request compiles a .proto file to what protoc asks a plug-in.
 func request(t *testing.T, dir, name string) *pluginpb.CodeGeneratorRequest {
 	t.Helper()
-	c := protocompile.Compiler{Resolver: protocompile.WithStandardImports(&protocompile.SourceResolver{ImportPaths: []string{dir}}), SourceInfoMode: protocompile.SourceInfoStandard}
+	c :=
+		protocompile.Compiler{Resolver: protocompile.WithStandardImports(
+			&protocompile.SourceResolver{ImportPaths: []string{dir}}), SourceInfoMode: protocompile.SourceInfoStandard}
 	files, err := c.Compile(t.Context(), name)
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &pluginpb.CodeGeneratorRequest{FileToGenerate: []string{name}, Parameter: proto.String("paths=source_relative")}
+	r := &pluginpb.CodeGeneratorRequest{FileToGenerate: []string{name},
+		Parameter: proto.String("paths=source_relative")}
 	seen := map[string]bool{}
 	var add func(d protoreflect.FileDescriptor)
 	add = func(d protoreflect.FileDescriptor) {
@@ -54,7 +57,8 @@ func request(t *testing.T, dir, name string) *pluginpb.CodeGeneratorRequest {
 		r.ProtoFile = append(r.ProtoFile, protodesc.ToFileDescriptorProto(d))
 	}
 	add(files[0])
-	// protoc hands plug-ins options as bytes that they know the meaning of; the compiler's are of its own types.
+	// protoc hands plug-ins options as bytes that they know the meaning of; the compiler's are of
+	// its own types.
 	b, err := proto.Marshal(r)
 	if err != nil {
 		t.Fatal(err)
@@ -87,7 +91,9 @@ func generated(t *testing.T, r *pluginpb.CodeGeneratorRequest, f func(*protogen.
 	return out
 }
 
-// Goal: the code and pages that are in the repository are what the plug-in makes, and so is the messages' code, so that nobody needs protoc to change a service here: go test ./cmd/protoc-gen-sigma -rewrite.
+// Goal: the code and pages that are in the repository are what the plug-in makes, and so is the
+// messages' code, so that nobody needs protoc to change a service here: go test
+// ./cmd/protoc-gen-sigma -rewrite.
 func TestGolden(t *testing.T) {
 	for _, x := range []struct {
 		dir, name, suffix string
@@ -116,20 +122,26 @@ func TestGolden(t *testing.T) {
 				}
 			}
 			if want, err := os.ReadFile(at); err != nil || string(want) != text {
-				t.Errorf("%s is not what is generated (%v); see: go test ./cmd/protoc-gen-sigma -rewrite, and git diff", at, err)
+				t.Errorf("%s is not what is generated (%v); see: go test ./cmd/protoc-gen-sigma -rewrite, and git diff",
+					at, err)
 			}
 		}
 	}
 }
 
-// Goal: a file without services makes nothing, and a hostile one does not end up outside its comments.
+// Goal: a file without services makes nothing, and a hostile one does not end up outside its
+// comments.
 func TestNothing(t *testing.T) {
-	none := &pluginpb.CodeGeneratorRequest{FileToGenerate: []string{"n.proto"}, ProtoFile: []*descriptorpb.FileDescriptorProto{{Name: proto.String("n.proto"), Syntax: proto.String("proto3"), Options: &descriptorpb.FileOptions{GoPackage: proto.String("x/n")}}}}
+	none := &pluginpb.CodeGeneratorRequest{FileToGenerate: []string{"n.proto"},
+		ProtoFile: []*descriptorpb.FileDescriptorProto{{Name: proto.String("n.proto"), Syntax: proto.String("proto3"),
+			Options: &descriptorpb.FileOptions{GoPackage: proto.String("x/n")}}}}
 	if got := generated(t, none, generate); len(got) != 0 {
 		t.Errorf("got %v", got)
 	}
 	dir := t.TempDir()
-	text := "syntax = \"proto3\"; package x; option go_package = \"x/x\";\nmessage M {}\n/* ends */ // */\n// a\r// func init() {}\nservice S { rpc Do(M) returns (M); }\n"
+	text :=
+		"syntax = \"proto3\"; package x; option go_package = \"x/x\";\nmessage M {}\n/* ends */ // */\n// a\r// func " +
+			"init() {}\nservice S { rpc Do(M) returns (M); }\n"
 	if err := os.WriteFile(filepath.Join(dir, "x.proto"), []byte(text), 0o644); err != nil {
 		t.Fatal(err)
 	}

@@ -1,5 +1,6 @@
-// Command protoc-gen-sigma is a plug-in of protoc and buf: of each service in a .proto file it makes a typed Go client, what a server has to implement, and a reference page (docs/reference/protoc-gen-sigma.md). The messages' own code is
-// protoc-gen-go's.
+// Command protoc-gen-sigma is a plug-in of protoc and buf: of each service in a .proto file it
+// makes a typed Go client, what a server has to implement, and a reference page
+// (docs/reference/protoc-gen-sigma.md). The messages' own code is protoc-gen-go's.
 package main
 
 import (
@@ -12,7 +13,10 @@ func main() { protogen.Options{}.Run(generate) }
 
 // generate answers protoc's request.
 func generate(p *protogen.Plugin) error {
-	p.SupportedFeatures = uint64(pluginpb.CodeGeneratorResponse_FEATURE_PROTO3_OPTIONAL | pluginpb.CodeGeneratorResponse_FEATURE_SUPPORTS_EDITIONS)
+	p.SupportedFeatures =
+		uint64(
+			pluginpb.CodeGeneratorResponse_FEATURE_PROTO3_OPTIONAL |
+				pluginpb.CodeGeneratorResponse_FEATURE_SUPPORTS_EDITIONS)
 	p.SupportedEditionsMinimum = descriptorpb.Edition_EDITION_PROTO2
 	p.SupportedEditionsMaximum = descriptorpb.Edition_EDITION_2024
 	for _, f := range p.Files {

@@ -47,10 +47,13 @@ func servicePage(g *protogen.GeneratedFile, s *protogen.Service) {
 		if idempotent(m) {
 			again = "yes"
 		}
-		g.P("| [", m.Desc.Name(), "](#", anchor(string(m.Desc.Name())), ") | ", many(m.Desc.IsStreamingClient()), link(m.Input), " | ", many(m.Desc.IsStreamingServer()), link(m.Output), " | ", again, " |")
+		g.P("| [", m.Desc.Name(), "](#", anchor(string(m.Desc.Name())), ") | ", many(m.Desc.IsStreamingClient()),
+			link(m.Input), " | ", many(m.Desc.IsStreamingServer()), link(m.Output), " | ", again, " |")
 	}
 	g.P()
-	g.P("*again*: whether a call whose connection broke is made once more, elsewhere; others are made at most once, and their callers told that they may have had an effect.")
+	g.P(
+		"*again*: whether a call whose connection broke is made once more, elsewhere; others are made at most once, " +
+			"and their callers told that they may have had an effect.")
 	for _, m := range s.Methods {
 		g.P()
 		g.P("## ", m.Desc.Name())
@@ -86,8 +89,10 @@ func link(m *protogen.Message) string {
 	return fmt.Sprintf("[%s](#%s)", m.Desc.Name(), anchor(string(m.Desc.FullName())))
 }
 
-// messagePage writes what a message of the file has in it, and those that it has in it, once each. Of others their name says enough.
-func messagePage(g *protogen.GeneratedFile, m *protogen.Message, f *protogen.File, seen []protoreflect.FullName) []protoreflect.FullName {
+// messagePage writes what a message of the file has in it, and those that it has in it, once each.
+// Of others their name says enough.
+func messagePage(g *protogen.GeneratedFile, m *protogen.Message, f *protogen.File,
+	seen []protoreflect.FullName) []protoreflect.FullName {
 	if slices.Contains(seen, m.Desc.FullName()) {
 		return seen
 	}
@@ -149,7 +154,8 @@ func typeOf(f *protogen.Field) string {
 	case f.Enum != nil:
 		name = string(f.Enum.Desc.FullName())
 	}
-	if f.Message != nil && f.Message.Desc.ParentFile().Path() == d.ParentFile().Path() || f.Enum != nil && f.Enum.Desc.ParentFile().Path() == d.ParentFile().Path() {
+	if f.Message != nil && f.Message.Desc.ParentFile().Path() == d.ParentFile().Path() || f.Enum != nil &&
+		f.Enum.Desc.ParentFile().Path() == d.ParentFile().Path() {
 		name = fmt.Sprintf("[%s](#%s)", name, anchor(name))
 	}
 	if d.IsList() {

@@ -1,4 +1,5 @@
-// Command s3d is the object store of the boot set: it serves each realm's buckets out of its data directory, or out of stores of S3's kind by connections that sigmad makes for it.
+// Command s3d is the object store of the boot set: it serves each realm's buckets out of its data
+// directory, or out of stores of S3's kind by connections that sigmad makes for it.
 package main
 
 import (
@@ -36,7 +37,8 @@ func run(log *slog.Logger) error {
 		return err
 	}
 	var client *sdk.Client
-	store, err := s3.New(s3.Config{Dir: "/data/buckets", Board: board, Elsewhere: "/data/elsewhere", Buckets: []string{"bin"}, Log: log,
+	store, err := s3.New(s3.Config{Dir: "/data/buckets", Board: board, Elsewhere: "/data/elsewhere",
+		Buckets: []string{"bin"}, Log: log,
 		Dial: func(ctx context.Context, owner sigma.RealmID) (net.Conn, error) { return client.DialStore(ctx, owner) }})
 	if err != nil {
 		return err
@@ -44,10 +46,15 @@ func run(log *slog.Logger) error {
 	defer store.Close()
 	return sdk.ServeClient(ctx, func(_ context.Context, c *sdk.Client) (sigma.Tree, error) {
 		client = c
-		return treekit.Admin{Tree: store, Realms: remover{store}, Changes: board.File, Calls: map[string]func(context.Context, []byte) ([]byte, error){
-			sigmap.CallSetStore: func(ctx context.Context, payload []byte) ([]byte, error) { return setStore(ctx, store, payload) },
-			sigmap.CallStores:   func(ctx context.Context, payload []byte) ([]byte, error) { return stores(ctx, store, payload) },
-		}}, nil
+		return treekit.Admin{Tree: store, Realms: remover{store}, Changes: board.File,
+			Calls: map[string]func(context.Context, []byte) ([]byte, error){
+				sigmap.CallSetStore: func(ctx context.Context, payload []byte) ([]byte, error) {
+					return setStore(ctx, store, payload)
+				},
+				sigmap.CallStores: func(ctx context.Context, payload []byte) ([]byte, error) {
+					return stores(ctx, store, payload)
+				},
+			}}, nil
 	})
 }
 

@@ -15,7 +15,8 @@ import (
 // resolveMax is how long a host name may take to be resolved.
 const resolveMax = 10 * time.Second
 
-// reachable reads an address that other machines can connect to: a host that has a name or a number of its own, and a port. Machines know each other by numbers only.
+// reachable reads an address that other machines can connect to: a host that has a name or a number
+// of its own, and a port. Machines know each other by numbers only.
 func reachable(ctx context.Context, what, text string) (netip.AddrPort, error) {
 	var none netip.AddrPort
 	host, service, err := net.SplitHostPort(text)
@@ -32,21 +33,28 @@ func reachable(ctx context.Context, what, text string) (netip.AddrPort, error) {
 		defer cancel()
 		ips, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
 		if err != nil || len(ips) == 0 {
-			return none, &sigma.Error{Op: "sigma.reachable", Kind: sigma.KindNotFound, Msg: "the host of " + what + " " + strconv.Quote(host[:min(len(host), 100)]) + " is not known", Err: err, Hint: "give its IP address"}
+			return none, &sigma.Error{Op: "sigma.reachable", Kind: sigma.KindNotFound,
+				Msg: "the host of " + what + " " + strconv.Quote(host[:min(len(host), 100)]) + " is not known",
+				Err: err, Hint: "give its IP address"}
 		}
 		ip = ips[0]
 	}
 	ip = ip.Unmap()
 	switch {
 	case ip.IsUnspecified(), ip.IsMulticast():
-		return none, flagFault("%s %s is no address that another machine could connect to", what, text)("give the address of this host that others see; where it is not its own (NAT), all of the host's addresses are listened on")
+		return none, flagFault("%s %s is no address that another machine could connect to", what,
+			text)(
+			"give the address of this host that others see; where it is not its own (NAT), all of the host's " +
+				"addresses are listened on")
 	case ip.Zone() != "":
-		return none, flagFault("%s %s means something else on each machine", what, text)("give an address without a zone")
+		return none, flagFault("%s %s means something else on each machine", what,
+			text)("give an address without a zone")
 	}
 	return netip.AddrPortFrom(ip, uint16(port)), nil
 }
 
-// listenOn is where to listen so that others reach address: there if it is one of this host's, otherwise, as behind NAT, on all of them.
+// listenOn is where to listen so that others reach address: there if it is one of this host's,
+// otherwise, as behind NAT, on all of them.
 func listenOn(address netip.AddrPort) netip.AddrPort {
 	if addrs, err := net.InterfaceAddrs(); err == nil {
 		for _, a := range addrs {
@@ -68,7 +76,8 @@ func checkFree(at netip.AddrPort) error {
 	if err == nil {
 		return l.Close()
 	}
-	e := &sigma.Error{Op: "sigma.listen", Kind: sigma.KindUnavailable, Msg: "cannot listen on " + at.String(), Err: err, Hint: "choose another with --address"}
+	e := &sigma.Error{Op: "sigma.listen", Kind: sigma.KindUnavailable, Msg: "cannot listen on " + at.String(), Err: err,
+		Hint: "choose another with --address"}
 	if errors.Is(err, syscall.EADDRINUSE) {
 		e.Kind, e.Err, e.Msg = sigma.KindExists, nil, "another program listens on "+at.String()
 	}
@@ -79,7 +88,9 @@ func checkFree(at netip.AddrPort) error {
 func ownAddress(to netip.AddrPort) (netip.Addr, error) {
 	c, err := net.Dial("udp", to.String()) // sends nothing
 	if err != nil {
-		return netip.Addr{}, &sigma.Error{Op: "sigma.ownAddress", Kind: sigma.KindUnavailable, Msg: "no way leads from this host to " + to.Addr().String(), Err: err, Hint: "is its network up? ip route shows"}
+		return netip.Addr{}, &sigma.Error{Op: "sigma.ownAddress", Kind: sigma.KindUnavailable,
+			Msg: "no way leads from this host to " + to.Addr().String(), Err: err,
+			Hint: "is its network up? ip route shows"}
 	}
 	defer c.Close()
 	from, err := netip.ParseAddrPort(c.LocalAddr().String())

@@ -95,7 +95,8 @@ func (a *app) boot(ctx context.Context, dir string, p bootPlan) (_ *booting, err
 	}
 	defer w.Close()
 	b.ready = ready
-	// ExtraFiles begin at 3. A session of its own keeps the terminal's ^C from the launcher: up passes on what should reach it.
+	// ExtraFiles begin at 3. A session of its own keeps the terminal's ^C from the launcher: up
+	// passes on what should reach it.
 	args := append(p.record.arguments(), "--data", dir, "--instance", id, "--lock-fd", "3", "--ready-fd", "4")
 	for _, name := range bootSet(&p.record) {
 		args = append(args, "--program", name+"="+programs[programOf(name)])
@@ -145,7 +146,8 @@ func (a *app) boot(ctx context.Context, dir string, p bootPlan) (_ *booting, err
 	return b, nil
 }
 
-// prepare writes into DATA, which is locked, what the next up and sigmad read there, and says where to listen.
+// prepare writes into DATA, which is locked, what the next up and sigmad read there, and says where
+// to listen.
 func (p *bootPlan) prepare(dir, instance string) (listen netip.AddrPort, err error) {
 	if p.join != nil {
 		if err := prepareJoin(dir, instance, p.join); err != nil {
@@ -157,7 +159,8 @@ func (p *bootPlan) prepare(dir, instance string) (listen netip.AddrPort, err err
 			return listen, err
 		}
 	}
-	if err := os.Remove(filepath.Join(dir, "sigmad", "launches")); err != nil && !errors.Is(err, fs.ErrNotExist) { // restarts are counted from here on
+	if err := os.Remove(filepath.Join(dir, "sigmad", "launches")); err != nil &&
+		!errors.Is(err, fs.ErrNotExist) { // restarts are counted from here on
 		return listen, explainWrite(dir, err)
 	}
 	if err := p.record.write(dir); err != nil || p.record.Address == "" {
@@ -165,7 +168,8 @@ func (p *bootPlan) prepare(dir, instance string) (listen netip.AddrPort, err err
 	}
 	to, err := netip.ParseAddrPort(p.record.Address)
 	if err != nil {
-		return listen, &sigma.Error{Op: "sigma.boot", Path: filepath.Join(dir, recordName), Kind: sigma.KindInvalid, Msg: "has no address", Err: err, Hint: "give it with --address"}
+		return listen, &sigma.Error{Op: "sigma.boot", Path: filepath.Join(dir, recordName), Kind: sigma.KindInvalid,
+			Msg: "has no address", Err: err, Hint: "give it with --address"}
 	}
 	if p.network != nil {
 		return to, nil
@@ -187,7 +191,8 @@ func findPrograms() (map[string]string, error) {
 	for _, name := range append([]string{"launcher"}, bootPrograms...) {
 		path := filepath.Join(filepath.Dir(self), name)
 		if st, err := os.Stat(path); err != nil || !st.Mode().IsRegular() || st.Mode()&0o111 == 0 {
-			return nil, &sigma.Error{Op: "sigma.findPrograms", Kind: sigma.KindNotFound, Msg: fmt.Sprintf("the program %s is not in %s", name, filepath.Dir(self)),
+			return nil, &sigma.Error{Op: "sigma.findPrograms", Kind: sigma.KindNotFound,
+				Msg:  fmt.Sprintf("the program %s is not in %s", name, filepath.Dir(self)),
 				Hint: "build all of sigmaOS with: make build; then use bin/sigma, or install with: make install"}
 		}
 		found[name] = path
@@ -211,7 +216,8 @@ func parseWaiting(line string) (w waiting, ok bool) {
 	return w, ok
 }
 
-// awaitReady returns nil when the system is up, and says before, with tell, what the machine waits for. Otherwise it has stopped what there was, and said why.
+// awaitReady returns nil when the system is up, and says before, with tell, what the machine waits
+// for. Otherwise it has stopped what there was, and said why.
 func (a *app) awaitReady(b *booting, r *record, tell func(format string, args ...any), signals <-chan os.Signal) error {
 	b.ready.SetReadDeadline(time.Now().Add(readyTimeout))
 	line := make(chan string, 1)
@@ -258,7 +264,8 @@ func (a *app) awaitReady(b *booting, r *record, tell func(format string, args ..
 	return notReady(b, r, strings.TrimPrefix(text, "error: "), now)
 }
 
-// hasHint reports whether what sigmad said last has a hint, behind a tab: then the log tells no more.
+// hasHint reports whether what sigmad said last has a hint, behind a tab: then the log tells no
+// more.
 func hasHint(text string) bool { return strings.Contains(text, "\t") }
 
 // notReady is the error of a start that ended with why while the machine waited for something.
@@ -282,7 +289,9 @@ func notReady(b *booting, r *record, why string, w waiting) error {
 	case r.Role == roleOrdinary:
 		e.Hint = "start sigmaOS on these machines, and see that this one reaches them; then start it again here"
 	default:
-		e.Hint = "start sigmaOS on these machines within a minute, then here again; if they are gone for good: sigma snapshot restore --replace"
+		e.Hint =
+			"start sigmaOS on these machines within a minute, then here again; if they are gone for good: sigma " +
+				"snapshot restore --replace"
 	}
 	return e
 }
@@ -319,7 +328,8 @@ func (a *app) next(dir string) string {
 	if dir != a.defaultData() {
 		where = " --data " + dir
 	}
-	return fmt.Sprintf("next: sigma run%s ./PROGRAM | sigma ls%s / | sigma status%s | sigma down%s", where, where, where, where)
+	return fmt.Sprintf("next: sigma run%s ./PROGRAM | sigma ls%s / | sigma status%s | sigma down%s", where, where,
+		where, where)
 }
 
 // unlocked gives up this program's share of the lock and returns DATA.

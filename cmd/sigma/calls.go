@@ -70,7 +70,8 @@ func (a *app) calls(ctx context.Context, path string) error {
 	for _, x := range out {
 		for i := range x.Methods {
 			m := &x.Methods[i]
-			t.row(x.Member, m.Method, fmt.Sprint(m.Calls), fmt.Sprint(m.FailedCalls()), m.Quantile(0.5), m.Quantile(0.99), sigma.Bytes(m.In), sigma.Bytes(m.Out))
+			t.row(x.Member, m.Method, fmt.Sprint(m.Calls), fmt.Sprint(m.FailedCalls()), m.Quantile(0.5),
+				m.Quantile(0.99), sigma.Bytes(m.In), sigma.Bytes(m.Out))
 		}
 	}
 	return t.print()

@@ -74,8 +74,10 @@ func (a *app) caps(ctx context.Context, word string) error {
 }
 
 func capsToJSON(c *sigmap.Caps) capsJSON {
-	j := capsJSON{ID: c.ID, Realm: c.Realm, Machine: c.Machine, All: c.All, View: []viewEntryJSON{}, SeenBy: append([]sigma.ProcID{}, c.Kin...), Endpoints: endpointTexts(c.Listens), Dials: endpointTexts(c.Read),
-		Entered: c.Entered, Leases: append([]sigma.LeaseID{}, c.Leases...), Profile: c.Profile, Memory: uint64(c.Memory), Tasks: c.Tasks, Files: c.Files}
+	j := capsJSON{ID: c.ID, Realm: c.Realm, Machine: c.Machine, All: c.All, View: []viewEntryJSON{},
+		SeenBy: append([]sigma.ProcID{}, c.Kin...), Endpoints: endpointTexts(c.Listens), Dials: endpointTexts(c.Read),
+		Entered: c.Entered, Leases: append([]sigma.LeaseID{}, c.Leases...), Profile: c.Profile,
+		Memory: uint64(c.Memory), Tasks: c.Tasks, Files: c.Files}
 	for _, e := range c.View {
 		j.View = append(j.View, viewEntryJSON{e.Path, e.Target, e.Rights.String()})
 	}

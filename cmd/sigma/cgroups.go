@@ -13,8 +13,8 @@ import (
 // cgroupsMost is how long processes that were killed may take to leave their cgroups.
 const cgroupsMost = 2 * time.Second
 
-// freeCgroups takes away the cgroups of the system on dir, which has ended. One that was killed could not do so itself. What is
-// not empty stays for the next up, which ends what is in it.
+// freeCgroups takes away the cgroups of the system on dir, which has ended. One that was killed
+// could not do so itself. What is not empty stays for the next up, which ends what is in it.
 func freeCgroups(ctx context.Context, dir string) {
 	if _, err := os.Lstat(filepath.Join(dir, instanceName)); err != nil || os.Geteuid() != 0 {
 		return
@@ -36,7 +36,8 @@ func freeCgroups(ctx context.Context, dir string) {
 	}
 }
 
-// removeDirs removes an empty directory and those in it, and reports whether it is gone. The files of a cgroup go with it.
+// removeDirs removes an empty directory and those in it, and reports whether it is gone. The files
+// of a cgroup go with it.
 func removeDirs(dir string) (gone bool) {
 	in, _ := os.ReadDir(dir)
 	for _, e := range in {

@@ -13,14 +13,16 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// wellKnown are the places of a realm's tree that the system put there and without which the realm is of little use.
+// wellKnown are the places of a realm's tree that the system put there and without which the realm
+// is of little use.
 var wellKnown = []string{"/", binDir, bucketsDir, "/ux", "/proc", "/sys"}
 
 func checkNotWellKnown(verb, p string) error {
 	if !slices.Contains(wellKnown, p) {
 		return nil
 	}
-	return &sigma.Error{Op: "sigma." + verb, Path: p, Kind: sigma.KindPermission, Msg: "belongs to every realm's tree and stays", Hint: "name what is below it"}
+	return &sigma.Error{Op: "sigma." + verb, Path: p, Kind: sigma.KindPermission,
+		Msg: "belongs to every realm's tree and stays", Hint: "name what is below it"}
 }
 
 func newRmCommand(a *app) *cobra.Command {
@@ -71,13 +73,15 @@ func (a *app) rm(ctx context.Context, paths []string, recursive, force bool) err
 		case recursive:
 			err = c.RemoveAll(ctx, p)
 		default:
-			err = &sigma.Error{Op: "sigma.rm", Path: p, Kind: sigma.KindIsDir, Hint: "remove it with all that is in it: sigma rm -r " + p}
+			err = &sigma.Error{Op: "sigma.rm", Path: p, Kind: sigma.KindIsDir,
+				Hint: "remove it with all that is in it: sigma rm -r " + p}
 		}
 		return err
 	})
 }
 
-// expandForRm is expand that forgives what is not there, if forced, and keeps what belongs to the system.
+// expandForRm is expand that forgives what is not there, if forced, and keeps what belongs to the
+// system.
 func expandForRm(ctx context.Context, c sigma.Namespace, paths []string, force bool) (all []string, err error) {
 	for _, p := range paths {
 		found, err := files.ExpandOne(ctx, c, p)
@@ -156,7 +160,8 @@ replaced, in one step. There are no other links, so -s must be given.`,
 		Args: between(2, 2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if !symbolic {
-				return usageError(cmd, "make a symbolic link: sigma ln -s "+args[0]+" "+args[1], "there are no hard links in sigmaOS")
+				return usageError(cmd, "make a symbolic link: sigma ln -s "+args[0]+" "+args[1],
+					"there are no hard links in sigmaOS")
 			}
 			return a.ln(cmd.Context(), args[0], args[1], force)
 		},

@@ -22,7 +22,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Several machines on one host: DATA holds clusterName and, below machinesName, a complete DATA of each.
+// Several machines on one host: DATA holds clusterName and, below machinesName, a complete DATA of
+// each.
 const (
 	clusterName  = "cluster"
 	machinesName = "machines"
@@ -52,8 +53,10 @@ func readCluster(dir string) (*cluster, error) {
 		return nil, explainWrite(path, err)
 	}
 	var c cluster
-	if err := json.Unmarshal(b, &c); err != nil || c.Machines < 1 || c.Machines > machinesMost || c.Control < 1 || c.Control > c.Machines {
-		return nil, &sigma.Error{Op: "sigma.readCluster", Path: path, Kind: sigma.KindInvalid, Msg: "does not say how many machines there are", Hint: "restore it from a backup"}
+	if err := json.Unmarshal(b, &c); err != nil || c.Machines < 1 || c.Machines > machinesMost || c.Control < 1 ||
+		c.Control > c.Machines {
+		return nil, &sigma.Error{Op: "sigma.readCluster", Path: path, Kind: sigma.KindInvalid,
+			Msg: "does not say how many machines there are", Hint: "restore it from a backup"}
 	}
 	return &c, nil
 }
@@ -75,7 +78,8 @@ func (c *cluster) dirs(dir string) (all []string) {
 	return all
 }
 
-// homeOf is where commands find the machine they talk to: of several the first that runs, and dir itself otherwise.
+// homeOf is where commands find the machine they talk to: of several the first that runs, and dir
+// itself otherwise.
 func homeOf(dir string) string {
 	c, err := readCluster(dir)
 	if c == nil || err != nil {
@@ -97,30 +101,43 @@ func (a *app) several(dir string, o upOptions) (*cluster, error) {
 		return nil, err
 	case have != nil:
 		if o.machines > 0 && o.machines != have.Machines || o.control > 0 && o.control != have.Control {
-			return nil, dataError(dir, sigma.KindExists, fmt.Sprintf("is that of %s, %d of them with a part of the control plane", count(have.Machines, "machine"), have.Control), "leave --machines and --control out, or choose another with --data DIR")
+			return nil, dataError(dir, sigma.KindExists,
+				fmt.Sprintf("is that of %s, %d of them with a part of the control plane",
+					count(have.Machines, "machine"), have.Control),
+				"leave --machines and --control out, or choose another with --data DIR")
 		}
 	case o.machines == 0 && o.control != 0 && o.etcd.given():
-		return nil, flagFault("--control does not go with --etcd: it counts the members of sigmaOS's own etcd")("leave it out")
+		return nil,
+			flagFault("--control does not go with --etcd: it counts the members of sigmaOS's own etcd")("leave it out")
 	case o.machines == 0 && o.control != 0:
-		return nil, flagFault("--control says how many of --machines hold the control plane")("sigma up --machines 3 --control 3; a machine that joins says just: sigma join --control")
+		return nil,
+			flagFault("--control says how many of --machines hold the control plane")(
+				"sigma up --machines 3 --control 3; a machine that joins says just: sigma join --control")
 	case o.machines == 0:
 		return nil, nil
 	}
 	if o.etcd.given() {
-		return nil, flagFault("--etcd does not go with --machines: their networks lead to each other alone")("leave one of the two out; machines of their own share an etcd: sigma up --etcd on the first, then sigma join --control")
+		return nil,
+			flagFault("--etcd does not go with --machines: their networks lead to each other alone")(
+				"leave one of the two out; machines of their own share an etcd: sigma up --etcd on the first, then " +
+					"sigma join --control")
 	}
 	if o.machine != "" || o.address != "" {
-		return nil, flagFault("--machine and --address are for one machine: of several, names and addresses are given")("leave them out")
+		return nil,
+			flagFault("--machine and --address are for one machine: of several, names and addresses are given")(
+				"leave them out")
 	}
 	if have != nil {
 		return have, nil
 	}
 	c := &cluster{Machines: o.machines, Control: max(o.control, 1)}
 	if bear, why := hostBears(runtime.NumCPU(), hostMemory()); o.machines < 1 || o.machines > bear {
-		return nil, flagFault("--machines %d is not between 1 and %d, which is what this host can bear (%s)", o.machines, bear, why)("sigma up --machines " + strconv.Itoa(min(3, bear)))
+		return nil, flagFault("--machines %d is not between 1 and %d, which is what this host can bear (%s)",
+			o.machines, bear, why)("sigma up --machines " + strconv.Itoa(min(3, bear)))
 	}
 	if o.control != 0 && (o.control > o.machines || o.control != 1 && o.control != 3 && o.control != 5) {
-		return nil, flagFault("--control %d is not 1, 3 or 5, or more than there are machines", o.control)("an even number bears no more losses than the odd one below")
+		return nil, flagFault("--control %d is not 1, 3 or 5, or more than there are machines",
+			o.control)("an even number bears no more losses than the odd one below")
 	}
 	if _, err := os.Lstat(filepath.Join(dir, instanceName)); err == nil {
 		return nil, dataError(dir, sigma.KindExists, "is that of one machine", "choose another with --data DIR")
@@ -132,7 +149,9 @@ func (a *app) several(dir string, o upOptions) (*cluster, error) {
 func hostBears(cores int, memory sigma.Bytes) (n int, why string) {
 	n = max(machinesPerCore*cores, machinesOnOneCore)
 	byMemory := int(min(memory/machineMemory, machinesMost))
-	return max(1, min(n, byMemory, machinesMost)), fmt.Sprintf("%d cores, %v of memory; at most %d machines for each core, and %v for each machine", cores, memory, machinesPerCore, sigma.Bytes(machineMemory))
+	return max(1, min(n, byMemory, machinesMost)),
+		fmt.Sprintf("%d cores, %v of memory; at most %d machines for each core, and %v for each machine", cores, memory,
+			machinesPerCore, sigma.Bytes(machineMemory))
 }
 
 // member is one machine that is started.
@@ -156,7 +175,8 @@ func (a *app) upSeveral(ctx context.Context, dir string, c *cluster, o upOptions
 		return err
 	}
 	if len(ms) == 0 {
-		return &sigma.Error{Op: "sigma.up", Kind: sigma.KindExists, Msg: fmt.Sprintf("all machines of %s are running", dir), Hint: "stop them with: " + commandOn("down", dir)}
+		return &sigma.Error{Op: "sigma.up", Kind: sigma.KindExists, Msg: fmt.Sprintf("all machines of %s are running",
+			dir), Hint: "stop them with: " + commandOn("down", dir)}
 	}
 	s := &starting{a: a, dir: dir}
 	if terminalWidth(a.err) > 0 && !a.json {
@@ -229,7 +249,8 @@ func (c *cluster) plan(ctx context.Context, dir string, o upOptions) (ms []*memb
 			return nil, err
 		}
 		path := filepath.Join(home, instanceName)
-		if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) { // their uids must differ, which the number modulo 1024 decides
+		if _, err := os.Lstat(path); errors.Is(err,
+			fs.ErrNotExist) { // their uids must differ, which the number modulo 1024 decides
 			err = writeWhole(path, fmt.Sprintf("%08x\n", first+uint32(i)), -1)
 			if err != nil {
 				return nil, err
@@ -240,7 +261,8 @@ func (c *cluster) plan(ctx context.Context, dir string, o upOptions) (ms []*memb
 			return nil, err
 		}
 		if r == nil || r.Role != roleFounder && !isMember(home) {
-			r = &record{Role: roleOrdinary, Local: true, CPU: sigma.MilliCPU(runtime.NumCPU() * 1000 / c.Machines), Memory: hostMemory() / sigma.Bytes(c.Machines)}
+			r = &record{Role: roleOrdinary, Local: true, CPU: sigma.MilliCPU(runtime.NumCPU() * 1000 / c.Machines),
+				Memory: hostMemory() / sigma.Bytes(c.Machines)}
 			switch {
 			case i == 0:
 				r.Role = roleFounder
@@ -315,7 +337,8 @@ func (s *starting) signals() <-chan os.Signal {
 	return c
 }
 
-// all starts the machines: first the members of a system and, if there is none, its founder; then by a token those that have to join.
+// all starts the machines: first the members of a system and, if there is none, its founder; then
+// by a token those that have to join.
 func (s *starting) all(ctx context.Context, c *cluster, ms []*member) (err error) {
 	if s.hub, err = hubOf(filepath.Join(s.dir, machinesName)); err != nil {
 		return err
@@ -442,7 +465,10 @@ func (a *app) stayAll(ms []*member, signals <-chan os.Signal) error {
 	go func() {
 		var all sync.WaitGroup
 		for _, m := range ms {
-			all.Go(func() { <-m.exited; m.unlocked() }) // else down would wait for us, who wait for those that it stops after this one
+			all.Go(func() {
+				<-m.exited
+				m.unlocked()
+			}) // else down would wait for us, who wait for those that it stops after this one
 		}
 		all.Wait()
 		close(ended)
@@ -451,7 +477,8 @@ func (a *app) stayAll(ms []*member, signals <-chan os.Signal) error {
 	case <-ended:
 		for _, m := range ms {
 			if !m.cmd.ProcessState.Success() {
-				return &sigma.Error{Op: "sigma.up", Kind: sigma.KindLost, Msg: fmt.Sprintf("machine %s ended unexpectedly (%v)", m.name, m.cmd.ProcessState),
+				return &sigma.Error{Op: "sigma.up", Kind: sigma.KindLost,
+					Msg:  fmt.Sprintf("machine %s ended unexpectedly (%v)", m.name, m.cmd.ProcessState),
 					Hint: "see " + filepath.Join(m.dir, logName) + "; start it again with: sigma up"}
 			}
 		}
@@ -464,7 +491,8 @@ func (a *app) stayAll(ms []*member, signals <-chan os.Signal) error {
 	return nil
 }
 
-// downSeveral stops all machines of DATA, those with a part of the control plane last, when the procs of all have gone.
+// downSeveral stops all machines of DATA, those with a part of the control plane last, when the
+// procs of all have gone.
 func (a *app) downSeveral(ctx context.Context, dir string, c *cluster, now bool) error {
 	var control, others []*stopping
 	for i, m := range c.dirs(dir) {

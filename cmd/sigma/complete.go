@@ -14,7 +14,8 @@ import (
 // completeMax is how long a shell that completes a path waits for the realm.
 const completeMax = 2 * time.Second
 
-// completePaths lets shells complete paths of the realm, in commands that take any; what is no path of the realm is completed as a file of the host.
+// completePaths lets shells complete paths of the realm, in commands that take any; what is no path
+// of the realm is completed as a file of the host.
 func (a *app) completePaths(commands ...*cobra.Command) []*cobra.Command {
 	for _, c := range commands {
 		c.ValidArgsFunction = a.complete

@@ -132,18 +132,21 @@ func (a *app) cp(ctx context.Context, args []string, o moving) error {
 	case to == "":
 		return usageError(nil, "write . for this directory", "a name is empty")
 	case hosts == len(from) && toHost:
-		return usageError(nil, "realm paths begin with /, as in /s3/in/a.txt; between files of this host use cp(1)", "cp: all of these are files of this host")
+		return usageError(nil, "realm paths begin with /, as in /s3/in/a.txt; between files of this host use cp(1)",
+			"cp: all of these are files of this host")
 	case hosts == len(from):
 		return a.put(ctx, append(from, to), o)
 	case hosts > 0:
-		return usageError(nil, "copy them one after the other", "cp: some of these are files of this host and some are the realm's")
+		return usageError(nil, "copy them one after the other",
+			"cp: some of these are files of this host and some are the realm's")
 	case toHost:
 		return a.get(ctx, from, to, o)
 	}
 	err := a.copyWithin(ctx, from, to, o)
 	if sigma.KindOf(err) == sigma.KindNotFound && sigma.HintOf(err) == "" && len(from) == 1 {
 		if _, serr := os.Stat(from[0]); serr == nil {
-			return &sigma.Error{Op: "sigma.cp", Path: from[0], Kind: sigma.KindNotFound, Msg: "the realm has no such file, but this host has", Hint: "this host's is written file:" + from[0]}
+			return &sigma.Error{Op: "sigma.cp", Path: from[0], Kind: sigma.KindNotFound,
+				Msg: "the realm has no such file, but this host has", Hint: "this host's is written file:" + from[0]}
 		}
 	}
 	return err
@@ -226,7 +229,8 @@ func isDirectory(ctx context.Context, c sigma.Namespace, p string) (bool, error)
 }
 
 func notDirectory(op, p string) error {
-	return &sigma.Error{Op: op, Path: p, Kind: sigma.KindNotDir, Msg: "is not a directory", Hint: "make it with: sigma mkdir -p " + p}
+	return &sigma.Error{Op: op, Path: p, Kind: sigma.KindNotDir, Msg: "is not a directory",
+		Hint: "make it with: sigma mkdir -p " + p}
 }
 
 // checkApart refuses to copy a file on itself and a directory into itself.
@@ -242,7 +246,8 @@ func checkApart(ctx context.Context, c sigma.Namespace, from, to string) error {
 	case at == from:
 		return &sigma.Error{Op: "sigma.cp", Path: to, Kind: sigma.KindInvalid, Msg: "is the file that is to be copied"}
 	case strings.HasPrefix(at, strings.TrimSuffix(from, "/")+"/"):
-		return &sigma.Error{Op: "sigma.cp", Path: to, Kind: sigma.KindInvalid, Msg: "lies in the directory that is to be copied, " + from}
+		return &sigma.Error{Op: "sigma.cp", Path: to, Kind: sigma.KindInvalid,
+			Msg: "lies in the directory that is to be copied, " + from}
 	}
 	return nil
 }
@@ -264,7 +269,9 @@ func (a *app) put(ctx context.Context, args []string, o moving) error {
 		}
 		st := files.HostStat(info)
 		if st.ID.Kind == sigma.KindPipe {
-			return &sigma.Error{Op: "sigma.put", Path: name, Kind: sigma.KindInvalid, Msg: "is neither a file nor a directory", Hint: "store what can be read from it with: sigma put - PATH < " + name}
+			return &sigma.Error{Op: "sigma.put", Path: name, Kind: sigma.KindInvalid,
+				Msg:  "is neither a file nor a directory",
+				Hint: "store what can be read from it with: sigma put - PATH < " + name}
 		}
 		if err := o.refuse(name, st, "store all of it with: sigma put -r "+name+" "+typed); err != nil {
 			return err
@@ -283,7 +290,8 @@ func (a *app) put(ctx context.Context, args []string, o moving) error {
 	case err != nil:
 		return err
 	case len(from) > 1 && !isDir:
-		return &sigma.Error{Op: "sigma.put", Path: to, Kind: sigma.KindNotDir, Msg: "is not a directory, and there are several files to store", Hint: "make it with: sigma mkdir -p " + to}
+		return &sigma.Error{Op: "sigma.put", Path: to, Kind: sigma.KindNotDir,
+			Msg: "is not a directory, and there are several files to store", Hint: "make it with: sigma mkdir -p " + to}
 	}
 	p := &files.Copy{To: files.OfRealm(c)}
 	for _, name := range from {
@@ -295,7 +303,8 @@ func (a *app) put(ctx context.Context, args []string, o moving) error {
 		at := to
 		if o.into(typed, isDir, st) {
 			if name == "-" {
-				return usageError(nil, "write for example: sigma put - "+path.Join(to, "NAME"), "standard input needs a whole path")
+				return usageError(nil, "write for example: sigma put - "+path.Join(to, "NAME"),
+					"standard input needs a whole path")
 			}
 			abs, err := filepath.Abs(name) // "." and ".." have names too
 			if err != nil {
@@ -371,7 +380,9 @@ func (a *app) get(ctx context.Context, from []string, typed string, o moving) er
 	isDir := err == nil && local.IsDir()
 	if len(from) > 1 {
 		if !isDir && (err == nil || !strings.HasSuffix(typed, "/")) {
-			return &sigma.Error{Op: "sigma.get", Path: typed, Kind: sigma.KindNotDir, Msg: "is not a directory on this machine, and there are several files to fetch", Hint: "make it, or write a / after its name"}
+			return &sigma.Error{Op: "sigma.get", Path: typed, Kind: sigma.KindNotDir,
+				Msg:  "is not a directory on this machine, and there are several files to fetch",
+				Hint: "make it, or write a / after its name"}
 		}
 		o.below = true
 	}
@@ -433,7 +444,8 @@ func (a *app) carryOut(ctx context.Context, p *files.Copy, o moving, from []stri
 		return a.printJSON(movedJSON{done, bytes, p.Skipped, took.Seconds()})
 	case p.Dirs() > 0: // more than they named
 		rate := sigma.Bytes(float64(bytes) / max(took.Seconds(), 1e-6))
-		a.remark("%s %s, %v in %v (%v/s)", o.done, count(done, "file"), sigma.Bytes(bytes), took.Round(time.Millisecond), rate)
+		a.remark("%s %s, %v in %v (%v/s)", o.done, count(done, "file"), sigma.Bytes(bytes),
+			took.Round(time.Millisecond), rate)
 	}
 	return nil
 }
@@ -461,7 +473,10 @@ func checkBucket(ctx context.Context, c sigma.Namespace, p string) error {
 		return err
 	}
 	if len(names) == 2 {
-		return &sigma.Error{Op: "sigma.checkBucket", Path: p, Kind: sigma.KindNotFound, Msg: fmt.Sprintf("there is no bucket %q", names[1]), Hint: "make it with: sigma mkdir " + bucket + "; files are stored in buckets: " + bucket + "/NAME"}
+		return &sigma.Error{Op: "sigma.checkBucket", Path: p, Kind: sigma.KindNotFound,
+			Msg:  fmt.Sprintf("there is no bucket %q", names[1]),
+			Hint: "make it with: sigma mkdir " + bucket + "; files are stored in buckets: " + bucket + "/NAME"}
 	}
-	return &sigma.Error{Op: "sigma.checkBucket", Path: p, Kind: sigma.KindNotFound, Msg: fmt.Sprintf("there is no bucket %q", names[1]), Hint: "make it with: sigma mkdir " + bucket}
+	return &sigma.Error{Op: "sigma.checkBucket", Path: p, Kind: sigma.KindNotFound,
+		Msg: fmt.Sprintf("there is no bucket %q", names[1]), Hint: "make it with: sigma mkdir " + bucket}
 }

@@ -28,7 +28,8 @@ type credentialJSON struct {
 }
 
 func newCredentialCommand(a *app) *cobra.Command {
-	return a.group("credential", "Make, list and revoke credentials of a realm", `A credential lets who has it work in one realm without being root: as viewer, who reads;
+	return a.group("credential", "Make, list and revoke credentials of a realm",
+		`A credential lets who has it work in one realm without being root: as viewer, who reads;
 as developer, who also changes files and runs procs; or as owner, who also makes and
 revokes credentials of the realm. Machines, other realms, shares and limits stay the
 provider's. It is used with: sigma --credential FILE. The system keeps only a hash.`,
@@ -51,8 +52,10 @@ good for no longer than that one, and is revoked with it.`,
 		},
 	}
 	cmd.Flags().StringVar(&role, "role", role, "`ROLE`: viewer, developer or owner")
-	cmd.Flags().StringVar(&name, "name", name, "`NAME` by which it is listed and revoked (default: the role and a number)")
-	cmd.Flags().StringVar(&expires, "expires", expires, "`TIME` for which it is good, as 720h or 30d (default: until it is revoked)")
+	cmd.Flags().StringVar(&name, "name", name,
+		"`NAME` by which it is listed and revoked (default: the role and a number)")
+	cmd.Flags().StringVar(&expires, "expires", expires,
+		"`TIME` for which it is good, as 720h or 30d (default: until it is revoked)")
 	cmd.Flags().StringVar(&file, "file", file, "write it to a new `FILE` that only this user can read")
 	return cmd
 }
@@ -66,7 +69,8 @@ func parseAge(text string) (time.Duration, error) {
 	}
 	d, err := time.ParseDuration(text)
 	if err != nil || d < time.Second || d > sigma.CredentialAgeMax {
-		return 0, usageError(nil, "write for example --expires 720h", "--expires %.40q is no time from 1s to %s", text, hours(sigma.CredentialAgeMax))
+		return 0, usageError(nil, "write for example --expires 720h", "--expires %.40q is no time from 1s to %s", text,
+			hours(sigma.CredentialAgeMax))
 	}
 	return d, nil
 }
@@ -135,7 +139,8 @@ func (a *app) credentialCreate(ctx context.Context, realm, roleText, name, expir
 	if !made.Expires.IsZero() {
 		good = "until " + made.Expires.Format(time.RFC3339)
 	}
-	a.remark("credential %s of realm %s, %s, good %s; use it with: sigma --credential %s ls /", made.Name, realm, made.Role, good, orElse(file, "FILE"))
+	a.remark("credential %s of realm %s, %s, good %s; use it with: sigma --credential %s ls /", made.Name, realm,
+		made.Role, good, orElse(file, "FILE"))
 	if a.json {
 		out := credentialJSON{state.OfCredential(sigma.RealmID(realm), made), text}
 		if file != "" {
@@ -178,7 +183,9 @@ func (a *app) credentials(ctx context.Context, realm string) (*sdk.Client, sigma
 	}
 	c.Close()
 	if sigma.KindOf(err) == sigma.KindNotFound {
-		err = &sigma.Error{Op: "sigma.credentials", Kind: sigma.KindPermission, Msg: "credentials of realm " + realm + " are made, listed and revoked by its owners and the provider", Hint: "use a credential with the role owner, or root without one"}
+		err = &sigma.Error{Op: "sigma.credentials", Kind: sigma.KindPermission,
+			Msg:  "credentials of realm " + realm + " are made, listed and revoked by its owners and the provider",
+			Hint: "use a credential with the role owner, or root without one"}
 	}
 	return nil, nil, err
 }
@@ -272,16 +279,20 @@ func revokeOne(ctx context.Context, caller sigma.Caller, name string) (gone []st
 	return gone, err
 }
 
-// credentialText is the credential that the flags or the environment name; "" if none. from says where it came from.
+// credentialText is the credential that the flags or the environment name; "" if none. from says
+// where it came from.
 func (a *app) credentialText() (text, from string, err error) {
 	const hint = "make one with: sigma realm credential create --file FILE REALM"
 	file := a.credential
 	switch variable, is := strings.CutPrefix(a.credential, "@"); {
 	case identity.IsSecret(a.credential):
-		return "", "", withCode(exitUsage, &sigma.Error{Op: "sigma.credential", Kind: sigma.KindInvalid, Msg: "a credential on the command line can be read by all users", Hint: "put it into a file: --credential FILE, or into the environment: " + credentialEnv})
+		return "", "", withCode(exitUsage, &sigma.Error{Op: "sigma.credential", Kind: sigma.KindInvalid,
+			Msg:  "a credential on the command line can be read by all users",
+			Hint: "put it into a file: --credential FILE, or into the environment: " + credentialEnv})
 	case is:
 		if text = a.getenv(variable); text == "" {
-			return "", "", withCode(exitUsage, &sigma.Error{Op: "sigma.credential", Kind: sigma.KindNotFound, Msg: fmt.Sprintf("the environment has no %.80q", variable), Hint: hint})
+			return "", "", withCode(exitUsage, &sigma.Error{Op: "sigma.credential", Kind: sigma.KindNotFound,
+				Msg: fmt.Sprintf("the environment has no %.80q", variable), Hint: hint})
 		}
 		return text, variable, nil
 	case file == "":
@@ -295,7 +306,8 @@ func (a *app) credentialText() (text, from string, err error) {
 	}
 	f, err := os.Open(file)
 	if err != nil {
-		return "", "", &sigma.Error{Op: "sigma.credential", Path: file, Kind: sigma.KindOf(err), Msg: "the credential cannot be read", Err: errors.Unwrap(err), Hint: hint}
+		return "", "", &sigma.Error{Op: "sigma.credential", Path: file, Kind: sigma.KindOf(err),
+			Msg: "the credential cannot be read", Err: errors.Unwrap(err), Hint: hint}
 	}
 	defer f.Close()
 	b, err := io.ReadAll(io.LimitReader(f, 4*sigma.CredentialTextMax))
@@ -308,11 +320,14 @@ func (a *app) credentialText() (text, from string, err error) {
 // warnOpen says that others can read a file with a credential.
 func (a *app) warnOpen(name string, f *os.File) {
 	if st, err := f.Stat(); err == nil && st.Mode().IsRegular() && st.Mode().Perm()&0o044 != 0 {
-		a.remark("warning: other users can read the credential in %s; take that away: chmod 600 FILE, or revoke it if one may have read it", name)
+		a.remark(
+			"warning: other users can read the credential in %s; take that away: chmod 600 FILE, or revoke it if one "+
+				"may have read it", name)
 	}
 }
 
-// connectAs connects with a credential if there is one. realm is what the command works in; the default means the credential's.
+// connectAs connects with a credential if there is one. realm is what the command works in; the
+// default means the credential's.
 func (a *app) connectAs(ctx context.Context, realm sigma.RealmID) (c *sdk.Client, guest bool, err error) {
 	text, from, err := a.credentialText()
 	if err != nil || text == "" {
@@ -323,9 +338,12 @@ func (a *app) connectAs(ctx context.Context, realm sigma.RealmID) (c *sdk.Client
 		return nil, true, sigma.Wrap("sigma.connect", from, err)
 	}
 	if realm != secret.Realm {
-		e := &sigma.Error{Op: "sigma.connect", Kind: sigma.KindPermission, Msg: fmt.Sprintf("the credential in %s is of realm %s, not of %s", from, secret.Realm, realm), Hint: "use one of that realm, or leave --realm out"}
+		e := &sigma.Error{Op: "sigma.connect", Kind: sigma.KindPermission,
+			Msg:  fmt.Sprintf("the credential in %s is of realm %s, not of %s", from, secret.Realm, realm),
+			Hint: "use one of that realm, or leave --realm out"}
 		if realm == sigma.SystemRealm {
-			e.Msg, e.Hint = fmt.Sprintf("this is the provider's, and the credential in %s is of realm %s", from, secret.Realm), "work as root, without a credential"
+			e.Msg, e.Hint = fmt.Sprintf("this is the provider's, and the credential in %s is of realm %s", from,
+				secret.Realm), "work as root, without a credential"
 		}
 		return nil, true, e
 	}
@@ -354,7 +372,8 @@ func (a *app) guestRealm(cmd *cobra.Command) {
 	}
 }
 
-// whole is the realm in which one reads of all realms: the system's; a guest's own, of which alone it is told.
+// whole is the realm in which one reads of all realms: the system's; a guest's own, of which alone
+// it is told.
 func (a *app) whole() sigma.RealmID {
 	if secret, is := a.guest(); is {
 		return secret.Realm

@@ -10,7 +10,8 @@ import (
 	"sigmaos.dev/identity"
 )
 
-// Goal: a credential in a file that others can read is warned of; in one that only its user can, it is not.
+// Goal: a credential in a file that others can read is warned of; in one that only its user can, it
+// is not.
 func TestWarnOpen(t *testing.T) {
 	for mode, warned := range map[os.FileMode]bool{0o644: true, 0o640: true, 0o604: true, 0o600: false, 0o400: false} {
 		path := filepath.Join(t.TempDir(), "credential")
@@ -77,9 +78,11 @@ func TestDownWithCredential(t *testing.T) {
 	want(t, f.sigma("--credential", file, "down"), 1, "", "is the provider's")
 }
 
-// Goal: revoke names all that went, goes on after a name that went with another or that there is not, and fails for the latter.
+// Goal: revoke names all that went, goes on after a name that went with another or that there is
+// not, and fails for the latter.
 func TestCredentialRevoke(t *testing.T) {
 	f := newFake(t)
 	f.makers = map[string]string{"owner-1": "", "ci": "owner-1", "other": ""}
-	want(t, f.sigma("realm", "credential", "revoke", "default", "nobody", "owner-1", "ci", "other"), 1, "owner-1\nci\nother\n", `no credential "nobody"`)
+	want(t, f.sigma("realm", "credential", "revoke", "default", "nobody", "owner-1", "ci", "other"), 1,
+		"owner-1\nci\nother\n", `no credential "nobody"`)
 }

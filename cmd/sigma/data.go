@@ -20,8 +20,9 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// DATA, the directory that holds all state of one machine's system. The rules here keep a slip of the keyboard from damaging another directory: a directory that
-// has something in it is only taken if it was a DATA before, because up changes its mode and its programs write below it.
+// DATA, the directory that holds all state of one machine's system. The rules here keep a slip of
+// the keyboard from damaging another directory: a directory that has something in it is only taken
+// if it was a DATA before, because up changes its mode and its programs write below it.
 const (
 	lockName     = "lock"      // flock'ed while a system runs; its text is the keeper's pid
 	instanceName = "instance"  // 8 hex digits, from which the launcher derives uids and cgroup names
@@ -32,7 +33,8 @@ const (
 
 var instanceForm = regexp.MustCompile(`^[0-9a-f]{8}$`)
 
-// dataDir gives the DATA of the machine that commands talk to: of several on this host, one of theirs.
+// dataDir gives the DATA of the machine that commands talk to: of several on this host, one of
+// theirs.
 func (a *app) dataDir() (string, error) {
 	dir, err := a.dataRoot()
 	if err != nil {
@@ -44,7 +46,8 @@ func (a *app) dataDir() (string, error) {
 // dataRoot gives DATA as an absolute path without symlinks and .. in it.
 func (a *app) dataRoot() (string, error) {
 	if a.data == "" || strings.IndexByte(a.data, 0) >= 0 {
-		return "", dataError(a.data, sigma.KindInvalid, "is not a directory name", "write for example: --data "+dataDefault)
+		return "", dataError(a.data, sigma.KindInvalid, "is not a directory name",
+			"write for example: --data "+dataDefault)
 	}
 	dir, err := filepath.Abs(a.data)
 	if err != nil {
@@ -54,16 +57,19 @@ func (a *app) dataRoot() (string, error) {
 		dir = real
 	}
 	if dir == "/" {
-		return "", dataError(dir, sigma.KindInvalid, "cannot be the data directory", "write for example: --data "+dataDefault)
+		return "", dataError(dir, sigma.KindInvalid, "cannot be the data directory",
+			"write for example: --data "+dataDefault)
 	}
 	return dir, nil
 }
 
 func dataError(dir string, kind sigma.Kind, msg, hint string) error {
-	return &sigma.Error{Op: "sigma.data", Kind: kind, Msg: fmt.Sprintf("data directory %.200s %s", dir, msg), Hint: hint}
+	return &sigma.Error{Op: "sigma.data", Kind: kind, Msg: fmt.Sprintf("data directory %.200s %s", dir, msg),
+		Hint: hint}
 }
 
-// defaultData is where DATA is if nobody says: below the home directory for an ordinary user, as the XDG base directory specification has it.
+// defaultData is where DATA is if nobody says: below the home directory for an ordinary user, as
+// the XDG base directory specification has it.
 func (a *app) defaultData() string {
 	if os.Geteuid() == 0 {
 		return dataDefault
@@ -129,11 +135,13 @@ func checkIsData(dir string) error {
 			return nil
 		}
 	}
-	return dataError(dir, sigma.KindInvalid, "has files in it that are not sigmaOS's", "choose a new or empty directory with --data DIR")
+	return dataError(dir, sigma.KindInvalid, "has files in it that are not sigmaOS's",
+		"choose a new or empty directory with --data DIR")
 }
 
 func fullError(dir string) error {
-	return dataError(dir, sigma.KindNoSpace, fmt.Sprintf("is on a disk that is full (less than %v are free)", sigma.Bytes(spaceLeast)), "free some space, or choose another with --data DIR")
+	return dataError(dir, sigma.KindNoSpace, fmt.Sprintf("is on a disk that is full (less than %v are free)",
+		sigma.Bytes(spaceLeast)), "free some space, or choose another with --data DIR")
 }
 
 // explainWrite makes an error of what went wrong in DATA.
@@ -164,8 +172,10 @@ func instance(dir string) (string, error) {
 	if err == nil {
 		id := strings.TrimSpace(string(b))
 		if !instanceForm.MatchString(id) {
-			return "", &sigma.Error{Op: "sigma.instance", Path: path, Kind: sigma.KindInvalid, Msg: "does not hold 8 hex digits",
-				Hint: "restore it from a backup; or, if no process of this system is left, write any 8 of 0-9a-f into it"}
+			return "", &sigma.Error{Op: "sigma.instance", Path: path, Kind: sigma.KindInvalid,
+				Msg: "does not hold 8 hex digits",
+				Hint: "restore it from a backup; or, if no process of this system is left, write any 8 of 0-9a-f " +
+					"into it"}
 		}
 		return id, nil
 	}
@@ -178,8 +188,9 @@ func instance(dir string) (string, error) {
 	return id, writeWhole(path, id+"\n", -1)
 }
 
-// lockData takes DATA's lock for as long as the file or an inherited copy of it is open. Somebody who only looks whether it is free holds it for a moment, so a holder
-// that is not alive is waited for.
+// lockData takes DATA's lock for as long as the file or an inherited copy of it is open. Somebody
+// who only looks whether it is free holds it for a moment, so a holder that is not alive is waited
+// for.
 func lockData(ctx context.Context, dir string) (*os.File, error) {
 	path := filepath.Join(dir, lockName)
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
@@ -197,7 +208,8 @@ func lockData(ctx context.Context, dir string) (*os.File, error) {
 			if !errors.Is(err, unix.EWOULDBLOCK) {
 				return nil, explainWrite(path, err)
 			}
-			return nil, &sigma.Error{Op: "sigma.lockData", Kind: sigma.KindExists, Msg: fmt.Sprintf("a sigmaOS is already running on %s (pid %d)", dir, pid),
+			return nil, &sigma.Error{Op: "sigma.lockData", Kind: sigma.KindExists,
+				Msg:  fmt.Sprintf("a sigmaOS is already running on %s (pid %d)", dir, pid),
 				Hint: "stop it with: " + commandOn("down", dir) + "; or give this one another --data DIR"}
 		}
 		if err := pause(ctx, 50*time.Millisecond); err != nil {
@@ -247,7 +259,8 @@ func writeHolder(f *os.File, pid int) error {
 	return nil
 }
 
-// running tells whether a system holds DATA's lock, and the keeper's pid. free takes and gives back the lock, so it is asked sparingly.
+// running tells whether a system holds DATA's lock, and the keeper's pid. free takes and gives back
+// the lock, so it is asked sparingly.
 func running(dir string) (pid int, held bool, err error) {
 	path := filepath.Join(dir, lockName)
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
@@ -277,7 +290,8 @@ func waitStopped(ctx context.Context, dir string) error {
 	}
 }
 
-// openLog opens DATA's log for appending and tells where it ends now. A log that has become long is put aside, once.
+// openLog opens DATA's log for appending and tells where it ends now. A log that has become long is
+// put aside, once.
 func openLog(dir string) (*os.File, int64, error) {
 	path := filepath.Join(dir, logName)
 	if st, err := os.Stat(path); err == nil && st.Size() > logMax {

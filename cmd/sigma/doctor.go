@@ -75,7 +75,8 @@ func (a *app) doctor(ctx context.Context) error {
 		}
 		asked <- p
 	}()
-	findings := []finding{m.platform(), m.kernel(), m.root(), rootlessFinding(), m.landlock(), m.seccomp(), m.cgroups(), m.namespaces(), m.memory(), a.disk(), programsFinding(), a.active(m)}
+	findings := []finding{m.platform(), m.kernel(), m.root(), rootlessFinding(), m.landlock(), m.seccomp(), m.cgroups(),
+		m.namespaces(), m.memory(), a.disk(), programsFinding(), a.active(m)}
 	findings = append(findings, mountFindings()...)
 	findings = append(findings, a.uplinkFindings()...)
 	findings = append(findings, a.realmSocketFindings()...)
@@ -107,7 +108,9 @@ func (a *app) printFindings(findings []finding) error {
 }
 
 func exitOf(findings []finding) int {
-	if slices.ContainsFunc(findings, func(f finding) bool { return f.State == findingMissing || f.State == findingDown }) {
+	if slices.ContainsFunc(findings, func(f finding) bool {
+		return f.State == findingMissing || f.State == findingDown
+	}) {
 		return exitFailure
 	}
 	return exitOK
@@ -178,7 +181,8 @@ func (m machine) root() finding {
 	if os.Geteuid() == 0 {
 		return finding{Check: "root", State: findingOK, Found: "this is root"}
 	}
-	return finding{Check: "root", State: findingWeak, Found: "this is user " + strconv.Itoa(os.Geteuid()), Advice: "sigma up and most other verbs need root: use sudo, or sigma up --rootless, which protects less"}
+	return finding{Check: "root", State: findingWeak, Found: "this is user " + strconv.Itoa(os.Geteuid()),
+		Advice: "sigma up and most other verbs need root: use sudo, or sigma up --rootless, which protects less"}
 }
 
 func (m machine) landlock() finding {
@@ -190,13 +194,18 @@ func (m machine) landlock() finding {
 	}
 	switch {
 	case no == unix.ENOSYS:
-		f.State, f.Found, f.Advice = findingMissing, "not in this kernel", "use a kernel with CONFIG_SECURITY_LANDLOCK=y; Debian's has it"
+		f.State, f.Found, f.Advice = findingMissing, "not in this kernel",
+			"use a kernel with CONFIG_SECURITY_LANDLOCK=y; Debian's has it"
 	case no == unix.EOPNOTSUPP:
-		f.State, f.Found, f.Advice = findingMissing, "switched off", "boot with landlock in the kernel's lsm= parameter, for example: lsm=landlock,lockdown,yama,integrity,apparmor"
+		f.State, f.Found, f.Advice = findingMissing, "switched off",
+			"boot with landlock in the kernel's lsm= parameter, for example: "+
+				"lsm=landlock,lockdown,yama,integrity,apparmor"
 	case no != 0:
-		f.State, f.Found, f.Advice = findingMissing, no.Error(), "a sandbox around this program may forbid it; run it outside"
+		f.State, f.Found, f.Advice = findingMissing, no.Error(),
+			"a sandbox around this program may forbid it; run it outside"
 	case abi < landlockLeast:
-		f.State, f.Advice = findingMissing, fmt.Sprintf("ABI %d or newer is needed: use Linux %s or newer", landlockLeast, kernelLeast)
+		f.State, f.Advice = findingMissing, fmt.Sprintf("ABI %d or newer is needed: use Linux %s or newer",
+			landlockLeast, kernelLeast)
 	}
 	return f
 }
@@ -205,7 +214,8 @@ func (m machine) seccomp() finding {
 	actions := strings.Fields(m.read("/proc/sys/kernel/seccomp/actions_avail"))
 	f := finding{Check: "seccomp", State: findingOK, Found: "filters with " + strings.Join(actions, " ")}
 	if len(actions) == 0 {
-		f.State, f.Found, f.Advice = findingMissing, "no filters", "use a kernel with CONFIG_SECCOMP_FILTER=y; Debian's has it"
+		f.State, f.Found, f.Advice = findingMissing, "no filters",
+			"use a kernel with CONFIG_SECCOMP_FILTER=y; Debian's has it"
 	}
 	for _, need := range []string{"kill_process", "errno", "allow"} {
 		if len(actions) > 0 && !slices.Contains(actions, need) {
@@ -215,7 +225,8 @@ func (m machine) seccomp() finding {
 	return f
 }
 
-// cgroups chooses as the launcher does: version 2 if one hierarchy has all controllers, else version 1.
+// cgroups chooses as the launcher does: version 2 if one hierarchy has all controllers, else
+// version 1.
 func (m machine) cgroups() finding {
 	v1 := map[string]bool{}
 	advice := ""
@@ -229,7 +240,8 @@ func (m machine) cgroups() finding {
 		case "cgroup2":
 			has := strings.Fields(m.read(filepath.Join(l[4], "cgroup.controllers")))
 			if missing := hostsetup.MissingControllers(has); len(missing) == 0 {
-				return finding{Check: "cgroups", State: findingOK, Found: "version 2 at " + l[4] + ", with " + strings.Join(hostsetup.Controllers(), " ")}
+				return finding{Check: "cgroups", State: findingOK,
+					Found: "version 2 at " + l[4] + ", with " + strings.Join(hostsetup.Controllers(), " ")}
 			} else if advice == "" {
 				advice = "version 2 at " + l[4] + " lacks " + strings.Join(missing, ", ")
 			}
@@ -246,13 +258,15 @@ func (m machine) cgroups() finding {
 	missing := hostsetup.MissingControllers(has)
 	if len(missing) == 0 {
 		return weak("cgroups", "version 1, with "+strings.Join(hostsetup.Controllers(), " "),
-			"what procs used is put together from several hierarchies, and starts cost some more: boot with systemd.unified_cgroup_hierarchy=1, or mount version 2 with all controllers")
+			"what procs used is put together from several hierarchies, and starts cost some more: boot with "+
+				"systemd.unified_cgroup_hierarchy=1, or mount version 2 with all controllers")
 	}
 	if advice == "" {
 		advice = "no controller " + strings.Join(missing, ", ") + " is mounted"
 	}
 	return finding{Check: "cgroups", State: findingMissing, Found: advice,
-		Advice: "mount all controllers in one place: mount -t cgroup2 none /sys/fs/cgroup; if memory is missing, boot with cgroup_enable=memory; in a container, give it its own writable cgroup"}
+		Advice: "mount all controllers in one place: mount -t cgroup2 none /sys/fs/cgroup; if memory is missing, " +
+			"boot with cgroup_enable=memory; in a container, give it its own writable cgroup"}
 }
 
 func (m machine) namespaces() finding {
@@ -264,7 +278,8 @@ func (m machine) namespaces() finding {
 		}
 	}
 	if len(missing) > 0 {
-		return finding{Check: "namespaces", State: findingMissing, Found: "no " + strings.Join(missing, " "), Advice: "use a kernel with CONFIG_NAMESPACES and all kinds of them; Debian's has them"}
+		return finding{Check: "namespaces", State: findingMissing, Found: "no " + strings.Join(missing, " "),
+			Advice: "use a kernel with CONFIG_NAMESPACES and all kinds of them; Debian's has them"}
 	}
 	return finding{Check: "namespaces", State: findingOK, Found: strings.Join(needed, " ")}
 }
@@ -284,7 +299,8 @@ func (m machine) memory() finding {
 	total, available := m.meminfo("MemTotal"), m.meminfo("MemAvailable")
 	f := finding{Check: "memory", State: findingOK, Found: fmt.Sprintf("%v, %v available", total, available)}
 	if available < memoryLeast {
-		f.State, f.Advice = findingWeak, fmt.Sprintf("less than %v is available: few procs will be admitted", memoryLeast)
+		f.State, f.Advice = findingWeak, fmt.Sprintf("less than %v is available: few procs will be admitted",
+			memoryLeast)
 	}
 	return f
 }
@@ -304,12 +320,17 @@ func (a *app) disk() finding {
 	f := finding{Check: "disk", State: findingOK, Found: fmt.Sprintf("%v free for %s", space.Free, dir)}
 	if _, up, err := running(dir); err == nil && up {
 		if diskspace.Low(space) {
-			f.State, f.Advice = findingWeak, fmt.Sprintf("that is less than the %v that are kept for what makes room: no names are written; free some of it", diskspace.Reserve(space))
+			f.State, f.Advice = findingWeak,
+				fmt.Sprintf(
+					"that is less than the %v that are kept for what makes room: no names are written; free some of it",
+					diskspace.Reserve(space))
 		}
 		return f
 	}
 	if space.Free < spaceLeast {
-		f.State, f.Advice = findingMissing, fmt.Sprintf("%v are needed: free some space or choose another place with --data DIR", sigma.Bytes(spaceLeast))
+		f.State, f.Advice = findingMissing,
+			fmt.Sprintf("%v are needed: free some space or choose another place with --data DIR",
+				sigma.Bytes(spaceLeast))
 	}
 	return f
 }
@@ -323,15 +344,18 @@ func mountFindings() (all []finding) {
 			live++
 			continue
 		}
-		all = append(all, finding{Check: "mount", State: findingWeak, Found: "the server of " + dir + " is gone", Advice: "sigma unmount " + dir})
+		all = append(all, finding{Check: "mount", State: findingWeak, Found: "the server of " + dir + " is gone",
+			Advice: "sigma unmount " + dir})
 	}
 	if len(all) > 0 {
 		return all
 	}
 	if _, err := exec.LookPath("fusermount3"); err != nil && os.Geteuid() != 0 {
-		return []finding{{Check: "mount", State: findingWeak, Found: "no fusermount3", Advice: "only root can mount realms: apt-get install fuse3"}}
+		return []finding{{Check: "mount", State: findingWeak, Found: "no fusermount3",
+			Advice: "only root can mount realms: apt-get install fuse3"}}
 	}
-	return []finding{{Check: "mount", State: findingOK, Found: fmt.Sprintf("realms are mounted on %d directories", live)}}
+	return []finding{{Check: "mount", State: findingOK, Found: fmt.Sprintf("realms are mounted on %d directories",
+		live)}}
 }
 
 func programsFinding() finding {

@@ -21,13 +21,17 @@ func host(files map[string]string) machine {
 	for path, text := range files {
 		m[strings.TrimPrefix(path, "/")] = &fstest.MapFile{Data: []byte(text)}
 	}
-	return machine{files: func(path string) ([]byte, error) { return fs.ReadFile(m, strings.TrimPrefix(path, "/")) }, dirs: m}
+	return machine{files: func(path string) ([]byte, error) {
+		return fs.ReadFile(m, strings.TrimPrefix(path, "/"))
+	}, dirs: m}
 }
 
-// A stock Debian 12 with cgroup v2 on sound hardware has nothing weak but resending of FUSE requests, which its kernel is too old for.
+// A stock Debian 12 with cgroup v2 on sound hardware has nothing weak but resending of FUSE
+// requests, which its kernel is too old for.
 var debian = map[string]string{
-	"/proc/sys/kernel/osrelease":                "6.1.0-18-amd64\n",
-	"/proc/self/mountinfo":                      "25 30 0:22 / /sys/fs/cgroup rw,relatime shared:4 - cgroup2 cgroup2 rw\n",
+	"/proc/sys/kernel/osrelease": "6.1.0-18-amd64\n",
+	"/proc/self/mountinfo": "25 30 0:22 / /sys/fs/cgroup rw,relatime shared:4 - cgroup2 cgroup2 " +
+		"rw\n",
 	"/sys/fs/cgroup/cgroup.controllers":         "cpuset cpu io memory hugetlb pids rdma misc\n",
 	"/proc/swaps":                               "Filename\tType\tSize\tUsed\tPriority\n/dev/sda2 partition 1 0 -2\n",
 	"/proc/pressure/memory":                     "some avg10=0.00\n",
@@ -42,14 +46,21 @@ func TestFeatures(t *testing.T) {
 		weak  []string          // besides
 	}{
 		{"debian", nil, nil},
-		{"a disk without weights", map[string]string{"/sys/block/vda/queue/scheduler": "none [mq-deadline] bfq\n"}, []string{"I/O weight"}},
-		{"a disk with weights", map[string]string{"/sys/block/vda/queue/scheduler": "none mq-deadline [bfq]\n", "/sys/block/loop0/queue/scheduler": "[none] bfq\n"}, nil},
-		{"a disk with costs", map[string]string{"/sys/block/vda/queue/scheduler": "[none]\n", "/sys/fs/cgroup/io.cost.qos": "254:0 enable=1 ctrl=auto\n"}, nil},
+		{"a disk without weights", map[string]string{"/sys/block/vda/queue/scheduler": "none [mq-deadline] bfq\n"},
+			[]string{"I/O weight"}},
+		{"a disk with weights", map[string]string{"/sys/block/vda/queue/scheduler": "none mq-deadline [bfq]\n",
+			"/sys/block/loop0/queue/scheduler": "[none] bfq\n"}, nil},
+		{"a disk with costs", map[string]string{"/sys/block/vda/queue/scheduler": "[none]\n",
+			"/sys/fs/cgroup/io.cost.qos": "254:0 enable=1 ctrl=auto\n"}, nil},
 		{"no psi", map[string]string{"/proc/pressure/memory": "-"}, []string{"pressure"}},
 		{"no fuse", map[string]string{"/dev/fuse": "-"}, []string{"fuse"}},
-		{"v1", map[string]string{"/proc/self/mountinfo": "26 30 0:23 / /cg/memory rw - cgroup cgroup rw,memory\n"}, []string{"freezer", "swap", "I/O weight"}},
-		{"v1 with freezer and swap", map[string]string{"/proc/self/mountinfo": "26 30 0:23 / /cg/memory rw - cgroup cgroup rw,memory\n27 30 0:24 / /cg/f rw - cgroup cgroup rw,freezer\n",
-			"/cg/memory/memory.memsw.limit_in_bytes": "1\n"}, []string{"I/O weight"}},
+		{"v1", map[string]string{"/proc/self/mountinfo": "26 30 0:23 / /cg/memory rw - cgroup cgroup rw,memory\n"},
+			[]string{"freezer", "swap", "I/O weight"}},
+		{"v1 with freezer and swap",
+			map[string]string{
+				"/proc/self/mountinfo": "26 30 0:23 / /cg/memory rw - cgroup cgroup rw,memory\n27 " +
+					"30 0:24 / /cg/f rw - cgroup cgroup rw,freezer\n",
+				"/cg/memory/memory.memsw.limit_in_bytes": "1\n"}, []string{"I/O weight"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			files := map[string]string{}
@@ -80,7 +91,8 @@ func TestFeatures(t *testing.T) {
 }
 
 func TestLandlockWords(t *testing.T) {
-	if found, advice := landlockWords(4); found != "ABI 4: files, moves between directories, truncation, TCP" || !strings.Contains(advice, "signals") || !strings.Contains(advice, "Linux 6.12") {
+	if found, advice := landlockWords(4); found != "ABI 4: files, moves between directories, truncation, TCP" ||
+		!strings.Contains(advice, "signals") || !strings.Contains(advice, "Linux 6.12") {
 		t.Errorf("got %q, %q", found, advice)
 	}
 	for _, abi := range []int{6, 7, 99} {
@@ -132,7 +144,8 @@ func (oneStore) Stores(_ context.Context, after sigma.RealmID, _ bool) ([]byte, 
 	return []byte(`[{"realm":"r1","url":"http://store:9000/b","state":"the object store did not answer in time"}]`), nil
 }
 
-// Goal: doctor fails, and within 2 s, when a store, the server of objects, or the majority of control machines does not answer.
+// Goal: doctor fails, and within 2 s, when a store, the server of objects, or the majority of
+// control machines does not answer.
 func TestDoctorTellsOutages(t *testing.T) {
 	for says, c := range map[string]storeLister{"http://store:9000/b of the realm r1: the object store did not": oneStore{}, "no answer within": deafStores{}} {
 		synctest.Test(t, func(t *testing.T) {
@@ -143,23 +156,28 @@ func TestDoctorTellsOutages(t *testing.T) {
 			if took := time.Since(begun); took > 2*time.Second {
 				t.Errorf("%T: doctor took %v", c, took)
 			}
-			if len(found) != 1 || found[0].State != findingDown || !strings.HasPrefix(found[0].Found, says) || exitOf(found) != exitFailure {
+			if len(found) != 1 || found[0].State != findingDown || !strings.HasPrefix(found[0].Found, says) ||
+				exitOf(found) != exitFailure {
 				t.Errorf("%T: doctor finds %+v", c, found)
 			}
 		})
 	}
-	if found := memberWords(machines.Membership{System: "s", Machines: 3, Alive: 1, Controls: 3, Voting: 1}, "m1"); exitOf(found) != exitFailure {
+	if found := memberWords(machines.Membership{System: "s", Machines: 3, Alive: 1, Controls: 3, Voting: 1},
+		"m1"); exitOf(found) != exitFailure {
 		t.Errorf("without a majority doctor finds %+v", found)
 	}
-	if found := memberWords(machines.Membership{System: "s", Machines: 3, Alive: 2, Controls: 3, Voting: 2}, "m1"); exitOf(found) != exitFailure || found[1].State != findingWeak {
+	if found := memberWords(machines.Membership{System: "s", Machines: 3, Alive: 2, Controls: 3, Voting: 2},
+		"m1"); exitOf(found) != exitFailure || found[1].State != findingWeak {
 		t.Errorf("with one of three control machines lost doctor finds %+v", found)
 	}
-	if found := memberWords(machines.Membership{System: "s", Machines: 3, Alive: 3, Controls: 3, Voting: 3}, "m1"); exitOf(found) != exitOK {
+	if found := memberWords(machines.Membership{System: "s", Machines: 3, Alive: 3, Controls: 3, Voting: 3},
+		"m1"); exitOf(found) != exitOK {
 		t.Errorf("with all machines doctor finds %+v", found)
 	}
 }
 
-// Goal: doctor tells of each service that does not run or does not answer, also in the moments in which one that dies again and again runs.
+// Goal: doctor tells of each service that does not run or does not answer, also in the moments in
+// which one that dies again and again runs.
 func TestServiceWords(t *testing.T) {
 	now := time.Now()
 	for _, c := range []struct {
@@ -178,8 +196,10 @@ func TestServiceWords(t *testing.T) {
 		{"silent", time.Minute, 0, findingDown},
 		{"disk full", time.Minute, 0, findingDown},
 	} {
-		found := serviceWords([]sigmap.Service{{Name: "besched", State: c.state, Since: now.Add(-c.age), Restarts: c.restarts}}, now)
-		if len(found) != 1 || found[0].State != c.want || c.want != findingOK && (!strings.Contains(found[0].Found, "besched") || found[0].Advice == "") {
+		found := serviceWords([]sigmap.Service{{Name: "besched", State: c.state, Since: now.Add(-c.age),
+			Restarts: c.restarts}}, now)
+		if len(found) != 1 || found[0].State != c.want || c.want != findingOK &&
+			(!strings.Contains(found[0].Found, "besched") || found[0].Advice == "") {
 			t.Errorf("%s for %v after %d restarts: %+v, want %s", c.state, c.age, c.restarts, found, c.want)
 		}
 	}

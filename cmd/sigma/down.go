@@ -17,7 +17,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// How long down waits for an answer of sigmad, for an orderly end, and for the end after it has insisted.
+// How long down waits for an answer of sigmad, for an orderly end, and for the end after it has
+// insisted.
 const (
 	downAnswer = 5 * time.Second
 	downGrace  = 30 * time.Second
@@ -50,7 +51,9 @@ code 1) if no system runs on DATA; what a killed one left on the host is removed
 		Args: between(0, 0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if _, is := a.guest(); is {
-				return &sigma.Error{Op: "sigma.down", Kind: sigma.KindPermission, Msg: "to stop the system is the provider's, and a credential is of one realm", Hint: "work as root, without a credential"}
+				return &sigma.Error{Op: "sigma.down", Kind: sigma.KindPermission,
+					Msg:  "to stop the system is the provider's, and a credential is of one realm",
+					Hint: "work as root, without a credential"}
 			}
 			return a.down(cmd.Context(), now)
 		},
@@ -97,7 +100,8 @@ type stopping struct {
 	silent error // why it does not answer
 }
 
-// seeOff gives the procs of machines their grace, while all of these work on. A machine that does not answer is left out.
+// seeOff gives the procs of machines their grace, while all of these work on. A machine that does
+// not answer is left out.
 func (a *app) seeOff(ctx context.Context, ms []*stopping, now bool) error {
 	clients := make([]*sdk.Client, len(ms))
 	onEach(ms, func(i int, m *stopping) {
@@ -132,14 +136,16 @@ func (a *app) seeOff(ctx context.Context, ms []*stopping, now bool) error {
 	}
 	ask(false) // all know it before the first proc goes
 	said := false
-	for begun := time.Now(); ctx.Err() == nil && time.Since(begun) < schedd.GraceDefault+downKill; pause(ctx, downLook) {
+	for begun := time.Now(); ctx.Err() == nil && time.Since(begun) < schedd.GraceDefault+downKill; pause(ctx,
+		downLook) {
 		n, some := ask(true)
 		if n == 0 {
 			break
 		}
 		if !said && time.Since(begun) >= downQuiet {
 			said = true
-			a.remark("waiting for %s to go, killed after %v (not waited for with --now): %s", count(n, "proc"), schedd.GraceDefault, procWords(n, some))
+			a.remark("waiting for %s to go, killed after %v (not waited for with --now): %s", count(n, "proc"),
+				schedd.GraceDefault, procWords(n, some))
 		}
 	}
 	if ctx.Err() != nil {
@@ -188,7 +194,8 @@ func (a *app) downOne(ctx context.Context, m *stopping, now bool) error {
 		wait, cancel := context.WithTimeout(ctx, downInsist)
 		defer cancel()
 		if err := waitStopped(wait, dir); err != nil && ctx.Err() == nil {
-			return &sigma.Error{Op: "sigma.down", Kind: sigma.KindTimeout, Msg: fmt.Sprintf("something still holds %s", filepath.Join(dir, lockName)), Hint: "find it with: fuser " + filepath.Join(dir, lockName)}
+			return &sigma.Error{Op: "sigma.down", Kind: sigma.KindTimeout, Msg: fmt.Sprintf("something still holds %s",
+				filepath.Join(dir, lockName)), Hint: "find it with: fuser " + filepath.Join(dir, lockName)}
 		}
 	}
 	freeUplink(dir)
@@ -219,7 +226,8 @@ func (a *app) socketOf(dir string) string {
 	return filepath.Join(dir, adminSocket)
 }
 
-// signalLauncher signals the process that holds the lock. Its number cannot belong to another process while the lock is held.
+// signalLauncher signals the process that holds the lock. Its number cannot belong to another
+// process while the lock is held.
 func signalLauncher(pid int, s syscall.Signal) {
 	if pid > 1 && pid != os.Getpid() {
 		syscall.Kill(pid, s)
@@ -231,5 +239,6 @@ func notRunning(dir string) error {
 	if os.Geteuid() != 0 {
 		verb = "up --rootless --detach"
 	}
-	return &sigma.Error{Op: "sigma.running", Kind: sigma.KindUnavailable, Msg: "no sigmaOS is running on " + dir, Hint: "start it with: " + commandOn(verb, dir)}
+	return &sigma.Error{Op: "sigma.running", Kind: sigma.KindUnavailable, Msg: "no sigmaOS is running on " + dir,
+		Hint: "start it with: " + commandOn(verb, dir)}
 }

@@ -26,7 +26,8 @@ type etcdOptions struct {
 }
 
 func (o *etcdOptions) flags(f *pflag.FlagSet) {
-	f.StringSliceVar(&o.members, "etcd", nil, "keep the names in the etcd at `HOST:PORT[,HOST:PORT...]` (default: in one of sigmaOS's own)")
+	f.StringSliceVar(&o.members, "etcd", nil,
+		"keep the names in the etcd at `HOST:PORT[,HOST:PORT...]` (default: in one of sigmaOS's own)")
 	f.StringVar(&o.ca, "etcd-ca", "", "`FILE` with the certificates of the authority of that etcd, in PEM")
 	f.StringVar(&o.cert, "etcd-cert", "", "`FILE` with the certificate that sigmaOS shows it")
 	f.StringVar(&o.key, "etcd-key", "", "`FILE` with that certificate's key")
@@ -36,7 +37,8 @@ func (o *etcdOptions) given() bool {
 	return o.members != nil || o.ca != "" || o.cert != "" || o.key != ""
 }
 
-// recordEtcd is what is remembered of it. The files are read at each up, so that certificates can be renewed.
+// recordEtcd is what is remembered of it. The files are read at each up, so that certificates can
+// be renewed.
 type recordEtcd struct {
 	Members []string `json:"members"` // HOST:PORT
 	CA      string   `json:"ca,omitempty"`
@@ -56,7 +58,8 @@ func (o *etcdOptions) apply(dir string, r *record) error {
 	if r.Etcd != nil {
 		*e = *r.Etcd
 	} else if _, err := os.Lstat(filepath.Join(dir, namedName, "etcd")); err == nil {
-		return dataError(dir, sigma.KindExists, "has names in sigmaOS's own etcd, and they do not move", "leave --etcd out, or choose another with --data DIR")
+		return dataError(dir, sigma.KindExists, "has names in sigmaOS's own etcd, and they do not move",
+			"leave --etcd out, or choose another with --data DIR")
 	}
 	if o.members != nil {
 		e.Members = o.members
@@ -73,13 +76,16 @@ func (o *etcdOptions) apply(dir string, r *record) error {
 	}
 	switch {
 	case len(e.Members) == 0:
-		return flagFault("--etcd-ca, --etcd-cert and --etcd-key go with --etcd")("write for example --etcd 192.0.2.9:2379")
+		return flagFault("--etcd-ca, --etcd-cert and --etcd-key go with --etcd")(
+			"write for example --etcd 192.0.2.9:2379")
 	case len(e.Members) > sigmap.EtcdMembersMax:
-		return flagFault("--etcd names %d members, and %d are possible", len(e.Members), sigmap.EtcdMembersMax)("name some of them")
+		return flagFault("--etcd names %d members, and %d are possible", len(e.Members),
+			sigmap.EtcdMembersMax)("name some of them")
 	case (e.Cert == "") != (e.Key == ""):
 		return flagFault("--etcd-cert and --etcd-key belong together")("give both, or none if that etcd asks for none")
 	case e.Cert != "" && e.CA == "":
-		return flagFault("--etcd-cert is of no use without --etcd-ca: only with TLS is a certificate shown")("give --etcd-ca")
+		return flagFault("--etcd-cert is of no use without --etcd-ca: only with TLS is a certificate shown")(
+			"give --etcd-ca")
 	}
 	r.Etcd = e
 	return nil
@@ -94,9 +100,15 @@ func (e *recordEtcd) resolve(ctx context.Context) (*sigmap.Etcd, error) {
 			return nil, err
 		}
 		if e.CA == "" && !at.Addr().IsLoopback() {
-			return nil, flagFault("without --etcd-ca all names would go to %.100s in the clear, and anybody on the way could change them", name)("give --etcd-ca, --etcd-cert and --etcd-key; only an etcd on this host's loopback does without")
+			return nil,
+				flagFault(
+					"without --etcd-ca all names would go to %.100s in the clear, and anybody on the way could "+
+						"change them",
+					name)(
+					"give --etcd-ca, --etcd-cert and --etcd-key; only an etcd on this host's loopback does without")
 		}
-		out.Members = append(out.Members, sigmap.EtcdMember{Name: name, Address: netip.AddrPortFrom(at.Addr(), at.Port()).String()})
+		out.Members = append(out.Members, sigmap.EtcdMember{Name: name, Address: netip.AddrPortFrom(at.Addr(),
+			at.Port()).String()})
 	}
 	for _, f := range []struct {
 		path string
@@ -120,7 +132,8 @@ func (e *recordEtcd) resolve(ctx context.Context) (*sigmap.Etcd, error) {
 func readPEM(path string) (string, error) {
 	f, err := os.Open(path)
 	if err != nil {
-		return "", &sigma.Error{Op: "sigma.etcd", Path: path, Kind: sigma.KindOf(err), Msg: "cannot be read", Err: errors.Unwrap(err), Hint: "see --etcd-ca, --etcd-cert and --etcd-key; they are read at each start"}
+		return "", &sigma.Error{Op: "sigma.etcd", Path: path, Kind: sigma.KindOf(err), Msg: "cannot be read",
+			Err: errors.Unwrap(err), Hint: "see --etcd-ca, --etcd-cert and --etcd-key; they are read at each start"}
 	}
 	defer f.Close()
 	b, err := io.ReadAll(io.LimitReader(f, sigmap.EtcdPEMMax+1))
@@ -128,12 +141,14 @@ func readPEM(path string) (string, error) {
 		return "", sigma.Wrap("sigma.etcd", path, err)
 	}
 	if len(b) > sigmap.EtcdPEMMax || !bytes.Contains(b, []byte("-----BEGIN ")) {
-		return "", &sigma.Error{Op: "sigma.etcd", Path: path, Kind: sigma.KindInvalid, Msg: "is no certificate or key in PEM"}
+		return "", &sigma.Error{Op: "sigma.etcd", Path: path, Kind: sigma.KindInvalid,
+			Msg: "is no certificate or key in PEM"}
 	}
 	return string(b), nil
 }
 
-// lookAtEtcd finds out whether the names of the machine of DATA can be in the etcd that is noted; nil if none is. It has named look, which knows what it needs.
+// lookAtEtcd finds out whether the names of the machine of DATA can be in the etcd that is noted;
+// nil if none is. It has named look, which knows what it needs.
 func lookAtEtcd(ctx context.Context, dir string, r *record) (*sigmap.Etcd, error) {
 	const op = "sigma.etcd"
 	if r.Etcd == nil {
@@ -162,7 +177,8 @@ func lookAtEtcd(ctx context.Context, dir string, r *record) (*sigmap.Etcd, error
 		Msg, Hint string
 	}
 	if jerr := json.Unmarshal(said, &bad); jerr != nil || bad.Msg == "" {
-		return nil, &sigma.Error{Op: op, Kind: sigma.KindUnavailable, Msg: fmt.Sprintf("named cannot look at the etcd at %s", strings.Join(r.Etcd.Members, ",")), Err: err}
+		return nil, &sigma.Error{Op: op, Kind: sigma.KindUnavailable,
+			Msg: fmt.Sprintf("named cannot look at the etcd at %s", strings.Join(r.Etcd.Members, ",")), Err: err}
 	}
 	return nil, &sigma.Error{Op: op, Kind: bad.Kind, Msg: bad.Msg, Hint: bad.Hint}
 }

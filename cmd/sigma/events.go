@@ -31,7 +31,8 @@ type eventsOptions struct {
 func newEventsCommand(a *app) *cobra.Command {
 	var o eventsOptions
 	cmd := &cobra.Command{
-		Use:   "events [-w] [--all] [--event EVENT]... [--proc PROC] [--name NAME] [--machine MACHINE] [--cursor-file FILE]",
+		Use: "events [-w] [--all] [--event EVENT]... [--proc PROC] [--name NAME] [--machine MACHINE] " +
+			"[--cursor-file FILE]",
 		Short: "Show what happened lately, and what happens",
 		Long: `Show what happened lately in the realm and in the system, oldest first: procs that started
 and ended, reservations that were refused, realms that were made and removed, machines that
@@ -58,7 +59,8 @@ With --cursor-file the position is kept in FILE, and the next run goes on from t
 	f.BoolVarP(&o.watch, "watch", "w", false, "go on with what happens, until interrupted")
 	f.BoolVarP(&o.watch, "follow", "f", false, "the same as --watch")
 	f.BoolVarP(&o.all, "all", "a", false, "of all realms")
-	f.StringArrayVar(&o.events, "event", nil, "only `EVENT`, as in proc.ended, or proc for all of procs; can be repeated")
+	f.StringArrayVar(&o.events, "event", nil,
+		"only `EVENT`, as in proc.ended, or proc for all of procs; can be repeated")
 	f.StringVar(&o.proc, "proc", "", "only those of `PROC`, an id or its beginning")
 	f.StringVar(&o.name, "name", "", "only those of procs of this `NAME`")
 	f.StringVar(&o.machine, "machine", "", "only those about `MACHINE`")
@@ -69,7 +71,8 @@ With --cursor-file the position is kept in FILE, and the next run goes on from t
 
 // shows says whether an event is asked for.
 func (o *eventsOptions) shows(e *state.Event) bool {
-	if !strings.HasPrefix(e.Proc, o.proc) || o.name != "" && e.Name != o.name || o.machine != "" && e.Machine != o.machine {
+	if !strings.HasPrefix(e.Proc, o.proc) || o.name != "" && e.Name != o.name || o.machine != "" &&
+		e.Machine != o.machine {
 		return false
 	}
 	return len(o.events) == 0 || slices.ContainsFunc(o.events, func(want string) bool { return isEvent(e.Event, want) })
@@ -107,7 +110,8 @@ func (a *app) events(ctx context.Context, o eventsOptions) error {
 		n, some, latest, err := a.eventsPage(ctx, c, &o, cursor)
 		shown += some
 		switch {
-		case err != nil && o.watch && (sigma.KindOf(err) == sigma.KindLost || sigma.KindOf(err) == sigma.KindUnavailable) && ctx.Err() == nil: // sigmad is being started again
+		case err != nil && o.watch && (sigma.KindOf(err) == sigma.KindLost ||
+			sigma.KindOf(err) == sigma.KindUnavailable) && ctx.Err() == nil: // sigmad is being started again
 		case err != nil:
 			return err
 		case n > 0:
@@ -134,8 +138,10 @@ func (a *app) events(ctx context.Context, o eventsOptions) error {
 	}
 }
 
-// eventsPage shows those of the next n events that are asked for, and moves the cursor over all. latest is when the last of them happened.
-func (a *app) eventsPage(ctx context.Context, c *sdk.Client, o *eventsOptions, cursor state.Cursor) (n, shown int, latest time.Time, err error) {
+// eventsPage shows those of the next n events that are asked for, and moves the cursor over all.
+// latest is when the last of them happened.
+func (a *app) eventsPage(ctx context.Context, c *sdk.Client, o *eventsOptions, cursor state.Cursor) (n, shown int,
+	latest time.Time, err error) {
 	text, err := c.Events(ctx, cursor.String())
 	if err != nil {
 		return 0, 0, latest, err
@@ -171,7 +177,8 @@ func (a *app) eventsPage(ctx context.Context, c *sdk.Client, o *eventsOptions, c
 // eventText is an event as a line for people.
 func eventText(e *state.Event) string {
 	words := []string{e.Time.Local().Format("2006-01-02 15:04:05.000"), fmt.Sprintf("%-19s", e.Event)}
-	for _, w := range []struct{ key, value string }{{"realm", e.Realm}, {"proc", e.Proc}, {"name", e.Name}, {"machine", e.Machine}, {"daemon", e.Daemon}} {
+	for _, w := range []struct{ key, value string }{{"realm", e.Realm}, {"proc", e.Proc}, {"name", e.Name},
+		{"machine", e.Machine}, {"daemon", e.Daemon}} {
 		if w.value != "" {
 			words = append(words, w.key+"="+printable(w.value))
 		}

@@ -76,7 +76,8 @@ func (a *app) explain(ctx context.Context, words []string) error {
 	return nil
 }
 
-// decisions are all that the realm is told of, in order of time; last those that say what is missing.
+// decisions are all that the realm is told of, in order of time; last those that say what is
+// missing.
 func decisions(ctx context.Context, c *sdk.Client) (all []decision.Record, err error) {
 	text, _, err := c.Get(ctx, "/sys/decisions")
 	if err != nil {
@@ -98,8 +99,10 @@ func decisions(ctx context.Context, c *sdk.Client) (all []decision.Record, err e
 	return all, nil
 }
 
-// explainOne finds a proc by its id, the start of that or its name: of several with that name the latest, and of those that are not remembered any more among the decisions.
-func explainOne(ctx context.Context, c *sdk.Client, procs []sigma.ProcInfo, noted []decision.Record, word string) (explained, error) {
+// explainOne finds a proc by its id, the start of that or its name: of several with that name the
+// latest, and of those that are not remembered any more among the decisions.
+func explainOne(ctx context.Context, c *sdk.Client, procs []sigma.ProcInfo, noted []decision.Record,
+	word string) (explained, error) {
 	id, err := findProc(procs, word)
 	for _, p := range procs {
 		if err != nil && p.Name == word {
@@ -187,14 +190,16 @@ func (e *explained) sayProc(p *sigma.ProcInfo, near sigma.MachineID) {
 
 func (e *explained) sayDecided(rs []decision.Record) {
 	for _, r := range rs {
-		e.Lines = append(e.Lines, fmt.Sprintf("%s %s: %s: %s", r.Time.Local().Format("Jan _2 15:04:05.000"), r.By, r.Reason, r.Why))
+		e.Lines = append(e.Lines, fmt.Sprintf("%s %s: %s: %s", r.Time.Local().Format("Jan _2 15:04:05.000"), r.By,
+			r.Reason, r.Why))
 		for _, m := range r.Machines {
 			e.Lines = append(e.Lines, fmt.Sprintf("  machine %s %s", m.Name, m.Why))
 		}
 	}
 }
 
-// sayOthers says what was noted of others of its realm while a proc waited of which nothing was: of many that wait some are noted.
+// sayOthers says what was noted of others of its realm while a proc waited of which nothing was: of
+// many that wait some are noted.
 func (e *explained) sayOthers(p *sigma.ProcInfo, noted []decision.Record) {
 	until := p.Times.Placed
 	if p.State == sigma.ProcQueued {
@@ -205,7 +210,8 @@ func (e *explained) sayOthers(p *sigma.ProcInfo, noted []decision.Record) {
 	}
 	var last []decision.Record
 	for _, r := range noted {
-		if r.By == "besched" && r.Realm == string(p.Realm) && !r.Time.After(until) && r.Time.After(p.Times.Spawned.Add(-time.Minute)) {
+		if r.By == "besched" && r.Realm == string(p.Realm) && !r.Time.After(until) &&
+			r.Time.After(p.Times.Spawned.Add(-time.Minute)) {
 			last = []decision.Record{r}
 		}
 	}
@@ -218,7 +224,8 @@ func (e *explained) sayOthers(p *sigma.ProcInfo, noted []decision.Record) {
 // nearOf is the machine where a proc should be; none if it is all the same, or not known any more.
 func nearOf(ctx context.Context, c *sdk.Client, id sigma.ProcID) sigma.MachineID {
 	var d state.Descriptor
-	if text, _, err := c.Get(ctx, sigma.JoinPath(sigma.NameProc, string(id), "descriptor")); err != nil || json.Unmarshal(text, &d) != nil {
+	if text, _, err := c.Get(ctx, sigma.JoinPath(sigma.NameProc, string(id), "descriptor")); err != nil ||
+		json.Unmarshal(text, &d) != nil {
 		return ""
 	}
 	return sigma.MachineID(d.Near)

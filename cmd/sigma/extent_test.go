@@ -24,10 +24,12 @@ func (e *endless) Lstat(ctx context.Context, p string) (sigma.Stat, error) { ret
 
 func (e *endless) ReadDir(context.Context, string) ([]sigma.DirEntry, error) {
 	e.asked++
-	return []sigma.DirEntry{{Name: e.name, ID: sigma.FileID{Kind: sigma.KindDir}}, {Name: "b", ID: sigma.FileID{Kind: sigma.KindDir}}}, nil
+	return []sigma.DirEntry{{Name: e.name, ID: sigma.FileID{Kind: sigma.KindDir}},
+		{Name: "b", ID: sigma.FileID{Kind: sigma.KindDir}}}, nil
 }
 
-// Goal: ls -R, get -r, cp -r, mv --copy and chmod -R of a tree that has no end fail soon, and say why.
+// Goal: ls -R, get -r, cp -r, mv --copy and chmod -R of a tree that has no end fail soon, and say
+// why.
 func TestEndlessTrees(t *testing.T) {
 	ctx, dir := t.Context(), sigma.Stat{ID: sigma.FileID{Kind: sigma.KindDir}, Perm: 0o777}
 	for what, do := range map[string]func(c sigma.Namespace) error{
@@ -48,7 +50,8 @@ func TestEndlessTrees(t *testing.T) {
 	} {
 		e := &endless{name: "a"}
 		err := do(e)
-		if sigma.KindOf(err) != sigma.KindTooBig || !strings.Contains(err.Error(), "perhaps no end") || sigma.HintOf(err) == "" || e.asked > 2*sigma.DepthMax {
+		if sigma.KindOf(err) != sigma.KindTooBig || !strings.Contains(err.Error(), "perhaps no end") ||
+			sigma.HintOf(err) == "" || e.asked > 2*sigma.DepthMax {
 			t.Errorf("%s: after %d directories: %v", what, e.asked, err)
 		}
 	}

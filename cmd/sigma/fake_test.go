@@ -21,20 +21,23 @@ import (
 	"sigmaos.dev/treekit"
 )
 
-// fake is a system of which only the admin socket is real: each realm's tree is a memfs with the callable files of /sys in front, and a proc is what behave does.
+// fake is a system of which only the admin socket is real: each realm's tree is a memfs with the
+// callable files of /sys in front, and a proc is what behave does.
 type fake struct {
 	t    *testing.T
 	addr string
 
-	mu      sync.Mutex
-	run     func(ctx context.Context, p *fakeProc) sigma.Status // mu; what procs do in place of a program; ctx ends when the proc is killed
-	shares  map[sigma.RealmID]uint32                            // mu
-	realms  map[sigma.RealmID]*memfs.Tree                       // mu
-	procs   []*fakeProc                                         // mu
-	down    bool                                                // mu
-	away    error                                               // mu; what the name service says instead of the list of realms; nil = it is there
-	members *fakeMembers                                        // mu; nil = the machine has not registered
-	makers  map[string]string                                   // mu; credentials, and which one made each
+	mu  sync.Mutex
+	run func(ctx context.Context,
+		p *fakeProc) sigma.Status // mu; what procs do in place of a program; ctx ends when the proc is killed
+	shares map[sigma.RealmID]uint32      // mu
+	realms map[sigma.RealmID]*memfs.Tree // mu
+	procs  []*fakeProc                   // mu
+	down   bool                          // mu
+	// mu; what the name service says instead of the list of realms; nil = it is there
+	away    error
+	members *fakeMembers      // mu; nil = the machine has not registered
+	makers  map[string]string // mu; credentials, and which one made each
 }
 
 // fakeProc is a proc of a fake.
@@ -179,7 +182,8 @@ func (r *fakeRoot) Walk(ctx context.Context, names []string) (sigma.File, []sigm
 	if len(names) != 2 {
 		return nil, nil, sigma.PathError("fake", sigma.KindNotFound, "/sys")
 	}
-	c := &treekit.Callable{Name: names[1], Handle: func(ctx context.Context, method string, payload []byte) ([]byte, []*os.File, error) {
+	c := &treekit.Callable{Name: names[1], Handle: func(ctx context.Context, method string, payload []byte) ([]byte,
+		[]*os.File, error) {
 		reply, err := r.call(ctx, names[1]+" "+method, payload)
 		return reply, nil, err
 	}}
@@ -267,8 +271,10 @@ func (r *fakeRoot) spawn(ctx context.Context, payload []byte) ([]byte, error) {
 		return nil, err
 	}
 	d := ds[0]
-	p := &fakeProc{Descriptor: d, notice: make(chan time.Duration, 9), started: make(chan struct{}), ended: make(chan struct{})}
-	p.info = sigma.ProcInfo{ID: sigma.NewProcID(), Realm: r.realm, Name: d.Name, Program: d.Program, Args: d.Args, Memory: d.Memory, State: sigma.ProcRunning, Times: sigma.Times{Spawned: time.Now()}}
+	p := &fakeProc{Descriptor: d, notice: make(chan time.Duration, 9), started: make(chan struct{}),
+		ended: make(chan struct{})}
+	p.info = sigma.ProcInfo{ID: sigma.NewProcID(), Realm: r.realm, Name: d.Name, Program: d.Program, Args: d.Args,
+		Memory: d.Memory, State: sigma.ProcRunning, Times: sigma.Times{Spawned: time.Now()}}
 	dir := []string{"proc", string(p.info.ID)}
 	_, ids, err := r.memFile.Walk(ctx, dir[:1])
 	if err != nil || len(ids) != 1 {
@@ -280,7 +286,8 @@ func (r *fakeRoot) spawn(ctx context.Context, payload []byte) ([]byte, error) {
 	}
 	root, _, _ := r.memFile.Walk(context.Background(), nil)
 	p.write = func(stream, text string) {
-		if _, _, err := root.(sigma.Putter).Put(context.Background(), append(slices.Clone(dir), stream), []byte(text), sigma.PutOptions{Append: true, Perm: 0o644}); err != nil {
+		if _, _, err := root.(sigma.Putter).Put(context.Background(), append(slices.Clone(dir), stream), []byte(text),
+			sigma.PutOptions{Append: true, Perm: 0o644}); err != nil {
 			r.f.t.Error(err)
 		}
 	}
@@ -320,7 +327,8 @@ func (r *fakeRoot) list(payload []byte) ([]byte, error) {
 	return sigmap.Payload(func(c *sigmap.Coder) { c.ProcInfos(&infos); c.Bool(&more); c.Str(&at); c.U64(&after) })
 }
 
-// usage says what each proc of the fake uses: a second more processor time with each question, so that the second one finds 100 % or more.
+// usage says what each proc of the fake uses: a second more processor time with each question, so
+// that the second one finds 100 % or more.
 func (r *fakeRoot) usage(payload []byte) ([]byte, error) {
 	var ids []sigma.ProcID
 	sigmap.Parse(payload, func(c *sigmap.Coder) { c.ProcIDs(&ids) })
@@ -329,7 +337,8 @@ func (r *fakeRoot) usage(payload []byte) ([]byte, error) {
 		if p := r.f.proc(id); p != nil {
 			r.f.mu.Lock()
 			p.asked++
-			us[i] = sigma.Usage{UserTime: time.Duration(p.asked) * time.Second, Memory: 3 * sigma.MiB, MemoryPeak: 5 * sigma.MiB, Tasks: 7, Output: 11}
+			us[i] = sigma.Usage{UserTime: time.Duration(p.asked) * time.Second, Memory: 3 * sigma.MiB,
+				MemoryPeak: 5 * sigma.MiB, Tasks: 7, Output: 11}
 			r.f.mu.Unlock()
 		}
 	}

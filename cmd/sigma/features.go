@@ -13,8 +13,9 @@ import (
 	"sigmaos.dev/hostsetup"
 )
 
-// What doctor says about what sigmaOS can do without: each is ok, or weak with a word about what that means for procs and how to get more. How well the host is protected
-// against others is its owner's business, and no subject here.
+// What doctor says about what sigmaOS can do without: each is ok, or weak with a word about what
+// that means for procs and how to get more. How well the host is protected against others is its
+// owner's business, and no subject here.
 
 func (m machine) release() string { return strings.TrimSpace(m.read("/proc/sys/kernel/osrelease")) }
 
@@ -34,7 +35,8 @@ var landlockAdds = []struct {
 	abi    int
 	what   string
 	kernel string
-}{{1, "files", "5.13"}, {2, "moves between directories", "5.19"}, {3, "truncation", "6.2"}, {4, "TCP", "6.7"}, {5, "ioctls of devices", "6.10"}, {6, "signals and abstract UNIX sockets", "6.12"}, {7, "audit", "6.15"}}
+}{{1, "files", "5.13"}, {2, "moves between directories", "5.19"}, {3, "truncation", "6.2"}, {4, "TCP", "6.7"},
+	{5, "ioctls of devices", "6.10"}, {6, "signals and abstract UNIX sockets", "6.12"}, {7, "audit", "6.15"}}
 
 // landlockWanted is the first ABI that adds all that the launcher uses where it is there.
 const landlockWanted = 6
@@ -53,12 +55,16 @@ func landlockWords(abi int) (found, advice string) {
 	}
 	found = fmt.Sprintf("ABI %d: %s", abi, strings.Join(has, ", "))
 	if len(lacks) > 0 {
-		advice = fmt.Sprintf("it cannot restrict %s, which the filter of system calls and the namespaces do alone then; Linux %s can", strings.Join(lacks, ", "), kernel)
+		advice =
+			fmt.Sprintf(
+				"it cannot restrict %s, which the filter of system calls and the namespaces do alone then; Linux %s "+
+					"can", strings.Join(lacks, ", "), kernel)
 	}
 	return found, advice
 }
 
-// hierarchies says which cgroup hierarchies are mounted where: of v1 by controller, of v2 with all controllers by "".
+// hierarchies says which cgroup hierarchies are mounted where: of v1 by controller, of v2 with all
+// controllers by "".
 func (m machine) hierarchies() map[string]string {
 	out := map[string]string{}
 	for line := range strings.Lines(m.read("/proc/self/mountinfo")) {
@@ -69,7 +75,8 @@ func (m machine) hierarchies() map[string]string {
 		}
 		switch r[0] {
 		case "cgroup2":
-			if len(hostsetup.MissingControllers(strings.Fields(m.read(filepath.Join(l[4], "cgroup.controllers"))))) == 0 {
+			if len(hostsetup.MissingControllers(strings.Fields(m.read(filepath.Join(l[4],
+				"cgroup.controllers"))))) == 0 {
 				out[""] = l[4]
 			}
 		case "cgroup":
@@ -89,7 +96,9 @@ func (m machine) freezer() finding {
 	case h["freezer"] != "":
 		return ok("freezer", "of cgroup version 1")
 	}
-	return weak("freezer", "none is mounted", "sigma freeze stops procs by signals then, which they can see: mkdir /sys/fs/cgroup/freezer && mount -t cgroup -o freezer none /sys/fs/cgroup/freezer")
+	return weak("freezer", "none is mounted",
+		"sigma freeze stops procs by signals then, which they can see: mkdir /sys/fs/cgroup/freezer && mount -t "+
+			"cgroup -o freezer none /sys/fs/cgroup/freezer")
 }
 
 func (m machine) swapAccounting() finding {
@@ -107,21 +116,27 @@ func (m machine) swapAccounting() finding {
 	case h[""] != "":
 		return ok("swap", "there is some; cgroup version 2 counts it unless the kernel was booted with swapaccount=0")
 	}
-	return weak("swap", "not counted", "a proc at its memory limit is swapped out instead of ended, which slows all: boot with swapaccount=1, or switch swap off")
+	return weak("swap", "not counted",
+		"a proc at its memory limit is swapped out instead of ended, which slows all: boot with swapaccount=1, or "+
+			"switch swap off")
 }
 
 func (m machine) pressure() finding {
 	if m.read("/proc/pressure/memory") == "" {
-		return weak("pressure", "not measured", "how long procs wait for memory and processors is not known: boot with psi=1")
+		return weak("pressure", "not measured",
+			"how long procs wait for memory and processors is not known: boot with psi=1")
 	}
 	return ok("pressure", "measured (PSI)")
 }
 
-// ioWeight tells whether a disk serves groups by their weights: version 2 of control groups gives them, and a scheduler of the disk must honour them.
+// ioWeight tells whether a disk serves groups by their weights: version 2 of control groups gives
+// them, and a scheduler of the disk must honour them.
 func (m machine) ioWeight() finding {
 	const check = "I/O weight"
 	if f := m.cgroups(); !strings.HasPrefix(f.Found, "version 2") {
-		return weak(check, "not with version 1 of control groups", "best-effort procs may delay the disk for latency-critical ones: boot with systemd.unified_cgroup_hierarchy=1")
+		return weak(check, "not with version 1 of control groups",
+			"best-effort procs may delay the disk for latency-critical ones: boot with "+
+				"systemd.unified_cgroup_hierarchy=1")
 	}
 	if strings.Contains(m.read("/sys/fs/cgroup/io.cost.qos"), "enable=1") {
 		return ok(check, "by io.cost")
@@ -139,24 +154,31 @@ func (m machine) ioWeight() finding {
 		}
 	}
 	if lack != nil {
-		return weak(check, "not honoured by "+strings.Join(lack, ", "), "best-effort procs may delay the disk for latency-critical ones: echo bfq > /sys/block/"+lack[0]+"/queue/scheduler")
+		return weak(check, "not honoured by "+strings.Join(lack, ", "),
+			"best-effort procs may delay the disk for latency-critical ones: echo bfq > /sys/block/"+lack[0]+
+				"/queue/scheduler")
 	}
 	return ok(check, "by bfq, where there is a disk")
 }
 
 func (m machine) fuse() finding {
 	if !m.exists("/dev/fuse") {
-		return weak("fuse", "no /dev/fuse", "programs are fetched whole before they start, not page by page, and sigma mount does not work: modprobe fuse")
+		return weak("fuse", "no /dev/fuse",
+			"programs are fetched whole before they start, not page by page, and sigma mount does not work: modprobe "+
+				"fuse")
 	}
 	return ok("fuse", "/dev/fuse")
 }
 
-// resendLeast is the first kernel that gives requests of a FUSE mount out again, which a daemon read and did not live to answer.
+// resendLeast is the first kernel that gives requests of a FUSE mount out again, which a daemon
+// read and did not live to answer.
 const resendLeast = "6.9"
 
 func (m machine) resend() finding {
 	if release := m.release(); !versionAtLeast(release, resendLeast) {
-		return weak("fuse resend", "not in Linux "+orElse(release, "of unknown version"), "a proc that waits for a page of its program when sigmad is killed waits for ever: use Linux "+resendLeast+" or newer")
+		return weak("fuse resend", "not in Linux "+orElse(release, "of unknown version"),
+			"a proc that waits for a page of its program when sigmad is killed waits for ever: use Linux "+resendLeast+
+				" or newer")
 	}
 	return ok("fuse resend", "in this kernel")
 }
@@ -192,10 +214,14 @@ func (a *app) active(m machine) finding {
 		}
 	}
 	if len(bare) > 0 {
-		return weak(check, fmt.Sprintf("%d of %d processes lack a wall", len(bare), len(bare)+walls), strings.Join(bare[:min(3, len(bare))], "; ")+
-			"; a system that was not started with --weaken has none such: restart it, and report this if it happens again")
+		return weak(check, fmt.Sprintf("%d of %d processes lack a wall", len(bare), len(bare)+walls),
+			strings.Join(bare[:min(3, len(bare))], "; ")+
+				"; a system that was not started with --weaken has none such: restart it, and report this if it "+
+				"happens "+
+				"again")
 	}
-	return ok(check, fmt.Sprintf("%d processes: own users, no capabilities, no_new_privs, filters of system calls", walls))
+	return ok(check, fmt.Sprintf("%d processes: own users, no capabilities, no_new_privs, filters of system calls",
+		walls))
 }
 
 // hostProcess is what /proc/PID/status says.
@@ -204,7 +230,8 @@ type hostProcess struct {
 	fields map[string]string
 }
 
-// onlySetUID is what the launcher's seeds keep of root's capabilities: the procs that grow from them change their uid first, and lose this one by it.
+// onlySetUID is what the launcher's seeds keep of root's capabilities: the procs that grow from
+// them change their uid first, and lose this one by it.
 const onlySetUID = "0000000000000080"
 
 // lacks names the walls that a process of the system should have and has not.
@@ -216,7 +243,8 @@ func (p hostProcess) lacks() (out []string) {
 	}
 	for _, w := range []struct {
 		field, want, what string
-	}{{"NoNewPrivs", "1", "no_new_privs"}, {"Seccomp", "2", "filter"}, {"CapEff", capabilities, "an empty set of capabilities"}} {
+	}{{"NoNewPrivs", "1", "no_new_privs"}, {"Seccomp", "2", "filter"},
+		{"CapEff", capabilities, "an empty set of capabilities"}} {
 		if p.fields[w.field] != w.want {
 			out = append(out, "no "+w.what)
 		}
@@ -230,7 +258,8 @@ func (p hostProcess) lacks() (out []string) {
 	return out
 }
 
-// descendants lists what a keeper and its launcher have started and what came of that, without themselves and what has ended.
+// descendants lists what a keeper and its launcher have started and what came of that, without
+// themselves and what has ended.
 func (m machine) descendants(keeper int) (out []hostProcess) {
 	all := map[int]hostProcess{}
 	for _, name := range m.list("/proc") {
@@ -247,7 +276,8 @@ func (m machine) descendants(keeper int) (out []hostProcess) {
 	}
 	parent := func(p hostProcess) int { n, _ := strconv.Atoi(p.fields["PPid"]); return n }
 	for pid, p := range all {
-		if pid == keeper || parent(p) == keeper && p.fields["Name"] == "launcher" || strings.HasPrefix(p.fields["State"], "Z") {
+		if pid == keeper || parent(p) == keeper && p.fields["Name"] == "launcher" ||
+			strings.HasPrefix(p.fields["State"], "Z") {
 			continue
 		}
 		for at, hops := parent(p), 0; at > 1 && hops < 64; at, hops = parent(all[at]), hops+1 {

@@ -34,13 +34,15 @@ func (f *fake) ok(args ...string) string {
 	return got.out
 }
 
-// A tree goes into the realm and comes out the same, with small, empty and large files, also when done twice.
+// A tree goes into the realm and comes out the same, with small, empty and large files, also when
+// done twice.
 func TestPutGetTree(t *testing.T) {
 	f := newFake(t)
 	f.ok("mkdir", "/s3/b")
 	dir := t.TempDir()
 	src := filepath.Join(dir, "texts")
-	files := map[string][]byte{"empty": nil, "a.txt": []byte("a\n"), "sub/deep/b.txt": []byte("b"), "big": bytes.Repeat([]byte("0123456789abcdef"), 200_000)}
+	files := map[string][]byte{"empty": nil, "a.txt": []byte("a\n"), "sub/deep/b.txt": []byte("b"),
+		"big": bytes.Repeat([]byte("0123456789abcdef"), 200_000)}
 	for i := range 100 {
 		files[fmt.Sprintf("many/%03d", i)] = []byte(fmt.Sprint(i))
 	}
@@ -87,7 +89,8 @@ func TestPutGetNames(t *testing.T) {
 	if got := f.ok("cat", "/s3/b/x", "/s3/b/d/a", "/s3/b/d/e/a", "/s3/b/d/e/b", "/s3/b/d/b"); got != "AAABB" {
 		t.Errorf("got %q", got)
 	}
-	if got := f.with([]byte("from here"), "put", "-", "/s3/b/in"); got.code != 0 || f.ok("cat", "/s3/b/in") != "from here" {
+	if got := f.with([]byte("from here"), "put", "-", "/s3/b/in"); got.code != 0 ||
+		f.ok("cat", "/s3/b/in") != "from here" {
 		t.Errorf("put -: %+v", got)
 	}
 	want(t, f.sigma("put", a, b, "/s3/b/none"), 1, "", "is not a directory, and there are several")
@@ -123,10 +126,12 @@ func TestChange(t *testing.T) {
 		t.Errorf("ls -l: %q", got)
 	}
 	var files []fileJSON
-	if err := json.Unmarshal([]byte(f.ok("stat", "--json", "/d/l")), &files); err != nil || files[0].Kind != "file" || files[0].Size != 1 {
+	if err := json.Unmarshal([]byte(f.ok("stat", "--json", "/d/l")), &files); err != nil || files[0].Kind != "file" ||
+		files[0].Size != 1 {
 		t.Errorf("stat: %v %+v", err, files)
 	}
-	if err := json.Unmarshal([]byte(f.ok("stat", "--link", "--json", "/d/l")), &files); err != nil || files[0].Target != "e/b" {
+	if err := json.Unmarshal([]byte(f.ok("stat", "--link", "--json", "/d/l")), &files); err != nil ||
+		files[0].Target != "e/b" {
 		t.Errorf("stat --link: %v %+v", err, files)
 	}
 	want(t, f.sigma("rm", "/d/e"), 1, "", "rm -r /d/e")
@@ -158,7 +163,8 @@ func TestBadPaths(t *testing.T) {
 		"/" + strings.Repeat("n/", 5<<20): "longer than 4096",
 		strings.Repeat("/", 10<<20):       "longer than 4096",
 	} {
-		for _, args := range [][]string{{"ls", path}, {"cat", path}, {"stat", path}, {"rm", "-rf", path}, {"mkdir", "-p", path}, {"get", path}, {"put", local, path},
+		for _, args := range [][]string{{"ls", path}, {"cat", path}, {"stat", path}, {"rm", "-rf", path},
+			{"mkdir", "-p", path}, {"get", path}, {"put", local, path},
 			{"mv", path, "/x"}, {"mv", "/x", path}, {"ln", "-s", "/x", path}} {
 			got := f.sigma(args...)
 			if got.code != 2 || !strings.Contains(got.err, msg) || len(got.err) > 600 {
@@ -190,18 +196,21 @@ func TestRealms(t *testing.T) {
 	want(t, f.sigma("usage", "-r", "none"), 1, "", "there is no realm \"none\"")
 	want(t, f.sigma("realm", "rm", "team-a"), 0, "team-a\n", "")
 	var realms []state.Realm
-	if err := json.Unmarshal([]byte(f.ok("realm", "ls", "--json")), &realms); err != nil || len(realms) != 2 || realms[1].ID != "team-b" || realms[1].Shares != 4 || realms[0].Shares != 1 {
+	if err := json.Unmarshal([]byte(f.ok("realm", "ls", "--json")), &realms); err != nil || len(realms) != 2 ||
+		realms[1].ID != "team-b" || realms[1].Shares != 4 || realms[0].Shares != 1 {
 		t.Errorf("realm ls --json: %v %+v", err, realms)
 	}
 }
 
 func TestStatus(t *testing.T) {
 	f := newFake(t)
-	if got := f.ok("status"); !strings.Contains(got, "sigmaOS fake is running as machine m1") || !strings.Contains(got, "named     running   60m     1") {
+	if got := f.ok("status"); !strings.Contains(got, "sigmaOS fake is running as machine m1") ||
+		!strings.Contains(got, "named     running   60m     1") {
 		t.Errorf("status: %q", got)
 	}
 	var st statusJSON
-	if err := json.Unmarshal([]byte(f.ok("status", "--json")), &st); err != nil || !st.Running || st.Services[0].Name != "named" {
+	if err := json.Unmarshal([]byte(f.ok("status", "--json")), &st); err != nil || !st.Running ||
+		st.Services[0].Name != "named" {
 		t.Errorf("status --json: %v %+v", err, st)
 	}
 	env := map[string]string{"SIGMA_DATA": t.TempDir()}
@@ -211,7 +220,8 @@ func TestStatus(t *testing.T) {
 	}
 }
 
-// Commands that take several paths go on after one for which they fail, say why for each such, and fail as a whole.
+// Commands that take several paths go on after one for which they fail, say why for each such, and
+// fail as a whole.
 func TestGoesOn(t *testing.T) {
 	f := newFake(t)
 	f.ok("mkdir", "/d")

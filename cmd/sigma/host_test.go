@@ -8,7 +8,9 @@ import (
 	"testing"
 )
 
-// Goal: neither a tenant's modes nor links that another user of this host plants have get, cp or put leave the directory that was named. Method: a tree with modes 0777 is fetched; into directories with planted links; and stored from one.
+// Goal: neither a tenant's modes nor links that another user of this host plants have get, cp or
+// put leave the directory that was named. Method: a tree with modes 0777 is fetched; into
+// directories with planted links; and stored from one.
 func TestHostTreesStayWithin(t *testing.T) {
 	f := newFake(t)
 	f.ok("mkdir", "-p", "/t/sub/deep")
@@ -32,7 +34,8 @@ func TestHostTreesStayWithin(t *testing.T) {
 	for i, link := range []string{"sub", "sub/deep"} {
 		for _, verb := range []string{"get", "cp"} {
 			to := filepath.Join(dir, verb, string(rune('a'+i)), "t")
-			if err := errors.Join(os.MkdirAll(filepath.Dir(filepath.Join(to, link)), 0o755), os.Symlink(out, filepath.Join(to, link))); err != nil {
+			if err := errors.Join(os.MkdirAll(filepath.Dir(filepath.Join(to, link)), 0o755),
+				os.Symlink(out, filepath.Join(to, link))); err != nil {
 				t.Fatal(err)
 			}
 			args := []string{verb, "-r", "/t", to}
@@ -46,7 +49,8 @@ func TestHostTreesStayWithin(t *testing.T) {
 		}
 	}
 	planted := filepath.Join(dir, "planted")
-	if err := errors.Join(os.MkdirAll(filepath.Join(planted, "sub"), 0o755), os.Symlink(secret, filepath.Join(planted, "sub", "f"))); err != nil {
+	if err := errors.Join(os.MkdirAll(filepath.Join(planted, "sub"), 0o755),
+		os.Symlink(secret, filepath.Join(planted, "sub", "f"))); err != nil {
 		t.Fatal(err)
 	}
 	want(t, f.sigma("get", "-r", "/t", planted), 0, "", "fetched 3 files") // a file replaces the link
@@ -69,7 +73,8 @@ func TestHostTreesStayWithin(t *testing.T) {
 	want(t, f.sigma("ls", "/back/link"), 1, "", "not found")
 }
 
-// Goal: files that sigma keeps for its user are not written through a link of a name that others can guess.
+// Goal: files that sigma keeps for its user are not written through a link of a name that others
+// can guess.
 func TestCursorThroughNoLink(t *testing.T) {
 	dir := t.TempDir()
 	secret := write(t, filepath.Join(dir, "secret"), []byte("ours"))

@@ -17,21 +17,27 @@ import (
 const initPath = "/sys/init"
 
 func newInitCommand(a *app) *cobra.Command {
-	return a.group("init", "Keep procs running: register, list, restart and remove them", `Registered procs are started again when they end, when their machine is lost, and after a
+	return a.group("init", "Keep procs running: register, list, restart and remove them",
+		`Registered procs are started again when they end, when their machine is lost, and after a
 restart of the whole system. One instance of each runs at a time.`,
 		newInitAddCommand(a), newInitLsCommand(a),
-		&cobra.Command{Use: "rm NAME...", Aliases: []string{"remove"}, Short: "Let registered procs end for good", Long: `Remove registrations. Each proc is asked to go, and killed if it has not within 5 s; then its
+		&cobra.Command{Use: "rm NAME...", Aliases: []string{"remove"}, Short: "Let registered procs end for good",
+			Long: `Remove registrations. Each proc is asked to go, and killed if it has not within 5 s; then its
 registration is gone. The name may be registered again at once: the new proc is started when
 the old one has ended.`, Example: "  sudo sigma init rm web", Args: between(1, -1), RunE: func(cmd *cobra.Command, args []string) error {
-			return a.initEach(cmd.Context(), args, (*sdk.Client).Unregister)
-		}},
-		&cobra.Command{Use: "restart NAME...", Short: "End instances of registered procs and start others", Long: `Ask the procs of registrations to go, and kill those that have not within 5 s. Another is
+				return a.initEach(cmd.Context(), args, (*sdk.Client).Unregister)
+			}},
+		&cobra.Command{Use: "restart NAME...", Short: "End instances of registered procs and start others",
+			Long: `Ask the procs of registrations to go, and kill those that have not within 5 s. Another is
 started when each has ended; at once if none runs, also of those that have ended, given up or
 wait for a pause to pass. A proc with --most N may be started N times again then.`, Example: "  sudo sigma init restart web", Args: between(1, -1), RunE: func(cmd *cobra.Command, args []string) error {
-			return a.initEach(cmd.Context(), args, (*sdk.Client).Restart)
-		}},
-		&cobra.Command{Use: "log NAME", Short: "Show the instances that a registered proc had", Long: `Show the latest 32 instances of a registered proc, oldest first: when each was spawned, how
-long it was there, and how it ended.`, Example: "  sudo sigma init log web\n  sudo sigma init log --json web", Args: between(1, 1), RunE: func(cmd *cobra.Command, args []string) error { return a.initLog(cmd.Context(), args[0]) }},
+				return a.initEach(cmd.Context(), args, (*sdk.Client).Restart)
+			}},
+		&cobra.Command{Use: "log NAME", Short: "Show the instances that a registered proc had",
+			Long: `Show the latest 32 instances of a registered proc, oldest first: when each was spawned, how
+long it was there, and how it ended.`, Example: "  sudo sigma init log web\n  sudo sigma init log --json web", Args: between(1, 1), RunE: func(cmd *cobra.Command, args []string) error {
+				return a.initLog(cmd.Context(), args[0])
+			}},
 	)
 }
 
@@ -39,7 +45,8 @@ func newInitAddCommand(a *app) *cobra.Command {
 	var o runOptions
 	restart, most, replace := string(sigma.RestartAlways), uint32(0), false
 	cmd := &cobra.Command{
-		Use:   "add [--replace] [--restart POLICY] [--most N] [-e NAME=VALUE] [-m SIZE] [--profile PROFILE] [--view ENTRY]... [--lc CORES] NAME PROGRAM [ARG...]",
+		Use: "add [--replace] [--restart POLICY] [--most N] [-e NAME=VALUE] [-m SIZE] [--profile PROFILE] [--view " +
+			"ENTRY]... [--lc CORES] NAME PROGRAM [ARG...]",
 		Short: "Register a proc and keep it running",
 		Long: `Register a proc under NAME and keep it running. PROGRAM and the flags that say what the
 proc is given mean what they mean for "sigma run".
@@ -56,7 +63,8 @@ proc is asked to go as by "sigma init rm", and the new one is started when it ha
   sudo sigma init add --restart on-failure --most 5 migrate /bin/migrate`,
 		Args: between(2, -1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.initAdd(cmd.Context(), o, sigma.Registration{Name: args[0], Restart: sigma.Restart(restart), Most: most}, args[1:], replace)
+			return a.initAdd(cmd.Context(), o, sigma.Registration{Name: args[0], Restart: sigma.Restart(restart),
+				Most: most}, args[1:], replace)
 		},
 	}
 	o.flags(cmd.Flags())
@@ -68,22 +76,25 @@ proc is asked to go as by "sigma init rm", and the new one is started when it ha
 
 func newInitLsCommand(a *app) *cobra.Command {
 	all := false
-	cmd := &cobra.Command{Use: "ls [--all]", Aliases: []string{"list"}, Short: "List registered procs", Long: `List registered procs: running (an instance was spawned and has not ended), waiting (the next
+	cmd := &cobra.Command{Use: "ls [--all]", Aliases: []string{"list"}, Short: "List registered procs",
+		Long: `List registered procs: running (an instance was spawned and has not ended), waiting (the next
 is due soon), ended (its policy wants no more), given-up (it was started as often as --most
 says), restarting (the instance was asked to go) or removing.`, Example: "  sudo sigma init ls", Args: between(0, 0), RunE: func(cmd *cobra.Command, _ []string) error {
-		realm := sigma.RealmID(a.realm)
-		if all {
-			realm = sigma.SystemRealm
-		}
-		return a.initLs(cmd.Context(), realm)
-	}}
+			realm := sigma.RealmID(a.realm)
+			if all {
+				realm = sigma.SystemRealm
+			}
+			return a.initLs(cmd.Context(), realm)
+		}}
 	cmd.Flags().BoolVarP(&all, "all", "a", false, "of all realms")
 	return cmd
 }
 
 func (a *app) initAdd(ctx context.Context, o runOptions, r sigma.Registration, args []string, replace bool) error {
 	if strings.HasPrefix(args[0], "-") {
-		return usageError(nil, "write flags before NAME: sigma init add "+args[0]+" ... "+r.Name+" PROGRAM; flags of the program come after PROGRAM", "%.80q comes after the name %s, where the program is named", args[0], r.Name)
+		return usageError(nil, "write flags before NAME: sigma init add "+args[0]+" ... "+r.Name+
+			" PROGRAM; flags of the program come after PROGRAM",
+			"%.80q comes after the name %s, where the program is named", args[0], r.Name)
 	}
 	o.name = r.Name
 	d, err := a.descriptor(o, args)
@@ -159,7 +170,8 @@ func (a *app) initLs(ctx context.Context, realm sigma.RealmID) error {
 		return err
 	}
 	return printList(a, rs, false, func(r state.Registration) []any {
-		return []any{r.Realm, r.Name, r.State, orElse(r.Proc, "-"), r.Starts, r.Restart, ago(r.Added), strings.Join(append([]string{r.Program}, r.Args...), " ")}
+		return []any{r.Realm, r.Name, r.State, orElse(r.Proc, "-"), r.Starts, r.Restart, ago(r.Added),
+			strings.Join(append([]string{r.Program}, r.Args...), " ")}
 	}, "REALM", "NAME", "STATE", "PROC", "STARTS", "RESTART", "AGE", "PROGRAM")
 }
 
@@ -191,5 +203,6 @@ func (a *app) initLog(ctx context.Context, name string) error {
 		}
 		return t.print()
 	}
-	return &sigma.Error{Op: "sigma.initLog", Kind: sigma.KindNotFound, Msg: fmt.Sprintf("no registered proc %.64q", name), Hint: "sigma init ls lists them"}
+	return &sigma.Error{Op: "sigma.initLog", Kind: sigma.KindNotFound, Msg: fmt.Sprintf("no registered proc %.64q",
+		name), Hint: "sigma init ls lists them"}
 }

@@ -127,7 +127,8 @@ func (a *app) printProc(p sigma.ProcInfo) error {
 	for _, at := range []struct {
 		what string
 		t    time.Time
-	}{{"spawned", begin}, {"placed", p.Times.Placed}, {"contained", p.Times.Contained}, {"executed", p.Times.Executed}, {"started", p.Times.Started}, {"ended", p.Times.Ended}} {
+	}{{"spawned", begin}, {"placed", p.Times.Placed}, {"contained", p.Times.Contained}, {"executed", p.Times.Executed},
+		{"started", p.Times.Started}, {"ended", p.Times.Ended}} {
 		switch {
 		case at.t.IsZero() || at.t.Unix() <= 0:
 		case at.what == "spawned":
@@ -154,7 +155,8 @@ func (a *app) printProc(p sigma.ProcInfo) error {
 // timingCells is the width of the longest bar.
 const timingCells = 40
 
-// printTiming shows the phases of a start one below the other, each with a bar that begins where that of the one before ended.
+// printTiming shows the phases of a start one below the other, each with a bar that begins where
+// that of the one before ended.
 func (a *app) printTiming(p sigma.ProcInfo) error {
 	total := p.Timing.Total()
 	fmt.Fprintf(a.out, "%s %s\n", p.ID, printable(p.Name))
@@ -174,7 +176,8 @@ func (a *app) printTiming(p sigma.ProcInfo) error {
 			from = min(from, timingCells-1)
 			to = from + 1
 		}
-		fmt.Fprintf(a.out, "  %-10s %9s ms %3d%%  %s%s\n", sigma.Phase(i), milliseconds(d), (d*100+total/2)/total, strings.Repeat(" ", from), strings.Repeat("#", to-from))
+		fmt.Fprintf(a.out, "  %-10s %9s ms %3d%%  %s%s\n", sigma.Phase(i), milliseconds(d), (d*100+total/2)/total,
+			strings.Repeat(" ", from), strings.Repeat("#", to-from))
 	}
 	fmt.Fprintf(a.out, "  %-10s %9s ms\n", "total", milliseconds(total))
 	return nil

@@ -64,7 +64,9 @@ leads to ADDR, with ADDR's port.`,
 
 func (a *app) join(ctx context.Context, address string, o joinOptions) error {
 	if os.Geteuid() != 0 {
-		return &sigma.Error{Op: "sigma.join", Kind: sigma.KindPermission, Msg: "joining a system needs root: what an ordinary user starts is for one machine, since nothing outside could tell its procs apart", Hint: "sudo sigma join " + address[:min(len(address), 100)]}
+		return &sigma.Error{Op: "sigma.join", Kind: sigma.KindPermission,
+			Msg: "joining a system needs root: what an ordinary user starts is for one machine, since nothing " +
+				"outside could tell its procs apart", Hint: "sudo sigma join " + address[:min(len(address), 100)]}
 	}
 	to, err := reachable(ctx, "the address", address)
 	if err != nil {
@@ -91,7 +93,8 @@ func (a *app) join(ctx context.Context, address string, o joinOptions) error {
 		}
 		r.Address = netip.AddrPortFrom(own, to.Port()).String()
 	}
-	p := bootPlan{record: r, weaken: o.weaken, join: &kernel.Join{Address: to.String(), Token: o.token, Control: o.control}}
+	p := bootPlan{record: r, weaken: o.weaken, join: &kernel.Join{Address: to.String(), Token: o.token,
+		Control: o.control}}
 	signals := make(chan os.Signal, 4)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer signal.Stop(signals)
@@ -108,7 +111,9 @@ func (a *app) readToken(text string) (string, error) {
 		text = strings.TrimSpace(string(b))
 	}
 	if text == "" {
-		return "", flagFault("a token is needed")("make one on a machine of the system with: sigma token create; then give it with --token")
+		return "",
+			flagFault("a token is needed")(
+				"make one on a machine of the system with: sigma token create; then give it with --token")
 	}
 	if _, err := identity.ParseToken(text); err != nil {
 		return "", withCode(exitUsage, err)
@@ -116,7 +121,8 @@ func (a *app) readToken(text string) (string, error) {
 	return text, nil
 }
 
-// prepareJoin makes DATA, which is locked and of this instance, that of a machine that has yet to join.
+// prepareJoin makes DATA, which is locked and of this instance, that of a machine that has yet to
+// join.
 func prepareJoin(dir, instance string, j *kernel.Join) error {
 	old, err := readRecord(dir)
 	if err != nil {
@@ -125,13 +131,16 @@ func prepareJoin(dir, instance string, j *kernel.Join) error {
 	_, used := os.Lstat(filepath.Join(dir, "sigmad"))
 	switch {
 	case isMember(dir) && old != nil && old.Role != roleFounder:
-		return dataError(dir, sigma.KindExists, fmt.Sprintf("is that of machine %s, which has joined a system", old.Machine), "start it with: "+commandOn("up --detach", dir)+"; or choose another with --data DIR")
+		return dataError(dir, sigma.KindExists, fmt.Sprintf("is that of machine %s, which has joined a system",
+			old.Machine), "start it with: "+commandOn("up --detach", dir)+"; or choose another with --data DIR")
 	case isCluster(dir):
 		return dataError(dir, sigma.KindExists, "is that of several machines", "choose another with --data DIR")
 	case old != nil && old.Role == roleFounder, old == nil && used == nil:
 		return dataError(dir, sigma.KindExists, "is that of a system of its own", "choose another with --data DIR")
 	}
-	if old != nil { // of an attempt that failed; sigmad may have kept the key with which to ask for an answer that was lost
+	if old != nil {
+		// of an attempt that failed; sigmad may have kept the key with which to ask for an answer
+		// that was lost
 		for _, p := range bootPrograms[1:] {
 			if err := os.RemoveAll(filepath.Join(dir, p)); err != nil {
 				return explainWrite(dir, err)
@@ -158,19 +167,24 @@ func tellSigmad(dir, instance, name string, what any) error {
 	return writeWhole(filepath.Join(home, name), string(text), uid)
 }
 
-// programUID is what the launcher runs the i-th program of the boot set as (docs/internals/launcher-protocol.md); sigmad is the first, 0.
+// programUID is what the launcher runs the i-th program of the boot set as
+// (docs/internals/launcher-protocol.md); sigmad is the first, 0.
 func programUID(instance string, i int) (int, error) {
 	n, err := strconv.ParseUint(instance, 16, 32)
 	return 0x40000000 + int(n%1024)<<20 + 1 + i, err
 }
 
-// ownLevels is down to where the directories of programs are looked at for others' files: to the buckets of each realm (s3d/buckets/REALM/BUCKET).
+// ownLevels is down to where the directories of programs are looked at for others' files: to the
+// buckets of each realm (s3d/buckets/REALM/BUCKET).
 const ownLevels = 3
 
-// handOver gives each program's directory in DATA, which is locked, to the user whom it runs as: another than it was if files were put back from a backup of another DATA, or if the
-// machine's role, and with it the place in the boot set, has changed.
+// handOver gives each program's directory in DATA, which is locked, to the user whom it runs as:
+// another than it was if files were put back from a backup of another DATA, or if the machine's
+// role, and with it the place in the boot set, has changed.
 func (p *bootPlan) handOver(dir, instance string) error {
-	if os.Geteuid() != 0 { // rootless: what a user puts back is the launcher's root's, and the range of users is the same for all
+	if os.Geteuid() != 0 {
+		// rootless: what a user puts back is the launcher's root's, and the range of users is the
+		// same for all
 		return nil
 	}
 	data, err := hostdir.Open(dir)
@@ -190,7 +204,8 @@ func (p *bootPlan) handOver(dir, instance string) error {
 	return nil
 }
 
-// ownDirectory hands over what is in a program's directory; the directory itself is the launcher's to give.
+// ownDirectory hands over what is in a program's directory; the directory itself is the launcher's
+// to give.
 func ownDirectory(data *hostdir.Dir, name string, uid uint32) error {
 	own, err := data.Dir(name)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -42,20 +42,23 @@ func someToken() string { return identity.NewToken(identity.Fingerprint{1}).Text
 func TestUpOffers(t *testing.T) {
 	w := newWorld(t, "ready")
 	address := freePort(t)
-	for i, flags := range [][]string{{"--machine", "m1", "--address", address, "--cpu", "0.5", "--memory", "1GiB", "--label", "zone=b", "--label", "rack=7"}, nil, {"--cpu", "1"}} {
+	for i, flags := range [][]string{{"--machine", "m1", "--address", address, "--cpu", "0.5", "--memory", "1GiB",
+		"--label", "zone=b", "--label", "rack=7"}, nil, {"--cpu", "1"}} {
 		if got := w.run(append([]string{"up", "--detach"}, flags...)...); got.code != 0 {
 			t.Fatalf("up %q: %+v", flags, got)
 		}
 		cpu := []string{"500", "500", "1000"}[i]
 		want := "--machine m1 --address " + address + " --cpu " + cpu + " --memory 1073741824 --labels rack=7,zone=b "
-		if got := w.launched(); !strings.HasPrefix(got, want) || !strings.Contains(got, "--listen "+address) || !strings.Contains(got, "s3d=") {
+		if got := w.launched(); !strings.HasPrefix(got, want) || !strings.Contains(got, "--listen "+address) ||
+			!strings.Contains(got, "s3d=") {
 			t.Errorf("up %q: the launcher got %q", flags, got)
 		}
 		w.run("down")
 	}
 }
 
-// A machine joins with a token that does not stay, and runs what its role needs, also when it is started again.
+// A machine joins with a token that does not stay, and runs what its role needs, also when it is
+// started again.
 func TestJoin(t *testing.T) {
 	for _, c := range []struct {
 		role, flag, set string
@@ -63,7 +66,8 @@ func TestJoin(t *testing.T) {
 		w := newWorld(t, "error: the token has been used")
 		os.WriteFile(filepath.Join(w.data, instanceName), []byte("00000402\n"), 0o600)
 		token := someToken()
-		join := []string{"join", "127.0.0.1:7", "--token", token, "--machine", "m2", "--address", freePort(t), "-d", c.flag}
+		join := []string{"join", "127.0.0.1:7", "--token", token, "--machine", "m2", "--address", freePort(t), "-d",
+			c.flag}
 		programs := func() string {
 			var names []string
 			for f := range strings.FieldsSeq(w.launched()) {
@@ -92,10 +96,12 @@ func TestJoin(t *testing.T) {
 		}
 		var j kernel.Join
 		b, _ := os.ReadFile(file)
-		if err := json.Unmarshal(b, &j); err != nil || j != (kernel.Join{Address: "127.0.0.1:7", Token: token, Control: c.role == roleControl}) {
+		if err := json.Unmarshal(b, &j); err != nil ||
+			j != (kernel.Join{Address: "127.0.0.1:7", Token: token, Control: c.role == roleControl}) {
 			t.Errorf("join file: %s, %v", b, err)
 		}
-		if st, err := os.Stat(file); err != nil || st.Mode().Perm() != 0o600 || st.Sys().(*syscall.Stat_t).Uid != 0x40000000+2<<20+1 {
+		if st, err := os.Stat(file); err != nil || st.Mode().Perm() != 0o600 ||
+			st.Sys().(*syscall.Stat_t).Uid != 0x40000000+2<<20+1 {
 			t.Errorf("join file: %+v, %v", st.Sys(), err)
 		}
 		w.run("down")
@@ -115,7 +121,8 @@ func TestJoin(t *testing.T) {
 		t.Fatalf("up: %+v", got)
 	}
 	w.run("down")
-	if got := w.run("join", "127.0.0.1:7", "--token", someToken()); got.code != 1 || !strings.Contains(got.err, "of a system of its own") {
+	if got := w.run("join", "127.0.0.1:7", "--token", someToken()); got.code != 1 ||
+		!strings.Contains(got.err, "of a system of its own") {
 		t.Errorf("join on a founder's DATA: %+v", got)
 	}
 }
@@ -159,14 +166,16 @@ func TestBadMachines(t *testing.T) {
 		"join 127.0.0.1:7 --token sigma-token-1-x": "not a whole token",
 		"join 127.0.0.1:7 --token -":               "a token is needed",
 	} {
-		if got := w.run(append(strings.Fields(args), "--data", data)...); got.code == 0 || !strings.Contains(got.err, msg) {
+		if got := w.run(append(strings.Fields(args), "--data", data)...); got.code == 0 ||
+			!strings.Contains(got.err, msg) {
 			t.Errorf("%s: %+v", args, got)
 		}
 		if _, err := os.Stat(data); err == nil {
 			t.Fatalf("%s: DATA was made", args)
 		}
 	}
-	if got := w.run("up", "-d", "--address", taken.Addr().String()); got.code != 1 || !strings.Contains(got.err, "another program listens on") {
+	if got := w.run("up", "-d", "--address", taken.Addr().String()); got.code != 1 ||
+		!strings.Contains(got.err, "another program listens on") {
 		t.Errorf("a port that is taken: %+v", got)
 	}
 }
@@ -185,11 +194,13 @@ func TestUpSeveralFails(t *testing.T) {
 	if strings.Contains(got.err, "needs veth") {
 		t.Skip(got.err)
 	}
-	if got.code == 0 || !strings.Contains(got.err, "machine m1 is up") { // what is there answers nothing, so m2 gets no token
+	if got.code == 0 || !strings.Contains(got.err,
+		"machine m1 is up") { // what is there answers nothing, so m2 gets no token
 		t.Errorf("up: %+v", got)
 	}
 	launched, _ := os.ReadFile(filepath.Join(m1, "arguments"))
-	if !strings.Contains(string(launched), "--listen 10.77.0.1:7700") || !strings.Contains(string(launched), "--hold-fd 5") {
+	if !strings.Contains(string(launched), "--listen 10.77.0.1:7700") || !strings.Contains(string(launched),
+		"--hold-fd 5") {
 		t.Errorf("the launcher got %q", launched)
 	}
 	if _, held, err := running(m1); held || err != nil {
@@ -198,7 +209,8 @@ func TestUpSeveralFails(t *testing.T) {
 	if got := w.run("down"); got.code != 1 || !strings.Contains(got.err, "no sigmaOS is running on "+w.data) {
 		t.Errorf("down: %+v", got)
 	}
-	if got := w.run("join", "127.0.0.1:7", "--token", someToken()); got.code != 1 || !strings.Contains(got.err, "of several machines") {
+	if got := w.run("join", "127.0.0.1:7", "--token", someToken()); got.code != 1 ||
+		!strings.Contains(got.err, "of several machines") {
 		t.Errorf("join: %+v", got)
 	}
 	if got := w.run("up", "--machines", "3"); got.code != 1 || !strings.Contains(got.err, "is that of 2 machines") {
@@ -211,7 +223,8 @@ func TestHostBears(t *testing.T) {
 		cores  int
 		memory sigma.Bytes
 		want   int
-	}{{1, 8 * sigma.GiB, 5}, {2, 24 * sigma.GiB, 8}, {64, 4 * sigma.GiB, 16}, {256, 1 << 40, machinesMost}, {1, sigma.MiB, 1}} {
+	}{{1, 8 * sigma.GiB, 5}, {2, 24 * sigma.GiB, 8}, {64, 4 * sigma.GiB, 16}, {256, 1 << 40, machinesMost},
+		{1, sigma.MiB, 1}} {
 		if got, why := hostBears(c.cores, c.memory); got != c.want {
 			t.Errorf("%d cores, %v: %d (%s), want %d", c.cores, c.memory, got, why, c.want)
 		}
@@ -256,7 +269,8 @@ func TestInstancesOfSeveral(t *testing.T) {
 }
 
 func TestListenOn(t *testing.T) {
-	for address, want := range map[string]string{"127.0.0.1:80": "127.0.0.1:80", "192.0.2.1:80": "0.0.0.0:80", "[2001:db8::1]:80": "[::]:80"} {
+	for address, want := range map[string]string{"127.0.0.1:80": "127.0.0.1:80", "192.0.2.1:80": "0.0.0.0:80",
+		"[2001:db8::1]:80": "[::]:80"} {
 		if got := listenOn(netip.MustParseAddrPort(address)); got.String() != want {
 			t.Errorf("%s: %v", address, got)
 		}

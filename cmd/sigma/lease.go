@@ -132,7 +132,8 @@ func (a *app) hold(ctx context.Context, path string, command []string, o holdOpt
 		err = a.runHeld(held, path, command)
 	}
 	if context.Cause(held) == errLost && ctx.Err() == nil {
-		return &sigma.Error{Op: "sigma.hold", Path: path, Kind: sigma.KindLost, Msg: "the lease was lost; another may hold it now"}
+		return &sigma.Error{Op: "sigma.hold", Path: path, Kind: sigma.KindLost,
+			Msg: "the lease was lost; another may hold it now"}
 	}
 	if len(command) == 0 {
 		return exitCode(exitInterrupted)
@@ -141,7 +142,8 @@ func (a *app) hold(ctx context.Context, path string, command []string, o holdOpt
 }
 
 // acquire makes the file, waiting in turn while another has it.
-func acquire(ctx context.Context, c *sdk.Client, path string, data []byte, lease sigma.LeaseID, o holdOptions) (sigma.FileID, error) {
+func acquire(ctx context.Context, c *sdk.Client, path string, data []byte, lease sigma.LeaseID,
+	o holdOptions) (sigma.FileID, error) {
 	until := ctx
 	if o.patience > 0 {
 		var cancel context.CancelFunc
@@ -156,7 +158,8 @@ func acquire(ctx context.Context, c *sdk.Client, path string, data []byte, lease
 }
 
 func busy(path string) error {
-	return &sigma.Error{Op: "sigma.hold", Path: path, Kind: sigma.KindBusy, Msg: "another holds it", Hint: "who that is, is in the file: sigma cat " + path}
+	return &sigma.Error{Op: "sigma.hold", Path: path, Kind: sigma.KindBusy, Msg: "another holds it",
+		Hint: "who that is, is in the file: sigma cat " + path}
 }
 
 // waitGone returns when nothing is at path.
@@ -173,7 +176,8 @@ func waitGone(ctx context.Context, c *sdk.Client, path string) error {
 	}
 }
 
-// guard returns when the file of the lease is gone, when nothing was heard of it for longer than it lives, or when ctx ends.
+// guard returns when the file of the lease is gone, when nothing was heard of it for longer than it
+// lives, or when ctx ends.
 func guard(ctx context.Context, c *sdk.Client, path string, id sigma.FileID, ttl time.Duration) {
 	for heard := time.Now(); ctx.Err() == nil && time.Since(heard) < ttl; {
 		st, err := c.Lstat(ctx, path)
@@ -200,7 +204,8 @@ func (a *app) runHeld(ctx context.Context, path string, command []string) error 
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	cmd.WaitDelay = endGrace
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM} // with us the lease goes
-	signals := make(chan os.Signal, 1)                                 // a second ^C, which has reached the command too, is not the end of who holds its lease
+	signals := make(chan os.Signal,
+		1) // a second ^C, which has reached the command too, is not the end of who holds its lease
 	signal.Notify(signals, syscall.SIGINT)
 	defer signal.Stop(signals)
 	err := cmd.Run()

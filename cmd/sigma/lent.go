@@ -10,21 +10,23 @@ import (
 	"sigmaos.dev/state"
 )
 
-// What processors of machines are used for, and who lends and borrows them (docs/reference/commands/top.md defines both words).
+// What processors of machines are used for, and who lends and borrows them
+// (docs/reference/commands/top.md defines both words).
 
 // machineUse is a machine's line of top. Processors are cores: 1.5 is one and a half all the time.
 type machineUse struct {
-	Machine    string  `json:"machine"`
-	Missing    string  `json:"missing,omitempty"` // why nothing else is known
-	Cores      float64 `json:"cores"`
-	LC         float64 `json:"lc_cores"`          // used by latency-critical procs
-	Reserved   float64 `json:"lc_reserved_cores"` // by them
-	BE         float64 `json:"be_cores"`
-	System     float64 `json:"system_cores"` // used by services
-	Sigmad     float64 `json:"sigmad_cores"`
-	Lent       float64 `json:"lent_cores"`     // reserved, not used, and used by best-effort procs
-	Borrowed   float64 `json:"borrowed_cores"` // used by realms beyond their shares: of what is lent, and of other realms' shares
-	Memory     uint64  `json:"memory_bytes"`   // that procs' limits may add up to
+	Machine  string  `json:"machine"`
+	Missing  string  `json:"missing,omitempty"` // why nothing else is known
+	Cores    float64 `json:"cores"`
+	LC       float64 `json:"lc_cores"`          // used by latency-critical procs
+	Reserved float64 `json:"lc_reserved_cores"` // by them
+	BE       float64 `json:"be_cores"`
+	System   float64 `json:"system_cores"` // used by services
+	Sigmad   float64 `json:"sigmad_cores"`
+	Lent     float64 `json:"lent_cores"` // reserved, not used, and used by best-effort procs
+	// used by realms beyond their shares: of what is lent, and of other realms' shares
+	Borrowed   float64 `json:"borrowed_cores"`
+	Memory     uint64  `json:"memory_bytes"` // that procs' limits may add up to
 	Held       uint64  `json:"memory_held_bytes"`
 	ReservedLC uint64  `json:"memory_lc_reserved_bytes"`
 	Used       uint64  `json:"memory_used_bytes"`
@@ -42,8 +44,10 @@ type realmPart struct {
 	lent, borrowed float64
 }
 
-// lend finds who lends and who borrows at a machine. Best-effort procs have a right to what is neither reserved nor used by services and sigmad, each realm to its part by shares of those that have such procs there. What a realm uses beyond its part it borrows: first from realms that
-// leave of theirs, by what they leave, then from reservations of which less is used, by what is not.
+// lend finds who lends and who borrows at a machine. Best-effort procs have a right to what is
+// neither reserved nor used by services and sigmad, each realm to its part by shares of those that
+// have such procs there. What a realm uses beyond its part it borrows: first from realms that leave
+// of theirs, by what they leave, then from reservations of which less is used, by what is not.
 func lend(m *machineUse) {
 	var shares, used float64
 	for _, r := range m.realms {
@@ -77,7 +81,8 @@ func lend(m *machineUse) {
 	}
 }
 
-// usesOf makes what top shows of two reads of /sys/load. A machine that was not there before, or whose sigmad is another, has no processors in use: nothing is known to compare with.
+// usesOf makes what top shows of two reads of /sys/load. A machine that was not there before, or
+// whose sigmad is another, has no processors in use: nothing is known to compare with.
 func usesOf(before, now []state.Load) []machineUse {
 	type key struct{ machine, realm string }
 	was := map[key]state.Load{}
@@ -103,7 +108,9 @@ func usesOf(before, now []state.Load) []machineUse {
 		if l.Realm == "" {
 			compared[l.Machine] = known && old.Since.Equal(l.Since) && old.Missing == ""
 			at[l.Machine] = len(out)
-			out = append(out, machineUse{Machine: l.Machine, Cores: l.Cores, Reserved: l.Reserved, LC: rate(l.LC, old.LC), BE: rate(l.BE, old.BE), System: rate(l.Services, old.Services), Sigmad: rate(l.Sigmad, old.Sigmad),
+			out = append(out, machineUse{Machine: l.Machine, Cores: l.Cores, Reserved: l.Reserved,
+				LC: rate(l.LC, old.LC), BE: rate(l.BE, old.BE), System: rate(l.Services, old.Services),
+				Sigmad: rate(l.Sigmad, old.Sigmad),
 				Memory: l.Memory, Held: l.MemoryGiven, ReservedLC: l.MemoryLC, Used: l.MemoryUsed, Free: l.MemoryFree})
 			continue
 		}
@@ -115,7 +122,8 @@ func usesOf(before, now []state.Load) []machineUse {
 			span = l.At - was[key{l.Machine, ""}].At
 		}
 		m := &out[i]
-		m.realms = append(m.realms, realmPart{realm: l.Realm, shares: l.Shares, reserved: l.Reserved, lc: rate(l.LC, old.LC), be: rate(l.BE, old.BE), active: l.Running > 0})
+		m.realms = append(m.realms, realmPart{realm: l.Realm, shares: l.Shares, reserved: l.Reserved,
+			lc: rate(l.LC, old.LC), be: rate(l.BE, old.BE), active: l.Running > 0})
 	}
 	for i := range out {
 		lend(&out[i])
@@ -134,7 +142,8 @@ func sampledAt(all []state.Load) map[string]float64 {
 	return out
 }
 
-// otherTime is what to compare a read of /sys/load with: of each machine the last read, or, if that was taken there at the same time as now, what that one was compared with.
+// otherTime is what to compare a read of /sys/load with: of each machine the last read, or, if that
+// was taken there at the same time as now, what that one was compared with.
 func otherTime(was, last, now []state.Load) (out []state.Load) {
 	lastAt, nowAt := sampledAt(last), sampledAt(now)
 	same := func(machine string) bool {
@@ -155,7 +164,8 @@ func otherTime(was, last, now []state.Load) (out []state.Load) {
 	return out
 }
 
-// compared says whether all machines that answered have another sample than the last to be compared with.
+// compared says whether all machines that answered have another sample than the last to be compared
+// with.
 func (t *topView) compared() bool {
 	was := sampledAt(t.loadWas)
 	for machine := range sampledAt(t.load) {
@@ -185,7 +195,8 @@ func (t *topView) sampleMachines(ctx context.Context, system *sdk.Client, p *pic
 	for _, m := range p.Machines {
 		for _, r := range m.realms {
 			if u := of[r.realm]; u != nil {
-				u.LC, u.Reserved, u.BE, u.Lent, u.Borrowed = u.LC+r.lc, u.Reserved+r.reserved, u.BE+r.be, u.Lent+r.lent, u.Borrowed+r.borrowed
+				u.LC, u.Reserved, u.BE, u.Lent, u.Borrowed = u.LC+r.lc, u.Reserved+r.reserved, u.BE+r.be, u.Lent+r.lent,
+					u.Borrowed+r.borrowed
 			}
 		}
 	}

@@ -125,10 +125,13 @@ func (o logsOptions) open(c *sdk.Client, id sigma.ProcID, name string, to io.Wri
 	return t
 }
 
-// procOrNewest gives the proc that a person means by word: as findProc, but of several with one name the newest, or the one before it.
+// procOrNewest gives the proc that a person means by word: as findProc, but of several with one
+// name the newest, or the one before it.
 func procOrNewest(procs []sigma.ProcInfo, word string, previous bool) (sigma.ProcID, error) {
 	named := func(name string) []sigma.ProcInfo {
-		all := slices.DeleteFunc(slices.Clone(procs), func(p sigma.ProcInfo) bool { return name == "" || p.Name != name })
+		all := slices.DeleteFunc(slices.Clone(procs), func(p sigma.ProcInfo) bool {
+			return name == "" || p.Name != name
+		})
 		slices.SortFunc(all, func(a, b sigma.ProcInfo) int { return a.Times.Spawned.Compare(b.Times.Spawned) })
 		return all
 	}
@@ -146,12 +149,15 @@ func procOrNewest(procs []sigma.ProcInfo, word string, previous bool) (sigma.Pro
 		all = all[:slices.IndexFunc(all, func(p sigma.ProcInfo) bool { return p.ID == id })+1]
 	}
 	if len(all) < 2 {
-		return "", &sigma.Error{Op: "sigma.procOrNewest", Kind: sigma.KindNotFound, Msg: fmt.Sprintf("no proc before this one is remembered by the name of %.80q", word), Hint: "list procs with: sigma ps -a"}
+		return "", &sigma.Error{Op: "sigma.procOrNewest", Kind: sigma.KindNotFound,
+			Msg:  fmt.Sprintf("no proc before this one is remembered by the name of %.80q", word),
+			Hint: "list procs with: sigma ps -a"}
 	}
 	return all[len(all)-2].ID, nil
 }
 
-// logTail copies a log that grows. Its offset counts all that the proc wrote, also what is missing in the middle.
+// logTail copies a log that grows. Its offset counts all that the proc wrote, also what is missing
+// in the middle.
 type logTail struct {
 	tail
 	stream string
@@ -192,7 +198,8 @@ func (t *logTail) copy(ctx context.Context) (version sigma.Version, err error) {
 	return version, nil
 }
 
-// copySeen writes what this look at the log shows; an error of kind unavailable if what comes next went missing meanwhile.
+// copySeen writes what this look at the log shows; an error of kind unavailable if what comes next
+// went missing meanwhile.
 func (t *logTail) copySeen(w *logWindow, end int64) error {
 	buf := make([]byte, 256<<10)
 	for t.offset < end {

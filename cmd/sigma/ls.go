@@ -26,9 +26,10 @@ type fileJSON struct {
 	Modified  *time.Time `json:"modified,omitempty"`
 	Owner     string     `json:"owner,omitempty"`
 	Ephemeral bool       `json:"ephemeral,omitempty"`
-	Target    string     `json:"target,omitempty"`   // of a symlink or endpoint
-	StaleMS   int64      `json:"stale_ms,omitempty"` // more than 0: the name service did not answer, and this was known so long ago
-	target    error
+	Target    string     `json:"target,omitempty"` // of a symlink or endpoint
+	// more than 0: the name service did not answer, and this was known so long ago
+	StaleMS int64 `json:"stale_ms,omitempty"`
+	target  error
 }
 
 // marked notes in files that they are what was known long ago, if they are.
@@ -118,7 +119,8 @@ func (a *app) printListed(lists []listed, o lsOptions, age *sigma.Age) error {
 	return a.printLists(lists, o.long)
 }
 
-// listAll lists the files that were named first, as people expect, then the directories, and says why what cannot be listed.
+// listAll lists the files that were named first, as people expect, then the directories, and says
+// why what cannot be listed.
 func listAll(ctx context.Context, c sigma.Namespace, paths []string, o lsOptions) (lists []listed, errs []error) {
 	named, realm := listed{}, files.OfRealm(c)
 	list := func(dir string, entries []sigma.DirEntry) error {
@@ -217,7 +219,8 @@ func cleanPaths(paths []string) error {
 }
 
 func entryJSON(dir string, e sigma.DirEntry) fileJSON {
-	return fileJSON{Path: path.Join(dir, e.Name), Name: e.Name, Kind: e.ID.Kind.String(), Size: e.Size, Version: uint64(e.ID.Version)}
+	return fileJSON{Path: path.Join(dir, e.Name), Name: e.Name, Kind: e.ID.Kind.String(), Size: e.Size,
+		Version: uint64(e.ID.Version)}
 }
 
 // describeAll is describe for many; what was removed since it was listed is left as it is.
@@ -244,7 +247,9 @@ func describe(ctx context.Context, c sigma.Namespace, f *fileJSON) error {
 	return nil
 }
 
-// forAll does something for each of the paths that the user named, some at once. It goes on after one for which it fails: the errors are printed in the order of the paths, and the exit code is that of the first.
+// forAll does something for each of the paths that the user named, some at once. It goes on after
+// one for which it fails: the errors are printed in the order of the paths, and the exit code is
+// that of the first.
 func (a *app) forAll(ctx context.Context, paths []string, do func(ctx context.Context, i int) error) error {
 	errs := make([]error, len(paths))
 	if err := files.Each(ctx, len(paths), func(ctx context.Context, i int) error {
@@ -256,7 +261,8 @@ func (a *app) forAll(ctx context.Context, paths []string, do func(ctx context.Co
 	return a.failed(errs)
 }
 
-// failed prints errors, but for one that is alone, which is returned. After a signal that is what ended the others.
+// failed prints errors, but for one that is alone, which is returned. After a signal that is what
+// ended the others.
 func (a *app) failed(errs []error) error {
 	var ends error
 	errs = slices.DeleteFunc(errs, func(err error) bool {

@@ -49,9 +49,11 @@ func (m *members) close() {
 }
 
 func newMachineCommand(a *app) *cobra.Command {
-	return a.group("machine", "List, label, drain and remove machines of the system", `The machines of a system share one tree of names and one queue of procs. A machine
+	return a.group("machine", "List, label, drain and remove machines of the system",
+		`The machines of a system share one tree of names and one queue of procs. A machine
 joins with sigma join, and is known by its name from then on.`,
-		newMachineLsCommand(a), newMachineInspectCommand(a), newMachineLabelCommand(a), newMachineCordonCommand(a, true), newMachineCordonCommand(a, false),
+		newMachineLsCommand(a), newMachineInspectCommand(a), newMachineLabelCommand(a),
+		newMachineCordonCommand(a, true), newMachineCordonCommand(a, false),
 		newMachineDrainCommand(a), newMachineRmCommand(a), newMachineControlCommand(a))
 }
 
@@ -141,7 +143,8 @@ func (a *app) printMachines(out *strings.Builder, all []sigma.MachineInfo, self 
 		if m.ID == self {
 			name += "*"
 		}
-		t.row(name, machineState(m), yesNo(m.Control), cores(m.CPU), m.Memory, orElse(m.Address, "-"), orElse(m.Version, "-"), orElse(strings.Join(labelWords(m.Labels), " "), "-"))
+		t.row(name, machineState(m), yesNo(m.Control), cores(m.CPU), m.Memory, orElse(m.Address, "-"),
+			orElse(m.Version, "-"), orElse(strings.Join(labelWords(m.Labels), " "), "-"))
 	}
 	return t.print()
 }
@@ -263,5 +266,6 @@ func heardWords(at time.Time) string {
 }
 
 func noMachine(name string) error {
-	return &sigma.Error{Op: "sigma.machine", Kind: sigma.KindNotFound, Msg: fmt.Sprintf("there is no machine %.80q", name), Hint: "list machines with: sigma machine ls"}
+	return &sigma.Error{Op: "sigma.machine", Kind: sigma.KindNotFound, Msg: fmt.Sprintf("there is no machine %.80q",
+		name), Hint: "list machines with: sigma machine ls"}
 }

@@ -18,7 +18,8 @@ import (
 	"sigmaos.dev/state"
 )
 
-// fakeMembers is what the fake answers as /sys/machines: machined's own service over a store that keeps nothing.
+// fakeMembers is what the fake answers as /sys/machines: machined's own service over a store that
+// keeps nothing.
 type fakeMembers struct {
 	service *machines.Service
 	about   machines.Membership // what sigmad says of itself
@@ -35,16 +36,19 @@ func (f *fake) found(address string) *fakeMembers {
 	if err != nil {
 		f.t.Fatal(err)
 	}
-	m := &fakeMembers{about: machines.Membership{System: authority.System(), Incarnation: 2, Machines: 2, Alive: 2, Controls: 1, Voting: 1,
+	m := &fakeMembers{about: machines.Membership{System: authority.System(), Incarnation: 2, Machines: 2, Alive: 2,
+		Controls: 1, Voting: 1,
 		Expiries: []identity.Expiry{{What: "certificate", At: time.Now().Add(10*time.Hour + time.Minute)}}}}
-	if m.service, err = machines.NewService(time.Now(), machines.ServiceConfig{Authority: authority, Store: noStore{}, Core: machines.Config{Self: "m1", Remote: true}}); err != nil {
+	if m.service, err = machines.NewService(time.Now(), machines.ServiceConfig{Authority: authority, Store: noStore{},
+		Core: machines.Config{Self: "m1", Remote: true}}); err != nil {
 		f.t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	var run sync.WaitGroup
 	run.Go(func() { m.service.Run(ctx) })
 	f.t.Cleanup(func() { cancel(); run.Wait() })
-	m.do(f, machines.Found{Request: machines.Request{ID: "m1", Address: address, CPU: 2500, Memory: 4 * sigma.GiB, Version: "1"}})
+	m.do(f, machines.Found{Request: machines.Request{ID: "m1", Address: address, CPU: 2500, Memory: 4 * sigma.GiB,
+		Version: "1"}})
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.members = m
@@ -62,13 +66,15 @@ func (m *fakeMembers) do(f *fake, e machines.Event) {
 func (m *fakeMembers) join(f *fake, id sigma.MachineID) {
 	f.t.Helper()
 	m.do(f, machines.MakeToken{ID: identity.TokenID(id)})
-	m.do(f, machines.Enrol{Request: machines.Request{ID: id, Key: identity.Fingerprint{id[1]}, Address: string(id) + ":7700", CPU: 1000, Memory: sigma.GiB}, Token: identity.TokenID(id), ProvenToken: true})
+	m.do(f, machines.Enrol{Request: machines.Request{ID: id, Key: identity.Fingerprint{id[1]},
+		Address: string(id) + ":7700", CPU: 1000, Memory: sigma.GiB}, Token: identity.TokenID(id), ProvenToken: true})
 }
 
 // follows has a machine act by each roster, as its sigmad would.
 func (m *fakeMembers) follows(f *fake, id sigma.MachineID) {
 	f.t.Helper()
-	root, err := m.service.Attach(f.t.Context(), sigma.Principal{Realm: sigma.SystemRealm, Machine: id, System: true}, "")
+	root, err := m.service.Attach(f.t.Context(), sigma.Principal{Realm: sigma.SystemRealm, Machine: id, System: true},
+		"")
 	if err != nil {
 		f.t.Fatal(err)
 	}
@@ -104,15 +110,19 @@ func TestToken(t *testing.T) {
 	f.found("10.0.0.1:7700")
 	got := f.sigma("token", "create", "--uses", "2", "--ttl", "10m")
 	tok, err := identity.ParseToken(got.out)
-	if got.code != 0 || err != nil || !strings.Contains(got.err, "good for 2 machines, for 10m0s; on a machine with sigmaOS installed: sudo sigma join 10.0.0.1:7700 --token "+strings.TrimSpace(got.out)) {
+	if got.code != 0 || err != nil || !strings.Contains(got.err,
+		"good for 2 machines, for 10m0s; on a machine with sigmaOS installed: sudo sigma join 10.0.0.1:7700 --token "+
+			strings.TrimSpace(got.out)) {
 		t.Fatalf("got %+v, %v", got, err)
 	}
 	id := string(tok.ID())
-	if got := f.ok("token", "ls"); !strings.Contains(got, id+"   good    2 ") || !strings.Contains(got, "in 9m") || strings.Contains(got, "sigma-token") {
+	if got := f.ok("token", "ls"); !strings.Contains(got, id+"   good    2 ") || !strings.Contains(got, "in 9m") ||
+		strings.Contains(got, "sigma-token") {
 		t.Errorf("ls: %q", got)
 	}
 	var made tokenJSON
-	if err := json.Unmarshal([]byte(f.ok("token", "create", "--json")), &made); err != nil || made.State != "good" || made.Uses != 1 || made.Join != "sigma join 10.0.0.1:7700 --token "+made.Token {
+	if err := json.Unmarshal([]byte(f.ok("token", "create", "--json")), &made); err != nil || made.State != "good" ||
+		made.Uses != 1 || made.Join != "sigma join 10.0.0.1:7700 --token "+made.Token {
 		t.Errorf("create --json: %+v, %v", made, err)
 	}
 	want(t, f.sigma("token", "revoke", id, "zzz"), 1, "", `there is no token "zzz"`)
@@ -120,7 +130,8 @@ func TestToken(t *testing.T) {
 		t.Errorf("revoke: %q", got)
 	}
 	var list []tokenJSON
-	if err := json.Unmarshal([]byte(f.ok("token", "ls", "--json")), &list); err != nil || len(list) != 2 || list[0].State != "revoked" || list[1].State != "revoked" || list[0].Token != "" {
+	if err := json.Unmarshal([]byte(f.ok("token", "ls", "--json")), &list); err != nil || len(list) != 2 ||
+		list[0].State != "revoked" || list[1].State != "revoked" || list[0].Token != "" {
 		t.Errorf("ls --json: %+v, %v", list, err)
 	}
 	if got := strings.Fields(f.ok("token", "ls", "-q")); len(got) != 2 || !slices.Contains(got, id) {
@@ -134,7 +145,8 @@ func TestToken(t *testing.T) {
 func TestTokenWithoutAddress(t *testing.T) {
 	f := newFake(t)
 	f.found("")
-	want(t, f.sigma("token", "create"), 1, "", "no machine can join: no machine of the system was started with an address")
+	want(t, f.sigma("token", "create"), 1, "",
+		"no machine can join: no machine of the system was started with an address")
 	want(t, f.sigma("token", "create"), 1, "", "hint: restart it with one: sigma down; sigma up --address HOST:PORT")
 }
 
@@ -143,23 +155,31 @@ func TestMachine(t *testing.T) {
 	f := newFake(t)
 	m := f.found("10.0.0.1:7700")
 	m.join(f, "m2")
-	if got, want := f.ok("machine", "ls"), "MACHINE   STATE   CONTROL   CPU   MEMORY   ADDRESS         VERSION   LABELS\nm1*       alive   yes       2.5   4GiB     10.0.0.1:7700   1         -\nm2        alive   no        1     1GiB     m2:7700         -         -\n"; got != want {
+	if got, want := f.ok("machine", "ls"),
+		"MACHINE   STATE   CONTROL   CPU   MEMORY   ADDRESS         VERSION   LABELS\nm1*       alive   yes       "+
+			"2.5   4GiB     10.0.0.1:7700   1         -\nm2        alive   no        1     1GiB     m2:7700         "+
+			"-         -\n"; got != want {
 		t.Errorf("ls:\n%s\nwant\n%s", got, want)
 	}
-	want(t, f.sigma("machine", "cordon", "m2"), 0, "m2\n", "machine m2 does not answer: it does so as soon as it hears of it")
+	want(t, f.sigma("machine", "cordon", "m2"), 0, "m2\n",
+		"machine m2 does not answer: it does so as soon as it hears of it")
 	m.follows(f, "m2")
 	f.ok("machine", "uncordon", "m2")
-	for _, args := range [][]string{{"label", "m2", "zone=a", "rack=7"}, {"label", "m2", "rack-", "row=1"}, {"cordon", "m2"}, {"control", "m2", "on"}} {
+	for _, args := range [][]string{{"label", "m2", "zone=a", "rack=7"}, {"label", "m2", "rack-", "row=1"},
+		{"cordon", "m2"}, {"control", "m2", "on"}} {
 		if got := f.ok(append([]string{"machine"}, args...)...); got != "m2\n" {
 			t.Errorf("%q: %q", args, got)
 		}
 	}
 	var list []state.Machine
-	if err := json.Unmarshal([]byte(f.ok("machine", "ls", "--json")), &list); err != nil || len(list) != 2 || !list[0].Self || list[1].Self || !list[1].Cordoned || !list[1].Control || len(list[1].Labels) != 2 || list[1].Labels["zone"] != "a" || list[1].CPU != 1 {
+	if err := json.Unmarshal([]byte(f.ok("machine", "ls", "--json")), &list); err != nil || len(list) != 2 ||
+		!list[0].Self || list[1].Self || !list[1].Cordoned || !list[1].Control || len(list[1].Labels) != 2 ||
+		list[1].Labels["zone"] != "a" || list[1].CPU != 1 {
 		t.Errorf("ls --json: %+v, %v", list, err)
 	}
 	got := f.ok("machine", "inspect", "m2", "m1")
-	for _, line := range []string{"name          m2\n", "state         alive,cordoned\n", "label         row=1\nlabel         zone=a\n", "incarnation   3\n", "\n\nname          m1\n"} {
+	for _, line := range []string{"name          m2\n", "state         alive,cordoned\n",
+		"label         row=1\nlabel         zone=a\n", "incarnation   3\n", "\n\nname          m1\n"} {
 		if !strings.Contains(got, line) {
 			t.Errorf("inspect lacks %q:\n%s", line, got)
 		}
@@ -230,21 +250,25 @@ func TestMembership(t *testing.T) {
 	f := newFake(t)
 	m := f.found("")
 	got := f.ok("status")
-	for _, line := range []string{fmt.Sprintf("system %s: 2 of 2 machines alive, 1 of 1 control machine\n", m.about.System), "certificate good for 10h\n"} {
+	for _, line := range []string{fmt.Sprintf("system %s: 2 of 2 machines alive, 1 of 1 control machine\n",
+		m.about.System), "certificate good for 10h\n"} {
 		if !strings.Contains(got, line) {
 			t.Errorf("status lacks %q: %s", line, got)
 		}
 	}
 	var st statusJSON
-	if err := json.Unmarshal([]byte(f.ok("status", "--json")), &st); err != nil || st.Member == nil || !st.Member.Quorum || st.Member.Alive != 2 || len(st.Member.Expiries) != 1 {
+	if err := json.Unmarshal([]byte(f.ok("status", "--json")), &st); err != nil || st.Member == nil ||
+		!st.Member.Quorum || st.Member.Alive != 2 || len(st.Member.Expiries) != 1 {
 		t.Errorf("status --json: %v %+v", err, st.Member)
 	}
-	if got := f.sigma("doctor").out; !strings.Contains(got, "of system "+string(m.about.System)+", life 2, 2 of 2 machines alive") {
+	if got := f.sigma("doctor").out; !strings.Contains(got,
+		"of system "+string(m.about.System)+", life 2, 2 of 2 machines alive") {
 		t.Errorf("doctor: %s", got)
 	}
 }
 
-// Goal: what status says of control machines names those that are silent, and that there is no majority.
+// Goal: what status says of control machines names those that are silent, and that there is no
+// majority.
 func TestQuorumWords(t *testing.T) {
 	m := machines.Membership{Machines: 4, Alive: 2, Controls: 3, Voting: 1, Silent: 2}
 	if got, want := quorumWords(m), "1 of 3 control machines, 2 silent: no quorum"; got != want {
@@ -254,7 +278,9 @@ func TestQuorumWords(t *testing.T) {
 
 // What doctor finds weak in a membership.
 func TestMemberWords(t *testing.T) {
-	good := machines.Membership{System: "abcdefghijklmnop", Machines: 3, Alive: 3, Controls: 3, Voting: 3, Expiries: []identity.Expiry{{What: "certificate", At: time.Now().Add(time.Hour)}, {What: "authority", At: time.Now().Add(time.Hour)}}}
+	good := machines.Membership{System: "abcdefghijklmnop", Machines: 3, Alive: 3, Controls: 3, Voting: 3,
+		Expiries: []identity.Expiry{{What: "certificate", At: time.Now().Add(time.Hour)},
+			{What: "authority", At: time.Now().Add(time.Hour)}}}
 	for name, c := range map[string]struct {
 		change func(*machines.Membership)
 		weak   string
@@ -286,7 +312,8 @@ func TestMemberWords(t *testing.T) {
 	}
 }
 
-// The examples of the page about machines are commands that work, in that order, where m2 has joined.
+// The examples of the page about machines are commands that work, in that order, where m2 has
+// joined.
 func TestMachineExamples(t *testing.T) {
 	page, err := os.ReadFile("../../docs/reference/machines.md")
 	if err != nil {

@@ -40,11 +40,14 @@ func (a *app) machineLabel(ctx context.Context, name string, words []string) err
 			return usageError(nil, "set one with NAME=VALUE, take one away with NAME-", "%.80q is no label", w)
 		}
 	}
-	return a.changeMachines(ctx, []string{name}, func(m *members, id sigma.MachineID) error { return m.Label(ctx, id, labels) })
+	return a.changeMachines(ctx, []string{name}, func(m *members, id sigma.MachineID) error {
+		return m.Label(ctx, id, labels)
+	})
 }
 
 // changeMachines changes machines one after the other and prints their names.
-func (a *app) changeMachines(ctx context.Context, names []string, change func(m *members, id sigma.MachineID) error) error {
+func (a *app) changeMachines(ctx context.Context, names []string,
+	change func(m *members, id sigma.MachineID) error) error {
 	m, err := a.members(ctx)
 	if err != nil {
 		return err
@@ -82,7 +85,8 @@ when the command has ended, unless it says that the machine does not answer.`,
 		},
 	}
 	if !on {
-		cmd.Use, cmd.Short, cmd.Long = "uncordon MACHINE...", "Let machines have new procs again", "Let machines that were cordoned or drained have new procs again."
+		cmd.Use, cmd.Short, cmd.Long = "uncordon MACHINE...", "Let machines have new procs again",
+			"Let machines that were cordoned or drained have new procs again."
 		cmd.Example = "  sudo sigma machine uncordon m2"
 	}
 	return cmd
@@ -107,7 +111,8 @@ removed with sigma machine rm. ^C ends the waiting, not the draining.`,
 		},
 	}
 	cmd.Flags().BoolVarP(&detach, "detach", "d", false, "do not wait")
-	cmd.Flags().DurationVar(&timeout, "timeout", 0, "fail if procs still run after `TIME` (default: wait as long as it takes)")
+	cmd.Flags().DurationVar(&timeout, "timeout", 0,
+		"fail if procs still run after `TIME` (default: wait as long as it takes)")
 	return cmd
 }
 
@@ -163,7 +168,8 @@ func (a *app) awaitDrained(ctx context.Context, m *members, id sigma.MachineID) 
 			a.remark("machine %s is lost, and its procs with it", id)
 			return nil
 		case !now[0].Draining:
-			return &sigma.Error{Op: "sigma.machineDrain", Kind: sigma.KindStale, Msg: fmt.Sprintf("machine %s is not being drained any more", id), Hint: "somebody has uncordoned it"}
+			return &sigma.Error{Op: "sigma.machineDrain", Kind: sigma.KindStale,
+				Msg: fmt.Sprintf("machine %s is not being drained any more", id), Hint: "somebody has uncordoned it"}
 		}
 		n, err := a.procsOn(ctx, m.client, clients, id)
 		if err != nil {
@@ -188,14 +194,17 @@ func (a *app) awaitDrained(ctx context.Context, m *members, id sigma.MachineID) 
 
 func (a *app) drainError(ctx context.Context, err error, id sigma.MachineID, left int) error {
 	if ctx.Err() == context.DeadlineExceeded {
-		return &sigma.Error{Op: "sigma.machineDrain", Kind: sigma.KindTimeout, Msg: fmt.Sprintf("%s still run on machine %s, which goes on draining", count(left, "proc"), id),
+		return &sigma.Error{Op: "sigma.machineDrain", Kind: sigma.KindTimeout,
+			Msg:  fmt.Sprintf("%s still run on machine %s, which goes on draining", count(left, "proc"), id),
 			Hint: "wait on with the same command, or end it with: sigma machine uncordon " + string(id)}
 	}
 	return err
 }
 
-// procsOn counts the procs of all realms that have been given to a machine and have not ended. It keeps its connections in clients.
-func (a *app) procsOn(ctx context.Context, system *sdk.Client, clients map[sigma.RealmID]*sdk.Client, id sigma.MachineID) (n int, err error) {
+// procsOn counts the procs of all realms that have been given to a machine and have not ended. It
+// keeps its connections in clients.
+func (a *app) procsOn(ctx context.Context, system *sdk.Client, clients map[sigma.RealmID]*sdk.Client,
+	id sigma.MachineID) (n int, err error) {
 	realms, err := system.Realms().List(ctx)
 	if err != nil {
 		return 0, err
@@ -240,7 +249,9 @@ To take a machine in again, make a token and join with a fresh DATA.`,
   sudo sigma machine rm --force m3`,
 		Args: between(1, -1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.changeMachines(cmd.Context(), args, func(m *members, id sigma.MachineID) error { return m.Remove(cmd.Context(), id, force) })
+			return a.changeMachines(cmd.Context(), args, func(m *members, id sigma.MachineID) error {
+				return m.Remove(cmd.Context(), id, force)
+			})
 		},
 	}
 	cmd.Flags().BoolVarP(&force, "force", "f", false, "also if procs may run there: lose them")

@@ -43,7 +43,8 @@ func membershipToJSON(m machines.Membership) *membershipJSON {
 	if m.System == "" {
 		return nil
 	}
-	j := &membershipJSON{string(m.System), uint64(m.Incarnation), m.Address, m.Machines, m.Alive, m.Controls, m.Voting, m.Silent, m.Quorum(), []expiryJSON{}}
+	j := &membershipJSON{string(m.System), uint64(m.Incarnation), m.Address, m.Machines, m.Alive, m.Controls, m.Voting,
+		m.Silent, m.Quorum(), []expiryJSON{}}
 	for _, e := range m.Expiries {
 		j.Expiries = append(j.Expiries, expiryJSON{e.What, e.At, e.Warn})
 	}
@@ -56,7 +57,8 @@ func (a *app) printMembership(m machines.Membership) {
 		fmt.Fprintf(a.out, "it is not registered with a system yet\n\n")
 		return
 	}
-	fmt.Fprintf(a.out, "system %s: %d of %s alive, %s\n", m.System, m.Alive, count(int(m.Machines), "machine"), quorumWords(m))
+	fmt.Fprintf(a.out, "system %s: %d of %s alive, %s\n", m.System, m.Alive, count(int(m.Machines), "machine"),
+		quorumWords(m))
 	for _, e := range m.Expiries {
 		warning := ""
 		if e.Warn {
@@ -89,21 +91,27 @@ func left(at time.Time) string {
 // memberWords judges a membership.
 func memberWords(m machines.Membership, self sigma.MachineID) (out []finding) {
 	if m.System == "" {
-		return []finding{weak("membership", "machine "+string(self)+" is not registered with a system", "it tries by itself; why it does not succeed is in the log")}
+		return []finding{weak("membership", "machine "+string(self)+" is not registered with a system",
+			"it tries by itself; why it does not succeed is in the log")}
 	}
-	found := fmt.Sprintf("machine %s of system %s, life %d, %d of %s alive", self, m.System, m.Incarnation, m.Alive, count(int(m.Machines), "machine"))
+	found := fmt.Sprintf("machine %s of system %s, life %d, %d of %s alive", self, m.System, m.Incarnation, m.Alive,
+		count(int(m.Machines), "machine"))
 	if m.Alive < m.Machines {
-		out = append(out, finding{"membership", findingDown, found, "sigma machine ls shows which are lost; those that do not come back: sigma machine rm"})
+		out = append(out, finding{"membership", findingDown, found,
+			"sigma machine ls shows which are lost; those that do not come back: sigma machine rm"})
 	} else {
 		out = append(out, ok("membership", found))
 	}
 	switch {
 	case !m.Quorum():
-		out = append(out, finding{"quorum", findingDown, quorumWords(m), "nothing that needs the control plane works until more control machines are back; procs go on"})
+		out = append(out, finding{"quorum", findingDown, quorumWords(m),
+			"nothing that needs the control plane works until more control machines are back; procs go on"})
 	case m.Voting < m.Controls:
-		out = append(out, weak("quorum", quorumWords(m), "bring the lost ones back, or replace them: sigma machine control"))
+		out = append(out, weak("quorum", quorumWords(m),
+			"bring the lost ones back, or replace them: sigma machine control"))
 	case m.Controls%2 == 0:
-		out = append(out, weak("quorum", quorumWords(m), "an even number bears no loss more than one less: make it 1, 3 or 5 with sigma machine control"))
+		out = append(out, weak("quorum", quorumWords(m),
+			"an even number bears no loss more than one less: make it 1, 3 or 5 with sigma machine control"))
 	default:
 		out = append(out, ok("quorum", quorumWords(m)))
 	}
@@ -113,7 +121,10 @@ func memberWords(m machines.Membership, self sigma.MachineID) (out []finding) {
 		case !e.Warn:
 			out = append(out, ok(e.What, found))
 		case e.What == "certificate":
-			out = append(out, weak(e.What, found, "it should have been renewed before: does a control machine answer (sigma machine ls), and is this machine's clock right? Without a certificate the machine leaves the system until it can register again"))
+			out = append(out, weak(e.What, found,
+				"it should have been renewed before: does a control machine answer (sigma machine ls), and is this "+
+					"machine's clock right? Without a certificate the machine leaves the system until it can "+
+					"register again"))
 		default:
 			out = append(out, weak(e.What, found, "when it ends no machine is certified any more: plan a new system"))
 		}

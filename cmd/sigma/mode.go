@@ -130,7 +130,8 @@ func (a *app) chmod(ctx context.Context, mode string, paths []string, recursive 
 	})
 }
 
-// chmodBelow gives what is below p, children first, so that a mode that forbids to list does not stand in the way.
+// chmodBelow gives what is below p, children first, so that a mode that forbids to list does not
+// stand in the way.
 func chmodBelow(ctx context.Context, realm *files.Realm, p string, recursive bool) (all []string, err error) {
 	if !recursive {
 		return nil, nil
@@ -161,7 +162,8 @@ func chmodOne(ctx context.Context, c sigma.Namespace, p string, change func(uint
 	}
 	err = c.SetStat(ctx, p, sigma.StatChange{Perm: &perm})
 	if sigma.KindOf(err) == sigma.KindUnsupported && err != nil {
-		return &sigma.Error{Op: "sigma.chmod", Path: p, Kind: sigma.KindUnsupported, Msg: fmt.Sprintf("its server keeps no modes (it has %04o)", st.Perm), Err: err}
+		return &sigma.Error{Op: "sigma.chmod", Path: p, Kind: sigma.KindUnsupported,
+			Msg: fmt.Sprintf("its server keeps no modes (it has %04o)", st.Perm), Err: err}
 	}
 	return err
 }

@@ -22,16 +22,19 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// A mount is served by one process and unmounted by another, its keeper, when that one ends, however it does. A mount
-// whose server is dead answers every program that comes near it with ENOTCONN until somebody unmounts it. The keeper of a
-// mount in the background is what the command leaves running; --foreground makes the command be it. Of a mount that root
-// makes the server has no rights: the keeper does what needs them (mounthost.go). When the keeper is killed nobody would
+// A mount is served by one process and unmounted by another, its keeper, when that one ends,
+// however it does. A mount whose server is dead answers every program that comes near it with
+// ENOTCONN until somebody unmounts it. The keeper of a mount in the background is what the command
+// leaves running; --foreground makes the command be it. Of a mount that root makes the server has
+// no rights: the keeper does what needs them (mounthost.go). When the keeper is killed nobody would
 // unmount, so a third process, the spare, waits for that (mountspare.go).
 
-// mountReadyMax is how long the server may take until the kernel serves the mount: it connects, and asks once.
+// mountReadyMax is how long the server may take until the kernel serves the mount: it connects, and
+// asks once.
 const mountReadyMax = 30 * time.Second
 
-// mountReadyFD is where server and keeper tell who started them that they are ready, or why not, in one line.
+// mountReadyFD is where server and keeper tell who started them that they are ready, or why not, in
+// one line.
 const mountReadyFD = 3
 
 type mountOptions struct {
@@ -92,7 +95,8 @@ minute.`,
 	f := cmd.Flags()
 	f.BoolVar(&o.allowOther, "allow-other", false, "let other users of this host use it too, as the modes allow")
 	f.BoolVar(&o.readOnly, "read-only", false, "let nobody change anything through it")
-	f.BoolVar(&o.trustLinks, "trust-links", false, "show links as they were written, also where they lead to files of this host")
+	f.BoolVar(&o.trustLinks, "trust-links", false,
+		"show links as they were written, also where they lead to files of this host")
 	f.BoolVarP(&o.foreground, "foreground", "f", false, "do not go to the background; ^C unmounts")
 	f.BoolVar(&o.serve, "serve", false, "serve the kernel")
 	f.BoolVar(&o.spare, "spare", false, "unmount when the keeper is gone")
@@ -109,7 +113,8 @@ func mountFault(dir string, kind sigma.Kind, msg, hint string) error {
 	return &sigma.Error{Op: "sigma.mount", Path: dir, Kind: kind, Msg: msg, Hint: hint}
 }
 
-// mountPoint checks a directory to mount on and gives its real path. A mount of ours that was left dead there is taken away.
+// mountPoint checks a directory to mount on and gives its real path. A mount of ours that was left
+// dead there is taken away.
 func mountPoint(dir string) (string, error) {
 	if abs, err := filepath.Abs(dir); err == nil {
 		if err := unmountDead(abs); err != nil {
@@ -127,16 +132,19 @@ func mountPoint(dir string) (string, error) {
 		return "", files.HostError(err)
 	}
 	if isMounted(real) {
-		return "", mountFault(dir, sigma.KindExists, "a realm is mounted there already", "unmount it with: sigma unmount "+dir)
+		return "", mountFault(dir, sigma.KindExists, "a realm is mounted there already",
+			"unmount it with: sigma unmount "+dir)
 	}
 	entries, err := os.ReadDir(real)
 	switch {
 	case errors.Is(err, syscall.ENOTDIR):
-		return "", mountFault(dir, sigma.KindNotDir, "is not a directory", "a mount needs an empty directory: mkdir -p /mnt/sigma")
+		return "", mountFault(dir, sigma.KindNotDir, "is not a directory",
+			"a mount needs an empty directory: mkdir -p /mnt/sigma")
 	case err != nil:
 		return "", files.HostError(err)
 	case len(entries) > 0:
-		return "", mountFault(dir, sigma.KindNotEmpty, "is not empty, and its files would be hidden", "mount on an empty directory, for example: mkdir "+filepath.Join(dir, "sigma"))
+		return "", mountFault(dir, sigma.KindNotEmpty, "is not empty, and its files would be hidden",
+			"mount on an empty directory, for example: mkdir "+filepath.Join(dir, "sigma"))
 	}
 	return real, nil
 }
@@ -190,7 +198,8 @@ func startMount(cmd *exec.Cmd, started func()) (err error) {
 	cmd.Process.Kill()
 	cmd.Wait()
 	msg, hint, _ := strings.Cut(strings.TrimSuffix(text, "\n"), "\x00")
-	return &sigma.Error{Op: "sigma.mount", Kind: sigma.KindUnavailable, Msg: orElse(msg, "the mount did not become ready"), Hint: hint}
+	return &sigma.Error{Op: "sigma.mount", Kind: sigma.KindUnavailable,
+		Msg: orElse(msg, "the mount did not become ready"), Hint: hint}
 }
 
 // tellStarter tells who started this process that it is ready, or why not.
@@ -204,7 +213,8 @@ func tellStarter(err error) {
 		io.WriteString(f, "ready\n")
 		return
 	}
-	fmt.Fprintf(f, "%s\x00%s\n", strings.ReplaceAll(err.Error(), "\n", " "), strings.ReplaceAll(sigma.HintOf(err), "\n", " "))
+	fmt.Fprintf(f, "%s\x00%s\n", strings.ReplaceAll(err.Error(), "\n", " "), strings.ReplaceAll(sigma.HintOf(err), "\n",
+		" "))
 }
 
 // mountInBackground starts a keeper that lives on.
@@ -266,7 +276,9 @@ func (a *app) keepMount(dir, at string, o mountOptions) error {
 		case err = <-ended:
 			host.detach()
 			if err = errors.Join(err, unmountDead(dir)); err != nil {
-				return &sigma.Error{Op: "sigma.mount", Path: dir, Kind: sigma.KindLost, Msg: "the server of the mount ended, and it was unmounted", Err: err, Hint: "mount it again with: sigma mount " + dir}
+				return &sigma.Error{Op: "sigma.mount", Path: dir, Kind: sigma.KindLost,
+					Msg: "the server of the mount ended, and it was unmounted", Err: err,
+					Hint: "mount it again with: sigma mount " + dir}
 			}
 			return nil
 		case <-signals:
@@ -278,7 +290,8 @@ func (a *app) keepMount(dir, at string, o mountOptions) error {
 }
 
 func (a *app) mountConfig(dir, at string, o mountOptions) mount.Config {
-	return mount.Config{Dir: dir, Path: at, Source: "sigma:" + a.realm + ":" + at, AllowOther: o.allowOther, ReadOnly: o.readOnly, TrustLinks: o.trustLinks,
+	return mount.Config{Dir: dir, Path: at, Source: "sigma:" + a.realm + ":" + at, AllowOther: o.allowOther,
+		ReadOnly: o.readOnly, TrustLinks: o.trustLinks,
 		UID: uint32(os.Getuid()), GID: uint32(os.Getgid()), Connect: a.connect}
 }
 
@@ -333,7 +346,9 @@ its files.`,
 		Example: `  sudo sigma unmount /mnt/sigma`,
 		Args:    between(1, -1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return files.Each(cmd.Context(), len(args), func(_ context.Context, i int) error { return unmountDir(args[i], lazy) })
+			return files.Each(cmd.Context(), len(args), func(_ context.Context, i int) error {
+				return unmountDir(args[i], lazy)
+			})
 		},
 	}
 	cmd.Flags().BoolVarP(&lazy, "lazy", "l", false, "also while it is in use")
@@ -350,7 +365,8 @@ func unmountDir(dir string, lazy bool) error {
 		abs = filepath.Join(parent, filepath.Base(abs)) // of a dead mount only what is above can be resolved
 	}
 	if !isMounted(abs) {
-		return mountFault(dir, sigma.KindNotFound, "no realm is mounted there", "mounts are shown by: findmnt -t "+mount.Type)
+		return mountFault(dir, sigma.KindNotFound, "no realm is mounted there",
+			"mounts are shown by: findmnt -t "+mount.Type)
 	}
 	return unmount(abs, lazy)
 }
@@ -383,7 +399,8 @@ func isMounted(dir string) bool {
 	return deviceOf(dir) != ""
 }
 
-// deadMount says whether a realm is mounted on dir whose server is gone. The kernel answers by itself then.
+// deadMount says whether a realm is mounted on dir whose server is gone. The kernel answers by
+// itself then.
 func deadMount(dir string) bool {
 	var st unix.Statfs_t
 	return isMounted(dir) && errors.Is(unix.Statfs(dir, &st), unix.ENOTCONN)
@@ -418,7 +435,8 @@ func unmount(dir string, lazy bool) error {
 	case err == nil:
 		return nil
 	case errors.Is(err, unix.EBUSY):
-		return mountFault(dir, sigma.KindBusy, "programs use files there", "find them with: fuser -vm "+dir+"; or: sigma unmount --lazy "+dir)
+		return mountFault(dir, sigma.KindBusy, "programs use files there",
+			"find them with: fuser -vm "+dir+"; or: sigma unmount --lazy "+dir)
 	}
 	return sigma.Wrap("sigma.unmount", dir, err)
 }

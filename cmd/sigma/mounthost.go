@@ -24,9 +24,9 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// The server of a mount reads what tenants say, for root. So it has no rights (docs/adr/0044), and asks its keeper, by
-// the socket that it was started with, for the four things that need them. With a request goes a socket for the
-// answer, so that none waits for another; hostUnback has no answer.
+// The server of a mount reads what tenants say, for root. So it has no rights (docs/adr/0044), and
+// asks its keeper, by the socket that it was started with, for the four things that need them. With
+// a request goes a socket for the answer, so that none waits for another; hostUnback has no answer.
 
 // mountHostFD is where the server has its socket to the keeper.
 const mountHostFD = mountReadyFD + 1
@@ -204,8 +204,8 @@ func (h *mountHost) unback(id int32) error {
 	return h.device.Unback(id)
 }
 
-// detach gives up the kernel's end of the mount. With a server that has ended nobody has it then, and programs that use
-// the mount get ENOTCONN.
+// detach gives up the kernel's end of the mount. With a server that has ended nobody has it then,
+// and programs that use the mount get ENOTCONN.
 func (h *mountHost) detach() {
 	if h == nil {
 		return
@@ -235,7 +235,8 @@ func (a *app) hostOfMount() *mountAsker {
 }
 
 // ask asks the keeper.
-func (h *mountAsker) ask(ctx context.Context, ask hostAsk, fds ...*os.File) (answer hostAnswer, with *os.File, err error) {
+func (h *mountAsker) ask(ctx context.Context, ask hostAsk, fds ...*os.File) (answer hostAnswer, with *os.File,
+	err error) {
 	const op = "sigma.mount"
 	if h.err != nil {
 		return answer, nil, sigma.Wrap(op, "", h.err)
@@ -259,7 +260,8 @@ func (h *mountAsker) ask(ctx context.Context, ask hostAsk, fds ...*os.File) (ans
 	}
 	switch f := answer.Fault; {
 	case err != nil:
-		err = &sigma.Error{Op: op, Kind: sigma.KindUnavailable, Msg: "the keeper of the mount does not answer", Err: err}
+		err = &sigma.Error{Op: op, Kind: sigma.KindUnavailable, Msg: "the keeper of the mount does not answer",
+			Err: err}
 	case f != nil && f.Missing:
 		err = &sigma.Error{Op: op, Kind: f.Kind, Msg: f.Msg, Hint: f.Hint, Err: fs.ErrNotExist}
 	case f != nil:

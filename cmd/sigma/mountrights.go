@@ -16,8 +16,9 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// mountMemory is the most memory in bytes that the server of a mount can have, whatever the trees are like that it shows: four
-// times what 131,072 inodes need. Beyond it the server ends, and its keeper unmounts.
+// mountMemory is the most memory in bytes that the server of a mount can have, whatever the trees
+// are like that it shows: four times what 131,072 inodes need. Beyond it the server ends, and its
+// keeper unmounts.
 const mountMemory = 1 << 30
 
 // limitMemory sets that limit for this process; the collector works harder from half of it on.
@@ -29,7 +30,8 @@ func limitMemory() error {
 	return nil
 }
 
-// mountUIDs is the first of the uids of servers, which are nobody's: those below procs', one for each process number.
+// mountUIDs is the first of the uids of servers, which are nobody's: those below procs', one for
+// each process number.
 const mountUIDs = 0x3fc0_0000
 
 // pidsMost is how many process numbers Linux can have.
@@ -43,14 +45,16 @@ func mayMount() bool {
 	return err == nil && os.Geteuid() == 0 && have[0].Effective&need == need
 }
 
-// dropRights takes all rights from this process for ever: it has a uid that owns nothing, no groups and no capabilities, and
-// gets none by executing a program. In a user namespace without that uid it keeps its own, and nothing else.
+// dropRights takes all rights from this process for ever: it has a uid that owns nothing, no groups
+// and no capabilities, and gets none by executing a program. In a user namespace without that uid
+// it keeps its own, and nothing else.
 func dropRights(uid int) error {
 	const op = "sigma.dropRights"
 	if _, _, errno := syscall.AllThreadsSyscall6(unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0, 0); errno != 0 {
 		return sigma.Wrap(op, "", errno)
 	}
-	if err := syscall.Setgroups(nil); err != nil && !errors.Is(err, syscall.EPERM) { // EPERM: not in this user namespace
+	if err := syscall.Setgroups(nil); err != nil &&
+		!errors.Is(err, syscall.EPERM) { // EPERM: not in this user namespace
 		return sigma.Wrap(op, "", err)
 	}
 	if err := syscall.Setresgid(uid, uid, uid); err != nil && !errors.Is(err, syscall.EINVAL) { // EINVAL: as above
@@ -60,7 +64,8 @@ func dropRights(uid int) error {
 		return sigma.Wrap(op, "", err)
 	}
 	header, none := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, [2]unix.CapUserData{}
-	if _, _, errno := syscall.AllThreadsSyscall(unix.SYS_CAPSET, uintptr(unsafe.Pointer(&header)), uintptr(unsafe.Pointer(&none)), 0); errno != 0 { // SAFETY: the kernel reads both during the call
+	if _, _, errno := syscall.AllThreadsSyscall(unix.SYS_CAPSET, uintptr(unsafe.Pointer(&header)),
+		uintptr(unsafe.Pointer(&none)), 0); errno != 0 { // SAFETY: the kernel reads both during the call
 		return sigma.Wrap(op, "", errno)
 	}
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
@@ -72,8 +77,8 @@ func dropRights(uid int) error {
 // cgroupPrefix begins the names of servers' cgroups; the keeper's process number follows.
 const cgroupPrefix = "sigma-mount-"
 
-// limitedCgroup puts a process into a cgroup of its own that may have so much memory, and returns that; "" where this host
-// does not allow it. Those of keepers that are gone are removed.
+// limitedCgroup puts a process into a cgroup of its own that may have so much memory, and returns
+// that; "" where this host does not allow it. Those of keepers that are gone are removed.
 func limitedCgroup(pid int, most int64) string {
 	parent, limit := memoryParent()
 	if parent == "" {
@@ -99,8 +104,9 @@ func limitedCgroup(pid int, most int64) string {
 	return dir
 }
 
-// memoryParent finds where this process may have cgroups of memory made, and the file of their limit: within its own in
-// version 1; beside it in version 2, where a cgroup with processes can have none within.
+// memoryParent finds where this process may have cgroups of memory made, and the file of their
+// limit: within its own in version 1; beside it in version 2, where a cgroup with processes can
+// have none within.
 func memoryParent() (parent, limit string) {
 	mounted, _ := os.ReadFile("/proc/self/mountinfo")
 	own, _ := os.ReadFile("/proc/self/cgroup")

@@ -13,7 +13,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// startSpare starts who unmounts, and removes the server's cgroup, when this process is gone, killed or not.
+// startSpare starts who unmounts, and removes the server's cgroup, when this process is gone,
+// killed or not.
 func (h *mountHost) startSpare() error {
 	if h == nil {
 		return nil
@@ -59,7 +60,8 @@ func spareMount(dir string, o mountOptions) error {
 			return err
 		}
 	}
-	for o.cgroup != "" && errors.Is(unix.Rmdir(o.cgroup), unix.EBUSY) { // until programs have closed their files, and the server ends
+	for o.cgroup != "" && errors.Is(unix.Rmdir(o.cgroup),
+		unix.EBUSY) { // until programs have closed their files, and the server ends
 		time.Sleep(spareAgain)
 	}
 	return nil

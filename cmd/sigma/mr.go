@@ -118,13 +118,15 @@ func programBeside(name string) (*os.File, error) {
 	path := filepath.Join(filepath.Dir(self), name)
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, &sigma.Error{Op: "sigma.programBeside", Path: path, Kind: sigma.KindNotFound, Msg: "the program " + name + " is missing beside sigma", Hint: "build it with: make build"}
+		return nil, &sigma.Error{Op: "sigma.programBeside", Path: path, Kind: sigma.KindNotFound,
+			Msg: "the program " + name + " is missing beside sigma", Hint: "build it with: make build"}
 	}
 	return f, err
 }
 
 func (a *app) printJob(s mr.Summary) error {
-	fmt.Fprintf(a.out, "counted %d words (%d different) in %d files, %s in %.2f s: %s/s\n", s.Words, s.Different, s.Files, sigma.Bytes(s.Bytes), s.Seconds, sigma.Bytes(s.BytesPerS))
+	fmt.Fprintf(a.out, "counted %d words (%d different) in %d files, %s in %.2f s: %s/s\n", s.Words, s.Different,
+		s.Files, sigma.Bytes(s.Bytes), s.Seconds, sigma.Bytes(s.BytesPerS))
 	if s.Skipped > 0 {
 		fmt.Fprintf(a.out, "skipped %d links and devices\n", s.Skipped)
 	}
@@ -135,9 +137,11 @@ func (a *app) printJob(s mr.Summary) error {
 	if s.Coordinators > 1 {
 		again += fmt.Sprintf(", coordinator started %d times", s.Coordinators)
 	}
-	fmt.Fprintf(a.out, "%d procs (%d maps, %d reduces%s); start latency p50 %.2f ms, p99 %.2f ms\n", s.Procs, s.Maps, s.Reduces, again, s.StartP50, s.StartP99)
+	fmt.Fprintf(a.out, "%d procs (%d maps, %d reduces%s); start latency p50 %.2f ms, p99 %.2f ms\n", s.Procs, s.Maps,
+		s.Reduces, again, s.StartP50, s.StartP99)
 	for _, w := range s.Machines {
-		fmt.Fprintf(a.out, "machine %s: %s (%s), %s (%d words)\n", w.Machine, count(int(w.Maps), "map"), sigma.Bytes(w.Bytes), count(int(w.Reduces), "reduce"), w.Words)
+		fmt.Fprintf(a.out, "machine %s: %s (%s), %s (%d words)\n", w.Machine, count(int(w.Maps), "map"),
+			sigma.Bytes(w.Bytes), count(int(w.Reduces), "reduce"), w.Words)
 	}
 	_, err := fmt.Fprintf(a.out, "output: %s\n", s.Output)
 	return err

@@ -73,7 +73,9 @@ func (a *app) mv(ctx context.Context, args []string, copies bool) error {
 // moveByCopy moves what cannot be renamed, if the user wants that.
 func (a *app) moveByCopy(ctx context.Context, c sigma.Namespace, from, to string, copies bool, cause error) error {
 	if !copies {
-		return &sigma.Error{Op: "sigma.mv", Path: from, Kind: sigma.KindUnsupported, Msg: "a rename cannot go to another server", Hint: "copy it there and remove it here, which others can see: sigma mv --copy " + from + " " + to}
+		return &sigma.Error{Op: "sigma.mv", Path: from, Kind: sigma.KindUnsupported,
+			Msg:  "a rename cannot go to another server",
+			Hint: "copy it there and remove it here, which others can see: sigma mv --copy " + from + " " + to}
 	}
 	st, err := c.Lstat(ctx, from)
 	if err != nil {
@@ -87,13 +89,16 @@ func (a *app) moveByCopy(ctx context.Context, c sigma.Namespace, from, to string
 			err = p.Add(ctx, realm, from, st, to)
 		}
 	default:
-		err = &sigma.Error{Op: "sigma.mv", Path: from, Kind: sigma.KindUnsupported, Msg: "a " + st.ID.Kind.String() + " cannot be copied", Err: cause}
+		err = &sigma.Error{Op: "sigma.mv", Path: from, Kind: sigma.KindUnsupported,
+			Msg: "a " + st.ID.Kind.String() + " cannot be copied", Err: cause}
 	}
 	if err == nil && p.Skipped == 0 {
 		err = a.carryOut(ctx, p, moving{verb: "copy", done: "copied", skips: "links where none can be"}, []string{from})
 	}
 	if err == nil && p.Skipped > 0 {
-		err = &sigma.Error{Op: "sigma.mv", Path: from, Kind: sigma.KindUnsupported, Msg: "there are links or endpoints in it that cannot be copied there", Hint: "nothing was removed; copy what you need with: sigma cp -r"}
+		err = &sigma.Error{Op: "sigma.mv", Path: from, Kind: sigma.KindUnsupported,
+			Msg:  "there are links or endpoints in it that cannot be copied there",
+			Hint: "nothing was removed; copy what you need with: sigma cp -r"}
 	}
 	if err != nil {
 		return err

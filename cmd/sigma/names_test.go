@@ -13,7 +13,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Goal: a pattern means what it would mean in a shell, on the realm's tree, and a backslash takes its meaning away.
+// Goal: a pattern means what it would mean in a shell, on the realm's tree, and a backslash takes
+// its meaning away.
 func TestPatterns(t *testing.T) {
 	f := newFake(t)
 	f.ok("mkdir", "-p", "/d/e1", "/d/e2", "/d/x")
@@ -59,7 +60,8 @@ func TestPatterns(t *testing.T) {
 // What is printed cannot play tricks on a terminal, and a shell reads quoted names back.
 func TestShellQuoted(t *testing.T) {
 	for name, want := range map[string]string{
-		"a b": `'a b'`, "it's": `"it's"`, `it's "$x"`: `'it'\''s "$x"'`, "a\nb": `'a'$'\n''b'`, "\x1b[31m": `$'\033''[31m'`, "\xff": `$'\377'`, "é": `'é'`, "-rf": `'-rf'`, "": `''`,
+		"a b": `'a b'`, "it's": `"it's"`, `it's "$x"`: `'it'\''s "$x"'`, "a\nb": `'a'$'\n''b'`,
+		"\x1b[31m": `$'\033''[31m'`, "\xff": `$'\377'`, "é": `'é'`, "-rf": `'-rf'`, "": `''`,
 	} {
 		if got := shellQuoted(name); got != want {
 			t.Errorf("%q: got %s, want %s", name, got, want)
@@ -85,8 +87,10 @@ func TestModes(t *testing.T) {
 		mode     string
 		dir      bool
 		from, to uint32
-	}{{"640", false, 0o777, 0o640}, {"u+x", false, 0o644, 0o744}, {"go-rwx", false, 0o755, 0o700}, {"a=r", false, 0o777, 0o444}, {"+w", false, 0o444, 0o666},
-		{"u=rw,o+X", false, 0o755, 0o655}, {"a+X", true, 0o600, 0o711}, {"a+X", false, 0o600, 0o600}, {"g=", false, 0o777, 0o707}} {
+	}{{"640", false, 0o777, 0o640}, {"u+x", false, 0o644, 0o744}, {"go-rwx", false, 0o755, 0o700},
+		{"a=r", false, 0o777, 0o444}, {"+w", false, 0o444, 0o666},
+		{"u=rw,o+X", false, 0o755, 0o655}, {"a+X", true, 0o600, 0o711}, {"a+X", false, 0o600, 0o600},
+		{"g=", false, 0o777, 0o707}} {
 		change, err := parseMode(c.mode)
 		if err != nil || change(c.from, c.dir) != c.to {
 			t.Errorf("%s of %o: %v", c.mode, c.from, err)
@@ -107,7 +111,8 @@ func TestModes(t *testing.T) {
 	want(t, f.sigma("chmod", "rw", "/d"), 2, "", "is not a mode")
 }
 
-// Goal: cp tells the realm's paths from this host's, keeps modes and links, and does not copy a directory into itself.
+// Goal: cp tells the realm's paths from this host's, keeps modes and links, and does not copy a
+// directory into itself.
 func TestCopy(t *testing.T) {
 	f := newFake(t)
 	dir := t.TempDir()
@@ -148,7 +153,8 @@ func TestCopy(t *testing.T) {
 	want(t, f.sigma("cp", filepath.Join(dir, "a"), "/x"), 1, "", "this host's is written file:")
 	want(t, f.sigma("cp", "/d/a", "/x", "/d/in"), 1, "", "is not a directory")
 	var moved movedJSON
-	if err := json.Unmarshal([]byte(f.ok("cp", "--json", "/d/a", "/y")), &moved); err != nil || moved.Files != 1 || moved.Bytes != 1 {
+	if err := json.Unmarshal([]byte(f.ok("cp", "--json", "/d/a", "/y")), &moved); err != nil || moved.Files != 1 ||
+		moved.Bytes != 1 {
 		t.Errorf("%v %+v", err, moved)
 	}
 	f.ok("ln", "-sf", "/x", "/y")
@@ -169,19 +175,23 @@ func TestDiffer(t *testing.T) {
 	entry := func(name string, id, version uint64) sigma.DirEntry {
 		return sigma.DirEntry{Name: name, ID: sigma.FileID{Path: id, Version: sigma.Version(version)}}
 	}
-	before := dir(entry("a", 1, 1), entry("b", 2, 1), entry("c", 3, 1), entry("same", 4, 1), entry("p", 5, 1), entry("q", 6, 1))
-	now := dir(entry("a", 1, 2), entry("b2", 2, 1), entry("c", 9, 1), entry("same", 4, 1), entry("p", 6, 1), entry("q", 5, 1), entry("new", 10, 1))
+	before := dir(entry("a", 1, 1), entry("b", 2, 1), entry("c", 3, 1), entry("same", 4, 1), entry("p", 5, 1),
+		entry("q", 6, 1))
+	now := dir(entry("a", 1, 2), entry("b2", 2, 1), entry("c", 9, 1), entry("same", 4, 1), entry("p", 6, 1),
+		entry("q", 5, 1), entry("new", 10, 1))
 	var got []string
 	for _, e := range differ("/d", before, now) {
 		got = append(got, strings.TrimSpace(e.Event+" "+e.Path+" "+e.From))
 	}
-	want := []string{"changed /d/a", "renamed /d/b2 /d/b", "changed /d/c", "created /d/new", "renamed /d/p /d/q", "renamed /d/q /d/p"}
+	want := []string{"changed /d/a", "renamed /d/b2 /d/b", "changed /d/c", "created /d/new", "renamed /d/p /d/q",
+		"renamed /d/q /d/p"}
 	if !slices.Equal(got, want) {
 		t.Errorf("got  %q\nwant %q", got, want)
 	}
 }
 
-// Goal: a watcher tells what others do, in order. Method: what it tells makes each next change, so that nothing need be waited for.
+// Goal: a watcher tells what others do, in order. Method: what it tells makes each next change, so
+// that nothing need be waited for.
 func TestWatcher(t *testing.T) {
 	f := newFake(t)
 	f.ok("mkdir", "-p", "/p/d")
@@ -198,9 +208,12 @@ func TestWatcher(t *testing.T) {
 		act  []string
 		want string
 	}{
-		"/p/d": {{[]string{"put", "-", "/p/d/new"}, "created /p/d/new"}, {[]string{"mv", "/p/d/f", "/p/d/g"}, "renamed /p/d/g"}, {[]string{"put", "-", "/p/d/g"}, "changed /p/d/g"},
-			{[]string{"rm", "/p/d/g"}, "removed /p/d/g"}, {[]string{"mv", "/p/d", "/p/e"}, "removed /p/d"}, {[]string{"mv", "/p/e", "/p/d"}, "created /p/d"}},
-		"/p/later": {{[]string{"put", "-", "/p/later"}, "created /p/later"}, {[]string{"put", "-", "/p/later"}, "changed /p/later"}, {[]string{"mv", "/p/later", "/p/gone"}, "removed /p/later"}},
+		"/p/d": {{[]string{"put", "-", "/p/d/new"}, "created /p/d/new"}, {[]string{"mv", "/p/d/f", "/p/d/g"},
+			"renamed /p/d/g"}, {[]string{"put", "-", "/p/d/g"}, "changed /p/d/g"},
+			{[]string{"rm", "/p/d/g"}, "removed /p/d/g"}, {[]string{"mv", "/p/d", "/p/e"}, "removed /p/d"},
+			{[]string{"mv", "/p/e", "/p/d"}, "created /p/d"}},
+		"/p/later": {{[]string{"put", "-", "/p/later"}, "created /p/later"}, {[]string{"put", "-", "/p/later"},
+			"changed /p/later"}, {[]string{"mv", "/p/later", "/p/gone"}, "removed /p/later"}},
 	} {
 		w := watcher{tree: c, path: path}
 		if err := w.look(t.Context()); err != nil {
@@ -233,7 +246,8 @@ func TestWatcher(t *testing.T) {
 func TestWatchCommand(t *testing.T) {
 	f := newFake(t)
 	ended := make(chan result)
-	for _, c := range []struct{ args, line string }{{"watch --json -n 3 /f", `"path":"/f"`}, {"watch -n 3 /f -- sh -c echo:$SIGMA_WATCH_PATH", ":/f"}, {"watch -n 3 /f", "/f"}} {
+	for _, c := range []struct{ args, line string }{{"watch --json -n 3 /f", `"path":"/f"`},
+		{"watch -n 3 /f -- sh -c echo:$SIGMA_WATCH_PATH", ":/f"}, {"watch -n 3 /f", "/f"}} {
 		args := strings.Fields(c.args)
 		args[len(args)-1] = strings.Replace(args[len(args)-1], "echo:", "echo :", 1)
 		go func() { ended <- f.sigma(args...) }()
@@ -263,7 +277,8 @@ func (f *fake) actUntil(t *testing.T, ended <-chan result, acts [][]string) resu
 	}
 }
 
-// Goal: a lock has one holder, its command's code is sigma's, and who finds it taken is told, waits, or gets it.
+// Goal: a lock has one holder, its command's code is sigma's, and who finds it taken is told,
+// waits, or gets it.
 func TestLeaseHold(t *testing.T) {
 	f := newFake(t)
 	want(t, f.sigma("lease", "hold", "/lock", "--", "sh", "-c", "exit 7"), 7, "", "")

@@ -11,8 +11,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// streams copies what a proc writes to our own streams. Its files grow while it runs and stay when it has ended; sigmad changes their version with every piece and at
-// the end.
+// streams copies what a proc writes to our own streams. Its files grow while it runs and stay when
+// it has ended; sigmad changes their version with every piece and at the end.
 type streams struct {
 	cancel context.CancelFunc
 	broken chan error    // an error of our own streams
@@ -75,8 +75,10 @@ type tail struct {
 	again  bool // a file that has become shorter is another one, which is copied from its beginning
 }
 
-// follow copies with copy until ended is closed and the end of the file is reached. A file that is missing then is an empty one.
-func (t *tail) follow(ctx context.Context, ended <-chan struct{}, copy func(context.Context) (sigma.Version, error)) error {
+// follow copies with copy until ended is closed and the end of the file is reached. A file that is
+// missing then is an empty one.
+func (t *tail) follow(ctx context.Context, ended <-chan struct{}, copy func(context.Context) (sigma.Version,
+	error)) error {
 	watching, stop := context.WithCancel(ctx)
 	defer stop()
 	go func() {

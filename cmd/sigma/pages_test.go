@@ -12,7 +12,8 @@ import (
 	"github.com/spf13/pflag"
 )
 
-var rewrite = flag.Bool("rewrite", false, "write the synopses of docs/reference/commands anew, and begin pages that are missing")
+var rewrite = flag.Bool("rewrite", false,
+	"write the synopses of docs/reference/commands anew, and begin pages that are missing")
 
 const pagesDir = "../../docs/reference/commands"
 
@@ -22,7 +23,8 @@ const (
 	madeEnd   = "<!-- end -->\n"
 )
 
-// Goal: every command has a page that says what the program's own help says of its usage and flags, and shows each of its commands. The examples are run by test/reference.
+// Goal: every command has a page that says what the program's own help says of its usage and flags,
+// and shows each of its commands. The examples are run by test/reference.
 func TestPages(t *testing.T) {
 	a := &app{getenv: func(string) string { return "" }}
 	root := a.root()
@@ -36,12 +38,15 @@ func TestPages(t *testing.T) {
 		name := c.Name() + ".md"
 		pages[name] = true
 		fmt.Fprintf(&index, "| [%s](%s) | %s |\n", c.Name(), name, c.Short)
-		text := checkPage(t, name, synopsis(c), "# sigma "+c.Name()+"\n\n"+madeBegin+madeEnd+"\n## DESCRIPTION\n\n## EXAMPLE\n\n```console\n$ sigma "+c.Name()+"\n```\n")
+		text := checkPage(t, name, synopsis(c),
+			"# sigma "+c.Name()+"\n\n"+madeBegin+madeEnd+"\n## DESCRIPTION\n\n## EXAMPLE\n\n```console\n$ sigma "+
+				c.Name()+"\n```\n")
 		if c.Name() == "completion" { // cobra's own, which are all alike
 			continue
 		}
 		for _, leaf := range leaves(c) {
-			if !strings.Contains(text, "sigma "+strings.TrimPrefix(leaf.CommandPath(), "sigma ")) || !shows(text, leaf) {
+			if !strings.Contains(text, "sigma "+strings.TrimPrefix(leaf.CommandPath(), "sigma ")) ||
+				!shows(text, leaf) {
 				t.Errorf("%s: no line of a console block runs %q", name, leaf.CommandPath())
 			}
 		}
@@ -67,7 +72,9 @@ func checkPage(t *testing.T, name, made, fresh string) string {
 		b, err = []byte(fresh), nil
 	}
 	if err != nil {
-		t.Errorf("%v\nbegin it with: go test ./cmd/sigma -run TestPages -rewrite; then describe the command and show it", err)
+		t.Errorf(
+			"%v\nbegin it with: go test ./cmd/sigma -run TestPages -rewrite; then describe the command and show it",
+			err)
 		return ""
 	}
 	before, rest, ok := strings.Cut(string(b), madeBegin)
@@ -84,9 +91,12 @@ func checkPage(t *testing.T, name, made, fresh string) string {
 			t.Fatal(err)
 		}
 	default:
-		t.Errorf("%s does not say what the program says; write it anew with: go test ./cmd/sigma -run TestPages -rewrite", file)
+		t.Errorf(
+			"%s does not say what the program says; write it anew with: go test ./cmd/sigma -run TestPages -rewrite",
+			file)
 	}
-	if name != "README.md" && (!strings.Contains(want, "\n## DESCRIPTION\n\n") || strings.Contains(want, "\n## DESCRIPTION\n\n## ")) {
+	if name != "README.md" && (!strings.Contains(want, "\n## DESCRIPTION\n\n") ||
+		strings.Contains(want, "\n## DESCRIPTION\n\n## ")) {
 		t.Errorf("%s has no description", file)
 	}
 	return want
@@ -137,10 +147,12 @@ func synopsis(c *cobra.Command) string {
 			if f.Shorthand != "" {
 				short = "`-" + f.Shorthand + "`, "
 			}
-			if f.DefValue != "" && f.DefValue != "false" && f.DefValue != "0" && f.DefValue != "0s" && f.DefValue != "[]" {
+			if f.DefValue != "" && f.DefValue != "false" && f.DefValue != "0" && f.DefValue != "0s" &&
+				f.DefValue != "[]" {
 				usage += " (default " + f.DefValue + ")"
 			}
-			fmt.Fprintf(&b, "%s| %s`--%s%s` | %s |\n", head, short, f.Name, value, strings.ReplaceAll(usage, "|", "\\|"))
+			fmt.Fprintf(&b, "%s| %s`--%s%s` | %s |\n", head, short, f.Name, value, strings.ReplaceAll(usage, "|",
+				"\\|"))
 			head = ""
 		})
 		if head == "" {

@@ -13,7 +13,8 @@ import (
 )
 
 const (
-	// partsMax bounds how long status and doctor wait for the parts of a running system: what they say is there within 2 s.
+	// partsMax bounds how long status and doctor wait for the parts of a running system: what they
+	// say is there within 2 s.
 	partsMax = 1200 * time.Millisecond
 	// restartRecent is how long ago a service must have been started again not to be told of.
 	restartRecent = 30 * time.Second
@@ -90,7 +91,9 @@ func (a *app) askSigmad(ctx context.Context, p *parts) error {
 func sigmadFinding(ctx context.Context, err error) finding {
 	f := unknown(ctx, "sigmad", err)
 	if f.State == findingDown {
-		f.Advice = "one that died is started again within 5 s; if one hangs or is stopped, kill -9 it, and another takes over what runs. Why is in the log, DATA/sigma.log"
+		f.Advice =
+			"one that died is started again within 5 s; if one hangs or is stopped, kill -9 it, and another takes " +
+				"over what runs. Why is in the log, DATA/sigma.log"
 	}
 	return f
 }
@@ -105,10 +108,12 @@ func serviceWords(services []sigmap.Service, now time.Time) (out []finding) {
 		}
 		switch {
 		case s.State == "running" && s.Restarts > 0 && now.Sub(s.Since) < restartRecent:
-			out = append(out, weak(check, fmt.Sprintf("%s runs since %s%s", s.Name, age, times), "why it ended is in the log, DATA/sigma.log"))
+			out = append(out, weak(check, fmt.Sprintf("%s runs since %s%s", s.Name, age, times),
+				"why it ended is in the log, DATA/sigma.log"))
 		case s.State == "running", s.State == "starting" && s.Restarts == 0:
 		default:
-			out = append(out, finding{check, findingDown, fmt.Sprintf("%s: %s%s", s.Name, s.State, times), serviceAdvice(s.State)})
+			out = append(out, finding{check, findingDown, fmt.Sprintf("%s: %s%s", s.Name, s.State, times),
+				serviceAdvice(s.State)})
 		}
 	}
 	if len(out) == 0 {
@@ -120,7 +125,8 @@ func serviceWords(services []sigmap.Service, now time.Time) (out []finding) {
 func serviceAdvice(state string) string {
 	switch state {
 	case "silent":
-		return "it is stopped, hangs, or has too much to do: if that lasts, kill -9 its process, and it is started again"
+		return "it is stopped, hangs, or has too much to do: if that lasts, kill -9 its process, and it is started " +
+			"again"
 	case "disk full":
 		return "names are read and removed, and none are written, until there is room on the disk of DATA"
 	}

@@ -28,7 +28,9 @@ started, and print their ids. ` + procArgument,
 		Args:    between(1, -1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if start {
-				return a.eachProc(cmd.Context(), args, func(ctx context.Context, c *sdk.Client, id sigma.ProcID) error { return c.WaitStart(ctx, id) })
+				return a.eachProc(cmd.Context(), args, func(ctx context.Context, c *sdk.Client, id sigma.ProcID) error {
+					return c.WaitStart(ctx, id)
+				})
 			}
 			return a.wait(cmd.Context(), args)
 		},
@@ -147,7 +149,9 @@ func newThawCommand(a *app) *cobra.Command {
 		Example: `  sudo sigma thaw hello`,
 		Args:    between(1, -1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.eachProc(cmd.Context(), args, func(ctx context.Context, c *sdk.Client, id sigma.ProcID) error { return c.Thaw(ctx, id) })
+			return a.eachProc(cmd.Context(), args, func(ctx context.Context, c *sdk.Client, id sigma.ProcID) error {
+				return c.Thaw(ctx, id)
+			})
 		},
 	}
 }
@@ -165,8 +169,10 @@ func (a *app) end(ctx context.Context, words []string, evict bool, grace time.Du
 	})
 }
 
-// eachProc does something to procs. All words are understood before the first proc is touched; a failure does not keep it from the others.
-func (a *app) eachProc(ctx context.Context, words []string, do func(context.Context, *sdk.Client, sigma.ProcID) error) error {
+// eachProc does something to procs. All words are understood before the first proc is touched; a
+// failure does not keep it from the others.
+func (a *app) eachProc(ctx context.Context, words []string, do func(context.Context, *sdk.Client,
+	sigma.ProcID) error) error {
 	c, err := a.connect(ctx)
 	if err != nil {
 		return err

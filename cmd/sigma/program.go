@@ -22,13 +22,16 @@ import (
 // binDir is where programs live in a realm.
 const binDir = "/bin"
 
-// A PROGRAM on the command line is a local file or a realm path: with a slash but not in front it is local; with a slash in front it is a realm path if there is such a
-// file, else local; a bare word is a local file if there is one, else a program in /bin.
+// A PROGRAM on the command line is a local file or a realm path: with a slash but not in front it
+// is local; with a slash in front it is a realm path if there is such a file, else local; a bare
+// word is a local file if there is one, else a program in /bin.
 
-// localFile opens the local file that word names, or gives nil if word cannot mean one or (for words that may also mean a realm path) there is none.
+// localFile opens the local file that word names, or gives nil if word cannot mean one or (for
+// words that may also mean a realm path) there is none.
 func localFile(word string) (*os.File, error) {
 	mayBeRemote := strings.HasPrefix(word, "/") || !strings.Contains(word, "/")
-	f, err := os.OpenFile(word, os.O_RDONLY|syscall.O_NONBLOCK, 0) // so that a named pipe does not make us wait for a writer
+	f, err := os.OpenFile(word, os.O_RDONLY|syscall.O_NONBLOCK,
+		0) // so that a named pipe does not make us wait for a writer
 	if err == nil {
 		st, err := f.Stat()
 		if err == nil && st.IsDir() && mayBeRemote {
@@ -38,29 +41,34 @@ func localFile(word string) (*os.File, error) {
 		return f, err
 	}
 	switch {
-	case mayBeRemote && (errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENAMETOOLONG) || errors.Is(err, syscall.ENOTDIR)):
+	case mayBeRemote && (errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENAMETOOLONG) ||
+		errors.Is(err, syscall.ENOTDIR)):
 		return nil, nil
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, withCode(exitNoProgram, noProgram(word, "there is no such file"))
 	case errors.Is(err, fs.ErrPermission):
-		return nil, withCode(exitNoExec, &sigma.Error{Op: "sigma.localFile", Path: word, Kind: sigma.KindPermission, Msg: "may not be read", Hint: "run as root, or: chmod a+r " + word})
+		return nil, withCode(exitNoExec, &sigma.Error{Op: "sigma.localFile", Path: word, Kind: sigma.KindPermission,
+			Msg: "may not be read", Hint: "run as root, or: chmod a+r " + word})
 	}
 	var pe *fs.PathError
 	if errors.As(err, &pe) {
 		err = pe.Err
 	}
-	return nil, withCode(exitNoProgram, &sigma.Error{Op: "sigma.localFile", Path: word, Kind: sigma.KindOf(err), Msg: "cannot be opened", Err: err})
+	return nil, withCode(exitNoProgram, &sigma.Error{Op: "sigma.localFile", Path: word, Kind: sigma.KindOf(err),
+		Msg: "cannot be opened", Err: err})
 }
 
 func noProgram(word, msg string) error {
 	return &sigma.Error{Op: "sigma.run", Path: word, Kind: sigma.KindNotFound, Msg: msg,
-		Hint: "give the path of a static executable, such as ./hello, or the name of one in the realm: sigma ls " + binDir}
+		Hint: "give the path of a static executable, such as ./hello, or the name of one in the realm: sigma ls " +
+			binDir}
 }
 
 // checkProgram says why a local file cannot run as a proc.
 func checkProgram(f *os.File) error {
 	bad := func(msg, hint string) error {
-		return withCode(exitNoExec, &sigma.Error{Op: "sigma.checkProgram", Path: f.Name(), Kind: sigma.KindNoExec, Msg: msg, Hint: hint})
+		return withCode(exitNoExec, &sigma.Error{Op: "sigma.checkProgram", Path: f.Name(), Kind: sigma.KindNoExec,
+			Msg: msg, Hint: hint})
 	}
 	st, err := f.Stat()
 	switch {
@@ -83,7 +91,8 @@ func checkProgram(f *os.File) error {
 	return withCode(exitRun, err)
 }
 
-// findProgram gives the realm path of the program that word names, and puts a local file there first. local is what localFile gave for word.
+// findProgram gives the realm path of the program that word names, and puts a local file there
+// first. local is what localFile gave for word.
 func (a *app) findProgram(ctx context.Context, c sigma.Namespace, word string, local *os.File) (string, error) {
 	if strings.HasPrefix(word, "/") {
 		remote, err := cleanPath(word)
@@ -93,7 +102,8 @@ func (a *app) findProgram(ctx context.Context, c sigma.Namespace, word string, l
 		if st, err := c.Stat(ctx, remote); err == nil && st.ID.Kind != sigma.KindDir {
 			return remote, nil
 		} else if err == nil && local == nil {
-			return "", withCode(exitNoExec, &sigma.Error{Op: "sigma.findProgram", Path: remote, Kind: sigma.KindNoExec, Msg: "is a directory", Hint: "give the path of a program"})
+			return "", withCode(exitNoExec, &sigma.Error{Op: "sigma.findProgram", Path: remote, Kind: sigma.KindNoExec,
+				Msg: "is a directory", Hint: "give the path of a program"})
 		} else if err != nil && sigma.KindOf(err) != sigma.KindNotFound && sigma.KindOf(err) != sigma.KindNotDir {
 			return "", withCode(exitRun, err)
 		}
@@ -115,12 +125,14 @@ func (a *app) findProgram(ctx context.Context, c sigma.Namespace, word string, l
 		} else if sigma.KindOf(err) != sigma.KindNotFound {
 			return "", withCode(exitRun, err)
 		}
-		return "", withCode(exitNoProgram, noProgram(word, "there is no such file here and no such program in the realm's "+binDir))
+		return "", withCode(exitNoProgram,
+			noProgram(word, "there is no such file here and no such program in the realm's "+binDir))
 	}
 	return "", withCode(exitNoProgram, noProgram(word, "there is no such file in the realm and none on this machine"))
 }
 
-// putProgram stores a local program in the realm under a name that has its content's hash in it, so that the same program is stored once.
+// putProgram stores a local program in the realm under a name that has its content's hash in it, so
+// that the same program is stored once.
 func (a *app) putProgram(ctx context.Context, c sigma.Namespace, f *os.File) (string, error) {
 	h := sha256.New()
 	size, err := io.Copy(h, io.NewSectionReader(f, 0, 1<<62))
@@ -139,10 +151,12 @@ func (a *app) putProgram(ctx context.Context, c sigma.Namespace, f *os.File) (st
 	}
 	p := a.progressBytes("storing "+base, size)
 	defer p.Done()
-	return remote, files.OfRealm(c).Store(ctx, remote, &files.Source{Reader: io.NewSectionReader(f, 0, size), Perm: 0o755}, p)
+	return remote, files.OfRealm(c).Store(ctx, remote, &files.Source{Reader: io.NewSectionReader(f, 0, size),
+		Perm: 0o755}, p)
 }
 
-// cleanPath makes a realm path of what a person typed. Double and trailing slashes are forgiven; what else is wrong is said, and a mistake in the command line.
+// cleanPath makes a realm path of what a person typed. Double and trailing slashes are forgiven;
+// what else is wrong is said, and a mistake in the command line.
 func cleanPath(typed string) (string, error) {
 	if len(typed) <= 2*sigma.PathMax && strings.HasPrefix(typed, "/") {
 		typed = namespace.Clean(typed)

@@ -13,7 +13,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// progress shows how far something is. Safe for concurrent use. Done shows the end and must be called, once.
+// progress shows how far something is. Safe for concurrent use. Done shows the end and must be
+// called, once.
 type progress interface {
 	Add(n int64)
 	Set(n int64)
@@ -21,8 +22,8 @@ type progress interface {
 	Done()
 }
 
-// progress starts showing how much of total (0 = not known) is done: a bar on a terminal, elsewhere a line every few seconds, nothing for what is over sooner
-// and nothing with --json.
+// progress starts showing how much of total (0 = not known) is done: a bar on a terminal, elsewhere
+// a line every few seconds, nothing for what is over sooner and nothing with --json.
 func (a *app) progress(title string, total int64) progress {
 	return a.newProgress(title, total, func(n int64) string { return fmt.Sprint(n) })
 }
@@ -39,7 +40,8 @@ const (
 )
 
 func (a *app) newProgress(title string, total int64, unit func(int64) string) progress {
-	m := &meter{title: printable(title), total: total, unit: unit, out: raw(a.err), start: time.Now(), width: terminalWidth(a.err)}
+	m := &meter{title: printable(title), total: total, unit: unit, out: raw(a.err), start: time.Now(),
+		width: terminalWidth(a.err)}
 	m.last = m.start
 	if a.json {
 		m.out = io.Discard

@@ -13,7 +13,8 @@ import (
 	"sigmaos.dev/state"
 )
 
-// measureOrSay is measure for a list that is worth having also when the system cannot tell what procs use.
+// measureOrSay is measure for a list that is worth having also when the system cannot tell what
+// procs use.
 func (a *app) measureOrSay(ctx context.Context, c *sdk.Client, procs []sigma.ProcInfo) {
 	if err := measure(ctx, c, procs); err != nil {
 		a.remark("sigma: what procs use now is not known: %v", err)
@@ -96,7 +97,9 @@ func (a *app) ps(ctx context.Context, all, quiet bool) error {
 	}
 	t := a.table("PROC", "NAME", "MACHINE", "STATE", "AGE", "CPU", "MEMORY", "LIMIT", "TASKS", "COMMAND")
 	for _, p := range procs {
-		t.row(p.ID, clip(p.Name, 24), orElse(string(p.Machine), "-"), stateWords(p)+waitWords(p, waits), ago(p.Times.Spawned), cpuWords(p), memoryWords(p), p.Memory, tasksWords(p), clip(strings.Join(append([]string{p.Program}, p.Args...), " "), 48))
+		t.row(p.ID, clip(p.Name, 24), orElse(string(p.Machine), "-"), stateWords(p)+waitWords(p, waits),
+			ago(p.Times.Spawned), cpuWords(p), memoryWords(p), p.Memory, tasksWords(p),
+			clip(strings.Join(append([]string{p.Program}, p.Args...), " "), 48))
 	}
 	return t.print()
 }
@@ -185,7 +188,8 @@ func tasksWords(p sigma.ProcInfo) string {
 	return fmt.Sprint(p.Usage.Tasks)
 }
 
-// findProc gives the id of the proc that a person means by word: an id, the start of one, or a name. Procs that run come before ones that have ended.
+// findProc gives the id of the proc that a person means by word: an id, the start of one, or a
+// name. Procs that run come before ones that have ended.
 func findProc(procs []sigma.ProcInfo, word string) (sigma.ProcID, error) {
 	const op = "sigma.findProc"
 	if word == "" {
@@ -209,7 +213,8 @@ func findProc(procs []sigma.ProcInfo, word string) (sigma.ProcID, error) {
 	case len(matches) == 1:
 		return matches[0].ID, nil
 	case len(matches) == 0:
-		return "", &sigma.Error{Op: op, Kind: sigma.KindNotFound, Msg: fmt.Sprintf("no proc has the id or name %.80q", word), Hint: "list procs with: sigma ps -a"}
+		return "", &sigma.Error{Op: op, Kind: sigma.KindNotFound, Msg: fmt.Sprintf("no proc has the id or name %.80q",
+			word), Hint: "list procs with: sigma ps -a"}
 	}
 	if len(live) > 0 {
 		matches = live
@@ -218,7 +223,8 @@ func findProc(procs []sigma.ProcInfo, word string) (sigma.ProcID, error) {
 	for _, p := range matches[max(0, len(matches)-5):] {
 		ids = append(ids, string(p.ID))
 	}
-	return "", &sigma.Error{Op: op, Kind: sigma.KindInvalid, Msg: fmt.Sprintf("%d procs match %.80q", len(matches), word),
+	return "", &sigma.Error{Op: op, Kind: sigma.KindInvalid, Msg: fmt.Sprintf("%d procs match %.80q", len(matches),
+		word),
 		Hint: "give more of the id; the newest are " + strings.Join(ids, ", ")}
 }
 

@@ -7,8 +7,10 @@ import (
 	"unicode/utf8"
 )
 
-// What tenants named may hold any byte but / and NUL. On a terminal names are written so that a shell reads them back, as GNU ls does; elsewhere they are written as they are,
-// unless they have control characters or are no text: a line stays a line, and nothing plays tricks on a terminal further on.
+// What tenants named may hold any byte but / and NUL. On a terminal names are written so that a
+// shell reads them back, as GNU ls does; elsewhere they are written as they are, unless they have
+// control characters or are no text: a line stays a line, and nothing plays tricks on a terminal
+// further on.
 
 // shown is how a name or path is printed.
 func (a *app) shown(name string) string {
@@ -20,7 +22,8 @@ func (a *app) shown(name string) string {
 
 // needsQuotes says whether a shell would see more in s than a word.
 func needsQuotes(s string) bool {
-	return s == "" || strings.ContainsAny(s, " !\"$&'()*;<=>?[\\]^`{|}") || strings.ContainsAny(s[:1], "~#") || !harmless(s)
+	return s == "" || strings.ContainsAny(s, " !\"$&'()*;<=>?[\\]^`{|}") || strings.ContainsAny(s[:1], "~#") ||
+		!harmless(s)
 }
 
 // shellQuoted writes s so that a shell reads it as one word: 'a b', "it's", 'a'$'\n”b'.

@@ -17,9 +17,11 @@ import (
 )
 
 func newRealmCommand(a *app) *cobra.Command {
-	return a.group("realm", "Make, list, change and remove realms (tenants)", `A realm is a tenant: one tree of names, one set of procs, separated from all others.
+	return a.group("realm", "Make, list, change and remove realms (tenants)",
+		`A realm is a tenant: one tree of names, one set of procs, separated from all others.
 The realm "default" exists as soon as the system is up.`,
-		newRealmCreateCommand(a), newRealmLsCommand(a), newRealmInspectCommand(a), newRealmSetCommand(a), newRealmRmCommand(a), newCredentialCommand(a))
+		newRealmCreateCommand(a), newRealmLsCommand(a), newRealmInspectCommand(a), newRealmSetCommand(a),
+		newRealmRmCommand(a), newCredentialCommand(a))
 }
 
 func newRealmCreateCommand(a *app) *cobra.Command {
@@ -43,7 +45,9 @@ func newRealmSetCommand(a *app) *cobra.Command {
 	shares := uint32(0)
 	limits := map[string]*string{}
 	cmd := &cobra.Command{
-		Use:   "set [--shares N] [--limit-names N] [--limit-bytes N] [--limit-watches N] [--limit-leases N] [--limit-sessions N] [--limit-handles N] [--limit-scratch N] [--max-cpu CORES] [--max-memory SIZE] [--min-cpu CORES] [--min-memory SIZE] [--limit-reserve-cpu CORES] [--limit-reserve-memory SIZE] NAME...",
+		Use: "set [--shares N] [--limit-names N] [--limit-bytes N] [--limit-watches N] [--limit-leases N] " +
+			"[--limit-sessions N] [--limit-handles N] [--limit-scratch N] [--max-cpu CORES] [--max-memory SIZE] " +
+			"[--min-cpu CORES] [--min-memory SIZE] [--limit-reserve-cpu CORES] [--limit-reserve-memory SIZE] NAME...",
 		Short: "Change the shares and the limits of realms",
 		Long: `Change the shares of realms, which takes effect within about a second, or how much their
 trees of names may hold, which takes effect at once: how many names and leases, bytes of
@@ -98,10 +102,13 @@ func checkShares(n uint32) error {
 	return nil
 }
 
-func (a *app) realmSet(ctx context.Context, names []string, shares uint32, setShares bool, limits sigma.RealmLimits) error {
+func (a *app) realmSet(ctx context.Context, names []string, shares uint32, setShares bool,
+	limits sigma.RealmLimits) error {
 	switch {
 	case !setShares && limits == sigma.RealmLimits{}:
-		return usageError(nil, "say what: --shares N, or a limit such as --limit-names N or --max-cpu CORES; all of them: sigma realm set --help", "nothing to set")
+		return usageError(nil,
+			"say what: --shares N, or a limit such as --limit-names N or --max-cpu CORES; all of them: sigma realm "+
+				"set --help", "nothing to set")
 	case !setShares:
 		shares = 1 // for the check; it is not set
 	}
@@ -142,9 +149,13 @@ func parseLimits(flags map[string]*string) (l sigma.RealmLimits, err error) {
 		}
 		return n
 	}
-	l = sigma.RealmLimits{Names: parse("names"), Bytes: sigma.Bytes(parse("bytes")), Watches: parse("watches"), Leases: parse("leases"), Sessions: parse("sessions"), Handles: parse("handles"), Scratch: sigma.Bytes(parse("scratch"))}
-	l.MaxCPU, l.MinCPU, l.ReserveCPU = parseCores(flags, "max-cpu", &err), parseCores(flags, "min-cpu", &err), parseCores(flags, "limit-reserve-cpu", &err)
-	l.MaxMemory, l.MinMemory, l.ReserveMemory = parseMemory(flags, "max-memory", &err), parseMemory(flags, "min-memory", &err), parseMemory(flags, "limit-reserve-memory", &err)
+	l = sigma.RealmLimits{Names: parse("names"), Bytes: sigma.Bytes(parse("bytes")), Watches: parse("watches"),
+		Leases: parse("leases"), Sessions: parse("sessions"), Handles: parse("handles"),
+		Scratch: sigma.Bytes(parse("scratch"))}
+	l.MaxCPU, l.MinCPU, l.ReserveCPU = parseCores(flags, "max-cpu", &err), parseCores(flags, "min-cpu", &err),
+		parseCores(flags, "limit-reserve-cpu", &err)
+	l.MaxMemory, l.MinMemory, l.ReserveMemory = parseMemory(flags, "max-memory", &err), parseMemory(flags, "min-memory",
+		&err), parseMemory(flags, "limit-reserve-memory", &err)
 	if err == nil {
 		err = withCode(exitUsage, l.Check())
 	}
@@ -189,7 +200,8 @@ func (a *app) realmCreate(ctx context.Context, names []string, shares uint32) er
 	return a.eachRealm(ctx, names, shares, func(rs sigma.Realms, id sigma.RealmID) error {
 		err := rs.Create(ctx, id)
 		if err != nil && sigma.KindOf(err) == sigma.KindExists {
-			return &sigma.Error{Op: "sigma.realmCreate", Kind: sigma.KindExists, Msg: fmt.Sprintf("there is a realm %q already", id), Hint: "list realms with: sigma realm ls"}
+			return &sigma.Error{Op: "sigma.realmCreate", Kind: sigma.KindExists,
+				Msg: fmt.Sprintf("there is a realm %q already", id), Hint: "list realms with: sigma realm ls"}
 		}
 		if err == nil && shares != 1 {
 			err = rs.SetShares(ctx, id, shares)
@@ -198,8 +210,10 @@ func (a *app) realmCreate(ctx context.Context, names []string, shares uint32) er
 	})
 }
 
-// eachRealm checks all that was asked for, does it for one realm after the other, and prints those for which it is done.
-func (a *app) eachRealm(ctx context.Context, names []string, shares uint32, do func(rs sigma.Realms, id sigma.RealmID) error) error {
+// eachRealm checks all that was asked for, does it for one realm after the other, and prints those
+// for which it is done.
+func (a *app) eachRealm(ctx context.Context, names []string, shares uint32,
+	do func(rs sigma.Realms, id sigma.RealmID) error) error {
 	if err := cmp.Or(checkShares(shares), checkRealms(names)); err != nil {
 		return err
 	}
@@ -311,11 +325,15 @@ func (a *app) realmRm(ctx context.Context, names []string, force bool) error {
 	for _, n := range names { // all are looked at before one is removed
 		switch k, ok := procs[n]; {
 		case n == string(sigma.DefaultRealm) || n == string(sigma.SystemRealm):
-			return &sigma.Error{Op: "sigma.realmRm", Kind: sigma.KindPermission, Msg: fmt.Sprintf("the realm %q belongs to every system and stays", n), Hint: "remove what is in it with: sigma rm -r, sigma kill"}
+			return &sigma.Error{Op: "sigma.realmRm", Kind: sigma.KindPermission,
+				Msg:  fmt.Sprintf("the realm %q belongs to every system and stays", n),
+				Hint: "remove what is in it with: sigma rm -r, sigma kill"}
 		case !ok:
-			return &sigma.Error{Op: "sigma.realmRm", Kind: sigma.KindNotFound, Msg: fmt.Sprintf("there is no realm %q", n), Hint: "list realms with: sigma realm ls"}
+			return &sigma.Error{Op: "sigma.realmRm", Kind: sigma.KindNotFound, Msg: fmt.Sprintf("there is no realm %q",
+				n), Hint: "list realms with: sigma realm ls"}
 		case k > 0 && !force:
-			return &sigma.Error{Op: "sigma.realmRm", Kind: sigma.KindNotEmpty, Msg: fmt.Sprintf("realm %q has %d procs that have not ended", n, k),
+			return &sigma.Error{Op: "sigma.realmRm", Kind: sigma.KindNotEmpty,
+				Msg:  fmt.Sprintf("realm %q has %d procs that have not ended", n, k),
 				Hint: "kill them and remove it with: sigma realm rm --force " + n}
 		}
 	}

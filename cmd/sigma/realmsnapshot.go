@@ -13,7 +13,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// restoreWorkers is how many names are put at a time: named stores those that wait together at once.
+// restoreWorkers is how many names are put at a time: named stores those that wait together at
+// once.
 const restoreWorkers = 32
 
 // restoreRealm makes a realm of an archive. One that cannot be made whole is removed again.
@@ -32,7 +33,8 @@ func (a *app) restoreRealm(ctx context.Context, file string, realm sigma.RealmID
 	}
 	names, err := archive.Check(f)
 	if err != nil {
-		return &sigma.Error{Op: "sigma.snapshot", Path: file, Kind: sigma.KindInvalid, Msg: err.Error(), Hint: "make snapshots of a realm with: sigma snapshot save --realm NAME FILE"}
+		return &sigma.Error{Op: "sigma.snapshot", Path: file, Kind: sigma.KindInvalid, Msg: err.Error(),
+			Hint: "make snapshots of a realm with: sigma snapshot save --realm NAME FILE"}
 	}
 	c, err := a.connectTo(ctx, sigma.SystemRealm)
 	if err != nil {
@@ -41,7 +43,9 @@ func (a *app) restoreRealm(ctx context.Context, file string, realm sigma.RealmID
 	defer c.Close()
 	if err := c.Realms().Create(ctx, realm); err != nil {
 		if sigma.KindOf(err) == sigma.KindExists {
-			return &sigma.Error{Op: "sigma.snapshot", Realm: realm, Kind: sigma.KindExists, Msg: fmt.Sprintf("there is a realm %q already", realm), Hint: "restore into a realm that does not exist yet: --realm NAME"}
+			return &sigma.Error{Op: "sigma.snapshot", Realm: realm, Kind: sigma.KindExists,
+				Msg:  fmt.Sprintf("there is a realm %q already", realm),
+				Hint: "restore into a realm that does not exist yet: --realm NAME"}
 		}
 		return err
 	}
@@ -58,7 +62,8 @@ func (a *app) restoreRealm(ctx context.Context, file string, realm sigma.RealmID
 	return nil
 }
 
-// fillRealm reads the archive three times: for the directories, for what is in them, and for the directories' times, which that changed.
+// fillRealm reads the archive three times: for the directories, for what is in them, and for the
+// directories' times, which that changed.
 func (a *app) fillRealm(ctx context.Context, f *os.File, realm sigma.RealmID, names uint64) error {
 	c, err := a.connectTo(ctx, realm)
 	if err != nil {
@@ -133,7 +138,8 @@ func restoreFile(ctx context.Context, tree *namespace.Tree, e archive.Entry) err
 	return tree.SetStat(ctx, path, sigma.StatChange{Perm: &e.Perm, Modified: &e.Modified})
 }
 
-// eachEntry calls do for the entries of an archive, by so many workers, until one fails. What lies below places that sigmad shows in each realm is left out.
+// eachEntry calls do for the entries of an archive, by so many workers, until one fails. What lies
+// below places that sigmad shows in each realm is left out.
 func eachEntry(ctx context.Context, r io.Reader, workers int, do func(e archive.Entry) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)

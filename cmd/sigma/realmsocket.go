@@ -11,7 +11,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// realmSocket is where programs with a credential of a realm connect, below DATA. All users may; what they get is what their credential says.
+// realmSocket is where programs with a credential of a realm connect, below DATA. All users may;
+// what they get is what their credential says.
 const realmSocket = "realm.sock"
 
 // listenRealms makes the socket, which the launcher hands to sigmad, on DATA, which is locked.
@@ -43,7 +44,8 @@ func listenRealms(dir string) (*os.File, error) {
 	return f, nil
 }
 
-// closedTo is the first directory on the way to path that other users may not pass; "" if they may pass all.
+// closedTo is the first directory on the way to path that other users may not pass; "" if they may
+// pass all.
 func closedTo(path string) (closed string) {
 	path, err := filepath.Abs(path)
 	if err != nil {
@@ -59,7 +61,8 @@ func closedTo(path string) (closed string) {
 	}
 }
 
-// realmSocketFindings say whether programs with a credential can connect to the system that runs here; none if none does.
+// realmSocketFindings say whether programs with a credential can connect to the system that runs
+// here; none if none does.
 func (a *app) realmSocketFindings() []finding {
 	const check = "realm socket"
 	dir := homeOf(a.data)
@@ -70,12 +73,15 @@ func (a *app) realmSocketFindings() []finding {
 	st, err := os.Stat(path)
 	switch {
 	case err != nil:
-		return []finding{weak(check, path+" is not there", "who has a credential of a realm cannot connect: start the system again, by sigma down and sigma up")}
+		return []finding{weak(check, path+" is not there",
+			"who has a credential of a realm cannot connect: start the system again, by sigma down and sigma up")}
 	case st.Mode().Perm()&0o006 != 0o006:
-		return []finding{weak(check, path+" is not for all users", "who has a credential of a realm cannot connect: chmod 666 "+path)}
+		return []finding{weak(check, path+" is not for all users",
+			"who has a credential of a realm cannot connect: chmod 666 "+path)}
 	}
 	if closed := closedTo(path); closed != "" {
-		return []finding{weak(check, path+" is there, and other users cannot reach it: "+closed+" is closed to them", "if they are to use credentials: chmod o+x "+closed)}
+		return []finding{weak(check, path+" is there, and other users cannot reach it: "+closed+" is closed to them",
+			"if they are to use credentials: chmod o+x "+closed)}
 	}
 	return []finding{ok(check, path+" takes programs with a credential of a realm")}
 }

@@ -35,7 +35,8 @@ What runs counts until some seconds ago. A realm that is removed takes its usage
 		Args: between(0, 1000),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if o.procs && (o.hours || o.machines) {
-				return usageError(cmd, "procs have their machine in their line", "--procs goes with neither --hours nor --machines")
+				return usageError(cmd, "procs have their machine in their line",
+					"--procs goes with neither --hours nor --machines")
 			}
 			if realmGiven(cmd) && !slices.Contains(args, a.realm) {
 				args = append(args, a.realm)
@@ -55,10 +56,12 @@ What runs counts until some seconds ago. A realm that is removed takes its usage
 	return cmd
 }
 
-// realmsWithin is how long the name service has to say which realms there are, before usage is shown without knowing.
+// realmsWithin is how long the name service has to say which realms there are, before usage is
+// shown without knowing.
 const realmsWithin = 3 * time.Second
 
-// checkRealmsExist says which of them does not, if the name service knows; usage is told without it.
+// checkRealmsExist says which of them does not, if the name service knows; usage is told without
+// it.
 func (a *app) checkRealmsExist(ctx context.Context, names []string) error {
 	if len(names) == 0 {
 		return nil
@@ -74,11 +77,14 @@ func (a *app) checkRealmsExist(ctx context.Context, names []string) error {
 	within, cancel := context.WithTimeout(ctx, realmsWithin)
 	defer cancel()
 	all, err := realmList(within, c)
-	if kind := sigma.KindOf(err); err != nil && ctx.Err() == nil && (kind == sigma.KindUnavailable || kind == sigma.KindTimeout) {
+	if kind := sigma.KindOf(err); err != nil && ctx.Err() == nil && (kind == sigma.KindUnavailable ||
+		kind == sigma.KindTimeout) {
 		return nil
 	}
 	for _, n := range names {
-		if err == nil && n != string(sigma.SystemRealm) && !slices.ContainsFunc(all, func(r state.Realm) bool { return string(r.ID) == n }) {
+		if err == nil && n != string(sigma.SystemRealm) && !slices.ContainsFunc(all, func(r state.Realm) bool {
+			return string(r.ID) == n
+		}) {
 			err = noRealm(sigma.RealmID(n))
 		}
 	}
@@ -127,7 +133,8 @@ func (a *app) usage(ctx context.Context, only []string, o usageOptions) error {
 		}
 	}
 	for _, m := range slices.Sorted(maps.Keys(told)) {
-		a.remark("warning: machine %s does not answer; what it used counts until %s, when it told last", m, told[m].Local().Format("2006-01-02 15:04:05"))
+		a.remark("warning: machine %s does not answer; what it used counts until %s, when it told last", m,
+			told[m].Local().Format("2006-01-02 15:04:05"))
 	}
 	out := sumUsage(all, only, o)
 	if a.json {
@@ -140,7 +147,9 @@ func (a *app) usage(ctx context.Context, only []string, o usageOptions) error {
 	t := newTable(a.out)
 	t.row(head...)
 	for _, u := range out {
-		cells := []any{u.Realm, u.From.Local().Format("2006-01-02 15:04"), u.Starts, u.Ended, secondsWords(u.CPU), memoryHours(u.Memory), sigma.Bytes(u.Egress), u.Requests, secondsWords(u.Served), secondsWords(u.Services.CPU())}
+		cells := []any{u.Realm, u.From.Local().Format("2006-01-02 15:04"), u.Starts, u.Ended, secondsWords(u.CPU),
+			memoryHours(u.Memory), sigma.Bytes(u.Egress), u.Requests, secondsWords(u.Served),
+			secondsWords(u.Services.CPU())}
 		if o.machines {
 			cells = slices.Insert(cells, 1, any(u.Machine))
 		}
@@ -202,7 +211,8 @@ func (a *app) usageProcs(ctx context.Context, only []string) error {
 		if p.Ended != nil {
 			ended = p.Ended.Local().Format("15:04:05")
 		}
-		return []any{p.Realm, p.Proc, clip(p.Name, 24), p.Machine, p.Began.Local().Format("2006-01-02 15:04:05"), ended, secondsWords(p.CPU), memoryHours(p.Memory), sigma.Bytes(p.Egress)}
+		return []any{p.Realm, p.Proc, clip(p.Name, 24), p.Machine, p.Began.Local().Format("2006-01-02 15:04:05"), ended,
+			secondsWords(p.CPU), memoryHours(p.Memory), sigma.Bytes(p.Egress)}
 	}, "REALM", "PROC", "NAME", "MACHINE", "BEGAN", "ENDED", "CPU", "MEMORY", "EGRESS")
 }
 

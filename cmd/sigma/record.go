@@ -32,7 +32,9 @@ const (
 	roleOrdinary = "ordinary" // it joined
 )
 
-// bootSet is what the launcher is told of, sigmad first. A user id belongs to each place (docs/internals/launcher-protocol.md), so no set changes the place of what it has; further bescheds come last.
+// bootSet is what the launcher is told of, sigmad first. A user id belongs to each place
+// (docs/internals/launcher-protocol.md), so no set changes the place of what it has; further
+// bescheds come last.
 func bootSet(r *record) []string {
 	set := bootPrograms
 	switch r.Role {
@@ -64,9 +66,10 @@ type record struct {
 	CPU     sigma.MilliCPU    `json:"cpu,omitempty"`     // 0 = all of the host's
 	Memory  sigma.Bytes       `json:"memory,omitempty"`  // 0 = all of the host's
 	Labels  map[string]string `json:"labels,omitempty"`
-	Etcd    *recordEtcd       `json:"etcd,omitempty"`    // where the names are; nil = in named's own etcd, or as it was told when it joined
-	Encrypt bool              `json:"encrypt,omitempty"` // all that goes to other machines
-	Local   bool              `json:"local,omitempty"`   // its network is that of up --machines
+	// where the names are; nil = in named's own etcd, or as it was told when it joined
+	Etcd    *recordEtcd `json:"etcd,omitempty"`
+	Encrypt bool        `json:"encrypt,omitempty"` // all that goes to other machines
+	Local   bool        `json:"local,omitempty"`   // its network is that of up --machines
 
 	Bescheds int    `json:"bescheds,omitempty"` // that it runs if it is a control machine; 0 = 1
 	Uplink   uint64 `json:"uplink,omitempty"`   // bits a second of the network behind its interface; 0 = what that says
@@ -84,8 +87,10 @@ func readRecord(dir string) (*record, error) {
 		return nil, explainWrite(path, err)
 	}
 	var r record
-	if err := json.Unmarshal(b, &r); err != nil || r.Machine.Check() != nil || !slices.Contains([]string{roleFounder, roleControl, roleOrdinary}, r.Role) {
-		return nil, &sigma.Error{Op: "sigma.readRecord", Path: path, Kind: sigma.KindInvalid, Msg: "does not say what this machine is", Hint: "restore it from a backup"}
+	if err := json.Unmarshal(b, &r); err != nil || r.Machine.Check() != nil ||
+		!slices.Contains([]string{roleFounder, roleControl, roleOrdinary}, r.Role) {
+		return nil, &sigma.Error{Op: "sigma.readRecord", Path: path, Kind: sigma.KindInvalid,
+			Msg: "does not say what this machine is", Hint: "restore it from a backup"}
 	}
 	return &r, nil
 }
@@ -117,16 +122,22 @@ func (o *offer) flags(f *pflag.FlagSet) {
 	f.StringVar(&o.address, "address", "", "`HOST:PORT` where other machines reach this one")
 	f.StringVar(&o.cpu, "cpu", "", "`CORES` that this machine offers, as in 2 or 0.5 (default: all)")
 	f.StringVar(&o.memory, "memory", "", "memory that this machine offers, as in 4GiB; a hard `LIMIT` (default: all)")
-	f.StringVar(&o.encrypt, "encrypt", "", "encrypt what programs say to those of other machines: `yes`, or no to end it; where the network is not private")
+	f.StringVar(&o.encrypt, "encrypt", "",
+		"encrypt what programs say to those of other machines: `yes`, or no to end it; where the network is not "+
+			"private")
 	f.Lookup("encrypt").NoOptDefVal = "yes"
-	f.IntVar(&o.bescheds, "bescheds", 0, "`N` queues of best-effort procs on this machine, if it is a control machine (default: 1)")
-	f.StringVar(&o.uplink, "uplink", "", "`RATE` of the network behind this machine's interface, as in 1Gbit, or none: what latency-critical procs send goes first there (default: the interface's own, if it is known)")
+	f.IntVar(&o.bescheds, "bescheds", 0,
+		"`N` queues of best-effort procs on this machine, if it is a control machine (default: 1)")
+	f.StringVar(&o.uplink, "uplink", "",
+		"`RATE` of the network behind this machine's interface, as in 1Gbit, or none: what latency-critical procs "+
+			"send goes first there (default: the interface's own, if it is known)")
 	f.StringArrayVar(&o.labels, "label", nil, "`NAME=VALUE` that describes this machine, as in zone=a; may be repeated")
 }
 
 // given tells whether anything is said that an ordinary user cannot have.
 func (o *offer) beyondRootless() string {
-	for _, f := range []struct{ name, value string }{{"--address", o.address}, {"--cpu", o.cpu}, {"--memory", o.memory}, {"--uplink", o.uplink}} {
+	for _, f := range []struct{ name, value string }{{"--address", o.address}, {"--cpu", o.cpu}, {"--memory", o.memory},
+		{"--uplink", o.uplink}} {
 		if f.value != "" {
 			return f.name
 		}
@@ -151,14 +162,16 @@ func (o *offer) apply(ctx context.Context, r *record) error {
 	}
 	switch {
 	case o.bescheds < 0 || o.bescheds > besched.ShardsMax:
-		return flagFault("--bescheds %d is not from 1 to %d", o.bescheds, besched.ShardsMax)("one is enough for most systems: sigma up")
+		return flagFault("--bescheds %d is not from 1 to %d", o.bescheds,
+			besched.ShardsMax)("one is enough for most systems: sigma up")
 	case o.bescheds > 0:
 		r.Bescheds = o.bescheds
 	}
 	if o.cpu != "" {
 		cores, err := strconv.ParseFloat(o.cpu, 64)
 		if err != nil || math.IsNaN(cores) || cores < 0.01 || cores > float64(runtime.NumCPU()) {
-			return flagFault("--cpu %.40q is not a number of cores of this host, which has %d", o.cpu, runtime.NumCPU())("write for example --cpu 0.5")
+			return flagFault("--cpu %.40q is not a number of cores of this host, which has %d", o.cpu,
+				runtime.NumCPU())("write for example --cpu 0.5")
 		}
 		r.CPU = sigma.MilliCPU(math.Round(cores * 1000))
 	}
@@ -168,7 +181,8 @@ func (o *offer) apply(ctx context.Context, r *record) error {
 			return withCode(exitUsage, err)
 		}
 		if host := hostMemory(); m < shareLeast || m > host {
-			return flagFault("--memory %v is not between %v and the host's %v", m, sigma.Bytes(shareLeast), host)("write for example --memory 2GiB")
+			return flagFault("--memory %v is not between %v and the host's %v", m, sigma.Bytes(shareLeast),
+				host)("write for example --memory 2GiB")
 		}
 		r.Memory = m
 	}
@@ -177,7 +191,8 @@ func (o *offer) apply(ctx context.Context, r *record) error {
 	case "yes", "no":
 		r.Encrypt = o.encrypt == "yes"
 	default:
-		return flagFault("--encrypt %.40q is neither yes nor no", o.encrypt)("write --encrypt, or --encrypt=no to end it")
+		return flagFault("--encrypt %.40q is neither yes nor no",
+			o.encrypt)("write --encrypt, or --encrypt=no to end it")
 	}
 	if err := noteUplink(o.uplink, r); err != nil {
 		return err
@@ -188,7 +203,10 @@ func (o *offer) apply(ctx context.Context, r *record) error {
 	r.Labels = map[string]string{}
 	for _, l := range o.labels {
 		name, value, ok := strings.Cut(l, "=")
-		if _, twice := r.Labels[name]; !ok || name == "" || value == "" || twice || len(l) > 200 || strings.ContainsFunc(l, func(c rune) bool { return c <= ' ' || c == ',' || c > '~' }) {
+		if _, twice := r.Labels[name]; !ok || name == "" || value == "" || twice || len(l) > 200 ||
+			strings.ContainsFunc(l, func(c rune) bool {
+				return c <= ' ' || c == ',' || c > '~'
+			}) {
 			return flagFault("--label %.80q is not NAME=VALUE, each name once", l)("write for example --label zone=a")
 		}
 		r.Labels[name] = value
@@ -202,7 +220,8 @@ const shareLeast = 128 << 20
 // flagFault is an error of the command line; its result takes the hint.
 func flagFault(format string, args ...any) func(hint string) error {
 	return func(hint string) error {
-		return withCode(exitUsage, &sigma.Error{Op: "sigma.flags", Kind: sigma.KindInvalid, Msg: fmt.Sprintf(format, args...), Hint: hint})
+		return withCode(exitUsage, &sigma.Error{Op: "sigma.flags", Kind: sigma.KindInvalid,
+			Msg: fmt.Sprintf(format, args...), Hint: hint})
 	}
 }
 

@@ -54,7 +54,8 @@ func (a *app) connectTo(ctx context.Context, realm sigma.RealmID) (*sdk.Client, 
 	}
 	c, err := sdk.Connect(ctx, a.socket(), realm)
 	var e *sigma.Error
-	if errors.As(err, &e) && e.Kind == sigma.KindUnavailable && e.Op == "sdk.Connect" && a.addr == "" && homeOf(a.data) != a.defaultData() {
+	if errors.As(err, &e) && e.Kind == sigma.KindUnavailable && e.Op == "sdk.Connect" && a.addr == "" &&
+		homeOf(a.data) != a.defaultData() {
 		e.Hint = "start it with: " + commandOn("up --detach", a.data) // not another one
 	}
 	if errors.As(err, &e) && e.Kind == sigma.KindNotFound {
@@ -64,7 +65,8 @@ func (a *app) connectTo(ctx context.Context, realm sigma.RealmID) (*sdk.Client, 
 }
 
 func noRealm(id sigma.RealmID) error {
-	return &sigma.Error{Op: "sigma.connect", Realm: id, Kind: sigma.KindNotFound, Msg: fmt.Sprintf("there is no realm %q", id),
+	return &sigma.Error{Op: "sigma.connect", Realm: id, Kind: sigma.KindNotFound,
+		Msg:  fmt.Sprintf("there is no realm %q", id),
 		Hint: "list realms with: sigma realm ls; make this one with: sigma realm create " + string(id)}
 }
 
@@ -78,7 +80,8 @@ func (a *app) reading(cmd *cobra.Command, run func(ctx context.Context, args []s
 		}
 		err := run(ctx, args, age)
 		if age != nil && age.Most() > 0 {
-			a.remark("warning: the name service does not answer; this is what was known %v ago", age.Most().Round(100*time.Millisecond))
+			a.remark("warning: the name service does not answer; this is what was known %v ago",
+				age.Most().Round(100*time.Millisecond))
 		}
 		return err
 	}
@@ -103,7 +106,8 @@ func (a *app) printJSON(v any) error {
 	return enc.Encode(v)
 }
 
-// remark writes lines for people beside the answer. What tenants chose in its arguments makes no lines of its own.
+// remark writes lines for people beside the answer. What tenants chose in its arguments makes no
+// lines of its own.
 func (a *app) remark(format string, args ...any) {
 	for i, x := range args {
 		switch x := x.(type) {
@@ -143,9 +147,13 @@ Who has a credential of a realm (sigma realm credential) works in it as any user
 	root.SetErr(a.err)
 	root.SetFlagErrorFunc(flagError)
 	f := root.PersistentFlags()
-	f.StringVar(&a.addr, "addr", a.getenv("SIGMA_ADDR"), "admin `SOCKET` of the system (env SIGMA_ADDR; default DATA/"+adminSocket+")")
-	f.StringVar(&a.data, "data", orElse(a.getenv("SIGMA_DATA"), a.defaultData()), "`DIR` that holds all state of the system (env SIGMA_DATA)")
-	f.StringVar(&a.credential, "credential", "", "`FILE` with a credential of a realm, or @VARIABLE of the environment, to work as its role allows, without root (env SIGMA_CREDENTIAL: the credential, or a FILE)")
+	f.StringVar(&a.addr, "addr", a.getenv("SIGMA_ADDR"),
+		"admin `SOCKET` of the system (env SIGMA_ADDR; default DATA/"+adminSocket+")")
+	f.StringVar(&a.data, "data", orElse(a.getenv("SIGMA_DATA"), a.defaultData()),
+		"`DIR` that holds all state of the system (env SIGMA_DATA)")
+	f.StringVar(&a.credential, "credential", "",
+		"`FILE` with a credential of a realm, or @VARIABLE of the environment, to work as its role allows, without "+
+			"root (env SIGMA_CREDENTIAL: the credential, or a FILE)")
 	f.BoolVar(&a.json, "json", false, "print JSON instead of text")
 	root.SetUsageTemplate(usageTemplate)
 	a.addCommands(root)
@@ -155,7 +163,8 @@ Who has a credential of a realm (sigma realm credential) works in it as any user
 	return root
 }
 
-// usageTemplate is what --help shows below the prose. {{.UseLine}} is written by each command, flags that matter in it.
+// usageTemplate is what --help shows below the prose. {{.UseLine}} is written by each command,
+// flags that matter in it.
 const usageTemplate = `Usage:
   {{.UseLine}}{{if .Aliases}}
 
@@ -180,7 +189,8 @@ Flags of all commands:
 More about one: {{.CommandPath}} COMMAND --help{{end}}
 `
 
-// finish gives every command --realm, and -r where the command has no -r (recursive) of its own, and what else is the same for all.
+// finish gives every command --realm, and -r where the command has no -r (recursive) of its own,
+// and what else is the same for all.
 func (a *app) finish(cmd *cobra.Command) {
 	cmd.DisableFlagsInUseLine = true
 	if f := cmd.Flags(); f.Lookup("realm") == nil {
@@ -188,7 +198,8 @@ func (a *app) finish(cmd *cobra.Command) {
 		if f.ShorthandLookup(short) != nil {
 			short = ""
 		}
-		f.StringVarP(&a.realm, "realm", short, orElse(a.getenv("SIGMA_REALM"), string(sigma.DefaultRealm)), "`REALM` to work in (env SIGMA_REALM)")
+		f.StringVarP(&a.realm, "realm", short, orElse(a.getenv("SIGMA_REALM"), string(sigma.DefaultRealm)),
+			"`REALM` to work in (env SIGMA_REALM)")
 	}
 	switch {
 	case cmd.Name() == "help":
@@ -204,7 +215,8 @@ func (a *app) finish(cmd *cobra.Command) {
 	}
 }
 
-// realmGiven says whether the command line names the realm to work in, before the verb or after it: each command has a flag --realm of its own.
+// realmGiven says whether the command line names the realm to work in, before the verb or after it:
+// each command has a flag --realm of its own.
 func realmGiven(cmd *cobra.Command) bool {
 	for ; cmd != nil; cmd = cmd.Parent() {
 		if cmd.Flags().Changed("realm") {

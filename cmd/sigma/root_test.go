@@ -8,7 +8,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Goal: --realm means the same before the verb, before its part and after both, also to verbs that ask whether it was given.
+// Goal: --realm means the same before the verb, before its part and after both, also to verbs that
+// ask whether it was given.
 func TestRealmGiven(t *testing.T) {
 	f := newFake(t)
 	file := filepath.Join(t.TempDir(), "names")
@@ -25,13 +26,17 @@ func TestRealmGiven(t *testing.T) {
 	}
 }
 
-// Goal: what cannot be a path or a realm's name is a mistake in the command line, for whatever verb; the same said of something else is a failure.
+// Goal: what cannot be a path or a realm's name is a mistake in the command line, for whatever
+// verb; the same said of something else is a failure.
 func TestMistypedWords(t *testing.T) {
 	f := newFake(t)
 	file := write(t, filepath.Join(t.TempDir(), "file"), []byte("x"))
 	for _, args := range [][]string{
-		{"ls", "x"}, {"cat", "/.."}, {"rm", "x"}, {"mkdir", "x"}, {"stat", "x"}, {"chmod", "600", "x"}, {"ln", "/a", "x"}, {"mv", "x", "/a"}, {"mv", "/a", "x"},
-		{"put", file, "x"}, {"get", "x", file}, {"watch", "x"}, {"lease", "hold", "x"}, {"realm", "create", "../x"}, {"realm", "rm", "../x"}, {"realm", "inspect", "../x"}, {"usage", "../x"}, {"realm", "set", "--shares", "2", "../x"},
+		{"ls", "x"}, {"cat", "/.."}, {"rm", "x"}, {"mkdir", "x"}, {"stat", "x"}, {"chmod", "600", "x"},
+		{"ln", "/a", "x"}, {"mv", "x", "/a"}, {"mv", "/a", "x"},
+		{"put", file, "x"}, {"get", "x", file}, {"watch", "x"}, {"lease", "hold", "x"}, {"realm", "create", "../x"},
+		{"realm", "rm", "../x"}, {"realm", "inspect", "../x"}, {"usage", "../x"}, {"realm", "set", "--shares", "2",
+			"../x"},
 	} {
 		if got := f.sigma(args...); got.code != exitUsage || got.out != "" {
 			t.Errorf("%q: %+v", args, got)

@@ -9,7 +9,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// rootlessFinding says whether this user could start a system without root, and what would be weaker.
+// rootlessFinding says whether this user could start a system without root, and what would be
+// weaker.
 func rootlessFinding() finding {
 	f := finding{Check: "rootless", State: findingOK, Found: "not needed: this is root"}
 	if os.Geteuid() == 0 {
@@ -20,7 +21,8 @@ func rootlessFinding() finding {
 		f.State, f.Found, f.Advice = findingWeak, r.Missing, r.HowMore
 		return f
 	}
-	f.Found, f.Advice = fmt.Sprintf("%d uids, cgroup %s", r.Count(), orElse(r.CGroup, "none")), strings.Join(r.Weaker(), "; ")
+	f.Found, f.Advice = fmt.Sprintf("%d uids, cgroup %s", r.Count(), orElse(r.CGroup, "none")),
+		strings.Join(r.Weaker(), "; ")
 	f.State = findingWeak
 	return f
 }
@@ -32,7 +34,8 @@ func (a *app) startRootless(asked bool) (*hostsetup.RootlessStart, error) {
 	}
 	r := hostsetup.FindRootless()
 	if r.Missing != "" {
-		return nil, &sigma.Error{Op: "sigma.up", Kind: sigma.KindUnavailable, Msg: "rootless mode cannot be had here: " + r.Missing, Hint: r.HowMore}
+		return nil, &sigma.Error{Op: "sigma.up", Kind: sigma.KindUnavailable,
+			Msg: "rootless mode cannot be had here: " + r.Missing, Hint: r.HowMore}
 	}
 	for _, w := range r.Weaker() {
 		a.remark("rootless: %s", w)

@@ -38,7 +38,8 @@ type runOptions struct {
 func newRunCommand(a *app) *cobra.Command {
 	var o runOptions
 	cmd := &cobra.Command{
-		Use:   "run [--name NAME] [-e NAME=VALUE] [-m SIZE] [--profile PROFILE] [--view ENTRY]... [--lc CORES] [--near PATH] [-d] PROGRAM [ARG...]",
+		Use: "run [--name NAME] [-e NAME=VALUE] [-m SIZE] [--profile PROFILE] [--view ENTRY]... [--lc CORES] " +
+			"[--near PATH] [-d] PROGRAM [ARG...]",
 		Short: "Run a program as a proc and show its output",
 		Long: `Run a program as an isolated proc, show what it writes, and exit with its code.
 
@@ -85,14 +86,20 @@ the program cannot be executed; 127 if there is none.`,
 // flags are those that say what a descriptor has.
 func (o *runOptions) flags(f *pflag.FlagSet) {
 	f.SetInterspersed(false) // what follows PROGRAM is the program's
-	f.StringArrayVarP(&o.env, "env", "e", nil, "`NAME=VALUE` for the proc's environment; NAME alone takes the value from here")
+	f.StringArrayVarP(&o.env, "env", "e", nil,
+		"`NAME=VALUE` for the proc's environment; NAME alone takes the value from here")
 	f.StringVarP(&o.memory, "memory", "m", "", "`SIZE` of memory the proc may use at most, such as 256M (default 64M)")
 	f.StringVar(&o.memory, "mem", "", "the same as --memory")
-	f.StringVar(&o.profile, "profile", "", "`PROFILE` of the calls the proc may make: sigma, or linux for unmodified programs (default sigma)")
-	f.StringArrayVar(&o.view, "view", nil, "`ENTRY` of what the proc sees: PATH=TARGET:RIGHTS, as in /in=/s3/data:ro; can be repeated (default: all of the realm)")
+	f.StringVar(&o.profile, "profile", "",
+		"`PROFILE` of the calls the proc may make: sigma, or linux for unmodified programs (default sigma)")
+	f.StringArrayVar(&o.view, "view", nil,
+		"`ENTRY` of what the proc sees: PATH=TARGET:RIGHTS, as in /in=/s3/data:ro; can be repeated (default: all of "+
+			"the realm)")
 	f.StringVar(&o.lc, "lc", "", "be latency-critical and reserve `CORES`, as in 0.5 (default: best-effort)")
-	f.StringArrayVar(&o.where, "where", nil, "`NAME=VALUE`, a label that the machine must have; with --lc; can be repeated")
-	f.StringVar(&o.spread, "spread", "", "`LABEL` whose values are failure domains, as in zone; with --lc (default: each machine is one)")
+	f.StringArrayVar(&o.where, "where", nil,
+		"`NAME=VALUE`, a label that the machine must have; with --lc; can be repeated")
+	f.StringVar(&o.spread, "spread", "",
+		"`LABEL` whose values are failure domains, as in zone; with --lc (default: each machine is one)")
 	f.StringVar(&o.near, "near", "", "`PATH` of data in /ux, on whose machine the proc should run")
 	f.Lookup("mem").Hidden = true
 }
@@ -201,7 +208,8 @@ func (a *app) run(ctx context.Context, o runOptions, args []string) error {
 	return a.attend(ctx, c, ids[0], d.Name, in)
 }
 
-// refusedWait is how long run -d looks whether a latency-critical proc is refused, which happens at once where no machine could ever take it.
+// refusedWait is how long run -d looks whether a latency-critical proc is refused, which happens at
+// once where no machine could ever take it.
 const refusedWait = time.Second
 
 // refused is the reason why a proc cannot start, if that is known soon.
@@ -215,7 +223,8 @@ func refused(ctx context.Context, c sigma.Procs, id sigma.ProcID) error {
 	return withCode(startCode(sigma.KindOf(err)), err)
 }
 
-// machineOf is the machine that has the data at a path; none of no path. Data that is not there yet is to be made there.
+// machineOf is the machine that has the data at a path; none of no path. Data that is not there yet
+// is to be made there.
 func machineOf(ctx context.Context, c *sdk.Client, path string) (sigma.MachineID, error) {
 	if path == "" {
 		return "", nil
@@ -241,7 +250,9 @@ func machineOf(ctx context.Context, c *sdk.Client, path string) (sigma.MachineID
 		}
 		return id, nil
 	}
-	return "", withCode(exitUsage, &sigma.Error{Op: "sigma.run", Path: path, Kind: sigma.KindInvalid, Msg: "is on no machine of its own", Hint: "name data in scratch storage, as in --near /ux/m2/in, or the machine's directory itself"})
+	return "", withCode(exitUsage, &sigma.Error{Op: "sigma.run", Path: path, Kind: sigma.KindInvalid,
+		Msg:  "is on no machine of its own",
+		Hint: "name data in scratch storage, as in --near /ux/m2/in, or the machine's directory itself"})
 }
 
 func (a *app) printID(id sigma.ProcID) error {
@@ -298,7 +309,8 @@ func lostSight(id sigma.ProcID, err error) error {
 	if sigma.KindOf(err) == sigma.KindLost {
 		hint = "the system was stopped or died, and its procs with it: see sigma status"
 	}
-	return &sigma.Error{Op: "sigma.attend", Kind: sigma.KindOf(err), Msg: fmt.Sprintf("lost sight of proc %s", id), Hint: hint, Err: err}
+	return &sigma.Error{Op: "sigma.attend", Kind: sigma.KindOf(err), Msg: fmt.Sprintf("lost sight of proc %s", id),
+		Hint: hint, Err: err}
 }
 
 func exitCodeOrNil(code int) error {
@@ -342,9 +354,12 @@ func (a *app) explainEnd(id sigma.ProcID, name string, s sigma.Status) {
 	msg := printable(s.Msg)
 	switch s.Code {
 	case sigma.StatusOOM:
-		a.remark("sigma: %s was killed because it used more memory than it may\nhint: give it more with: sigma run -m SIZE", name)
+		a.remark(
+			"sigma: %s was killed because it used more memory than it may\nhint: give it more with: sigma run -m SIZE",
+			name)
 	case sigma.StatusLost:
-		a.remark("sigma: %s was lost: %s\nhint: it may have done all, some or none of its work", name, orElse(msg, "its machine or scheduler died"))
+		a.remark("sigma: %s was lost: %s\nhint: it may have done all, some or none of its work", name,
+			orElse(msg, "its machine or scheduler died"))
 	case sigma.StatusCrashed, sigma.StatusEvicted:
 		a.remark("sigma: %s (%s) %s", name, id, endWords(s))
 	case sigma.StatusError:
@@ -407,7 +422,8 @@ func (in *interrupts) patience() time.Duration {
 	return 0
 }
 
-// context gives a context that the first signal ends, until done is called; done can be called again.
+// context gives a context that the first signal ends, until done is called; done can be called
+// again.
 func (in *interrupts) context(ctx context.Context) (_ context.Context, done func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	ended := make(chan struct{})

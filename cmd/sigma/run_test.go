@@ -64,11 +64,13 @@ func elfImage(o elfOptions) []byte {
 func want(t *testing.T, got result, code int, out, errPart string) {
 	t.Helper()
 	if got.code != code || got.out != out || !strings.Contains(got.err, errPart) || errPart == "" && got.err != "" {
-		t.Errorf("got code %d, stdout %q, stderr %q; want %d, %q, and stderr with %q", got.code, got.out, got.err, code, out, errPart)
+		t.Errorf("got code %d, stdout %q, stderr %q; want %d, %q, and stderr with %q", got.code, got.out, got.err, code,
+			out, errPart)
 	}
 }
 
-// A run stores the program once, passes what was asked for, shows both streams and ends with the proc's code.
+// A run stores the program once, passes what was asked for, shows both streams and ends with the
+// proc's code.
 func TestRun(t *testing.T) {
 	f := newFake(t)
 	program := staticProgram(t, "hello")
@@ -77,9 +79,11 @@ func TestRun(t *testing.T) {
 		p.write("stderr", strings.Join(p.Env, " "))
 		return sigma.Status{Code: sigma.StatusError, ExitCode: 7}
 	})
-	want(t, f.sigma("run", "--name", "n", "-e", "A=1", "--env", "B=", "-m", "128M", program, "-x", "--json"), 7, "-x --json", "A=1 B=")
+	want(t, f.sigma("run", "--name", "n", "-e", "A=1", "--env", "B=", "-m", "128M", program, "-x", "--json"), 7,
+		"-x --json", "A=1 B=")
 	p := f.spawned()[0]
-	if p.Name != "n" || p.Memory != 128*sigma.MiB || !strings.HasPrefix(p.Program, "/bin/hello-") || len(p.Program) != len("/bin/hello-")+12 {
+	if p.Name != "n" || p.Memory != 128*sigma.MiB || !strings.HasPrefix(p.Program, "/bin/hello-") ||
+		len(p.Program) != len("/bin/hello-")+12 {
 		t.Errorf("spawned %+v", p.Descriptor)
 	}
 	got := f.sigma("cat", p.Program)
@@ -110,7 +114,8 @@ func TestRunStreams(t *testing.T) {
 		return sigma.Status{Code: sigma.StatusOK}
 	})
 	a := &app{out: shown, err: shown, getenv: func(string) string { return "" }}
-	if code := a.execute(t.Context(), []string{"--addr", f.addr, "run", staticProgram(t, "p")}); code != 0 || len(shown) != 1 {
+	if code := a.execute(t.Context(), []string{"--addr", f.addr, "run", staticProgram(t, "p")}); code != 0 ||
+		len(shown) != 1 {
 		t.Errorf("code %d, %d writes after the last that was waited for", code, len(shown))
 	}
 }
@@ -148,7 +153,8 @@ func TestRunCodes(t *testing.T) {
 	}
 }
 
-// What is wrong with a program is said with what to do, before anything is stored, with docker's codes.
+// What is wrong with a program is said with what to do, before anything is stored, with docker's
+// codes.
 func TestRunBadPrograms(t *testing.T) {
 	f := newFake(t)
 	dir := t.TempDir()
@@ -195,14 +201,16 @@ func TestRunBadPrograms(t *testing.T) {
 		}
 	}
 	want(t, f.sigma("run", "--near", "ux", file("hello", good, 0o755)), 2, "", "does not start with /")
-	want(t, f.sigma("run", "--near", "/ux/nosuch/x", file("hello", good, 0o755)), 125, "", `there is no machine "nosuch"`)
+	want(t, f.sigma("run", "--near", "/ux/nosuch/x", file("hello", good, 0o755)), 125, "",
+		`there is no machine "nosuch"`)
 	want(t, f.sigma("ls", "/bin"), 0, "", "")
 	if n := len(f.spawned()); n != 0 {
 		t.Errorf("%d procs were spawned", n)
 	}
 }
 
-// The first ^C gives notice with a second of grace, the second one kills; the exit code is the signal's.
+// The first ^C gives notice with a second of grace, the second one kills; the exit code is the
+// signal's.
 func TestRunInterrupted(t *testing.T) {
 	f := newFake(t)
 	program := staticProgram(t, "p")
@@ -236,7 +244,8 @@ func TestRunDetached(t *testing.T) {
 	program := staticProgram(t, "p")
 	first := strings.TrimSpace(f.sigma("run", "-d", "--name", "first", program).out)
 	var second struct{ ID string }
-	if err := json.Unmarshal([]byte(f.sigma("run", "-d", "--name", "second", "--json", program).out), &second); err != nil {
+	if err := json.Unmarshal([]byte(f.sigma("run", "-d", "--name", "second", "--json", program).out),
+		&second); err != nil {
 		t.Fatal(err)
 	}
 	want(t, f.sigma("ps", "-q"), 0, first+"\n"+second.ID+"\n", "")
@@ -250,7 +259,8 @@ func TestRunDetached(t *testing.T) {
 	want(t, f.sigma("logs", "-f", "--stderr", "second"), 0, "", "err")
 	want(t, f.sigma("ps", "-q"), 0, "", "")
 	var list []state.Proc
-	if err := json.Unmarshal([]byte(f.sigma("ps", "-a", "--json").out), &list); err != nil || len(list) != 2 || list[0].Status.ExitCode != 143 || list[0].Status.Message != "5s" {
+	if err := json.Unmarshal([]byte(f.sigma("ps", "-a", "--json").out), &list); err != nil || len(list) != 2 ||
+		list[0].Status.ExitCode != 143 || list[0].Status.Message != "5s" {
 		t.Errorf("ps -a --json: %v %+v", err, list)
 	}
 	if got := f.sigma("inspect", "first"); !strings.Contains(got.out, "evicted (terminated)") {
@@ -263,11 +273,14 @@ func TestRunDetached(t *testing.T) {
 
 func TestFindProc(t *testing.T) {
 	procs := []sigma.ProcInfo{
-		{ID: "aaaa1111", Name: "old", State: sigma.ProcEnded}, {ID: "aabb2222", Name: "web"}, {ID: "aabb3333", Name: "web"},
-		{ID: "ccdd4444", Name: "job", State: sigma.ProcEnded}, {ID: "ccdd5555", Name: "job"}, {ID: "web99999", Name: "x"},
+		{ID: "aaaa1111", Name: "old", State: sigma.ProcEnded}, {ID: "aabb2222", Name: "web"},
+		{ID: "aabb3333", Name: "web"},
+		{ID: "ccdd4444", Name: "job", State: sigma.ProcEnded}, {ID: "ccdd5555", Name: "job"},
+		{ID: "web99999", Name: "x"},
 	}
 	for word, want := range map[string]string{
-		"aaaa1111": "aaaa1111", "aaa": "aaaa1111", "old": "aaaa1111", "aabb2": "aabb2222", "job": "ccdd5555", "ccdd4": "ccdd4444", "x": "web99999",
+		"aaaa1111": "aaaa1111", "aaa": "aaaa1111", "old": "aaaa1111", "aabb2": "aabb2222", "job": "ccdd5555",
+		"ccdd4": "ccdd4444", "x": "web99999",
 		"web": "", "aabb": "", "aa": "", "": "", "nobody": "",
 	} {
 		got, err := findProc(procs, word)
@@ -294,10 +307,13 @@ func (r refusing) WaitStart(ctx context.Context, _ sigma.ProcID) error {
 	return r.err
 }
 
-// Goal: run -d of a proc that no machine can ever take fails with the code of a start that did; one that waits for room is no failure.
+// Goal: run -d of a proc that no machine can ever take fails with the code of a start that did; one
+// that waits for room is no failure.
 func TestRefused(t *testing.T) {
-	err := refused(t.Context(), refusing{err: sigma.Errorf("lcsched", sigma.KindInvalid, "there is no machine with zone=none")}, "p")
-	if code := (&app{}).codeOf(err); code != startCode(sigma.KindInvalid) || !strings.Contains(err.Error(), "zone=none") {
+	err := refused(t.Context(), refusing{err: sigma.Errorf("lcsched", sigma.KindInvalid,
+		"there is no machine with zone=none")}, "p")
+	if code := (&app{}).codeOf(err); code != startCode(sigma.KindInvalid) || !strings.Contains(err.Error(),
+		"zone=none") {
 		t.Errorf("refused: code %d, %v", code, err)
 	}
 	if err := refused(t.Context(), refusing{}, "p"); err != nil {

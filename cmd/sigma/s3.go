@@ -15,7 +15,8 @@ import (
 const s3Scheme = "s3://"
 
 func newS3Command(a *app) *cobra.Command {
-	cmd := a.group("s3", "Work with buckets and objects, and say where they are kept", `Work with the buckets and objects of the realm by the names that S3's tools use:
+	cmd := a.group("s3", "Work with buckets and objects, and say where they are kept",
+		`Work with the buckets and objects of the realm by the names that S3's tools use:
 s3://BUCKET/KEY is the file /s3/BUCKET/KEY of the realm's tree, and all that "sigma ls",
 "cp", "rm" and other commands can do with files they do with objects too.
 
@@ -146,7 +147,9 @@ with "sigma s3 bucket rm".`,
 			}
 			for _, p := range paths {
 				if clean := path.Clean(p); path.Dir(clean) == bucketsDir {
-					return usageError(nil, "remove the bucket with all that is in it: sigma s3 bucket rm -r "+path.Base(clean), "%s names a bucket, no object", s3Scheme+path.Base(clean))
+					return usageError(nil,
+						"remove the bucket with all that is in it: sigma s3 bucket rm -r "+path.Base(clean),
+						"%s names a bucket, no object", s3Scheme+path.Base(clean))
 				}
 			}
 			return a.rm(cmd.Context(), paths, recursive, force)
@@ -158,7 +161,8 @@ with "sigma s3 bucket rm".`,
 }
 
 func newS3BucketCommand(a *app) *cobra.Command {
-	cmd := a.group("bucket", "Make, list and remove buckets", `Make, list and remove buckets of the realm. A name is 1 to 63 of a-z, 0-9 and -,
+	cmd := a.group("bucket", "Make, list and remove buckets",
+		`Make, list and remove buckets of the realm. A name is 1 to 63 of a-z, 0-9 and -,
 beginning and ending with a letter or digit; other realms may use the same.`)
 	cmd.Example = `  sudo sigma s3 bucket create photos
   sudo sigma s3 bucket ls`
@@ -207,7 +211,9 @@ func (a *app) s3BucketCreate(ctx context.Context, words []string) error {
 	return a.eachBucket(ctx, words, func(c sigma.Namespace, p string) error {
 		err := c.Mkdir(ctx, p, 0o755)
 		if err != nil && sigma.KindOf(err) == sigma.KindExists {
-			return &sigma.Error{Op: "sigma.s3BucketCreate", Kind: sigma.KindExists, Msg: fmt.Sprintf("there is a bucket %q already", path.Base(p)), Hint: "list buckets with: sigma s3 bucket ls"}
+			return &sigma.Error{Op: "sigma.s3BucketCreate", Kind: sigma.KindExists,
+				Msg:  fmt.Sprintf("there is a bucket %q already", path.Base(p)),
+				Hint: "list buckets with: sigma s3 bucket ls"}
 		}
 		return err
 	})
@@ -227,15 +233,18 @@ func (a *app) s3BucketRm(ctx context.Context, words []string, recursive bool) er
 		case err == nil:
 			return nil
 		case kind == sigma.KindNotFound:
-			return &sigma.Error{Op: "sigma.s3BucketRm", Kind: kind, Msg: fmt.Sprintf("there is no bucket %q", path.Base(p)), Hint: "list buckets with: sigma s3 bucket ls"}
+			return &sigma.Error{Op: "sigma.s3BucketRm", Kind: kind, Msg: fmt.Sprintf("there is no bucket %q",
+				path.Base(p)), Hint: "list buckets with: sigma s3 bucket ls"}
 		case kind == sigma.KindNotEmpty:
-			return &sigma.Error{Op: "sigma.s3BucketRm", Kind: kind, Msg: fmt.Sprintf("the bucket %q has objects", path.Base(p)), Hint: "remove it with all that is in it: sigma s3 bucket rm -r " + path.Base(p)}
+			return &sigma.Error{Op: "sigma.s3BucketRm", Kind: kind, Msg: fmt.Sprintf("the bucket %q has objects",
+				path.Base(p)), Hint: "remove it with all that is in it: sigma s3 bucket rm -r " + path.Base(p)}
 		}
 		return err
 	})
 }
 
-// eachBucket does something with buckets, in their order, and prints the names of those with which it was done.
+// eachBucket does something with buckets, in their order, and prints the names of those with which
+// it was done.
 func (a *app) eachBucket(ctx context.Context, words []string, do func(c sigma.Namespace, p string) error) error {
 	paths := make([]string, len(words))
 	for i, w := range words {

@@ -34,7 +34,8 @@ type storeOptions struct {
 }
 
 func newS3StoreCommand(a *app) *cobra.Command {
-	cmd := a.group("store", "Say in which object store objects are kept", `Objects are kept on the disk of the first machine unless a store of S3's kind is set, for
+	cmd := a.group("store", "Say in which object store objects are kept",
+		`Objects are kept on the disk of the first machine unless a store of S3's kind is set, for
 a realm or, with --all, for all that have none of their own.`)
 	cmd.Example = `  sudo sigma s3 store ls`
 	var o storeOptions
@@ -62,7 +63,8 @@ This must be asked on the machine that serves the objects: the first of the syst
 	f.StringVar(&o.credentials, "credentials", "", "`FILE` with the keys, or -")
 	f.StringVar(&o.profile, "profile", "default", "`NAME` of the section of that file")
 	f.StringVar(&o.region, "region", "", "`REGION` of the store (default us-east-1)")
-	f.StringVar(&o.cas, "ca", "", "`FILE` with the certificates of the authority of the store, in PEM (default: the well-known ones)")
+	f.StringVar(&o.cas, "ca", "",
+		"`FILE` with the certificates of the authority of the store, in PEM (default: the well-known ones)")
 	all, check := false, false
 	rm := &cobra.Command{
 		Use:     "rm [--all]",
@@ -101,7 +103,8 @@ func (a *app) storeRealm(all bool) sigma.RealmID {
 func (a *app) s3StoreSet(ctx context.Context, address string, o storeOptions) error {
 	st := store.Store{URL: address, Region: o.region}
 	if o.credentials == "" {
-		return usageError(nil, "name the file with the keys: --credentials FILE", "a store is of no use without credentials")
+		return usageError(nil, "name the file with the keys: --credentials FILE",
+			"a store is of no use without credentials")
 	}
 	text, err := a.readSecret(o.credentials)
 	if err != nil {
@@ -113,7 +116,8 @@ func (a *app) s3StoreSet(ctx context.Context, address string, o storeOptions) er
 	if o.cas != "" {
 		pem, err := os.ReadFile(o.cas)
 		if err != nil || len(pem) > authoritiesMax || !bytes.Contains(pem, []byte("-----BEGIN CERTIFICATE")) {
-			return &sigma.Error{Op: "sigma.s3StoreSet", Path: o.cas, Kind: sigma.KindInvalid, Msg: "is no file of certificates in PEM", Err: err}
+			return &sigma.Error{Op: "sigma.s3StoreSet", Path: o.cas, Kind: sigma.KindInvalid,
+				Msg: "is no file of certificates in PEM", Err: err}
 		}
 		st.CA = string(pem)
 	}
@@ -172,7 +176,8 @@ func storeAddresses(ctx context.Context, address string) ([]netip.AddrPort, erro
 		return out, nil // the first is good
 	}
 	for _, ip := range ips {
-		if x := netip.AddrPortFrom(ip.Unmap(), first.Port()); x != first && ip.Zone() == "" && len(out) < storeAddressesMax {
+		if x := netip.AddrPortFrom(ip.Unmap(), first.Port()); x != first && ip.Zone() == "" &&
+			len(out) < storeAddressesMax {
 			out = append(out, x)
 		}
 	}
@@ -194,7 +199,9 @@ func (a *app) readSecret(name string) ([]byte, error) {
 			return nil, sigma.Wrap(op, name, err)
 		}
 		if st.Mode().IsRegular() && st.Mode().Perm()&0o077 != 0 {
-			return nil, &sigma.Error{Op: op, Path: name, Kind: sigma.KindPermission, Msg: "others may read the keys in it", Hint: "chmod 600 " + name + ", or give them by standard input: --credentials -"}
+			return nil, &sigma.Error{Op: op, Path: name, Kind: sigma.KindPermission,
+				Msg:  "others may read the keys in it",
+				Hint: "chmod 600 " + name + ", or give them by standard input: --credentials -"}
 		}
 		in = f
 	}
@@ -208,10 +215,14 @@ func (a *app) readSecret(name string) ([]byte, error) {
 	return text, nil
 }
 
-// parseCredentials reads a file of sections of keys and values, as S3's tools have it. What is wrong is told without what is in it.
+// parseCredentials reads a file of sections of keys and values, as S3's tools have it. What is
+// wrong is told without what is in it.
 func parseCredentials(text []byte, profile string) (access, secret, token string, err error) {
 	wrong := func(format string, args ...any) (string, string, string, error) {
-		return "", "", "", &sigma.Error{Op: "sigma.parseCredentials", Kind: sigma.KindInvalid, Msg: fmt.Sprintf(format, args...), Hint: "it looks like this: [default], and below it aws_access_key_id = ... and aws_secret_access_key = ..., each on a line of its own"}
+		return "", "", "", &sigma.Error{Op: "sigma.parseCredentials", Kind: sigma.KindInvalid,
+			Msg: fmt.Sprintf(format, args...),
+			Hint: "it looks like this: [default], and below it aws_access_key_id = ... and aws_secret_access_key = " +
+				"..., each on a line of its own"}
 	}
 	section, number := "default", 0
 	lines := bufio.NewScanner(bytes.NewReader(text))
@@ -237,7 +248,8 @@ func parseCredentials(text []byte, profile string) (access, secret, token string
 		if section != profile {
 			continue
 		}
-		to := map[string]*string{"aws_access_key_id": &access, "aws_secret_access_key": &secret, "aws_session_token": &token}[strings.TrimSpace(key)]
+		to := map[string]*string{"aws_access_key_id": &access, "aws_secret_access_key": &secret,
+			"aws_session_token": &token}[strings.TrimSpace(key)]
 		if to != nil {
 			*to = strings.TrimSpace(value)
 		}
@@ -246,7 +258,8 @@ func parseCredentials(text []byte, profile string) (access, secret, token string
 	case lines.Err() != nil:
 		return wrong("the credentials have a line that is too long")
 	case access == "" || secret == "":
-		return wrong("the credentials have no aws_access_key_id and aws_secret_access_key in the section [%.100s]", profile)
+		return wrong("the credentials have no aws_access_key_id and aws_secret_access_key in the section [%.100s]",
+			profile)
 	}
 	return access, secret, token, nil
 }
@@ -295,7 +308,8 @@ func storesOf(ctx context.Context, c storeLister, check bool) ([]store.Info, err
 		}
 		var page []store.Info
 		if err := json.Unmarshal(text, &page); err != nil {
-			return all, &sigma.Error{Op: "sigma.storesOf", Kind: sigma.KindInvalid, Msg: "sigmaOS does not say which stores there are", Err: err}
+			return all, &sigma.Error{Op: "sigma.storesOf", Kind: sigma.KindInvalid,
+				Msg: "sigmaOS does not say which stores there are", Err: err}
 		}
 		if len(page) == 0 || page[len(page)-1].Realm <= after {
 			return all, nil

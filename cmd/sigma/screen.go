@@ -11,7 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// screen is a terminal that shows one picture after another. It uses the terminal's second screen, so that what was there before is there afterwards, and reads keys one by one.
+// screen is a terminal that shows one picture after another. It uses the terminal's second screen,
+// so that what was there before is there afterwards, and reads keys one by one.
 type screen struct {
 	in, out *os.File
 	before  *unix.Termios // how the terminal was
@@ -76,7 +77,8 @@ func (s *screen) draw(text string, width, height int) error {
 // keyTurn is how often it is looked whether the context has ended while a key is waited for.
 const keyTurn = 100 * time.Millisecond
 
-// key waits so long for a key; 0 = none came. over: the context has ended, or nobody is at the terminal any more.
+// key waits so long for a key; 0 = none came. over: the context has ended, or nobody is at the
+// terminal any more.
 func (s *screen) key(ctx context.Context, most time.Duration) (key byte, over bool) {
 	for deadline := time.Now().Add(most); ctx.Err() == nil; {
 		left := time.Until(deadline)

@@ -9,10 +9,12 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// noRaceSleep keeps programs that are built with the race detector from sleeping a second at their end.
+// noRaceSleep keeps programs that are built with the race detector from sleeping a second at their
+// end.
 const noRaceSleep = "GORACE=atexit_sleep_ms=0"
 
-// TestMain lets this test binary be other programs: sigma in scripts, and a launcher in tests of up.
+// TestMain lets this test binary be other programs: sigma in scripts, and a launcher in tests of
+// up.
 func TestMain(m *testing.M) {
 	switch filepath.Base(os.Args[0]) {
 	case "launcher":
@@ -25,10 +27,11 @@ func TestMain(m *testing.M) {
 
 // The scripts show what a person sees without a running system: help, mistakes, exit codes.
 func TestScripts(t *testing.T) {
-	testscript.Run(t, testscript.Params{Dir: "testdata", RequireExplicitExec: true, Setup: func(e *testscript.Env) error {
-		e.Vars = append(e.Vars, noRaceSleep)
-		return nil
-	}})
+	testscript.Run(t, testscript.Params{Dir: "testdata", RequireExplicitExec: true,
+		Setup: func(e *testscript.Env) error {
+			e.Vars = append(e.Vars, noRaceSleep)
+			return nil
+		}})
 }
 
 // Every verb has all parts of a help text.

@@ -25,7 +25,8 @@ import (
 )
 
 const (
-	// serveMax is how many clients are served at once. Each has a connection to sigmad of its own, from when it has shown the token, so that none can use up what another needs.
+	// serveMax is how many clients are served at once. Each has a connection to sigmad of its own,
+	// from when it has shown the token, so that none can use up what another needs.
 	serveMax = 64
 	// attachMax is how long a client that came over TCP may take to show the token.
 	attachMax = 10 * time.Second
@@ -37,7 +38,8 @@ const (
 const unixPrefix = "unix:"
 
 func newServeCommand(a *app) *cobra.Command {
-	cmd := a.group("serve", "Serve the realm's tree to programs that know nothing of sigmaOS", `Serve the realm's tree by a protocol of others, until ^C. For the programs of this host
+	cmd := a.group("serve", "Serve the realm's tree to programs that know nothing of sigmaOS",
+		`Serve the realm's tree by a protocol of others, until ^C. For the programs of this host
 "sigma mount" needs no protocol.`, newServe9PCommand(a))
 	cmd.Example = `  sudo sigma serve 9p --listen unix:/run/sigma-9p.sock`
 	return cmd
@@ -87,7 +89,8 @@ func (a *app) serve9P(ctx context.Context, address, at string) error {
 		return usageError(nil, "sigma serve 9p --listen unix:/run/sigma-9p.sock", "--listen is needed")
 	}
 	if _, _, err := net.SplitHostPort(address); err != nil && !strings.HasPrefix(address, unixPrefix) {
-		return usageError(nil, "write unix:FILE, or HOST:PORT as in 127.0.0.1:5640", "the address %.80q to listen on is neither a file nor HOST:PORT", address)
+		return usageError(nil, "write unix:FILE, or HOST:PORT as in 127.0.0.1:5640",
+			"the address %.80q to listen on is neither a file nor HOST:PORT", address)
 	}
 	c, err := a.connect(ctx)
 	if err != nil {
@@ -140,23 +143,28 @@ func listen9P(address string) (net.Listener, error) {
 	}
 	l, err := net.Listen("tcp", address)
 	if err != nil {
-		return nil, &sigma.Error{Op: "sigma.listen9P", Kind: sigma.KindUnavailable, Msg: fmt.Sprintf("cannot listen on %.200q", address), Err: err, Hint: "write unix:FILE, or HOST:PORT as in 127.0.0.1:5640"}
+		return nil, &sigma.Error{Op: "sigma.listen9P", Kind: sigma.KindUnavailable,
+			Msg: fmt.Sprintf("cannot listen on %.200q", address), Err: err,
+			Hint: "write unix:FILE, or HOST:PORT as in 127.0.0.1:5640"}
 	}
 	return l, nil
 }
 
-// removeSocket takes a socket away that nobody listens on any more; anything else of that name stays.
+// removeSocket takes a socket away that nobody listens on any more; anything else of that name
+// stays.
 func removeSocket(file string) error {
 	st, err := os.Lstat(file)
 	if err != nil {
 		return nil // most likely there is none; else listening says what is wrong
 	}
 	if st.Mode().Type() != os.ModeSocket {
-		return &sigma.Error{Op: "sigma.listen9P", Path: file, Kind: sigma.KindExists, Msg: "is there, and is no socket", Hint: "choose another name"}
+		return &sigma.Error{Op: "sigma.listen9P", Path: file, Kind: sigma.KindExists, Msg: "is there, and is no socket",
+			Hint: "choose another name"}
 	}
 	if c, err := net.Dial("unix", file); err == nil {
 		c.Close()
-		return &sigma.Error{Op: "sigma.listen9P", Path: file, Kind: sigma.KindExists, Msg: "another program listens there", Hint: "choose another name"}
+		return &sigma.Error{Op: "sigma.listen9P", Path: file, Kind: sigma.KindExists,
+			Msg: "another program listens there", Hint: "choose another name"}
 	}
 	return files.HostError(os.Remove(file))
 }
@@ -178,7 +186,8 @@ func (a *app) accept9P(ctx context.Context, l net.Listener, g gate) {
 		known := strangers.Admit(c)
 		clients.Go(func() {
 			defer known()
-			if err := a.serveClient(ctx, c, &gated{gate: g, app: a, conn: c, slots: slots, known: known}); err != nil && ctx.Err() == nil {
+			if err := a.serveClient(ctx, c, &gated{gate: g, app: a, conn: c, slots: slots, known: known}); err != nil &&
+				ctx.Err() == nil {
 				a.remark("client %s: %v", c.RemoteAddr(), err)
 			}
 		})
@@ -211,11 +220,14 @@ func ownPeer(c *net.UnixConn) error {
 	}
 	var cred *unix.Ucred
 	var cerr error
-	if err := raw.Control(func(fd uintptr) { cred, cerr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); err != nil || cerr != nil {
+	if err := raw.Control(func(fd uintptr) {
+		cred, cerr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	}); err != nil || cerr != nil {
 		return errors.Join(err, cerr)
 	}
 	if cred.Uid != 0 && cred.Uid != uint32(os.Getuid()) {
-		return &sigma.Error{Op: "sigma.serve9P", Kind: sigma.KindPermission, Msg: fmt.Sprintf("user %d may not connect", cred.Uid)}
+		return &sigma.Error{Op: "sigma.serve9P", Kind: sigma.KindPermission, Msg: fmt.Sprintf("user %d may not connect",
+			cred.Uid)}
 	}
 	return nil
 }

@@ -14,7 +14,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// signalled runs a command line that gets a signal again and again until it has ended; the test has it, too, so that it ends no test.
+// signalled runs a command line that gets a signal again and again until it has ended; the test has
+// it, too, so that it ends no test.
 func (f *fake) signalled(s syscall.Signal, args ...string) result {
 	seen := make(chan os.Signal, 1)
 	signal.Notify(seen, s)
@@ -64,7 +65,8 @@ func TestSignals(t *testing.T) {
 	}
 }
 
-// Goal: a signal that ends several things at once is one error, beside those that there were before.
+// Goal: a signal that ends several things at once is one error, beside those that there were
+// before.
 func TestInterruptedErrors(t *testing.T) {
 	var errs lockedBuffer
 	a := &app{err: &errs, signal: new(atomic.Int32)}
@@ -73,12 +75,14 @@ func TestInterruptedErrors(t *testing.T) {
 	if got := a.failed([]error{ended(), nil, ended()}); !errors.Is(got, context.Canceled) || errs.String() != "" {
 		t.Errorf("%v, printed %q", got, errs.String())
 	}
-	if got := a.failed([]error{ended(), sigma.Errorf("x", sigma.KindNotFound, "not there")}); !errors.Is(got, context.Canceled) || errs.String() != "sigma: not there\n" {
+	if got := a.failed([]error{ended(), sigma.Errorf("x", sigma.KindNotFound, "not there")}); !errors.Is(got,
+		context.Canceled) || errs.String() != "sigma: not there\n" {
 		t.Errorf("%v, printed %q", got, errs.String())
 	}
 }
 
-// Goal: usage of a realm is told while the name service is away, and the system's, which no list of realms has.
+// Goal: usage of a realm is told while the name service is away, and the system's, which no list of
+// realms has.
 func TestUsageWithoutNames(t *testing.T) {
 	f := newFake(t)
 	a := &app{addr: f.addr, data: "/nonexistent", getenv: func(string) string { return "" }}

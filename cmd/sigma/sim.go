@@ -57,7 +57,8 @@ It needs no running system.`,
 	f.IntVar(&o.Procs, "procs", 10000, "`N` procs")
 	f.IntVar(&o.Shards, "shards", 1, "`N` bescheds")
 	f.StringVar(&o.cores, "cores", "8", "`N` cores of each machine; 8,2 for different ones in turn")
-	f.StringVar(&o.memory, "memory", "2GiB", "`SIZE` of each machine's memory for procs; 2GiB,1GiB for different ones in turn")
+	f.StringVar(&o.memory, "memory", "2GiB",
+		"`SIZE` of each machine's memory for procs; 2GiB,1GiB for different ones in turn")
 	f.Float64Var(&o.Load, "load", 0.9, "`PART` of all memory-time that procs ask for")
 	f.Float64Var(&o.LC, "lc", 0, "`PART` of the procs that are latency-critical")
 	f.Float64Var(&o.Near, "near", 0, "`PART` of the procs that should be near a machine's data")
@@ -92,7 +93,8 @@ func (a *app) sim(ctx context.Context, o simOptions) error {
 	if err := o.fill(); err != nil {
 		return err
 	}
-	defer debug.SetGCPercent(debug.SetGCPercent(simGC)) // of large systems all is alive, and a third of the time would go into looking
+	defer debug.SetGCPercent(debug.SetGCPercent(
+		simGC)) // of large systems all is alive, and a third of the time would go into looking
 	reports := []simReport{}
 	for i := range o.seeds {
 		c := o.Config
@@ -103,7 +105,8 @@ func (a *app) sim(ctx context.Context, o simOptions) error {
 			return ctx.Err()
 		}
 		if err != nil {
-			return &sigma.Error{Op: "sigma.sim", Kind: sigma.KindOther, Msg: err.Error(), Hint: "again with: " + o.command(c.Seed)}
+			return &sigma.Error{Op: "sigma.sim", Kind: sigma.KindOther, Msg: err.Error(),
+				Hint: "again with: " + o.command(c.Seed)}
 		}
 		if took := time.Since(began); a.json {
 			reports = append(reports, reportOf(c.Seed, r, took))
@@ -138,11 +141,17 @@ func runSim(ctx context.Context, c sim.Config) (*sim.Report, error) {
 
 // fill checks the flags, and makes of them what is simulated.
 func (o *simOptions) fill() error {
-	if o.Machines < 1 || o.Realms < 1 || o.Procs < 1 || o.Shards < 1 || o.seeds < 1 || o.Registered < 0 || o.Registered > initd.LookMax || !(o.Load > 0) || !(o.LC >= 0 && o.LC <= 1) || !(o.Near >= 0 && o.Near <= 1) || o.Run <= 0 {
-		return usageError(nil, "--lc and --near are from 0 to 1, --registered from 0 to 128, all else more than 0", "there is nothing to simulate")
+	if o.Machines < 1 || o.Realms < 1 || o.Procs < 1 || o.Shards < 1 || o.seeds < 1 || o.Registered < 0 ||
+		o.Registered > initd.LookMax || !(o.Load > 0) || !(o.LC >= 0 && o.LC <= 1) || !(o.Near >= 0 && o.Near <= 1) ||
+		o.Run <= 0 {
+		return usageError(nil, "--lc and --near are from 0 to 1, --registered from 0 to 128, all else more than 0",
+			"there is nothing to simulate")
 	}
-	if o.Machines > sim.MachinesMax || o.Procs > simProcsMax || o.Realms > simProcsMax || o.Shards > o.Machines || o.Load > simLoadMax || o.Run > simRunMax {
-		return usageError(nil, "", "that is too much to simulate: %d machines, %d procs and realms, a besched for each machine, --load %g and --run %v are the most", sim.MachinesMax, simProcsMax, simLoadMax, simRunMax)
+	if o.Machines > sim.MachinesMax || o.Procs > simProcsMax || o.Realms > simProcsMax || o.Shards > o.Machines ||
+		o.Load > simLoadMax || o.Run > simRunMax {
+		return usageError(nil, "",
+			"that is too much to simulate: %d machines, %d procs and realms, a besched for each machine, --load %g "+
+				"and --run %v are the most", sim.MachinesMax, simProcsMax, simLoadMax, simRunMax)
 	}
 	if err := o.sizes(); err != nil {
 		return err
@@ -161,7 +170,8 @@ func (o *simOptions) fill() error {
 		}
 	}
 	if o.Shards > o.Machines {
-		return usageError(nil, "give it fewer with --shards, or more machines with --machines", "%d bescheds are more than the %d machines of %s", o.Shards, o.Machines, o.trace)
+		return usageError(nil, "give it fewer with --shards, or more machines with --machines",
+			"%d bescheds are more than the %d machines of %s", o.Shards, o.Machines, o.trace)
 	}
 	var largest sim.Size
 	for i := range min(o.Machines, len(o.Sizes)) {
@@ -169,8 +179,12 @@ func (o *simOptions) fill() error {
 	}
 	for i, p := range o.Trace {
 		if p.Memory > largest.Memory || p.CPU > largest.CPU {
-			return &sigma.Error{Op: "sigma.sim", Path: o.trace, Kind: sigma.KindInvalid, Msg: fmt.Sprintf("its proc %d (realm %s, %v, %g cores) fits on no machine: the most that they have are %v and %g cores",
-				i+1, p.Realm, p.Memory, float64(p.CPU)/1000, largest.Memory, float64(largest.CPU)/1000), Hint: "simulate larger machines, with --memory and --cores"}
+			return &sigma.Error{Op: "sigma.sim", Path: o.trace, Kind: sigma.KindInvalid,
+				Msg: fmt.Sprintf(
+					"its proc %d (realm %s, %v, %g cores) fits on no machine: the most that they have are %v and %g "+
+						"cores",
+					i+1, p.Realm, p.Memory, float64(p.CPU)/1000, largest.Memory, float64(largest.CPU)/1000),
+				Hint: "simulate larger machines, with --memory and --cores"}
 		}
 	}
 	return nil
@@ -189,14 +203,16 @@ func (o *simOptions) sizes() error {
 	for i := range n {
 		c, err := strconv.ParseFloat(cores[i%len(cores)], 64)
 		if err != nil || !(c >= 0.01 && c <= 1e6) {
-			return usageError(nil, "write for example --cores 8, or --cores 8,2", "--cores %.40q is not numbers of cores", o.cores)
+			return usageError(nil, "write for example --cores 8, or --cores 8,2",
+				"--cores %.40q is not numbers of cores", o.cores)
 		}
 		m, err := sigma.ParseBytes(memory[i%len(memory)])
 		if err != nil {
 			return withCode(exitUsage, err)
 		}
 		if m < 32*sigma.MemoryLeast || m > 1<<50 {
-			return usageError(nil, "write for example --memory 2GiB, or --memory 2GiB,1GiB", "--memory is from %v to 1 PiB", 32*sigma.MemoryLeast)
+			return usageError(nil, "write for example --memory 2GiB, or --memory 2GiB,1GiB",
+				"--memory is from %v to 1 PiB", 32*sigma.MemoryLeast)
 		}
 		o.Sizes = append(o.Sizes, sim.Size{CPU: sigma.MilliCPU(math.Round(c * 1000)), Memory: m})
 	}
@@ -211,14 +227,16 @@ func readTrace(path string) (*sim.Trace, error) {
 	defer f.Close()
 	t, err := sim.ReadTrace(f)
 	if sigma.KindOf(err) == sigma.KindInvalid {
-		return nil, &sigma.Error{Op: "sigma.sim", Path: path, Kind: sigma.KindInvalid, Msg: err.Error(), Hint: "record one with: sigma trace record FILE"}
+		return nil, &sigma.Error{Op: "sigma.sim", Path: path, Kind: sigma.KindInvalid, Msg: err.Error(),
+			Hint: "record one with: sigma trace record FILE"}
 	}
 	return t, sigma.Wrap("sigma.sim", path, err)
 }
 
 // command makes one run happen again.
 func (o *simOptions) command(seed uint64) string {
-	s := fmt.Sprintf("sigma sim --realms %d --procs %d --shards %d --load %g --lc %g --run %v --seed %d", o.Realms, o.Procs, o.Shards, o.Load, o.LC, o.Run, seed)
+	s := fmt.Sprintf("sigma sim --realms %d --procs %d --shards %d --load %g --lc %g --run %v --seed %d", o.Realms,
+		o.Procs, o.Shards, o.Load, o.LC, o.Run, seed)
 	if o.counted || o.trace == "" {
 		s += fmt.Sprintf(" --machines %d", o.Machines)
 	}
@@ -241,12 +259,14 @@ func (o *simOptions) command(seed uint64) string {
 }
 
 func printReport(w io.Writer, seed uint64, r *sim.Report, took time.Duration) {
-	fmt.Fprintf(w, "seed %d: %d procs in %v, simulated in %v; %d lost, %d never placed, %d faults\n", seed, r.Procs, r.Virtual.Round(time.Millisecond), took.Round(time.Millisecond), r.Lost, r.Unplaced, r.Faults)
+	fmt.Fprintf(w, "seed %d: %d procs in %v, simulated in %v; %d lost, %d never placed, %d faults\n", seed, r.Procs,
+		r.Virtual.Round(time.Millisecond), took.Round(time.Millisecond), r.Lost, r.Unplaced, r.Faults)
 	fmt.Fprintf(w, "  from spawn to placement: %s\n", waitsWords(r.Placement))
 	fmt.Fprintf(w, "  from spawn to start: %s\n", waitsWords(r.Start))
 	fmt.Fprintf(w, "  memory in use: %.1f %%", 100*r.Utilisation)
 	if r.Jain > 0 {
-		fmt.Fprintf(w, "; Jain index of realms that waited: %.4f, the worst had %.1f %% of its part", r.Jain, 100*r.Worst)
+		fmt.Fprintf(w, "; Jain index of realms that waited: %.4f, the worst had %.1f %% of its part", r.Jain,
+			100*r.Worst)
 	}
 	fmt.Fprintln(w)
 	if r.Leaders > 0 {
@@ -256,15 +276,20 @@ func printReport(w io.Writer, seed uint64, r *sim.Report, took time.Duration) {
 		fmt.Fprintf(w, "  near their data: %d of %d that should be\n", r.Near, r.Wished)
 	}
 	if r.Recorded.Most > 0 {
-		fmt.Fprintf(w, "  recorded: %s\n  predicted: %s\n  in each: %v for daemons and processors, as of procs that found room at once\n  difference: mean %s, p50 %s, p90 %s\n", waitsWords(r.Recorded), waitsWords(r.Predicted), r.Least.Round(10*time.Microsecond),
-			beside(r.Predicted.Mean, r.Recorded.Mean), beside(r.Predicted.P50, r.Recorded.P50), beside(r.Predicted.P90, r.Recorded.P90))
+		fmt.Fprintf(w,
+			"  recorded: %s\n  predicted: %s\n  in each: %v for daemons and processors, as of procs that found room "+
+				"at once\n  difference: mean %s, p50 %s, p90 %s\n", waitsWords(r.Recorded), waitsWords(r.Predicted),
+			r.Least.Round(10*time.Microsecond),
+			beside(r.Predicted.Mean, r.Recorded.Mean), beside(r.Predicted.P50, r.Recorded.P50),
+			beside(r.Predicted.P90, r.Recorded.P90))
 	}
 	fmt.Fprintln(w, "  all that must hold held")
 }
 
 func waitsWords(w sim.Waits) string {
 	ms := func(d time.Duration) time.Duration { return d.Round(10 * time.Microsecond) }
-	return fmt.Sprintf("mean %v, p50 %v, p90 %v, p99 %v, most %v", ms(w.Mean), ms(w.P50), ms(w.P90), ms(w.P99), ms(w.Most))
+	return fmt.Sprintf("mean %v, p50 %v, p90 %v, p99 %v, most %v", ms(w.Mean), ms(w.P50), ms(w.P90), ms(w.P99),
+		ms(w.Most))
 }
 
 func beside(predicted, recorded time.Duration) string {
@@ -276,25 +301,27 @@ func beside(predicted, recorded time.Duration) string {
 
 // simReport is an object of "sigma sim --json".
 type simReport struct {
-	Seed        uint64    `json:"seed"`
-	Procs       int       `json:"procs"`
-	Lost        int       `json:"lost"`
-	Unplaced    int       `json:"never_placed"`
-	Faults      int       `json:"faults"`
-	Virtual     float64   `json:"virtual_s"`
-	Took        float64   `json:"took_s"`
-	Utilisation float64   `json:"utilisation"`
-	Jain        float64   `json:"jain,omitempty"`              // none: no two realms waited at a time
-	Worst       float64   `json:"worst,omitempty"`             // part of its ideal part that the worst served realm had
-	Wished      int       `json:"wished,omitempty"`            // procs that should be near a machine's data, and started
-	Near        int       `json:"near,omitempty"`              // those of them that were
-	Restarts    int       `json:"registered_starts,omitempty"` // of registered procs
-	Leaders     int       `json:"initd_leaders,omitempty"`
-	Placement   simWaits  `json:"placement"`
-	Start       simWaits  `json:"start"`
-	Recorded    *simWaits `json:"recorded,omitempty"` // of a trace with waits
-	Predicted   *simWaits `json:"predicted,omitempty"`
-	Least       float64   `json:"least_s,omitempty"` // part of each predicted wait: what procs waited that found room at once
+	Seed        uint64  `json:"seed"`
+	Procs       int     `json:"procs"`
+	Lost        int     `json:"lost"`
+	Unplaced    int     `json:"never_placed"`
+	Faults      int     `json:"faults"`
+	Virtual     float64 `json:"virtual_s"`
+	Took        float64 `json:"took_s"`
+	Utilisation float64 `json:"utilisation"`
+	Jain        float64 `json:"jain,omitempty"`  // none: no two realms waited at a time
+	Worst       float64 `json:"worst,omitempty"` // part of its ideal part that the worst served realm had
+	// procs that should be near a machine's data, and started
+	Wished    int       `json:"wished,omitempty"`
+	Near      int       `json:"near,omitempty"`              // those of them that were
+	Restarts  int       `json:"registered_starts,omitempty"` // of registered procs
+	Leaders   int       `json:"initd_leaders,omitempty"`
+	Placement simWaits  `json:"placement"`
+	Start     simWaits  `json:"start"`
+	Recorded  *simWaits `json:"recorded,omitempty"` // of a trace with waits
+	Predicted *simWaits `json:"predicted,omitempty"`
+	// part of each predicted wait: what procs waited that found room at once
+	Least float64 `json:"least_s,omitempty"`
 }
 
 type simWaits struct {
@@ -309,7 +336,9 @@ func reportOf(seed uint64, r *sim.Report, took time.Duration) simReport {
 	waits := func(w sim.Waits) simWaits {
 		return simWaits{w.Mean.Seconds(), w.P50.Seconds(), w.P90.Seconds(), w.P99.Seconds(), w.Most.Seconds()}
 	}
-	out := simReport{Seed: seed, Procs: r.Procs, Lost: r.Lost, Unplaced: r.Unplaced, Faults: r.Faults, Virtual: r.Virtual.Seconds(), Took: took.Seconds(), Utilisation: r.Utilisation, Jain: r.Jain, Worst: r.Worst, Wished: r.Wished, Near: r.Near, Restarts: r.Restarts, Leaders: r.Leaders,
+	out := simReport{Seed: seed, Procs: r.Procs, Lost: r.Lost, Unplaced: r.Unplaced, Faults: r.Faults,
+		Virtual: r.Virtual.Seconds(), Took: took.Seconds(), Utilisation: r.Utilisation, Jain: r.Jain, Worst: r.Worst,
+		Wished: r.Wished, Near: r.Near, Restarts: r.Restarts, Leaders: r.Leaders,
 		Placement: waits(r.Placement), Start: waits(r.Start)}
 	if r.Recorded.Most > 0 {
 		recorded, predicted := waits(r.Recorded), waits(r.Predicted)

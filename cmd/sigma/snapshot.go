@@ -22,7 +22,8 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// What named calls a snapshot in its data directory that is to replace its store at the next start; see named.RestoreName. The fresh one begins another system.
+// What named calls a snapshot in its data directory that is to replace its store at the next start;
+// see named.RestoreName. The fresh one begins another system.
 const (
 	restoreName      = "restore"
 	restoreFreshName = "restore.fresh"
@@ -39,7 +40,8 @@ type snapshotJSON struct {
 }
 
 func newSnapshotCommand(a *app) *cobra.Command {
-	return a.group("snapshot", "Save and restore the names of all realms", `A snapshot is the names of all realms as they were at one moment: directories, small
+	return a.group("snapshot", "Save and restore the names of all realms",
+		`A snapshot is the names of all realms as they were at one moment: directories, small
 files, links, and the record of the machines. Objects (/s3) and scratch files (/ux) are
 files below DATA, and saved as files are.`,
 		newSnapshotSaveCommand(a), newSnapshotRestoreCommand(a))
@@ -152,7 +154,8 @@ func namesFile(ctx context.Context, c *sdk.Client) (names sigma.Caller, done fun
 }
 
 // snapshotOnce writes one snapshot beside file, and puts it there when it is whole.
-func (a *app) snapshotOnce(ctx context.Context, names sigma.Caller, file string, realm sigma.RealmID) (keys uint64, size int64, err error) {
+func (a *app) snapshotOnce(ctx context.Context, names sigma.Caller, file string, realm sigma.RealmID) (keys uint64,
+	size int64, err error) {
 	var number uint64
 	var which []byte
 	if realm != "" {
@@ -194,7 +197,8 @@ func (a *app) snapshotOnce(ctx context.Context, names sigma.Caller, file string,
 	return keys, size, nil
 }
 
-func (a *app) copySnapshot(ctx context.Context, names sigma.Caller, number uint64, w io.Writer) (size int64, err error) {
+func (a *app) copySnapshot(ctx context.Context, names sigma.Caller, number uint64, w io.Writer) (size int64,
+	err error) {
 	bar := a.progressBytes("saving names", 0)
 	defer bar.Done()
 	for {
@@ -268,11 +272,13 @@ func (a *app) snapshotRestore(ctx context.Context, file string, replace bool) er
 	if a.json {
 		return a.printJSON(snapshotJSON{file, keys, size})
 	}
-	fmt.Fprintf(a.out, "%s, %s: restored at the next start: %s\n", count(int(keys), "key"), sigma.Bytes(size), commandOn("up", dir))
+	fmt.Fprintf(a.out, "%s, %s: restored at the next start: %s\n", count(int(keys), "key"), sigma.Bytes(size),
+		commandOn("up", dir))
 	return nil
 }
 
-// becomeFirst has the machine of DATA, which is to be the only control machine, run what the first of a system runs: the stores of objects and databases, too.
+// becomeFirst has the machine of DATA, which is to be the only control machine, run what the first
+// of a system runs: the stores of objects and databases, too.
 func becomeFirst(dir string) error {
 	r, err := readRecord(dir)
 	if err != nil || r == nil || r.Role != roleControl {
@@ -296,12 +302,15 @@ func checkSnapshot(ctx context.Context, path, file string) (keys uint64, err err
 		keys, err = strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64)
 	}
 	if err != nil {
-		return 0, &sigma.Error{Op: "sigma.snapshot", Path: file, Kind: sigma.KindInvalid, Msg: orElse(strings.TrimSpace(said.String()), err.Error()), Hint: "make snapshots with: sigma snapshot save FILE"}
+		return 0, &sigma.Error{Op: "sigma.snapshot", Path: file, Kind: sigma.KindInvalid,
+			Msg:  orElse(strings.TrimSpace(said.String()), err.Error()),
+			Hint: "make snapshots with: sigma snapshot save FILE"}
 	}
 	return keys, nil
 }
 
-// putSnapshot gives named a copy of the snapshot for its next start. Who named is is known then. The copy is what is checked, since others may write to the file itself.
+// putSnapshot gives named a copy of the snapshot for its next start. Who named is is known then.
+// The copy is what is checked, since others may write to the file itself.
 func putSnapshot(ctx context.Context, dir string, in *os.File, replace bool) (keys uint64, size int64, err error) {
 	const op = "sigma.snapshot"
 	own := filepath.Join(dir, namedName)
@@ -313,20 +322,27 @@ func putSnapshot(ctx context.Context, dir string, in *os.File, replace bool) (ke
 		return err == nil
 	}
 	if exists(filepath.Join(own, "system")) {
-		return 0, 0, &sigma.Error{Op: op, Path: own, Kind: sigma.KindUnsupported, Msg: "the names of this system are in an etcd that you run, into which sigmaOS restores nothing", Hint: "restore that etcd's own backup: etcdctl snapshot save, etcdutl snapshot restore; or begin a new system with a fresh --data DIR"}
+		return 0, 0, &sigma.Error{Op: op, Path: own, Kind: sigma.KindUnsupported,
+			Msg: "the names of this system are in an etcd that you run, into which sigmaOS restores nothing",
+			Hint: "restore that etcd's own backup: etcdctl snapshot save, etcdutl snapshot restore; or begin a new " +
+				"system with a fresh --data DIR"}
 	}
 	if exists(filepath.Join(own, "etcd")) && !replace {
-		return 0, 0, &sigma.Error{Op: op, Path: own, Kind: sigma.KindExists, Msg: "has names already", Hint: "replace them, and keep them aside, with --replace; or choose a fresh --data DIR"}
+		return 0, 0, &sigma.Error{Op: op, Path: own, Kind: sigma.KindExists, Msg: "has names already",
+			Hint: "replace them, and keep them aside, with --replace; or choose a fresh --data DIR"}
 	}
 	name := restoreName
 	switch {
 	case exists(filepath.Join(dir, "machined", "authority")):
 	case isMember(dir):
-		return 0, 0, dataError(dir, sigma.KindUnsupported, "is that of a machine that has no authority over others, as control machines have", "restore on one of these, or on a fresh --data DIR, which begins a new system with the names")
+		return 0, 0, dataError(dir, sigma.KindUnsupported,
+			"is that of a machine that has no authority over others, as control machines have",
+			"restore on one of these, or on a fresh --data DIR, which begins a new system with the names")
 	default:
 		name = restoreFreshName
 	}
-	for _, former := range []string{restoreName, restoreFreshName} { // of a restore before that was not followed by a start
+	for _, former := range []string{restoreName,
+		restoreFreshName} { // of a restore before that was not followed by a start
 		if err := os.Remove(filepath.Join(own, former)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return 0, 0, explainWrite(own, err)
 		}

@@ -8,7 +8,9 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Goal: no snapshot is left for a machine that could not begin with it: one that has an identity and no authority over others is told where to restore. A control machine becomes one that has the stores, an ordinary one never.
+// Goal: no snapshot is left for a machine that could not begin with it: one that has an identity
+// and no authority over others is told where to restore. A control machine becomes one that has the
+// stores, an ordinary one never.
 func TestWhoRestores(t *testing.T) {
 	dir := t.TempDir()
 	in, err := os.Open(os.DevNull)
@@ -22,10 +24,12 @@ func TestWhoRestores(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "sigmad", "identity"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := putSnapshot(t.Context(), dir, in, true); sigma.KindOf(err) != sigma.KindUnsupported || sigma.HintOf(err) == "" {
+	if _, _, err := putSnapshot(t.Context(), dir, in, true); sigma.KindOf(err) != sigma.KindUnsupported ||
+		sigma.HintOf(err) == "" {
 		t.Errorf("a machine without authority: %v", err)
 	}
-	for role, want := range map[string]string{roleControl: roleFounder, roleFounder: roleFounder, roleOrdinary: roleOrdinary} {
+	for role, want := range map[string]string{roleControl: roleFounder, roleFounder: roleFounder,
+		roleOrdinary: roleOrdinary} {
 		r := &record{Machine: "m2", Role: role}
 		if err := r.write(dir); err != nil {
 			t.Fatal(err)

@@ -49,7 +49,8 @@ in docs/reference/db.md; programs use databases by Go's database/sql.`,
 		},
 	}
 	cmd.Flags().BoolVar(&o.csv, "csv", false, "print rows as CSV")
-	cmd.Flags().DurationVar(&o.timeout, "timeout", 0, "end a statement that takes longer than `TIME` (default: the database's limit)")
+	cmd.Flags().DurationVar(&o.timeout, "timeout", 0,
+		"end a statement that takes longer than `TIME` (default: the database's limit)")
 	cmd.AddCommand(newSQLCreateCommand(a), newSQLLsCommand(a), newSQLRmCommand(a))
 	return cmd
 }
@@ -82,7 +83,8 @@ func checkDatabase(name string) error {
 	if sigma.CheckName(name) == nil {
 		return nil
 	}
-	return usageError(nil, "use 1 to 63 of a-z, 0-9, _ and -, beginning with a letter or digit", "%.80q is not a name of a database", name)
+	return usageError(nil, "use 1 to 63 of a-z, 0-9, _ and -, beginning with a letter or digit",
+		"%.80q is not a name of a database", name)
 }
 
 func (a *app) sqlCreate(ctx context.Context, name, url string, byURL bool) error {
@@ -119,7 +121,8 @@ func (a *app) sqlCreate(ctx context.Context, name, url string, byURL bool) error
 		err = a.sqlRegister(ctx, c, name, url, address)
 	}
 	if sigma.KindOf(err) == sigma.KindExists && err != nil {
-		return &sigma.Error{Op: "sigma.sqlCreate", Kind: sigma.KindExists, Msg: fmt.Sprintf("there is a database %q already", name), Hint: "list databases with: sigma sql ls"}
+		return &sigma.Error{Op: "sigma.sqlCreate", Kind: sigma.KindExists,
+			Msg: fmt.Sprintf("there is a database %q already", name), Hint: "list databases with: sigma sql ls"}
 	}
 	if err != nil {
 		return err
@@ -135,7 +138,8 @@ type registrar interface {
 	SetServer(ctx context.Context, realm sigma.RealmID, name, address string) error
 }
 
-// sqlRegister makes a database known, and to the machine where its server is: it is the machine that connects, and only to there.
+// sqlRegister makes a database known, and to the machine where its server is: it is the machine
+// that connects, and only to there.
 func (a *app) sqlRegister(ctx context.Context, c registrar, name, url, address string) error {
 	if _, err := c.Stat(ctx, databasesDir+"/"+name); err == nil {
 		return sigma.PathError("sigma.sqlCreate", sigma.KindExists, name)
@@ -235,7 +239,8 @@ func (a *app) sqlRm(ctx context.Context, names []string) error {
 			err = json.Unmarshal(text, &i)
 		}
 		if sigma.KindOf(err) == sigma.KindNotFound && err != nil {
-			return &sigma.Error{Op: "sigma.sqlRm", Kind: sigma.KindNotFound, Msg: fmt.Sprintf("there is no database %q", n), Hint: "list databases with: sigma sql ls"}
+			return &sigma.Error{Op: "sigma.sqlRm", Kind: sigma.KindNotFound, Msg: fmt.Sprintf("there is no database %q",
+				n), Hint: "list databases with: sigma sql ls"}
 		}
 		if err != nil {
 			return err
@@ -244,7 +249,8 @@ func (a *app) sqlRm(ctx context.Context, names []string) error {
 			return err
 		}
 		if i.Bytes == nil { // another server's
-			if err := c.SetServer(ctx, sigma.RealmID(a.realm), n, ""); err != nil && sigma.KindOf(err) != sigma.KindUnsupported {
+			if err := c.SetServer(ctx, sigma.RealmID(a.realm), n, ""); err != nil &&
+				sigma.KindOf(err) != sigma.KindUnsupported {
 				return err
 			}
 		}
@@ -265,7 +271,8 @@ func (a *app) sql(ctx context.Context, name string, in io.Reader, whole bool, o 
 	defer c.Close()
 	f, err := c.Handle(ctx, databasesDir+"/"+name+"/"+query.SessionFile)
 	if sigma.KindOf(err) == sigma.KindNotFound && err != nil {
-		return &sigma.Error{Op: "sigma.sql", Kind: sigma.KindNotFound, Msg: fmt.Sprintf("there is no database %q", name), Hint: "list databases with: sigma sql ls; make one with: sigma sql create NAME"}
+		return &sigma.Error{Op: "sigma.sql", Kind: sigma.KindNotFound, Msg: fmt.Sprintf("there is no database %q",
+			name), Hint: "list databases with: sigma sql ls; make one with: sigma sql create NAME"}
 	}
 	if err != nil {
 		return err

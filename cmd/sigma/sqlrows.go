@@ -39,7 +39,8 @@ const statementMax = 16 << 20
 // batchBytes is from how many bytes on statements that have come are run without waiting for more.
 const batchBytes = 256 << 10
 
-// each runs the statements of in, as many at once as have come. At a terminal it asks for them, and an error does not end it.
+// each runs the statements of in, as many at once as have come. At a terminal it asks for them, and
+// an error does not end it.
 func (s *sqlSession) each(ctx context.Context, in *bufio.Reader, terminal bool) error {
 	var text strings.Builder
 	var batch []string
@@ -51,7 +52,8 @@ func (s *sqlSession) each(ctx context.Context, in *bufio.Reader, terminal bool) 
 		line, rerr := in.ReadString('\n')
 		text.WriteString(line)
 		if text.Len() > statementMax {
-			return sigma.Errorf("sigma.sql", sigma.KindTooBig, "a statement has more than %d MiB; each ends with a semicolon at the end of a line", statementMax>>20)
+			return sigma.Errorf("sigma.sql", sigma.KindTooBig,
+				"a statement has more than %d MiB; each ends with a semicolon at the end of a line", statementMax>>20)
 		}
 		if rerr != nil && rerr != io.EOF {
 			return rerr
@@ -77,7 +79,8 @@ func (s *sqlSession) each(ctx context.Context, in *bufio.Reader, terminal bool) 
 	}
 }
 
-// complete says whether text ends with a statement's end: a semicolon at the end of a line that is in no quotes and no comment, and for a trigger, whose statements have semicolons, only after END.
+// complete says whether text ends with a statement's end: a semicolon at the end of a line that is
+// in no quotes and no comment, and for a trigger, whose statements have semicolons, only after END.
 func complete(text string) bool {
 	trimmed := strings.TrimRight(text, " \t\r\n")
 	if !strings.HasSuffix(trimmed, ";") || open(trimmed) {
@@ -159,7 +162,8 @@ func (s *sqlSession) explain(text string, e *query.Error) error {
 	}
 	if e.Position > 0 && e.Position <= len([]rune(text))+1 {
 		before := string([]rune(strings.TrimLeft(text, " \t\r\n") + " ")[:e.Position-1])
-		out.Msg += fmt.Sprintf(" (line %d, character %d)", strings.Count(before, "\n")+1, len([]rune(before[strings.LastIndexByte(before, '\n')+1:]))+1)
+		out.Msg += fmt.Sprintf(" (line %d, character %d)", strings.Count(before, "\n")+1,
+			len([]rune(before[strings.LastIndexByte(before, '\n')+1:]))+1)
 	}
 	if s.ran > 1 {
 		out.Msg += fmt.Sprintf("; it is statement %d", s.ran)

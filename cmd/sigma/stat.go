@@ -22,7 +22,9 @@ followed; with --link they are described themselves.`,
   sudo sigma stat --json '/s3/in/*.txt'`,
 		Args: between(1, -1),
 	}
-	a.reading(cmd, func(ctx context.Context, args []string, age *sigma.Age) error { return a.stat(ctx, args, link, age) })
+	a.reading(cmd, func(ctx context.Context, args []string, age *sigma.Age) error {
+		return a.stat(ctx, args, link, age)
+	})
 	cmd.Flags().BoolVar(&link, "link", false, "describe a link, not what it leads to")
 	return cmd
 }

@@ -67,7 +67,8 @@ func (a *app) status(ctx context.Context) error {
 	if p.err != nil && (a.addr != "" || len(p.down()) == 0) { // nobody knows that it runs, or it answered and refused
 		return p.err
 	}
-	st.Running, st.Machine, st.Version, st.Member, st.Down = true, string(p.machine), p.version, membershipToJSON(p.member), p.down()
+	st.Running, st.Machine, st.Version, st.Member, st.Down = true, string(p.machine), p.version,
+		membershipToJSON(p.member), p.down()
 	if p.err != nil {
 		p.services = []sigmap.Service{{Name: "sigmad", State: "silent"}}
 	}
@@ -82,7 +83,9 @@ func (a *app) status(ctx context.Context) error {
 	}
 	at := orElse(st.Data, a.socket())
 	if p.err != nil {
-		return &sigma.Error{Op: "sigma.status", Kind: sigma.KindUnavailable, Msg: fmt.Sprintf("sigmaOS runs on %s, and its sigmad does not answer: %s", at, st.Down[0].Found), Hint: st.Down[0].Advice}
+		return &sigma.Error{Op: "sigma.status", Kind: sigma.KindUnavailable,
+			Msg:  fmt.Sprintf("sigmaOS runs on %s, and its sigmad does not answer: %s", at, st.Down[0].Found),
+			Hint: st.Down[0].Advice}
 	}
 	fmt.Fprintf(a.out, "sigmaOS %s is running as machine %s on %s\n", st.Version, st.Machine, at)
 	a.printMembership(p.member)

@@ -7,7 +7,8 @@ import (
 	"time"
 )
 
-// table prints columns for people. What tenants named is printed without control characters, which could play tricks on the terminal.
+// table prints columns for people. What tenants named is printed without control characters, which
+// could play tricks on the terminal.
 type table struct {
 	out *tabwriter.Writer
 }

@@ -27,7 +27,8 @@ type tokenJSON struct {
 }
 
 func newTokenCommand(a *app) *cobra.Command {
-	return a.group("token", "Make, list and revoke tokens, with which machines join", `A token lets a machine join this system: sigma join ADDRESS --token TOKEN. It can be
+	return a.group("token", "Make, list and revoke tokens, with which machines join",
+		`A token lets a machine join this system: sigma join ADDRESS --token TOKEN. It can be
 used so many times and so long as it was made for, and be revoked. The system keeps
 only what a token is checked with, so a token is shown once, when it is made.`,
 		newTokenCreateCommand(a), newTokenLsCommand(a), newTokenRevokeCommand(a))
@@ -47,7 +48,8 @@ There must be a machine that others can reach: started with sigma up --address.`
 		Args: between(0, 0),
 		RunE: func(cmd *cobra.Command, _ []string) error { return a.tokenCreate(cmd.Context(), uses, ttl) },
 	}
-	cmd.Flags().IntVar(&uses, "uses", 1, "so many machines may join with it: `N` from 1 to "+fmt.Sprint(machines.TokenUsesMax))
+	cmd.Flags().IntVar(&uses, "uses", 1,
+		"so many machines may join with it: `N` from 1 to "+fmt.Sprint(machines.TokenUsesMax))
 	cmd.Flags().DurationVar(&ttl, "ttl", time.Hour, "`TIME` for which it is good, at most "+hours(machines.TokenAgeMax))
 	return cmd
 }
@@ -79,10 +81,12 @@ func (a *app) tokenCreate(ctx context.Context, uses int, ttl time.Duration) erro
 		join = "sigma join " + address + " --token " + text
 	}
 	if a.json {
-		return a.printJSON(tokenJSON{ID: string(tok.ID()), Token: text, Join: join, State: "good", Uses: uses, Made: time.Now(), Expires: time.Now().Add(ttl)})
+		return a.printJSON(tokenJSON{ID: string(tok.ID()), Token: text, Join: join, State: "good", Uses: uses,
+			Made: time.Now(), Expires: time.Now().Add(ttl)})
 	}
 	fmt.Fprintln(a.out, text)
-	a.remark("good for %s, for %v; on a machine with sigmaOS installed: sudo %s", count(uses, "machine"), ttl, orElse(join, "sigma join ADDRESS --token TOKEN"))
+	a.remark("good for %s, for %v; on a machine with sigmaOS installed: sudo %s", count(uses, "machine"), ttl,
+		orElse(join, "sigma join ADDRESS --token TOKEN"))
 	return nil
 }
 
@@ -94,7 +98,8 @@ func count(n int, thing string) string {
 	return fmt.Sprintf("%d %ss", n, thing)
 }
 
-// joinAddress is where a machine can join: this machine if it can be reached, else a control machine that is alive, else any. "" if that is not known.
+// joinAddress is where a machine can join: this machine if it can be reached, else a control
+// machine that is alive, else any. "" if that is not known.
 func (m *members) joinAddress(ctx context.Context) string {
 	all, err := m.List(ctx)
 	if err != nil {
@@ -161,7 +166,8 @@ func (a *app) tokenLs(ctx context.Context, quiet bool) error {
 	slices.SortFunc(tokens, func(x, y machines.Token) int { return x.Made.Compare(y.Made) })
 	list := make([]tokenJSON, len(tokens))
 	for i, t := range tokens {
-		list[i] = tokenJSON{ID: string(t.ID), State: tokenState(t, time.Now()), Uses: t.Uses, Made: t.Made, Expires: t.Expires}
+		list[i] = tokenJSON{ID: string(t.ID), State: tokenState(t, time.Now()), Uses: t.Uses, Made: t.Made,
+			Expires: t.Expires}
 	}
 	return printList(a, list, quiet, func(k tokenJSON) []any {
 		expires := "-"
@@ -231,7 +237,9 @@ func findToken(tokens []machines.Token, word string) (identity.TokenID, error) {
 	case 1:
 		return found[0], nil
 	case 0:
-		return "", &sigma.Error{Op: op, Kind: sigma.KindNotFound, Msg: "there is no token " + shown, Hint: "list tokens with: sigma token ls"}
+		return "", &sigma.Error{Op: op, Kind: sigma.KindNotFound, Msg: "there is no token " + shown,
+			Hint: "list tokens with: sigma token ls"}
 	}
-	return "", &sigma.Error{Op: op, Kind: sigma.KindInvalid, Msg: fmt.Sprintf("%d tokens start with %s", len(found), shown), Hint: "write more of it: sigma token ls"}
+	return "", &sigma.Error{Op: op, Kind: sigma.KindInvalid, Msg: fmt.Sprintf("%d tokens start with %s", len(found),
+		shown), Hint: "write more of it: sigma token ls"}
 }

@@ -60,7 +60,8 @@ shorter than the interval are not seen; they are counted in starts/s.`,
 	}
 	f := cmd.Flags()
 	f.BoolVar(&o.once, "once", false, "print once, also on a terminal")
-	f.DurationVarP(&o.interval, "interval", "i", topIntervalDefault, "`TIME` between two pictures, and over which %CPU is taken")
+	f.DurationVarP(&o.interval, "interval", "i", topIntervalDefault,
+		"`TIME` between two pictures, and over which %CPU is taken")
 	f.StringVar(&o.sort, "sort", "cpu", "`KEY` to sort by: cpu or memory")
 	f.IntVarP(&o.rows, "rows", "n", 0, "show `ROWS` procs at most (default: what fits the terminal; all elsewhere)")
 	return cmd
@@ -75,7 +76,8 @@ func (a *app) top(ctx context.Context, o topOptions, realm sigma.RealmID) error 
 	case o.rows < 0:
 		return usageError(nil, "", "a negative number of rows")
 	}
-	t := &topView{a: a, o: o, realm: realm, clients: map[sigma.RealmID]*sdk.Client{}, last: map[sigma.ProcID]time.Duration{}}
+	t := &topView{a: a, o: o, realm: realm, clients: map[sigma.RealmID]*sdk.Client{},
+		last: map[sigma.ProcID]time.Duration{}}
 	defer t.close()
 	first, err := t.sample(ctx)
 	if err != nil {
@@ -112,7 +114,8 @@ func (t *topView) live(ctx context.Context, s *screen, p picture) error {
 	for {
 		width, height := s.size()
 		var text strings.Builder
-		if err := t.print(&text, t.cut(p, cmp.Or(t.o.rows, max(1, height-5-len(p.Realms)-2-len(p.Machines)-2)))); err != nil {
+		if err := t.print(&text, t.cut(p,
+			cmp.Or(t.o.rows, max(1, height-5-len(p.Realms)-2-len(p.Machines)-2)))); err != nil {
 			return err
 		}
 		if err := s.draw(text.String(), width, height); err != nil {
@@ -192,7 +195,9 @@ type topView struct {
 	last    map[sigma.ProcID]time.Duration // processor time
 	machine hostSample
 	load    []state.Load // the last
-	loadWas []state.Load // of each machine the last before that was taken at another time: a machine looks at its procs once a second at most
+	// of each machine the last before that was taken at another time: a machine looks at its procs
+	// once a second at most
+	loadWas []state.Load
 	at      time.Time
 }
 
@@ -241,7 +246,8 @@ func (t *topView) sample(ctx context.Context) (picture, error) {
 	if err != nil {
 		return picture{}, err
 	}
-	p := picture{Time: time.Now(), Machines: []machineUse{}, Realms: []realmUse{}, Procs: []procUse{}, names: t.realm == ""}
+	p := picture{Time: time.Now(), Machines: []machineUse{}, Realms: []realmUse{}, Procs: []procUse{},
+		names: t.realm == ""}
 	seen := map[sigma.ProcID]time.Duration{}
 	for _, id := range realms {
 		c, err := t.client(ctx, id)
@@ -270,7 +276,8 @@ func (t *topView) sample(ctx context.Context) (picture, error) {
 	return p, nil
 }
 
-func (t *topView) sampleRealm(ctx context.Context, c *sdk.Client, id sigma.RealmID, p *picture, seen map[sigma.ProcID]time.Duration) error {
+func (t *topView) sampleRealm(ctx context.Context, c *sdk.Client, id sigma.RealmID, p *picture,
+	seen map[sigma.ProcID]time.Duration) error {
 	procs, err := c.List(ctx, false)
 	if err != nil {
 		return err
@@ -292,7 +299,8 @@ func (t *topView) sampleRealm(ctx context.Context, c *sdk.Client, id sigma.Realm
 }
 
 // sampleServices shows the provider's own programs as procs of the realm system.
-func (t *topView) sampleServices(ctx context.Context, c *sdk.Client, p *picture, seen map[sigma.ProcID]time.Duration) error {
+func (t *topView) sampleServices(ctx context.Context, c *sdk.Client, p *picture,
+	seen map[sigma.ProcID]time.Duration) error {
 	services, err := c.Services(ctx)
 	if err != nil {
 		return err
@@ -303,7 +311,8 @@ func (t *topView) sampleServices(ctx context.Context, c *sdk.Client, p *picture,
 	}
 	r := realmUse{Realm: string(sigma.SystemRealm)}
 	for i, s := range services {
-		info := sigma.ProcInfo{ID: s.Proc, Realm: sigma.SystemRealm, Name: s.Name, Program: s.Name, Machine: c.Info().Principal.Machine, Profile: "system", State: sigma.ProcRunning,
+		info := sigma.ProcInfo{ID: s.Proc, Realm: sigma.SystemRealm, Name: s.Name, Program: s.Name,
+			Machine: c.Info().Principal.Machine, Profile: "system", State: sigma.ProcRunning,
 			Times: sigma.Times{Spawned: s.Since, Started: s.Since}}
 		if info.ID == "" {
 			info.ID = sigma.ProcID(s.Name)
@@ -366,7 +375,9 @@ func (t *topView) cut(p picture, n int) picture {
 
 func (t *topView) print(out io.Writer, p picture) error {
 	m, size := p.Machine, func(n uint64) string { return sigma.Bytes(n).String() }
-	fmt.Fprintf(out, "machine %s: cpu %.1f%% of %d cores; memory %s, %s available; procs may have %s, %s free; %.0f starts/s\n\n", printable(m.Name), m.CPU, m.Cores, size(m.Memory), size(m.Available),
+	fmt.Fprintf(out,
+		"machine %s: cpu %.1f%% of %d cores; memory %s, %s available; procs may have %s, %s free; %.0f starts/s\n\n",
+		printable(m.Name), m.CPU, m.Cores, size(m.Memory), size(m.Available),
 		size(m.Capacity), size(m.Free), m.Starts)
 	if p.Unknown != "" {
 		fmt.Fprintf(out, "what procs use now is not known: %s\n\n", printable(p.Unknown))
@@ -380,7 +391,8 @@ func (t *topView) print(out io.Writer, p picture) error {
 	realms := newTable(out)
 	realms.row("REALM", "RUNNING", "WAITING", "%CPU", "MEMORY", "LIMITS", "TASKS", "LENT", "BORROWED")
 	for _, r := range p.Realms {
-		realms.row(r.Realm, r.Running, r.Waiting, fmt.Sprintf("%.1f", r.CPU), size(r.Memory), limitWords(sigma.Bytes(r.Limit)), r.Tasks, coresWords(r.Lent), coresWords(r.Borrowed))
+		realms.row(r.Realm, r.Running, r.Waiting, fmt.Sprintf("%.1f", r.CPU), size(r.Memory),
+			limitWords(sigma.Bytes(r.Limit)), r.Tasks, coresWords(r.Lent), coresWords(r.Borrowed))
 	}
 	if err := realms.print(); err != nil {
 		return err
@@ -393,7 +405,8 @@ func (t *topView) print(out io.Writer, p picture) error {
 	}
 	procs.row(head...)
 	for _, x := range p.Procs {
-		cells := []any{x.ID, clip(x.Name, 24), stateWords(x.info), fmt.Sprintf("%.1f", x.CPU), cpuWords(x.info), memoryWords(x.info), x.info.Usage.MemoryPeak, limitWords(x.info.Memory), tasksWords(x.info),
+		cells := []any{x.ID, clip(x.Name, 24), stateWords(x.info), fmt.Sprintf("%.1f", x.CPU), cpuWords(x.info),
+			memoryWords(x.info), x.info.Usage.MemoryPeak, limitWords(x.info.Memory), tasksWords(x.info),
 			ago(x.info.Times.Spawned)}
 		if p.names {
 			cells = slices.Insert(cells, 1, any(clip(x.Realm, 16)))
@@ -407,13 +420,16 @@ func (t *topView) print(out io.Writer, p picture) error {
 func printMachines(out io.Writer, machines []machineUse) error {
 	size := func(n uint64) string { return sigma.Bytes(n).String() }
 	t := newTable(out)
-	t.row("MACHINE", "CORES", "LC", "RESERVED", "BE", "SYSTEM", "SIGMAD", "LENT", "BORROWED", "MEMORY", "USED", "HELD", "FREE")
+	t.row("MACHINE", "CORES", "LC", "RESERVED", "BE", "SYSTEM", "SIGMAD", "LENT", "BORROWED", "MEMORY", "USED", "HELD",
+		"FREE")
 	for _, m := range machines {
 		if m.Missing != "" {
 			t.row(m.Machine, "does not answer: "+m.Missing)
 			continue
 		}
-		t.row(m.Machine, fmt.Sprint(m.Cores), coresWords(m.LC), coresWords(m.Reserved), coresWords(m.BE), coresWords(m.System), coresWords(m.Sigmad), coresWords(m.Lent), coresWords(m.Borrowed), size(m.Memory), size(m.Used),
+		t.row(m.Machine, fmt.Sprint(m.Cores), coresWords(m.LC), coresWords(m.Reserved), coresWords(m.BE),
+			coresWords(m.System), coresWords(m.Sigmad), coresWords(m.Lent), coresWords(m.Borrowed), size(m.Memory),
+			size(m.Used),
 			size(m.Held), size(m.Free))
 	}
 	return t.print()
@@ -421,7 +437,8 @@ func printMachines(out io.Writer, machines []machineUse) error {
 
 func coresWords(n float64) string { return fmt.Sprintf("%.2f", n) }
 
-// hostSample is what the machine tells about itself. The admin socket is a UNIX socket, so it is this one.
+// hostSample is what the machine tells about itself. The admin socket is a UNIX socket, so it is
+// this one.
 type hostSample struct {
 	busy, all        float64 // of all cores, in ticks
 	memory           uint64
@@ -435,7 +452,8 @@ func sampleHost(ctx context.Context, c *sdk.Client) (h hostSample) {
 	read := func(path string) string { b, _ := os.ReadFile(path); return string(b) }
 	first, _, _ := strings.Cut(read("/proc/stat"), "\n")
 	var user, nice, system, idle, iowait, irq, soft, steal float64
-	if n, _ := fmt.Sscanf(first, "cpu %f %f %f %f %f %f %f %f", &user, &nice, &system, &idle, &iowait, &irq, &soft, &steal); n >= 4 {
+	if n, _ := fmt.Sscanf(first, "cpu %f %f %f %f %f %f %f %f", &user, &nice, &system, &idle, &iowait, &irq, &soft,
+		&steal); n >= 4 {
 		h.known, h.busy = true, user+nice+system+irq+soft+steal
 		h.all = h.busy + idle + iowait
 	}
@@ -463,9 +481,11 @@ func sampleHost(ctx context.Context, c *sdk.Client) (h hostSample) {
 	return h
 }
 
-// since makes what top shows of two samples that are so far apart; rates are 0 without an earlier one.
+// since makes what top shows of two samples that are so far apart; rates are 0 without an earlier
+// one.
 func (h hostSample) since(before hostSample, apart time.Duration) machineJSON {
-	m := machineJSON{Cores: runtime.NumCPU(), Memory: h.memory, Available: h.available, Capacity: h.capacity, Free: h.free}
+	m := machineJSON{Cores: runtime.NumCPU(), Memory: h.memory, Available: h.available, Capacity: h.capacity,
+		Free: h.free}
 	if before.known && h.all > before.all {
 		m.CPU = float64(int(1000*(h.busy-before.busy)/(h.all-before.all))) / 10
 	}

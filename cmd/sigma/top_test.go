@@ -29,15 +29,18 @@ func pausing(t *testing.T, f *fake) (first, second string) {
 	return first, second
 }
 
-// What procs use now is in ps, inspect and top, in words and as JSON; top shows every realm unless one is named.
+// What procs use now is in ps, inspect and top, in words and as JSON; top shows every realm unless
+// one is named.
 func TestUsageShown(t *testing.T) {
 	f := newFake(t)
 	first, second := pausing(t, f)
-	if got := f.sigma("ps"); got.code != 0 || got.err != "" || !strings.Contains(got.out, "3MiB") || !strings.Contains(got.out, "   7   ") {
+	if got := f.sigma("ps"); got.code != 0 || got.err != "" || !strings.Contains(got.out, "3MiB") ||
+		!strings.Contains(got.out, "   7   ") {
 		t.Errorf("ps: %+v", got)
 	}
 	got := f.sigma("inspect", "first")
-	for _, line := range []string{"memory now     3MiB\n", "memory peak    5MiB\n", "tasks          7\n", "output         11B\n", "profile        sigma\n"} {
+	for _, line := range []string{"memory now     3MiB\n", "memory peak    5MiB\n", "tasks          7\n",
+		"output         11B\n", "profile        sigma\n"} {
 		if !strings.Contains(got.out, line) {
 			t.Errorf("inspect lacks %q: %+v", line, got)
 		}
@@ -46,16 +49,21 @@ func TestUsageShown(t *testing.T) {
 	if err := json.Unmarshal([]byte(f.sigma("top", "-i", "100ms", "--json").out), &p); err != nil {
 		t.Fatal(err)
 	}
-	if len(p.Procs) != 3 || len(p.Realms) != 3 || p.Realms[2].Memory != 20<<20 || p.Procs[0].CPU <= 0 || p.Procs[0].Usage.Memory != 3<<20 || p.Realms[0].Running != 1 || p.Realms[0].Tasks != 7 || p.Machine.Name != "m1" || p.Machine.Cores == 0 {
+	if len(p.Procs) != 3 || len(p.Realms) != 3 || p.Realms[2].Memory != 20<<20 || p.Procs[0].CPU <= 0 ||
+		p.Procs[0].Usage.Memory != 3<<20 || p.Realms[0].Running != 1 || p.Realms[0].Tasks != 7 ||
+		p.Machine.Name != "m1" || p.Machine.Cores == 0 {
 		t.Errorf("top: %+v", p)
 	}
-	if got := f.sigma("top", "-i", "100ms"); got.code != 0 || !strings.Contains(got.out, first) || !strings.Contains(got.out, second) || !strings.Contains(got.out, "team-a") {
+	if got := f.sigma("top", "-i", "100ms"); got.code != 0 || !strings.Contains(got.out, first) ||
+		!strings.Contains(got.out, second) || !strings.Contains(got.out, "team-a") {
 		t.Errorf("top: %+v", got)
 	}
-	if got := f.sigma("-r", "team-a", "top", "-i", "100ms"); got.code != 0 || strings.Contains(got.out, first) || !strings.Contains(got.out, second) {
+	if got := f.sigma("-r", "team-a", "top", "-i", "100ms"); got.code != 0 || strings.Contains(got.out, first) ||
+		!strings.Contains(got.out, second) {
 		t.Errorf("top of one realm: %+v", got)
 	}
-	if got := f.sigma("top", "-i", "100ms", "-n", "1"); strings.Contains(got.out, first) == strings.Contains(got.out, second) {
+	if got := f.sigma("top", "-i", "100ms", "-n", "1"); strings.Contains(got.out, first) == strings.Contains(got.out,
+		second) {
 		t.Errorf("one row: %+v", got)
 	}
 	for _, args := range [][]string{{"top", "--sort", "age"}, {"top", "-i", "1ms"}, {"top", "-n", "-1"}, {"top", "x"}} {
@@ -82,7 +90,8 @@ func TestFreeze(t *testing.T) {
 	want(t, f.sigma("freeze", "nobody"), 1, "", "no proc has the id or name")
 }
 
-// The bars of the phases lie one behind the other and end at the same column; a phase that took no time is left out.
+// The bars of the phases lie one behind the other and end at the same column; a phase that took no
+// time is left out.
 func TestTimingShown(t *testing.T) {
 	f := newFake(t)
 	first, _ := pausing(t, f)
@@ -91,7 +100,8 @@ func TestTimingShown(t *testing.T) {
 		t.Errorf("got %+v", got)
 	}
 	f.mu.Lock()
-	p.info.Timing = sigma.Timing{sigma.PhaseQueue: 100 * time.Microsecond, sigma.PhaseHandOver: 200 * time.Microsecond, sigma.PhaseExec: 99 * time.Microsecond, sigma.PhaseFirst: time.Microsecond}
+	p.info.Timing = sigma.Timing{sigma.PhaseQueue: 100 * time.Microsecond, sigma.PhaseHandOver: 200 * time.Microsecond,
+		sigma.PhaseExec: 99 * time.Microsecond, sigma.PhaseFirst: time.Microsecond}
 	f.mu.Unlock()
 	want(t, f.sigma("inspect", "--timing", "first"), 0, first+` first
   queue          0.100 ms  25%  ##########
@@ -101,7 +111,8 @@ func TestTimingShown(t *testing.T) {
   total          0.400 ms
 `, "")
 	var list []state.Proc
-	if err := json.Unmarshal([]byte(f.sigma("inspect", "--json", "first").out), &list); err != nil || len(list) != 1 || len(list[0].Timing.Phases) != int(sigma.PhaseCount) || list[0].Timing.Total != 0.0004 {
+	if err := json.Unmarshal([]byte(f.sigma("inspect", "--json", "first").out), &list); err != nil || len(list) != 1 ||
+		len(list[0].Timing.Phases) != int(sigma.PhaseCount) || list[0].Timing.Total != 0.0004 {
 		t.Errorf("got %+v, %v", list, err)
 	}
 }
@@ -147,7 +158,9 @@ func TestTopLive(t *testing.T) {
 		t.Fatal(err)
 	}
 	var errs lockedBuffer
-	a := &app{in: tty, out: tty, err: &errs, getenv: func(k string) string { return map[string]string{"SIGMA_ADDR": f.addr}[k] }}
+	a := &app{in: tty, out: tty, err: &errs, getenv: func(k string) string {
+		return map[string]string{"SIGMA_ADDR": f.addr}[k]
+	}}
 	code := make(chan int, 1)
 	go func() { code <- a.execute(context.Background(), []string{"top", "-i", "1h"}) }()
 	seen, buf := "", make([]byte, 4096)

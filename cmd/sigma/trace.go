@@ -16,7 +16,8 @@ import (
 )
 
 func newTraceCommand(a *app) *cobra.Command {
-	return a.group("trace", "Record what procs asked for, waited and ran, for sigma sim", `A trace is a file that tells of the procs of a run when they were spawned, what they asked
+	return a.group("trace", "Record what procs asked for, waited and ran, for sigma sim",
+		`A trace is a file that tells of the procs of a run when they were spawned, what they asked
 for, how long they waited and how long they ran. sigma sim --trace runs it again in virtual
 time. It names realms, but neither programs nor arguments.`, newTraceRecordCommand(a))
 }
@@ -63,7 +64,8 @@ func (a *app) traceRecord(ctx context.Context, path string, length time.Duration
 		return err
 	}
 	defer m.close()
-	r := &recording{clients: map[sigma.RealmID]*sdk.Client{}, known: map[sigma.ProcID]bool{}, trace: sim.Trace{Shares: map[sigma.RealmID]uint32{}}}
+	r := &recording{clients: map[sigma.RealmID]*sdk.Client{}, known: map[sigma.ProcID]bool{},
+		trace: sim.Trace{Shares: map[sigma.RealmID]uint32{}}}
 	defer func() {
 		for _, c := range r.clients {
 			c.Close()
@@ -179,14 +181,16 @@ func (r *recording) look(ctx context.Context, a *app) (left int, err error) {
 
 func (r *recording) write(a *app, out io.Writer, end func() error, path string, left int) error {
 	if len(r.ended) == 0 {
-		return &sigma.Error{Op: "sigma.trace", Kind: sigma.KindNotFound, Msg: "no procs are remembered that have started and ended", Hint: "record for a while, with --for 1m"}
+		return &sigma.Error{Op: "sigma.trace", Kind: sigma.KindNotFound,
+			Msg: "no procs are remembered that have started and ended", Hint: "record for a while, with --for 1m"}
 	}
 	slices.SortStableFunc(r.ended, func(x, y sigma.ProcInfo) int {
 		return cmp.Or(x.Times.Spawned.Compare(y.Times.Spawned), cmp.Compare(x.ID, y.ID))
 	})
 	for _, p := range r.ended {
 		t := p.Times
-		ar := sim.Arrival{At: t.Spawned.Sub(r.ended[0].Times.Spawned), Realm: p.Realm, Memory: max(sigma.MemoryLeast, p.Memory), CPU: p.CPU, Run: t.Ended.Sub(t.Executed), Waited: -1}
+		ar := sim.Arrival{At: t.Spawned.Sub(r.ended[0].Times.Spawned), Realm: p.Realm, Memory: max(sigma.MemoryLeast,
+			p.Memory), CPU: p.CPU, Run: t.Ended.Sub(t.Executed), Waited: -1}
 		if !t.Placed.IsZero() {
 			ar.Waited, ar.Start = max(0, t.Placed.Sub(t.Spawned)), max(0, t.Executed.Sub(t.Placed))
 		}

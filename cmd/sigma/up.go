@@ -92,13 +92,21 @@ each start and by "sigma doctor".`,
 func (a *app) up(ctx context.Context, o upOptions) error {
 	switch root := os.Geteuid() == 0; {
 	case root && o.rootless:
-		return withCode(exitUsage, &sigma.Error{Op: "sigma.up", Kind: sigma.KindInvalid, Msg: "--rootless is for ordinary users, and this is root", Hint: "sigma up"})
+		return withCode(exitUsage, &sigma.Error{Op: "sigma.up", Kind: sigma.KindInvalid,
+			Msg: "--rootless is for ordinary users, and this is root", Hint: "sigma up"})
 	case !root && o.rootless && (o.machines > 0 || o.beyondRootless() != ""):
-		return withCode(exitUsage, &sigma.Error{Op: "sigma.up", Kind: sigma.KindUnsupported, Msg: fmt.Sprintf("%s needs root: an ordinary user has no network namespaces and control groups to give machines, and others could not trust one whose procs are a user's", orElse(o.beyondRootless(), "--machines")), Hint: "sudo sigma up"})
+		return withCode(exitUsage, &sigma.Error{Op: "sigma.up", Kind: sigma.KindUnsupported,
+			Msg: fmt.Sprintf(
+				"%s needs root: an ordinary user has no network namespaces and control groups to give machines, and "+
+					"others could not trust one whose procs are a user's", orElse(o.beyondRootless(), "--machines")),
+			Hint: "sudo sigma up"})
 	case !root && o.rootless && o.etcd.given():
-		return withCode(exitUsage, &sigma.Error{Op: "sigma.up", Kind: sigma.KindUnsupported, Msg: "--etcd needs root: its keys would not be kept from other programs of the user", Hint: "sudo sigma up"})
+		return withCode(exitUsage, &sigma.Error{Op: "sigma.up", Kind: sigma.KindUnsupported,
+			Msg:  "--etcd needs root: its keys would not be kept from other programs of the user",
+			Hint: "sudo sigma up"})
 	case !root && !o.rootless:
-		return &sigma.Error{Op: "sigma.up", Kind: sigma.KindPermission, Msg: "starting sigmaOS needs root", Hint: "sudo sigma up; or, with weaker protections: sigma up --rootless"}
+		return &sigma.Error{Op: "sigma.up", Kind: sigma.KindPermission, Msg: "starting sigmaOS needs root",
+			Hint: "sudo sigma up; or, with weaker protections: sigma up --rootless"}
 	}
 	dir, err := a.dataRoot()
 	if err != nil {
@@ -145,10 +153,13 @@ func upRecord(ctx context.Context, dir string, o *offer) (record, error) {
 	if old != nil {
 		r = *old
 		if r.Role != roleFounder && !isMember(dir) {
-			return r, dataError(dir, sigma.KindUnavailable, "is that of a machine that tried to join a system and did not succeed", "try again with: "+commandOn("join", dir)+" ADDR --token TOKEN")
+			return r, dataError(dir, sigma.KindUnavailable,
+				"is that of a machine that tried to join a system and did not succeed",
+				"try again with: "+commandOn("join", dir)+" ADDR --token TOKEN")
 		}
 		if name := sigma.MachineID(o.machine); name != "" && name != r.Machine && isMember(dir) {
-			return r, dataError(dir, sigma.KindExists, fmt.Sprintf("is that of machine %s, whose name its system knows", r.Machine), "leave --machine out, or choose another with --data DIR")
+			return r, dataError(dir, sigma.KindExists, fmt.Sprintf("is that of machine %s, whose name its system knows",
+				r.Machine), "leave --machine out, or choose another with --data DIR")
 		}
 	}
 	return r, o.apply(ctx, &r)
@@ -195,6 +206,7 @@ func (a *app) stay(b *booting, signals <-chan os.Signal) error {
 	if tail := lastLines(b.log, b.logFrom, 20); tail != "" {
 		fmt.Fprintln(a.err, tail)
 	}
-	return &sigma.Error{Op: "sigma.up", Kind: sigma.KindLost, Msg: fmt.Sprintf("sigmaOS ended unexpectedly (%v)", b.cmd.ProcessState),
+	return &sigma.Error{Op: "sigma.up", Kind: sigma.KindLost, Msg: fmt.Sprintf("sigmaOS ended unexpectedly (%v)",
+		b.cmd.ProcessState),
 		Hint: "see " + filepath.Join(b.dir, logName) + "; start it again with: sigma up"}
 }

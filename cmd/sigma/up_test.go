@@ -16,15 +16,17 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// fakeLauncher is a launcher that starts nothing. What it does is in DATA/behave, as its environment is not the test's: "ready", "error: text", "die", "hang" (says
-// nothing), "stubborn" (ready, then ignores SIGTERM).
+// fakeLauncher is a launcher that starts nothing. What it does is in DATA/behave, as its
+// environment is not the test's: "ready", "error: text", "die", "hang" (says nothing), "stubborn"
+// (ready, then ignores SIGTERM).
 func fakeLauncher() int {
 	args := map[string]string{}
 	for i := 1; i+1 < len(os.Args); i += 2 {
 		args[os.Args[i]] += os.Args[i+1]
 	}
 	fd, err := strconv.Atoi(args["--ready-fd"])
-	if err != nil || args["--lock-fd"] != "3" || !instanceForm.MatchString(args["--instance"]) || !strings.Contains(args["--program"], "sigmad=/") {
+	if err != nil || args["--lock-fd"] != "3" || !instanceForm.MatchString(args["--instance"]) ||
+		!strings.Contains(args["--program"], "sigmad=/") {
 		fmt.Println("bad command line:", os.Args)
 		return 64
 	}
@@ -115,10 +117,12 @@ func TestUpDown(t *testing.T) {
 	w := newWorld(t, "ready")
 	var instances []string
 	for range 2 {
-		if got := w.run("up", "--detach", "--machine", "m1"); got.code != 0 || !strings.Contains(got.out, "is running as machine m1") {
+		if got := w.run("up", "--detach", "--machine", "m1"); got.code != 0 ||
+			!strings.Contains(got.out, "is running as machine m1") {
 			t.Fatalf("up: %+v", got)
 		}
-		if got := w.run("up", "-d"); got.code != 1 || !strings.Contains(got.err, "a sigmaOS is already running on "+w.data+" (pid ") {
+		if got := w.run("up", "-d"); got.code != 1 ||
+			!strings.Contains(got.err, "a sigmaOS is already running on "+w.data+" (pid ") {
 			t.Errorf("a second up: %+v", got)
 		}
 		id, err := os.ReadFile(filepath.Join(w.data, instanceName))
@@ -126,7 +130,8 @@ func TestUpDown(t *testing.T) {
 			t.Error(err)
 		}
 		instances = append(instances, string(id))
-		if got := w.run("down"); got.code != 0 || !strings.Contains(got.err, "through its launcher") || !strings.Contains(got.out, "is stopped") {
+		if got := w.run("down"); got.code != 0 || !strings.Contains(got.err, "through its launcher") ||
+			!strings.Contains(got.out, "is stopped") {
 			t.Errorf("down: %+v", got)
 		}
 		if _, held, err := running(w.data); held || err != nil {
@@ -152,7 +157,8 @@ func TestUpFails(t *testing.T) {
 	} {
 		w := newWorld(t, behave)
 		got := w.run("up", "--detach", "--machine", "m1")
-		if got.code != 1 || !strings.Contains(got.err, msg) || !strings.Contains(got.err, "this is the launcher's log, machine m1") {
+		if got.code != 1 || !strings.Contains(got.err, msg) ||
+			!strings.Contains(got.err, "this is the launcher's log, machine m1") {
 			t.Errorf("%s: %+v", behave, got)
 		}
 		if _, held, err := running(w.data); held || err != nil {
@@ -173,35 +179,44 @@ func TestUpTellsWaits(t *testing.T) {
 	}
 }
 
-// A start that takes too long says what the machine waits for at its end, and not what it waited for before; its hint is about other machines only if these do not answer, and restores nothing at a machine that has nothing of that.
+// A start that takes too long says what the machine waits for at its end, and not what it waited
+// for before; its hint is about other machines only if these do not answer, and restores nothing at
+// a machine that has nothing of that.
 func TestUpWaitsInVain(t *testing.T) {
 	const late = "\nerror: not ready after 1m0s"
 	for _, c := range []struct {
 		behave, says, hint string
 	}{
-		{"missing: m2, m2 does not answer" + late, "machine m1 waited for m2, m2 does not answer", "sigma snapshot restore --replace"},
+		{"missing: m2, m2 does not answer" + late, "machine m1 waited for m2, m2 does not answer",
+			"sigma snapshot restore --replace"},
 		{"missing: m2, m2 does not answer\nwaits: " + late, "not ready after 1m0s\n", "sigma doctor"},
-		{"missing: m2, m2 does not answer\nwaits: one to lead" + late, "machine m1 waited for one to lead", "sigma doctor"},
+		{"missing: m2, m2 does not answer\nwaits: one to lead" + late, "machine m1 waited for one to lead",
+			"sigma doctor"},
 		{"missing: m2, m2 does not answer\nerror: no cgroups", "sigmaOS did not start: no cgroups\n", "sigma doctor"},
 	} {
 		w := newWorld(t, c.behave)
 		got := w.run("up", "--detach", "--machine", "m1")
 		_, hint, _ := strings.Cut(got.err, "\nhint: ")
-		if got.code != 1 || !strings.Contains(got.err, c.says) || !strings.Contains(hint, c.hint) || c.hint == "sigma doctor" == strings.Contains(hint, "start sigmaOS") || !strings.Contains(got.err, "this is the launcher's log, machine m1") {
+		if got.code != 1 || !strings.Contains(got.err, c.says) || !strings.Contains(hint, c.hint) ||
+			c.hint == "sigma doctor" == strings.Contains(hint, "start sigmaOS") ||
+			!strings.Contains(got.err, "this is the launcher's log, machine m1") {
 			t.Errorf("%q: %+v", c.behave, got)
 		}
 	}
 	w := newWorld(t, "error: the token is used up\tmake another with: sigma token")
-	if got := w.run("up", "--detach", "--machine", "m1"); got.code != 1 || got.err != "sigma: sigmaOS did not start: the token is used up\nhint: make another with: sigma token\n" {
+	if got := w.run("up", "--detach", "--machine", "m1"); got.code != 1 ||
+		got.err != "sigma: sigmaOS did not start: the token is used up\nhint: make another with: sigma token\n" {
 		t.Errorf("what sigmad explains: %+v", got)
 	}
-	err := notReady(&booting{}, &record{Machine: "m9", Role: roleOrdinary}, "not ready after 1m0s", waiting{"m2, m2 does not answer", true})
+	err := notReady(&booting{}, &record{Machine: "m9", Role: roleOrdinary}, "not ready after 1m0s",
+		waiting{"m2, m2 does not answer", true})
 	if hint := sigma.HintOf(err); strings.Contains(hint, "restore") || !strings.Contains(hint, "reaches them") {
 		t.Errorf("hint of a machine that is no control machine: %q", hint)
 	}
 }
 
-// In the foreground, SIGINT stops the system in an orderly way and the launcher's death is a failure.
+// In the foreground, SIGINT stops the system in an orderly way and the launcher's death is a
+// failure.
 func TestUpForeground(t *testing.T) {
 	w := newWorld(t, "ready")
 	for _, c := range []struct {
@@ -268,9 +283,11 @@ func TestUpRefusesDirectories(t *testing.T) {
 	file := write(t, filepath.Join(other, "file"), nil)
 	before, _ := os.Stat(other)
 	for dir, msg := range map[string]string{
-		other: "has files in it that are not sigmaOS's", file: "is a file", file + "/x": "lies below a file", "/": "cannot be the data directory", "/proc/x": "",
+		other: "has files in it that are not sigmaOS's", file: "is a file", file + "/x": "lies below a file",
+		"/": "cannot be the data directory", "/proc/x": "",
 	} {
-		if got := w.run("up", "--detach", "--data", dir); got.code != 1 || !strings.Contains(got.err, msg) || !strings.Contains(got.err, "data directory") && msg != "" {
+		if got := w.run("up", "--detach", "--data", dir); got.code != 1 || !strings.Contains(got.err, msg) ||
+			!strings.Contains(got.err, "data directory") && msg != "" {
 			t.Errorf("--data %s: %+v", dir, got)
 		}
 	}

@@ -12,7 +12,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// prioritize gives the machine of a record its queue. That it cannot is no reason not to start; doctor says so.
+// prioritize gives the machine of a record its queue. That it cannot is no reason not to start;
+// doctor says so.
 func (p *bootPlan) prioritize(instance string) error {
 	if p.record.Address == "" || p.rootless {
 		return nil
@@ -90,7 +91,8 @@ func (a *app) uplinkFindings() []finding {
 	return []finding{found}
 }
 
-// uplinkFinding is doctor's line about the interface of the system on dir, which may run, where the interface's queue has the number major; u may be nil.
+// uplinkFinding is doctor's line about the interface of the system on dir, which may run, where the
+// interface's queue has the number major; u may be nil.
 func uplinkFinding(u *hostsetup.Uplink, check string, r *record, id, dir string, runs bool, major uint16) finding {
 	if u == nil {
 		return ok(check, "no interface leads to other machines")
@@ -99,19 +101,28 @@ func uplinkFinding(u *hostsetup.Uplink, check string, r *record, id, dir string,
 	own, another := hostsetup.UplinkOf(major, id)
 	switch {
 	case own && !runs:
-		return weak(check, fmt.Sprintf("the system on %s has ended and left its queue on %s, htb %x:, through which all that this host sends goes", dir, name, major), "take it away: "+commandOn("down", dir)+"; or: tc qdisc del dev "+name+" root; the next sigma up makes it anew")
+		return weak(check,
+			fmt.Sprintf(
+				"the system on %s has ended and left its queue on %s, htb %x:, through which all that this host "+
+					"sends goes", dir, name, major), "take it away: "+commandOn("down",
+				dir)+"; or: tc qdisc del dev "+name+" root; the next sigma up makes it anew")
 	case another:
-		return weak(check, fmt.Sprintf("%s has a queue of another sigmaOS, htb %x:", name, major), "if none else runs on this host, it is of one that has ended; take it away: tc qdisc del dev "+name+" root")
+		return weak(check, fmt.Sprintf("%s has a queue of another sigmaOS, htb %x:", name, major),
+			"if none else runs on this host, it is of one that has ended; take it away: tc qdisc del dev "+name+" root")
 	case r.NoUplink:
 		return ok(check, "none on "+name+", by --uplink none")
 	case own:
-		return ok(check, fmt.Sprintf("on %s latency-critical procs go before best-effort ones, htb %x: of %s", name, major, rateText(u.Rate)))
+		return ok(check, fmt.Sprintf("on %s latency-critical procs go before best-effort ones, htb %x: of %s", name,
+			major, rateText(u.Rate)))
 	case u.Why != "" && u.Link.Attrs().Flags&net.FlagLoopback != 0:
 		return ok(check, "not needed on "+name+": "+u.Why)
 	case u.Why != "":
-		return weak(check, "none on "+name+": "+u.Why, "if best-effort procs delay what others send, say what its network bears: sigma up --uplink 1Gbit")
+		return weak(check, "none on "+name+": "+u.Why,
+			"if best-effort procs delay what others send, say what its network bears: sigma up --uplink 1Gbit")
 	}
-	return weak(check, "none on "+name, "it is made at the next sigma up; kernels need CONFIG_NET_SCH_HTB and CONFIG_NET_CLS_U32 (modprobe -a sch_htb cls_u32)")
+	return weak(check, "none on "+name,
+		"it is made at the next sigma up; kernels need CONFIG_NET_SCH_HTB and CONFIG_NET_CLS_U32 (modprobe -a "+
+			"sch_htb cls_u32)")
 }
 
 // rateText shows bits a second.
@@ -139,14 +150,17 @@ func noteUplink(text string, r *record) (err error) {
 
 // uplinkWarning says why there is no priority, where there should be.
 func uplinkWarning(err error) string {
-	return fmt.Sprintf("latency-critical procs do not go first on the network: %v; sigma doctor says more", sigma.Wrap("sigma.uplink", "", err))
+	return fmt.Sprintf("latency-critical procs do not go first on the network: %v; sigma doctor says more",
+		sigma.Wrap("sigma.uplink", "", err))
 }
 
-// rejoinNetwork makes the network of one machine of several anew, joined to those that run. dir is DATA/machines/mI.
+// rejoinNetwork makes the network of one machine of several anew, joined to those that run. dir is
+// DATA/machines/mI.
 func rejoinNetwork(dir, address string) (*hostsetup.Network, error) {
 	at, err := netip.ParseAddrPort(address)
 	if err != nil || !at.Addr().Is4() {
-		return nil, &sigma.Error{Op: "sigma.network", Path: filepath.Join(dir, recordName), Kind: sigma.KindInvalid, Msg: "has no address", Err: err, Hint: "restore it from a backup"}
+		return nil, &sigma.Error{Op: "sigma.network", Path: filepath.Join(dir, recordName), Kind: sigma.KindInvalid,
+			Msg: "has no address", Err: err, Hint: "restore it from a backup"}
 	}
 	hub, err := hubOf(filepath.Dir(dir))
 	if err != nil {

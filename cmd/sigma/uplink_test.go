@@ -9,7 +9,8 @@ import (
 	"sigmaos.dev/hostsetup"
 )
 
-// Goal: a queue that a system has left is told, with how to take it away; one of another system is told apart from an operator's.
+// Goal: a queue that a system has left is told, with how to take it away; one of another system is
+// told apart from an operator's.
 func TestUplinkLeft(t *testing.T) {
 	const id = "12345678"
 	card := &hostsetup.Uplink{Link: &netlink.Device{LinkAttrs: netlink.LinkAttrs{Name: "eth7"}}, Rate: 1e9}

@@ -65,10 +65,12 @@ func usageError(cmd *cobra.Command, hint, format string, args ...any) error {
 	if hint == "" && cmd != nil {
 		hint = fmt.Sprintf("usage: %s; more with: %s --help", cmd.UseLine(), cmd.CommandPath())
 	}
-	return coded{exitUsage, &sigma.Error{Op: "sigma", Kind: sigma.KindInvalid, Msg: fmt.Sprintf(format, args...), Hint: hint}}
+	return coded{exitUsage, &sigma.Error{Op: "sigma", Kind: sigma.KindInvalid, Msg: fmt.Sprintf(format, args...),
+		Hint: hint}}
 }
 
-// between is a cobra check of the number of arguments, of which the first least are words; most < 0 means any.
+// between is a cobra check of the number of arguments, of which the first least are words; most < 0
+// means any.
 func between(least, most int) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		switch {
@@ -105,10 +107,12 @@ func (a *app) group(use, short, long string, commands ...*cobra.Command) *cobra.
 
 // needsCommand is what a command does that only has commands.
 func needsCommand(cmd *cobra.Command, _ []string) error {
-	return usageError(cmd, "list them with: "+cmd.CommandPath()+" --help", "%s needs a command", cmd.CommandPath()[len("sigma "):])
+	return usageError(cmd, "list them with: "+cmd.CommandPath()+" --help", "%s needs a command",
+		cmd.CommandPath()[len("sigma "):])
 }
 
-// flagError makes a usage error of what the flag parser says, with the flag that may have been meant.
+// flagError makes a usage error of what the flag parser says, with the flag that may have been
+// meant.
 func flagError(cmd *cobra.Command, err error) error {
 	if errors.Is(err, pflag.ErrHelp) {
 		return err
@@ -139,7 +143,8 @@ func nearestFlag(cmd *cobra.Command, name string) string {
 	return best
 }
 
-// editDistance is how many letters must be put in, taken out or changed to get from a to b (Levenshtein). Flags are short, so it does not matter what it costs.
+// editDistance is how many letters must be put in, taken out or changed to get from a to b
+// (Levenshtein). Flags are short, so it does not matter what it costs.
 func editDistance(a, b string) int {
 	row := make([]int, len(b)+1)
 	for j := range row {
@@ -159,13 +164,16 @@ func editDistance(a, b string) int {
 	return row[len(b)]
 }
 
-// ownSignals marks commands that look after SIGINT and SIGTERM themselves; for all others the first of them ends the context and a second one the program.
+// ownSignals marks commands that look after SIGINT and SIGTERM themselves; for all others the first
+// of them ends the context and a second one the program.
 const ownSignals = "own-signals"
 
-// tidiesUp marks commands that remove what they made when they are stopped, which takes a bounded time. A second signal does not keep them from it.
+// tidiesUp marks commands that remove what they made when they are stopped, which takes a bounded
+// time. A second signal does not keep them from it.
 const tidiesUp = "tidies-up"
 
-// checkFlags says which flag has an empty value, which is a mistake, such as a variable of a script that is not set, and not the same as no flag; and whether --realm is a name.
+// checkFlags says which flag has an empty value, which is a mistake, such as a variable of a script
+// that is not set, and not the same as no flag; and whether --realm is a name.
 func checkFlags(cmd *cobra.Command) (err error) {
 	for c := cmd; c != nil; c = c.Parent() { // each has those that stand before the next word
 		c.Flags().Visit(func(f *pflag.Flag) {
@@ -203,7 +211,8 @@ func (a *app) before(cmd *cobra.Command, args []string) error {
 	return a.checkAddr()
 }
 
-// checkAddr refuses the address of another machine, which is not answered by sigma but by programs there.
+// checkAddr refuses the address of another machine, which is not answered by sigma but by programs
+// there.
 func (a *app) checkAddr() error {
 	if _, _, err := net.SplitHostPort(a.addr); err != nil || strings.Contains(a.addr, "/") {
 		return nil
@@ -211,7 +220,8 @@ func (a *app) checkAddr() error {
 	if _, err := os.Lstat(a.addr); err == nil {
 		return nil
 	}
-	return usageError(nil, "run sigma on a machine of that system; to make this host one: sigma join "+a.addr, "--addr %.100s is HOST:PORT, and names a socket of this host", a.addr)
+	return usageError(nil, "run sigma on a machine of that system; to make this host one: sigma join "+a.addr,
+		"--addr %.100s is HOST:PORT, and names a socket of this host", a.addr)
 }
 
 // addCommands registers every verb, in groups as help shows them.
@@ -220,9 +230,17 @@ func (a *app) addCommands(root *cobra.Command) {
 		id, title string
 		commands  []*cobra.Command
 	}{
-		{"machine", "The system on this machine:", []*cobra.Command{newUpCommand(a), newJoinCommand(a), newDownCommand(a), newStatusCommand(a), newDoctorCommand(a), newTokenCommand(a), newMachineCommand(a), newRealmCommand(a), newSnapshotCommand(a), newVersionCommand(a)}},
-		{"procs", "Procs:", []*cobra.Command{newRunCommand(a), newPsCommand(a), newLogsCommand(a), newWaitCommand(a), newKillCommand(a), newEvictCommand(a), newFreezeCommand(a), newThawCommand(a), newInspectCommand(a), newExplainCommand(a), newInitCommand(a), newCapsCommand(a), newEpCommand(a), newCallsCommand(a), newTopCommand(a), newEventsCommand(a), newUsageCommand(a), newTraceCommand(a), newSimCommand(a)}},
-		{"files", "Files of the realm:", append(a.completePaths(newLsCommand(a), newCatCommand(a), newPutCommand(a), newGetCommand(a), newCpCommand(a), newRmCommand(a), newMkdirCommand(a), newMvCommand(a), newStatCommand(a), newLnCommand(a), newChmodCommand(a), newWatchCommand(a)), newLeaseCommand(a), newMountCommand(a), newUnmountCommand(a), newServeCommand(a), newSQLCommand(a), newS3Command(a))},
+		{"machine", "The system on this machine:", []*cobra.Command{newUpCommand(a), newJoinCommand(a),
+			newDownCommand(a), newStatusCommand(a), newDoctorCommand(a), newTokenCommand(a), newMachineCommand(a),
+			newRealmCommand(a), newSnapshotCommand(a), newVersionCommand(a)}},
+		{"procs", "Procs:", []*cobra.Command{newRunCommand(a), newPsCommand(a), newLogsCommand(a), newWaitCommand(a),
+			newKillCommand(a), newEvictCommand(a), newFreezeCommand(a), newThawCommand(a), newInspectCommand(a),
+			newExplainCommand(a), newInitCommand(a), newCapsCommand(a), newEpCommand(a), newCallsCommand(a),
+			newTopCommand(a), newEventsCommand(a), newUsageCommand(a), newTraceCommand(a), newSimCommand(a)}},
+		{"files", "Files of the realm:", append(a.completePaths(newLsCommand(a), newCatCommand(a), newPutCommand(a),
+			newGetCommand(a), newCpCommand(a), newRmCommand(a), newMkdirCommand(a), newMvCommand(a), newStatCommand(a),
+			newLnCommand(a), newChmodCommand(a), newWatchCommand(a)), newLeaseCommand(a), newMountCommand(a),
+			newUnmountCommand(a), newServeCommand(a), newSQLCommand(a), newS3Command(a))},
 		{"apps", "Apps:", []*cobra.Command{newMRCommand(a)}},
 	} {
 		root.AddGroup(&cobra.Group{ID: g.id, Title: g.title})

@@ -122,7 +122,8 @@ func (x *changes) print(e eventJSON) error {
 // run runs the command for one event. How it ends is its own affair; that it cannot be run is ours.
 func (x *changes) run(e eventJSON) error {
 	cmd := exec.CommandContext(x.ctx, x.o.command[0], x.o.command[1:]...)
-	cmd.Env = append(os.Environ(), "SIGMA_WATCH_EVENT="+e.Event, "SIGMA_WATCH_PATH="+e.Path, fmt.Sprint("SIGMA_WATCH_VERSION=", e.Version))
+	cmd.Env = append(os.Environ(), "SIGMA_WATCH_EVENT="+e.Event, "SIGMA_WATCH_PATH="+e.Path,
+		fmt.Sprint("SIGMA_WATCH_VERSION=", e.Version))
 	cmd.Stdout, cmd.Stderr = raw(x.a.out), raw(x.a.err)
 	err := cmd.Run()
 	var ended *exec.ExitError
@@ -142,7 +143,8 @@ func commandError(name string, err error) error {
 	if errors.As(err, &ee) {
 		err = ee.Err
 	}
-	return coded{code, &sigma.Error{Op: "sigma.command", Path: name, Kind: sigma.KindNoExec, Msg: "cannot be run on this host", Err: err}}
+	return coded{code, &sigma.Error{Op: "sigma.command", Path: name, Kind: sigma.KindNoExec,
+		Msg: "cannot be run on this host", Err: err}}
 }
 
 func (a *app) watch(ctx context.Context, paths []string, o watchOptions) error {
@@ -170,7 +172,8 @@ func (a *app) watch(ctx context.Context, paths []string, o watchOptions) error {
 
 // untilLost runs what would look on without an end, until it ends or the session does for good.
 func untilLost(ctx context.Context, c *sdk.Client, run func(context.Context) error) error {
-	lost := &sigma.Error{Op: "sigma.watch", Kind: sigma.KindLost, Msg: "the session with sigmaOS has ended", Hint: "sigmaOS was stopped, or the credential is no longer good"}
+	lost := &sigma.Error{Op: "sigma.watch", Kind: sigma.KindLost, Msg: "the session with sigmaOS has ended",
+		Hint: "sigmaOS was stopped, or the credential is no longer good"}
 	running, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	over := make(chan struct{})
@@ -242,7 +245,8 @@ func (a *app) lsAndWatch(ctx context.Context, c watched, paths []string, o lsOpt
 	x := &changes{a: a}
 	for _, l := range lists {
 		for _, f := range l.files {
-			if err := x.print(eventJSON{Time: time.Now(), Event: eventPresent, Path: f.Path, Kind: f.Kind, Size: f.Size, Version: f.Version}); err != nil {
+			if err := x.print(eventJSON{Time: time.Now(), Event: eventPresent, Path: f.Path, Kind: f.Kind, Size: f.Size,
+				Version: f.Version}); err != nil {
 				return err
 			}
 		}

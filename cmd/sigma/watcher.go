@@ -11,13 +11,17 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// A watcher finds out what happened by comparing what it sees with what it saw. The protocol tells that something has changed, never what, and tells it also if it happened before it
-// was asked: so nothing is missed but what was undone between two looks. Handles are watched, not paths: versions of one file can be compared, those of two files of one name cannot.
+// A watcher finds out what happened by comparing what it sees with what it saw. The protocol tells
+// that something has changed, never what, and tells it also if it happened before it was asked: so
+// nothing is missed but what was undone between two looks. Handles are watched, not paths: versions
+// of one file can be compared, those of two files of one name cannot.
 
-// childrenMax is how many files of a directory are watched one by one, each with a request under way.
+// childrenMax is how many files of a directory are watched one by one, each with a request under
+// way.
 const childrenMax = 128
 
-// lookEvery is how often is looked at what its server cannot watch, and how long a failure is waited over.
+// lookEvery is how often is looked at what its server cannot watch, and how long a failure is
+// waited over.
 const lookEvery = 500 * time.Millisecond
 
 // watched is the tree that is looked at.
@@ -33,9 +37,10 @@ type watcher struct {
 	single bool // a directory is watched as a file: for itself
 	emit   func(eventJSON) error
 
-	file    sigma.File // what is at path now; nil = nothing
-	st      sigma.Stat
-	dir     sigma.File                // where path lies, since a handle follows its file to another name; nil if it cannot be watched
+	file sigma.File // what is at path now; nil = nothing
+	st   sigma.Stat
+	// where path lies, since a handle follows its file to another name; nil if it cannot be watched
+	dir     sigma.File
 	since   sigma.Version             // of dir
 	entries map[string]sigma.DirEntry // of a directory
 }
@@ -179,10 +184,12 @@ func (w *watcher) differences(had bool, before sigma.Stat, entries map[string]si
 	return nil
 }
 
-// differ compares two listings of a directory. What went under one name and came under another is renamed.
+// differ compares two listings of a directory. What went under one name and came under another is
+// renamed.
 func differ(dir string, before, now map[string]sigma.DirEntry) (events []eventJSON) {
 	event := func(what string, e sigma.DirEntry) eventJSON {
-		return eventJSON{Event: what, Path: path.Join(dir, e.Name), Kind: e.ID.Kind.String(), Size: e.Size, Version: uint64(e.ID.Version)}
+		return eventJSON{Event: what, Path: path.Join(dir, e.Name), Kind: e.ID.Kind.String(), Size: e.Size,
+			Version: uint64(e.ID.Version)}
 	}
 	went := map[uint64]string{}
 	for name, e := range before {
@@ -209,7 +216,8 @@ func differ(dir string, before, now map[string]sigma.DirEntry) (events []eventJS
 	}
 	for name, e := range before {
 		if _, ok := now[name]; !ok {
-			events = append(events, eventJSON{Event: eventRemoved, Path: path.Join(dir, e.Name), Kind: e.ID.Kind.String()})
+			events = append(events, eventJSON{Event: eventRemoved, Path: path.Join(dir, e.Name),
+				Kind: e.ID.Kind.String()})
 		}
 	}
 	slices.SortFunc(events, func(a, b eventJSON) int { return strings.Compare(a.Path, b.Path) })
@@ -266,7 +274,8 @@ func (w *watcher) children() (files []sigma.DirEntry) {
 	return files
 }
 
-// watchChild returns when the file of an entry has changed since it was listed. One that its server cannot watch never does.
+// watchChild returns when the file of an entry has changed since it was listed. One that its server
+// cannot watch never does.
 func (w *watcher) watchChild(ctx context.Context, e sigma.DirEntry) error {
 	f, err := w.tree.Handle(ctx, path.Join(w.path, e.Name))
 	if err != nil {

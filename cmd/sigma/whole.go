@@ -7,7 +7,9 @@ import (
 	"sigmaos.dev/hostdir"
 )
 
-// whole is a local file that is put in its place when all of it is on the disk, so that who reads it, or finds it after a crash, has the old one or the new one. What is no regular file, as /dev/stdout, is written as it is.
+// whole is a local file that is put in its place when all of it is on the disk, so that who reads
+// it, or finds it after a crash, has the old one or the new one. What is no regular file, as
+// /dev/stdout, is written as it is.
 type whole struct {
 	*os.File
 	beside *hostdir.File // nil = it is in its place
@@ -52,7 +54,8 @@ func (w *whole) drop() {
 	w.beside.Drop()
 }
 
-// writeWhole makes a small file, for its owner alone, that is there whole or not at all, also when the disk is full or the machine stops. A uid other than -1 owns it.
+// writeWhole makes a small file, for its owner alone, that is there whole or not at all, also when
+// the disk is full or the machine stops. A uid other than -1 owns it.
 func writeWhole(path, text string, uid int) error {
 	f, err := hostdir.Create(path, 0o600)
 	if err != nil {

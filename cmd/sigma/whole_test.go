@@ -7,7 +7,9 @@ import (
 	"testing"
 )
 
-// Goal: a file that is written as a whole is the old one until it is complete, then the new one with the old one's mode, and the old one if it failed; a link stays one; nothing is left beside it.
+// Goal: a file that is written as a whole is the old one until it is complete, then the new one
+// with the old one's mode, and the old one if it failed; a link stays one; nothing is left beside
+// it.
 func TestWhole(t *testing.T) {
 	dir := t.TempDir()
 	path, link := filepath.Join(dir, "trace"), filepath.Join(dir, "link")

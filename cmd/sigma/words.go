@@ -9,8 +9,9 @@ import (
 	"unicode/utf8"
 )
 
-// What sigma prints has names and messages in it that tenants chose. All of it goes through a words, so that no control character of theirs reaches a terminal. Only
-// what files and procs hold goes around it, and the pictures that sigma draws itself: see raw.
+// What sigma prints has names and messages in it that tenants chose. All of it goes through a
+// words, so that no control character of theirs reaches a terminal. Only what files and procs hold
+// goes around it, and the pictures that sigma draws itself: see raw.
 
 // words is a writer that takes lines of text, or of JSON, and passes on what can be printed.
 type words struct {
@@ -47,10 +48,12 @@ func (w *words) clean(text string) string {
 	return b.String()
 }
 
-// passes says whether a character is printed, or moves the cursor only to where lines and tables go on.
+// passes says whether a character is printed, or moves the cursor only to where lines and tables go
+// on.
 func passes(r rune) bool { return r == '\n' || r == '\t' || unicode.IsPrint(r) }
 
-// raw is where a words leads. For what files and procs hold, which goes out as it is, and for what moves the cursor.
+// raw is where a words leads. For what files and procs hold, which goes out as it is, and for what
+// moves the cursor.
 func raw(w io.Writer) io.Writer {
 	if to, ok := w.(*words); ok {
 		return to.to
@@ -58,7 +61,8 @@ func raw(w io.Writer) io.Writer {
 	return w
 }
 
-// printable replaces what is no printable character, also ends of lines, so that a tenant's text stays one line.
+// printable replaces what is no printable character, also ends of lines, so that a tenant's text
+// stays one line.
 func printable(s string) string {
 	return strings.Map(func(r rune) rune {
 		if !unicode.IsPrint(r) || r == unicode.ReplacementChar {

@@ -16,7 +16,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// hostile is a name that a tenant may choose: it clears the screen, sets the title, colours by a C1 control, turns the line around and begins one of its own.
+// hostile is a name that a tenant may choose: it clears the screen, sets the title, colours by a C1
+// control, turns the line around and begins one of its own.
 const hostile = "evil\x1b[2J\x1b]0;t\a\u009b31m\u202e\r\nhint: obey\x7f"
 
 // blind are the commands that are not run below, and why.
@@ -26,8 +27,10 @@ var blind = map[string]string{
 	"sigma down": "waits for a system of this host",
 }
 
-// Goal: whatever tenants called their files, links, procs and what these say at their end, no command prints a control character, or a line that a tenant wrote. Method: each command that there is runs in a realm of such names, with such words for its
-// arguments, for people and with --json; those that go on are ended after a moment.
+// Goal: whatever tenants called their files, links, procs and what these say at their end, no
+// command prints a control character, or a line that a tenant wrote. Method: each command that
+// there is runs in a realm of such names, with such words for its arguments, for people and with
+// --json; those that go on are ended after a moment.
 func TestNoControlCharacters(t *testing.T) {
 	f := newFake(t)
 	f.behave(func(context.Context, *fakeProc) sigma.Status {
@@ -53,7 +56,8 @@ func TestNoControlCharacters(t *testing.T) {
 				continue
 			}
 			commands++
-			for _, args := range [][]string{nil, {path}, {id}, {hostile}, {path, path + "2"}, {local, path}, {hostile, hostile}, {"--" + hostile}, {"--name", hostile, hostile}} {
+			for _, args := range [][]string{nil, {path}, {id}, {hostile}, {path, path + "2"}, {local, path},
+				{hostile, hostile}, {"--" + hostile}, {"--name", hostile, hostile}} {
 				for _, flags := range [][]string{nil, {"--json"}} {
 					line := slices.Concat(strings.Fields(name)[1:], flags, args)
 					checkWords(t, line, f.briefly(dir, line))
@@ -61,8 +65,11 @@ func TestNoControlCharacters(t *testing.T) {
 			}
 		}
 	}
-	for _, line := range [][]string{{"ls", "-lR", path}, {"ls", "-lR", "--json", path}, {"ls", "-d", "/*"}, {"ps", "-a"}, {"ps", "-aq"}, {"cp", "-r", path, "/copy" + hostile}, {"get", "-r", path, dir + "/got"}, {"put", "-r", dir, "/put"},
-		{"cp", path, dir}, {"stat", "--link", path + "/link"}, {"inspect", "--timing", id}, {"events", "--all"}, {"chmod", "-R", "700", path}, {"rm", "-r", path + "2", path}} {
+	for _, line := range [][]string{{"ls", "-lR", path}, {"ls", "-lR", "--json", path}, {"ls", "-d", "/*"},
+		{"ps", "-a"}, {"ps", "-aq"}, {"cp", "-r", path, "/copy" + hostile}, {"get", "-r", path, dir + "/got"},
+		{"put", "-r", dir, "/put"},
+		{"cp", path, dir}, {"stat", "--link", path + "/link"}, {"inspect", "--timing", id}, {"events", "--all"},
+		{"chmod", "-R", "700", path}, {"rm", "-r", path + "2", path}} {
 		checkWords(t, line, f.briefly(dir, line))
 	}
 	if commands < 60 {
@@ -135,7 +142,8 @@ var rawFor = map[string]string{
 	"top":           "a picture, each line of which is made printable",
 }
 
-// Goal: nothing but what is named above goes past a words: neither by raw nor to the process's own streams.
+// Goal: nothing but what is named above goes past a words: neither by raw nor to the process's own
+// streams.
 func TestWhatPassesRaw(t *testing.T) {
 	files, err := os.ReadDir(".")
 	if err != nil {
@@ -157,11 +165,14 @@ func TestWhatPassesRaw(t *testing.T) {
 			ast.Inspect(fn, func(n ast.Node) bool {
 				switch n := n.(type) {
 				case *ast.CallExpr:
-					if called, ok := n.Fun.(*ast.Ident); ok && called.Name == "raw" && rawFor[fn.Name.Name] == "" && fn.Name.Name != "credentialCreate" {
-						t.Errorf("%s: %s prints past a words: print to a.out, or say above what it prints", file.Name(), fn.Name.Name)
+					if called, ok := n.Fun.(*ast.Ident); ok && called.Name == "raw" && rawFor[fn.Name.Name] == "" &&
+						fn.Name.Name != "credentialCreate" {
+						t.Errorf("%s: %s prints past a words: print to a.out, or say above what it prints", file.Name(),
+							fn.Name.Name)
 					}
 				case *ast.SelectorExpr:
-					if x, ok := n.X.(*ast.Ident); ok && x.Name == "os" && (n.Sel.Name == "Stdout" || n.Sel.Name == "Stderr") && file.Name() != "main.go" {
+					if x, ok := n.X.(*ast.Ident); ok && x.Name == "os" &&
+						(n.Sel.Name == "Stdout" || n.Sel.Name == "Stderr") && file.Name() != "main.go" {
 						t.Errorf("%s: %s prints to os.%s", file.Name(), fn.Name.Name, n.Sel.Name)
 					}
 				}

@@ -1,4 +1,5 @@
-// Command sigmad is the sigmaOS kernel of a machine. The launcher starts it; see docs/internals/launcher-protocol.md for what it is born with.
+// Command sigmad is the sigmaOS kernel of a machine. The launcher starts it; see
+// docs/internals/launcher-protocol.md for what it is born with.
 package main
 
 import (
@@ -41,7 +42,8 @@ const (
 	etcdFile = data + "/etcd" // where the names are kept, if not in named's own etcd; sigma up writes it
 )
 
-// delayFile, which only the provider can make, puts the object store as far away as it says ("200us" each way): for benches and tests.
+// delayFile, which only the provider can make, puts the object store as far away as it says
+// ("200us" each way): for benches and tests.
 const delayFile = data + "/store-delay"
 
 func main() {
@@ -56,17 +58,25 @@ func run(log *slog.Logger) error {
 	machine := flag.String("machine", "", "name of this machine")
 	instance := flag.String("instance", "", "eight hexadecimal digits that tell this sigmaOS from others on the host")
 	programs := flag.String("programs", "", "the boot set, comma separated, in the order of its file descriptors")
-	weaken := flag.Bool("weaken", false, "let SIGMA_WEAKEN in a descriptor's environment take protections off (tests only)")
-	rootless := flag.Uint("rootless", 0, "run by an ordinary user, in a user namespace with so many uids from 1 on (0 = by root)")
-	fuse := flag.Int("fuse", 0, "number of the file descriptor of binfs's FUSE device; the next one is the root of its mount (0 = there is none)")
-	listen := flag.Int("listen", 0, "number of the file descriptor of a TCP socket that listens for other machines (0 = there is none)")
-	realmSocket := flag.Int("realm-socket", 0, "number of the file descriptor of a Unix socket that listens for programs with a credential of a realm (0 = there is none)")
+	weaken := flag.Bool("weaken", false,
+		"let SIGMA_WEAKEN in a descriptor's environment take protections off (tests only)")
+	rootless := flag.Uint("rootless", 0,
+		"run by an ordinary user, in a user namespace with so many uids from 1 on (0 = by root)")
+	fuse := flag.Int("fuse", 0,
+		"number of the file descriptor of binfs's FUSE device; the next one is the root of its mount (0 = there is "+
+			"none)")
+	listen := flag.Int("listen", 0,
+		"number of the file descriptor of a TCP socket that listens for other machines (0 = there is none)")
+	realmSocket := flag.Int("realm-socket", 0,
+		"number of the file descriptor of a Unix socket that listens for programs with a credential of a realm (0 = "+
+			"there is none)")
 	address := flag.String("address", "", "IP address and port that other machines are told of it")
 	cpu := flag.Uint("cpu", 0, "thousandths of a core that this machine offers (0 = the host's)")
 	memory := flag.Uint64("memory", 0, "bytes of memory that this machine offers (0 = the host's)")
 	labels := flag.String("labels", "", "labels of this machine, name=value, comma separated")
 	deaths := flag.Int("deaths", 0, "how often sigmad or the launcher has died of late")
-	encrypt := flag.String("encrypt", "no", "yes: all that goes to other machines is encrypted, and passes through sigmad")
+	encrypt := flag.String("encrypt", "no",
+		"yes: all that goes to other machines is encrypted, and passes through sigmad")
 	flag.Parse()
 
 	ready := os.NewFile(readyFile, "ready")
@@ -85,8 +95,12 @@ func run(log *slog.Logger) error {
 		return err
 	}
 	toKeeper := launch.NewKeeper(keeper)
-	cfg := kernel.Config{Machine: sigma.MachineID(*machine), Keeper: toKeeper, Connect: toKeeper.Connect, ConnectAll: toKeeper.ConnectAll, Address: *address, CPU: sigma.MilliCPU(*cpu), Memory: sigma.Bytes(*memory / 4 * 3), Data: data, Log: log, UIDBase: 0x40000000 + uint32(number%1024)<<20, UIDs: 1 << 20, AllowWeaken: *weaken, Encrypt: *encrypt == "yes", Deaths: *deaths,
-		Ready: func() { say("ready") }, Waits: func(what string, missing bool) { fmt.Fprintln(ready, waitsLine(what, missing)) }}
+	cfg := kernel.Config{Machine: sigma.MachineID(*machine), Keeper: toKeeper, Connect: toKeeper.Connect,
+		ConnectAll: toKeeper.ConnectAll, Address: *address, CPU: sigma.MilliCPU(*cpu),
+		Memory: sigma.Bytes(*memory / 4 * 3), Data: data, Log: log, UIDBase: 0x40000000 + uint32(number%1024)<<20,
+		UIDs: 1 << 20, AllowWeaken: *weaken, Encrypt: *encrypt == "yes", Deaths: *deaths,
+		Ready: func() { say("ready") },
+		Waits: func(what string, missing bool) { fmt.Fprintln(ready, waitsLine(what, missing)) }}
 	if *rootless > 0 {
 		cfg.UIDBase, cfg.UIDs, cfg.Rootless = 1, uint32(*rootless), true
 	}
@@ -110,11 +124,7 @@ func run(log *slog.Logger) error {
 		say("error: " + err.Error())
 		return err
 	}
-	for i, name := range strings.FieldsFunc(*programs, func(c rune) bool { return c == ',' }) {
-		syscall.CloseOnExec(firstFile + 2*i)
-		syscall.CloseOnExec(firstFile + 2*i + 1)
-		cfg.Programs = append(cfg.Programs, kernel.Program{Name: name, File: os.NewFile(uintptr(firstFile+2*i), name), Dir: os.NewFile(uintptr(firstFile+2*i+1), name)})
-	}
+	cfg.Programs = bootSet(*programs)
 	if text, err := os.ReadFile(delayFile); err == nil {
 		if cfg.StoreDelay, err = time.ParseDuration(strings.TrimSpace(string(text))); err != nil {
 			say("error: " + delayFile + " has no duration")
@@ -124,7 +134,8 @@ func run(log *slog.Logger) error {
 	if *fuse > 0 {
 		syscall.CloseOnExec(*fuse)
 		syscall.CloseOnExec(*fuse + 1)
-		cfg.Mount = &binfs.Mount{Device: os.NewFile(uintptr(*fuse), "fuse"), Root: os.NewFile(uintptr(*fuse+1), "programs")}
+		cfg.Mount = &binfs.Mount{Device: os.NewFile(uintptr(*fuse), "fuse"), Root: os.NewFile(uintptr(*fuse+1),
+			"programs")}
 	}
 	k, err := kernel.New(cfg)
 	if err != nil {
@@ -142,6 +153,18 @@ func run(log *slog.Logger) error {
 		return err
 	}
 	return nil
+}
+
+// bootSet takes the files of the programs, two for each name of the list.
+func bootSet(list string) (all []kernel.Program) {
+	for i, name := range strings.FieldsFunc(list, func(c rune) bool { return c == ',' }) {
+		fd := firstFile + 2*i
+		syscall.CloseOnExec(fd)
+		syscall.CloseOnExec(fd + 1)
+		all = append(all, kernel.Program{Name: name, File: os.NewFile(uintptr(fd), name),
+			Dir: os.NewFile(uintptr(fd+1), name)})
+	}
+	return all
 }
 
 // listener takes the socket that the keeper made.
@@ -189,7 +212,8 @@ func readEtcd(path string) (*sigmap.Etcd, error) {
 	return e, e.Check()
 }
 
-// parseLabels reads name=value,name=value. What a label may be is checked by who registers the machine.
+// parseLabels reads name=value,name=value. What a label may be is checked by who registers the
+// machine.
 func parseLabels(text string) (map[string]string, error) {
 	labels := map[string]string{}
 	for _, one := range strings.FieldsFunc(text, func(c rune) bool { return c == ',' }) {
@@ -202,7 +226,8 @@ func parseLabels(text string) (map[string]string, error) {
 	return labels, nil
 }
 
-// waitsLine is what who boots is told on the pipe: "missing: WHAT" while control machines do not answer, else "waits: WHAT", of which no WHAT takes back what was said.
+// waitsLine is what who boots is told on the pipe: "missing: WHAT" while control machines do not
+// answer, else "waits: WHAT", of which no WHAT takes back what was said.
 func waitsLine(what string, missing bool) string {
 	if missing {
 		return "missing: " + what

@@ -1,10 +1,15 @@
-// Package lite is SQLite for people who are not trusted: a driver of database/sql whose connections reach one file and nothing else, whatever the SQL says, and stop when they are told to.
+// Package lite is SQLite for people who are not trusted: a driver of database/sql whose connections
+// reach one file and nothing else, whatever the SQL says, and stop when they are told to.
 //
-// It promises that no statement opens another file (no ATTACH, VACUUM INTO, extension or temporary file), changes how the file is kept (PRAGMAs are an allow list), or makes it larger than Config.PagesMax, or has SQLite take more memory than Config.HeapMax; that a
-// statement ends soon after its context, also while rows are read or a lock is waited for; and that values come out with the type they went in. One statement is run at a time; text after it is refused.
+// It promises that no statement opens another file (no ATTACH, VACUUM INTO, extension or temporary
+// file), changes how the file is kept (PRAGMAs are an allow list), or makes it larger than
+// Config.PagesMax, or has SQLite take more memory than Config.HeapMax; that a statement ends soon
+// after its context, also while rows are read or a lock is waited for; and that values come out
+// with the type they went in. One statement is run at a time; text after it is refused.
 //
-// It is a driver of its own on the C interface of modernc.org/sqlite, because that module's driver does not end a long step when a context does, hides whether a transaction is open and where in the text an error is, and converts values by
-// guesses. User: db.
+// It is a driver of its own on the C interface of modernc.org/sqlite, because that module's driver
+// does not end a long step when a context does, hides whether a transaction is open and where in
+// the text an error is, and converts values by guesses. User: db.
 package lite
 
 import (
@@ -37,8 +42,8 @@ type Config struct {
 	BusyMax  time.Duration // how long a lock of another connection is waited for
 }
 
-// countMemory makes SQLite count the memory it has, without which its limit does not hold. It must be called before the
-// first connection is opened.
+// countMemory makes SQLite count the memory it has, without which its limit does not hold. It must
+// be called before the first connection is opened.
 var countMemory = sync.OnceFunc(func() {
 	tls := libc.NewTLS()
 	defer tls.Close()
@@ -48,11 +53,13 @@ var countMemory = sync.OnceFunc(func() {
 	sqlite3.Xsqlite3_initialize(tls)
 })
 
-// Connector makes connections to one file; the file is made if it is missing. It implements driver.Connector.
+// Connector makes connections to one file; the file is made if it is missing. It implements
+// driver.Connector.
 type Connector struct {
 	cfg Config
-	// preparing is held while a connection says how the file is kept. SQLite refuses a second connection
-	// that turns a new file to its write-ahead log at the same time, and asks no busy handler.
+	// preparing is held while a connection says how the file is kept. SQLite refuses a second
+	// connection that turns a new file to its write-ahead log at the same time, and asks no busy
+	// handler.
 	preparing sync.Mutex
 }
 
@@ -89,7 +96,8 @@ var (
 	_ driver.NamedValueChecker  = (*Conn)(nil)
 )
 
-// connections finds a Conn by its id, for SQLite's callbacks, which carry a number. It is written when connections open and close.
+// connections finds a Conn by its id, for SQLite's callbacks, which carry a number. It is written
+// when connections open and close.
 var connections struct {
 	sync.Map
 	last atomic.Uint64
@@ -122,7 +130,8 @@ func (c *Conn) open() error {
 	defer libc.Xfree(c.tls, path)
 	place := c.tls.Alloc(8)
 	defer c.tls.Free(8)
-	const flags = sqlite3.SQLITE_OPEN_READWRITE | sqlite3.SQLITE_OPEN_CREATE | sqlite3.SQLITE_OPEN_FULLMUTEX | sqlite3.SQLITE_OPEN_NOFOLLOW
+	const flags = sqlite3.SQLITE_OPEN_READWRITE | sqlite3.SQLITE_OPEN_CREATE | sqlite3.SQLITE_OPEN_FULLMUTEX |
+		sqlite3.SQLITE_OPEN_NOFOLLOW
 	rc := sqlite3.Xsqlite3_open_v2(c.tls, path, place, flags, 0)
 	c.db = pointerAt(place)
 	if rc != sqlite3.SQLITE_OK {
@@ -135,16 +144,19 @@ func (c *Conn) open() error {
 	return nil
 }
 
-// prepareFile says how the file is kept, before statements are watched. Temporary tables are in memory, so that there are no other files; what they and sorting take is bounded by HeapMax.
+// prepareFile says how the file is kept, before statements are watched. Temporary tables are in
+// memory, so that there are no other files; what they and sorting take is bounded by HeapMax.
 func (c *Conn) prepareFile(ctx context.Context) error {
-	pragmas := []string{"synchronous=full", "temp_store=memory", "trusted_schema=off", "foreign_keys=on", "journal_size_limit=16777216", fmt.Sprintf("cache_size=-%d", cacheKiB),
+	pragmas := []string{"synchronous=full", "temp_store=memory", "trusted_schema=off", "foreign_keys=on",
+		"journal_size_limit=16777216", fmt.Sprintf("cache_size=-%d", cacheKiB),
 		fmt.Sprintf("max_page_count=%d", c.cfg.PagesMax), fmt.Sprintf("hard_heap_limit=%d", c.cfg.HeapMax)}
 	mode, err := c.tell(ctx, "PRAGMA journal_mode")
 	if err != nil {
 		return err
 	}
 	if mode != "wal" { // the file is new; else these would wait for whoever writes
-		pragmas = append([]string{"auto_vacuum=full", "journal_mode=wal"}, pragmas...) // the former since VACUUM needs ATTACH
+		pragmas = append([]string{"auto_vacuum=full", "journal_mode=wal"},
+			pragmas...) // the former since VACUUM needs ATTACH
 	}
 	for _, p := range pragmas {
 		if _, err := c.ExecContext(ctx, "PRAGMA "+p, nil); err != nil {
@@ -183,7 +195,8 @@ func (c *Conn) Close() error {
 	return nil
 }
 
-// CopyLog copies what the log has into the file, as far as nobody reads what was before. It waits for nobody, and reports whether that is all of the log.
+// CopyLog copies what the log has into the file, as far as nobody reads what was before. It waits
+// for nobody, and reports whether that is all of the log.
 func (c *Conn) CopyLog() bool {
 	counts := c.tls.Alloc(8) // of the log's pages, and of those that are copied, 32 bits each
 	defer c.tls.Free(8)

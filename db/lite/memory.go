@@ -33,7 +33,8 @@ func (c *Conn) failed(rc int32) error {
 	return e
 }
 
-// ended is failed for what a context may have ended. text is the statement, if it was being compiled.
+// ended is failed for what a context may have ended. text is the statement, if it was being
+// compiled.
 func (c *Conn) ended(ctx context.Context, rc int32, text string) error {
 	if rc&0xff == sqlite3.SQLITE_INTERRUPT || rc&0xff == sqlite3.SQLITE_BUSY {
 		if err := ctx.Err(); err != nil {
@@ -49,9 +50,11 @@ func (c *Conn) ended(ctx context.Context, rc int32, text string) error {
 	return err
 }
 
-// address makes a pointer of what SQLite gives as a number. Its memory is not the garbage collector's: libc has it from the kernel.
+// address makes a pointer of what SQLite gives as a number. Its memory is not the garbage
+// collector's: libc has it from the kernel.
 func address(p uintptr) unsafe.Pointer {
-	// SAFETY: the number is an address that a call of SQLite's just gave, of memory that lives until the next one.
+	// SAFETY: the number is an address that a call of SQLite's just gave, of memory that lives
+	// until the next one.
 	return *(*unsafe.Pointer)(unsafe.Pointer(&p))
 }
 
@@ -73,6 +76,7 @@ func bytesAt(p uintptr, n int32) []byte {
 
 // callback makes of a function what SQLite calls, as the module's own driver does.
 func callback[F any](f F) uintptr {
-	// SAFETY: a function value is a pointer to the function, which is static; the same conversion is taken back by the translated code.
+	// SAFETY: a function value is a pointer to the function, which is static; the same conversion
+	// is taken back by the translated code.
 	return *(*uintptr)(unsafe.Pointer(&struct{ f F }{f}))
 }

@@ -49,7 +49,8 @@ func (c *Conn) compile(ctx context.Context, text string) (*stmt, error) {
 	case s.p == 0:
 		err = &Error{Code: sqlite3.SQLITE_MISUSE, Message: "there is no statement"}
 	case !c.isBlank(rest):
-		err = &Error{Code: sqlite3.SQLITE_MISUSE, Message: "there is more after the first statement: one is run at a time"}
+		err = &Error{Code: sqlite3.SQLITE_MISUSE,
+			Message: "there is more after the first statement: one is run at a time"}
 	default:
 		return s, nil
 	}
@@ -106,7 +107,8 @@ func (s *stmt) bind(args []driver.NamedValue) error {
 	sqlite3.Xsqlite3_reset(c.tls, s.p)
 	sqlite3.Xsqlite3_clear_bindings(c.tls, s.p)
 	if n := s.NumInput(); n != len(args) {
-		return &Error{Code: sqlite3.SQLITE_RANGE, Message: fmt.Sprintf("the statement takes %d arguments, and %d were given", n, len(args))}
+		return &Error{Code: sqlite3.SQLITE_RANGE,
+			Message: fmt.Sprintf("the statement takes %d arguments, and %d were given", n, len(args))}
 	}
 	for _, a := range args {
 		at := int32(a.Ordinal)
@@ -142,7 +144,8 @@ func (s *stmt) bind(args []driver.NamedValue) error {
 	return nil
 }
 
-func (s *stmt) bindBytes(at int32, text string, bind func(*libc.TLS, uintptr, int32, uintptr, int32, uintptr) int32) int32 {
+func (s *stmt) bindBytes(at int32, text string, bind func(*libc.TLS, uintptr, int32, uintptr, int32,
+	uintptr) int32) int32 {
 	if len(text) > valueMax {
 		return sqlite3.SQLITE_TOOBIG
 	}

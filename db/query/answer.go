@@ -57,12 +57,14 @@ type Answer struct {
 	err     error
 }
 
-// Read begins to read an answer: what comes before the rows. An answer that is an error is one here too.
+// Read begins to read an answer: what comes before the rows. An answer that is an error is one here
+// too.
 func Read(r io.Reader) (*Answer, error) {
 	return read(bufio.NewReaderSize(r, 64<<10))
 }
 
-// Following is the answer of the next statement of a batch. This one must have been read to its end.
+// Following is the answer of the next statement of a batch. This one must have been read to its
+// end.
 func (a *Answer) Following() (*Answer, error) { return read(a.in) }
 
 func read(in *bufio.Reader) (*Answer, error) {
@@ -128,7 +130,8 @@ func (a *Answer) Columns() []Column { return a.columns }
 // End is what the answer ended with; nil before Next said io.EOF.
 func (a *Answer) End() *End { return a.end }
 
-// Next reads a row into dest, which has as many places as there are columns. io.EOF says that there are no more.
+// Next reads a row into dest, which has as many places as there are columns. io.EOF says that there
+// are no more.
 func (a *Answer) Next(dest []any) error {
 	if a.err != nil {
 		return a.err

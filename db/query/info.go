@@ -8,7 +8,8 @@ const (
 	SessionFile = "session"
 )
 
-// CallCreate is a call of the directory of databases, for the provider: JSON of CreateRequest -> nothing.
+// CallCreate is a call of the directory of databases, for the provider: JSON of CreateRequest ->
+// nothing.
 const CallCreate = "create"
 
 // CreateRequest is what CallCreate takes.

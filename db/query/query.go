@@ -1,7 +1,12 @@
-// Package query is what is said in a session with a database (docs/reference/db.md): a Request is one object of JSON, and what it is answered is lines of JSON: a Columns line if there are rows, each row as an array, and
-// last an End or a Failure. It is text, so that a person with a 9P client can speak it, and it is exact: integers of 64 bits, floats, text, bytes and times come out as they went in.
+// Package query is what is said in a session with a database (docs/reference/db.md): a Request is
+// one object of JSON, and what it is answered is lines of JSON: a Columns line if there are rows,
+// each row as an array, and last an End or a Failure. It is text, so that a person with a 9P client
+// can speak it, and it is exact: integers of 64 bits, floats, text, bytes and times come out as
+// they went in.
 //
-// It holds no connection and knows no engine. Users: db, which answers, and sdk/database and cmd/sigma, which ask. What it decodes is hostile on either side; bounds are the caller's, but for those named here.
+// It holds no connection and knows no engine. Users: db, which answers, and sdk/database and
+// cmd/sigma, which ask. What it decodes is hostile on either side; bounds are the caller's, but for
+// those named here.
 package query
 
 import (
@@ -14,14 +19,17 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// CallRun is the method of a session file: Request, or nothing for what was written to the file -> the first bytes of the answer, of which the rest is read from the file.
+// CallRun is the method of a session file: Request, or nothing for what was written to the file ->
+// the first bytes of the answer, of which the rest is read from the file.
 const CallRun = "run"
 
 // Limits of what is decoded.
 const (
-	BatchMax = 1024     // statements of one request
-	ArgsMax  = 32766    // of one statement: what SQLite takes; the others take as many or more
-	LineMax  = 64 << 20 // bytes of one line of an answer: a row of RowMax bytes, of which those that are no text grow by a third
+	BatchMax = 1024  // statements of one request
+	ArgsMax  = 32766 // of one statement: what SQLite takes; the others take as many or more
+	// bytes of one line of an answer: a row of RowMax bytes, of which those that are no text grow
+	// by a third
+	LineMax  = 64 << 20
 	RowMax   = 32 << 20 // bytes of one row's values
 	columMax = 4096     // columns; the engines have fewer
 )
@@ -35,9 +43,11 @@ const (
 
 // Request is what to do. One of SQL, Statement, Release and Transaction says what.
 type Request struct {
-	SQL       string   `json:"sql,omitempty"`
-	Args      []Value  `json:"args,omitempty"`
-	Batch     []string `json:"batch,omitempty"`      // run these instead of SQL, in order, to the first that fails; each is answered as if it had been asked alone
+	SQL  string  `json:"sql,omitempty"`
+	Args []Value `json:"args,omitempty"`
+	// run these instead of SQL, in order, to the first that fails; each is answered as if it had
+	// been asked alone
+	Batch     []string `json:"batch,omitempty"`
 	Prepare   bool     `json:"prepare,omitempty"`    // prepare SQL, and tell the statement's number
 	Statement uint32   `json:"statement,omitempty"`  // run a prepared statement
 	Release   uint32   `json:"release,omitempty"`    // forget a prepared statement
@@ -46,8 +56,9 @@ type Request struct {
 	TimeoutMS int64    `json:"timeout_ms,omitempty"` // for the statement and its rows; 0 = the database's limit
 
 	Transaction string `json:"transaction,omitempty"` // Begin, Commit or Rollback
-	Isolation   string `json:"isolation,omitempty"`   // with Begin: in SQL's words, as "serializable"; "" = the engine's default
-	ReadOnly    bool   `json:"read_only,omitempty"`   // with Begin
+	// with Begin: in SQL's words, as "serializable"; "" = the engine's default
+	Isolation string `json:"isolation,omitempty"`
+	ReadOnly  bool   `json:"read_only,omitempty"` // with Begin
 }
 
 // What a Request may say of a transaction.
@@ -94,7 +105,8 @@ func (r *Request) check() error {
 	case slices.ContainsFunc(r.Batch, func(text string) bool { return text == "" || strings.IndexByte(text, 0) >= 0 }):
 		return invalid("a statement of the batch is empty or has a NUL byte")
 	case len(r.Batch) > BatchMax:
-		return &sigma.Error{Op: "query.Parse", Kind: sigma.KindTooBig, Msg: fmt.Sprintf("a batch has %d statements at most", BatchMax)}
+		return &sigma.Error{Op: "query.Parse", Kind: sigma.KindTooBig,
+			Msg: fmt.Sprintf("a batch has %d statements at most", BatchMax)}
 	case len(r.Batch) > 0 && (len(r.Args) > 0 || r.Prepare):
 		return invalid("a batch takes no arguments, and is not prepared")
 	case len(r.Args) > ArgsMax:
@@ -147,7 +159,8 @@ type Failure struct {
 	Position int    `json:"position,omitempty"` // in the statement, in characters from 1; 0 = the engine does not say
 }
 
-// CodeOver is the Code of a failure of which the engine heard nothing, because the session was over before. The request can be made again in another session, unless it was part of a transaction.
+// CodeOver is the Code of a failure of which the engine heard nothing, because the session was over
+// before. The request can be made again in another session, unless it was part of a transaction.
 const CodeOver = "session over"
 
 // Error is a Failure as programs get it: a sigma.Error, with what the engine said besides.
@@ -171,5 +184,6 @@ func (f *Failure) err() error {
 			break
 		}
 	}
-	return &Error{Err: &sigma.Error{Op: "query.Answer", Kind: kind, Hint: f.Hint, Msg: f.Message}, Code: f.Code, Position: f.Position}
+	return &Error{Err: &sigma.Error{Op: "query.Answer", Kind: kind, Hint: f.Hint, Msg: f.Message}, Code: f.Code,
+		Position: f.Position}
 }

@@ -12,7 +12,8 @@ import (
 // Values come out of their text as they went in, with their type.
 func TestValues(t *testing.T) {
 	at := time.Date(2026, 11, 22, 4, 5, 6, 7, time.FixedZone("", 3600))
-	for _, v := range []any{nil, true, false, int64(math.MinInt64), int64(math.MaxInt64), uint64(math.MaxUint64), 1.0, 1e300, -0.1, math.Inf(-1), "", "a\x00\"<>\u2028ü", []byte{}, []byte{0, 255}, at} {
+	for _, v := range []any{nil, true, false, int64(math.MinInt64), int64(math.MaxInt64), uint64(math.MaxUint64), 1.0,
+		1e300, -0.1, math.Inf(-1), "", "a\x00\"<>\u2028ü", []byte{}, []byte{0, 255}, at} {
 		var got Value
 		if err := got.UnmarshalJSON(AppendValue(nil, v)); err != nil {
 			t.Errorf("%#v: %v", v, err)
@@ -36,8 +37,10 @@ func TestValues(t *testing.T) {
 // No password gets into what is said of a URL.
 func TestCheckURL(t *testing.T) {
 	for url, want := range map[string]string{
-		"postgres://u:geheim@h/d": "h:5432", "postgresql://u:geheim@h:1/d?sslmode=require": "h:1", "mysql://u:geheim@[::1]/d": "[::1]:3306", "mariadb://u:geheim@h/d?tls=true": "h:3306",
-		"": "", "oracle://u:geheim@h/d": "", "postgres://u:geheim@h": "", "postgres://u:geheim@/d": "", "postgres://u:geheim@a,b/d": "", "postgres://u:ge%heim@h/d": "", "postgres://u:geheim@h/d?sslkey=/x": "",
+		"postgres://u:geheim@h/d": "h:5432", "postgresql://u:geheim@h:1/d?sslmode=require": "h:1",
+		"mysql://u:geheim@[::1]/d": "[::1]:3306", "mariadb://u:geheim@h/d?tls=true": "h:3306",
+		"": "", "oracle://u:geheim@h/d": "", "postgres://u:geheim@h": "", "postgres://u:geheim@/d": "",
+		"postgres://u:geheim@a,b/d": "", "postgres://u:ge%heim@h/d": "", "postgres://u:geheim@h/d?sslkey=/x": "",
 		"postgres://u:geheim@h/d?host=x": "", "mysql://u:geheim@h/d?allowAllFiles=true": "", "geheim": "",
 	} {
 		got, err := CheckURL(url)
@@ -51,11 +54,13 @@ func TestCheckURL(t *testing.T) {
 }
 
 func FuzzParse(f *testing.F) {
-	for _, text := range []string{"select 1", `{"sql": "select ?", "args": [1, 1.5, null, true, "x", {"bytes": "AA=="}, {"time": "2026-11-22T04:05:06Z"}, {"float": "NaN"}]}`, `{"transaction": "begin", "isolation": "serializable"}`, "{", `{"statement": 1, "args": [[]]}`} {
+	for _, text := range []string{"select 1",
+		`{"sql": "select ?", "args": [1, 1.5, null, true, "x", {"bytes": "AA=="}, {"time": "2026-11-22T04:05:06Z"}, {"float": "NaN"}]}`, `{"transaction": "begin", "isolation": "serializable"}`, "{", `{"statement": 1, "args": [[]]}`} {
 		f.Add([]byte(text))
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {
-		if r, err := Parse(text); err == nil && r.SQL == "" && r.Statement == 0 && r.Release == 0 && r.Transaction == "" {
+		if r, err := Parse(text); err == nil && r.SQL == "" && r.Statement == 0 && r.Release == 0 &&
+			r.Transaction == "" {
 			t.Errorf("%q asks for nothing", text)
 		}
 	})

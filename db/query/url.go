@@ -27,7 +27,8 @@ func EngineOf(text string) string {
 	return ""
 }
 
-// Parameters of a URL that are understood. Others could make this server read files of its own, or connect elsewhere.
+// Parameters of a URL that are understood. Others could make this server read files of its own, or
+// connect elsewhere.
 var parameters = map[string][]string{
 	EnginePostgres: {"sslmode", "application_name", "search_path"},
 	EngineMySQL:    {"tls"},
@@ -38,7 +39,8 @@ func badURL(msg, hint string) error {
 	return &sigma.Error{Op: "query.CheckURL", Kind: sigma.KindInvalid, Msg: msg, Hint: hint}
 }
 
-// CheckURL says what is wrong with a URL of a database, and where its server is: HOST:PORT. No error has a part of the URL in it but names of parameters.
+// CheckURL says what is wrong with a URL of a database, and where its server is: HOST:PORT. No
+// error has a part of the URL in it but names of parameters.
 func CheckURL(text string) (server string, err error) {
 	u, perr := url.Parse(text)
 	engine := EngineOf(text)
@@ -55,7 +57,8 @@ func CheckURL(text string) (server string, err error) {
 	}
 	for name := range u.Query() {
 		if known := parameters[engine]; !slices.Contains(known, name) {
-			return "", badURL("the URL has a parameter that is not known here: "+name, "known are: "+strings.Join(known, ", "))
+			return "", badURL("the URL has a parameter that is not known here: "+name, "known are: "+strings.Join(known,
+				", "))
 		}
 	}
 	port := u.Port()

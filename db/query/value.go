@@ -11,7 +11,8 @@ import (
 	"unicode/utf8"
 )
 
-// Value is nil, bool, int64, uint64 (beyond the largest int64), float64, string, []byte or time.Time.
+// Value is nil, bool, int64, uint64 (beyond the largest int64), float64, string, []byte or
+// time.Time.
 type Value struct{ V any }
 
 // wrapped is a value that JSON has no word for.

@@ -1,4 +1,5 @@
-// Command client is a proc that waits until a server is published at the path it is given, and asks it something by HTTP.
+// Command client is a proc that waits until a server is published at the path it is given, and asks
+// it something by HTTP.
 package main
 
 import (

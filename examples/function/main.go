@@ -1,4 +1,5 @@
-// Command function is a proc that computes one answer and ends: it adds the numbers it is given and returns the sum as its status' data.
+// Command function is a proc that computes one answer and ends: it adds the numbers it is given and
+// returns the sum as its status' data.
 package main
 
 import (

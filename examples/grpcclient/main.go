@@ -1,8 +1,10 @@
-// Command grpcclient is a proc that calls the gRPC servers in a directory, with a few calls at a time, until a file exists:
+// Command grpcclient is a proc that calls the gRPC servers in a directory, with a few calls at a
+// time, until a file exists:
 //
 //	grpcclient DIRECTORY FILE
 //
-// Servers may come and go meanwhile. It tells how many calls were answered, and which were not, with the proc they were sent to.
+// Servers may come and go meanwhile. It tells how many calls were answered, and which were not,
+// with the proc they were sent to.
 package main
 
 import (
@@ -35,8 +37,10 @@ func run(ctx context.Context, dir, until string) error {
 	if err != nil {
 		return err
 	}
-	// The connection is a realm's own and goes through nobody else, so it needs no TLS. The name in the target means nothing to the dialer.
-	conn, err := grpc.NewClient("passthrough:///greeter", grpc.WithContextDialer(c.Dialer(dir).Dial), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	// The connection is a realm's own and goes through nobody else, so it needs no TLS. The name in
+	// the target means nothing to the dialer.
+	conn, err := grpc.NewClient("passthrough:///greeter", grpc.WithContextDialer(c.Dialer(dir).Dial),
+		grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return err
 	}
@@ -66,11 +70,13 @@ func run(ctx context.Context, dir, until string) error {
 	return err
 }
 
-// ask makes a call, and says to which address it went. WaitForReady lets it wait while a server is being looked for.
+// ask makes a call, and says to which address it went. WaitForReady lets it wait while a server is
+// being looked for.
 func ask(ctx context.Context, conn *grpc.ClientConn) (to string, err error) {
 	var at peer.Peer
 	var answer wrapperspb.StringValue
-	err = conn.Invoke(ctx, "/example.Greeter/Greet", wrapperspb.String("hello"), &answer, grpc.WaitForReady(true), grpc.Peer(&at))
+	err = conn.Invoke(ctx, "/example.Greeter/Greet", wrapperspb.String("hello"), &answer, grpc.WaitForReady(true),
+		grpc.Peer(&at))
 	if err == nil && !strings.HasPrefix(answer.Value, "hello, ") {
 		err = fmt.Errorf("answered %q", answer.Value)
 	}

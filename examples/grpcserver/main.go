@@ -1,6 +1,9 @@
-// Command grpcserver is a proc that serves a gRPC service by an unmodified grpc-go, as one of the members of the directory that it is given. When it is asked to go it leaves the directory, ends what was begun, and goes.
+// Command grpcserver is a proc that serves a gRPC service by an unmodified grpc-go, as one of the
+// members of the directory that it is given. When it is asked to go it leaves the directory, ends
+// what was begun, and goes.
 //
-// The service has no generated code, so that the example is all there is: one method that takes and gives a string.
+// The service has no generated code, so that the example is all there is: one method that takes and
+// gives a string.
 package main
 
 import (
@@ -36,14 +39,16 @@ func (g *greeter) greet(ctx context.Context, word string) string {
 
 // service is what generated code would be.
 func service() *grpc.ServiceDesc {
-	return &grpc.ServiceDesc{ServiceName: "example.Greeter", HandlerType: (*any)(nil), Methods: []grpc.MethodDesc{{MethodName: "Greet",
-		Handler: func(g any, ctx context.Context, decode func(any) error, _ grpc.UnaryServerInterceptor) (any, error) {
-			var word wrapperspb.StringValue
-			if err := decode(&word); err != nil {
-				return nil, err
-			}
-			return wrapperspb.String(g.(*greeter).greet(ctx, word.Value)), nil
-		}}}}
+	return &grpc.ServiceDesc{ServiceName: "example.Greeter", HandlerType: (*any)(nil),
+		Methods: []grpc.MethodDesc{{MethodName: "Greet",
+			Handler: func(g any, ctx context.Context, decode func(any) error, _ grpc.UnaryServerInterceptor) (any,
+				error) {
+				var word wrapperspb.StringValue
+				if err := decode(&word); err != nil {
+					return nil, err
+				}
+				return wrapperspb.String(g.(*greeter).greet(ctx, word.Value)), nil
+			}}}}
 }
 
 func run(ctx context.Context, dir string) error {

@@ -1,8 +1,10 @@
-// Command httpclient is a proc that asks the servers in a directory by HTTP, with a few requests at a time, until a file exists:
+// Command httpclient is a proc that asks the servers in a directory by HTTP, with a few requests at
+// a time, until a file exists:
 //
 //	httpclient DIRECTORY FILE [http1|http2]
 //
-// Servers may come and go meanwhile. It tells how many requests were answered, and which were not, with the proc they were sent to.
+// Servers may come and go meanwhile. It tells how many requests were answered, and which were not,
+// with the proc they were sent to.
 package main
 
 import (
@@ -39,8 +41,10 @@ func run(ctx context.Context, dir, until, protocol string) error {
 	if err != nil {
 		return err
 	}
-	// Without a bound net/http dials for each request that finds no idle connection, and keeps dialling when one becomes free meanwhile.
-	transport := &http.Transport{DialContext: telling(c.Dialer(dir).DialContext), Protocols: new(http.Protocols), MaxConnsPerHost: atOnce, MaxIdleConnsPerHost: atOnce}
+	// Without a bound net/http dials for each request that finds no idle connection, and keeps
+	// dialling when one becomes free meanwhile.
+	transport := &http.Transport{DialContext: telling(c.Dialer(dir).DialContext), Protocols: new(http.Protocols),
+		MaxConnsPerHost: atOnce, MaxIdleConnsPerHost: atOnce}
 	transport.Protocols.SetHTTP1(protocol == "http1")
 	transport.Protocols.SetUnencryptedHTTP2(protocol == "http2")
 	client := &http.Client{Transport: transport}
@@ -70,7 +74,8 @@ func run(ctx context.Context, dir, until, protocol string) error {
 }
 
 // telling is dial that tells the trace of the request whom it has dialled.
-func telling(dial func(ctx context.Context, network, address string) (net.Conn, error)) func(context.Context, string, string) (net.Conn, error) {
+func telling(dial func(ctx context.Context, network, address string) (net.Conn, error)) func(context.Context, string,
+	string) (net.Conn, error) {
 	return func(ctx context.Context, network, address string) (net.Conn, error) {
 		conn, err := dial(ctx, network, address)
 		if trace := httptrace.ContextClientTrace(ctx); err == nil && trace != nil && trace.ConnectDone != nil {
@@ -90,18 +95,21 @@ func ask(ctx context.Context, client *http.Client, size int) (to string, err err
 		ConnectDone: func(_, address string, _ error) { last.CompareAndSwap("nobody", address) },
 		GotConn:     func(i httptrace.GotConnInfo) { last.Store(i.Conn.RemoteAddr().String()) },
 	})
-	r, err := http.NewRequestWithContext(ctx, http.MethodPut, "http://server/thing", bytes.NewReader(make([]byte, size)))
+	r, err := http.NewRequestWithContext(ctx, http.MethodPut, "http://server/thing",
+		bytes.NewReader(make([]byte, size)))
 	if err != nil {
 		return to, err
 	}
-	r.Header["Idempotency-Key"] = nil // not sent; it tells net/http to ask again if a server closes a connection that was idle
+	r.Header["Idempotency-Key"] =
+		nil // not sent; it tells net/http to ask again if a server closes a connection that was idle
 	answer, err := client.Do(r)
 	if err != nil {
 		return to, err
 	}
 	defer answer.Body.Close()
 	text, err := io.ReadAll(answer.Body)
-	if err == nil && (answer.StatusCode != http.StatusOK || !bytes.HasPrefix(text, fmt.Appendf(nil, "PUT of %d bytes by ", size))) {
+	if err == nil && (answer.StatusCode != http.StatusOK ||
+		!bytes.HasPrefix(text, fmt.Appendf(nil, "PUT of %d bytes by ", size))) {
 		err = fmt.Errorf("%s: %q", answer.Status, text)
 	}
 	return to, err

@@ -1,5 +1,6 @@
-// Command httpserver is a proc that serves HTTP/1.1, unencrypted HTTP/2, websockets and otherwise upgraded connections by an unmodified net/http, as one of the members of the directory that it is given. When it is asked to go it leaves the
-// directory, answers whom it owes an answer, and ends.
+// Command httpserver is a proc that serves HTTP/1.1, unencrypted HTTP/2, websockets and otherwise
+// upgraded connections by an unmodified net/http, as one of the members of the directory that it is
+// given. When it is asked to go it leaves the directory, answers whom it owes an answer, and ends.
 package main
 
 import (
@@ -42,7 +43,8 @@ func run(ctx context.Context, dir string) error {
 		if err != nil {
 			return
 		}
-		fmt.Fprintf(w, "%s of %d bytes by %s to %s with %s\n", r.Method, n, r.RemoteAddr, c.Info().Principal.Proc, r.Proto)
+		fmt.Fprintf(w, "%s of %d bytes by %s to %s with %s\n", r.Method, n, r.RemoteAddr, c.Info().Principal.Proc,
+			r.Proto)
 	})
 	mux.HandleFunc("/echo", echo)
 	mux.Handle("/socket", websocket.Handler(func(c *websocket.Conn) { io.Copy(c, c) }))
@@ -94,13 +96,15 @@ func run(ctx context.Context, dir string) error {
 const (
 	// straggling is how long a connection may take to bring its next request.
 	straggling = 3 * time.Second
-	// idle is how long a connection that brings none lasts. That is over before straggling is: Shutdown closes idle connections
-	// of HTTP/1 without a word, and a request that a client begins on one at that moment fails.
+	// idle is how long a connection that brings none lasts. That is over before straggling is:
+	// Shutdown closes idle connections of HTTP/1 without a word, and a request that a client begins
+	// on one at that moment fails.
 	idle = 1500 * time.Millisecond
 )
 
-// end shuts the server down, whose answers close their connections by now. Shutdown alone drops a request that it has not begun to handle, such as the first one of a client that connected just before; so connections are first
-// given the time to end with the request that comes next.
+// end shuts the server down, whose answers close their connections by now. Shutdown alone drops a
+// request that it has not begun to handle, such as the first one of a client that connected just
+// before; so connections are first given the time to end with the request that comes next.
 func end(ctx context.Context, server *http.Server, open, patient *sync.WaitGroup) error {
 	ended := make(chan struct{})
 	go func() {
@@ -116,9 +120,10 @@ func end(ctx context.Context, server *http.Server, open, patient *sync.WaitGroup
 	return err
 }
 
-// patient is a listener whose connections end when both sides have: net/http closes an HTTP/2 connection a second after it has
-// told the client so, and a client that has not heard it by then would fail to write its next request. Now the client reads
-// the announcement and the end, in this order, and makes the request anew on another connection.
+// patient is a listener whose connections end when both sides have: net/http closes an HTTP/2
+// connection a second after it has told the client so, and a client that has not heard it by then
+// would fail to write its next request. Now the client reads the announcement and the end, in this
+// order, and makes the request anew on another connection.
 type patient struct {
 	net.Listener
 	open sync.WaitGroup // connections
@@ -157,7 +162,8 @@ func (c *patientConn) Close() error {
 	return err
 }
 
-// echo takes the connection over, as websocket libraries do, and sends back what comes until the client has closed its half.
+// echo takes the connection over, as websocket libraries do, and sends back what comes until the
+// client has closed its half.
 func echo(w http.ResponseWriter, r *http.Request) {
 	if r.Header.Get("Upgrade") != "echo" {
 		http.Error(w, "this needs: Upgrade: echo", http.StatusUpgradeRequired)

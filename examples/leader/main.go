@@ -1,5 +1,7 @@
-// Command leader is one of several equal procs of which one at a time keeps state in directories, wherever they are. It stands for election at a path; elected, it does its work again and again until it is told that
-// it leads no more, and then stands again. If it is not told, because its machine stood still, the servers refuse what it does.
+// Command leader is one of several equal procs of which one at a time keeps state in directories,
+// wherever they are. It stands for election at a path; elected, it does its work again and again
+// until it is told that it leads no more, and then stands again. If it is not told, because its
+// machine stood still, the servers refuse what it does.
 //
 //	sigma run leader /svc/leader /svc/state /s3/bucket/state
 package main
@@ -18,7 +20,8 @@ import (
 
 func main() {
 	ttl := flag.Duration("ttl", 0, "after what time without a sign of life a leader is replaced")
-	stubborn := flag.Bool("stubborn", false, "do not stop when told to, and end when everything is refused (to see that it is)")
+	stubborn := flag.Bool("stubborn", false,
+		"do not stop when told to, and end when everything is refused (to see that it is)")
 	flag.Parse()
 	if flag.NArg() < 2 {
 		fmt.Fprintln(os.Stderr, "usage: leader [-ttl 5s] [-stubborn] PATH DIRECTORY...")
@@ -46,7 +49,8 @@ func run(ctx context.Context, path string, dirs []string, ttl time.Duration, stu
 		cancel(err)
 	}()
 	for {
-		l, err := c.Campaign(ctx, sdk.Election{Path: path, Data: []byte(c.Info().Principal.Proc), TTL: ttl, Fenced: dirs})
+		l, err := c.Campaign(ctx, sdk.Election{Path: path, Data: []byte(c.Info().Principal.Proc), TTL: ttl,
+			Fenced: dirs})
 		if err != nil {
 			return orEvicted(ctx, err)
 		}
@@ -79,8 +83,10 @@ func orEvicted(ctx context.Context, err error) error {
 	return err
 }
 
-// lead works until it is told to stop, or refused. A stubborn leader goes on until it is refused everything, and returns how much that is.
-func lead(ctx context.Context, c *sdk.Client, l *sdk.Leadership, dirs []string, stubborn bool) (refused int, err error) {
+// lead works until it is told to stop, or refused. A stubborn leader goes on until it is refused
+// everything, and returns how much that is.
+func lead(ctx context.Context, c *sdk.Client, l *sdk.Leadership, dirs []string, stubborn bool) (refused int,
+	err error) {
 	for began := false; ; began = true {
 		work := changes(fmt.Sprintf("epoch %d by %s\n", l.Fence().Epoch, c.Info().Principal.Proc))
 		refused = 0
@@ -92,7 +98,8 @@ func lead(ctx context.Context, c *sdk.Client, l *sdk.Leadership, dirs []string, 
 				case kind == sigma.KindStale:
 					fmt.Printf("%s: %s: %v\n", dir, what, err)
 					refused++
-				case kind == sigma.KindLost || kind.Retryable(): // a server is being started again: the next round makes the change
+				case kind == sigma.KindLost ||
+					kind.Retryable(): // a server is being started again: the next round makes the change
 				default:
 					return refused, fmt.Errorf("%s: %s: %w", dir, what, err)
 				}
@@ -121,7 +128,8 @@ func lead(ctx context.Context, c *sdk.Client, l *sdk.Leadership, dirs []string, 
 	}
 }
 
-// changes are all that this leader does to its state, each of which is right whatever was done before.
+// changes are all that this leader does to its state, each of which is right whatever was done
+// before.
 func changes(state string) map[string]func(ctx context.Context, c *sdk.Client, dir string) error {
 	return map[string]func(ctx context.Context, c *sdk.Client, dir string) error{
 		"put": func(ctx context.Context, c *sdk.Client, dir string) error {

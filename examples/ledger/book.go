@@ -1,4 +1,5 @@
-// Package ledger is the service of the walk-through docs/guide/calls.md: ledger.proto declares it, ledger.pb.go, ledger.sigma.go and ledger.md are generated of that, and Book serves it.
+// Package ledger is the service of the walk-through docs/guide/calls.md: ledger.proto declares it,
+// ledger.pb.go, ledger.sigma.go and ledger.md are generated of that, and Book serves it.
 package ledger
 
 import (
@@ -31,7 +32,8 @@ func (b *Book) Balance(_ context.Context, in *BalanceRequest) (*BalanceReply, er
 	defer b.mu.Unlock()
 	cents, ok := b.accounts[in.Account]
 	if !ok {
-		return nil, &sigma.Error{Op: "ledger.Balance", Path: in.Account, Kind: sigma.KindNotFound, Msg: "nothing was ever entered there", Hint: "enter something first"}
+		return nil, &sigma.Error{Op: "ledger.Balance", Path: in.Account, Kind: sigma.KindNotFound,
+			Msg: "nothing was ever entered there", Hint: "enter something first"}
 	}
 	return &BalanceReply{Cents: cents}, nil
 }
@@ -55,7 +57,8 @@ func (b *Book) enterLocked(entries ...*Entry) error {
 			cents = b.accounts[e.Account]
 		}
 		if e.Account == "" || e.Cents < -cents || e.Cents > math.MaxInt64-cents {
-			return sigma.Errorf("ledger.Enter", sigma.KindInvalid, "%d cents cannot be entered to %q, which has %d", e.Cents, e.Account, cents)
+			return sigma.Errorf("ledger.Enter", sigma.KindInvalid, "%d cents cannot be entered to %q, which has %d",
+				e.Cents, e.Account, cents)
 		}
 		after[e.Account] = cents + e.Cents
 	}
@@ -118,7 +121,8 @@ func (b *Book) Follow(ctx context.Context, in *BalanceRequest, send func(*Entry)
 		select {
 		case e, ok := <-entries:
 			if !ok {
-				return sigma.Errorf("ledger.Follow", sigma.KindBusy, "the follower is more than %d entries behind", behindMax)
+				return sigma.Errorf("ledger.Follow", sigma.KindBusy, "the follower is more than %d entries behind",
+					behindMax)
 			}
 			if e.Account != in.Account {
 				continue

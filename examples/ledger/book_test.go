@@ -46,7 +46,8 @@ func TestKinds(t *testing.T) {
 		t.Errorf("registered twice: %v", err)
 	}
 	for range 20 {
-		if _, err := l.Balance(ctx, &BalanceRequest{Account: "till"}); sigma.KindOf(err) != sigma.KindNotFound || sigma.HintOf(err) == "" {
+		if _, err := l.Balance(ctx, &BalanceRequest{Account: "till"}); sigma.KindOf(err) != sigma.KindNotFound ||
+			sigma.HintOf(err) == "" {
 			t.Errorf("got %v", err)
 		}
 	}
@@ -57,7 +58,8 @@ func TestKinds(t *testing.T) {
 	if e, err := following.Recv(); err != nil || e.Account != "till" || e.Cents != 0 {
 		t.Fatalf("got %v, %v", e, err)
 	}
-	if got, err := l.Enter(ctx, &Entry{Account: "till", Cents: 250, Reason: Reason_REASON_SALE}); err != nil || got.Cents != 250 {
+	if got, err := l.Enter(ctx, &Entry{Account: "till", Cents: 250, Reason: Reason_REASON_SALE}); err != nil ||
+		got.Cents != 250 {
 		t.Errorf("got %v, %v", got, err)
 	}
 	if _, err := l.Enter(ctx, &Entry{Account: "till", Cents: -251}); sigma.KindOf(err) != sigma.KindInvalid {
@@ -151,19 +153,24 @@ func TestGroup(t *testing.T) {
 			return ours, nil
 		}
 	}
-	g := call.NewGroup(func(context.Context) (map[string]func(context.Context) (net.Conn, error), error) { return members, nil }, call.Config{})
+	g := call.NewGroup(func(context.Context) (map[string]func(context.Context) (net.Conn, error), error) {
+		return members, nil
+	}, call.Config{})
 	defer g.Close()
 	answers, err := NewLedgerGroup(g).Balance(testContext(t), &BalanceRequest{Account: "a"})
-	if err != nil || len(answers) != 3 || sigma.KindOf(answers[0].Err) != sigma.KindNotFound || answers[0].Message != nil || answers[1].Message.GetCents() != 1 || answers[2].Message.GetCents() != 2 {
+	if err != nil || len(answers) != 3 || sigma.KindOf(answers[0].Err) != sigma.KindNotFound ||
+		answers[0].Message != nil || answers[1].Message.GetCents() != 1 || answers[2].Message.GetCents() != 2 {
 		t.Errorf("got %v, %v", answers, err)
 	}
 }
 
-// Goal: what is no message of the type is refused in words, and neither side is hurt; a caller's cancellation reaches a generated server.
+// Goal: what is no message of the type is refused in words, and neither side is hurt; a caller's
+// cancellation reaches a generated server.
 func TestWrongMessages(t *testing.T) {
 	l, c, _ := serve(t)
 	ctx := testContext(t)
-	if _, err := c.Call(ctx, LedgerEnterMethod, []byte{0xff, 0xff}, nil); sigma.KindOf(err) != sigma.KindInvalid || !strings.Contains(fmt.Sprint(err), "ledger.Entry") {
+	if _, err := c.Call(ctx, LedgerEnterMethod, []byte{0xff, 0xff}, nil); sigma.KindOf(err) != sigma.KindInvalid ||
+		!strings.Contains(fmt.Sprint(err), "ledger.Entry") {
 		t.Errorf("got %v", err)
 	}
 	for _, m := range []*call.Method{LedgerFollowMethod, LedgerImportMethod, LedgerTellerMethod} {
@@ -181,10 +188,12 @@ func TestWrongMessages(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.CloseSend()
-	if _, err := s.Recv(nil); sigma.KindOf(err) != sigma.KindInvalid || !strings.Contains(fmt.Sprint(err), "no argument") {
+	if _, err := s.Recv(nil); sigma.KindOf(err) != sigma.KindInvalid || !strings.Contains(fmt.Sprint(err),
+		"no argument") {
 		t.Errorf("got %v", err)
 	}
-	if _, err := l.Enter(ctx, &Entry{Account: string([]byte{0xff})}); sigma.KindOf(err) != sigma.KindInvalid || sigma.HintOf(err) == "" {
+	if _, err := l.Enter(ctx, &Entry{Account: string([]byte{0xff})}); sigma.KindOf(err) != sigma.KindInvalid ||
+		sigma.HintOf(err) == "" {
 		t.Errorf("got %v", err)
 	}
 	if got, err := l.Enter(ctx, &Entry{Account: "a", Cents: 1}); err != nil || got.Cents != 1 {

@@ -1,4 +1,5 @@
-// Command ledgerclient is a proc that calls ledger.Ledger at the servers in the directory that it is given, with calls of every kind, and then all of them at once.
+// Command ledgerclient is a proc that calls ledger.Ledger at the servers in the directory that it
+// is given, with calls of every kind, and then all of them at once.
 package main
 
 import (

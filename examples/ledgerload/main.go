@@ -1,8 +1,11 @@
-// Command ledgerload is a proc that calls the ledgers in a directory by generated code, with a few calls at a time, until a file exists:
+// Command ledgerload is a proc that calls the ledgers in a directory by generated code, with a few
+// calls at a time, until a file exists:
 //
 //	ledgerload DIRECTORY FILE
 //
-// Servers may come and go meanwhile. It tells how many calls were answered, and which were not. Calls of Balance, which may be made again, never fail for a server that dies; a call of Enter is lost if it was under way there.
+// Servers may come and go meanwhile. It tells how many calls were answered, and which were not.
+// Calls of Balance, which may be made again, never fail for a server that dies; a call of Enter is
+// lost if it was under way there.
 package main
 
 import (
@@ -47,7 +50,8 @@ func run(ctx context.Context, dir, until string) error {
 				var err error
 				if worker%2 == 0 {
 					_, err = book.Enter(ctx, &ledger.Entry{Account: "load", Cents: 1})
-				} else if _, err = book.Balance(ctx, &ledger.BalanceRequest{Account: "load"}); sigma.KindOf(err) == sigma.KindNotFound {
+				} else if _, err = book.Balance(ctx,
+					&ledger.BalanceRequest{Account: "load"}); sigma.KindOf(err) == sigma.KindNotFound {
 					err = nil // a server that has just come says so
 				}
 				mu.Lock()

@@ -1,4 +1,6 @@
-// Command ledgerserver is a proc that serves ledger.Ledger, a service of generated code, as one of the members of the directory that it is given. When it is asked to go it leaves the directory, answers what it was asked, and ends.
+// Command ledgerserver is a proc that serves ledger.Ledger, a service of generated code, as one of
+// the members of the directory that it is given. When it is asked to go it leaves the directory,
+// answers what it was asked, and ends.
 package main
 
 import (

@@ -1,4 +1,5 @@
-// Command server is a proc that serves HTTP on an endpoint, which it publishes at the path it is given. Clients reach it from anywhere in the realm; no port is open.
+// Command server is a proc that serves HTTP on an endpoint, which it publishes at the path it is
+// given. Clients reach it from anywhere in the realm; no port is open.
 package main
 
 import (

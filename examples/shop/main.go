@@ -1,4 +1,5 @@
-// Command shop counts sales in a database of its realm: it is a program of database/sql like any other, but for where its *sql.DB comes from.
+// Command shop counts sales in a database of its realm: it is a program of database/sql like any
+// other, but for where its *sql.DB comes from.
 //
 //	sigma sql create shop
 //	sigma run shop /db/shop apple 3
@@ -38,7 +39,9 @@ func run(ctx context.Context, path, fruit, number string) error {
 	defer c.Close()
 	db := database.Open(c, path)
 	defer db.Close()
-	if _, err := db.ExecContext(ctx, "create table if not exists sales (fruit text primary key, number integer not null)"); err != nil {
+	if _,
+		err := db.ExecContext(ctx,
+		"create table if not exists sales (fruit text primary key, number integer not null)"); err != nil {
 		return err
 	}
 	total, err := sell(ctx, db, fruit, n)
@@ -56,7 +59,9 @@ func sell(ctx context.Context, db *sql.DB, fruit string, n int64) (total int64, 
 		return 0, err
 	}
 	defer tx.Rollback() // does nothing after Commit
-	add, err := tx.PrepareContext(ctx, "insert into sales values (?, ?) on conflict (fruit) do update set number = number + excluded.number")
+	add,
+		err := tx.PrepareContext(ctx,
+		"insert into sales values (?, ?) on conflict (fruit) do update set number = number + excluded.number")
 	if err != nil {
 		return 0, err
 	}

@@ -1,4 +1,5 @@
-// Command tree is a proc that serves a tree of its own, in memory, at the path it is given. Everybody in the realm walks into it as into any directory.
+// Command tree is a proc that serves a tree of its own, in memory, at the path it is given.
+// Everybody in the realm walks into it as into any directory.
 package main
 
 import (
@@ -54,6 +55,7 @@ func filled(ctx context.Context, p sigma.Principal) (sigma.Tree, error) {
 		return nil, err
 	}
 	defer root.Close()
-	_, _, err = treekit.Put(ctx, root, []string{"greeting"}, []byte("served by "+string(p.Proc)+"\n"), sigma.PutOptions{Perm: 0o644})
+	_, _, err = treekit.Put(ctx, root, []string{"greeting"}, []byte("served by "+string(p.Proc)+"\n"),
+		sigma.PutOptions{Perm: 0o644})
 	return tree, err
 }

@@ -1,4 +1,5 @@
-// Command watcher is a proc that prints what happens in a directory, until a file named "stop" appears in it.
+// Command watcher is a proc that prints what happens in a directory, until a file named "stop"
+// appears in it.
 package main
 
 import (

@@ -20,13 +20,15 @@ import (
 const (
 	// checkMax is how long the checker may take for one pair. Usual ones take milliseconds.
 	checkMax = 20 * time.Second
-	// LoyalID is the client that asks without waiting for answers. Of what waited longer than loyalLong the last loyalKept are checked: the checker would try all subsets of them.
+	// LoyalID is the client that asks without waiting for answers. Of what waited longer than
+	// loyalLong the last loyalKept are checked: the checker would try all subsets of them.
 	LoyalID   = 1000
 	loyalLong = int64(20 * time.Millisecond)
 	loyalKept = 3
 )
 
-// History is what clients did and were told. The zero value is empty; all times are of one clock. Safe for concurrent use.
+// History is what clients did and were told. The zero value is empty; all times are of one clock.
+// Safe for concurrent use.
 type History struct {
 	mu       sync.Mutex
 	start    time.Time             // mu
@@ -55,8 +57,10 @@ func (h *History) Choose(rng *rand.Rand, pairs int) In {
 	return in
 }
 
-// Ask has an operation performed and notes what became of it. known says whether that is known; err is one that no operation may answer.
-func (h *History) Ask(client int, in In, perform func() (data string, version sigma.Version, err error)) (known bool, err error) {
+// Ask has an operation performed and notes what became of it. known says whether that is known; err
+// is one that no operation may answer.
+func (h *History) Ask(client int, in In, perform func() (data string, version sigma.Version, err error)) (known bool,
+	err error) {
 	call := h.now()
 	data, version, err := perform()
 	o := porcupine.Operation{ClientId: client, Input: in, Call: call, Return: h.now()}
@@ -72,7 +76,8 @@ func (h *History) Ask(client int, in In, perform func() (data string, version si
 			out.Result = Other
 		case sigma.KindUnavailable, sigma.KindBusy:
 			return false, nil // it promises that it has not happened
-		case sigma.KindLost, sigma.KindTimeout, sigma.KindCanceled, sigma.KindStale: // stale: the caller's machine was taken for lost
+		case sigma.KindLost, sigma.KindTimeout, sigma.KindCanceled,
+			sigma.KindStale: // stale: the caller's machine was taken for lost
 			if in.Do == Get {
 				return false, nil
 			}
@@ -102,7 +107,9 @@ func (h *History) now() int64 {
 	return int64(time.Since(h.start))
 }
 
-// Check looks for an order that explains all. It counts the operations and those whose outcome is not known. What it cannot explain, or not within its time, is an error that says where the history is kept.
+// Check looks for an order that explains all. It counts the operations and those whose outcome is
+// not known. What it cannot explain, or not within its time, is an error that says where the
+// history is kept.
 func (h *History) Check(name string) (total, lost int, err error) {
 	h.mu.Lock()
 	all := h.ops
@@ -123,7 +130,8 @@ func (h *History) Check(name string) (total, lost int, err error) {
 			continue
 		}
 		base := filepath.Join(os.TempDir(), fmt.Sprintf("linear-%s-%d", name, pair))
-		err = errors.Join(err, fmt.Errorf("%v: see %s.txt and .html", result, base), os.WriteFile(base+".txt", []byte(Print(ops)), 0o600), porcupine.VisualizePath(model(), info, base+".html"))
+		err = errors.Join(err, fmt.Errorf("%v: see %s.txt and .html", result, base),
+			os.WriteFile(base+".txt", []byte(Print(ops)), 0o600), porcupine.VisualizePath(model(), info, base+".html"))
 	}
 	return len(all), lost, err
 }

@@ -1,4 +1,5 @@
-// Package linear is the model by which tests check that operations on names have one order, in which each stands between its call and its answer. Tests of named and of whole systems use it.
+// Package linear is the model by which tests check that operations on names have one order, in
+// which each stands between its call and its answer. Tests of named and of whole systems use it.
 package linear
 
 import (
@@ -11,7 +12,8 @@ import (
 	"github.com/anishathalye/porcupine"
 )
 
-// A history is of pairs of names. Operations touch the names of one pair only, so each pair is checked alone; a rename goes from one name of a pair to the other.
+// A history is of pairs of names. Operations touch the names of one pair only, so each pair is
+// checked alone; a rename goes from one name of a pair to the other.
 
 // Do is what an operation does.
 type Do uint8
@@ -80,8 +82,9 @@ type state struct {
 	over  bool   // all operations that returned are done
 }
 
-// step is what may happen. A lost operation has no return in the history, so that it may also come after the end, which is as good as never. Before that it is not looked for where it would change nothing: that
-// saves the checker most of its work.
+// step is what may happen. A lost operation has no return in the history, so that it may also come
+// after the end, which is as good as never. Before that it is not looked for where it would change
+// nothing: that saves the checker most of its work.
 func step(s state, in In, out Out) (bool, state) {
 	switch {
 	case s.over:
@@ -165,7 +168,8 @@ func model() porcupine.Model {
 
 // Describe is one operation and its answer as a line.
 func Describe(i In, o Out) string {
-	return fmt.Sprintf("%v %d%c %q @%d: %v %q @%d", i.Do, i.Pair, 'a'+i.Name, i.Data, i.Version, o.Result, o.Data, o.Version)
+	return fmt.Sprintf("%v %d%c %q @%d: %v %q @%d", i.Do, i.Pair, 'a'+i.Name, i.Data, i.Version, o.Result, o.Data,
+		o.Version)
 }
 
 // Check says whether one pair's history can be.
@@ -176,7 +180,8 @@ func Check(ops []porcupine.Operation, most time.Duration) (porcupine.CheckResult
 			last = max(last, o.Return)
 		}
 	}
-	ops = append(slices.Clone(ops), porcupine.Operation{Input: In{Do: end}, Call: last + 1, Output: Out{}, Return: last + 2})
+	ops = append(slices.Clone(ops), porcupine.Operation{Input: In{Do: end}, Call: last + 1, Output: Out{},
+		Return: last + 2})
 	return porcupine.CheckOperationsVerbose(model(), ops, most)
 }
 
@@ -188,7 +193,8 @@ func Print(ops []porcupine.Operation) string {
 		if o.Return != math.MaxInt64 {
 			ret = fmt.Sprintf("%.3f", float64(o.Return)/1e6)
 		}
-		fmt.Fprintf(&b, "%d: %.3f to %s ms: %s\n", o.ClientId, float64(o.Call)/1e6, ret, Describe(o.Input.(In), o.Output.(Out)))
+		fmt.Fprintf(&b, "%d: %.3f to %s ms: %s\n", o.ClientId, float64(o.Call)/1e6, ret,
+			Describe(o.Input.(In), o.Output.(Out)))
 	}
 	return b.String()
 }

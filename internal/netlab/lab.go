@@ -1,11 +1,16 @@
-// Package netlab is a network for tests that need several machines on one host: each machine is a network namespace whose only way out is a TUN device, and this package is the switch between them. It
-// moves IPv4 packets itself, so it can drop, delay, throttle and lose them, in each direction apart; what runs in the namespaces meets a real kernel's TCP on a bad network.
+// Package netlab is a network for tests that need several machines on one host: each machine is a
+// network namespace whose only way out is a TUN device, and this package is the switch between
+// them. It moves IPv4 packets itself, so it can drop, delay, throttle and lose them, in each
+// direction apart; what runs in the namespaces meets a real kernel's TCP on a bad network.
 //
-// It promises that nothing of it is visible outside: addresses (10.77.0.N) exist in its own namespaces only, namespaces have no names, nothing is mounted, no tool, bridge, nftables rule or kernel module but TUN is needed; and
-// that nothing of it stays, whether it is closed or its process is killed: devices end with their file descriptors, namespaces with the processes in them, and processes started with Start
-// with the lab (SIGKILL).
+// It promises that nothing of it is visible outside: addresses (10.77.0.N) exist in its own
+// namespaces only, namespaces have no names, nothing is mounted, no tool, bridge, nftables rule or
+// kernel module but TUN is needed; and that nothing of it stays, whether it is closed or its
+// process is killed: devices end with their file descriptors, namespaces with the processes in
+// them, and processes started with Start with the lab (SIGKILL).
 //
-// It assumes root (CAP_NET_ADMIN and CAP_SYS_ADMIN) and /dev/net/tun. Order of packets is kept in each direction. Users: tests of test/... only.
+// It assumes root (CAP_NET_ADMIN and CAP_SYS_ADMIN) and /dev/net/tun. Order of packets is kept in
+// each direction. Users: tests of test/... only.
 //
 // Locks: Lab.mu guards the rules and queues; nothing blocks under it.
 package netlab
@@ -30,10 +35,12 @@ import (
 // Limits.
 const (
 	MachinesMax = 50
-	queueMax    = 4096                   // packets that are on their way in one direction; more are dropped, as a router's full queue does
-	queueTime   = 200 * time.Millisecond // what waits longer for a Rate is dropped, too
-	outputMax   = 64 << 10               // of what Run's command prints
-	mtu         = 1500
+	// packets that are on their way in one direction; more are dropped, as a router's full queue
+	// does
+	queueMax  = 4096
+	queueTime = 200 * time.Millisecond // what waits longer for a Rate is dropped, too
+	outputMax = 64 << 10               // of what Run's command prints
+	mtu       = 1500
 )
 
 // Rule is what happens to packets in one direction. The zero value passes all at once.
@@ -92,13 +99,15 @@ func New(n int, seed uint64) (*Lab, error) {
 	if n < 1 || n > MachinesMax {
 		return nil, fmt.Errorf("netlab: %d machines, 1 to %d are possible", n, MachinesMax)
 	}
-	l := &Lab{random: rand.New(rand.NewPCG(seed, 0)), ways: map[[2]*Machine]*way{}, over: make(chan struct{}), switched: make(chan struct{})}
+	l := &Lab{random: rand.New(rand.NewPCG(seed, 0)), ways: map[[2]*Machine]*way{}, over: make(chan struct{}),
+		switched: make(chan struct{})}
 	var err error
 	if l.poller, err = newPoller(); err != nil {
 		return nil, fmt.Errorf("netlab: %w", err)
 	}
 	for i := range n {
-		m := &Machine{Addr: netip.AddrFrom4([4]byte{10, 77, 0, byte(i + 1)}), lab: l, work: make(chan func()), gone: make(chan struct{})}
+		m := &Machine{Addr: netip.AddrFrom4([4]byte{10, 77, 0, byte(i + 1)}), lab: l, work: make(chan func()),
+			gone: make(chan struct{})}
 		made := make(chan error)
 		go m.live(made)
 		if err = <-made; err == nil {
@@ -157,7 +166,8 @@ func (l *Lab) Both(a, b *Machine, r Rule) {
 	l.Set(b, a, r)
 }
 
-// Partition cuts everything between each of these machines and all others, in both directions, and heals nothing.
+// Partition cuts everything between each of these machines and all others, in both directions, and
+// heals nothing.
 func (l *Lab) Partition(these ...*Machine) {
 	inside := map[*Machine]bool{}
 	for _, m := range these {
@@ -201,8 +211,9 @@ func (l *Lab) way(from, to *Machine) *way {
 	return w
 }
 
-// live is the thread that makes a namespace and starts programs there. It never leaves the namespace, so it ends with its goroutine (runtime.LockOSThread without Unlock), and with it whatever was
-// started with Pdeathsig.
+// live is the thread that makes a namespace and starts programs there. It never leaves the
+// namespace, so it ends with its goroutine (runtime.LockOSThread without Unlock), and with it
+// whatever was started with Pdeathsig.
 func (m *Machine) live(made chan<- error) {
 	runtime.LockOSThread()
 	defer close(m.gone)
@@ -232,11 +243,14 @@ func (m *Machine) live(made chan<- error) {
 // ErrClosed is the error of everything that is asked of a closed network.
 var ErrClosed = errors.New("netlab: the network is closed")
 
-// Do runs f on a thread within the machine's namespace and waits for it: sockets that f itself makes (net.Listen and net.Dial with an address in digits do) belong to the machine, also later.
+// Do runs f on a thread within the machine's namespace and waits for it: sockets that f itself
+// makes (net.Listen and net.Dial with an address in digits do) belong to the machine, also later.
 func (m *Machine) Do(f func()) error {
 	done := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // and never unlocks, so that the thread, which is in another namespace now, ends with this goroutine
+		// and never unlocks, so that the thread, which is in another namespace now, ends with this
+		// goroutine
+		runtime.LockOSThread()
 		err := ErrClosed
 		select {
 		case <-m.lab.over:
@@ -262,7 +276,8 @@ func (m *Machine) stay(f func()) error {
 	}
 }
 
-// Start starts a command in the namespace. It is killed when the lab is closed or this process dies; wait for it as usual.
+// Start starts a command in the namespace. It is killed when the lab is closed or this process
+// dies; wait for it as usual.
 func (m *Machine) Start(cmd *exec.Cmd) (err error) {
 	if cmd.SysProcAttr == nil {
 		cmd.SysProcAttr = &syscall.SysProcAttr{}

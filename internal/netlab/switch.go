@@ -11,9 +11,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The switch is one thread that waits for packets of all machines, of which it takes several at a time, and for the moment when a late one is due. It is one thread, and one of high priority, so that what
-// a test does with the host's processors hardly delays packets: machines that seem lost because the network of the test starved would be false alarms. A packet costs it about 5 µs, in which the kernel has
-// also done its sending and receiving; 1500 bytes a packet leave loss and throttling as fine as on a real network.
+// The switch is one thread that waits for packets of all machines, of which it takes several at a
+// time, and for the moment when a late one is due. It is one thread, and one of high priority, so
+// that what a test does with the host's processors hardly delays packets: machines that seem lost
+// because the network of the test starved would be false alarms. A packet costs it about 5 µs, in
+// which the kernel has also done its sending and receiving; 1500 bytes a packet leave loss and
+// throttling as fine as on a real network.
 const (
 	batchMax = 32 // packets of one machine before the others have their turn
 	priority = -20
@@ -49,7 +52,8 @@ func Missing() error {
 	return unix.Close(fd)
 }
 
-// device makes the TUN device of the namespace that the calling thread is in, and brings it and the loopback device up.
+// device makes the TUN device of the namespace that the calling thread is in, and brings it and the
+// loopback device up.
 func device(addr netip.Addr) (int, error) {
 	fd, err := open()
 	if err != nil {
@@ -84,9 +88,13 @@ func device(addr netip.Addr) (int, error) {
 	}{
 		{"TUNSETIFF", fd, name, unix.TUNSETIFF, func(r *unix.Ifreq) { r.SetUint16(unix.IFF_TUN | unix.IFF_NO_PI) }},
 		{"SIOCSIFMTU", sock, name, unix.SIOCSIFMTU, func(r *unix.Ifreq) { r.SetUint32(mtu) }},
-		{"SIOCSIFTXQLEN", sock, name, unix.SIOCSIFTXQLEN, func(r *unix.Ifreq) { r.SetUint32(queueMax) }}, // of packets that the switch has not taken yet
+		{"SIOCSIFTXQLEN", sock, name, unix.SIOCSIFTXQLEN, func(r *unix.Ifreq) {
+			r.SetUint32(queueMax)
+		}}, // of packets that the switch has not taken yet
 		{"SIOCSIFADDR", sock, name, unix.SIOCSIFADDR, func(r *unix.Ifreq) { r.SetInet4Addr(ip[:]) }},
-		{"SIOCSIFNETMASK", sock, name, unix.SIOCSIFNETMASK, func(r *unix.Ifreq) { r.SetInet4Addr([]byte{255, 255, 255, 0}) }},
+		{"SIOCSIFNETMASK", sock, name, unix.SIOCSIFNETMASK, func(r *unix.Ifreq) {
+			r.SetInet4Addr([]byte{255, 255, 255, 0})
+		}},
 		{"SIOCSIFFLAGS", sock, name, unix.SIOCSIFFLAGS, up},
 		{"SIOCSIFFLAGS of lo", sock, "lo", unix.SIOCSIFFLAGS, up},
 	} {
@@ -187,7 +195,8 @@ func (l *Lab) take(from *Machine, buf []byte) {
 	}
 }
 
-// receiver is the machine that an IPv4 packet is for; nil for all else (IPv6's neighbour discovery, broadcasts).
+// receiver is the machine that an IPv4 packet is for; nil for all else (IPv6's neighbour discovery,
+// broadcasts).
 func (l *Lab) receiver(packet []byte) *Machine {
 	if len(packet) < 20 || packet[0]>>4 != 4 {
 		return nil
@@ -233,7 +242,8 @@ func (l *Lab) passes(from, to *Machine, packet []byte) bool {
 	return false
 }
 
-// deliver hands over the late packets that are due, in the order of each direction, and sets the alarm for the next.
+// deliver hands over the late packets that are due, in the order of each direction, and sets the
+// alarm for the next.
 func (l *Lab) deliver() {
 	l.mu.Lock()
 	defer l.mu.Unlock()

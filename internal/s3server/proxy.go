@@ -27,20 +27,25 @@ type Fault struct {
 
 // Answers that stores give.
 var (
-	SlowDown    = Fault{Status: http.StatusServiceUnavailable, Body: xmlError("SlowDown", "Please reduce your request rate.")}
-	TooMany     = Fault{Status: http.StatusTooManyRequests, Body: "too many requests"}
-	Internal    = Fault{Status: http.StatusInternalServerError, Body: xmlError("InternalError", "We encountered an internal error.")}
-	Denied      = Fault{Status: http.StatusForbidden, Body: xmlError("AccessDenied", "Access Denied.")}
-	Full        = Fault{Status: http.StatusInsufficientStorage, Body: xmlError("XMinioStorageFull", "Storage backend has reached its minimum free drive threshold.")}
+	SlowDown = Fault{Status: http.StatusServiceUnavailable,
+		Body: xmlError("SlowDown", "Please reduce your request rate.")}
+	TooMany  = Fault{Status: http.StatusTooManyRequests, Body: "too many requests"}
+	Internal = Fault{Status: http.StatusInternalServerError, Body: xmlError("InternalError",
+		"We encountered an internal error.")}
+	Denied = Fault{Status: http.StatusForbidden, Body: xmlError("AccessDenied", "Access Denied.")}
+	Full   = Fault{Status: http.StatusInsufficientStorage, Body: xmlError("XMinioStorageFull",
+		"Storage backend has reached its minimum free drive threshold.")}
 	Garbage     = Fault{Status: http.StatusOK, Body: "<html><body>Welcome to the router's login page</body></html>"}
 	GatewayDown = Fault{Status: http.StatusBadGateway, Body: "<html>502 Bad Gateway</html>"}
 )
 
 func xmlError(code, message string) string {
-	return `<?xml version="1.0" encoding="UTF-8"?><Error><Code>` + code + `</Code><Message>` + message + `</Message></Error>`
+	return `<?xml version="1.0" encoding="UTF-8"?><Error><Code>` + code + `</Code><Message>` + message +
+		`</Message></Error>`
 }
 
-// Proxy stands before a store and does wrong what networks and stores do wrong. Safe for concurrent use.
+// Proxy stands before a store and does wrong what networks and stores do wrong. Safe for concurrent
+// use.
 type Proxy struct {
 	Address string // HOST:PORT
 	Asked   atomic.Int64

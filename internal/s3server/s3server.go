@@ -1,7 +1,10 @@
-// Package s3server gives tests an object store of S3's kind: a process of its own on this host's loopback, and before it, on request, a proxy that does wrong what networks and stores do wrong.
+// Package s3server gives tests an object store of S3's kind: a process of its own on this host's
+// loopback, and before it, on request, a proxy that does wrong what networks and stores do wrong.
 //
-// The process is the test binary itself, which its TestMain turns into gofakes3 by Main: nothing has to be built or fetched for it, and it can be killed. Where SIGMA_TEST_VERSITYGW names that program, it is used instead, which
-// checks signatures and keeps objects in files. The tests of s3 and of the whole machine use it.
+// The process is the test binary itself, which its TestMain turns into gofakes3 by Main: nothing
+// has to be built or fetched for it, and it can be killed. Where SIGMA_TEST_VERSITYGW names that
+// program, it is used instead, which checks signatures and keeps objects in files. The tests of s3
+// and of the whole machine use it.
 package s3server
 
 import (
@@ -85,7 +88,8 @@ func Start(t testing.TB) *Server {
 		t.Fatal(err)
 	}
 	t.Cleanup(s.Stop)
-	s.Client, err = minio.NewCore(s.Address, &minio.Options{Creds: credentials.NewStaticV4(AccessKey, SecretKey, ""), Region: "us-east-1"})
+	s.Client, err = minio.NewCore(s.Address, &minio.Options{Creds: credentials.NewStaticV4(AccessKey, SecretKey, ""),
+		Region: "us-east-1"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -134,7 +138,8 @@ func (s *Server) startReal(t testing.TB, program string) error {
 	}
 	s.Address = l.Addr().String()
 	l.Close()
-	s.cmd = exec.Command(program, "--port", s.Address, "--access", AccessKey, "--secret", SecretKey, "--quiet", "--keep-alive", "posix", t.TempDir())
+	s.cmd = exec.Command(program, "--port", s.Address, "--access", AccessKey, "--secret", SecretKey, "--quiet",
+		"--keep-alive", "posix", t.TempDir())
 	return s.run()
 }
 

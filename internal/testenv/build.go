@@ -11,14 +11,16 @@ import (
 	"testing"
 )
 
-// BuildC compiles a C source file into a static program in dir and returns its path. flags come after the defaults.
+// BuildC compiles a C source file into a static program in dir and returns its path. flags come
+// after the defaults.
 func BuildC(tb testing.TB, dir, source string, flags ...string) string {
 	tb.Helper()
 	out := filepath.Join(dir, strings.TrimSuffix(filepath.Base(source), ".c")+"-c")
 	if prebuilt(tb, out) {
 		return out
 	}
-	build(tb, dir, nil, "gcc", append([]string{"-static", "-O1", "-g0", "-pthread", "-Wall", "-o", out, source}, flags...)...)
+	build(tb, dir, nil, "gcc", append([]string{"-static", "-O1", "-g0", "-pthread", "-Wall", "-o", out, source},
+		flags...)...)
 	return out
 }
 
@@ -42,11 +44,13 @@ func BuildGo(tb testing.TB, dir, source string) string {
 func BuildRust(tb testing.TB, dir, source string) string {
 	tb.Helper()
 	out := filepath.Join(dir, strings.TrimSuffix(filepath.Base(source), ".rs")+"-rs")
-	build(tb, dir, nil, "rustc", "--target", "x86_64-unknown-linux-gnu", "-C", "target-feature=+crt-static", "-C", "opt-level=1", "-o", out, source)
+	build(tb, dir, nil, "rustc", "--target", "x86_64-unknown-linux-gnu", "-C", "target-feature=+crt-static", "-C",
+		"opt-level=1", "-o", out, source)
 	return out
 }
 
-// build runs a compiler; if the tests were started with sudo as the user who did that, so that no cache gets files of root.
+// build runs a compiler; if the tests were started with sudo as the user who did that, so that no
+// cache gets files of root.
 func build(tb testing.TB, dir string, env []string, name string, args ...string) {
 	tb.Helper()
 	cmd := exec.Command(name, args...)

@@ -14,11 +14,15 @@ import (
 	"testing"
 )
 
-// A proc can leave something in many places, so all are counted: processes, control groups, mounts, namespaces, sockets and pipes in the daemons, temporary files. Everything is
-// found by the instance's number, its uids or its data directory; so what other systems on the host do at the same time does not disturb.
+// A proc can leave something in many places, so all are counted: processes, control groups, mounts,
+// namespaces, sockets and pipes in the daemons, temporary files. Everything is found by the
+// instance's number, its uids or its data directory; so what other systems on the host do at the
+// same time does not disturb.
 
-// parkedMax is how many children the launcher keeps ready, and sparesMax how many cgroup leaves it has beyond those of procs (launcher/src/parking.rs, cgroup.rs). How many
-// changes all the time, so those up to the limit count as none. What they are called by tells nothing: a leaf goes from proc to proc.
+// parkedMax is how many children the launcher keeps ready, and sparesMax how many cgroup leaves it
+// has beyond those of procs (launcher/src/parking.rs, cgroup.rs). How many changes all the time, so
+// those up to the limit count as none. What they are called by tells nothing: a leaf goes from proc
+// to proc.
 const (
 	parkedMax = 64
 	sparesMax = parkedMax + 128
@@ -29,7 +33,8 @@ func spare(cgroup string) bool { return strings.HasPrefix(filepath.Base(cgroup),
 // uidRange is how many uids an instance has (docs/internals/launcher-protocol.md).
 const uidRange = 1 << 20
 
-// Census is what there is of one system at a moment: how many by kind and place, "process rest/be/default/17 hello": 1.
+// Census is what there is of one system at a moment: how many by kind and place, "process
+// rest/be/default/17 hello": 1.
 type Census map[string]int
 
 // process is one of this system's, as /proc tells.
@@ -77,14 +82,16 @@ func readProcess(pid int) (process, bool) {
 	return p, true
 }
 
-// processes lists those of this system. Zombies are left out: they hold nothing, and whose child they are is their parent's business.
+// processes lists those of this system. Zombies are left out: they hold nothing, and whose child
+// they are is their parent's business.
 func (s *System) processes() (out []process) {
 	if s.instance == "" {
 		return nil
 	}
 	number, _ := strconv.ParseUint(s.instance, 16, 32)
 	base, uids := uint32(0x40000000+number%1024<<20), uint32(uidRange)
-	if first, count, rootless := RootlessUIDs(); rootless { // of all systems of this user, so a package in this mode should have one
+	if first, count,
+		rootless := RootlessUIDs(); rootless { // of all systems of this user, so a package in this mode should have one
 		base, uids = first, count
 	}
 	entries, _ := os.ReadDir("/proc")
@@ -103,7 +110,8 @@ func (s *System) processes() (out []process) {
 		if !in {
 			p.cgroup = ""
 		}
-		if in || p.uid >= base && p.uid-base < uids && (owner == "" || owner == s.instance) || strings.Contains(p.args, "--instance "+s.instance) ||
+		if in || p.uid >= base && p.uid-base < uids && (owner == "" || owner == s.instance) ||
+			strings.Contains(p.args, "--instance "+s.instance) ||
 			strings.Contains(p.args, s.DataDir) && strings.HasPrefix(p.args, s.bin) {
 			out = append(out, p)
 		}
@@ -111,8 +119,9 @@ func (s *System) processes() (out []process) {
 	return out
 }
 
-// owner is the instance that a process says it is of, by its cgroup, or by its arguments or those of who started it; "" if nobody says so. Uids do not tell systems on one host apart: they come from ten bits
-// of the instance, so now and then two have the same.
+// owner is the instance that a process says it is of, by its cgroup, or by its arguments or those
+// of who started it; "" if nobody says so. Uids do not tell systems on one host apart: they come
+// from ten bits of the instance, so now and then two have the same.
 func (p process) owner() string {
 	if group, ok := strings.CutPrefix(p.cgroup, "/sigma-"); ok {
 		return strings.SplitN(group, "/", 2)[0]
@@ -147,7 +156,9 @@ func (s *System) Census() Census {
 				seen[ns] = true
 			}
 		}
-		if slices.Contains([]string{"sigmad", "named", "besched", "s3d", "machined", "dbd", "lcsched"}, p.name) || p.name == "launcher" && strings.Contains(p.args, "--instance") && p.cgroup == "" && p.uid == 0 && p.pid == s.PID("launcher") {
+		if slices.Contains([]string{"sigmad", "named", "besched", "s3d", "machined", "dbd", "lcsched"}, p.name) ||
+			p.name == "launcher" && strings.Contains(p.args, "--instance") && p.cgroup == "" && p.uid == 0 &&
+				p.pid == s.PID("launcher") {
 			for kind, n := range openFiles(p.pid) {
 				if p.name == "launcher" {
 					n /= 4 * parkedMax // its parked children hold some
@@ -180,7 +191,8 @@ func (s *System) Census() Census {
 		case err != nil:
 		case d.Type()&fs.ModeSocket != 0:
 			c["socket "+path]++
-		case strings.HasPrefix(d.Name(), "fetch-"), strings.HasPrefix(d.Name(), "put-"), strings.HasSuffix(d.Name(), "~"):
+		case strings.HasPrefix(d.Name(), "fetch-"), strings.HasPrefix(d.Name(), "put-"),
+			strings.HasSuffix(d.Name(), "~"):
 			c["temporary file "+path]++
 		}
 		return nil
@@ -189,7 +201,8 @@ func (s *System) Census() Census {
 	return c
 }
 
-// openFiles counts what a process has open that is no file of the disk: sockets, pipes, and what the kernel calls anonymous (pidfds, epolls, event counters).
+// openFiles counts what a process has open that is no file of the disk: sockets, pipes, and what
+// the kernel calls anonymous (pidfds, epolls, event counters).
 func openFiles(pid int) map[string]int {
 	out := map[string]int{}
 	dir := fmt.Sprintf("/proc/%d/fd", pid)
@@ -270,7 +283,8 @@ func leakError(leaks []string) error {
 	return fmt.Errorf("left over:\n  %s", strings.Join(leaks, "\n  "))
 }
 
-// Gone checks that a system that is down, or was killed and started again since, has left nothing on the host.
+// Gone checks that a system that is down, or was killed and started again since, has left nothing
+// on the host.
 func (s *System) Gone() error {
 	return poll(func() error { return leakError(s.Census().Beyond(nil)) })
 }
@@ -318,7 +332,8 @@ func (s *System) sweepGroups() {
 	})
 }
 
-// CPUTime is how much time the system's processes of a name have used so far, in a form that can be compared.
+// CPUTime is how much time the system's processes of a name have used so far, in a form that can be
+// compared.
 func (s *System) CPUTime(name string) string {
 	var out []string
 	for _, p := range s.processes() {
@@ -329,7 +344,8 @@ func (s *System) CPUTime(name string) string {
 	return strings.Join(out, ", ")
 }
 
-// GroupFiles reads a file of the cgroups that match a pattern below the instance's, as in "lc/*"; without those that have none.
+// GroupFiles reads a file of the cgroups that match a pattern below the instance's, as in "lc/*";
+// without those that have none.
 func (s *System) GroupFiles(pattern, file string) (out []string) {
 	for _, root := range s.cgroupRoots() {
 		paths, _ := filepath.Glob(filepath.Join(root, pattern, file))

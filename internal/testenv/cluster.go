@@ -25,9 +25,11 @@ type Kind string
 
 // The kinds.
 const (
-	// Namespaces are real systems, founded and joined by the commands that people use, each in a network namespace of a netlab.Lab: all faults are possible. It is the default.
+	// Namespaces are real systems, founded and joined by the commands that people use, each in a
+	// network namespace of a netlab.Lab: all faults are possible. It is the default.
 	Namespaces Kind = "namespaces"
-	// Local is what "sigma up --machines N" makes. The network between its machines is the system's own, so no fault of it is possible.
+	// Local is what "sigma up --machines N" makes. The network between its machines is the system's
+	// own, so no fault of it is possible.
 	Local Kind = "local"
 )
 
@@ -43,15 +45,17 @@ type ClusterOptions struct {
 	Seed     uint64          // of the network's losses
 	CPU      int             // cores that each machine offers; 0 = all of the host
 	Memory   sigma.Bytes     // memory that each machine offers; 0 = all of the host
-	Disk     sigma.Bytes     // size of a disk of each machine's own, in memory; 0 = all share the host's. Not of kind Local
-	Weaken   bool            // as in Options
+	// size of a disk of each machine's own, in memory; 0 = all share the host's. Not of kind Local
+	Disk   sigma.Bytes
+	Weaken bool // as in Options
 	// Unstarted: the test starts it itself, on Data, and then calls Started. Of kind Local only.
 	Unstarted bool
 	Bin       string // directory of the programs; "" = as for every test
 }
 
-// Cluster is one system of several machines, for one test. What it does to the machines is noted with the time in a log, which is kept with those of the machines if the test fails.
-// Its methods are safe for concurrent use, except those that start or end the same machine.
+// Cluster is one system of several machines, for one test. What it does to the machines is noted
+// with the time in a log, which is kept with those of the machines if the test fails. Its methods
+// are safe for concurrent use, except those that start or end the same machine.
 type Cluster struct {
 	Lab *netlab.Lab // nil unless of kind Namespaces
 
@@ -66,7 +70,8 @@ type Cluster struct {
 	log strings.Builder // mu
 }
 
-// Machine is one machine of a Cluster. What a System can do, it can; Connect and CLI use its own sigmad.
+// Machine is one machine of a Cluster. What a System can do, it can; Connect and CLI use its own
+// sigmad.
 type Machine struct {
 	*System
 	Name sigma.MachineID
@@ -77,7 +82,8 @@ type Machine struct {
 	killed  bool // since it was booted
 }
 
-// NewCluster starts machines m1 and so on, which have all joined when it returns. At the test's end they are taken down and it fails if anything of them is left.
+// NewCluster starts machines m1 and so on, which have all joined when it returns. At the test's end
+// they are taken down and it fails if anything of them is left.
 func NewCluster(tb testing.TB, o ClusterOptions) *Cluster {
 	tb.Helper()
 	RequireRoot(tb)
@@ -172,7 +178,8 @@ func (c *Cluster) prepareMachine(i int, number uint32) (*Machine, error) {
 	} else if err := giveNumber(data, number+uint32(i)); err != nil {
 		return nil, err
 	}
-	m.System = &System{DataDir: data, home: home, bin: c.bin, options: Options{Machine: string(m.Name), Weaken: c.o.Weaken}}
+	m.System = &System{DataDir: data, home: home, bin: c.bin, options: Options{Machine: string(m.Name),
+		Weaken: c.o.Weaken}}
 	if c.Lab != nil {
 		m.Net = c.Lab.Machine(i)
 		m.System.start = m.Net.Start
@@ -182,7 +189,9 @@ func (c *Cluster) prepareMachine(i int, number uint32) (*Machine, error) {
 	return m, err
 }
 
-// takeNumbers has take give machines the numbers of instances that it is told the first of, while no other test of this host chooses any. The lock is on the directory of all tests' files, so that nothing is left of it.
+// takeNumbers has take give machines the numbers of instances that it is told the first of, while
+// no other test of this host chooses any. The lock is on the directory of all tests' files, so that
+// nothing is left of it.
 func takeNumbers(machines int, take func(first uint32) error) error {
 	dir, err := os.Open(os.TempDir())
 	if err != nil {
@@ -198,11 +207,13 @@ func takeNumbers(machines int, take func(first uint32) error) error {
 	return take(freeNumbers(machines))
 }
 
-// freeNumbers chooses the first of so many numbers of instances in a row: modulo 1024 none is that of another system of a test.
+// freeNumbers chooses the first of so many numbers of instances in a row: modulo 1024 none is that
+// of another system of a test.
 func freeNumbers(machines int) uint32 {
 	taken := map[uint32]bool{}
 	var files []string
-	for _, below := range []string{"m*/data", "all/machines/m*", "data"} { // of clusters of both kinds, and of systems of one machine
+	for _, below := range []string{"m*/data", "all/machines/m*",
+		"data"} { // of clusters of both kinds, and of systems of one machine
 		found, _ := filepath.Glob(filepath.Join(os.TempDir(), "sigma-test-*", below, "instance"))
 		files = append(files, found...)
 	}
@@ -225,7 +236,8 @@ func freeNumbers(machines int) uint32 {
 	}
 }
 
-// giveNumber makes a data directory of an instance with a number of our choice: left to themselves two machines of a host could get uids in common, which the number modulo 1024 decides.
+// giveNumber makes a data directory of an instance with a number of our choice: left to themselves
+// two machines of a host could get uids in common, which the number modulo 1024 decides.
 func giveNumber(data string, number uint32) error {
 	if err := os.MkdirAll(data, 0o711); err != nil {
 		return err
@@ -260,7 +272,8 @@ func (c *Cluster) start() error {
 }
 
 func (c *Cluster) startLocal() error {
-	args := append([]string{"up", "--detach", "--machines", fmt.Sprint(c.o.Machines), "--control", fmt.Sprint(c.o.Control), "--data", c.data}, c.offer()...)
+	args := append([]string{"up", "--detach", "--machines", fmt.Sprint(c.o.Machines), "--control",
+		fmt.Sprint(c.o.Control), "--data", c.data}, c.offer()...)
 	stdout, stderr, code, err := c.machines[0].cli(args...)
 	if err != nil || code != 0 {
 		return fmt.Errorf("sigma %s: exit code %d, %v\n%s%s", strings.Join(args, " "), code, err, stdout, stderr)
@@ -329,7 +342,8 @@ func (c *Cluster) Token(uses int) (string, error) {
 				return word, nil
 			}
 		}
-		errs = append(errs, fmt.Errorf("sigma token create at %s: exit code %d, %w\n%s%s", m.Name, code, err, stdout, stderr))
+		errs = append(errs, fmt.Errorf("sigma token create at %s: exit code %d, %w\n%s%s", m.Name, code, err, stdout,
+			stderr))
 	}
 	return "", errors.Join(errs...)
 }
@@ -346,7 +360,8 @@ func (c *Cluster) Machines() []*Machine { return c.machines }
 // Address is where others reach the machine.
 func (m *Machine) Address() string { return fmt.Sprintf("%s:%d", m.Net.Addr, MachinePort) }
 
-// Boot starts a machine of kind Namespaces on its data directory: one that never joined founds a system, any other registers anew.
+// Boot starts a machine of kind Namespaces on its data directory: one that never joined founds a
+// system, any other registers anew.
 func (m *Machine) Boot() error {
 	m.options.args = nil
 	if m.cluster.o.Machines > 1 {
@@ -360,7 +375,8 @@ func (m *Machine) Boot() error {
 
 // Join lets a machine of kind Namespaces that has never run join the system at an address.
 func (m *Machine) Join(address, token string) error {
-	args := append([]string{"join", address, "--token", token, "--machine", string(m.Name), "--address", m.Address(), "--detach"}, m.cluster.offer()...)
+	args := append([]string{"join", address, "--token", token, "--machine", string(m.Name), "--address", m.Address(),
+		"--detach"}, m.cluster.offer()...)
 	if m.Index() < m.cluster.o.Control {
 		args = append(args, "--control")
 	}
@@ -395,10 +411,12 @@ func (m *Machine) Client(ctx context.Context, realm sigma.RealmID) (*sdk.Client,
 func (c *Cluster) Note(format string, args ...any) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	fmt.Fprintf(&c.log, "%s %8.3f %s\n", time.Now().Format("15:04:05.000"), time.Since(c.began).Seconds(), fmt.Sprintf(format, args...))
+	fmt.Fprintf(&c.log, "%s %8.3f %s\n", time.Now().Format("15:04:05.000"), time.Since(c.began).Seconds(),
+		fmt.Sprintf(format, args...))
 }
 
-// KeepLogs copies the logs of all machines and its own to a directory that stays, below SIGMA_TEST_LOGS or the directory for temporary files, and says where.
+// KeepLogs copies the logs of all machines and its own to a directory that stays, below
+// SIGMA_TEST_LOGS or the directory for temporary files, and says where.
 func (c *Cluster) KeepLogs(name string) string {
 	parent := os.Getenv("SIGMA_TEST_LOGS")
 	if parent != "" {
@@ -423,7 +441,8 @@ func (c *Cluster) KeepLogs(name string) string {
 		errs = append(errs, err)
 	}
 	lines := strings.Split(strings.TrimRight(text, "\n"), "\n")
-	said := fmt.Sprintf("the logs of all machines are kept in %s\nend of cluster.log:\n%s", dir, strings.Join(lines[max(0, len(lines)-30):], "\n"))
+	said := fmt.Sprintf("the logs of all machines are kept in %s\nend of cluster.log:\n%s", dir,
+		strings.Join(lines[max(0, len(lines)-30):], "\n"))
 	if err := errors.Join(errs...); err != nil {
 		said += "\n" + err.Error()
 	}
@@ -467,7 +486,8 @@ func (c *Cluster) Close() error {
 	return errors.Join(errs...)
 }
 
-// downAll takes the machines down, those without control services first, and counts what each leaves.
+// downAll takes the machines down, those without control services first, and counts what each
+// leaves.
 func (c *Cluster) downAll() (errs []error) {
 	var mu sync.Mutex
 	down := func(control bool) {
@@ -497,7 +517,8 @@ func (c *Cluster) downAll() (errs []error) {
 	return errs
 }
 
-// end takes the machine down. Control groups that one that was killed left are none of the test's leaks, since its next start would have removed them; but no process of it may be left.
+// end takes the machine down. Control groups that one that was killed left are none of the test's
+// leaks, since its next start would have removed them; but no process of it may be left.
 func (m *Machine) end() error {
 	if m.Running() {
 		stdout, stderr, code, err := m.cli("down", "--now")

@@ -37,7 +37,8 @@ func (c *Cluster) takeDisks() (errs []error) {
 // filler is the file that fills a disk.
 const filler = "filler"
 
-// FillDisk takes all that is free of the machine's disk, which must be its own (ClusterOptions.Disk), but so many bytes. FreeDisk gives it back.
+// FillDisk takes all that is free of the machine's disk, which must be its own
+// (ClusterOptions.Disk), but so many bytes. FreeDisk gives it back.
 func (m *Machine) FillDisk(but uint64) error {
 	if m.cluster.o.Disk == 0 {
 		return errors.New("the disk of " + string(m.Name) + " is not its own")

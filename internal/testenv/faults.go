@@ -13,8 +13,9 @@ import (
 	"sigmaos.dev/internal/netlab"
 )
 
-// Kill ends everything of the machine at once, as if by kill -9 of all its processes: keeper, launcher, sigmad, services and procs, none of which can react to the end of another. Its kernel lives on, so
-// peers are told by TCP that connections ended. It returns when all are gone.
+// Kill ends everything of the machine at once, as if by kill -9 of all its processes: keeper,
+// launcher, sigmad, services and procs, none of which can react to the end of another. Its kernel
+// lives on, so peers are told by TCP that connections ended. It returns when all are gone.
 func (m *Machine) Kill() error {
 	m.cluster.Note("kill -9 %s", m.Name)
 	m.killed = true
@@ -33,13 +34,15 @@ func (m *Machine) Kill() error {
 	})
 }
 
-// PowerOff is Kill of a machine whose network is cut off first, as by its plug: peers hear nothing more from it. Boot brings it back.
+// PowerOff is Kill of a machine whose network is cut off first, as by its plug: peers hear nothing
+// more from it. Boot brings it back.
 func (m *Machine) PowerOff() error {
 	m.cluster.Partition(m)
 	return m.Kill()
 }
 
-// Pause stops all processes of the machine; its kernel goes on, so connections stay. Resume ends it.
+// Pause stops all processes of the machine; its kernel goes on, so connections stay. Resume ends
+// it.
 func (m *Machine) Pause() error {
 	m.cluster.Note("pause %s", m.Name)
 	return m.signalAll(syscall.SIGSTOP)
@@ -54,8 +57,9 @@ func (m *Machine) Resume() error {
 	return m.signalAll(syscall.SIGCONT)
 }
 
-// signalAll signals all processes, those that start meanwhile included: it goes on until a pass finds none that it has not signalled yet. All are the keeper's descendants; to look for
-// them among all processes of a busy host could take as long as the pause is to last.
+// signalAll signals all processes, those that start meanwhile included: it goes on until a pass
+// finds none that it has not signalled yet. All are the keeper's descendants; to look for them
+// among all processes of a busy host could take as long as the pause is to last.
 func (m *Machine) signalAll(s syscall.Signal) error {
 	seen := map[int]bool{}
 	for fresh := true; fresh; {
@@ -107,7 +111,8 @@ func (m *Machine) Restart() error {
 	return m.Boot()
 }
 
-// KillDaemon kills one daemon with kill -9: "keeper", "launcher", "sigmad", "named", "besched", "s3d", "dbd/REALM", "machined" or "lcsched".
+// KillDaemon kills one daemon with kill -9: "keeper", "launcher", "sigmad", "named", "besched",
+// "s3d", "dbd/REALM", "machined" or "lcsched".
 func (m *Machine) KillDaemon(name string) error {
 	m.cluster.Note("kill -9 %s of %s", name, m.Name)
 	m.killed = m.killed || name == "keeper"

@@ -7,7 +7,9 @@ import (
 	"syscall"
 )
 
-// guardianScript waits for the end of its standard input, which the test program holds, and then removes what the test left, also of a system that was paused. A test that cleans up says so by a line first.
+// guardianScript waits for the end of its standard input, which the test program holds, and then
+// removes what the test left, also of a system that was paused. A test that cleans up says so by a
+// line first.
 const guardianScript = `
 read -r done && exit 0
 read -r id <"$2/instance"
@@ -30,7 +32,8 @@ type guardian struct {
 	in  io.WriteCloser
 }
 
-// newGuardian starts the guardian of a system; dir is the directory of the test, which the last guardian removes.
+// newGuardian starts the guardian of a system; dir is the directory of the test, which the last
+// guardian removes.
 func newGuardian(s *System, dir string) (*guardian, error) {
 	cmd := exec.Command("sh", "-c", guardianScript, "sh", filepath.Join(s.bin, "sigma"), s.DataDir, s.home, dir)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // a ^C at the terminal is for the tests

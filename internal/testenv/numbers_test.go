@@ -17,7 +17,8 @@ func TestNumbersDiffer(t *testing.T) {
 		all.Go(func() {
 			if err := takeNumbers(machines, func(first uint32) error {
 				for i := range uint32(machines) {
-					if err := giveNumber(filepath.Join(os.TempDir(), fmt.Sprint("sigma-test-", c), fmt.Sprint("m", i), "data"), first+i); err != nil {
+					if err := giveNumber(filepath.Join(os.TempDir(), fmt.Sprint("sigma-test-", c), fmt.Sprint("m", i),
+						"data"), first+i); err != nil {
 						return err
 					}
 				}

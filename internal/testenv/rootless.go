@@ -14,28 +14,32 @@ import (
 	"time"
 )
 
-// Tests run in rootless mode if the environment has SIGMA_TEST_ROOTLESS=FIRST:COUNT, the uids that the user of the test program may map: systems are then started with
-// sigma up --rootless. SIGMA_TEST_BUILT is a directory of programs that need not be compiled.
+// Tests run in rootless mode if the environment has SIGMA_TEST_ROOTLESS=FIRST:COUNT, the uids that
+// the user of the test program may map: systems are then started with sigma up --rootless.
+// SIGMA_TEST_BUILT is a directory of programs that need not be compiled.
 const (
 	rootlessEnv = "SIGMA_TEST_ROOTLESS"
 	builtEnv    = "SIGMA_TEST_BUILT"
 )
 
-// The ordinary user as whom Rootless runs tests: nobody, since newuidmap wants one that has a name. The range of uids that is lent to it is one that neither root's systems
-// have (0x40000000 and above, docs/internals/launcher-protocol.md) nor users of a host.
+// The ordinary user as whom Rootless runs tests: nobody, since newuidmap wants one that has a name.
+// The range of uids that is lent to it is one that neither root's systems have (0x40000000 and
+// above, docs/internals/launcher-protocol.md) nor users of a host.
 const (
 	rootlessUser  = 65534
 	rootlessFirst = 0x30000000
 	rootlessCount = 65536
 )
 
-// RootlessUIDs are the uids, as the host sees them, of what runs in rootless mode; ok tells whether this test program runs in it.
+// RootlessUIDs are the uids, as the host sees them, of what runs in rootless mode; ok tells whether
+// this test program runs in it.
 func RootlessUIDs() (first, count uint32, ok bool) {
 	_, err := fmt.Sscanf(os.Getenv(rootlessEnv), "%d:%d", &first, &count)
 	return first, count, err == nil
 }
 
-// RequireLimits skips the test where no cgroup holds procs to their limits, as in rootless mode without a subtree of one's own.
+// RequireLimits skips the test where no cgroup holds procs to their limits, as in rootless mode
+// without a subtree of one's own.
 func (s *System) RequireLimits(tb testing.TB) {
 	tb.Helper()
 	if _, _, ok := RootlessUIDs(); ok && len(s.cgroups()) == 0 {
@@ -43,8 +47,9 @@ func (s *System) RequireLimits(tb testing.TB) {
 	}
 }
 
-// rootlessScript gives a command a mount namespace in which /etc/subuid and /etc/subgid lend uids to the ordinary user, as which it runs then, and
-// everybody may open /dev/fuse, as udev sees to on hosts that have it. Nothing of the host is changed.
+// rootlessScript gives a command a mount namespace in which /etc/subuid and /etc/subgid lend uids
+// to the ordinary user, as which it runs then, and everybody may open /dev/fuse, as udev sees to on
+// hosts that have it. Nothing of the host is changed.
 const rootlessScript = `
 mount --bind "$1" /etc/subuid && mount --bind "$1" /etc/subgid || exit 99
 mknod -m 666 "$1.fuse" c 10 229 && mount --bind "$1.fuse" /dev/fuse
@@ -57,8 +62,9 @@ exec setpriv --reuid "$user" --regid "$user" --clear-groups -- "$@"
 
 var passedLine = regexp.MustCompile(`(?m)^ *--- PASS: `)
 
-// Rootless runs those tests of the calling test program that run names, less those that skip names, once more, as an ordinary user on a system in rootless mode. sources are the
-// programs that they need, which are compiled before, since that user has no compilers' caches.
+// Rootless runs those tests of the calling test program that run names, less those that skip names,
+// once more, as an ordinary user on a system in rootless mode. sources are the programs that they
+// need, which are compiled before, since that user has no compilers' caches.
 func Rootless(t *testing.T, run, skip string, sources ...string) {
 	RequireRoot(t)
 	for _, tool := range []string{"newuidmap", "newgidmap", "unshare", "setpriv"} {
@@ -73,11 +79,14 @@ func Rootless(t *testing.T, run, skip string, sources ...string) {
 	}
 	dir, env := rootlessDir(t, sources)
 	subordinates := filepath.Join(dir, "subordinates")
-	if err := os.WriteFile(subordinates, fmt.Appendf(nil, "%d:%d:%d\n", rootlessUser, rootlessFirst, rootlessCount), 0o644); err != nil {
+	if err := os.WriteFile(subordinates, fmt.Appendf(nil, "%d:%d:%d\n", rootlessUser, rootlessFirst, rootlessCount),
+		0o644); err != nil {
 		t.Fatal(err)
 	}
-	args := []string{"--mount", "--propagation", "private", "sh", "-c", rootlessScript, "sh", subordinates, strconv.Itoa(rootlessUser), delegate(t),
-		filepath.Join(dir, "tests"), "-test.v", "-test.count=1", "-test.run=" + run, "-test.skip=" + skip, fmt.Sprintf("-test.timeout=%v", min(4*time.Minute*Slow(), 20*time.Minute))}
+	args := []string{"--mount", "--propagation", "private", "sh", "-c", rootlessScript, "sh", subordinates,
+		strconv.Itoa(rootlessUser), delegate(t),
+		filepath.Join(dir, "tests"), "-test.v", "-test.count=1", "-test.run=" + run, "-test.skip=" + skip,
+		fmt.Sprintf("-test.timeout=%v", min(4*time.Minute*Slow(), 20*time.Minute))}
 	cmd := exec.CommandContext(t.Context(), "unshare", args...)
 	cmd.Env = env
 	out, err := cmd.CombinedOutput()
@@ -94,7 +103,8 @@ func Rootless(t *testing.T, run, skip string, sources ...string) {
 	t.Logf("%d tests passed as an ordinary user", n)
 }
 
-// delegate makes a cgroup whose subtree is the ordinary user's, as systemd does for a user's session; "" where there is none of version 2 with all controllers.
+// delegate makes a cgroup whose subtree is the ordinary user's, as systemd does for a user's
+// session; "" where there is none of version 2 with all controllers.
 func delegate(t *testing.T) string {
 	const top = "/sys/fs/cgroup"
 	controllers, _ := os.ReadFile(filepath.Join(top, "cgroup.controllers"))
@@ -126,7 +136,8 @@ func delegate(t *testing.T) string {
 	return dir
 }
 
-// rootlessDir makes a directory that the ordinary user can reach, with all that it runs, and the environment to find it.
+// rootlessDir makes a directory that the ordinary user can reach, with all that it runs, and the
+// environment to find it.
 func rootlessDir(t *testing.T, sources []string) (dir string, env []string) {
 	dir, err := os.MkdirTemp("", "sigma-rootless-")
 	if err != nil {
@@ -163,7 +174,8 @@ func rootlessDir(t *testing.T, sources []string) (dir string, env []string) {
 		}
 	}
 	home := filepath.Join(dir, "home")
-	return dir, append(env, "HOME="+home, "TMPDIR="+home, "SIGMA_TEST_BIN="+filepath.Join(dir, "bin"), builtEnv+"="+filepath.Join(dir, "built"),
+	return dir, append(env, "HOME="+home, "TMPDIR="+home, "SIGMA_TEST_BIN="+filepath.Join(dir, "bin"),
+		builtEnv+"="+filepath.Join(dir, "built"),
 		fmt.Sprintf("%s=%d:%d", rootlessEnv, rootlessFirst, rootlessCount))
 }
 

@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// Shared is one system for all tests of a package, booted when the first asks. Its zero value boots with default options.
+// Shared is one system for all tests of a package, booted when the first asks. Its zero value boots
+// with default options.
 //
 //	var machine testenv.Shared
 //
@@ -45,7 +46,8 @@ func (x *Shared) Get(tb testing.TB) *System {
 	return x.system
 }
 
-// Program compiles a source at its first use and returns the program's path: a .c or .rs file, or the directory of a Go program. The programs live as long as the tests.
+// Program compiles a source at its first use and returns the program's path: a .c or .rs file, or
+// the directory of a Go program. The programs live as long as the tests.
 func (x *Shared) Program(tb testing.TB, source string) string {
 	tb.Helper()
 	RequireRoot(tb)
@@ -83,7 +85,8 @@ func (x *Shared) makeLocked() {
 	}
 }
 
-// Main runs the tests, takes the system down, counts what is left on the host and returns the exit code.
+// Main runs the tests, takes the system down, counts what is left on the host and returns the exit
+// code.
 func (x *Shared) Main(m *testing.M) int {
 	code := m.Run()
 	x.mu.Lock()

@@ -12,8 +12,9 @@ const (
 	stallLeast = 100 * time.Millisecond
 )
 
-// Stalls notices when the host stands still, as virtual machines do now and then: then nothing of the system runs either, and what it promises to do within a time has that much more.
-// Safe for concurrent use.
+// Stalls notices when the host stands still, as virtual machines do now and then: then nothing of
+// the system runs either, and what it promises to do within a time has that much more. Safe for
+// concurrent use.
 type Stalls struct {
 	mu  sync.Mutex
 	all []stall // mu; in order

@@ -1,9 +1,13 @@
-// Package testenv boots real sigmaOS systems for the system tests (test/..., build tag system): each on a data directory of its own, with the programs that were built, as root.
+// Package testenv boots real sigmaOS systems for the system tests (test/..., build tag system):
+// each on a data directory of its own, with the programs that were built, as root.
 //
-// It promises that what a test leaves, also when it fails or is killed, is removed: a guardian process outlives the test program and sweeps the instance when the pipe between
-// them closes. And that a system that is down has left nothing on the host: Boot's cleanup counts and fails the test otherwise (see Census).
+// It promises that what a test leaves, also when it fails or is killed, is removed: a guardian
+// process outlives the test program and sweeps the instance when the pipe between them closes. And
+// that a system that is down has left nothing on the host: Boot's cleanup counts and fails the test
+// otherwise (see Census).
 //
-// The programs are taken from the directory that the environment names in SIGMA_TEST_BIN, else from bin in the repository. Users: tests of test/... only.
+// The programs are taken from the directory that the environment names in SIGMA_TEST_BIN, else from
+// bin in the repository. Users: tests of test/... only.
 package testenv
 
 import (
@@ -27,14 +31,15 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// How long parts may take before a test gives up, times Slow: on a host that is much slower than usual, or stands still for some seconds. What is right waits for none of it.
+// How long parts may take before a test gives up, times Slow: on a host that is much slower than
+// usual, or stands still for some seconds. What is right waits for none of it.
 const (
 	cliMax  = 3 * time.Minute
 	pollMax = time.Minute
 )
 
-// Slow is how many times longer than usual a test should wait before it gives up: SIGMA_TEST_SLOW, which scripts/test-vm sets where it emulates the
-// processor; 1 without it. It changes no check.
+// Slow is how many times longer than usual a test should wait before it gives up: SIGMA_TEST_SLOW,
+// which scripts/test-vm sets where it emulates the processor; 1 without it. It changes no check.
 func Slow() time.Duration {
 	n, err := strconv.Atoi(os.Getenv("SIGMA_TEST_SLOW"))
 	if err != nil {
@@ -53,7 +58,8 @@ type Options struct {
 	args []string // more of sigma up
 }
 
-// System is one booted sigmaOS. Its methods are for the goroutine of the test that is given, except that CLI and Connect may be used concurrently.
+// System is one booted sigmaOS. Its methods are for the goroutine of the test that is given, except
+// that CLI and Connect may be used concurrently.
 type System struct {
 	DataDir string
 
@@ -157,7 +163,10 @@ func binDir() (string, error) {
 	}
 	for _, name := range systemPrograms {
 		if _, err := os.Stat(filepath.Join(dir, name)); err != nil {
-			return "", fmt.Errorf("the program %s is not in %s: build it with make build, or set SIGMA_TEST_BIN to where the programs are", name, dir)
+			return "",
+				fmt.Errorf(
+					"the program %s is not in %s: build it with make build, or set SIGMA_TEST_BIN to where the "+
+						"programs are", name, dir)
 		}
 	}
 	return filepath.Abs(dir)
@@ -322,7 +331,8 @@ func (s *System) Install(ctx context.Context, tb testing.TB, c *sdk.Client, loca
 	return path
 }
 
-// PID finds a daemon of the system ("keeper", "launcher", "sigmad", "named", "besched", "besched-2", "s3d", "machined", "lcsched"); 0 if it does not run.
+// PID finds a daemon of the system ("keeper", "launcher", "sigmad", "named", "besched",
+// "besched-2", "s3d", "machined", "lcsched"); 0 if it does not run.
 func (s *System) PID(name string) int {
 	switch name {
 	case "launcher":
@@ -338,7 +348,8 @@ func (s *System) PID(name string) int {
 	_, _, rootless := RootlessUIDs()
 	program := name[:strings.IndexAny(name+"-", "-/")] // besched-2 runs besched, dbd/r dbd
 	for _, p := range s.processes() {
-		if (p.name == name || p.name == program) && (p.cgroup == "rest/launcher/sigmad" || strings.HasPrefix(p.cgroup+"/", "rest/system/"+name+"/") || p.cgroup == "" && rootless) {
+		if (p.name == name || p.name == program) && (p.cgroup == "rest/launcher/sigmad" ||
+			strings.HasPrefix(p.cgroup+"/", "rest/system/"+name+"/") || p.cgroup == "" && rootless) {
 			return p.pid
 		}
 	}
@@ -357,7 +368,8 @@ func launcherOf(keeper int) int {
 	return 0
 }
 
-// Kill9 kills a daemon, once it runs if it is being started, and returns when it is gone. What dies with it may take a moment longer.
+// Kill9 kills a daemon, once it runs if it is being started, and returns when it is gone. What dies
+// with it may take a moment longer.
 func (s *System) Kill9(tb testing.TB, name string) {
 	tb.Helper()
 	if err := s.kill9(name); err != nil {
@@ -396,7 +408,8 @@ func (s *System) LogTail(n int) string {
 	return strings.Join(lines[max(0, len(lines)-n):], "\n")
 }
 
-// Eventually polls check until it returns nil, and fails the test with its last error after a deadline.
+// Eventually polls check until it returns nil, and fails the test with its last error after a
+// deadline.
 func Eventually(tb testing.TB, what string, check func() error) {
 	tb.Helper()
 	if err := poll(check); err != nil {

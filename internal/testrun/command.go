@@ -10,7 +10,8 @@ import (
 	"time"
 )
 
-// endGrace is how long a command has to clean up after SIGINT before its whole process group is killed.
+// endGrace is how long a command has to clean up after SIGINT before its whole process group is
+// killed.
 const endGrace = 10 * time.Second
 
 // command is one process group that is gone when run returns.
@@ -20,13 +21,15 @@ type command struct {
 	dir  string
 }
 
-// run starts the command, gives its standard output and error, as one stream, to read, and waits. When ctx ends the group gets SIGINT and, endGrace later,
-// SIGKILL. What the command left running in its group is killed too.
+// run starts the command, gives its standard output and error, as one stream, to read, and waits.
+// When ctx ends the group gets SIGINT and, endGrace later, SIGKILL. What the command left running
+// in its group is killed too.
 func (c command) run(ctx context.Context, read func(io.Reader)) error {
 	cmd := exec.Command(c.argv[0], c.argv[1:]...)
 	cmd.Dir = c.dir
 	cmd.Env = append(os.Environ(), c.env...)
-	// Should we be killed, the command dies with the thread that started it; Go keeps idle threads, so not before.
+	// Should we be killed, the command dies with the thread that started it; Go keeps idle threads,
+	// so not before.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	pr, pw, err := os.Pipe()
 	if err != nil {
@@ -83,7 +86,8 @@ func (c command) output(ctx context.Context) (string, error) {
 	return string(all), err
 }
 
-// lineReader reads lines of any length; a line beyond lineMax is cut, so that nothing a test prints can stop the count.
+// lineReader reads lines of any length; a line beyond lineMax is cut, so that nothing a test prints
+// can stop the count.
 type lineReader struct{ in *bufio.Reader }
 
 const lineMax = 1 << 20

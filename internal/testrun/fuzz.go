@@ -16,7 +16,8 @@ import (
 	"time"
 )
 
-// A short run of all targets shares fuzzTotal among them, fuzzWorkers at a time, each within [fuzzLeast, fuzzMost]. Compiling comes on top.
+// A short run of all targets shares fuzzTotal among them, fuzzWorkers at a time, each within
+// [fuzzLeast, fuzzMost]. Compiling comes on top.
 const (
 	fuzzTotal   = 60 * time.Second
 	fuzzWorkers = 2
@@ -57,11 +58,12 @@ func fuzzTargets(root string) ([]fuzzTarget, error) {
 
 // fuzzShare is the time of each of n targets.
 func fuzzShare(n int) time.Duration {
-	return min(max(fuzzTotal*fuzzWorkers/time.Duration(max(n, 1)), fuzzLeast), fuzzMost).Truncate(100 * time.Millisecond)
+	return min(max(fuzzTotal*fuzzWorkers/time.Duration(max(n, 1)), fuzzLeast),
+		fuzzMost).Truncate(100 * time.Millisecond)
 }
 
-// fuzzer runs targets. A package is compiled once for all its targets: to have the go command do it for each takes as long as the targets do. run removes the
-// programs.
+// fuzzer runs targets. A package is compiled once for all its targets: to have the go command do it
+// for each takes as long as the targets do. run removes the programs.
 type fuzzer struct {
 	each  time.Duration // for each target; 0 = its share of a minute
 	dir   string        // of the programs; absolute
@@ -103,7 +105,8 @@ func (f *fuzzer) run(ctx context.Context, r *recorder) {
 	workers.Wait()
 }
 
-// spread orders targets so that neighbours are of different packages while there are such, and no worker waits for what another compiles.
+// spread orders targets so that neighbours are of different packages while there are such, and no
+// worker waits for what another compiles.
 func spread(targets []fuzzTarget) []fuzzTarget {
 	nth, seen := map[fuzzTarget]int{}, map[string]int{}
 	for _, t := range targets {
@@ -156,9 +159,10 @@ func (f *fuzzer) one(ctx context.Context, r *recorder, t fuzzTarget, each time.D
 		r.fail(name, err.Error())
 		return
 	}
-	// Without a bound each input of interest is made smaller for up to a minute, which is all of the time there is.
-	// As go test starts it, in the package's directory, where testdata is.
-	c := command{dir: t.dir, argv: []string{program, "-test.paniconexit0", "-test.run", "^$", "-test.fuzz", "^" + t.name + "$", "-test.fuzztime", each.String(), "-test.fuzzminimizetime", "10x", "-test.parallel", "1",
+	// Without a bound each input of interest is made smaller for up to a minute, which is all of
+	// the time there is. As go test starts it, in the package's directory, where testdata is.
+	c := command{dir: t.dir, argv: []string{program, "-test.paniconexit0", "-test.run", "^$", "-test.fuzz",
+		"^" + t.name + "$", "-test.fuzztime", each.String(), "-test.fuzzminimizetime", "10x", "-test.parallel", "1",
 		"-test.fuzzcachedir", filepath.Join(f.cache, goModule, pkg), "-test.timeout", (each + 5*time.Minute).String()}}
 	out, err := c.output(ctx)
 	if err != nil && fuzzClockRace(out) {
@@ -171,7 +175,8 @@ func (f *fuzzer) one(ctx context.Context, r *recorder, t fuzzTarget, each time.D
 		err = fuzzIdle(out)
 	}
 	if err != nil {
-		r.fail(name, out+fmt.Sprintf("%v\nif it wrote a file below %s/testdata/fuzz, commit it with the repair", err, pkg))
+		r.fail(name, out+fmt.Sprintf("%v\nif it wrote a file below %s/testdata/fuzz, commit it with the repair", err,
+			pkg))
 		return
 	}
 	r.pass(name, 0) // its time was given, so it is not one of the slow ones
@@ -183,13 +188,15 @@ func fuzzIdle(output string) error {
 	case strings.Contains(output, "not built with coverage"):
 		return errors.New("it ran without guidance by coverage")
 	case strings.Contains(output, "no fuzz tests to fuzz"):
-		return errors.New("its package's tests have no such target as they are built here: is it in a file that a build tag, or a name like x_windows_test.go, leaves out?")
+		return errors.New(
+			"its package's tests have no such target as they are built here: is it in a file that a build tag, or a " +
+				"name like x_windows_test.go, leaves out?")
 	}
 	return nil
 }
 
-// fuzzClockRace reports whether a run failed only because the go command stopped it at its time while an input was in flight, a known fault of the
-// fuzzing engine: no failing input was found.
+// fuzzClockRace reports whether a run failed only because the go command stopped it at its time
+// while an input was in flight, a known fault of the fuzzing engine: no failing input was found.
 func fuzzClockRace(output string) bool {
 	return strings.Contains(output, "context deadline exceeded") && !strings.Contains(output, "Failing input written")
 }

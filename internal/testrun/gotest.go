@@ -8,7 +8,8 @@ import (
 	"time"
 )
 
-// goEvent is one line of go test -json (go doc cmd/test2json; the build events are those of go help buildjson).
+// goEvent is one line of go test -json (go doc cmd/test2json; the build events are those of go help
+// buildjson).
 type goEvent struct {
 	Action      string
 	Package     string
@@ -19,10 +20,12 @@ type goEvent struct {
 	FailedBuild string // in a package's fail: whose build it was
 }
 
-// outputMax bounds what is kept of one test's output, in bytes; a test that prints without end must not fill memory.
+// outputMax bounds what is kept of one test's output, in bytes; a test that prints without end must
+// not fill memory.
 const outputMax = 256 << 10
 
-// goParser turns the events of one go test -json run into results of leaf tests: a test that has subtests counts only if it fails while none of them does.
+// goParser turns the events of one go test -json run into results of leaf tests: a test that has
+// subtests counts only if it fails while none of them does.
 type goParser struct {
 	r      *recorder
 	module string // trimmed from package names
@@ -41,7 +44,8 @@ func newGoParser(r *recorder, module string) *goParser {
 	return &goParser{r: r, module: module, tests: map[string]*goTest{}, builds: map[string]*strings.Builder{}}
 }
 
-// parse reads events until the end of in. Lines that are no events are failures of the go command itself and printed.
+// parse reads events until the end of in. Lines that are no events are failures of the go command
+// itself and printed.
 func (p *goParser) parse(in io.Reader) {
 	lines := newLineReader(in)
 	for {
@@ -92,7 +96,8 @@ func (p *goParser) event(e goEvent) {
 		}
 		appendBounded(b, e.Output)
 	case "output":
-		if strings.HasPrefix(e.Output, "attacks: ") || strings.HasPrefix(e.Output, "isolation: ") { // what these suites promise to say
+		if strings.HasPrefix(e.Output, "attacks: ") ||
+			strings.HasPrefix(e.Output, "isolation: ") { // what these suites promise to say
 			p.r.say("%s", strings.TrimSpace(e.Output))
 		}
 		appendBounded(&p.get(e.Package, e.Test).output, e.Output)
@@ -129,7 +134,8 @@ func (p *goParser) ended(e goEvent) {
 	delete(p.tests, e.Package+"\x00"+e.Test)
 }
 
-// packageEnded handles the event of a whole package: what failed outside any test (build, panic, TestMain, time limit) is one failure.
+// packageEnded handles the event of a whole package: what failed outside any test (build, panic,
+// TestMain, time limit) is one failure.
 func (p *goParser) packageEnded(e goEvent, t *goTest) {
 	name := p.short(e.Package)
 	if e.Action == "fail" {
@@ -152,7 +158,8 @@ func (p *goParser) packageEnded(e goEvent, t *goTest) {
 	}
 }
 
-// unfinished gives the output of tests that began and never ended, which a panic or a time limit leaves behind.
+// unfinished gives the output of tests that began and never ended, which a panic or a time limit
+// leaves behind.
 func (p *goParser) unfinished(pkg string) string {
 	var b strings.Builder
 	for key, t := range p.tests {
@@ -170,7 +177,8 @@ func (p *goParser) short(pkg string) string {
 	return strings.TrimPrefix(pkg, p.module+"/")
 }
 
-// skipReason finds the words a test gave to Skip in its output, where they look like "    file_test.go:12: reason".
+// skipReason finds the words a test gave to Skip in its output, where they look like "
+// file_test.go:12: reason".
 func skipReason(output string) string {
 	var words []string
 	for line := range strings.Lines(output) {

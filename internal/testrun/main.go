@@ -1,10 +1,13 @@
-// Command testrun runs every test of sigmaOS and counts them: format, vet, Go unit tests, the launcher's Rust tests, the system tests,
-// which need root, a short run of each fuzz target, and, by themselves, the system tests that compare times or shares of processors.
-// Where one of two parts mostly waits they run at the same time. `make test` calls testrun after a build. The part vm, which runs only
-// if it is named, repeats the tests of containers on a stock kernel in a virtual machine.
+// Command testrun runs every test of sigmaOS and counts them: format, vet, Go unit tests, the
+// launcher's Rust tests, the system tests, which need root, a short run of each fuzz target, and,
+// by themselves, the system tests that compare times or shares of processors. Where one of two
+// parts mostly waits they run at the same time. `make test` calls testrun after a build. The part
+// vm, which runs only if it is named, repeats the tests of containers on a stock kernel in a
+// virtual machine.
 //
-// It promises that its last line is "N passed, N failed, N skipped", that it exits with 1 if a test failed, if a part could not run or
-// ran nothing, that no part runs longer than its bound, and that nothing it started outlives it. It runs in the root of the repository.
+// It promises that its last line is "N passed, N failed, N skipped", that it exits with 1 if a test
+// failed, if a part could not run or ran nothing, that no part runs longer than its bound, and that
+// nothing it started outlives it. It runs in the root of the repository.
 //
 //	go run ./internal/testrun [-fuzztime D] [part ...]
 package main
@@ -25,7 +28,8 @@ import (
 func main() {
 	fuzzTime := flag.Duration("fuzztime", 0, "time for each fuzz target; 0 shares a minute among all")
 	flag.Usage = func() {
-		fmt.Fprintf(os.Stderr, "usage: testrun [-fuzztime D] [part ...]\nparts: %s\n", strings.Join(partNames(allParts(0)), " "))
+		fmt.Fprintf(os.Stderr, "usage: testrun [-fuzztime D] [part ...]\nparts: %s\n",
+			strings.Join(partNames(allParts(0)), " "))
 		flag.PrintDefaults()
 	}
 	flag.Parse()
@@ -54,14 +58,16 @@ type part struct {
 	name  string
 	bound time.Duration // longer is a failure
 	run   func(ctx context.Context, r *recorder)
-	// ahead compiles what the part needs, beside the parts before it. run reports what was wrong with that. nil = nothing
+	// ahead compiles what the part needs, beside the parts before it. run reports what was wrong
+	// with that. nil = nothing
 	ahead func(ctx context.Context)
-	// beside is true of a part that runs at the same time as the part before it, because one of the two mostly waits.
+	// beside is true of a part that runs at the same time as the part before it, because one of the
+	// two mostly waits.
 	beside bool
 }
 
-// allParts lists the stages, cheap ones first, so that a typing mistake is told at once. The bounds are several times what the stage takes on a
-// machine of two slow cores with empty build caches.
+// allParts lists the stages, cheap ones first, so that a typing mistake is told at once. The bounds
+// are several times what the stage takes on a machine of two slow cores with empty build caches.
 func allParts(fuzzTime time.Duration) []part {
 	fuzz := &fuzzer{each: fuzzTime}
 	return []part{
@@ -84,7 +90,8 @@ func partNames(parts []part) []string {
 	return names
 }
 
-// choose picks the named parts in their own order; none named means all but the one in a virtual machine.
+// choose picks the named parts in their own order; none named means all but the one in a virtual
+// machine.
 func choose(all []part, names []string) ([]part, error) {
 	for _, n := range names {
 		if !slices.Contains(partNames(all), n) {
@@ -97,7 +104,8 @@ func choose(all []part, names []string) ([]part, error) {
 	return slices.DeleteFunc(slices.Clone(all), func(p part) bool { return !slices.Contains(names, p.name) }), nil
 }
 
-// run runs the parts in order, each with those that run beside it. A failure does not stop it, an interrupt does.
+// run runs the parts in order, each with those that run beside it. A failure does not stop it, an
+// interrupt does.
 func run(ctx context.Context, parts []part, t *Tally) {
 	var ahead sync.WaitGroup
 	defer ahead.Wait()

@@ -16,7 +16,8 @@ import (
 // goModule is the prefix of our packages, as in go.mod.
 const goModule = "sigmaos.dev"
 
-// packageTimeout is what one package's tests may take; the go command then prints where every goroutine stands.
+// packageTimeout is what one package's tests may take; the go command then prints where every
+// goroutine stands.
 const (
 	packageTimeout = "5m"
 	systemTimeout  = "20m"
@@ -57,7 +58,8 @@ func goFiles(root string) ([]string, error) {
 	return files, err
 }
 
-// goBuild says how our Go packages are compiled: as make build does, so that nothing is compiled twice, and nothing again for another clone.
+// goBuild says how our Go packages are compiled: as make build does, so that nothing is compiled
+// twice, and nothing again for another clone.
 var (
 	goEnv   = []string{"CGO_ENABLED=0"}
 	goFlags = []string{"-trimpath"}
@@ -78,22 +80,27 @@ func hasGoFiles(dir string) bool {
 	return err == nil && len(files) > 0
 }
 
-// waitFirst are packages whose tests take longest and mostly wait. They are started first, so that others have the processors meanwhile.
+// waitFirst are packages whose tests take longest and mostly wait. They are started first, so that
+// others have the processors meanwhile.
 var waitFirst = []string{"./named", "./kernel", "./s3/remote"}
 
-// unitPackages is how many packages are compiled and tested at a time. It is more than there are processors, because some tests wait.
+// unitPackages is how many packages are compiled and tested at a time. It is more than there are
+// processors, because some tests wait.
 const unitPackages = "4"
 
 func runUnit(ctx context.Context, r *recorder) {
-	runGoTest(ctx, r, slices.Concat([]string{"-p", unitPackages, "-timeout", packageTimeout}, waitFirst, []string{"./..."})...)
+	runGoTest(ctx, r, slices.Concat([]string{"-p", unitPackages, "-timeout", packageTimeout}, waitFirst,
+		[]string{"./..."})...)
 }
 
-// runGoTest runs go test -json with args and records its tests. It does not vet: the part of that name does so for all packages, with more checks.
+// runGoTest runs go test -json with args and records its tests. It does not vet: the part of that
+// name does so for all packages, with more checks.
 func runGoTest(ctx context.Context, r *recorder, args ...string) {
 	before := r.count()
 	argv := slices.Concat([]string{"go", "test", "-json", "-vet=off"}, goFlags, args)
 	err := command{argv: argv, env: goEnv}.run(ctx, newGoParser(r, goModule).parse)
-	// The go command exits with 1 for what was counted already; anything else must not pass in silence.
+	// The go command exits with 1 for what was counted already; anything else must not pass in
+	// silence.
 	if err != nil && ctx.Err() == nil && r.count().Failed == before.Failed {
 		r.fail("go test", err.Error())
 	}
@@ -122,18 +129,22 @@ func cargoTest(flag string) command {
 	return command{argv: []string{"cargo", "test", "--release", "--locked", "--color", "never", flag}, dir: "launcher"}
 }
 
-// systemPackages are those of test/, in the order in which they are started: those that take longest first. What is not named comes after them.
+// systemPackages are those of test/, in the order in which they are started: those that take
+// longest first. What is not named comes after them.
 var systemPackages = []string{"./test/cluster", "./test/machine", "./test/mount", "./test/..."}
 
-// How many system packages are tested at a time, and how many tests of one that say so. All mostly wait.
+// How many system packages are tested at a time, and how many tests of one that say so. All mostly
+// wait.
 const (
 	systemAtOnce = "3"
 	testsAtOnce  = "2"
 )
 
-// testsAlone are the system tests that compare times or shares of processors, all in packagesAlone. They run when nothing else does.
+// testsAlone are the system tests that compare times or shares of processors, all in packagesAlone.
+// They run when nothing else does.
 var (
-	testsAlone = []string{"TestBestEffortStandsAside", "TestLatencyCriticalWeighsItsReservation", "TestPaperBestEffortUsesReservedProcessorsThatAreIdle",
+	testsAlone = []string{"TestBestEffortStandsAside", "TestLatencyCriticalWeighsItsReservation",
+		"TestPaperBestEffortUsesReservedProcessorsThatAreIdle",
 		"TestPaperNetworkPriority", "TestSharesAndLatencyBesideLoad", "TestSimPredictsWaits"}
 	packagesAlone = []string{"./test/cluster", "./test/machine"}
 )
@@ -154,8 +165,8 @@ func runAlone(ctx context.Context, r *recorder) {
 	runAsRoot(ctx, r, slices.Concat([]string{"-p", "1", "-run", namesAlone()}, packagesAlone)...)
 }
 
-// runAsRoot runs system tests. As root they run directly; else they are compiled as this user and only the test programs are run by sudo, so that no build
-// cache gets files of root.
+// runAsRoot runs system tests. As root they run directly; else they are compiled as this user and
+// only the test programs are run by sudo, so that no build cache gets files of root.
 func runAsRoot(ctx context.Context, r *recorder, args ...string) {
 	all := []string{"-tags", "system", "-count", "1", "-parallel", testsAtOnce, "-timeout", systemTimeout}
 	if os.Geteuid() != 0 {
@@ -168,7 +179,8 @@ func runAsRoot(ctx context.Context, r *recorder, args ...string) {
 	runGoTest(ctx, r, append(all, args...)...)
 }
 
-// askSudo makes sudo ready to be used without a question; it may ask for a password now, at a terminal.
+// askSudo makes sudo ready to be used without a question; it may ask for a password now, at a
+// terminal.
 func askSudo(ctx context.Context) error {
 	sudo, err := exec.LookPath("sudo")
 	if err != nil {

@@ -77,7 +77,8 @@ func (t *Tally) OK() bool {
 // slowestShown is how many of the slowest tests the report names.
 const slowestShown = 10
 
-// Report prints what was skipped and why, what failed, the slowest tests, and the line of counts last.
+// Report prints what was skipped and why, what failed, the slowest tests, and the line of counts
+// last.
 func (t *Tally) Report(w io.Writer) {
 	c := t.count("")
 	t.mu.Lock()
@@ -121,8 +122,8 @@ func (t *Tally) reportSkippedLocked(w io.Writer) {
 	}
 }
 
-// recorder is how a part tells what happened. Safe for concurrent use. Each message is one write, so that those of parts that run at the
-// same time do not mix.
+// recorder is how a part tells what happened. Safe for concurrent use. Each message is one write,
+// so that those of parts that run at the same time do not mix.
 type recorder struct {
 	part  string
 	tally *Tally

@@ -24,8 +24,9 @@ func newTestRecorder() (*recorder, *bytes.Buffer) {
 	return &recorder{part: "unit", tally: &Tally{}, out: &out}, &out
 }
 
-// The recorded stream has a table with one bad row, a parent that fails by itself, a skip, an example, a package that does not compile, one that
-// exits in the middle of a test, and one without tests.
+// The recorded stream has a table with one bad row, a parent that fails by itself, a skip, an
+// example, a package that does not compile, one that exits in the middle of a test, and one without
+// tests.
 func TestGoParserCountsLeaves(t *testing.T) {
 	f, err := os.Open("testdata/gotest.json")
 	if err != nil {
@@ -60,17 +61,24 @@ func TestGoParserCountsLeaves(t *testing.T) {
 // What the attack suite counts is shown although its test passed.
 func TestGoParserShowsAttacks(t *testing.T) {
 	r, out := newTestRecorder()
-	newGoParser(r, goModule).parse(strings.NewReader(`{"Action":"output","Package":"p","Test":"T","Output":"attacks: 3 tried, 0 succeeded, 0 daemons harmed\n"}` + "\n" +
-		`{"Action":"output","Package":"p","Test":"U","Output":"isolation: 4 tried, 0 succeeded\n"}` + "\n" +
-		`{"Action":"output","Package":"p","Test":"T","Output":"other\n"}` + "\n" + `{"Action":"pass","Package":"p","Test":"T"}` + "\n"))
-	if got, want := out.String(), "   attacks: 3 tried, 0 succeeded, 0 daemons harmed\n   isolation: 4 tried, 0 succeeded\n"; got != want {
+	newGoParser(r,
+		goModule).parse(strings.NewReader(
+		`{"Action":"output","Package":"p","Test":"T","Output":"attacks: 3 tried, 0 succeeded, 0 daemons harmed\n"}` +
+			"\n" +
+			`{"Action":"output","Package":"p","Test":"U","Output":"isolation: 4 tried, 0 succeeded\n"}` + "\n" +
+			`{"Action":"output","Package":"p","Test":"T","Output":"other\n"}` + "\n" +
+			`{"Action":"pass","Package":"p","Test":"T"}` + "\n"))
+	if got, want := out.String(),
+		"   attacks: 3 tried, 0 succeeded, 0 daemons harmed\n   isolation: 4 tried, 0 succeeded\n"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }
 
 func TestGoParserKeepsGoingAfterOtherText(t *testing.T) {
 	r, out := newTestRecorder()
-	newGoParser(r, goModule).parse(strings.NewReader("go: downloading x\n{\"Action\":\"pass\",\"Package\":\"p\",\"Test\":\"T\"}\n"))
+	newGoParser(r,
+		goModule).parse(strings.NewReader(
+		"go: downloading x\n{\"Action\":\"pass\",\"Package\":\"p\",\"Test\":\"T\"}\n"))
 	if r.count().Passed != 1 || !strings.Contains(out.String(), "go: downloading x") {
 		t.Errorf("got %v and output %q", r.count(), out)
 	}
@@ -102,11 +110,15 @@ test result: FAILED. 2 passed; 1 failed; 1 ignored; 0 measured; 0 filtered out; 
 func TestParseVM(t *testing.T) {
 	const mark = "\x16"
 	sections := map[string]Counts{
-		"@@ rust launcher\ntest a ... ok\ntest b ... FAILED\n@@ end 101\n":                                             {Passed: 1, Failed: 1},
-		"@@ go test/x\n" + mark + "=== RUN   TestA\n" + mark + "--- PASS: TestA (0.00s)\n" + mark + "PASS\n@@ end 0\n": {Passed: 1},
-		"@@ go test/x\npanic: no\n@@ end 2\n":                                                                          {Failed: 1},
-		"@@ rust launcher\ntest a ... ok\n":                                                                            {Passed: 1, Failed: 1}, // it stopped there
-		"@@ go test/x\n" + mark + "=== RUN   TestA\n" + mark + "=== NAME  TestA\n    a.go:1: no\n" + mark + "--- FAIL: TestA (0.00s)\n" + mark + "FAIL\n@@ end 1\n": {Failed: 1},
+		"@@ rust launcher\ntest a ... ok\ntest b ... FAILED\n@@ end " +
+			"101\n": {Passed: 1, Failed: 1},
+		"@@ go test/x\n" + mark + "=== RUN   TestA\n" + mark + "--- PASS: TestA (0.00s)\n" + mark +
+			"PASS\n@@ end 0\n": {Passed: 1},
+		"@@ go test/x\npanic: no\n@@ end " +
+			"2\n": {Failed: 1},
+		"@@ rust launcher\ntest a ... ok\n": {Passed: 1, Failed: 1}, // it stopped there
+		"@@ go test/x\n" + mark + "=== RUN   TestA\n" + mark + "=== NAME  TestA\n    a.go:1: no\n" + mark +
+			"--- FAIL: TestA (0.00s)\n" + mark + "FAIL\n@@ end 1\n": {Failed: 1},
 	}
 	for text, want := range sections {
 		r, _ := newTestRecorder()
@@ -204,7 +216,8 @@ func TestChoose(t *testing.T) {
 
 func TestFuzzTargets(t *testing.T) {
 	dir := t.TempDir()
-	write(t, filepath.Join(dir, "p", "p_test.go"), "package p\nfunc FuzzB(f *testing.F) {}\nfunc FuzzA(f *testing.F) {}\nfunc (x) FuzzNot() {}\n")
+	write(t, filepath.Join(dir, "p", "p_test.go"),
+		"package p\nfunc FuzzB(f *testing.F) {}\nfunc FuzzA(f *testing.F) {}\nfunc (x) FuzzNot() {}\n")
 	write(t, filepath.Join(dir, "p", "testdata", "q_test.go"), "package q\nfunc FuzzHidden(f *testing.F) {}\n")
 	t.Chdir(dir)
 	got, err := fuzzTargets(".")
@@ -216,7 +229,8 @@ func TestFuzzTargets(t *testing.T) {
 	}
 }
 
-// Each test that is to run alone is there: one with a new name would run beside others, and nothing would tell.
+// Each test that is to run alone is there: one with a new name would run beside others, and nothing
+// would tell.
 func TestAloneExist(t *testing.T) {
 	t.Chdir("../..")
 	declared := map[string]bool{}
@@ -246,7 +260,8 @@ func TestAloneExist(t *testing.T) {
 
 func TestSpread(t *testing.T) {
 	got := spread([]fuzzTarget{{"./p", "A"}, {"./p", "B"}, {"./q", "A"}, {"./q", "B"}, {"./q", "C"}, {"./r", "A"}})
-	if want := []fuzzTarget{{"./p", "A"}, {"./q", "A"}, {"./r", "A"}, {"./p", "B"}, {"./q", "B"}, {"./q", "C"}}; !slices.Equal(got, want) {
+	if want := []fuzzTarget{{"./p", "A"}, {"./q", "A"}, {"./r", "A"}, {"./p", "B"}, {"./q", "B"},
+		{"./q", "C"}}; !slices.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}
 }
@@ -256,7 +271,9 @@ func TestAhead(t *testing.T) {
 	begun, over := make(chan struct{}), false
 	parts := []part{
 		{name: "first", bound: time.Minute, run: func(_ context.Context, r *recorder) { <-begun; r.pass("a", 0) }},
-		{name: "second", bound: time.Minute, run: func(_ context.Context, r *recorder) { r.pass("b", 0) }, ahead: func(context.Context) { close(begun); over = true }},
+		{name: "second", bound: time.Minute, run: func(_ context.Context, r *recorder) {
+			r.pass("b", 0)
+		}, ahead: func(context.Context) { close(begun); over = true }},
 	}
 	tally := &Tally{}
 	run(t.Context(), parts, tally)
@@ -265,7 +282,8 @@ func TestAhead(t *testing.T) {
 	}
 }
 
-// A part that is to run beside another does, each counts its own tests, and the part after them waits for both.
+// A part that is to run beside another does, each counts its own tests, and the part after them
+// waits for both.
 func TestBeside(t *testing.T) {
 	first, second := make(chan struct{}), make(chan struct{})
 	var over atomic.Int32
@@ -319,8 +337,8 @@ func TestFuzzShare(t *testing.T) {
 	}
 }
 
-// Goal: whatever a command starts in its group is dead when run returns, whether it ended by itself or by the context. Method: the command leaves a sleeper
-// behind and tells its pid.
+// Goal: whatever a command starts in its group is dead when run returns, whether it ended by itself
+// or by the context. Method: the command leaves a sleeper behind and tells its pid.
 func TestCommandLeavesNothingBehind(t *testing.T) {
 	for _, c := range []struct {
 		name, script string
@@ -373,7 +391,8 @@ func TestCommandTellsAMissingProgram(t *testing.T) {
 
 // A line without end must neither stop the count nor fill memory.
 func TestLineReaderCutsLongLines(t *testing.T) {
-	lines := newLineReader(io.MultiReader(strings.NewReader(strings.Repeat("x", 3*lineMax)), strings.NewReader("\nnext\nlast")))
+	lines := newLineReader(io.MultiReader(strings.NewReader(strings.Repeat("x", 3*lineMax)),
+		strings.NewReader("\nnext\nlast")))
 	for i, want := range []int{lineMax, 4, 4} {
 		line, ok := lines.next()
 		if !ok || len(line) != want {
@@ -387,7 +406,8 @@ func TestLineReaderCutsLongLines(t *testing.T) {
 
 func TestGoFilesLeavesOutTestdata(t *testing.T) {
 	dir := t.TempDir()
-	for _, name := range []string{"a.go", "b/c.go", "testdata/d.go", ".hidden/e.go", "bin/f.go", "launcher/target/g.go", "b/text.txt"} {
+	for _, name := range []string{"a.go", "b/c.go", "testdata/d.go", ".hidden/e.go", "bin/f.go", "launcher/target/g.go",
+		"b/text.txt"} {
 		write(t, filepath.Join(dir, name), "package x\n")
 	}
 	t.Chdir(dir)

@@ -24,8 +24,9 @@ func runVM(ctx context.Context, r *recorder) {
 	}
 }
 
-// parseVM reads what scripts/vm/run prints: the output of a test program between the lines "@@ go NAME" or "@@ rust NAME" and "@@ end CODE", and "@@ done"
-// last, which it reports. Lines outside are for whoever watches.
+// parseVM reads what scripts/vm/run prints: the output of a test program between the lines "@@ go
+// NAME" or "@@ rust NAME" and "@@ end CODE", and "@@ done" last, which it reports. Lines outside
+// are for whoever watches.
 func parseVM(r *recorder, in io.Reader) (done bool) {
 	lines := newLineReader(in)
 	for {
@@ -48,7 +49,8 @@ func parseVM(r *recorder, in io.Reader) (done bool) {
 	}
 }
 
-// parseVMSection reads one test program's output up to its end. A program that failed without a failed test is a failure itself.
+// parseVMSection reads one test program's output up to its end. A program that failed without a
+// failed test is a failure itself.
 func parseVMSection(r *recorder, kind, name string, lines *lineReader) {
 	before := r.count()
 	section, write := io.Pipe()

@@ -7,11 +7,16 @@ import (
 	"slices"
 )
 
-// timed are the packages that decide by time: leases, beats, deadlines, retries, retention. There a moment is compared with another of the same process, both as time.Now gave them: their difference is of the monotonic clock, which nobody
-// sets. A moment that was a number, or that came over a wire, has lost that reading, and what is measured from it jumps when somebody sets the clock.
-var timed = []string{"named", "names", "names/cache", "session", "treekit", "namespace", "sdk", "fence", "kernel", "schedd", "besched", "lcsched", "initd", "machines", "link", "identity", "dialproxy", "readiness", "changeboard", "output"}
+// timed are the packages that decide by time: leases, beats, deadlines, retries, retention. There a
+// moment is compared with another of the same process, both as time.Now gave them: their difference
+// is of the monotonic clock, which nobody sets. A moment that was a number, or that came over a
+// wire, has lost that reading, and what is measured from it jumps when somebody sets the clock.
+var timed = []string{"named", "names", "names/cache", "session", "treekit", "namespace", "sdk", "fence", "kernel",
+	"schedd", "besched", "lcsched", "initd", "machines", "link", "identity", "dialproxy", "readiness", "changeboard",
+	"output"}
 
-// wallClock are the files of these packages that turn moments into numbers or back, and why nothing is decided by these.
+// wallClock are the files of these packages that turn moments into numbers or back, and why nothing
+// is decided by these.
 var wallClock = map[string]string{
 	"named/credentials.go":   "when a credential expires, which is a matter of the hour",
 	"named/lease.go":         "modification times",
@@ -48,7 +53,10 @@ func CheckClock(t *Tree) []Finding {
 			return
 		}
 		report := func(what string, pos token.Pos) {
-			found = append(found, Finding{"clock", f.Name, t.line(pos), what + " loses the monotonic reading of a moment: keep time.Time, or a duration since a start; if it is only shown or stored, say so in internal/tidy/clock.go"})
+			found = append(found, Finding{"clock", f.Name, t.line(pos),
+				what +
+					" loses the monotonic reading of a moment: keep time.Time, or a duration since a start; if it is " +
+					"only shown or stored, say so in internal/tidy/clock.go"})
 		}
 		calls(f.AST, "time", func(name string, pos token.Pos) {
 			if slices.Contains([]string{"Unix", "UnixMilli", "UnixMicro", "Date", "Parse"}, name) {

@@ -14,7 +14,8 @@ const (
 	functionMax = 100
 )
 
-// programs are the directories whose programs may exit and keep state: commands, the test runner, examples, and programs that tests run.
+// programs are the directories whose programs may exit and keep state: commands, the test runner,
+// examples, and programs that tests run.
 var programs = []string{"cmd", "internal/testrun", "examples", "test"}
 
 // CheckExits finds code outside programs that ends the process.
@@ -25,7 +26,10 @@ func CheckExits(t *Tree) []Finding {
 			return
 		}
 		report := func(what string, pos token.Pos) {
-			found = append(found, Finding{"exit", f.Name, t.line(pos), what + " outside cmd/: a library that exits takes every other user of the process with it; return an error"})
+			found = append(found, Finding{"exit", f.Name, t.line(pos),
+				what +
+					" outside cmd/: a library that exits takes every other user of the process with it; return an " +
+					"error"})
 		}
 		calls(f.AST, "os", func(name string, pos token.Pos) {
 			if name == "Exit" {
@@ -46,7 +50,8 @@ func CheckExits(t *Tree) []Finding {
 	return found
 }
 
-// CheckSleeps finds tests that sleep. The wall clock may be waited for only with a condition and a deadline.
+// CheckSleeps finds tests that sleep. The wall clock may be waited for only with a condition and a
+// deadline.
 func CheckSleeps(t *Tree) []Finding {
 	var found []Finding
 	t.eachFile(func(_ *Package, f *File) {
@@ -56,7 +61,8 @@ func CheckSleeps(t *Tree) []Finding {
 		calls(f.AST, "time", func(name string, pos token.Pos) {
 			if name == "Sleep" && !inSynctest(f.AST, pos) {
 				found = append(found, Finding{"sleep", f.Name, t.line(pos),
-					"time.Sleep in a test is slow where it is not wrong: use a testing/synctest bubble, or wait for the event itself"})
+					"time.Sleep in a test is slow where it is not wrong: use a testing/synctest bubble, or wait for " +
+						"the event itself"})
 			}
 		})
 	})
@@ -81,7 +87,8 @@ func inSynctest(f *ast.File, pos token.Pos) bool {
 	return in
 }
 
-// hostPaths are the files of cmd/sigma that change what is at a path of the host, and why nobody else can have put it there.
+// hostPaths are the files of cmd/sigma that change what is at a path of the host, and why nobody
+// else can have put it there.
 var hostPaths = map[string]string{
 	"cmd/sigma/data.go":        "DATA and its log, in a directory of this user's",
 	"cmd/sigma/join.go":        "directories of DATA, removed without following links",
@@ -93,7 +100,8 @@ var hostPaths = map[string]string{
 // CheckHost finds where cmd/sigma, which is run as root, changes or walks the host's files by path.
 func CheckHost(t *Tree) []Finding {
 	byPath := map[string][]string{
-		"os":            {"Create", "CreateTemp", "WriteFile", "Rename", "Chmod", "Chown", "Lchown", "Chtimes", "Truncate", "Link", "Symlink", "CopyFS", "RemoveAll"},
+		"os": {"Create", "CreateTemp", "WriteFile", "Rename", "Chmod", "Chown", "Lchown", "Chtimes",
+			"Truncate", "Link", "Symlink", "CopyFS", "RemoveAll"},
 		"path/filepath": {"Walk", "WalkDir"},
 	}
 	var found []Finding
@@ -104,7 +112,9 @@ func CheckHost(t *Tree) []Finding {
 		for pkg, names := range byPath {
 			calls(f.AST, pkg, func(name string, pos token.Pos) {
 				if slices.Contains(names, name) {
-					found = append(found, Finding{"host", f.Name, t.line(pos), name + " goes by a path that another user of the host may change meanwhile: use package hostdir"})
+					found = append(found, Finding{"host", f.Name, t.line(pos),
+						name +
+							" goes by a path that another user of the host may change meanwhile: use package hostdir"})
 				}
 			})
 		}
@@ -112,7 +122,8 @@ func CheckHost(t *Tree) []Finding {
 	return found
 }
 
-// CheckPassing finds code outside inflight that sends file descriptors, and so descriptors that nobody counts.
+// CheckPassing finds code outside inflight that sends file descriptors, and so descriptors that
+// nobody counts.
 func CheckPassing(t *Tree) []Finding {
 	var found []Finding
 	t.eachFile(func(p *Package, f *File) {
@@ -122,7 +133,10 @@ func CheckPassing(t *Tree) []Finding {
 		for _, pkg := range []string{"syscall", "golang.org/x/sys/unix", Module + "/nowait"} {
 			calls(f.AST, pkg, func(name string, pos token.Pos) {
 				if name == "UnixRights" || name == "Sendmsg" {
-					found = append(found, Finding{"passing", f.Name, t.line(pos), name + " outside inflight: descriptors that are sent uncounted can fill the kernel's limit, and stop every realm; use an inflight.Parcel"})
+					found = append(found, Finding{"passing", f.Name, t.line(pos),
+						name +
+							" outside inflight: descriptors that are sent uncounted can fill the kernel's limit, and " +
+							"stop every realm; use an inflight.Parcel"})
 				}
 			})
 		}
@@ -135,7 +149,9 @@ func CheckSizes(t *Tree) []Finding {
 	var found []Finding
 	for _, name := range t.names(".go", ".rs") {
 		if n := len(t.Texts[name]) - 1; n > fileMax && !generated(t.Texts[name]) {
-			found = append(found, Finding{"size", name, 0, fmt.Sprintf("%d lines, %d are allowed: there is more than one subject in it; split it by subject", n, fileMax)})
+			found = append(found, Finding{"size", name, 0,
+				fmt.Sprintf("%d lines, %d are allowed: there is more than one subject in it; split it by subject", n,
+					fileMax)})
 		}
 	}
 	t.eachFile(func(_ *Package, f *File) {
@@ -148,7 +164,9 @@ func CheckSizes(t *Tree) []Finding {
 				continue
 			}
 			if n := t.line(fn.End()) - t.line(fn.Pos()) + 1; n > functionMax {
-				found = append(found, Finding{"size", f.Name, t.line(fn.Pos()), fmt.Sprintf("%s has %d lines, %d are allowed: name its steps and make them functions", fn.Name.Name, n, functionMax)})
+				found = append(found, Finding{"size", f.Name, t.line(fn.Pos()),
+					fmt.Sprintf("%s has %d lines, %d are allowed: name its steps and make them functions", fn.Name.Name,
+						n, functionMax)})
 			}
 		}
 	})

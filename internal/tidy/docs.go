@@ -18,7 +18,8 @@ var (
 	sigmaCall  = regexp.MustCompile(`(?:^|[\s;&|(])(?:bin/)?sigma ([a-z][a-z-]*)`)
 )
 
-// CheckLinks finds relative links of Markdown files that lead nowhere. Anchors and other hosts are not looked at.
+// CheckLinks finds relative links of Markdown files that lead nowhere. Anchors and other hosts are
+// not looked at.
 func CheckLinks(t *Tree) []Finding {
 	var found []Finding
 	for _, name := range t.names(".md") {
@@ -31,8 +32,12 @@ func CheckLinks(t *Tree) []Finding {
 				if target == "" || strings.Contains(target, ":") {
 					continue
 				}
-				if _, err := fs.Stat(t.FS, path.Clean(path.Join(path.Dir(name), target))); err != nil || path.IsAbs(target) {
-					found = append(found, Finding{"link", name, i + 1, "the link to " + m[1] + " leads nowhere: links are relative to their file and stay in the repository"})
+				if _, err := fs.Stat(t.FS, path.Clean(path.Join(path.Dir(name), target))); err != nil ||
+					path.IsAbs(target) {
+					found = append(found,
+						Finding{"link", name, i + 1,
+							"the link to " + m[1] +
+								" leads nowhere: links are relative to their file and stay in the repository"})
 				}
 			}
 		}
@@ -78,8 +83,9 @@ func shellCommands(name string, lines []string) []command {
 	return found
 }
 
-// CheckCommands finds commands in fenced sh blocks of Markdown files that do not exist: make targets, and nouns of sigma. A noun exists if the source of cmd/sigma
-// has it as a string; before there is a cmd/sigma nothing is asked.
+// CheckCommands finds commands in fenced sh blocks of Markdown files that do not exist: make
+// targets, and nouns of sigma. A noun exists if the source of cmd/sigma has it as a string; before
+// there is a cmd/sigma nothing is asked.
 func CheckCommands(t *Tree) []Finding {
 	targets, nouns := makeTargets(t.Texts["Makefile"]), stringsOf(t, "cmd/sigma")
 	var found []Finding

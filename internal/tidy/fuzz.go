@@ -9,12 +9,14 @@ import (
 )
 
 // hostile are the packages that read bytes somebody else wrote.
-var hostile = []string{"sigma", "sigmap", "session", "treekit", "fence", "namespace", "named", "s3", "ux", "launch", "schedd", "dialproxy", "binfs", "besched", "lcsched", "kernel", "identity", "machines", "link", "call", "apps"}
+var hostile = []string{"sigma", "sigmap", "session", "treekit", "fence", "namespace", "named", "s3", "ux", "launch",
+	"schedd", "dialproxy", "binfs", "besched", "lcsched", "kernel", "identity", "machines", "link", "call", "apps"}
 
 var decoderName = regexp.MustCompile(`^(Decode|Parse|Unmarshal)`)
 
-// CheckFuzz finds exported functions Decode*, Parse* and Unmarshal* of hostile packages that take bytes or text and that no test file with a fuzz target mentions.
-// Whether the target really reaches it is for a reviewer to see.
+// CheckFuzz finds exported functions Decode*, Parse* and Unmarshal* of hostile packages that take
+// bytes or text and that no test file with a fuzz target mentions. Whether the target really
+// reaches it is for a reviewer to see.
 func CheckFuzz(t *Tree) []Finding {
 	var found []Finding
 	for _, p := range t.Packages {
@@ -36,7 +38,10 @@ func CheckFuzz(t *Tree) []Finding {
 			for _, d := range f.AST.Decls {
 				fn, ok := d.(*ast.FuncDecl)
 				if ok && !f.Test && decoderName.MatchString(fn.Name.Name) && takesText(fn) && !mentioned[fn.Name.Name] {
-					found = append(found, Finding{"fuzz", f.Name, t.line(fn.Pos()), fmt.Sprintf("%s reads what others wrote and no fuzz target of the package mentions it: write one, with a corpus", fn.Name.Name)})
+					found = append(found, Finding{"fuzz", f.Name, t.line(fn.Pos()),
+						fmt.Sprintf(
+							"%s reads what others wrote and no fuzz target of the package mentions it: write one, "+
+								"with a corpus", fn.Name.Name)})
 				}
 			}
 		}

@@ -16,19 +16,24 @@ type Layer struct {
 	Why string
 }
 
-// Layers is the layer table, lowest first. A package imports packages of lower layers only; tests may import any that are not commands. ARCHITECTURE.md shows the same table.
+// Layers is the layer table, lowest first. A package imports packages of lower layers only; tests
+// may import any that are not commands. ARCHITECTURE.md shows the same table.
 var Layers = []Layer{
 	{Name: "vocabulary", Dirs: []string{"sigma"},
 		Why: "everybody depends on the words, so they depend on nobody"},
 	{Name: "codec", Dirs: []string{"sigmap"},
 		Why: "the wire format is bytes in, messages out; it knows no connection"},
-	{Name: "kits", Dirs: []string{"session", "treekit", "namespace", "nowait", "inflight", "changeboard", "fence", "hostdir", "dirtree", "view", "ring", "bulk", "diskspace", "atomicfile"}, Sideways: true,
+	{Name: "kits", Dirs: []string{"session", "treekit", "namespace", "nowait", "inflight", "changeboard", "fence",
+		"hostdir", "dirtree", "view", "ring", "bulk", "diskspace", "atomicfile"}, Sideways: true,
 		Why: "what clients, servers and trees are made of knows the protocol and not what is served"},
 	{Name: "trees", Dirs: []string{"memfs", "ux", "s3", "db", "named", "treetest"},
-		Why: "a tree serves its own state; trees meet only in a name space, so that each can run, fail and be tested alone"},
+		Why: "a tree serves its own state; trees meet only in a name space, so that each can run, fail and be tested " +
+			"alone"},
 	{Name: "sdk", Dirs: []string{"sdk", "call"},
 		Why: "what is linked into every proc must start in microseconds"},
-	{Name: "kernel", Dirs: []string{"launch", "output", "schedd", "dialproxy", "binfs", "decision", "besched", "lcsched", "initd", "sim", "readiness", "kernel", "identity", "machines", "link", "names", "state", "hostsetup"}, Sideways: true,
+	{Name: "kernel", Dirs: []string{"launch", "output", "schedd", "dialproxy", "binfs", "decision", "besched",
+		"lcsched", "initd", "sim", "readiness", "kernel", "identity", "machines", "link", "names", "state",
+		"hostsetup"}, Sideways: true,
 		Why: "the kernel starts and connects procs; nothing that a proc links may need it"},
 	{Name: "apps", Dirs: []string{"apps", "mount", "files"},
 		Why: "an app uses what any tenant may use: the SDK and the vocabulary"},
@@ -46,13 +51,16 @@ func layerOf(dir string) int {
 	return -1
 }
 
-// CheckLayers finds imports that do not go down, imports of commands, and packages that have no layer.
+// CheckLayers finds imports that do not go down, imports of commands, and packages that have no
+// layer.
 func CheckLayers(t *Tree) []Finding {
 	var found []Finding
 	for _, p := range t.Packages {
 		own := layerOf(p.Dir)
 		if own < 0 {
-			found = append(found, Finding{"layers", p.Dir, 0, "this package has no layer: decide which one, and add it to Layers in internal/tidy/layers.go and to ARCHITECTURE.md"})
+			found = append(found, Finding{"layers", p.Dir, 0,
+				"this package has no layer: decide which one, and add it to Layers in internal/tidy/layers.go and to " +
+					"ARCHITECTURE.md"})
 			continue
 		}
 		for _, f := range p.Files {
@@ -90,11 +98,14 @@ func importProblem(from, to string, test bool) string {
 	case unit(from) == unit(to):
 		return ""
 	case within(to, "cmd"):
-		return fmt.Sprintf("imports %s: commands are imported by nobody, so that flags and exits stay theirs; move what you need into a package below", to)
+		return fmt.Sprintf(
+			"imports %s: commands are imported by nobody, so that flags and exits stay theirs; move what you need "+
+				"into a package below", to)
 	case test || other < own || other == own && Layers[own].Sideways:
 		return ""
 	}
 	return fmt.Sprintf("%s (layer %d, %s) imports %s (layer %d, %s), but imports go down only. Of %s: %s. Of %s: %s. "+
 		"Take an interface of sigma/ (or declare a small one here) and inject the implementation in cmd/.",
-		from, own, Layers[own].Name, to, other, Layers[other].Name, Layers[own].Name, Layers[own].Why, Layers[other].Name, Layers[other].Why)
+		from, own, Layers[own].Name, to, other, Layers[other].Name, Layers[own].Name, Layers[own].Why,
+		Layers[other].Name, Layers[other].Why)
 }

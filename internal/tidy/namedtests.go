@@ -12,8 +12,10 @@ var (
 	rustTest  = regexp.MustCompile("^`([a-z0-9]+(?:_[a-z0-9]+){2,})`$")
 )
 
-// CheckNamedTests finds tests that a Markdown file names and that do not exist: a promise that nothing enforces. `TestX` has to be a function of a test file, and of the directory that stands before it in the line, if one does
-// ("named `TestX`, `TestY`; test/machine `TestZ`"); a name with underscores after launcher/tests one of the launcher's.
+// CheckNamedTests finds tests that a Markdown file names and that do not exist: a promise that
+// nothing enforces. `TestX` has to be a function of a test file, and of the directory that stands
+// before it in the line, if one does ("named `TestX`, `TestY`; test/machine `TestZ`"); a name with
+// underscores after launcher/tests one of the launcher's.
 func CheckNamedTests(t *Tree) []Finding {
 	dirs, anywhere := map[string]map[string]bool{}, map[string]bool{}
 	t.eachFile(func(p *Package, f *File) {
@@ -37,10 +39,13 @@ func CheckNamedTests(t *Tree) []Finding {
 				case word[0] != '`' && word != "and":
 					dir = ""
 				case m != nil && (dirs[dir] != nil && !dirs[dir][m[1]] || !anywhere[m[1]]):
-					found = append(found, Finding{"named-test", name, i + 1, "there is no " + strings.TrimSpace(dir+" "+m[1]) + ": name the test that shows it, or write it"})
+					found = append(found, Finding{"named-test", name, i + 1,
+						"there is no " + strings.TrimSpace(dir+" "+m[1]) +
+							": name the test that shows it, or write it"})
 				case dir == "launcher/tests":
 					if m := rustTest.FindStringSubmatch(word); m != nil && !t.hasRust(m[1]) {
-						found = append(found, Finding{"named-test", name, i + 1, "the launcher has no test " + m[1] + ": name the one that shows it, or write it"})
+						found = append(found, Finding{"named-test", name, i + 1,
+							"the launcher has no test " + m[1] + ": name the one that shows it, or write it"})
 					}
 				}
 			}

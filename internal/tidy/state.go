@@ -8,11 +8,12 @@ import (
 	"strings"
 )
 
-// CheckState finds what makes two users of a package in one process see each other: init functions, imports for their side effects and package variables that
-// change.
+// CheckState finds what makes two users of a package in one process see each other: init functions,
+// imports for their side effects and package variables that change.
 //
-// A package variable counts as constant if no function of the package assigns it, an element or a field of it, or takes its address, and its type is not one
-// that changes through methods (locks, atomics, sync.Map, channels, maps made empty). Changes through an alias escape this.
+// A package variable counts as constant if no function of the package assigns it, an element or a
+// field of it, or takes its address, and its type is not one that changes through methods (locks,
+// atomics, sync.Map, channels, maps made empty). Changes through an alias escape this.
 func CheckState(t *Tree) []Finding {
 	var found []Finding
 	for _, p := range t.Packages {
@@ -36,19 +37,23 @@ func CheckState(t *Tree) []Finding {
 
 const stateWhy = "package variables that change make two users in one process see each other and tests depend on their order; put it into a struct that New returns"
 
-// declaredState collects the package's variables into vars and finds init functions, side-effect imports and variables of changing types.
+// declaredState collects the package's variables into vars and finds init functions, side-effect
+// imports and variables of changing types.
 func declaredState(t *Tree, f *File, vars map[string]bool) []Finding {
 	var found []Finding
 	for _, im := range f.AST.Imports {
 		if im.Name != nil && im.Name.Name == "_" && im.Path.Value != `"embed"` {
-			found = append(found, Finding{"state", f.Name, t.line(im.Pos()), "import of " + im.Path.Value + " for its side effects outside cmd/: register explicitly"})
+			found = append(found, Finding{"state", f.Name, t.line(im.Pos()),
+				"import of " + im.Path.Value + " for its side effects outside cmd/: register explicitly"})
 		}
 	}
 	for _, d := range f.AST.Decls {
 		switch d := d.(type) {
 		case *ast.FuncDecl:
 			if !ast.IsGenerated(f.AST) && d.Recv == nil && d.Name.Name == "init" {
-				found = append(found, Finding{"state", f.Name, t.line(d.Pos()), "init function outside cmd/: it costs every program that links the package and cannot fail; do it in New or make it a literal"})
+				found = append(found, Finding{"state", f.Name, t.line(d.Pos()),
+					"init function outside cmd/: it costs every program that links the package and cannot fail; do " +
+						"it in New or make it a literal"})
 			}
 		case *ast.GenDecl:
 			if d.Tok != token.VAR {
@@ -59,7 +64,8 @@ func declaredState(t *Tree, f *File, vars map[string]bool) []Finding {
 				for i, name := range spec.Names {
 					vars[name.Name] = true
 					if name.Name != "_" && changingType(spec, i) {
-						found = append(found, Finding{"state", f.Name, t.line(name.Pos()), fmt.Sprintf("%s is made to be changed: %s", name.Name, stateWhy)})
+						found = append(found, Finding{"state", f.Name, t.line(name.Pos()),
+							fmt.Sprintf("%s is made to be changed: %s", name.Name, stateWhy)})
 					}
 				}
 			}
@@ -72,7 +78,8 @@ func declaredState(t *Tree, f *File, vars map[string]bool) []Finding {
 // harmless are types of sync whose change nobody can see.
 var harmless = []string{"Pool", "OnceFunc", "OnceValue", "OnceValues"}
 
-// changingType reports whether the i-th variable of a declaration is of a type that changes through methods.
+// changingType reports whether the i-th variable of a declaration is of a type that changes through
+// methods.
 func changingType(spec *ast.ValueSpec, i int) bool {
 	if changing(spec.Type) {
 		return true
@@ -118,7 +125,8 @@ func changedState(t *Tree, f *File, vars map[string]bool) []Finding {
 	var found []Finding
 	check := func(e ast.Expr, how string) {
 		if id := rootIdent(e); id != nil && vars[id.Name] && packageLevel(f.AST, id) {
-			found = append(found, Finding{"state", f.Name, t.line(e.Pos()), fmt.Sprintf("package variable %s is %s: %s", id.Name, how, stateWhy)})
+			found = append(found, Finding{"state", f.Name, t.line(e.Pos()), fmt.Sprintf("package variable %s is %s: %s",
+				id.Name, how, stateWhy)})
 		}
 	}
 	for _, d := range f.AST.Decls {
@@ -146,7 +154,8 @@ func changedState(t *Tree, f *File, vars map[string]bool) []Finding {
 					check(n.X, "handed out by address")
 				}
 			case *ast.CallExpr:
-				if fn, ok := n.Fun.(*ast.Ident); ok && len(n.Args) > 0 && (fn.Name == "delete" || fn.Name == "clear" || fn.Name == "copy") {
+				if fn, ok := n.Fun.(*ast.Ident); ok && len(n.Args) > 0 && (fn.Name == "delete" || fn.Name == "clear" ||
+					fn.Name == "copy") {
 					check(n.Args[0], "changed")
 				}
 			}
@@ -176,15 +185,17 @@ func rootIdent(e ast.Expr) *ast.Ident {
 	}
 }
 
-// packageLevel reports whether id stands for a package variable and not for a local one or an imported package of the same name. The parser resolves names
-// within one file: what it resolved to something else than this file's package scope is local.
+// packageLevel reports whether id stands for a package variable and not for a local one or an
+// imported package of the same name. The parser resolves names within one file: what it resolved to
+// something else than this file's package scope is local.
 func packageLevel(f *ast.File, id *ast.Ident) bool {
 	if id.Obj != nil {
 		return f.Scope.Lookup(id.Name) == id.Obj
 	}
 	for _, im := range f.Imports {
 		p := strings.Trim(im.Path.Value, `"`)
-		if im.Name != nil && im.Name.Name == id.Name || im.Name == nil && p[strings.LastIndexByte(p, '/')+1:] == id.Name {
+		if im.Name != nil && im.Name.Name == id.Name || im.Name == nil &&
+			p[strings.LastIndexByte(p, '/')+1:] == id.Name {
 			return false
 		}
 	}

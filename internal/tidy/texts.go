@@ -14,7 +14,8 @@ var (
 )
 
 // commentMarks tells how a comment begins in files whose tasks we look for.
-var commentMarks = map[string]string{".go": "//", ".rs": "//", ".sh": "#", ".toml": "#", ".yml": "#", ".py": "#", ".c": "//", ".h": "//"}
+var commentMarks = map[string]string{".go": "//", ".rs": "//", ".sh": "#", ".toml": "#", ".yml": "#", ".py": "#",
+	".c": "//", ".h": "//"}
 
 // commentMark gives the mark for a file; scripts without a suffix are known by their first line.
 func commentMark(name string, lines []string) string {
@@ -27,7 +28,8 @@ func commentMark(name string, lines []string) string {
 	return ""
 }
 
-// CheckTasks finds open tasks in comments that name no issue. A mark inside a string that looks like a comment is mistaken for one.
+// CheckTasks finds open tasks in comments that name no issue. A mark inside a string that looks
+// like a comment is mistaken for one.
 func CheckTasks(t *Tree) []Finding {
 	var found []Finding
 	for _, name := range t.names("") {
@@ -37,8 +39,10 @@ func CheckTasks(t *Tree) []Finding {
 		}
 		for i, line := range t.Texts[name] {
 			_, comment, ok := strings.Cut(line, mark)
-			if m := openTask.FindStringSubmatch(comment); ok && m != nil && (m[1] != "TODO" || !goodTask.MatchString(m[2])) {
-				found = append(found, Finding{"task", name, i + 1, m[1] + " without an issue is forgotten: write TODO(#issue): what and when, or do it now"})
+			if m := openTask.FindStringSubmatch(comment); ok && m != nil &&
+				(m[1] != "TODO" || !goodTask.MatchString(m[2])) {
+				found = append(found, Finding{"task", name, i + 1,
+					m[1] + " without an issue is forgotten: write TODO(#issue): what and when, or do it now"})
 			}
 		}
 	}
@@ -48,7 +52,8 @@ func CheckTasks(t *Tree) []Finding {
 // homePath is somebody's home directory with something in it.
 var homePath = regexp.MustCompile(`(?:^|[^\w.~/-])(/(?:home|Users)/[a-z][\w.-]*/|/root/\.?[\w-]+)`)
 
-// CheckPaths finds paths and hosts of the machine something was written on: homes, and the given private strings (where this clone lies, a private mirror).
+// CheckPaths finds paths and hosts of the machine something was written on: homes, and the given
+// private strings (where this clone lies, a private mirror).
 func CheckPaths(t *Tree, private []string) []Finding {
 	var found []Finding
 	for _, name := range t.names("") {
@@ -66,7 +71,10 @@ func CheckPaths(t *Tree, private []string) []Finding {
 				}
 			}
 			if hit != "" {
-				found = append(found, Finding{"machine-path", name, i + 1, "\"" + hit + "\" exists on one machine only: use a relative path, a variable or an invented example such as /srv/data"})
+				found = append(found, Finding{"machine-path", name, i + 1,
+					"\"" + hit +
+						"\" exists on one machine only: use a relative path, a variable or an invented example such " +
+						"as /srv/data"})
 			}
 		}
 	}
@@ -74,7 +82,8 @@ func CheckPaths(t *Tree, private []string) []Finding {
 }
 
 // wellKnownDirs may hold clones and be named in our files all the same.
-var wellKnownDirs = []string{"/", "/tmp", "/var", "/opt", "/usr", "/srv", "/src", "/app", "/data", "/home", "/root", "/mnt", "/build", "/repo", "/workspace", "/go"}
+var wellKnownDirs = []string{"/", "/tmp", "/var", "/opt", "/usr", "/srv", "/src", "/app", "/data", "/home", "/root",
+	"/mnt", "/build", "/repo", "/workspace", "/go"}
 
 // PrivateStrings tells what must not be in the files of a clone at root with that GOPROXY.
 func PrivateStrings(root, goproxy string) []string {
@@ -103,10 +112,12 @@ func PrivateStrings(root, goproxy string) []string {
 	return private
 }
 
-// unsafeReach is how many lines of code may stand between a SAFETY comment and the unsafe it is about (a statement that begins before it).
+// unsafeReach is how many lines of code may stand between a SAFETY comment and the unsafe it is
+// about (a statement that begins before it).
 const unsafeReach = 3
 
-// CheckUnsafe finds Rust's unsafe without a SAFETY comment (or a "# Safety" section) directly above.
+// CheckUnsafe finds Rust's unsafe without a SAFETY comment (or a "# Safety" section) directly
+// above.
 func CheckUnsafe(t *Tree) []Finding {
 	var found []Finding
 	for _, name := range t.names(".rs") {
@@ -118,14 +129,17 @@ func CheckUnsafe(t *Tree) []Finding {
 				continue
 			}
 			if !explained(lines[:i]) {
-				found = append(found, Finding{"unsafe", name, i + 1, "unsafe without a // SAFETY: comment above it: say which rule the compiler cannot check, why it holds, and why no safe form will do"})
+				found = append(found, Finding{"unsafe", name, i + 1,
+					"unsafe without a // SAFETY: comment above it: say which rule the compiler cannot check, why it " +
+						"holds, and why no safe form will do"})
 			}
 		}
 	}
 	return found
 }
 
-// explained reports whether lines end in a SAFETY comment, with at most unsafeReach lines of code after it.
+// explained reports whether lines end in a SAFETY comment, with at most unsafeReach lines of code
+// after it.
 func explained(lines []string) bool {
 	for code := 0; len(lines) > 0; lines = lines[:len(lines)-1] {
 		line := strings.TrimSpace(lines[len(lines)-1])

@@ -30,6 +30,7 @@ var rules = []struct {
 	{"passing", CheckPassing},
 	{"clock", CheckClock},
 	{"size", CheckSizes},
+	{"width", CheckWidth},
 	{"package-size", CheckPackageSizes},
 	{"task", CheckTasks},
 	{"machine-path", func(t *Tree) []Finding { return CheckPaths(t, nil) }},
@@ -76,7 +77,9 @@ func TestRepository(t *testing.T) {
 		report(t, CheckPaths(tree, PrivateStrings(dir, strings.TrimSpace(string(proxy)))))
 	})
 	t.Run("weight", func(t *testing.T) {
-		found, err := CheckWeight(tree, Weights, func(dir string) ([]listed, error) { return GoList(t.Context(), root, dir) })
+		found, err := CheckWeight(tree, Weights, func(dir string) ([]listed, error) {
+			return GoList(t.Context(), root, dir)
+		})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -99,8 +102,9 @@ func TestCount(t *testing.T) {
 	}
 }
 
-// Goal: every rule can fail, and says so at the right line. Method: each file of testdata/bad is a small tree, "-- name --" before each file, with
-// a file "want" of the findings, one "file:line: rule: words" a line in any order; the words are a part of the message.
+// Goal: every rule can fail, and says so at the right line. Method: each file of testdata/bad is a
+// small tree, "-- name --" before each file, with a file "want" of the findings, one "file:line:
+// rule: words" a line in any order; the words are a part of the message.
 func TestBadExamples(t *testing.T) {
 	seen := map[string]bool{}
 	examples, err := filepath.Glob("testdata/bad/*.txt")
@@ -183,7 +187,9 @@ func TestCheckWeight(t *testing.T) {
 {"ImportPath":"google.golang.org/protobuf/proto"}
 {"ImportPath":"sigmaos.dev/sdk","Imports":["example.org/heavy","sigmaos.dev/sigma"]}
 `
-	found, err := CheckWeight(tree, Weights, func(string) ([]listed, error) { return parseList(strings.NewReader(out)) })
+	found, err := CheckWeight(tree, Weights, func(string) ([]listed, error) {
+		return parseList(strings.NewReader(out))
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -202,7 +208,8 @@ func TestPrivateStrings(t *testing.T) {
 	}{
 		{"/tmp/x1", "https://proxy.golang.org,direct", "/tmp/x1/"},
 		{"/src", "direct", ""},
-		{"/builder/clone", "https://mirror.example/go|https://proxy.golang.org", "/builder/clone/ /builder/ mirror.example"},
+		{"/builder/clone", "https://mirror.example/go|https://proxy.golang.org",
+			"/builder/clone/ /builder/ mirror.example"},
 		{"/srv/a/b", "off", "/srv/a/b/"},
 	} {
 		if got := strings.Join(PrivateStrings(c.root, c.proxy), " "); got != c.want {
@@ -263,7 +270,8 @@ func TestLayersHaveNoDirTwice(t *testing.T) {
 // layerRow is a row of the layer table of ARCHITECTURE.md: number, name, packages.
 var layerRow = regexp.MustCompile("^\\| ([0-9]+) \\| ([a-z]+) \\| ([^|]*) \\|")
 
-// Goal: ARCHITECTURE.md shows the table of layers.go. Method: the directories that a row names are those of the layer, or right below one of them.
+// Goal: ARCHITECTURE.md shows the table of layers.go. Method: the directories that a row names are
+// those of the layer, or right below one of them.
 func TestArchitectureShowsLayers(t *testing.T) {
 	tree := load(t, os.DirFS(root))
 	shown := map[string][]string{}

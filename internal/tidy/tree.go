@@ -141,7 +141,8 @@ func within(dir string, roots ...string) bool {
 	return slices.ContainsFunc(roots, func(r string) bool { return dir == r || strings.HasPrefix(dir, r+"/") })
 }
 
-// importName gives the name a file uses for an import path, or "" if it does not import it. The last component stands for the package's name.
+// importName gives the name a file uses for an import path, or "" if it does not import it. The
+// last component stands for the package's name.
 func importName(f *ast.File, importPath string) string {
 	for _, im := range f.Imports {
 		if strings.Trim(im.Path.Value, `"`) != importPath {
@@ -155,7 +156,8 @@ func importName(f *ast.File, importPath string) string {
 	return ""
 }
 
-// calls calls f for every call of a function of an imported package, as in time.Sleep: the selector's name and position.
+// calls calls f for every call of a function of an imported package, as in time.Sleep: the
+// selector's name and position.
 func calls(f *ast.File, importPath string, found func(name string, pos token.Pos)) {
 	pkg := importName(f, importPath)
 	if pkg == "" {

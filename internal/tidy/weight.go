@@ -14,7 +14,8 @@ import (
 // Weight is a rule on what a package may depend on, directly or not.
 type Weight struct {
 	Dirs []string
-	// Outside are the prefixes of packages outside the standard library and this module that are allowed.
+	// Outside are the prefixes of packages outside the standard library and this module that are
+	// allowed.
 	Outside []string
 	// Banned are packages, with those below them, that are not allowed even so.
 	Banned []string
@@ -24,15 +25,18 @@ type Weight struct {
 // Weights is the table of such rules.
 var Weights = []Weight{
 	{
-		Dirs:    []string{"sigma", "sigmap", "session", "treekit", "namespace", "nowait", "inflight", "fence", "memfs", "ring", "sdk", "call"},
+		Dirs: []string{"sigma", "sigmap", "session", "treekit", "namespace", "nowait", "inflight", "fence", "memfs",
+			"ring", "sdk", "call"},
 		Outside: []string{"golang.org/x/sys"},
 		Why:     "every proc links it: what it drags in is paid at each start and trusted everywhere",
 	},
 	{
 		Dirs: []string{"sdk", "call"},
-		Banned: []string{"net/http", "net/rpc", "crypto/tls", "encoding/json", "encoding/gob", "encoding/xml", "text/template", "html/template",
+		Banned: []string{"net/http", "net/rpc", "crypto/tls", "encoding/json", "encoding/gob", "encoding/xml",
+			"text/template", "html/template",
 			"google.golang.org/grpc", "google.golang.org/protobuf"},
-		Why: "a proc that uses the SDK must start within 0.5 ms of an empty Go program; this has tables or init functions that cost more",
+		Why: "a proc that uses the SDK must start within 0.5 ms of an empty Go program; this has tables or init " +
+			"functions that cost more",
 	},
 }
 
@@ -43,7 +47,8 @@ type listed struct {
 	Imports    []string
 }
 
-// CheckWeight applies the rules to packages of the tree, asking list for the dependencies of one directory.
+// CheckWeight applies the rules to packages of the tree, asking list for the dependencies of one
+// directory.
 func CheckWeight(t *Tree, rules []Weight, list func(dir string) ([]listed, error)) ([]Finding, error) {
 	var found []Finding
 	for _, w := range rules {
@@ -57,7 +62,9 @@ func CheckWeight(t *Tree, rules []Weight, list func(dir string) ([]listed, error
 			}
 			for _, d := range deps {
 				if w.forbids(d) {
-					found = append(found, Finding{"weight", dir, 0, strings.Join(chain(deps, Module+"/"+dir, d.ImportPath), " imports ") + ": " + w.Why})
+					found = append(found,
+						Finding{"weight", dir, 0, strings.Join(chain(deps, Module+"/"+dir, d.ImportPath),
+							" imports ") + ": " + w.Why})
 				}
 			}
 		}

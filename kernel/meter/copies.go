@@ -19,9 +19,12 @@ import (
 	"sigmaos.dev/state"
 )
 
-// Copies are what a control machine was told of other machines' ledgers, so that what realms have used of a machine is known when it is lost. Each machine tells all control machines, every copyEvery, which hours have changed, as they are now: told twice they
-// count once. A machine goes on from what the control machine holds, which says so with each answer. A ledger has a number, so that one that a machine begins after it lost its disk is another one; a machine speaks of its own alone, whatever number it says. It is
-// kept in a file, as the ledger is.
+// Copies are what a control machine was told of other machines' ledgers, so that what realms have
+// used of a machine is known when it is lost. Each machine tells all control machines, every
+// copyEvery, which hours have changed, as they are now: told twice they count once. A machine goes
+// on from what the control machine holds, which says so with each answer. A ledger has a number, so
+// that one that a machine begins after it lost its disk is another one; a machine speaks of its own
+// alone, whatever number it says. It is kept in a file, as the ledger is.
 type Copies struct {
 	path string
 
@@ -51,23 +54,28 @@ type ledgerCopy struct {
 
 // copiedRealm is a realm's part of it.
 type copiedRealm struct {
-	Made  Made                        `json:"made,omitempty"`
-	Sum   *state.RealmUsage           `json:"sum,omitempty"` // of the hours until Until, which are not kept singly any more
+	Made Made `json:"made,omitempty"`
+	// of the hours until Until, which are not kept singly any more
+	Sum   *state.RealmUsage           `json:"sum,omitempty"`
 	Until int64                       `json:"until,omitempty"`
 	Hours map[int64]*state.RealmUsage `json:"hours"`
 }
 
 const (
-	// CopyEvery is how often a machine tells what is new, and copyLeast how often it does if nothing is.
+	// CopyEvery is how often a machine tells what is new, and copyLeast how often it does if
+	// nothing is.
 	CopyEvery = 3 * time.Second
 	CopyLeast = time.Minute
-	// copyLines are kept in all, of all machines, a ledger counting as one. Of more the older hours of each realm and machine become one sum; and if there are more realms and machines than that, machines are forgotten, that with the most lines first, and nothing is taken of them
+	// copyLines are kept in all, of all machines, a ledger counting as one. Of more the older hours
+	// of each realm and machine become one sum; and if there are more realms and machines than
+	// that, machines are forgotten, that with the most lines first, and nothing is taken of them
 	// for copyPause: part of what a machine has used would be taken for all.
 	copyLines = 20000
 	copyPause = 10 * time.Minute
 	// copyHours of a realm at a machine are kept singly where there is no room for all.
 	copyHours = 2
-	// copyAhead is how far the clock of another machine may be ahead, and copyMost bounds figures that it tells: sums are to be numbers.
+	// copyAhead is how far the clock of another machine may be ahead, and copyMost bounds figures
+	// that it tells: sums are to be numbers.
 	copyAhead = 48 * time.Hour
 	copyMost  = 1e30
 	// copyGone bounds the realms that one telling says are gone.
@@ -75,7 +83,8 @@ const (
 )
 
 func OpenCopies(dir string) (*Copies, error) {
-	c := &Copies{path: filepath.Join(dir, "usage-told"), of: map[string]*ledgerCopy{}, full: map[sigma.MachineID]time.Time{}}
+	c := &Copies{path: filepath.Join(dir, "usage-told"), of: map[string]*ledgerCopy{},
+		full: map[sigma.MachineID]time.Time{}}
 	text, err := os.ReadFile(c.path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return c, nil
@@ -118,7 +127,9 @@ func (c *Copies) text(now time.Time) ([]byte, error) {
 	return json.Marshal(c.of)
 }
 
-// Take notes what a machine tells, and gives the version that is held then, which is another one than was told if it does not go on from what was held. An hour that cannot be, as of a machine whose clock was wrong, is left out; odd: for the first time.
+// Take notes what a machine tells, and gives the version that is held then, which is another one
+// than was told if it does not go on from what was held. An hour that cannot be, as of a machine
+// whose clock was wrong, is left out; odd: for the first time.
 func (c *Copies) Take(now time.Time, m sigma.MachineID, t *Telling) (held uint64, odd bool, err error) {
 	const op = "kernel.copies"
 	if t.Ledger == 0 || len(t.Gone) > copyGone {
@@ -130,8 +141,10 @@ func (c *Copies) Take(now time.Time, m sigma.MachineID, t *Telling) (held uint64
 	}
 	told := len(hours)
 	hours = slices.DeleteFunc(hours, func(h toldHour) bool {
-		least, most := min(h.CPU, h.Memory, h.Served, h.Services.Named.CPU, h.Services.S3d.CPU, h.Services.Dbd.CPU), max(h.CPU, h.Memory, h.Served, h.Services.CPU())
-		return sigma.RealmID(h.Realm).Check() != nil || h.From.Unix() <= 0 || h.From.Unix()%3600 != 0 || h.From.After(now.Add(copyAhead)) || least < 0 || most > copyMost || h.Made < 0
+		least, most := min(h.CPU, h.Memory, h.Served, h.Services.Named.CPU, h.Services.S3d.CPU, h.Services.Dbd.CPU),
+			max(h.CPU, h.Memory, h.Served, h.Services.CPU())
+		return sigma.RealmID(h.Realm).Check() != nil || h.From.Unix() <= 0 || h.From.Unix()%3600 != 0 ||
+			h.From.After(now.Add(copyAhead)) || least < 0 || most > copyMost || h.Made < 0
 	})
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -175,7 +188,8 @@ func (c *Copies) Take(now time.Time, m sigma.MachineID, t *Telling) (held uint64
 	return t.Version, odd, nil
 }
 
-// partLocked is the part of a ledger's copy that an hour belongs to; nil if it is of a realm that is gone.
+// partLocked is the part of a ledger's copy that an hour belongs to; nil if it is of a realm that
+// is gone.
 func (c *Copies) partLocked(one *ledgerCopy, h *toldHour) *copiedRealm {
 	realm := sigma.RealmID(h.Realm)
 	r, is := one.Realms[realm], c.there.made[realm]

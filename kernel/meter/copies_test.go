@@ -51,7 +51,9 @@ func starts(c *Copies, m sigma.MachineID, id uint64, realm sigma.RealmID) (n uin
 	return n
 }
 
-// Goal: what a machine tells of its ledger counts once however often it is told, over pages, another sigmad and a file; a removed realm is gone, also if it is made anew; a machine with another ledger, and a ledger at another machine, are told apart.
+// Goal: what a machine tells of its ledger counts once however often it is told, over pages,
+// another sigmad and a file; a removed realm is gone, also if it is made anew; a machine with
+// another ledger, and a ledger at another machine, are told apart.
 func TestCopies(t *testing.T) {
 	dir, of := t.TempDir(), t.TempDir()
 	at := time.Now().Truncate(time.Hour)
@@ -107,7 +109,8 @@ func TestCopies(t *testing.T) {
 	other.Started(at, "b", "q", "", 1, sigma.BestEffort)
 	tell(t, c, at, "m2", other, 0)
 	tell(t, c, at, "m5", again, 0)
-	if one, two := c.of[CopyKey("m5", again.ID)], c.of[CopyKey("m2", other.ID)]; one.Machine != "m5" || one.Former || two.Machine != "m2" || two.Former {
+	if one, two := c.of[CopyKey("m5", again.ID)], c.of[CopyKey("m2", other.ID)]; one.Machine != "m5" || one.Former ||
+		two.Machine != "m2" || two.Former {
 		t.Errorf("the ledgers are %+v and %+v", one, two)
 	}
 	fresh, err := OpenLedger(t.TempDir(), at)
@@ -115,7 +118,8 @@ func TestCopies(t *testing.T) {
 		t.Fatal(err)
 	}
 	tell(t, c, at, "m5", fresh, 0)
-	if !c.of[CopyKey("m5", again.ID)].Former || c.of[CopyKey("m5", fresh.ID)].Former || !c.of[CopyKey("m2", again.ID)].Former || c.of[CopyKey("m2", other.ID)].Former {
+	if !c.of[CopyKey("m5", again.ID)].Former || c.of[CopyKey("m5", fresh.ID)].Former ||
+		!c.of[CopyKey("m2", again.ID)].Former || c.of[CopyKey("m2", other.ID)].Former {
 		t.Error("a machine that begins a ledger keeps the one before")
 	}
 	tell(t, c, at, "m5", again, 0)
@@ -134,7 +138,8 @@ func TestCopies(t *testing.T) {
 	}
 }
 
-// Goal: however much is told, what is kept is bounded, and no usage is lost while sums have room: older hours become one; what is older than the ledgers' is forgotten; nonsense is refused.
+// Goal: however much is told, what is kept is bounded, and no usage is lost while sums have room:
+// older hours become one; what is older than the ledgers' is forgotten; nonsense is refused.
 func TestCopiesBounded(t *testing.T) {
 	c, err := OpenCopies(t.TempDir())
 	if err != nil {
@@ -200,10 +205,12 @@ func TestCopiesBounded(t *testing.T) {
 			t.Errorf("%d starts of machine %d are kept", got, m+1)
 		}
 	}
-	if err := take(at.Add(time.Minute), 1000, hour("r", 0)); sigma.KindOf(err) != sigma.KindBusy || starts(c, machine(1000), 1000, "") != 0 {
+	if err := take(at.Add(time.Minute), 1000, hour("r", 0)); sigma.KindOf(err) != sigma.KindBusy ||
+		starts(c, machine(1000), 1000, "") != 0 {
 		t.Errorf("a machine for which there is no room: %v", err)
 	}
-	if err := take(at.Add(copyPause+time.Hour), 1000, hour("r", 0)); err != nil || starts(c, machine(1000), 1000, "") != 1 {
+	if err := take(at.Add(copyPause+time.Hour), 1000, hour("r", 0)); err != nil || starts(c, machine(1000), 1000,
+		"") != 1 {
 		t.Errorf("and later: %v", err)
 	}
 	c.tidyLocked(at.Add(ledgerAge + 2*time.Hour))
@@ -212,7 +219,8 @@ func TestCopiesBounded(t *testing.T) {
 	}
 	ahead, negative, huge, odd := hour("a", -100), hour("a", 0), hour("a", 0), hour("a", 0)
 	negative.CPU, huge.Memory, odd.From = -1, 1e300, odd.From.Add(time.Second)
-	for name, h := range map[string]state.RealmUsage{"an hour to come": ahead, "less than nothing": negative, "more than there is": huge, "no hour": odd, "no realm": hour("../x", 0)} {
+	for name, h := range map[string]state.RealmUsage{"an hour to come": ahead, "less than nothing": negative,
+		"more than there is": huge, "no hour": odd, "no realm": hour("../x", 0)} {
 		for i, first := range []bool{true, false} {
 			text, err := state.Lines([]state.RealmUsage{h, hour("a", 0)})
 			if err != nil {
@@ -220,17 +228,21 @@ func TestCopiesBounded(t *testing.T) {
 			}
 			held, odd, err := c.Take(at, "odd", &Telling{Ledger: 7, Version: 9, Text: text})
 			if err != nil || held != 9 || odd != first || starts(c, "odd", 7, "") != 1 {
-				t.Errorf("%s beside an hour, told %d: held %d, odd %v, %v, %d starts", name, i, held, odd, err, starts(c, "odd", 7, ""))
+				t.Errorf("%s beside an hour, told %d: held %d, odd %v, %v, %d starts", name, i, held, odd, err,
+					starts(c, "odd", 7, ""))
 			}
 		}
 		delete(c.of, CopyKey("odd", 7))
 	}
-	if _, _, err := c.Take(at, "m1", &Telling{Ledger: 1, Text: []byte("{}\nx")}); sigma.KindOf(err) != sigma.KindInvalid || err == nil || len(c.of) != 0 {
+	if _, _, err := c.Take(at, "m1", &Telling{Ledger: 1,
+		Text: []byte("{}\nx")}); sigma.KindOf(err) != sigma.KindInvalid || err == nil || len(c.of) != 0 {
 		t.Errorf("what is no line: %v, %d ledgers", err, len(c.of))
 	}
 }
 
-// Goal: who tells goes on from what is held: what another one was told, or what was forgotten, is told again, and no part is taken for all; no machine changes what another one told, whatever number it says.
+// Goal: who tells goes on from what is held: what another one was told, or what was forgotten, is
+// told again, and no part is taken for all; no machine changes what another one told, whatever
+// number it says.
 func TestCopiesHeld(t *testing.T) {
 	dir, at := t.TempDir(), time.Now().Truncate(time.Hour)
 	c, err := OpenCopies(dir)
@@ -269,7 +281,8 @@ func TestCopiesHeld(t *testing.T) {
 		t.Errorf("%d is held, with %d starts", held, starts(c, "m2", 5, ""))
 	}
 	take("m3", 0, 1<<63, "x", "a", "b")
-	if one := c.of[CopyKey("m2", 5)]; starts(c, "m2", 5, "") != 2 || one.Machine != "m2" || one.Former || one.Version != 30 {
+	if one := c.of[CopyKey("m2", 5)]; starts(c, "m2", 5, "") != 2 || one.Machine != "m2" || one.Former ||
+		one.Version != 30 {
 		t.Errorf("another machine has changed it: %+v", one)
 	}
 	if err := os.Mkdir(c.path+"~", 0o700); err != nil {
@@ -280,7 +293,9 @@ func TestCopiesHeld(t *testing.T) {
 	}
 }
 
-// Goal: each ledger counts once: of members what they say, with what they told for when they are lost; of a machine that is no member any more what it told, until another one has its ledger; and of a member that lost its ledger what it had told of that.
+// Goal: each ledger counts once: of members what they say, with what they told for when they are
+// lost; of a machine that is no member any more what it told, until another one has its ledger; and
+// of a member that lost its ledger what it had told of that.
 func TestUsageSources(t *testing.T) {
 	at := time.Now()
 	told := func(m sigma.MachineID, id uint64, former bool, ago time.Duration) Copy {
@@ -297,12 +312,14 @@ func TestUsageSources(t *testing.T) {
 	for _, s := range got {
 		lines = append(lines, fmt.Sprintf("%s %d %d %v", s.Machine, s.Copy.ID, s.Lost.ID, s.Copy.Told.IsZero()))
 	}
-	if want := []string{"m1 0 0 true", "m2 0 2 true", "m2 9 0 true", "m3 0 3 true", "y4 4 0 true"}; !slices.Equal(lines, want) {
+	if want := []string{"m1 0 0 true", "m2 0 2 true", "m2 9 0 true", "m3 0 3 true", "y4 4 0 true"}; !slices.Equal(lines,
+		want) {
 		t.Errorf("the sources are %q, not %q", lines, want)
 	}
 }
 
-// FuzzTelling: whatever another machine tells, it is taken or refused, and what is kept of it is read as it was written.
+// FuzzTelling: whatever another machine tells, it is taken or refused, and what is kept of it is
+// read as it was written.
 func FuzzTelling(f *testing.F) {
 	line, err := state.Line(state.RealmUsage{Realm: "a", From: time.Unix(3600, 0)})
 	if err != nil {
@@ -345,10 +362,12 @@ func FuzzTelling(f *testing.F) {
 	})
 }
 
-// Goal: of a file that something else has written, what is no usage is left out, and nothing fails at the next telling.
+// Goal: of a file that something else has written, what is no usage is left out, and nothing fails
+// at the next telling.
 func TestCopiesDamaged(t *testing.T) {
 	dir := t.TempDir()
-	text := `{"m1/1": null, "m2/2": {"Machine": "m2"}, "m3/3": {"Machine": "m3", "Realms": {"a": null, "b": {}, "c": {"Hours": {"1": null}}}}}`
+	text :=
+		`{"m1/1": null, "m2/2": {"Machine": "m2"}, "m3/3": {"Machine": "m3", "Realms": {"a": null, "b": {}, "c": {"Hours": {"1": null}}}}}`
 	if err := os.WriteFile(filepath.Join(dir, "usage-told"), []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -54,7 +54,8 @@ func (c *Copies) hours(m sigma.MachineID, id uint64, realm sigma.RealmID) (out [
 	}
 	one := c.of[CopyKey(m, id)]
 	if one == nil {
-		return nil, sigma.Errorf("kernel.usage", sigma.KindUnavailable, "the control machine keeps nothing any more of what the machine told")
+		return nil, sigma.Errorf("kernel.usage", sigma.KindUnavailable,
+			"the control machine keeps nothing any more of what the machine told")
 	}
 	for of, r := range one.Realms {
 		if realm != "" && of != realm {

@@ -18,8 +18,10 @@ import (
 	"sigmaos.dev/state"
 )
 
-// Ledger is what the procs of each realm have used of this machine, hour by hour, and which of them used what. A proc counts while it runs, and the rest of it at its end, in the hour in which that is seen. It is kept in a file, so that another sigmad goes on with
-// it; what the last few seconds before a kill -9 have added is lost.
+// Ledger is what the procs of each realm have used of this machine, hour by hour, and which of them
+// used what. A proc counts while it runs, and the rest of it at its end, in the hour in which that
+// is seen. It is kept in a file, so that another sigmad goes on with it; what the last few seconds
+// before a kill -9 have added is lost.
 type Ledger struct {
 	path string
 
@@ -30,13 +32,16 @@ type Ledger struct {
 	version uint64                    // mu; of the latest change; those of another sigmad were less
 	gone    map[sigma.RealmID]uint64  // mu; at which version the realm was removed; copyGone at most
 	running map[sigma.ProcID]*Proc    // mu
-	ended   map[sigma.RealmID][]*Proc // mu; the latest of each realm, oldest first; what has ended does not change any more
-	kept    int                       // mu; in ended
-	spent   map[Class]time.Duration   // mu; processor time since this sigmad began
-	made    map[sigma.RealmID]Made    // mu; which realm of the name it is that something is kept of, as far as that is known
-	realms  realmsThere               // mu
-	unsure  bool                      // mu; what another sigmad has kept was not compared yet with which realms there are
-	dirty   bool                      // mu
+	// mu; the latest of each realm, oldest first; what has ended does not change any more
+	ended map[sigma.RealmID][]*Proc
+	kept  int                     // mu; in ended
+	spent map[Class]time.Duration // mu; processor time since this sigmad began
+	// mu; which realm of the name it is that something is kept of, as far as that is known
+	made   map[sigma.RealmID]Made
+	realms realmsThere // mu
+	// mu; what another sigmad has kept was not compared yet with which realms there are
+	unsure bool
+	dirty  bool // mu
 }
 
 type ledgerKey struct {
@@ -83,22 +88,28 @@ type ledgerFile struct {
 const (
 	// LookEvery is how often procs that run are looked at and the file is written.
 	LookEvery = 10 * time.Second
-	// ledgerEach bounds the procs that are looked at each time; each costs the launcher some 40 µs. With more each has its turn later.
+	// ledgerEach bounds the procs that are looked at each time; each costs the launcher some 40 µs.
+	// With more each has its turn later.
 	ledgerEach = 128
 	// ledgerMost hours of realms are kept, some 100 bytes each; the oldest are forgotten.
 	ledgerMost = 20000
 	// ledgerAge is for how long.
 	ledgerAge = 31 * 24 * time.Hour
-	// ledgerProcs that have ended are remembered about, of all realms together and never twice as many, and each realm has an equal part, but ledgerLeast where there is room; some 200 bytes each.
+	// ledgerProcs that have ended are remembered about, of all realms together and never twice as
+	// many, and each realm has an equal part, but ledgerLeast where there is room; some 200 bytes
+	// each.
 	ledgerProcs = 4096
 	ledgerLeast = 16
 	// ledgerName is how much of a proc's name is kept.
 	ledgerName = 64
 )
 
-// OpenLedger reads what another sigmad has kept. Between the two nothing is counted but processor time, so that no change of the clock is. A damaged file is none, which is said.
+// OpenLedger reads what another sigmad has kept. Between the two nothing is counted but processor
+// time, so that no change of the clock is. A damaged file is none, which is said.
 func OpenLedger(dir string, now time.Time) (*Ledger, error) {
-	l := &Ledger{path: filepath.Join(dir, "usage"), ID: rand.Uint64()>>1 + 1, version: uint64(max(1, now.UnixMicro())), hours: map[ledgerKey]*ledgerHour{}, gone: map[sigma.RealmID]uint64{}, running: map[sigma.ProcID]*Proc{}, ended: map[sigma.RealmID][]*Proc{}, spent: map[Class]time.Duration{},
+	l := &Ledger{path: filepath.Join(dir, "usage"), ID: rand.Uint64()>>1 + 1, version: uint64(max(1, now.UnixMicro())),
+		hours: map[ledgerKey]*ledgerHour{}, gone: map[sigma.RealmID]uint64{}, running: map[sigma.ProcID]*Proc{},
+		ended: map[sigma.RealmID][]*Proc{}, spent: map[Class]time.Duration{},
 		made: map[sigma.RealmID]Made{}}
 	text, err := os.ReadFile(l.path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -174,11 +185,13 @@ func (l *Ledger) tidyLocked(now time.Time) {
 }
 
 // Started counts a start.
-func (l *Ledger) Started(now time.Time, realm sigma.RealmID, id sigma.ProcID, name string, memory sigma.Bytes, class sigma.Class) {
+func (l *Ledger) Started(now time.Time, realm sigma.RealmID, id sigma.ProcID, name string, memory sigma.Bytes,
+	class sigma.Class) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.hourLocked(now, realm).Starts++
-	l.running[id] = &Proc{ID: id, Realm: realm, Name: name[:min(len(name), ledgerName)], Class: class, Memory: memory, Began: now, Until: now}
+	l.running[id] = &Proc{ID: id, Realm: realm, Name: name[:min(len(name), ledgerName)], Class: class, Memory: memory,
+		Began: now, Until: now}
 }
 
 // Uses counts what a proc has used in all, cpu, as far as that is new; ended: it has.
@@ -214,7 +227,8 @@ func (l *Ledger) keepLocked(realm sigma.RealmID, most int) {
 	}
 }
 
-// cutLocked leaves each realm its equal part if too many ended procs are remembered, and some realms nothing if there are too many of them.
+// cutLocked leaves each realm its equal part if too many ended procs are remembered, and some
+// realms nothing if there are too many of them.
 func (l *Ledger) cutLocked() {
 	if l.kept < 2*ledgerProcs {
 		return
@@ -232,7 +246,8 @@ func (l *Ledger) forgetLocked(realm sigma.RealmID) {
 	delete(l.ended, realm)
 }
 
-// egress counts bytes that a proc has sent to other machines, or beyond the system. One that is not known counts for its realm.
+// egress counts bytes that a proc has sent to other machines, or beyond the system. One that is not
+// known counts for its realm.
 func (l *Ledger) egress(now time.Time, realm sigma.RealmID, id sigma.ProcID, bytes uint64) {
 	if bytes == 0 {
 		return
@@ -289,7 +304,8 @@ func (l *Ledger) Procs() (out []Proc) {
 	return out
 }
 
-// Classes is what procs have used since this sigmad began, as far as it was looked at, and how many best-effort procs of realms run.
+// Classes is what procs have used since this sigmad began, as far as it was looked at, and how many
+// best-effort procs of realms run.
 func (l *Ledger) Classes() (spent map[Class]time.Duration, running map[sigma.RealmID]int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -309,7 +325,8 @@ func (l *Ledger) Drop(realm sigma.RealmID) {
 	l.dropLocked(realm, time.Time{})
 }
 
-// dropLocked forgets what a realm has used, but for procs that run and began after a time which is not zero: they are another's.
+// dropLocked forgets what a realm has used, but for procs that run and began after a time which is
+// not zero: they are another's.
 func (l *Ledger) dropLocked(realm sigma.RealmID, until time.Time) {
 	l.dirty = true
 	for key := range l.hours {
@@ -408,7 +425,9 @@ func (l *Ledger) hoursLocked(realm sigma.RealmID) []state.RealmUsage {
 	return out
 }
 
-// Since gives, as lines, the hours that have changed after a version, and the realms that were removed, as far as they are up to another version; with the oldest change first, and more if there are more.
+// Since gives, as lines, the hours that have changed after a version, and the realms that were
+// removed, as far as they are up to another version; with the oldest change first, and more if
+// there are more.
 func (l *Ledger) Since(version uint64) (text []byte, gone []sigma.RealmID, last uint64, more bool, err error) {
 	l.mu.Lock()
 	var hours []ledgerHour
@@ -455,7 +474,8 @@ func (l *Ledger) Save() error {
 		l.mu.Unlock()
 		return nil
 	}
-	file := ledgerFile{ID: l.ID, Hours: l.hoursLocked(""), Running: make(map[sigma.ProcID]*Proc, len(l.running)), Made: maps.Clone(l.made)}
+	file := ledgerFile{ID: l.ID, Hours: l.hoursLocked(""), Running: make(map[sigma.ProcID]*Proc, len(l.running)),
+		Made: maps.Clone(l.made)}
 	for id, p := range l.running {
 		now := *p
 		file.Running[id] = &now

@@ -12,7 +12,9 @@ import (
 	"sigmaos.dev/state"
 )
 
-// Goal: what a proc uses is counted once, in the hours in which it ran, also over another sigmad; a removed realm leaves nothing; what is old or too much is forgotten; a damaged file is said to be one.
+// Goal: what a proc uses is counted once, in the hours in which it ran, also over another sigmad; a
+// removed realm leaves nothing; what is old or too much is forgotten; a damaged file is said to be
+// one.
 func TestLedger(t *testing.T) {
 	dir := t.TempDir()
 	at := time.Date(2026, 1, 1, 0, 59, 0, 0, time.UTC)
@@ -37,7 +39,8 @@ func TestLedger(t *testing.T) {
 	}
 	l.Uses(at.Add(2*time.Minute), "p", 5*time.Second, true)
 	l.Uses(at.Add(2*time.Minute), "p", 5*time.Second, true) // no more
-	want := []state.RealmUsage{{Realm: "a", From: at.Truncate(time.Hour), Starts: 1, CPU: 3, Memory: 3000}, {Realm: "a", From: at.Truncate(time.Hour).Add(time.Hour), Ended: 1, CPU: 2, Memory: 9000}}
+	want := []state.RealmUsage{{Realm: "a", From: at.Truncate(time.Hour), Starts: 1, CPU: 3, Memory: 3000},
+		{Realm: "a", From: at.Truncate(time.Hour).Add(time.Hour), Ended: 1, CPU: 2, Memory: 9000}}
 	got := l.list("a")
 	if len(got) != 2 || got[0] != want[0] || got[1] != want[1] {
 		t.Errorf("got %+v, want %+v", got, want)
@@ -67,7 +70,9 @@ func TestLedger(t *testing.T) {
 	}
 }
 
-// Goal: what one proc used is remembered past its end and over another sigmad, egress and the work of daemons count for the realm; each realm keeps its latest procs, however many another has; pages tell each line once.
+// Goal: what one proc used is remembered past its end and over another sigmad, egress and the work
+// of daemons count for the realm; each realm keeps its latest procs, however many another has;
+// pages tell each line once.
 func TestLedgerProcs(t *testing.T) {
 	dir := t.TempDir()
 	at := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
@@ -93,7 +98,8 @@ func TestLedgerProcs(t *testing.T) {
 	if len(p) != 1 {
 		t.Fatalf("the realm has %d ended procs", len(p))
 	}
-	if s := p[0].spent("m"); s.Proc != "p" || s.Name != "sleep" || s.CPU != 2 || s.Memory != 1000 || s.Egress != 7 || s.Ended == nil || !s.Ended.Equal(at.Add(10*time.Second)) {
+	if s := p[0].spent("m"); s.Proc != "p" || s.Name != "sleep" || s.CPU != 2 || s.Memory != 1000 || s.Egress != 7 ||
+		s.Ended == nil || !s.Ended.Equal(at.Add(10*time.Second)) {
 		t.Errorf("the proc has %+v", s)
 	}
 	for i := range 2 * ledgerProcs {
@@ -122,7 +128,8 @@ func TestLedgerProcs(t *testing.T) {
 	}
 }
 
-// Goal: however many realms there are, what is remembered of ended procs is bounded, also what another sigmad has kept.
+// Goal: however many realms there are, what is remembered of ended procs is bounded, also what
+// another sigmad has kept.
 func TestLedgerManyRealms(t *testing.T) {
 	dir := t.TempDir()
 	at := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
@@ -146,7 +153,8 @@ func TestLedgerManyRealms(t *testing.T) {
 		if i%500 == 0 {
 			clear(l.hours) // or each new one has all looked at
 		}
-		if n := l.kept; i%997 == 0 && (n != count() || n >= 2*ledgerProcs) || i < 3*ledgerProcs && len(l.ended[realm]) == 0 {
+		if n := l.kept; i%997 == 0 && (n != count() || n >= 2*ledgerProcs) || i < 3*ledgerProcs &&
+			len(l.ended[realm]) == 0 {
 			t.Fatalf("after %d: %d are remembered, %d counted, %d of the realm", i, count(), n, len(l.ended[realm]))
 		}
 	}
@@ -157,7 +165,8 @@ func TestLedgerManyRealms(t *testing.T) {
 	if err := l.Save(); err != nil {
 		t.Fatal(err)
 	}
-	if l, err = OpenLedger(dir, at); err != nil || count() >= 2*ledgerProcs || count() != l.kept || l.kept < ledgerProcs/2 {
+	if l, err = OpenLedger(dir, at); err != nil || count() >= 2*ledgerProcs || count() != l.kept ||
+		l.kept < ledgerProcs/2 {
 		t.Errorf("another sigmad has %d, counted %d, %v", count(), l.kept, err)
 	}
 }

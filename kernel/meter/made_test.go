@@ -8,8 +8,10 @@ import (
 	"sigmaos.dev/state"
 )
 
-// Goal: what a realm has used that was removed while a machine was away is gone from its ledger, and from what it had told, when it is back: at once if there is a new realm of the name, which has its own use only, and is told nothing before that is
-// known; else when lists have lacked it for a while. Nothing of realms that stay is lost, whatever an old list says.
+// Goal: what a realm has used that was removed while a machine was away is gone from its ledger,
+// and from what it had told, when it is back: at once if there is a new realm of the name, which
+// has its own use only, and is told nothing before that is known; else when lists have lacked it
+// for a while. Nothing of realms that stay is lost, whatever an old list says.
 func TestUsageOfRemovedRealms(t *testing.T) {
 	at := time.Now().Truncate(time.Hour).Add(30 * time.Minute)
 	was, is := MadeAt(at.Add(-5*time.Hour)), MadeAt(at.Add(-10*time.Minute))
@@ -74,10 +76,13 @@ func TestUsageOfRemovedRealms(t *testing.T) {
 				n += h.Starts
 			}
 			if told := starts(cs, "m2", l.ID, "a"); n != want || told != want || uint64(len(l.ended["a"])) != want {
-				t.Errorf("%s, %s: the ledger has %d starts and %d procs, the copy %d starts, want %d", name, when, n, len(l.ended["a"]), told, want)
+				t.Errorf("%s, %s: the ledger has %d starts and %d procs, the copy %d starts, want %d", name, when, n,
+					len(l.ended["a"]), told, want)
 			}
-			if told := starts(cs, "m2", l.ID, "stays"); len(l.list("stays")) != 2 || told != 2 || len(l.ended["stays"]) != 2 {
-				t.Errorf("%s, %s: of the other realm are %d hours, %d procs and %d starts", name, when, len(l.list("stays")), len(l.ended["stays"]), told)
+			if told := starts(cs, "m2", l.ID, "stays"); len(l.list("stays")) != 2 || told != 2 ||
+				len(l.ended["stays"]) != 2 {
+				t.Errorf("%s, %s: of the other realm are %d hours, %d procs and %d starts", name, when,
+					len(l.list("stays")), len(l.ended["stays"]), told)
 			}
 		}
 		heard(at, there)
@@ -103,7 +108,8 @@ func TestUsageOfRemovedRealms(t *testing.T) {
 	}
 }
 
-// tellsNobodyYet checks that a ledger and its copy, just read from their files, tell no realm of what may be another's, and the provider all.
+// tellsNobodyYet checks that a ledger and its copy, just read from their files, tell no realm of
+// what may be another's, and the provider all.
 func tellsNobodyYet(t *testing.T, name string, l *Ledger, cs *Copies) {
 	t.Helper()
 	copied := Copy{ID: l.ID, Machine: "m2"}
@@ -121,7 +127,9 @@ func tellsNobodyYet(t *testing.T, name string, l *Ledger, cs *Copies) {
 	}
 }
 
-// Goal: a machine that comes back and tells of a realm that was removed meanwhile tells nothing of the realm that has its name now; and one that knows the new realm makes what was told of the former vanish.
+// Goal: a machine that comes back and tells of a realm that was removed meanwhile tells nothing of
+// the realm that has its name now; and one that knows the new realm makes what was told of the
+// former vanish.
 func TestToldOfAFormerRealm(t *testing.T) {
 	at := time.Now().Truncate(time.Hour)
 	c, err := OpenCopies(t.TempDir())
@@ -137,7 +145,8 @@ func TestToldOfAFormerRealm(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, odd, err := c.Take(at, "m2", &Telling{Ledger: 3, Since: version - 1, Version: version, Text: text}); err != nil || odd {
+		if _, odd, err := c.Take(at, "m2", &Telling{Ledger: 3, Since: version - 1, Version: version,
+			Text: text}); err != nil || odd {
 			t.Fatal(odd, err)
 		}
 	}
@@ -162,7 +171,8 @@ func TestToldOfAFormerRealm(t *testing.T) {
 	want(1)
 }
 
-// Goal: a proc of the new realm that runs when its machine hears of it goes on to be counted, though what the former realm used is forgotten.
+// Goal: a proc of the new realm that runs when its machine hears of it goes on to be counted,
+// though what the former realm used is forgotten.
 func TestUsageOfTheNewRealmGoesOn(t *testing.T) {
 	dir, at := t.TempDir(), time.Now().Truncate(time.Hour)
 	l, err := OpenLedger(dir, at)

@@ -10,16 +10,20 @@ import (
 	"sigmaos.dev/state"
 )
 
-// /sys/usage and /sys/usage-procs: what realms, and procs, have used of all machines. Each machine counts for itself and what it says has its name, so nothing is counted twice; of one that does not answer there is what it had told (copies.go), or a line that says so.
+// /sys/usage and /sys/usage-procs: what realms, and procs, have used of all machines. Each machine
+// counts for itself and what it says has its name, so nothing is counted twice; of one that does
+// not answer there is what it had told (copies.go), or a line that says so.
 
-// ByHour asks a ledger for what realms have used by the hour; any other word asks for what procs have used.
+// ByHour asks a ledger for what realms have used by the hour; any other word asks for what procs
+// have used.
 const ByHour = "usage"
 
 // usagePage bounds the bytes of lines that a machine tells at a time, but for the last line.
 const usagePage = 40 << 10
 
 // Page gives some lines of what is counted after a key, of a realm or of all ("").
-func (l *Ledger) Page(what string, self sigma.MachineID, realm sigma.RealmID, after string) (text []byte, last string, more bool, err error) {
+func (l *Ledger) Page(what string, self sigma.MachineID, realm sigma.RealmID, after string) (text []byte, last string,
+	more bool, err error) {
 	p := pager{after: after}
 	var hours []state.RealmUsage
 	var procs []*Proc
@@ -93,7 +97,8 @@ func (p *pager) page(self sigma.MachineID) (text []byte, last string, more bool,
 
 // spent is what is told of a proc.
 func (p *Proc) spent(machine sigma.MachineID) state.ProcSpent {
-	s := state.ProcSpent{Machine: string(machine), Realm: string(p.Realm), Proc: string(p.ID), Name: p.Name, Began: p.Began.UTC(), CPU: p.CPU.Seconds(), Memory: p.Held, Egress: p.Egress}
+	s := state.ProcSpent{Machine: string(machine), Realm: string(p.Realm), Proc: string(p.ID), Name: p.Name,
+		Began: p.Began.UTC(), CPU: p.CPU.Seconds(), Memory: p.Held, Egress: p.Egress}
 	if p.Ended {
 		at := p.Until.UTC()
 		s.Ended = &at
@@ -101,15 +106,18 @@ func (p *Proc) spent(machine sigma.MachineID) state.ProcSpent {
 	return s
 }
 
-// Source is where it is known what was used of a machine: the machine itself, or a copy of a ledger of which it can say nothing.
+// Source is where it is known what was used of a machine: the machine itself, or a copy of a ledger
+// of which it can say nothing.
 type Source struct {
 	Machine sigma.MachineID
 	Copy    Copy // ID 0 = the machine
 	Lost    Copy // what it had told, for when it does not answer; ID 0 = nothing
 }
 
-// SourcesOf is usageSources of members, the number of the own ledger and the copies that are known. A ledger that a member has is not counted again under the name of another one that had it, nor under two names of machines that had it; what a member told of the one it has is its own, whoever says the same
-// number.
+// SourcesOf is usageSources of members, the number of the own ledger and the copies that are known.
+// A ledger that a member has is not counted again under the name of another one that had it, nor
+// under two names of machines that had it; what a member told of the one it has is its own, whoever
+// says the same number.
 func SourcesOf(members []sigma.MachineID, own uint64, known []Copy) (out []Source) {
 	at := map[sigma.MachineID]int{}
 	for _, m := range members {
@@ -121,7 +129,8 @@ func SourcesOf(members []sigma.MachineID, own uint64, known []Copy) (out []Sourc
 	for _, one := range known {
 		if i, member := at[one.Machine]; member && !one.Former {
 			out[i].Lost, has[one.ID] = one, true
-		} else if so, is := left[one.ID]; !is || cmp.Or(one.Told.Compare(so.Told), cmp.Compare(one.Machine, so.Machine)) > 0 {
+		} else if so, is := left[one.ID]; !is || cmp.Or(one.Told.Compare(so.Told),
+			cmp.Compare(one.Machine, so.Machine)) > 0 {
 			left[one.ID] = one
 		}
 	}

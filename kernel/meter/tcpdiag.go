@@ -39,7 +39,8 @@ func ParseEnd(b []byte) (e End, err error) {
 		}
 		if kind == diagInfo && n-4 >= infoAtLeast {
 			info := b[at+4 : at+n]
-			e.Sent, e.Received = binary.NativeEndian.Uint64(info[infoAcked:]), binary.NativeEndian.Uint64(info[infoAcked+8:])
+			e.Sent, e.Received = binary.NativeEndian.Uint64(info[infoAcked:]),
+				binary.NativeEndian.Uint64(info[infoAcked+8:])
 			return e, nil
 		}
 		at += (n + 3) &^ 3

@@ -14,17 +14,24 @@ import (
 	"sigmaos.dev/state"
 )
 
-// What connections carry is counted for procs and realms (docs/reference/paths/sys-usage.md). There are two sources. What crosses to other machines is known to those that a proc cannot deceive: TCP's account of the procs' own sockets, looked at while they are open (traffic.sample) and told by the kernel when they
-// are destroyed (tcpends.go), and sigmad itself for what it relays. Everything else is in the proc's meter (ring.NewMeter), which is its own word: no other proc can write there, a figure that is lower than before or impossibly high is not believed, and what is sent is at least what has left the machine.
+// What connections carry is counted for procs and realms (docs/reference/paths/sys-usage.md). There
+// are two sources. What crosses to other machines is known to those that a proc cannot deceive:
+// TCP's account of the procs' own sockets, looked at while they are open (traffic.sample) and told
+// by the kernel when they are destroyed (tcpends.go), and sigmad itself for what it relays.
+// Everything else is in the proc's meter (ring.NewMeter), which is its own word: no other proc can
+// write there, a figure that is lower than before or impossibly high is not believed, and what is
+// sent is at least what has left the machine.
 
 // Limits.
 const (
-	// carriedMost bytes, and messagesMost messages, in a second are more than memory can carry: a meter that claims more is not believed.
+	// carriedMost bytes, and messagesMost messages, in a second are more than memory can carry: a
+	// meter that claims more is not believed.
 	carriedMost  = 1 << 37
 	messagesMost = 1 << 30
 	// FlowsMost TCP connections of procs are counted at a time; of more only what meters say.
 	FlowsMost = 1 << 17
-	// flowsEach bounds the flows that are looked at each time: one costs the launcher a look at its proc's descriptors. With more each has its turn later.
+	// flowsEach bounds the flows that are looked at each time: one costs the launcher a look at its
+	// proc's descriptors. With more each has its turn later.
 	flowsEach = 2048
 	// flowLinger is how long the kernel may try to deliver what a closed socket has left to say.
 	flowLinger = 20 * time.Minute
@@ -61,7 +68,8 @@ type flow struct {
 }
 
 func NewTraffic(l *Ledger) *Traffic {
-	return &Traffic{ledger: l, procs: map[sigma.ProcID]*procTraffic{}, realms: map[sigma.RealmID]*sigma.Traffic{}, flows: map[uint64]*flow{}}
+	return &Traffic{ledger: l, procs: map[sigma.ProcID]*procTraffic{}, realms: map[sigma.RealmID]*sigma.Traffic{},
+		flows: map[uint64]*flow{}}
 }
 
 // GiveMeter makes a proc's meter. The file is the caller's.
@@ -189,7 +197,8 @@ func (x *Traffic) Open(id sigma.ProcID) map[uint64]ring.Carried {
 	return nil
 }
 
-// End gives what the connections of a proc carried that has ended. What TCP still has to say comes by late.
+// End gives what the connections of a proc carried that has ended. What TCP still has to say comes
+// by late.
 func (x *Traffic) End(now time.Time, id sigma.ProcID) sigma.Traffic {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -261,7 +270,8 @@ func (x *Traffic) Follow(realm sigma.RealmID, id sigma.ProcID, f syscall.Conn) {
 		return
 	}
 	x.ofLocked(realm, id)
-	x.flows[cookie] = &flow{end: dialproxy.Open{Realm: realm, Proc: id, Inode: inode}, sent: info.Bytes_acked, received: info.Bytes_received}
+	x.flows[cookie] = &flow{end: dialproxy.Open{Realm: realm, Proc: id, Inode: inode}, sent: info.Bytes_acked,
+		received: info.Bytes_received}
 }
 
 // FlowNow takes TCP's account of a flow. over: it is the last one.
@@ -301,7 +311,8 @@ func (x *Traffic) Some(now time.Time) map[uint64]dialproxy.Open {
 	return out
 }
 
-// Lost notes that a flow's proc does not have it any more, or not yet. If it is not seen for flowLinger either it is forgotten.
+// Lost notes that a flow's proc does not have it any more, or not yet. If it is not seen for
+// flowLinger either it is forgotten.
 func (x *Traffic) Lost(now time.Time, cookie uint64) {
 	x.mu.Lock()
 	defer x.mu.Unlock()

@@ -27,7 +27,9 @@ func newTestTraffic(t *testing.T) *Traffic {
 	return NewTraffic(l)
 }
 
-// Goal: what a meter says is counted once for its proc and realm, never less than before, never impossibly much, whatever the proc writes there; what crosses to other machines is counted whatever the meter says; what TCP says after the proc's end is not lost.
+// Goal: what a meter says is counted once for its proc and realm, never less than before, never
+// impossibly much, whatever the proc writes there; what crosses to other machines is counted
+// whatever the meter says; what TCP says after the proc's end is not lost.
 func TestTraffic(t *testing.T) {
 	now := time.Now()
 	x := newTestTraffic(t)
@@ -77,7 +79,8 @@ func TestTraffic(t *testing.T) {
 		}
 		all := sigma.Traffic{}
 		for _, h := range x.ledger.list("a") {
-			all = all.Plus(sigma.Traffic{Sent: sigma.Bytes(h.Sent), Received: sigma.Bytes(h.Received), Messages: h.Messages, Egress: sigma.Bytes(h.Egress), Ingress: sigma.Bytes(h.Ingress)})
+			all = all.Plus(sigma.Traffic{Sent: sigma.Bytes(h.Sent), Received: sigma.Bytes(h.Received),
+				Messages: h.Messages, Egress: sigma.Bytes(h.Egress), Ingress: sigma.Bytes(h.Ingress)})
 		}
 		if all != want || x.Totals()["a"] != want {
 			t.Errorf("%s: the realm's are %+v and %+v, want %+v", when, all, x.Totals()["a"], want)
@@ -111,7 +114,8 @@ func TestTraffic(t *testing.T) {
 	}
 }
 
-// Goal: a TCP connection's bytes are counted without those of its set-up, as the kernel says at its end or before, and only forward.
+// Goal: a TCP connection's bytes are counted without those of its set-up, as the kernel says at its
+// end or before, and only forward.
 func TestFlows(t *testing.T) {
 	now := time.Now()
 	x := newTestTraffic(t)

@@ -11,7 +11,9 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// What services, and sigmad, do for realms is counted by them (treekit.Turns). They know what their requests cost compared to each other; what a service used is known from its cgroup, and is divided by that (docs/reference/paths/sys-usage.md).
+// What services, and sigmad, do for realms is counted by them (treekit.Turns). They know what their
+// requests cost compared to each other; what a service used is known from its cgroup, and is
+// divided by that (docs/reference/paths/sys-usage.md).
 
 // Works is what was done for realms since this sigmad began. Safe for concurrent use.
 type Works struct {
@@ -32,10 +34,12 @@ type Spent struct {
 }
 
 func NewWorks() *Works {
-	return &Works{used: map[string]Spent{}, of: map[string]map[sigma.RealmID]*sigma.Work{}, told: map[string]Report{}, at: map[string]time.Time{}}
+	return &Works{used: map[string]Spent{}, of: map[string]map[sigma.RealmID]*sigma.Work{}, told: map[string]Report{},
+		at: map[string]time.Time{}}
 }
 
-// News reports whether a service's report was not counted yet. A service makes the next one only when it knows that the last was.
+// News reports whether a service's report was not counted yet. A service makes the next one only
+// when it knows that the last was.
 func (w *Works) News(service string, r Report) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -46,7 +50,8 @@ func (w *Works) News(service string, r Report) bool {
 	return true
 }
 
-// Fresh is what a service has used since it was asked last, when all that it has used since it was launched is now.
+// Fresh is what a service has used since it was asked last, when all that it has used since it was
+// launched is now.
 func (w *Works) Fresh(service string, now Spent) time.Duration {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -58,10 +63,13 @@ func (w *Works) Fresh(service string, now Spent) time.Duration {
 	return max(0, now.CPU-before.CPU)
 }
 
-// divideMost bounds a realm's part of what a service used by so many times what its requests are estimated to cost: else a single request would be charged for all that an idle service does for itself.
+// divideMost bounds a realm's part of what a service used by so many times what its requests are
+// estimated to cost: else a single request would be charged for all that an idle service does for
+// itself.
 const divideMost = 10
 
-// Divide gives each realm its part of what was used: by what their requests cost. The system's part is nobody's.
+// Divide gives each realm its part of what was used: by what their requests cost. The system's part
+// is nobody's.
 func Divide(used time.Duration, works []sigma.Work) (out []sigma.Work) {
 	var all float64
 	for _, w := range works {
@@ -137,16 +145,19 @@ func (w *Works) Text(b *strings.Builder) {
 		}
 		for _, service := range slices.Sorted(maps.Keys(w.of)) {
 			for _, realm := range slices.Sorted(maps.Keys(w.of[service])) {
-				fmt.Fprintf(b, "sigma_service_%s_total{service=%q,realm=%q} %s\n", m.name, service, realm, m.value(w.of[service][realm]))
+				fmt.Fprintf(b, "sigma_service_%s_total{service=%q,realm=%q} %s\n", m.name, service, realm,
+					m.value(w.of[service][realm]))
 			}
 		}
 	}
 }
 
-// workSpan is the longest time over which what a service other than sigmad tells is taken to have been done: it tells every 5 s (sdk) if there is something to tell, and may be late once.
+// workSpan is the longest time over which what a service other than sigmad tells is taken to have
+// been done: it tells every 5 s (sdk) if there is something to tell, and may be late once.
 const workSpan = 10 * time.Second
 
-// Spanned is the time from which on a service's work counts as done, if it was told before at a time; zero = it never was.
+// Spanned is the time from which on a service's work counts as done, if it was told before at a
+// time; zero = it never was.
 func Spanned(now, before time.Time) time.Time {
 	if early := now.Add(-workSpan); !before.IsZero() && before.Before(early) {
 		return early // the service had nothing to tell since then

@@ -13,7 +13,8 @@ import (
 	"sigmaos.dev/view"
 )
 
-// Limits of one proc that has a view. What it reaches beyond its machine's own places is reached by sigmad for it.
+// Limits of one proc that has a view. What it reaches beyond its machine's own places is reached by
+// sigmad for it.
 const (
 	EnteredMost = 16   // trees behind endpoints that sigmad has entered for it
 	readMost    = 1024 // endpoints that it has read and may dial; of more, all are forgotten and have to be read again
@@ -21,8 +22,10 @@ const (
 	HopsMost    = 40 // endpoints on one path, as for links
 )
 
-// Viewer is the session of a proc that does not see all of its realm: what decides about each of its requests (docs/reference/views.md). The files that it hands out are viewFiles, so that the rights of an entry go
-// with whatever is reached by it. Of symlinks it tells the client, who goes on at the root of its own view; through trees behind endpoints it walks itself.
+// Viewer is the session of a proc that does not see all of its realm: what decides about each of
+// its requests (docs/reference/views.md). The files that it hands out are viewFiles, so that the
+// rights of an entry go with whatever is reached by it. Of symlinks it tells the client, who goes
+// on at the root of its own view; through trees behind endpoints it walks itself.
 //
 // A proc that sees all has none, and pays nothing for those that have.
 type Viewer struct {
@@ -55,7 +58,8 @@ type Config struct {
 	Who   sigma.Principal
 	Table *view.Table    // what the session sees
 	Kin   []sigma.ProcID // ancestors of the proc that have views
-	// Role is that of the credential by which a program outside has the session; "" = it is a proc's.
+	// Role is that of the credential by which a program outside has the session; "" = it is a
+	// proc's.
 	Role string
 	// Root gives the root of the realm. Its calls know of the view.
 	Root func() Realm
@@ -115,14 +119,17 @@ func (v *Viewer) MayDial(e sigma.Endpoint) error {
 	const op = "kernel.Dial"
 	switch {
 	case e.Form == sigma.FormTree:
-		return &sigma.Error{Op: op, Kind: sigma.KindPermission, Msg: "a proc with a view does not dial trees", Hint: "walk through the endpoint's file"}
+		return &sigma.Error{Op: op, Kind: sigma.KindPermission, Msg: "a proc with a view does not dial trees",
+			Hint: "walk through the endpoint's file"}
 	case !v.knows(e):
-		return &sigma.Error{Op: op, Kind: sigma.KindPermission, Msg: "the endpoint was not read in this proc's view", Hint: "read its file first, also after a restart of sigmad"}
+		return &sigma.Error{Op: op, Kind: sigma.KindPermission, Msg: "the endpoint was not read in this proc's view",
+			Hint: "read its file first, also after a restart of sigmad"}
 	}
 	return nil
 }
 
-// enter gives the root of the tree behind an endpoint. Sessions are kept until they end, or the proc's does.
+// enter gives the root of the tree behind an endpoint. Sessions are kept until they end, or the
+// proc's does.
 func (v *Viewer) enter(ctx context.Context, text string) (*entered, error) {
 	const op = "kernel.view"
 	ep, err := sigma.ParseEndpoint(text)
@@ -156,7 +163,8 @@ func (v *Viewer) enter(ctx context.Context, text string) (*entered, error) {
 	}
 	if len(v.entered) >= EnteredMost {
 		v.mu.Unlock()
-		return nil, sigma.Errorf(op, sigma.KindBusy, "the proc walks through %d endpoints at a time; more are not allowed with a view", EnteredMost)
+		return nil, sigma.Errorf(op, sigma.KindBusy,
+			"the proc walks through %d endpoints at a time; more are not allowed with a view", EnteredMost)
 	}
 	e := &entered{ready: make(chan struct{})}
 	if ep.Realm != sigma.SystemRealm {
@@ -184,7 +192,8 @@ func (v *Viewer) attach(ctx context.Context, e sigma.Endpoint) (*session.Client,
 	defer cancel()
 	fail := func(err error) (*session.Client, sigma.File, sigma.FileID, error) {
 		if ctx.Err() == context.DeadlineExceeded {
-			err = sigma.Errorf("kernel.view", sigma.KindUnavailable, "the server behind an endpoint of the path does not answer")
+			err = sigma.Errorf("kernel.view", sigma.KindUnavailable,
+				"the server behind an endpoint of the path does not answer")
 		}
 		return nil, nil, sigma.FileID{}, err
 	}
@@ -250,7 +259,8 @@ func (v *Viewer) Release() {
 // AllProcs are the rights that a view gives to all procs of the realm.
 func (v *Viewer) AllProcs() sigma.Rights { return v.Table().Grants([]string{sigma.NameProc}) }
 
-// PathID is the id of a computed file: the hash of its path, with a bit that inodes and named's numbers do not have.
+// PathID is the id of a computed file: the hash of its path, with a bit that inodes and named's
+// numbers do not have.
 func PathID(path string) uint64 {
 	h := fnv.New64a()
 	h.Write([]byte(path))

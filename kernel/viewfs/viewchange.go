@@ -10,7 +10,9 @@ import (
 	"sigmaos.dev/view"
 )
 
-// fenced looks at the fence that a request may carry. Its name is a path in the proc's view: the realm knows it by where that leads. A fence of a file that the proc may not change would let it depose others.
+// fenced looks at the fence that a request may carry. Its name is a path in the proc's view: the
+// realm knows it by where that leads. A fence of a file that the proc may not change would let it
+// depose others.
 func (v *Viewer) fenced(ctx context.Context) (context.Context, error) {
 	fence := sigma.FenceOf(ctx)
 	if fence.Name == "" {
@@ -22,7 +24,8 @@ func (v *Viewer) fenced(ctx context.Context) (context.Context, error) {
 	}
 	e, rest, ok := v.Table().Lookup(names)
 	if !ok || e.Rights&sigma.RightWrite == 0 {
-		return nil, &sigma.Error{Op: "kernel.view.Fence", Path: fence.Name, Kind: sigma.KindPermission, Msg: "the proc's view does not let it change the fence's file"}
+		return nil, &sigma.Error{Op: "kernel.view.Fence", Path: fence.Name, Kind: sigma.KindPermission,
+			Msg: "the proc's view does not let it change the fence's file"}
 	}
 	fence.Name = sigma.JoinPath(slices.Concat(e.Target, rest)...)
 	return sigma.WithFence(ctx, fence), nil
@@ -37,10 +40,13 @@ func (f *viewFile) changing(ctx context.Context, change func(context.Context) er
 	return change(ctx)
 }
 
-// change runs a change of the name here, if the rights allow it and the name is not one of the view.
+// change runs a change of the name here, if the rights allow it and the name is not one of the
+// view.
 func (f *viewFile) change(ctx context.Context, op, name string, do func(context.Context) error) error {
 	if f.covered(name) {
-		return &sigma.Error{Op: "kernel.view." + op, Path: name, Kind: sigma.KindPermission, Msg: "the name is one of the proc's view", Hint: "what a view shows can be changed, where it shows it cannot"}
+		return &sigma.Error{Op: "kernel.view." + op, Path: name, Kind: sigma.KindPermission,
+			Msg:  "the name is one of the proc's view",
+			Hint: "what a view shows can be changed, where it shows it cannot"}
 	}
 	if err := f.may(op, name, sigma.RightWrite); err != nil {
 		return err
@@ -48,8 +54,10 @@ func (f *viewFile) change(ctx context.Context, op, name string, do func(context.
 	return f.changing(ctx, do)
 }
 
-// Create implements sigma.File. Where the name is that of an entry, the file is made where the entry leads.
-func (f *viewFile) Create(ctx context.Context, name string, flags sigma.OpenFlags, perm uint32) (file sigma.File, err error) {
+// Create implements sigma.File. Where the name is that of an entry, the file is made where the
+// entry leads.
+func (f *viewFile) Create(ctx context.Context, name string, flags sigma.OpenFlags, perm uint32) (file sigma.File,
+	err error) {
 	if e := f.entryAt(name); e != nil {
 		dir, last, err := f.v.parentOf(ctx, e, e.Target)
 		if err != nil {
@@ -65,10 +73,12 @@ func (f *viewFile) Create(ctx context.Context, name string, flags sigma.OpenFlag
 	if err != nil {
 		return nil, err
 	}
-	return &viewFile{v: f.v, entry: f.entry, inner: file, by: f.by, id: sigma.FileID{Kind: sigma.KindFile}, made: true}, nil
+	return &viewFile{v: f.v, entry: f.entry, inner: file, by: f.by, id: sigma.FileID{Kind: sigma.KindFile}, made: true},
+		nil
 }
 
-// entryAt returns the entry whose name this is, if what it leads to may be made. nil: there is none.
+// entryAt returns the entry whose name this is, if what it leads to may be made. nil: there is
+// none.
 func (f *viewFile) entryAt(name string) *view.Entry {
 	if f.at == nil {
 		return nil
@@ -80,7 +90,8 @@ func (f *viewFile) entryAt(name string) *view.Entry {
 	return e
 }
 
-// parentOf returns the directory, of the realm, in which the last of names is, with the rights of an entry. The caller closes it.
+// parentOf returns the directory, of the realm, in which the last of names is, with the rights of
+// an entry. The caller closes it.
 func (v *Viewer) parentOf(ctx context.Context, e *view.Entry, names []string) (dir *viewFile, last string, err error) {
 	n := len(names) - 1
 	w := &way{v: v, f: v.cfg.Root(), names: names[:n], real: n}
@@ -91,7 +102,8 @@ func (v *Viewer) parentOf(ctx context.Context, e *view.Entry, names []string) (d
 	return &viewFile{v: v, entry: e, inner: inner, by: w.by}, names[n], nil
 }
 
-// mkdirAt makes a directory of the realm with the rights of an entry that leads there, and the directories on the way to it that are missing: whoever gave the entry named all of them.
+// mkdirAt makes a directory of the realm with the rights of an entry that leads there, and the
+// directories on the way to it that are missing: whoever gave the entry named all of them.
 func (v *Viewer) mkdirAt(ctx context.Context, e *view.Entry, names []string, perm uint32) error {
 	dir, last, err := v.parentOf(ctx, e, names)
 	if err != nil && sigma.KindOf(err) == sigma.KindNotFound && len(names) > 1 {
@@ -114,7 +126,8 @@ func orNotFound(err error) error {
 	return err
 }
 
-// Mkdir implements sigma.File. Where the name is that of an entry, the directory is made where the entry leads.
+// Mkdir implements sigma.File. Where the name is that of an entry, the directory is made where the
+// entry leads.
 func (f *viewFile) Mkdir(ctx context.Context, name string, perm uint32) error {
 	if e := f.entryAt(name); e != nil {
 		return sigma.Wrap("kernel.view.Mkdir", name, f.v.mkdirAt(ctx, e, e.Target, perm))
@@ -125,7 +138,8 @@ func (f *viewFile) Mkdir(ctx context.Context, name string, perm uint32) error {
 	return f.change(ctx, "Mkdir", name, func(ctx context.Context) error { return f.inner.Mkdir(ctx, name, perm) })
 }
 
-// Symlink implements sigma.File. The target may be anything: who follows it does so in what it sees itself.
+// Symlink implements sigma.File. The target may be anything: who follows it does so in what it sees
+// itself.
 func (f *viewFile) Symlink(ctx context.Context, name, target string) error {
 	return f.change(ctx, "Symlink", name, func(ctx context.Context) error { return f.inner.Symlink(ctx, name, target) })
 }
@@ -142,12 +156,15 @@ func (f *viewFile) Rename(ctx context.Context, name string, newDir sigma.File, n
 		return f.refuse("Rename", newName)
 	}
 	return to.change(ctx, "Rename", newName, func(context.Context) error {
-		return f.change(ctx, "Rename", name, func(ctx context.Context) error { return f.inner.Rename(ctx, name, to.inner, newName) })
+		return f.change(ctx, "Rename", name, func(ctx context.Context) error {
+			return f.inner.Rename(ctx, name, to.inner, newName)
+		})
 	})
 }
 
 // Get implements sigma.Getter.
-func (f *viewFile) Get(ctx context.Context, names []string, offset uint64, count int) (sigma.GetResult, *sigma.Stopped, error) {
+func (f *viewFile) Get(ctx context.Context, names []string, offset uint64, count int) (sigma.GetResult, *sigma.Stopped,
+	error) {
 	s, err := f.locate("Get", names)
 	if err != nil {
 		return sigma.GetResult{}, nil, err
@@ -171,7 +188,8 @@ func (f *viewFile) outer(s spot, stop *sigma.Stopped, names []string) *sigma.Sto
 }
 
 // Put implements sigma.Putter.
-func (f *viewFile) Put(ctx context.Context, names []string, data []byte, o sigma.PutOptions) (id sigma.FileID, stop *sigma.Stopped, err error) {
+func (f *viewFile) Put(ctx context.Context, names []string, data []byte, o sigma.PutOptions) (id sigma.FileID,
+	stop *sigma.Stopped, err error) {
 	s, err := f.locate("Put", names)
 	if err != nil {
 		return id, nil, err
@@ -193,7 +211,8 @@ func (f *viewFile) Put(ctx context.Context, names []string, data []byte, o sigma
 	return id, f.outer(s, stop, names), err
 }
 
-// mayPublish says whether a proc may make such a file: of an endpoint, one that it may dial, or else it could read there what it was not told; with a lease, its own.
+// mayPublish says whether a proc may make such a file: of an endpoint, one that it may dial, or
+// else it could read there what it was not told; with a lease, its own.
 func (v *Viewer) mayPublish(o sigma.PutOptions, data []byte) error {
 	if o.Kind == sigma.KindEndpoint {
 		e, err := sigma.ParseEndpoint(string(data))
@@ -201,7 +220,8 @@ func (v *Viewer) mayPublish(o sigma.PutOptions, data []byte) error {
 			return err
 		}
 		if !v.knows(e) {
-			return &sigma.Error{Op: "kernel.view.Put", Kind: sigma.KindPermission, Msg: "the endpoint is neither the proc's own nor one that it has read in its view"}
+			return &sigma.Error{Op: "kernel.view.Put", Kind: sigma.KindPermission,
+				Msg: "the endpoint is neither the proc's own nor one that it has read in its view"}
 		}
 	}
 	if o.Lease != 0 && !v.holds(o.Lease) {
@@ -215,7 +235,8 @@ func (v *Viewer) holds(id sigma.LeaseID) bool {
 	return v.cfg.Holds(id)
 }
 
-// Remembers implements sigma.Rememberer. What is made up passes on to the root of the realm, which says yes.
+// Remembers implements sigma.Rememberer. What is made up passes on to the root of the realm, which
+// says yes.
 func (f *viewFile) Remembers() bool {
 	r, ok := f.inner.(sigma.Rememberer)
 	return f.inner == nil || ok && r.Remembers()

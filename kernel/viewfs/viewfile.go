@@ -14,7 +14,8 @@ import (
 	"sigmaos.dev/view"
 )
 
-// viewFile is a file as a proc with a view sees it: a file of the realm with the rights of the entry by which it was reached, or a directory that is there only because entries are below it.
+// viewFile is a file as a proc with a view sees it: a file of the realm with the rights of the
+// entry by which it was reached, or a directory that is there only because entries are below it.
 type viewFile struct {
 	v     *Viewer
 	at    []string     // where it is in the view, if entries may be below; else nil: then the handle alone counts
@@ -49,13 +50,16 @@ func (f *viewFile) path() string {
 
 func (f *viewFile) refuse(op, name string) error {
 	if role := f.v.cfg.Role; role != "" {
-		return &sigma.Error{Op: "kernel.view." + op, Path: name, Kind: sigma.KindPermission, Msg: "the credential's role " + role + " does not allow it", Hint: "a developer may change names and files; ask an owner of the realm"}
+		return &sigma.Error{Op: "kernel.view." + op, Path: name, Kind: sigma.KindPermission,
+			Msg:  "the credential's role " + role + " does not allow it",
+			Hint: "a developer may change names and files; ask an owner of the realm"}
 	}
 	msg := "the proc's view does not allow it"
 	if f.entry != nil {
 		msg = "the proc's view gives " + f.entry.Rights.String() + " at " + sigma.JoinPath(f.entry.Path...)
 	}
-	return &sigma.Error{Op: "kernel.view." + op, Path: name, Kind: sigma.KindPermission, Msg: msg, Hint: "sigma caps PID shows what a proc may reach"}
+	return &sigma.Error{Op: "kernel.view." + op, Path: name, Kind: sigma.KindPermission, Msg: msg,
+		Hint: "sigma caps PID shows what a proc may reach"}
 }
 
 // may says whether the rights here include r.
@@ -66,7 +70,8 @@ func (f *viewFile) may(op, name string, r sigma.Rights) error {
 	return f.refuse(op, name)
 }
 
-// spot is what names from a file lead to, before anybody is asked: the way to it, or a place that is made up.
+// spot is what names from a file lead to, before anybody is asked: the way to it, or a place that
+// is made up.
 type spot struct {
 	at    []string // nil if nothing is below
 	entry *view.Entry
@@ -88,9 +93,11 @@ func (f *viewFile) locate(op string, names []string) (spot, error) {
 	if below || len(at) == 0 {
 		s.at = at
 	}
-	real := found && e.Rights != sigma.RightsNone && slices.Equal(slices.Concat(e.Target, rest), at) // the realm's own place of that name
+	real := found && e.Rights != sigma.RightsNone && slices.Equal(slices.Concat(e.Target, rest),
+		at) // the realm's own place of that name
 	if len(at) > 0 && (at[0] == sigma.NameSys || at[0] == sigma.NameProc && !real) {
-		own := &view.Entry{Path: at[:1], Target: at[:1], Rights: sigma.RightsCall} // as the system makes it for the proc; the calls see to the rest
+		own := &view.Entry{Path: at[:1], Target: at[:1],
+			Rights: sigma.RightsCall} // as the system makes it for the proc; the calls see to the rest
 		return spot{entry: own, way: &way{v: v, f: v.cfg.Root(), names: at, real: 1}, made: max(0, 1-len(f.at))}, nil
 	}
 	switch {
@@ -146,7 +153,8 @@ func (f *viewFile) Walk(ctx context.Context, names []string) (sigma.File, []sigm
 		if file != nil {
 			file.Close()
 		}
-		return &viewFile{v: f.v, at: s.at, id: madeID(s.at)}, f.madeIDs(names), nil // nothing is there but what leads to entries below
+		return &viewFile{v: f.v, at: s.at, id: madeID(s.at)}, f.madeIDs(names),
+			nil // nothing is there but what leads to entries below
 	}
 	if err != nil {
 		return f.partly(names, err)
@@ -237,7 +245,8 @@ func (f *viewFile) Open(ctx context.Context, flags sigma.OpenFlags) error {
 	return f.changing(ctx, func(ctx context.Context) error { return f.inner.Open(ctx, flags) })
 }
 
-// shown are the names of entries here, and at the root those of the system, without those that hide.
+// shown are the names of entries here, and at the root those of the system, without those that
+// hide.
 func (f *viewFile) shown() []string {
 	names := slices.DeleteFunc(f.v.Table().Below(f.at), func(n string) bool { return f.hidden(n) })
 	if len(f.at) == 0 {
@@ -258,10 +267,12 @@ func (f *viewFile) covered(name string) bool {
 	if f.at == nil {
 		return false
 	}
-	return slices.Contains(f.v.Table().Below(f.at), name) || len(f.at) == 0 && (name == sigma.NameProc || name == sigma.NameSys)
+	return slices.Contains(f.v.Table().Below(f.at), name) || len(f.at) == 0 &&
+		(name == sigma.NameProc || name == sigma.NameSys)
 }
 
-// viewCookies marks cookies of the part of a listing that is inner's, which comes after the view's own.
+// viewCookies marks cookies of the part of a listing that is inner's, which comes after the view's
+// own.
 const viewCookies = 1 << 62
 
 // ReadDir implements sigma.File.
@@ -331,7 +342,8 @@ func (f *viewFile) ReadAtIf(ctx context.Context, p []byte, offset uint64, v sigm
 }
 
 // WriteAtIf implements sigma.Conditional.
-func (f *viewFile) WriteAtIf(ctx context.Context, p []byte, offset uint64, v sigma.Version) (n int, now sigma.Version, err error) {
+func (f *viewFile) WriteAtIf(ctx context.Context, p []byte, offset uint64, v sigma.Version) (n int, now sigma.Version,
+	err error) {
 	if err := f.may("WriteAtIf", f.path(), sigma.RightWrite); err != nil {
 		return 0, 0, err
 	}
@@ -402,7 +414,8 @@ func (f *viewFile) Watch(ctx context.Context, since sigma.Version) (sigma.Versio
 }
 
 // Call implements sigma.Caller.
-func (f *viewFile) Call(ctx context.Context, method string, payload []byte, files []*os.File) ([]byte, []*os.File, error) {
+func (f *viewFile) Call(ctx context.Context, method string, payload []byte, files []*os.File) ([]byte, []*os.File,
+	error) {
 	for _, file := range files {
 		file.Close()
 	}
@@ -438,7 +451,8 @@ func (f *viewFile) PassBulk(ctx context.Context) (*os.File, error) {
 	return p.PassBulk(ctx)
 }
 
-// PassFile implements sigma.FilePasser. What is passed was opened for reading only, unless the proc made the file; a server of a tenant's might say so and pass another.
+// PassFile implements sigma.FilePasser. What is passed was opened for reading only, unless the proc
+// made the file; a server of a tenant's might say so and pass another.
 func (f *viewFile) PassFile(ctx context.Context) (*os.File, error) {
 	p, ok := f.inner.(sigma.FilePasser)
 	if !ok || f.v.cfg.Role != "" { // as for PassBulk
@@ -461,7 +475,8 @@ func (f *viewFile) PassFile(ctx context.Context) (*os.File, error) {
 			}
 		})
 	}
-	if err != nil || mode&unix.O_ACCMODE != unix.O_RDONLY && !f.made || mode&unix.O_PATH != 0 || st.Mode&unix.S_IFMT != unix.S_IFREG {
+	if err != nil || mode&unix.O_ACCMODE != unix.O_RDONLY && !f.made || mode&unix.O_PATH != 0 ||
+		st.Mode&unix.S_IFMT != unix.S_IFREG {
 		file.Close()
 		return nil, f.refuse("PassFile", f.path())
 	}

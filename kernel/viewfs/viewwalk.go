@@ -8,7 +8,9 @@ import (
 	"sigmaos.dev/treekit"
 )
 
-// way is a walk for a proc with a view: names from a file, of which the first lead to the place of an entry and the others are the proc's own. On the first no symlink is followed; one on the others is the proc's to follow, in its view.
+// way is a walk for a proc with a view: names from a file, of which the first lead to the place of
+// an entry and the others are the proc's own. On the first no symlink is followed; one on the
+// others is the proc's to follow, in its view.
 type way struct {
 	v     *Viewer
 	f     sigma.File // the file from which names are walked
@@ -42,8 +44,11 @@ func (w *way) passed(ids []sigma.FileID) {
 	}
 }
 
-// run runs op where the names that are left are all of one server, after going through the endpoints of trees that stop it. A stop that is left is the proc's to follow: it tells how many of the proc's own names were walked.
-func (w *way) run(ctx context.Context, op func(f sigma.File, names []string) (*sigma.Stopped, error)) (*sigma.Stopped, error) {
+// run runs op where the names that are left are all of one server, after going through the
+// endpoints of trees that stop it. A stop that is left is the proc's to follow: it tells how many
+// of the proc's own names were walked.
+func (w *way) run(ctx context.Context, op func(f sigma.File, names []string) (*sigma.Stopped, error)) (*sigma.Stopped,
+	error) {
 	defer func() { w.move(nil, false, nil) }()
 	for {
 		stop, err := w.step(ctx, op)
@@ -51,11 +56,14 @@ func (w *way) run(ctx context.Context, op func(f sigma.File, names []string) (*s
 			return nil, err
 		}
 		if stop.Walked > len(w.names) {
-			return nil, sigma.Errorf("kernel.view", sigma.KindInvalid, "a server says that it walked further than it was asked to")
+			return nil, sigma.Errorf("kernel.view", sigma.KindInvalid,
+				"a server says that it walked further than it was asked to")
 		}
 		if stop.Kind == sigma.KindSymlink {
 			if stop.Walked <= w.real && w.real > 0 {
-				return nil, &sigma.Error{Op: "kernel.view", Kind: sigma.KindPermission, Msg: "there is a symlink where an entry of the view leads", Hint: "entries lead to what is there itself"}
+				return nil, &sigma.Error{Op: "kernel.view", Kind: sigma.KindPermission,
+					Msg:  "there is a symlink where an entry of the view leads",
+					Hint: "entries lead to what is there itself"}
 			}
 			return &sigma.Stopped{Walked: w.done + stop.Walked - w.real, Kind: stop.Kind, Target: stop.Target}, nil
 		}
@@ -64,7 +72,8 @@ func (w *way) run(ctx context.Context, op func(f sigma.File, names []string) (*s
 		case err != nil:
 			return nil, err
 		case e.Form != sigma.FormTree && stop.Walked < w.real:
-			return nil, sigma.Errorf("kernel.view", sigma.KindNotDir, "there is an endpoint where an entry of the view leads")
+			return nil, sigma.Errorf("kernel.view", sigma.KindNotDir,
+				"there is an endpoint where an entry of the view leads")
 		case e.Form != sigma.FormTree:
 			w.tell(stop.Target)
 			return &sigma.Stopped{Walked: w.done + stop.Walked - w.real, Kind: stop.Kind, Target: stop.Target}, nil
@@ -83,7 +92,8 @@ func (w *way) tell(text string) {
 }
 
 // step runs op, after going along as much of a long way as one message does not hold.
-func (w *way) step(ctx context.Context, op func(f sigma.File, names []string) (*sigma.Stopped, error)) (*sigma.Stopped, error) {
+func (w *way) step(ctx context.Context, op func(f sigma.File, names []string) (*sigma.Stopped, error)) (*sigma.Stopped,
+	error) {
 	for len(w.names) > sigmap.WalkMax {
 		f, ids, stop, err := walkStop(ctx, w.f, w.names[:sigmap.WalkMax], true)
 		w.passed(ids)
@@ -125,7 +135,9 @@ func (w *way) enter(ctx context.Context, stop *sigma.Stopped) error {
 	return nil
 }
 
-// walk is the way of a file's Walk. A symlink at the end of the proc's own names is what was walked to. f is nil if it stopped before: at a symlink, an endpoint that is no tree, or at a missing name, whose reason is the error if nothing was reached.
+// walk is the way of a file's Walk. A symlink at the end of the proc's own names is what was walked
+// to. f is nil if it stopped before: at a symlink, an endpoint that is no tree, or at a missing
+// name, whose reason is the error if nothing was reached.
 func (w *way) walk(ctx context.Context) (f sigma.File, err error) {
 	stop, err := w.run(ctx, func(from sigma.File, names []string) (*sigma.Stopped, error) {
 		file, ids, stop, err := walkStop(ctx, from, names, len(names) <= w.real)
@@ -135,7 +147,8 @@ func (w *way) walk(ctx context.Context) (f sigma.File, err error) {
 				err = nil // who asked is told how far it went
 			}
 		}
-		if stop != nil && stop.Kind == sigma.KindEndpoint && stop.Walked == len(names) { // one that is no tree is what was walked to
+		if stop != nil && stop.Kind == sigma.KindEndpoint &&
+			stop.Walked == len(names) { // one that is no tree is what was walked to
 			if e, perr := sigma.ParseEndpoint(stop.Target); perr != nil || e.Form != sigma.FormTree {
 				f, _, err = from.Walk(ctx, names)
 				return nil, err
@@ -150,8 +163,10 @@ func (w *way) walk(ctx context.Context) (f sigma.File, err error) {
 	return f, err
 }
 
-// walkStop walks names and says which endpoint stopped it, and which symlink if that is not the last name, or last.
-func walkStop(ctx context.Context, f sigma.File, names []string, last bool) (sigma.File, []sigma.FileID, *sigma.Stopped, error) {
+// walkStop walks names and says which endpoint stopped it, and which symlink if that is not the
+// last name, or last.
+func walkStop(ctx context.Context, f sigma.File, names []string, last bool) (sigma.File, []sigma.FileID, *sigma.Stopped,
+	error) {
 	file, ids, err := f.Walk(ctx, names)
 	n := len(ids)
 	if err != nil || n == 0 {
@@ -190,7 +205,8 @@ func (w *way) get(ctx context.Context, offset uint64, count int) (g sigma.GetRes
 	return g, stop, err
 }
 
-func (w *way) put(ctx context.Context, data []byte, o sigma.PutOptions) (id sigma.FileID, stop *sigma.Stopped, err error) {
+func (w *way) put(ctx context.Context, data []byte, o sigma.PutOptions) (id sigma.FileID, stop *sigma.Stopped,
+	err error) {
 	stop, err = w.run(ctx, func(f sigma.File, names []string) (s *sigma.Stopped, err error) {
 		id, s, err = treekit.Put(ctx, f, names, data, o)
 		return s, err

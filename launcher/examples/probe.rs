@@ -1,7 +1,8 @@
-//! A stand-in for sigmad in the tests: relays every record, with its descriptors, between the launcher, whose
-//! socket comes from the keeper (3), and the test (4), so that the test itself plays sigmad from outside of the
-//! container. When the launcher dies, the test gets a record of four zeroes, and then those of the next one.
-//! A record of the test's that starts with 0xff ends it with the code in the next byte.
+//! A stand-in for sigmad in the tests: relays every record, with its descriptors, between the
+//! launcher, whose socket comes from the keeper (3), and the test (4), so that the test itself
+//! plays sigmad from outside of the container. When the launcher dies, the test gets a record of
+//! four zeroes, and then those of the next one. A record of the test's that starts with 0xff ends
+//! it with the code in the next byte.
 
 use std::os::fd::RawFd;
 
@@ -41,7 +42,8 @@ fn next_launcher() -> RawFd {
     msg.msg_iovlen = 1;
     msg.msg_control = control.as_mut_ptr().cast();
     msg.msg_controllen = size_of_val(&control);
-    // SAFETY: every pointer in msg is to a live local; a header of the control buffer is valid, if there is one.
+    // SAFETY: every pointer in msg is to a live local; a header of the control buffer is valid, if
+    // there is one.
     unsafe {
         let len = libc::recvmsg(KEEPER, &mut msg, 0);
         let header = libc::CMSG_FIRSTHDR(&msg);

@@ -1,5 +1,5 @@
-//! How long the next start of what died waits: not at all or almost so after an accident, longer and longer if
-//! there is no end of them, never for good.
+//! How long the next start of what died waits: not at all or almost so after an accident, longer
+//! and longer if there is no end of them, never for good.
 
 const SECOND: u64 = 1_000_000_000;
 /// The pause of each of the first deaths, for each before it.
@@ -8,11 +8,11 @@ const STEP: u64 = SECOND / 20;
 const ACCIDENTS: u32 = 4;
 /// The pause after the first that is none; it doubles with each further one,
 const FIRST: u64 = SECOND / 2;
-/// up to this. A machine whose processes die all the time costs its host next to nothing, and is back this soon
-/// after what was wrong is put right.
+/// up to this. A machine whose processes die all the time costs its host next to nothing, and is
+/// back this soon after what was wrong is put right.
 const MOST: u64 = 5 * SECOND;
-/// What has lived for so long is well: earlier deaths are forgotten. Who dies once in a while is started at once each
-/// time, which costs no more than the longest pause saves.
+/// What has lived for so long is well: earlier deaths are forgotten. Who dies once in a while is
+/// started at once each time, which costs no more than the longest pause saves.
 const WELL: u64 = 2 * SECOND;
 
 /// The deaths of late. Times are nanoseconds of one clock.

@@ -30,9 +30,9 @@ pub struct Listening<'a> {
     pub realm: Option<&'a OwnedFd>,
 }
 
-/// The plan for sigmad and its descriptors in the order of a START, among them the socket from which it takes its
-/// control sockets, and the one on which it says that the system is ready. How many deaths there were of late it
-/// tells on.
+/// The plan for sigmad and its descriptors in the order of a START, among them the socket from
+/// which it takes its control sockets, and the one on which it says that the system is ready. How
+/// many deaths there were of late it tells on.
 pub fn sigmad(
     config: &Config,
     bounds: Bounds,
@@ -48,8 +48,9 @@ pub fn sigmad(
         let file = sys::openat(libc::AT_FDCWD, &program.path, libc::O_RDONLY).map_err(Error::Program)?;
         let name = CString::new(program.name.as_str()).map_err(|_| Error::Data(Errno(libc::EINVAL)))?;
         let uid = bounds.base + 1 + index as u32;
-        // The user is not root outside, and reaches the admin sockets as the group of sigmad's directory. Nobody
-        // else of that group comes that far: the directory above is the user's alone.
+        // The user is not root outside, and reaches the admin sockets as the group of sigmad's
+        // directory. Nobody else of that group comes that far: the directory above is the user's
+        // alone.
         let (gid, mode) = match &config.rootless {
             Some(_) if index == config.sigmad() => (0, 0o2750),
             _ => (uid, 0o700),
@@ -142,7 +143,8 @@ fn open_data(config: &Config) -> sys::Result<OwnedFd> {
     if data.metadata()?.uid() != 0 { Err(Errno(libc::EPERM)) } else { Ok(data.into()) }
 }
 
-/// Makes a program's directory and gives it to its owner; returns it as O_PATH. Never follows a link.
+/// Makes a program's directory and gives it to its owner; returns it as O_PATH. Never follows a
+/// link.
 pub fn own_directory(data: &OwnedFd, name: &CStr, uid: u32, gid: u32, mode: u32) -> sys::Result<OwnedFd> {
     match sys::mkdirat(data.as_raw_fd(), name, 0o700) {
         Ok(()) | Err(Errno(libc::EEXIST)) => {}

@@ -59,8 +59,9 @@ const COMMON: &[Entry] = &[
     (SYS_exit_group, EVER),
     (SYS_wait4, EVER),
     (SYS_waitid, EVER),
-    // Once, and by the launcher's code only: the key stands in a register that the kernel does not read. The number
-    // of the descriptor alone would not do, since a program can put any other file there, as one made by memfd_create.
+    // Once, and by the launcher's code only: the key stands in a register that the kernel does not
+    // read. The number of the descriptor alone would not do, since a program can put any other file
+    // there, as one made by memfd_create.
     (SYS_execveat, when(&[&[Is(0, PROGRAM_FD as u32), Is(4, AT_EMPTY_PATH as u32), Key(5)]])),
     // Process groups and sessions: setpgid reaches no further than one's own children.
     (SYS_getpgrp, EVER),
@@ -134,7 +135,8 @@ const COMMON: &[Entry] = &[
     (SYS_getpeername, EVER),
 ];
 
-/// Names for debuggers, the parent-death signal of the proc's own children, and read-only questions.
+/// Names for debuggers, the parent-death signal of the proc's own children, and read-only
+/// questions.
 const PRCTL: Rule = when(&[
     &[Is(0, PR_SET_NAME as u32)],
     &[Is(0, PR_GET_NAME as u32)],
@@ -151,21 +153,24 @@ const PRCTL: Rule = when(&[
 const IOCTL: Rule =
     when(&[&[Is(1, FIONBIO as u32)], &[Is(1, FIONREAD as u32)], &[Is(1, TCGETS as u32)], &[Is(1, TIOCGWINSZ as u32)]]);
 
-/// How a seed makes the process of a START: in its own memory, until exec, and as the launcher's child.
+/// How a seed makes the process of a START: in its own memory, until exec, and as the launcher's
+/// child.
 pub const SEED_CLONE: i32 = CLONE_VM | CLONE_VFORK | CLONE_PARENT | SIGCHLD;
 
-/// Every clock but those of other processes, whose numbers are negative and hold a process id; 0 is oneself.
+/// Every clock but those of other processes, whose numbers are negative and hold a process id; 0 is
+/// oneself.
 const CLOCKS: Rule =
     Rule::When(&[&[Masked(0, 1 << 31, 0)], &[Masked(0, 0xffff_fff8, 0xffff_fff8)]], Verdict::Errno(EINVAL));
 
 const SIGMA: &[Entry] = &[
-    // A seed has this filter too, so what only it may do asks for a key in an argument that the kernel does not
-    // read. It is random, and a program can neither read its filter nor the launcher's memory.
+    // A seed has this filter too, so what only it may do asks for a key in an argument that the
+    // kernel does not read. It is random, and a program can neither read its filter nor the
+    // launcher's memory.
     (SYS_clone, when(&[&[Masked(0, CLONE_FORBIDDEN, 0)], &[Is(0, SEED_CLONE as u32), Key(3)]])),
     (SYS_setresuid, when(&[&[Key(3)]])),
     (SYS_prlimit64, when(&[&[Null(2)], &[Is(0, 0), Key(4)]])),
-    // Procs share a PID namespace, so calls that take another's number and ask for no right take none but 0.
-    // pthread_getattr_np takes this errno, and no other, for an answer.
+    // Procs share a PID namespace, so calls that take another's number and ask for no right take
+    // none but 0. pthread_getattr_np takes this errno, and no other, for an answer.
     (SYS_sched_getaffinity, Rule::When(&[&[Is(0, 0)]], Verdict::Errno(ENOSYS))),
     (SYS_getpgid, when(&[&[Is(0, 0)]])),
     (SYS_getsid, when(&[&[Is(0, 0)]])),
@@ -179,9 +184,9 @@ const SIGMA: &[Entry] = &[
     (SYS_sendto, when(&[&[Null(4)]])),
     (SYS_setsockopt, when(SOCKET_OPTIONS)),
     (SYS_getsockopt, when(SOCKET_QUESTIONS)),
-    // A START's process has its filter before it knows its program, to which it is then restricted. Exec closes
-    // the ruleset, and nobody with this filter can make another; if one came by a passed socket, a proc could
-    // only restrict itself further.
+    // A START's process has its filter before it knows its program, to which it is then restricted.
+    // Exec closes the ruleset, and nobody with this filter can make another; if one came by a
+    // passed socket, a proc could only restrict itself further.
     (SYS_landlock_restrict_self, when(&[&[Is(0, RULES_FD as u32), Is(1, 0)]])),
     // Libcs and language runtimes probe files when they start and take ENOENT for an answer.
     (SYS_open, ABSENT),
@@ -197,8 +202,8 @@ const SIGMA: &[Entry] = &[
     (SYS_getcwd, ABSENT),
 ];
 
-/// Duplicates, flags and seals; no locks (they would reach other readers of a passed file), no leases,
-/// no signals to others.
+/// Duplicates, flags and seals; no locks (they would reach other readers of a passed file), no
+/// leases, no signals to others.
 const FCNTL_SIGMA: &[&[Test]] = &[
     &[Is(1, F_DUPFD as u32)],
     &[Is(1, F_DUPFD_CLOEXEC as u32)],
@@ -223,8 +228,8 @@ const SOCKET_OPTIONS: &[&[Test]] = &[
     &[Is(1, IPPROTO_TCP as u32), Is(2, TCP_CORK as u32)],
 ];
 
-/// What concerns the socket itself. Never SO_PEERPIDFD, which makes a handle on the process at the other
-/// end, nor what else tells about that process.
+/// What concerns the socket itself. Never SO_PEERPIDFD, which makes a handle on the process at the
+/// other end, nor what else tells about that process.
 const SOCKET_QUESTIONS: &[&[Test]] = &[
     &[Is(1, SOL_SOCKET as u32), Is(2, SO_TYPE as u32)],
     &[Is(1, SOL_SOCKET as u32), Is(2, SO_ERROR as u32)],
@@ -240,9 +245,9 @@ const SOCKET_QUESTIONS: &[&[Test]] = &[
     &[Is(1, IPPROTO_TCP as u32)],
 ];
 
-/// What profile `linux` answers otherwise than `sigma`, or beside it: unmodified programs, whose run-time systems
-/// (CPython, the JVM, busybox) expect an ordinary Linux without files. Still no sockets, nothing to execute, and no
-/// path leads anywhere: the root is empty and read-only.
+/// What profile `linux` answers otherwise than `sigma`, or beside it: unmodified programs, whose
+/// run-time systems (CPython, the JVM, busybox) expect an ordinary Linux without files. Still no
+/// sockets, nothing to execute, and no path leads anywhere: the root is empty and read-only.
 const LINUX: &[Entry] = &[
     // The root, which is all there is.
     (SYS_getcwd, EVER),
@@ -303,7 +308,8 @@ const LINUX: &[Entry] = &[
     (SYS_munlock, EVER),
     // As in sigma, with seals for memory that is shared and the size of a pipe.
     (SYS_fcntl, when(FCNTL_LINUX)),
-    // As in sigma, with close-on-exec by ioctl and the terminal's group, which CPython and shells ask for.
+    // As in sigma, with close-on-exec by ioctl and the terminal's group, which CPython and shells
+    // ask for.
     (SYS_ioctl, when(IOCTL_LINUX)),
     // As in sigma, with what only concerns the process and its descendants.
     (SYS_prctl, when(PRCTL_LINUX)),
@@ -322,7 +328,8 @@ const LINUX: &[Entry] = &[
     (SYS_inotify_init1, EVER),
     (SYS_inotify_add_watch, ABSENT),
     (SYS_inotify_rm_watch, EVER),
-    // Threads: of the process itself only (PRIO_PROCESS and 0), since a number could be another proc's.
+    // Threads: of the process itself only (PRIO_PROCESS and 0), since a number could be another
+    // proc's.
     (SYS_sched_setaffinity, when(&[&[Is(0, 0)]])),
     (SYS_sched_getscheduler, when(&[&[Is(0, 0)]])),
     (SYS_sched_getparam, when(&[&[Is(0, 0)]])),
@@ -334,8 +341,8 @@ const LINUX: &[Entry] = &[
     (SYS_getcpu, EVER),
     // Several futexes at once.
     (SYS_futex_waitv, EVER),
-    // Barriers between the threads of the process (query, private, private for code); never the global one, for
-    // which the whole machine is interrupted.
+    // Barriers between the threads of the process (query, private, private for code); never the
+    // global one, for which the whole machine is interrupted.
     (SYS_membarrier, when(&[&[Is(0, 0)], &[Is(0, 8)], &[Is(0, 16)], &[Is(0, 32)], &[Is(0, 64)]])),
     // Signals with a value: to whom kill reaches.
     (SYS_rt_sigqueueinfo, EVER),
@@ -432,7 +439,8 @@ const SYSTEM: &[Entry] = &[
     (SYS_mkdir, EVER),
     (SYS_mkdirat, EVER),
     (SYS_rmdir, EVER),
-    // Files beneath a directory without following links, and their stable identity (open_by_handle_at is not there).
+    // Files beneath a directory without following links, and their stable identity
+    // (open_by_handle_at is not there).
     (SYS_openat2, EVER),
     (SYS_name_to_handle_at, EVER),
     (SYS_getdents64, EVER),
@@ -524,7 +532,8 @@ const SOCKET_OPTIONS_SYSTEM: &[&[Test]] = &[
     &[Is(1, SOL_SOCKET as u32), Is(2, SO_PASSPIDFD)],
     &[Is(1, SOL_SOCKET as u32), Is(2, SO_PASSRIGHTS)],
     &[Is(1, IPPROTO_TCP as u32)],
-    // What kind of traffic a connection to another machine is; without privilege only harmless values.
+    // What kind of traffic a connection to another machine is; without privilege only harmless
+    // values.
     &[Is(1, IPPROTO_IP as u32), Is(2, IP_TOS as u32)],
     &[Is(1, IPPROTO_IPV6 as u32), Is(2, IPV6_TCLASS as u32)],
     &[Is(1, SOL_SOCKET as u32), Is(2, SO_PRIORITY as u32)],
@@ -532,13 +541,13 @@ const SOCKET_OPTIONS_SYSTEM: &[&[Test]] = &[
 const SO_PASSPIDFD: u32 = 76;
 const SO_PASSRIGHTS: u32 = 83;
 
-/// PID 1 only waits, writes one record and ends; whoever takes it over finds nothing else. Everything
-/// else kills it, and with it the namespace.
+/// PID 1 only waits, writes one record and ends; whoever takes it over finds nothing else.
+/// Everything else kills it, and with it the namespace.
 pub const INIT: &[Entry] =
     &[(SYS_wait4, EVER), (SYS_write, EVER), (SYS_close, EVER), (SYS_exit_group, EVER), (SYS_rt_sigreturn, EVER)];
 
-/// PID 1 of the namespace that procs share: it says that it is there, closes what it has, and sleeps. The kernel
-/// reaps for it.
+/// PID 1 of the namespace that procs share: it says that it is there, closes what it has, and
+/// sleeps. The kernel reaps for it.
 pub const SPACE_INIT: &[Entry] =
     &[(SYS_write, EVER), (SYS_close_range, EVER), (SYS_pause, EVER), (SYS_exit_group, EVER), (SYS_rt_sigreturn, EVER)];
 

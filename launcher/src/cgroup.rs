@@ -1,8 +1,9 @@
 //! The cgroups of this instance: one leaf a proc, in each v1 hierarchy or in the one of v2.
 //!
-//! Making a leaf in the v1 hierarchies costs 0.25 ms, removing it 0.1 ms, and entering it far more. So a leaf
-//! belongs to a seat, whose seed stays in it, and serves one proc after another: what it counts is set back or
-//! subtracted. It cannot be seen from inside, so nothing passes from proc to proc.
+//! Making a leaf in the v1 hierarchies costs 0.25 ms, removing it 0.1 ms, and entering it far more.
+//! So a leaf belongs to a seat, whose seed stays in it, and serves one proc after another: what it
+//! counts is set back or subtracted. It cannot be seen from inside, so nothing passes from proc to
+//! proc.
 
 use crate::config::Share;
 use crate::error::{Errno, Error, log};
@@ -115,8 +116,8 @@ pub enum Entry {
 }
 
 impl Cgroups {
-    /// Finds the hierarchies, removes what a dead instance of the name left but for one group, makes our root in
-    /// each.
+    /// Finds the hierarchies, removes what a dead instance of the name left but for one group,
+    /// makes our root in each.
     pub fn open(instance: &str, place: &Place, but: Option<&str>) -> std::result::Result<Cgroups, Error> {
         let cgroups = Cgroups::sweep(instance, place, but)?;
         for hierarchy in &cgroups.hierarchies {
@@ -127,8 +128,8 @@ impl Cgroups {
         Ok(cgroups)
     }
 
-    /// Bounds everything in the instance's cgroups together. Children may use their share of processor time and no
-    /// more memory than that.
+    /// Bounds everything in the instance's cgroups together. Children may use their share of
+    /// processor time and no more memory than that.
     pub fn share(&self, share: &Share) -> std::result::Result<(), Error> {
         let fresh = Limits::of_kernel();
         let limits = Limits { memory: share.memory, ..fresh.clone() };
@@ -297,8 +298,8 @@ impl Cgroups {
         !self.doomed.is_empty()
     }
 
-    /// Removes those of the doomed groups in which nothing is. A process that has just died keeps a leaf busy for a
-    /// moment, and a leaf its group: such a group is tried again.
+    /// Removes those of the doomed groups in which nothing is. A process that has just died keeps a
+    /// leaf busy for a moment, and a leaf its group: such a group is tried again.
     pub fn remove_doomed(&mut self) {
         for group in std::mem::take(&mut self.doomed) {
             let below = |h: &Hierarchy| h.path.join(&self.name).join(&group);
@@ -409,8 +410,8 @@ fn settings(version: Version, from: &Limits, to: &Limits) -> Vec<Setting> {
         (_, None) => {}
         (Version::V1, Some(bytes)) => {
             let value = bytes.map_or("-1".to_string(), |bytes| bytes.to_string());
-            // Memory and swap together, at the same value: no swapping past the limit. The kernel wants
-            // this one never to be below the other.
+            // Memory and swap together, at the same value: no swapping past the limit. The kernel
+            // wants this one never to be below the other.
             let more = bytes.unwrap_or(u64::MAX) > from.memory.unwrap_or(u64::MAX);
             if more {
                 set(Memory, c"memory.memsw.limit_in_bytes", value.clone(), true);
@@ -431,7 +432,8 @@ fn settings(version: Version, from: &Limits, to: &Limits) -> Vec<Setting> {
     out
 }
 
-/// Shares as the kernel's file takes them: 1024 is what a new cgroup has, which version 2 calls 100.
+/// Shares as the kernel's file takes them: 1024 is what a new cgroup has, which version 2 calls
+/// 100.
 fn shares_of(version: Version, shares: u32) -> Setting {
     let (file, value) = match version {
         Version::V1 => (c"cpu.shares", shares as u64),

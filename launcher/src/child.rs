@@ -1,5 +1,5 @@
-//! What the program's process of a tree of its own goes through between fork and exec, in the document's order.
-//! A seat's is made by a seed (seed.rs).
+//! What the program's process of a tree of its own goes through between fork and exec, in the
+//! document's order. A seat's is made by a seed (seed.rs).
 
 use crate::calls::{PROGRAM_FD, RULES_FD};
 use crate::error::{Errno, Error};
@@ -18,7 +18,8 @@ pub const ASIDE: RawFd = RULES_FD + 1;
 
 const MEMLOCK_BYTES: u64 = 64 * 1024;
 
-/// How large a proc can make a file by a descriptor: sigma.WriteDescriptorMax, on which quotas rely.
+/// How large a proc can make a file by a descriptor: sigma.WriteDescriptorMax, on which quotas
+/// rely.
 const FILE_BYTES: u64 = 1 << 30;
 
 /// Everything a start needs, made before the clone.
@@ -97,8 +98,8 @@ fn become_program(launch: &Launch, init: i32, report: &mut RawFd) -> Result<Infa
     set_limits(launch.plan).map_err(Error::Limits)?;
     sys::set_limit(libc::RLIMIT_NPROC as i32, launch.plan.limits.pids as u64).map_err(Error::Limits)?;
     drop_privileges(launch.plan)?;
-    // A change of credentials clears the death signal, so it comes after. Init cannot be missed: the
-    // kernel kills this process with it, as it does every member of init's namespace.
+    // A change of credentials clears the death signal, so it comes after. Init cannot be missed:
+    // the kernel kills this process with it, as it does every member of init's namespace.
     cred::set_death_signal().map_err(Error::DeathSignal)?;
     if sys::getppid() != init {
         return Err(Error::DeathSignal(Errno(libc::ESRCH)));
@@ -161,7 +162,8 @@ fn make_rules(launch: &Launch) -> sys::Result<Rules> {
 
 /// All but that on processes. All of it is inherited, which counts those of a uid.
 pub fn set_limits(plan: &Plan) -> sys::Result<()> {
-    // Not 0, which the kernel ignores where dumps are piped to a program of the host (core(5)): 1 means none there too.
+    // Not 0, which the kernel ignores where dumps are piped to a program of the host (core(5)): 1
+    // means none there too.
     sys::set_limit(libc::RLIMIT_CORE as i32, 1)?;
     sys::set_limit(libc::RLIMIT_NOFILE as i32, plan.nofile as u64)?;
     sys::set_limit(libc::RLIMIT_MEMLOCK as i32, MEMLOCK_BYTES)?;

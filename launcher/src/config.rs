@@ -39,7 +39,8 @@ pub struct Config {
     pub rootless: Option<Rootless>,
     /// Where other machines connect to this one.
     pub listen: Option<SocketAddr>,
-    /// What sigmad is told as it is: the machine's address, share and labels, and whether it encrypts.
+    /// What sigmad is told as it is: the machine's address, share and labels, and whether it
+    /// encrypts.
     pub told: Vec<CString>,
     pub share: Share,
     /// Kept open, so that what it is the last handle of lives as long as the system.

@@ -1,4 +1,5 @@
-//! Starts procs, in seats (seats.rs) or in process trees of their own: holds what all starts share, and does for each what precedes the clone.
+//! Starts procs, in seats (seats.rs) or in process trees of their own: holds what all starts share,
+//! and does for each what precedes the clone.
 
 use crate::calls;
 use crate::cgroup::{Cgroups, Entry, Leaf, Usage};
@@ -55,8 +56,8 @@ impl Factory {
     pub fn new(cgroups: Cgroups, place: &CString, bounds: Bounds, status: OwnedFd) -> Result<Factory, Error> {
         let refused = Verdict::Errno(libc::EPERM);
         let templates = Templates::make(place)?;
-        // What the launcher executes itself needs no capabilities but a weakened start's. So that each process
-        // need not, it drops them from the bounding set for all.
+        // What the launcher executes itself needs no capabilities but a weakened start's. So that
+        // each process need not, it drops them from the bounding set for all.
         if !bounds.weaken {
             sys::cred::drop_bounding().map_err(Error::Bounding)?;
         }
@@ -87,10 +88,11 @@ impl Factory {
     }
 
     /// Starts a plan with the descriptors that came with it: the program, the data directory of a
-    /// system program, the targets'. They are closed here in any case. `record` is the START itself.
+    /// system program, the targets'. They are closed here in any case. `record` is the START
+    /// itself.
     pub fn start(&mut self, plan: Plan, record: &[u8], fds: Vec<OwnedFd>, received: u64) -> Result<Proc, Error> {
-        // Seeds are forked into their PID namespace by entering it for a moment. A user namespace's root may not go back
-        // to the host's, so a rootless launcher makes each proc anew.
+        // Seeds are forked into their PID namespace by entering it for a moment. A user namespace's
+        // root may not go back to the host's, so a rootless launcher makes each proc anew.
         let seated = self.cgroups.exist() && !self.bounds.is_rootless();
         match Purpose::of(&plan).filter(|_| seated) {
             Some(purpose) => self.start_seated(&plan, &purpose, record, fds, received),
@@ -176,7 +178,8 @@ impl Factory {
         }
     }
 
-    /// Closes the account of a proc of which the launcher's own child has ended. EBUSY: not all of it has, try again.
+    /// Closes the account of a proc of which the launcher's own child has ended. EBUSY: not all of
+    /// it has, try again.
     pub fn close(&mut self, proc: &mut Proc) -> sys::Result<Usage> {
         match &mut proc.body {
             Body::Tree(tree) => {

@@ -1,9 +1,9 @@
 //! Compiles lists of system calls to seccomp programs (classic BPF), once, at launcher start.
 //!
-//! The usual compilers emit one comparison per call in a row. The kernel walks the program for each of
-//! the ~460 call numbers when it is installed (to fill its cache of calls that are always allowed), so
-//! a row of a hundred comparisons is paid for at every start of a proc. Here the call numbers are cut
-//! into intervals of equal verdict and found by bisection: eight comparisons.
+//! The usual compilers emit one comparison per call in a row. The kernel walks the program for each
+//! of the ~460 call numbers when it is installed (to fill its cache of calls that are always
+//! allowed), so a row of a hundred comparisons is paid for at every start of a proc. Here the call
+//! numbers are cut into intervals of equal verdict and found by bisection: eight comparisons.
 
 use libc::sock_filter;
 
@@ -122,8 +122,8 @@ fn leaf(rule: Rule, key: u64) -> Vec<sock_filter> {
     }
 }
 
-/// Allows what passes all tests of one alternative. Lists of values of one argument, which most rules are, load
-/// it once and share the verdict; other rules ask one alternative after the other.
+/// Allows what passes all tests of one alternative. Lists of values of one argument, which most
+/// rules are, load it once and share the verdict; other rules ask one alternative after the other.
 fn choose(alternatives: &[&[Test]], otherwise: Verdict, key: u64) -> Vec<sock_filter> {
     let value_of = |tests: &&[Test]| match tests {
         [Test::Is(arg, value), ..] => Some((*arg, *value)),

@@ -1,8 +1,9 @@
 //! The file system through which sigmad shows programs whose bytes are not all there yet (binfs).
 //!
-//! Only root may mount, so the keeper does, once: a mount that is attached nowhere, so that no path leads to it.
-//! sigmad gets the device, on which it answers the kernel's requests, and the mount's root, beneath which it opens
-//! programs. The keeper itself never looks into it: each look would wait for sigmad.
+//! Only root may mount, so the keeper does, once: a mount that is attached nowhere, so that no path
+//! leads to it. sigmad gets the device, on which it answers the kernel's requests, and the mount's
+//! root, beneath which it opens programs. The keeper itself never looks into it: each look would
+//! wait for sigmad.
 
 use crate::error::Errno;
 use crate::sys::{self, Result, mount};
@@ -27,7 +28,8 @@ impl Fuse {
         context.set(c"rootmode", c"40555")?;
         context.set(c"user_id", c"0")?;
         context.set(c"group_id", c"0")?;
-        // Procs have uids of their own. What they may do is said by the mode of the file, which nobody can write.
+        // Procs have uids of their own. What they may do is said by the mode of the file, which
+        // nobody can write.
         context.flag(c"allow_other")?;
         let root = context.mount(libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV)?;
         Ok(Fuse { device, root })

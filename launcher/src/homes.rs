@@ -1,11 +1,13 @@
-//! Gives threads that compute processors of their own, so that they do not wait for one another while others run only
-//! what is to stand aside for them (docs/adr/0021).
+//! Gives threads that compute processors of their own, so that they do not wait for one another
+//! while others run only what is to stand aside for them (docs/adr/0021).
 //!
-//! The kernel does not: when all processors are busy it looks for no other one for a thread that wakes than the one
-//! where it ran last, although what runs on the others is idle to it. Two threads that ran on the same one last then
-//! share it, for as long as each sleeps before the kernel's ticks balance them.
+//! The kernel does not: when all processors are busy it looks for no other one for a thread that
+//! wakes than the one where it ran last, although what runs on the others is idle to it. Two
+//! threads that ran on the same one last then share it, for as long as each sleeps before the
+//! kernel's ticks balance them.
 //!
-//! A pure state machine: `step` is told what happened between two looks, and says who is to go where.
+//! A pure state machine: `step` is told what happened between two looks, and says who is to go
+//! where.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,8 +17,9 @@ const WHOLE: u64 = 1 << 20;
 const NEW_PART: u64 = 16;
 /// Who uses less than this part of a processor needs none of its own.
 const SOME_PART: u64 = 256;
-/// Homes are given while the threads use less than so many eighths of all processors, and taken from them above the
-/// second: then they leave little to others, and whom one processor is too small for, must be free to take two.
+/// Homes are given while the threads use less than so many eighths of all processors, and taken
+/// from them above the second: then they leave little to others, and whom one processor is too
+/// small for, must be free to take two.
 const GIVE_BELOW: u64 = 5;
 const TAKE_ABOVE: u64 = 6;
 /// After this time in which nobody is beside them, threads are free again.
@@ -63,7 +66,8 @@ impl Homes {
         Homes { processors, ..Homes::default() }
     }
 
-    /// Whether looks must go on although nobody is beside the threads: some have a home, or may have inherited one.
+    /// Whether looks must go on although nobody is beside the threads: some have a home, or may
+    /// have inherited one.
     pub fn held(&self) -> bool {
         self.inherited
     }
@@ -85,17 +89,19 @@ impl Homes {
             self.inherited = true;
             self.give(&mut moves);
         } else if listed {
-            // Whoever was made by a thread with a home before that was freed is freed with this look.
+            // Whoever was made by a thread with a home before that was freed is freed with this
+            // look.
             self.inherited = false;
         }
         moves
     }
 
-    /// There are too many threads to follow: nobody has a home any more. To be called with each list of them, as long as
-    /// homes are held, and all who are listed are then to be freed.
+    /// There are too many threads to follow: nobody has a home any more. To be called with each
+    /// list of them, as long as homes are held, and all who are listed are then to be freed.
     pub fn scatter(&mut self) {
         self.threads.clear();
-        // Those listed next are freed once more: they may have been made before their makers were free.
+        // Those listed next are freed once more: they may have been made before their makers were
+        // free.
         self.inherited = self.given;
         self.given = false;
     }
@@ -140,7 +146,8 @@ impl Homes {
         loads
     }
 
-    /// Whoever computes and has no home gets that which is least used, those who compute most first.
+    /// Whoever computes and has no home gets that which is least used, those who compute most
+    /// first.
     fn give(&mut self, moves: &mut Vec<Move>) {
         let mut loads = self.loads();
         let homeless = |thread: &Thread| thread.home.is_none() && !thread.stays && thread.used >= WHOLE / SOME_PART;
@@ -155,7 +162,8 @@ impl Homes {
         }
     }
 
-    /// One thread goes from the most used processor to the least, if that makes them more even by a quarter.
+    /// One thread goes from the most used processor to the least, if that makes them more even by a
+    /// quarter.
     fn even_out(&mut self) -> Option<Move> {
         let loads = self.loads();
         let order = |home: &usize| loads[*home].0;

@@ -1,4 +1,5 @@
-//! PID 1 of a process tree with a PID namespace of its own (a system program's, a weakened start's): enters the namespaces, forks the program's process, gives up every right, reaps
+//! PID 1 of a process tree with a PID namespace of its own (a system program's, a weakened
+//! start's): enters the namespaces, forks the program's process, gives up every right, reaps
 //! orphans, reports the program's status and ends, upon which the kernel kills the rest.
 
 use crate::boot::own_directory;
@@ -23,15 +24,15 @@ pub struct Common<'a> {
     pub uid: u32,
     /// The launcher itself: getppid says nothing across a PID namespace.
     pub launcher: &'a OwnedFd,
-    /// Whether the launcher's own bounding set has something in it: asking for each capability in each process
-    /// would take longer than a fork.
+    /// Whether the launcher's own bounding set has something in it: asking for each capability in
+    /// each process would take longer than a fork.
     pub bounding: bool,
     /// The write end of the pipe on which every init reports its program's status.
     pub status: &'a OwnedFd,
 }
 
-/// Takes the newly cloned process into the cgroups and the namespaces that all procs share, and ties
-/// its life to the launcher's.
+/// Takes the newly cloned process into the cgroups and the namespaces that all procs share, and
+/// ties its life to the launcher's.
 pub fn enter(common: &Common, weaken: Weaken, cgroups: &Entry) -> Result<(), Error> {
     // The limits hold from here on, also for the memory and time of being made.
     if let Entry::Files(files) = cgroups {
@@ -47,8 +48,9 @@ pub fn enter(common: &Common, weaken: Weaken, cgroups: &Entry) -> Result<(), Err
     die_with(common.launcher)
 }
 
-/// When the machine's memory is gone the kernel kills who has most of it: a proc, and be it a small one, rather than
-/// a service of all. Set here, where the host's /proc is still to be seen; the program inherits it.
+/// When the machine's memory is gone the kernel kills who has most of it: a proc, and be it a small
+/// one, rather than a service of all. Set here, where the host's /proc is still to be seen; the
+/// program inherits it.
 pub fn prefer_when_memory_is_gone() -> sys::Result<()> {
     let score = sys::openat(libc::AT_FDCWD, c"/proc/self/oom_score_adj", libc::O_WRONLY)?;
     sys::write(score.as_raw_fd(), b"800").map(drop)
@@ -93,7 +95,8 @@ fn prepare(launch: &Launch, common: &Common) -> Result<Infallible, Error> {
     {
         fail(report, Error::InitConfine(errno));
     }
-    // SAFETY: the number is ours alone; the OwnedFd of the launcher's copy lies elsewhere and is closed.
+    // SAFETY: the number is ours alone; the OwnedFd of the launcher's copy lies elsewhere and is
+    // closed.
     unsafe { libc::close(REPORT_FD) };
     serve(launch.key, main)
 }
@@ -114,7 +117,8 @@ fn enter_root(launch: &Launch, templates: &Templates) -> Result<(), Error> {
                 }
                 None => data,
             };
-            // A copy of a mount can be taken only in the namespace it lies in, hence before leaving it.
+            // A copy of a mount can be taken only in the namespace it lies in, hence before leaving
+            // it.
             let tree = namespaces::data_tree(data.as_raw_fd()).map_err(Error::DataTree)?;
             namespaces::enter_system_root(templates, &tree).map_err(Error::Mounts)
         }

@@ -1,5 +1,6 @@
-//! The parent of everything: starts sigmad and the launcher proper, connects the two, and starts the launcher
-//! again when it dies. It serves nobody's requests, so that there is little that could end it.
+//! The parent of everything: starts sigmad and the launcher proper, connects the two, and starts
+//! the launcher again when it dies. It serves nobody's requests, so that there is little that could
+//! end it.
 
 use crate::backoff::Backoff;
 use crate::boot;
@@ -22,9 +23,11 @@ use std::os::unix::ffi::OsStrExt;
 const SECOND: u64 = 1_000_000_000;
 /// How long sigmad may take to end after SIGTERM: procs have 5 s of it, and its services 5 s.
 const GRACE: u64 = 20 * SECOND;
-/// How long the launcher may take to end what it started: it waits a little less for killed processes.
+/// How long the launcher may take to end what it started: it waits a little less for killed
+/// processes.
 const KILL_PATIENCE: u64 = 25 * SECOND;
-/// A system that dies so often before it is this old does not come up; it ends, and `sigma up` says why.
+/// A system that dies so often before it is this old does not come up; it ends, and `sigma up` says
+/// why.
 const DEATHS_MAX: u32 = 5;
 const YOUNG: u64 = 10 * SECOND;
 /// sigmad's cgroup, just left by its last process, is tried again after this time.
@@ -60,7 +63,8 @@ struct Keeper<'a> {
     signals: OwnedFd,
     status: OwnedFd,
     lock: &'a OwnedFd,
-    /// Kept open, so that a reader sees its end when nobody is left to say that the system is ready.
+    /// Kept open, so that a reader sees its end when nobody is left to say that the system is
+    /// ready.
     ready: OwnedFd,
     /// Handed to sigmad.
     fuse: Option<Fuse>,
@@ -108,8 +112,8 @@ pub fn run(config: &Config) -> Result<i32, Error> {
         keeper.close();
         served.map(|()| keeper.code)
     });
-    // Also when nothing has run yet: what remains to be undone are the empty cgroups. Whoever starts the next
-    // system waits for the lock.
+    // Also when nothing has run yet: what remains to be undone are the empty cgroups. Whoever
+    // starts the next system waits for the lock.
     if let Err(error) = Cgroups::sweep(&config.instance, &place, None) {
         log(&chain(&error));
     }
@@ -123,7 +127,8 @@ pub fn run(config: &Config) -> Result<i32, Error> {
     result
 }
 
-/// Waits for the processes that a dead launcher left: all have been killed, and dying takes the kernel a moment.
+/// Waits for the processes that a dead launcher left: all have been killed, and dying takes the
+/// kernel a moment.
 fn see_off() {
     let deadline = sys::monotonic_ns() + 5 * SECOND;
     while let Ok(waited) = sys::wait(-1, false) {
@@ -223,14 +228,14 @@ impl<'a> Keeper<'a> {
         Ok(())
     }
 
-    /// Makes a control socket and gives sigmad and the launcher an end each. A generation of one never sees what
-    /// was meant for another.
+    /// Makes a control socket and gives sigmad and the launcher an end each. A generation of one
+    /// never sees what was meant for another.
     fn connect(&mut self) -> Result<(), Error> {
         let (Some(launcher), Some(to_sigmad)) = (&self.launcher, &self.to_sigmad) else { return Ok(()) };
         let (one, other) = socket::pair().map_err(Error::Loop)?;
         for end in [&one, &other] {
-            // Room for some hundred starts in flight. With less, which root in a container may have to
-            // live with, sigmad waits a little more.
+            // Room for some hundred starts in flight. With less, which root in a container may have
+            // to live with, sigmad waits a little more.
             let _ = socket::set_send_buffer(end, 1 << 20);
         }
         let record = protocol::control();
@@ -268,8 +273,8 @@ impl<'a> Keeper<'a> {
         Ok(())
     }
 
-    /// Starts what is due, the launcher first. What cannot be started now may be later: a host that is out of
-    /// processes for a moment costs no machine.
+    /// Starts what is due, the launcher first. What cannot be started now may be later: a host that
+    /// is out of processes for a moment costs no machine.
     fn start_again(&mut self) -> Result<(), Error> {
         let due = |at: &mut Option<u64>| at.take_if(|time| sys::monotonic_ns() >= *time).is_some();
         // What fails may have been one death too many, after which nothing is started.
@@ -316,7 +321,8 @@ impl<'a> Keeper<'a> {
             sigmad.kill();
         }
         if let Some(launcher) = &self.launcher {
-            // It sees the end of what it has in common with us, kills its children and waits for them.
+            // It sees the end of what it has in common with us, kills its children and waits for
+            // them.
             socket::shut_down(&launcher.to);
         }
         if !matches!(self.phase, Phase::Killing(_)) {
@@ -459,8 +465,8 @@ impl<'a> Keeper<'a> {
         self.start_again()
     }
 
-    /// One of the two has died or was not started. When it is to be started again: what runs of the other goes on
-    /// until then. None if the system ends.
+    /// One of the two has died or was not started. When it is to be started again: what runs of the
+    /// other goes on until then. None if the system ends.
     fn next(&mut self, what: &str, how: &str) -> Option<u64> {
         let now = sys::monotonic_ns();
         let pause = self.deaths.died(now);

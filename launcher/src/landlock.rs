@@ -90,7 +90,8 @@ impl Rules {
         Ok(Rules { abi, ruleset })
     }
 
-    /// The program itself may be executed, and read, since the kernel opens what it executes for reading.
+    /// The program itself may be executed, and read, since the kernel opens what it executes for
+    /// reading.
     pub fn allow_program(&self, file: RawFd) -> Result<()> {
         self.add(file, EXECUTE | READ_FILE)
     }

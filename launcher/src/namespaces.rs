@@ -1,8 +1,8 @@
 //! The template namespaces: made once, held by descriptors, shared by every proc.
 //!
 //! A helper process makes them and is then killed, so that nothing of them is ever mounted on the
-//! host and the kernel frees everything with the last descriptor. The network, IPC and UTS namespaces
-//! are empty and nobody inside has a capability to change them.
+//! host and the kernel frees everything with the last descriptor. The network, IPC and UTS
+//! namespaces are empty and nobody inside has a capability to change them.
 
 use crate::error::{Errno, Error};
 use crate::sys::{self, mount};
@@ -118,17 +118,20 @@ pub fn enter(namespace: &OwnedFd, kind: i32) -> Result<()> {
     mount::setns(namespace, kind)
 }
 
-/// Makes a private copy of the system root with the data directory, taken from the host before, in it.
+/// Makes a private copy of the system root with the data directory, taken from the host before, in
+/// it.
 pub fn enter_system_root(templates: &Templates, tree: &OwnedFd) -> Result<()> {
     enter(&templates.system_root, libc::CLONE_NEWNS)?;
     mount::unshare(libc::CLONE_NEWNS)?;
     mount::attach_tree(tree, DATA)
 }
 
-/// The data directory's mount as a system program sees it. Must be called in the host's mount namespace.
+/// The data directory's mount as a system program sees it. Must be called in the host's mount
+/// namespace.
 pub fn data_tree(dir: RawFd) -> Result<OwnedFd> {
     let tree = mount::clone_tree(dir)?;
-    // Not NOEXEC: a descriptor of sigmad's program cache is what a proc executes. The system profile itself has no exec in its filter.
+    // Not NOEXEC: a descriptor of sigmad's program cache is what a proc executes. The system
+    // profile itself has no exec in its filter.
     mount::restrict_tree(&tree, libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV)?;
     Ok(tree)
 }

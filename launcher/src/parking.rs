@@ -1,28 +1,31 @@
 //! Seats: contained places in which procs only need to be executed.
 //!
-//! A START should cost little more than fork and exec, but making a contained process costs several times
-//! that: entering a cgroup of v1 takes a lock whose writers wait for an RCU grace period (ten milliseconds
-//! on a machine at rest), loading the filter takes 0.1 ms, namespaces as much. None of it depends on which
-//! program will run. So a seat is made ahead of time: a cgroup leaf, and in it a seed (seed.rs), a process with
-//! everything done that a START does not decide. A START is handed to the seed as it came, with the program, the
-//! passed descriptors and a Landlock ruleset for that one program; the seed has a child execute the program.
-//! When the proc has ended, the seat serves the next one. Nothing of a proc stays in its seat: its processes were
-//! all in the leaf, which is empty then, and its memory was never the seed's.
+//! A START should cost little more than fork and exec, but making a contained process costs several
+//! times that: entering a cgroup of v1 takes a lock whose writers wait for an RCU grace period (ten
+//! milliseconds on a machine at rest), loading the filter takes 0.1 ms, namespaces as much. None of
+//! it depends on which program will run. So a seat is made ahead of time: a cgroup leaf, and in it
+//! a seed (seed.rs), a process with everything done that a START does not decide. A START is handed
+//! to the seed as it came, with the program, the passed descriptors and a Landlock ruleset for that
+//! one program; the seed has a child execute the program. When the proc has ended, the seat serves
+//! the next one. Nothing of a proc stays in its seat: its processes were all in the leaf, which is
+//! empty then, and its memory was never the seed's.
 //!
-//! Pools are kept by purpose, which is all that cannot be changed any more: the group (realm and class), the
-//! gid (the realm), the filter, the limits that the process itself has set. A START whose purpose has no free seat
-//! makes one on the spot and is handed to that.
+//! Pools are kept by purpose, which is all that cannot be changed any more: the group (realm and
+//! class), the gid (the realm), the filter, the limits that the process itself has set. A START
+//! whose purpose has no free seat makes one on the spot and is handed to that.
 //!
-//! How many to keep free follows the arrivals: twice as many as before whenever a START found none, up to
-//! POOL_MAX; then down to half every second, but not below the STARTs of that second or POOL_FIRST; after IDLE
-//! without a START, none. Where memory is scarce none are kept. This file decides only; factory.rs makes and kills.
+//! How many to keep free follows the arrivals: twice as many as before whenever a START found none,
+//! up to POOL_MAX; then down to half every second, but not below the STARTs of that second or
+//! POOL_FIRST; after IDLE without a START, none. Where memory is scarce none are kept. This file
+//! decides only; factory.rs makes and kills.
 
 use crate::plan::{Limits, Plan, Profile, Weaken};
 use std::collections::{HashMap, VecDeque};
 
 /// Free seats in all, some 100 KiB each: at most 13 MiB.
 pub const PARKED_MAX: usize = 128;
-/// Made ahead of one purpose: a burst of so many finds them ready. Those of procs that end come back beside them.
+/// Made ahead of one purpose: a burst of so many finds them ready. Those of procs that end come
+/// back beside them.
 const POOL_MAX: usize = 16;
 /// After the first START of a purpose: programs come in sequences.
 const POOL_FIRST: usize = 2;
@@ -35,7 +38,8 @@ const SECOND: u64 = 1_000_000_000;
 const IDLE: u64 = 10 * SECOND;
 /// A START's own numbers reach a little above 1000, so a proc with a lower limit has no seat.
 const NOFILE_MIN: u32 = 1100;
-/// A proc with less memory has no seat either: there, the seed and what is left of the last proc would matter.
+/// A proc with less memory has no seat either: there, the seed and what is left of the last proc
+/// would matter.
 const MEMORY_MIN: u64 = 4 << 20;
 
 /// What a seat is for.
@@ -109,8 +113,8 @@ impl<P> Parking<P> {
         Parking { pools: HashMap::new(), count: 0, scarce: false, next_tick: 0 }
     }
 
-    /// Takes note of a START, and a seat of its purpose out of the pool: the last to have come back, which the
-    /// caches know, or else the first made, which is most likely to be ready.
+    /// Takes note of a START, and a seat of its purpose out of the pool: the last to have come
+    /// back, which the caches know, or else the first made, which is most likely to be ready.
     pub fn take(&mut self, purpose: &Purpose, limits: &Limits, now: u64) -> Option<P> {
         if !self.pools.contains_key(purpose) {
             if self.pools.len() >= POOLS_MAX {
@@ -253,7 +257,8 @@ pub enum Need {
     Urgent,
 }
 
-/// Whether less than a twentieth of the machine's memory is available: then it is not for waiting processes.
+/// Whether less than a twentieth of the machine's memory is available: then it is not for waiting
+/// processes.
 pub fn memory_is_scarce(meminfo: &str) -> bool {
     let field = |name: &str| -> Option<u64> {
         let line = meminfo.lines().find_map(|line| line.strip_prefix(name))?;

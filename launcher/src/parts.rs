@@ -1,8 +1,9 @@
-//! Holds groups to their shares. The kernel divides one processor by weights well, several only as well as it spreads
-//! what waits, and it spreads by weights: a daemon that seldom runs and weighs much makes a processor count as full, and
-//! groups keep what chance gave them, for seconds (docs/internals/shares.md). So while procs of several groups are
-//! there, a loop compares what each used with its part of what all used, and for a while raises the weight of who is
-//! behind and lowers that of who is ahead, which also moves threads between processors.
+//! Holds groups to their shares. The kernel divides one processor by weights well, several only as
+//! well as it spreads what waits, and it spreads by weights: a daemon that seldom runs and weighs
+//! much makes a processor count as full, and groups keep what chance gave them, for seconds
+//! (docs/internals/shares.md). So while procs of several groups are there, a loop compares what
+//! each used with its part of what all used, and for a while raises the weight of who is behind and
+//! lowers that of who is ahead, which also moves threads between processors.
 
 use crate::cgroup::{Cgroups, GroupMeter};
 use crate::error::{Errno, log};
@@ -14,7 +15,8 @@ const MS: u64 = 1_000_000;
 const TICK: u64 = 50 * MS;
 /// Between looks while they hardly do.
 const REST: u64 = 250 * MS;
-/// The loop's own processor time is at most this part of one processor's: who costs more looks less often.
+/// The loop's own processor time is at most this part of one processor's: who costs more looks less
+/// often.
 const COST_PART: u64 = 512;
 /// Computing, of all groups together, below this part of the time passed is none.
 const SOME_PART: u64 = 16;
@@ -22,19 +24,21 @@ const SOME_PART: u64 = 16;
 const HORIZON: u64 = 300 * MS;
 /// More than passed between two looks is not made up for at once.
 const STEP_MOST: u64 = 100 * MS;
-/// What a group was behind or ahead is forgotten when it has had no proc for so long, or nobody computes.
+/// What a group was behind or ahead is forgotten when it has had no proc for so long, or nobody
+/// computes.
 const MEMORY: u64 = 2000 * MS;
 /// A weight is between a fourth of what the group's shares are and four times that.
 const RANGE: f64 = 4.0;
-/// Who weighs most for so long and uses less than half of its part does not want more, and is taken so for `SATED_TIME`,
-/// or until it uses half.
+/// Who weighs most for so long and uses less than half of its part does not want more, and is taken
+/// so for `SATED_TIME`, or until it uses half.
 const SATED_AFTER: u64 = 500 * MS;
 const SATED_TIME: u64 = 2000 * MS;
 /// Groups are forgotten that had no proc for so long.
 const GONE_AFTER: u64 = 1000 * MS;
 /// A weight that must be written anew: the last one may not be what the kernel has.
 const UNKNOWN: u32 = 0;
-/// More groups are not held: each look would take too long to be of use, and each holds two files open.
+/// More groups are not held: each look would take too long to be of use, and each holds two files
+/// open.
 const GROUPS_MAX: usize = 256;
 
 /// What is known of a group.
@@ -88,7 +92,8 @@ impl Part {
         }
     }
 
-    /// Sets the weight anew, if that makes some difference: each change costs the kernel more than it costs us.
+    /// Sets the weight anew, if that makes some difference: each change costs the kernel more than
+    /// it costs us.
     fn weigh(&mut self) {
         let even = self.behind.abs() < 0.02;
         let weight = if even { self.shares } else { (self.shares * RANGE.powf(self.behind)).max(2.0) } as u32;
@@ -98,8 +103,8 @@ impl Part {
     }
 }
 
-/// Decides what each group is to weigh after a look: `used` of each since the last one, `over` so long, in nanoseconds.
-/// Reports whether anybody computes.
+/// Decides what each group is to weigh after a look: `used` of each since the last one, `over` so
+/// long, in nanoseconds. Reports whether anybody computes.
 fn step(parts: &mut [Part], used: &[u64], over: u64) -> bool {
     let computes = used.iter().sum::<u64>() > over / SOME_PART;
     for part in parts.iter_mut().filter(|part| part.sated) {
@@ -190,7 +195,8 @@ impl Parts {
         group.strip_prefix(&self.parent).and_then(|rest| rest.strip_prefix('/')).is_some_and(|name| !name.contains('/'))
     }
 
-    /// A group was given these shares, and weighs so much now. Under new shares nobody is behind or ahead.
+    /// A group was given these shares, and weighs so much now. Under new shares nobody is behind or
+    /// ahead.
     pub fn share(&mut self, group: &str, shares: u32) {
         if !self.is_ours(group) {
             return;
@@ -204,7 +210,8 @@ impl Parts {
         }
     }
 
-    /// A group could not be given its shares, and may weigh the new ones or the old. The next look writes what it is to weigh.
+    /// A group could not be given its shares, and may weigh the new ones or the old. The next look
+    /// writes what it is to weigh.
     pub fn unknown(&mut self, group: &str) {
         if let Some(at) = self.held.iter().position(|(name, _)| name == group) {
             self.parts[at].weight = UNKNOWN;
@@ -241,7 +248,8 @@ impl Parts {
         self.procs.len() > 1 && self.procs.len() <= GROUPS_MAX
     }
 
-    /// When `look` is due, on the clock of sys::monotonic_ns. None: as long as no other proc starts.
+    /// When `look` is due, on the clock of sys::monotonic_ns. None: as long as no other proc
+    /// starts.
     pub fn next_look(&self) -> Option<u64> {
         (self.several() || !self.held.is_empty()).then_some(self.next)
     }
@@ -280,7 +288,8 @@ impl Parts {
         }
     }
 
-    /// Takes up who has procs now, if there are several, and lets off who has had none for long, and who is left alone.
+    /// Takes up who has procs now, if there are several, and lets off who has had none for long,
+    /// and who is left alone.
     fn hold(&mut self, now: u64, cgroups: &Cgroups) {
         let gone = |held: &Held| held.empty.is_some_and(|since| now - since >= GONE_AFTER);
         for at in (0..self.held.len()).rev().filter(|at| gone(&self.held[*at].1)).collect::<Vec<_>>() {
@@ -326,8 +335,9 @@ fn complain(said: &mut bool, group: &str, errno: Errno) {
 mod tests {
     use super::*;
 
-    /// Two processors of which each divides its time by weight among what is there, and a group's weight by its tasks on
-    /// each, as the kernel does; nothing ever moves. One group wants no more than a bound, if it has one.
+    /// Two processors of which each divides its time by weight among what is there, and a group's
+    /// weight by its tasks on each, as the kernel does; nothing ever moves. One group wants no more
+    /// than a bound, if it has one.
     struct Kernel {
         /// Of each group, tasks on each processor.
         tasks: Vec<[f64; 2]>,
@@ -355,7 +365,8 @@ mod tests {
         shares.iter().map(|shares| Part::new(*shares)).collect()
     }
 
-    /// Looks for some seconds, and tells what each group used in the last of them, in parts of a processor.
+    /// Looks for some seconds, and tells what each group used in the last of them, in parts of a
+    /// processor.
     fn looks(kernel: &Kernel, parts: &mut [Part], seconds: u64) -> Vec<f64> {
         let mut sums = vec![0.0; parts.len()];
         for n in 0..seconds * 1000 * MS / TICK {

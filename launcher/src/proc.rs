@@ -54,8 +54,8 @@ pub struct Proc {
     pub id: u64,
     pub uid: u32,
     pub body: Body,
-    /// Descriptors that were handed over. Closing them takes time, which a start has not: they are closed
-    /// when it is over.
+    /// Descriptors that were handed over. Closing them takes time, which a start has not: they are
+    /// closed when it is over.
     pub held: Vec<OwnedFd>,
     pub received: u64,
     pub cloned: u64,
@@ -67,7 +67,8 @@ pub struct Proc {
     pub killed: bool,
     /// What lets it outlive its sigmad.
     pub kept: Option<Kept>,
-    /// What it used when it was killed: of the processes that die with their init the kernel makes no account.
+    /// What it used when it was killed: of the processes that die with their init the kernel makes
+    /// no account.
     pub at_kill: Reading,
     /// The program's in a tree, as init reported it.
     pub wait_status: Option<i32>,
@@ -114,7 +115,8 @@ impl Proc {
         }
     }
 
-    /// How many processes in the leaf are ours and not the proc's: init, or the seed until it is let go.
+    /// How many processes in the leaf are ours and not the proc's: init, or the seed until it is
+    /// let go.
     pub fn helpers(&self) -> u64 {
         match &self.body {
             Body::Tree(_) => 1,
@@ -137,13 +139,15 @@ impl Proc {
         }
     }
 
-    /// Whether the launcher's child has ended, so that the account can be closed when nothing else is left.
+    /// Whether the launcher's child has ended, so that the account can be closed when nothing else
+    /// is left.
     pub fn is_over(&self) -> bool {
         let answered = matches!(self.body, Body::Tree(_)) || self.started || self.failure.is_some();
         answered && (self.waited.is_some() || matches!(self.body, Body::Seat(_)) && self.main.is_none())
     }
 
-    /// Takes note of what a seed says of its START. Returns the number of the program's process, if there was one.
+    /// Takes note of what a seed says of its START. Returns the number of the program's process, if
+    /// there was one.
     pub fn note(&mut self, news: News) -> Option<i32> {
         let Body::Seat(seat) = &self.body else { return None };
         // Sent before whatever the seed reports.
@@ -171,8 +175,8 @@ impl Proc {
         Reply::Started { id: self.id, pid: pid as u32, received: self.received, cloned: self.cloned, contained, exec }
     }
 
-    /// Reads what a tree's report socket has. At its end the program either runs or never will: then
-    /// returns the STARTED record to send, if it does.
+    /// Reads what a tree's report socket has. At its end the program either runs or never will:
+    /// then returns the STARTED record to send, if it does.
     pub fn read_reports(&mut self) -> Option<Reply> {
         let Body::Tree(tree) = &mut self.body else { return None };
         let report = tree.report.as_ref()?.as_raw_fd();
@@ -227,7 +231,8 @@ impl Proc {
         }
     }
 
-    /// Kills the launcher's child. In a tree that is init, and with it every process of its PID namespace.
+    /// Kills the launcher's child. In a tree that is init, and with it every process of its PID
+    /// namespace.
     pub fn kill(&self) {
         let child = match &self.body {
             Body::Tree(tree) => Some(tree.pid),
@@ -247,8 +252,8 @@ impl Proc {
             (Body::Seat(_), None) => return sys::kill(main, signo),
             (Body::Tree(tree), None) => tree.pid,
         };
-        // The number may have been reused since it ended, but not by another child of our init, and the pidfd
-        // pins what the check looked at.
+        // The number may have been reused since it ended, but not by another child of our init, and
+        // the pidfd pins what the check looked at.
         let pidfd = sys::pidfd_open(main)?;
         let status = std::fs::read_to_string(format!("/proc/{main}/status"))?;
         let parent = status.lines().find_map(|line| line.strip_prefix("PPid:\t")?.parse::<i32>().ok());

@@ -31,7 +31,8 @@ pub struct Start {
     pub nofile: u32,
     pub targets: Vec<u32>,
     pub group: Vec<u8>,
-    /// Directory below the data directory, or empty: all of the data directory. Profile system only.
+    /// Directory below the data directory, or empty: all of the data directory. Profile system
+    /// only.
     pub subdir: Vec<u8>,
     pub argv: Vec<Vec<u8>>,
     pub envp: Vec<Vec<u8>>,
@@ -295,7 +296,8 @@ pub fn adopt(id: u64, pid: u32, label: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Tells a new sigmad that it has heard of all, how many launchers the keeper had before, and the age of this one.
+/// Tells a new sigmad that it has heard of all, how many launchers the keeper had before, and the
+/// age of this one.
 pub fn done(before: u32, age_s: u32) -> Vec<u8> {
     [&26u16.to_le_bytes()[..], &VERSION.to_le_bytes(), &before.to_le_bytes(), &age_s.to_le_bytes()].concat()
 }
@@ -305,8 +307,8 @@ pub fn control() -> Vec<u8> {
     [32u16.to_le_bytes(), VERSION.to_le_bytes()].concat()
 }
 
-/// The kind of socket that sigmad's record SOCKET asks the keeper for: AF_INET or AF_INET6 for TCP, AF_NETLINK for one
-/// that hears of the ends of TCP connections.
+/// The kind of socket that sigmad's record SOCKET asks the keeper for: AF_INET or AF_INET6 for TCP,
+/// AF_NETLINK for one that hears of the ends of TCP connections.
 pub fn socket_family(record: &[u8]) -> Option<i32> {
     let head = [33u16.to_le_bytes(), VERSION.to_le_bytes()].concat();
     let family: [u8; 4] = record.strip_prefix(head.as_slice())?.try_into().ok()?;
@@ -462,7 +464,8 @@ mod tests {
         }
     }
 
-    /// Deterministic noise, half of it grown from a valid START, must decode or be refused, never panic.
+    /// Deterministic noise, half of it grown from a valid START, must decode or be refused, never
+    /// panic.
     #[test]
     fn noise_never_panics() {
         let mut state = 0x9e37_79b9_7f4a_7c15u64;

@@ -1,7 +1,9 @@
-//! Whether a group that stands aside gets processor time there all the same (docs/adr/0021). That is known by what it
-//! gets, not by what those before it leave: others of the host, another instance or a quota around all may take that.
+//! Whether a group that stands aside gets processor time there all the same (docs/adr/0021). That
+//! is known by what it gets, not by what those before it leave: others of the host, another
+//! instance or a quota around all may take that.
 //!
-//! A pure state machine: `step` is told what the group has used so far, and says whether it may be in the idle class.
+//! A pure state machine: `step` is told what the group has used so far, and says whether it may be
+//! in the idle class.
 
 use std::collections::VecDeque;
 
@@ -12,11 +14,11 @@ const TIME: u64 = 100 * MS;
 const GRAIN: u64 = 2 * MS;
 /// There is room when the group, in its ordinary class, used this part of all processors.
 const ROOM_PART: u64 = 4;
-/// In the idle class it has room no longer when it used less than this part: either it wants no more, and then its class
-/// does not matter, or it does not get more.
+/// In the idle class it has room no longer when it used less than this part: either it wants no
+/// more, and then its class does not matter, or it does not get more.
 const LEAST_PART: u64 = 8;
-/// After it had no room there it is not tried for this time, twice as long after each try that ended within `SHORT`,
-/// up to the longest; and as at first again when a try lasted for `LONG`.
+/// After it had no room there it is not tried for this time, twice as long after each try that
+/// ended within `SHORT`, up to the longest; and as at first again when a try lasted for `LONG`.
 const BACK_OFF: u64 = 1000 * MS;
 const BACK_OFF_MOST: u64 = 32_000 * MS;
 const SHORT: u64 = 1000 * MS;
@@ -25,10 +27,12 @@ const LONG: u64 = 3000 * MS;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Room {
     processors: u64,
-    /// When, and what it had used, both in nanoseconds. Only the first is as old as `TIME`, or older.
+    /// When, and what it had used, both in nanoseconds. Only the first is as old as `TIME`, or
+    /// older.
     past: VecDeque<(u64, u64)>,
     idle: bool,
-    /// Room was there when it was looked at last, or nothing is known yet: it is tried at once when both groups have work.
+    /// Room was there when it was looked at last, or nothing is known yet: it is tried at once when
+    /// both groups have work.
     good: bool,
     /// Since when it is in the idle class.
     began: u64,
@@ -56,8 +60,8 @@ impl Room {
         self.idle
     }
 
-    /// The group is in its ordinary class: nobody is there to stand aside for, or what it uses cannot be told. Whether
-    /// there was room is still known, and for how long it is not tried.
+    /// The group is in its ordinary class: nobody is there to stand aside for, or what it uses
+    /// cannot be told. Whether there was room is still known, and for how long it is not tried.
     pub fn stop(&mut self) {
         self.idle = false;
         self.past.clear();
@@ -124,8 +128,9 @@ mod tests {
             Host { room: Room::new(2), now: 5000 * MS, used: 77 * MS }
         }
 
-        /// For so long the group has these hundredths of both processors in the idle class, and out of it. How long it
-        /// was in the idle class, at most without a pause, and in all, and how often that began.
+        /// For so long the group has these hundredths of both processors in the idle class, and out
+        /// of it. How long it was in the idle class, at most without a pause, and in all, and how
+        /// often that began.
         fn run(&mut self, time: u64, idle: u64, other: u64) -> (u64, u64, u32) {
             let (mut most, mut stay, mut all, mut times) = (0, 0, 0, 0);
             for _ in 0..time / LOOK {

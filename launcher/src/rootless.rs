@@ -1,9 +1,10 @@
 //! Rootless mode: the launcher of an ordinary user, root in a user namespace of its own only.
 //!
-//! Who makes a user namespace may map no uid but its own into it. The rest of the range is mapped by newuidmap, a
-//! set-uid program that checks /etc/subuid; `sigma up` calls it, since the launcher executes nothing but procs.
-//! So the launcher says when the namespace is there, and when it is told that it is mapped executes itself: only a
-//! program that was executed in a namespace has memory that belongs to it, and so is its root's to look after.
+//! Who makes a user namespace may map no uid but its own into it. The rest of the range is mapped
+//! by newuidmap, a set-uid program that checks /etc/subuid; `sigma up` calls it, since the launcher
+//! executes nothing but procs. So the launcher says when the namespace is there, and when it is
+//! told that it is mapped executes itself: only a program that was executed in a namespace has
+//! memory that belongs to it, and so is its root's to look after.
 
 use crate::error::{Errno, Error};
 use crate::sys::{self, cred, mount};
@@ -18,12 +19,13 @@ pub struct Rootless {
     pub fd: Option<RawFd>,
     /// The uids from 1 on that will be mapped.
     pub uids: u32,
-    /// A cgroup of version 2 whose subtree is the user's. None: no cgroup holds anything to a limit.
+    /// A cgroup of version 2 whose subtree is the user's. None: no cgroup holds anything to a
+    /// limit.
     pub cgroup: Option<CString>,
 }
 
-/// Makes the user namespace, and a mount namespace that belongs to it, waits until it is mapped, and executes this
-/// program anew in it. Does nothing the second time.
+/// Makes the user namespace, and a mount namespace that belongs to it, waits until it is mapped,
+/// and executes this program anew in it. Does nothing the second time.
 pub fn enter(rootless: &Rootless) -> Result<(), Error> {
     let Some(fd) = rootless.fd else { return Ok(()) };
     // SAFETY: `sigma up` opened it for us under this number; nobody else here uses it.

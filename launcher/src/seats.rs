@@ -14,7 +14,8 @@ use crate::sys::{self, socket};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::rc::Rc;
 
-/// Free seats that are looked at for one START: those of the last 20 ms may still count ended processes.
+/// Free seats that are looked at for one START: those of the last 20 ms may still count ended
+/// processes.
 const LOOKS: usize = 4;
 /// Programs whose rules are kept. Each keeps a file from being freed.
 const RULES_MAX: usize = 64;
@@ -83,7 +84,8 @@ impl Factory {
                 renewed.and_then(|()| socket::send_with(seat.socket.as_raw_fd(), record, order).map_err(Error::Pipe));
             let Err(error) = handed else { return Ok(seat) };
             self.give_up(seat);
-            // One whose seed has died says nothing of the others; a limit that one does not fit in does.
+            // One whose seed has died says nothing of the others; a limit that one does not fit in
+            // does.
             if last || matches!(error, Error::Cgroup(_)) {
                 return Err(error);
             }

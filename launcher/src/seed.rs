@@ -1,13 +1,14 @@
 //! A seed: the contained process from which the procs of a seat grow, one after the other.
 //!
-//! Everything that a START does not decide is done once, in the seed: cgroup leaf, namespaces, closed descriptors,
-//! limits, gid, empty bounding set, NO_NEW_PRIVS, filter. A START's process is born with all of it: the seed clones
-//! it in its own memory (vfork) as a child of the launcher, and it takes a session, a uid, its descriptors and the
-//! Landlock rules for its program, and executes. So one process is made for a start, no memory is copied, no filter
-//! loaded, no cgroup entered. Exec leaves the seed's memory behind; nothing of it reaches a program.
+//! Everything that a START does not decide is done once, in the seed: cgroup leaf, namespaces,
+//! closed descriptors, limits, gid, empty bounding set, NO_NEW_PRIVS, filter. A START's process is
+//! born with all of it: the seed clones it in its own memory (vfork) as a child of the launcher,
+//! and it takes a session, a uid, its descriptors and the Landlock rules for its program, and
+//! executes. So one process is made for a start, no memory is copied, no filter loaded, no cgroup
+//! entered. Exec leaves the seed's memory behind; nothing of it reaches a program.
 //!
-//! A seed keeps uid 0, because of its capabilities only that of changing the uid is left, and a change from 0 takes
-//! this one away. It runs nothing but this file.
+//! A seed keeps uid 0, because of its capabilities only that of changing the uid is left, and a
+//! change from 0 takes this one away. It runs nothing but this file.
 
 use crate::calls::{PROGRAM_FD, RULES_FD, SEED_CLONE};
 use crate::cgroup::Entry;
@@ -109,8 +110,8 @@ fn serve(seed: &Seed) -> Result<std::convert::Infallible, Error> {
     }
 }
 
-/// Has a START's process execute its program; returns the time before that. What is allocated is allocated, and
-/// freed, here: the process itself only makes system calls.
+/// Has a START's process execute its program; returns the time before that. What is allocated is
+/// allocated, and freed, here: the process itself only makes system calls.
 fn start(seed: &Seed, processes: u64, stack: &mut [u8], record: &[u8], received: Received) -> Result<u64, Error> {
     let (uid, record) = record.split_first_chunk::<PREFIX>().ok_or(Error::Plan(Errno(libc::EPROTO)))?;
     // The launcher has checked it, but this is another process: nothing is taken on trust.
@@ -127,8 +128,8 @@ fn start(seed: &Seed, processes: u64, stack: &mut [u8], record: &[u8], received:
         (outcome.contained, outcome.error) = (0, error);
         sys::exit(127)
     };
-    // SAFETY: the closure makes system calls and writes to locals of this function, drops nothing, and ends the
-    // process or executes a program.
+    // SAFETY: the closure makes system calls and writes to locals of this function, drops nothing,
+    // and ends the process or executes a program.
     unsafe { sys::clone_and_wait(SEED_CLONE, stack, seed.secret, &mut grow) }.map_err(Error::Fork)?;
     // Written by the other process meanwhile.
     let outcome = std::hint::black_box(&mut outcome);
@@ -180,9 +181,9 @@ impl Work {
         Err(Error::Exec(sys::exec(PROGRAM_FD, argv, envp, seed.secret)))
     }
 
-    /// Puts the START's descriptors where they belong: the ruleset, the program, the targets'. They came under the
-    /// lowest free numbers and with close-on-exec, as all others but 0, 1 and 2 are, so exec closes what is not
-    /// placed. 0, 1 and 2 are the null device unless they are targets.
+    /// Puts the START's descriptors where they belong: the ruleset, the program, the targets'. They
+    /// came under the lowest free numbers and with close-on-exec, as all others but 0, 1 and 2 are,
+    /// so exec closes what is not placed. 0, 1 and 2 are the null device unless they are targets.
     fn place_descriptors(&mut self) -> sys::Result<()> {
         sys::dup3(self.rules, RULES_FD, libc::O_CLOEXEC)?;
         sys::dup3(self.program, PROGRAM_FD, libc::O_CLOEXEC)?;

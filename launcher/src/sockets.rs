@@ -1,5 +1,6 @@
-//! Finds the sockets that a proc was passed among its descriptors, by their numbers, and shuts them down. sigmad keeps
-//! no copy of what it passes, or nobody would see a proc close its end (docs/adr/0020).
+//! Finds the sockets that a proc was passed among its descriptors, by their numbers, and shuts them
+//! down. sigmad keeps no copy of what it passes, or nobody would see a proc close its end
+//! (docs/adr/0020).
 
 use crate::sys::{self, Result, socket};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -13,12 +14,14 @@ pub struct Found {
     pub received: u64,
 }
 
-/// Looks for sockets among the descriptors of the processes; `wanted` is sorted. What ends meanwhile is not found.
+/// Looks for sockets among the descriptors of the processes; `wanted` is sorted. What ends
+/// meanwhile is not found.
 pub fn find(pids: &[i32], wanted: &[u64], shut: bool) -> Vec<Found> {
     let mut found: Vec<Found> = Vec::new();
     for pid in pids {
-        // Opened first, so that whatever process the number means it is one and the same from here on. A socket's
-        // number is its own on the whole host, so that even the wrong process could not give a wrong socket.
+        // Opened first, so that whatever process the number means it is one and the same from here
+        // on. A socket's number is its own on the whole host, so that even the wrong process could
+        // not give a wrong socket.
         let Ok(pidfd) = sys::pidfd_open(*pid) else { continue };
         let Ok(entries) = std::fs::read_dir(format!("/proc/{pid}/fd")) else { continue };
         for entry in entries.flatten() {

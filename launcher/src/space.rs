@@ -1,9 +1,10 @@
 //! The PID namespace that all procs of profile `sigma` share, and its init.
 //!
-//! A namespace for each proc costs 0.1 ms of every start, and its init as much again (docs/adr/0010). What a
-//! private one gave is given here by other means: a proc's signals reach its own uid only, calls that name another
-//! process are refused by the filter, and the whole of a proc is what is in its cgroup. The shared namespace is
-//! left with one task: when the launcher dies, its init does, and with that the kernel kills everything inside.
+//! A namespace for each proc costs 0.1 ms of every start, and its init as much again
+//! (docs/adr/0010). What a private one gave is given here by other means: a proc's signals reach
+//! its own uid only, calls that name another process are refused by the filter, and the whole of a
+//! proc is what is in its cgroup. The shared namespace is left with one task: when the launcher
+//! dies, its init does, and with that the kernel kills everything inside.
 
 use crate::calls;
 use crate::error::{Errno, Error};
@@ -80,7 +81,8 @@ fn await_ready(ready: &OwnedFd) -> sys::Result<()> {
 
 /// Nothing here depends on what procs do, so PID 1 needs no right but to sleep.
 fn confine(templates: &Templates, uid: u32, launcher: &OwnedFd, report: i32) -> sys::Result<()> {
-    // All procs would end with it. Without the right to lower its score (rootless), its size must protect it.
+    // All procs would end with it. Without the right to lower its score (rootless), its size must
+    // protect it.
     let score = sys::openat(libc::AT_FDCWD, c"/proc/self/oom_score_adj", libc::O_WRONLY);
     let _ = score.and_then(|score| sys::write(score.as_raw_fd(), b"-900"));
     namespaces::enter(&templates.network, libc::CLONE_NEWNET)?;

@@ -26,15 +26,15 @@ const KILL_PATIENCE: u64 = 20 * SECOND;
 const BATCH: usize = 16;
 /// Records that sigmad has not fetched; beyond it no more requests are read. About 4 MiB.
 const OUTBOX_MAX: usize = 65_536;
-/// Ends that a sigmad has been told of are told to the next one too, since it may have died before it could tell
-/// those who wait: so many, for so long.
+/// Ends that a sigmad has been told of are told to the next one too, since it may have died before
+/// it could tell those who wait: so many, for so long.
 const ENDED_MAX: usize = 1024;
 const ENDED_TIME: u64 = 10 * SECOND;
 /// A cgroup whose last process is just being torn down is tried again after this time.
 const BUSY_RETRY_MS: i32 = 2;
 
-/// The loop is taken to be at rest after this time without an event. A proc's start and end follow one another
-/// faster, and what is prepared between them delays them.
+/// The loop is taken to be at rest after this time without an event. A proc's start and end follow
+/// one another faster, and what is prepared between them delays them.
 const QUIET_MS: i32 = 1;
 
 /// The hard limit on descriptors below which the launcher does not work.
@@ -86,7 +86,8 @@ pub struct Supervisor {
     procs: HashMap<u64, Proc>,
     by_pid: HashMap<i32, u64>,
     by_key: HashMap<u64, u64>,
-    /// Children that ended before it was known what they were: programs that a seed has not reported yet.
+    /// Children that ended before it was known what they were: programs that a seed has not
+    /// reported yet.
     strays: HashMap<i32, Waited>,
     /// Ended, but a cgroup of theirs was still busy.
     busy: Vec<u64>,
@@ -105,8 +106,9 @@ pub struct Supervisor {
 
 /// Runs until the keeper, which had so many launchers before, ends it. Returns the exit code.
 pub fn run(config: &Config, keeper: OwnedFd, before: u32) -> Result<i32, Error> {
-    // When a program has been executed the launcher is woken, often on the CPU on which the program now runs.
-    // As an equal it would wait for the end of the program's slice, some 0.3 ms, before it could say so.
+    // When a program has been executed the launcher is woken, often on the CPU on which the program
+    // now runs. As an equal it would wait for the end of the program's slice, some 0.3 ms, before
+    // it could say so.
     sys::go_first();
     let mut supervisor = Supervisor::new(config, keeper, before)?;
     let result = supervisor.serve();
@@ -177,7 +179,8 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Parks children for the STARTs to come: one a turn, so that what arrives meanwhile waits for no more.
+    /// Parks children for the STARTs to come: one a turn, so that what arrives meanwhile waits for
+    /// no more.
     fn prepare(&mut self, quiet: bool) {
         self.quiet = quiet;
         if self.phase != Phase::Running {
@@ -222,7 +225,8 @@ impl Supervisor {
         }
     }
 
-    /// What is to be done at a time of its own: seats once a second, the fast loop, and that of the parts.
+    /// What is to be done at a time of its own: seats once a second, the fast loop, and that of the
+    /// parts.
     fn next_tick(&self) -> Option<u64> {
         let look = self.yielding.as_ref().and_then(Yielding::next_look);
         let parts = self.parts.as_ref().and_then(Parts::next_look);
@@ -314,7 +318,8 @@ impl Supervisor {
         for _ in 0..BATCH {
             let Some(control) = &self.control else { return };
             if self.outbox.len() >= OUTBOX_MAX {
-                // Who closes the socket without having read will not read; and a hang-up cannot be masked.
+                // Who closes the socket without having read will not read; and a hang-up cannot be
+                // masked.
                 if ready & libc::EPOLLHUP as u32 != 0 {
                     self.close_control();
                 }
@@ -345,7 +350,8 @@ impl Supervisor {
         }
     }
 
-    /// A request whose descriptors this process had no room for: a START fails, a KEEP is as if it had not come.
+    /// A request whose descriptors this process had no room for: a START fails, a KEEP is as if it
+    /// had not come.
     fn serve_short(&mut self, request: Request) -> Result<(), Error> {
         match request {
             Request::Start(start) => {
@@ -379,7 +385,8 @@ impl Supervisor {
                 Ok(())
             }
             _ if !fds.is_empty() => Err(Error::Malformed("descriptors without a START")),
-            // The proc may have ended while the message was under way, so an unknown id is no error.
+            // The proc may have ended while the message was under way, so an unknown id is no
+            // error.
             Request::Kill { id } => {
                 if let Some(proc) = self.procs.get_mut(&id) {
                     if !proc.killed {
@@ -489,7 +496,8 @@ impl Supervisor {
     fn adopt(&mut self, proc: Proc) {
         if let Body::Tree(tree) = &proc.body {
             let report = tree.report.as_ref().map_or(-1, AsRawFd::as_raw_fd);
-            // Only its end is waited for, which an empty set of events does: what came before is read with it.
+            // Only its end is waited for, which an empty set of events does: what came before is
+            // read with it.
             let watched = self.epoll.add(report, 0, REPORTS + tree.pid as u64);
             if watched.is_err() {
                 // Its end is seen by SIGCHLD, upon which the account is closed as FAILED.
@@ -652,7 +660,8 @@ impl Supervisor {
         self.outbox.clear();
     }
 
-    /// Begins with the next sigmad, when nothing is left but what it takes over: tells it of each proc.
+    /// Begins with the next sigmad, when nothing is left but what it takes over: tells it of each
+    /// proc.
     fn greet(&mut self) {
         if self.next_control.is_none() || self.phase != Phase::Running {
             return;
@@ -682,7 +691,8 @@ impl Supervisor {
         self.flush();
     }
 
-    /// Remembers the end of a proc that was kept. Its descriptors are needed only by a sigmad that has not had them.
+    /// Remembers the end of a proc that was kept. Its descriptors are needed only by a sigmad that
+    /// has not had them.
     fn remember(&mut self, id: u64, record: Vec<u8>) {
         let Some((pid, kept)) =
             self.procs.get_mut(&id).and_then(|proc| Some((proc.main.unwrap_or(0) as u32, proc.kept.take()?)))

@@ -55,13 +55,14 @@ pub fn fork_into(flags: c_int, cgroup: &OwnedFd) -> Result<i32> {
     unsafe { call(libc::SYS_clone3, args) }.map(|pid| pid as i32)
 }
 
-/// Has a child run `work` in this process's memory, and waits until it executes a program or ends, as vfork does,
-/// but on another stack. The kernel need then not copy the memory, nor dismantle the copy when the child executes.
-/// `flags` must have CLONE_VM and CLONE_VFORK; `key` goes where only a system call filter looks.
+/// Has a child run `work` in this process's memory, and waits until it executes a program or ends,
+/// as vfork does, but on another stack. The kernel need then not copy the memory, nor dismantle the
+/// copy when the child executes. `flags` must have CLONE_VM and CLONE_VFORK; `key` goes where only
+/// a system call filter looks.
 ///
 /// # Safety
-/// `work` shares everything with the caller, who does not run meanwhile: it must leave it as it wants to find it,
-/// own nothing that it would have to drop, and not return.
+/// `work` shares everything with the caller, who does not run meanwhile: it must leave it as it
+/// wants to find it, own nothing that it would have to drop, and not return.
 pub unsafe fn clone_and_wait<F: FnMut()>(flags: c_int, stack: &mut [u8], key: u64, work: &mut F) -> Result<i32> {
     extern "C" fn enter<F: FnMut()>(work: *mut libc::c_void) -> c_int {
         // SAFETY: clone passes on the pointer given below, which the caller keeps alive.
@@ -69,8 +70,8 @@ pub unsafe fn clone_and_wait<F: FnMut()>(flags: c_int, stack: &mut [u8], key: u6
         exit(127)
     }
     let none = std::ptr::null_mut::<libc::c_void>();
-    // SAFETY: the stack grows down from the end of the slice, whose start is aligned as its length is; without
-    // flags for them the kernel reads none of the last three arguments.
+    // SAFETY: the stack grows down from the end of the slice, whose start is aligned as its length
+    // is; without flags for them the kernel reads none of the last three arguments.
     unsafe {
         let top = stack.as_mut_ptr().add(stack.len()).cast();
         let pid = libc::clone(enter::<F>, top, flags, (&raw mut *work).cast(), none, none, key as *mut libc::c_void);
@@ -78,8 +79,8 @@ pub unsafe fn clone_and_wait<F: FnMut()>(flags: c_int, stack: &mut [u8], key: u6
     }
 }
 
-/// Zeroed private memory for the rest of the process's life. Unlike the allocator's it is taken page by page,
-/// when it is first touched.
+/// Zeroed private memory for the rest of the process's life. Unlike the allocator's it is taken
+/// page by page, when it is first touched.
 pub fn map(len: usize, flags: c_int) -> Result<&'static mut [u8]> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | flags;
     let access = libc::PROT_READ | libc::PROT_WRITE;
@@ -282,8 +283,9 @@ pub fn prctl(option: c_int, args: [usize; 4]) -> Result<c_long> {
     unsafe { call(libc::SYS_prctl, args) }
 }
 
-/// Lets this process run before others, but not the children that it will have. Where real-time scheduling is
-/// not allowed it gets the best ordinary place, and where that is not either, it stays where it is.
+/// Lets this process run before others, but not the children that it will have. Where real-time
+/// scheduling is not allowed it gets the best ordinary place, and where that is not either, it
+/// stays where it is.
 pub fn go_first() {
     let reset = libc::SCHED_RESET_ON_FORK;
     let [lowest, none] = [1, 0].map(|sched_priority| libc::sched_param { sched_priority });
@@ -310,7 +312,8 @@ pub fn set_limit(resource: c_int, value: u64) -> Result<u64> {
     lower_limit_by(resource, value, 0).map(|()| value)
 }
 
-/// Sets a limit, above what it was if that is allowed, else as set_limit does. Returns what holds now.
+/// Sets a limit, above what it was if that is allowed, else as set_limit does. Returns what holds
+/// now.
 pub fn raise_limit(resource: c_int, value: u64) -> Result<u64> {
     match lower_limit_by(resource, value, 0) {
         Ok(()) => Ok(value),
@@ -384,8 +387,8 @@ pub fn random() -> Result<u64> {
     check(unsafe { libc::getrandom((&raw mut number).cast(), 8, 0) } as c_long).map(|_| number)
 }
 
-/// Device and number of an open file, as the kernel knows them: no file system is asked, since that of a program
-/// may be one that sigmad answers for.
+/// Device and number of an open file, as the kernel knows them: no file system is asked, since that
+/// of a program may be one that sigmad answers for.
 pub fn identity(fd: RawFd) -> Result<(u64, u64)> {
     // SAFETY: statx is plain numbers, for which all zeroes is a value.
     let mut stat: libc::statx = unsafe { std::mem::zeroed() };
@@ -458,8 +461,8 @@ pub fn seccomp(program: &[libc::sock_filter]) -> Result<()> {
     unsafe { call(libc::SYS_seccomp, args) }.map(drop)
 }
 
-/// Replaces the process by the program behind `fd`; returns only on failure. `key` goes where only a system call
-/// filter looks.
+/// Replaces the process by the program behind `fd`; returns only on failure. `key` goes where only
+/// a system call filter looks.
 pub fn exec(fd: RawFd, argv: &Pointers, envp: &Pointers, key: u64) -> Errno {
     let empty = c"".as_ptr();
     let (argv, envp) = (argv.0.as_ptr(), envp.0.as_ptr());

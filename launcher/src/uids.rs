@@ -17,8 +17,8 @@ impl Uids {
         Uids { base: bounds.base, end: bounds.uids / 2, next: PROC_FIRST, used: HashMap::new() }
     }
 
-    /// A uid that no live proc has. They go round, so that one is used again as late as possible: whatever
-    /// a proc left somewhere should not find a new owner soon. None when all are in use.
+    /// A uid that no live proc has. They go round, so that one is used again as late as possible:
+    /// whatever a proc left somewhere should not find a new owner soon. None when all are in use.
     pub fn choose(&mut self) -> Option<u32> {
         for _ in PROC_FIRST..self.end {
             let uid = self.base + self.next;

@@ -1,16 +1,18 @@
-//! One group of leaves stands aside for another (docs/adr/0021): while there are procs in both, the second is in the idle
-//! class, so that a thread of the first that wakes has the processor at once, and finds one that runs only the second's as
-//! good as free. Not always, since among itself the idle class is placed worse: streams between its procs lose some 7 %.
-//! So is the group around the second, with the daemons that work for it, while it gets enough there (room.rs): these must
+//! One group of leaves stands aside for another (docs/adr/0021): while there are procs in both, the
+//! second is in the idle class, so that a thread of the first that wakes has the processor at once,
+//! and finds one that runs only the second's as good as free. Not always, since among itself the
+//! idle class is placed worse: streams between its procs lose some 7 %. So is the group around the
+//! second, with the daemons that work for it, while it gets enough there (room.rs): these must
 //! answer.
 //!
-//! What that does not prevent is that threads of the first wait while the second computes on another processor. A loop
-//! looks every few milliseconds, while both compute, and gives threads of the first processors of their own (homes.rs).
-//! Only if they go on waiting it bounds what the second may use, and lets it off step by step: a bound takes more from
-//! the second than the first gains.
+//! What that does not prevent is that threads of the first wait while the second computes on
+//! another processor. A loop looks every few milliseconds, while both compute, and gives threads of
+//! the first processors of their own (homes.rs). Only if they go on waiting it bounds what the
+//! second may use, and lets it off step by step: a bound takes more from the second than the first
+//! gains.
 //!
-//! Only waiting that goes along with the second group's computing is blamed on it: when the first group has more to do
-//! than there are processors, its threads wait for one another.
+//! Only waiting that goes along with the second group's computing is blamed on it: when the first
+//! group has more to do than there are processors, its threads wait for one another.
 
 use crate::cgroup::rivals::{Looked, PERIOD_US, Rivals, THREADS_MAX};
 use crate::error::{Errno, log};
@@ -25,7 +27,8 @@ const TICK: u64 = 3 * MS;
 const REST: u64 = 20 * MS;
 /// How long the list of threads is taken to be right.
 const THREADS_TIME: u64 = 20 * MS;
-/// The loop's own processor time is at most this part of one processor's: who costs more looks less often.
+/// The loop's own processor time is at most this part of one processor's: who costs more looks less
+/// often.
 const COST_PART: u64 = 128;
 /// Waiting, and computing, below this part of the time passed do not count.
 const SOME_PART: u64 = 16;
@@ -34,9 +37,11 @@ const WAIT_PART: u64 = 64;
 /// Who waits for this part of the time in so many looks in a row has others bounded.
 const LONG_PART: u64 = 4;
 const LONG_LOOKS: u32 = 8;
-/// What the second group keeps in any case, in microseconds of each period: the least that the kernel takes.
+/// What the second group keeps in any case, in microseconds of each period: the least that the
+/// kernel takes.
 const LEAST_US: u64 = 1000;
-/// Between looks at what the group around the second gets, at most, whatever looking at threads costs: this reads one file.
+/// Between looks at what the group around the second gets, at most, whatever looking at threads
+/// costs: this reads one file.
 const ROOM_TICK: u64 = 50 * MS;
 /// From the least bound to none in so many looks.
 const STEPS: u64 = 10;
@@ -92,8 +97,8 @@ impl Pace {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Sums {
     pub looks: u64,
-    /// Looks after which the second group had to yield more: a processor where a thread of the first was placed, or
-    /// time.
+    /// Looks after which the second group had to yield more: a processor where a thread of the
+    /// first was placed, or time.
     pub pushes: u64,
     pub waited_ns: u64,
     /// Of the loop itself.
@@ -113,9 +118,11 @@ pub struct Yielding {
     room: Room,
     /// Procs in each of the groups.
     procs: [usize; 2],
-    /// Whether the second group is in the idle class, and what is around it. None: unknown, since the kernel refused.
+    /// Whether the second group is in the idle class, and what is around it. None: unknown, since
+    /// the kernel refused.
     idle: [Option<bool>; 2],
-    /// The kernel refuses bounds, because a group within the second may use more; then the idle class is all there is.
+    /// The kernel refuses bounds, because a group within the second may use more; then the idle
+    /// class is all there is.
     refused: bool,
     /// That was logged.
     said: bool,
@@ -223,8 +230,8 @@ impl Yielding {
         self.unplaced = true;
     }
 
-    /// A group is about to get a share: where the kernel compares bounds with those of groups within, ours must not be
-    /// in the way of its own.
+    /// A group is about to get a share: where the kernel compares bounds with those of groups
+    /// within, ours must not be in the way of its own.
     pub fn make_way(&mut self, group: &str) {
         if !self.rivals.bounds_nest() || !is_within(group, &self.second) {
             return;
@@ -236,7 +243,8 @@ impl Yielding {
         }
     }
 
-    /// When `look` is due, on the clock of sys::monotonic_ns. None: as long as no other proc starts.
+    /// When `look` is due, on the clock of sys::monotonic_ns. None: as long as no other proc
+    /// starts.
     pub fn next_look(&self) -> Option<u64> {
         match self.both() {
             true => Some(self.next.min(self.room_next)),
@@ -245,7 +253,8 @@ impl Yielding {
         }
     }
 
-    /// What is due of looking at room, at threads and at both groups, and acts on it. `threads` lists those of the first group. Returns what sigmad is to be told.
+    /// What is due of looking at room, at threads and at both groups, and acts on it. `threads`
+    /// lists those of the first group. Returns what sigmad is to be told.
     pub fn look(&mut self, now: u64, threads: impl FnOnce() -> Vec<i32>) -> Option<Sums> {
         let began = sys::thread_cpu_ns();
         self.look_at_room(now);
@@ -335,8 +344,8 @@ impl Yielding {
         [Some(self.both()), Some(self.both() && self.room.is_idle())]
     }
 
-    /// Sets the classes that are not as they are to be. One that the kernel refuses is tried again at the next look, and
-    /// logged once.
+    /// Sets the classes that are not as they are to be. One that the kernel refuses is tried again
+    /// at the next look, and logged once.
     fn set_idle(&mut self) {
         for (at, to) in self.wanted().into_iter().enumerate() {
             if self.idle[at] == to {
@@ -436,8 +445,8 @@ mod tests {
 
     #[test]
     fn a_bound_that_the_kernel_refuses_is_not_tried_at_each_look() {
-        // An eventfd refuses what is shorter than a number, as the kernel does a bound below that of a group within.
-        // SAFETY: no pointers are involved; the descriptor is nobody else's.
+        // An eventfd refuses what is shorter than a number, as the kernel does a bound below that
+        // of a group within. SAFETY: no pointers are involved; the descriptor is nobody else's.
         let refusing = unsafe { OwnedFd::from_raw_fd(libc::eventfd(0, libc::EFD_CLOEXEC)) };
         let mut yielding = Yielding::new(b"lc", b"be", Rivals::for_test(Version::V1, refusing));
         yielding.pace = pressed();
@@ -467,7 +476,8 @@ mod tests {
         assert!(held(Version::V2, "be/one"), "version 2 takes any");
     }
 
-    /// Runs on a thread of its own, so that no other test runs on one processor, with its id and all processors.
+    /// Runs on a thread of its own, so that no other test runs on one processor, with its id and
+    /// all processors.
     fn on_a_thread(test: impl FnOnce(&mut Yielding, i32, &[usize]) + Send + 'static) {
         let nothing = sys::openat(libc::AT_FDCWD, c"/dev/null", libc::O_WRONLY).unwrap();
         let mut yielding = Yielding::new(b"lc", b"be", Rivals::for_test(Version::V1, nothing));

@@ -40,7 +40,8 @@ impl Host {
         host
     }
 
-    /// Looks whenever one is due, for so long, while the group around has so many hundredths of all processors.
+    /// Looks whenever one is due, for so long, while the group around has so many hundredths of all
+    /// processors.
     fn run(&mut self, time: u64, part: u64) {
         let until = self.now + time;
         while let Some(next) = self.yielding.next_look().filter(|next| *next <= until) {
@@ -138,7 +139,8 @@ fn a_class_that_the_kernel_refuses_is_tried_again() {
     let mut host = Host::new();
     host.run(500 * MS, 30);
     assert_eq!(host.told(), "1");
-    // SAFETY: no pointers are involved; the descriptor is nobody else's. An eventfd refuses what is shorter than a number.
+    // SAFETY: no pointers are involved; the descriptor is nobody else's. An eventfd refuses what is
+    // shorter than a number.
     let refusing = unsafe { File::from_raw_fd(libc::eventfd(0, libc::EFD_CLOEXEC)) };
     host.put(&refusing);
     host.run(300 * MS, 0);

@@ -98,7 +98,8 @@ fn a_new_launcher_sweeps_what_a_killed_one_left() {
     machine.settle(5);
     assert!(machine.processes().len() <= 5, "{:?}", machine.processes());
     machine.end(0);
-    // What the first launcher left dead is reaped by the machine's own init, which may take its time.
+    // What the first launcher left dead is reaped by the machine's own init, which may take its
+    // time.
     machine.settle(0);
     assert_eq!(machine.leftovers(), [""; 0]);
 }

@@ -34,7 +34,8 @@ fn a_group_that_is_dropped_goes_when_nothing_is_in_it() {
         let there = machine.hierarchies_with(GROUP);
         assert!(there > 0, "a proc is in no group");
         machine.drop_group(GROUP);
-        // Whatever is told later is answered later: the group was looked at while the proc was in it.
+        // Whatever is told later is answered later: the group was looked at while the proc was in
+        // it.
         assert!(matches!(machine.meter(10 * round), Reply::Metered { tasks: 1, .. }));
         assert_eq!(machine.hierarchies_with(GROUP), there, "it went although a proc is in it");
         // Who comes meanwhile has it, and leaves it to be dropped again.

@@ -547,7 +547,8 @@ fn a_parked_childs_program_finds_nothing_but_its_own() {
 #[test]
 fn descriptors_reach_a_parked_child_in_any_order() {
     let machine = machine!();
-    // Descriptors arrive as 5, 6, 7 and so on: these are in their place, in each other's, or in the program's.
+    // Descriptors arrive as 5, 6, 7 and so on: these are in their place, in each other's, or in the
+    // program's.
     let orders: [&[u32]; 6] = [&[5, 6, 7], &[6, 5, 7], &[7, 5, 6], &[8, 7, 6, 5], &[3, 4, 5], &[63, 0, 2, 3, 62, 6]];
     for (id, targets) in (1..).zip(orders) {
         let names: Vec<String> = targets.iter().map(u32::to_string).collect();
@@ -705,8 +706,9 @@ fn median(values: impl Iterator<Item = u64>) -> u64 {
     values[values.len() / 2] / 1000
 }
 
-/// Prints how long starts take, back to back and at rest in between, and posix_spawn of the same program, which
-/// is the floor, in turn with them. `cargo test --release --test launcher -- --nocapture start_times`.
+/// Prints how long starts take, back to back and at rest in between, and posix_spawn of the same
+/// program, which is the floor, in turn with them. `cargo test --release --test launcher --
+/// --nocapture start_times`.
 #[test]
 fn start_times() {
     let machine = machine!();

@@ -1,8 +1,9 @@
-// Package archive is the form of one realm's names in a file: what named writes for "sigma snapshot save --realm" and sigma puts into a fresh realm.
+// Package archive is the form of one realm's names in a file: what named writes for "sigma snapshot
+// save --realm" and sigma puts into a fresh realm.
 //
-// It promises: Read calls back with nothing unless the file is whole, if it is given one that was checked by Check before; every length is bounded. Directories come before what is in them.
-// It assumes nothing of who wrote the file.
-// It is used by named and cmd/sigma.
+// It promises: Read calls back with nothing unless the file is whole, if it is given one that was
+// checked by Check before; every length is bounded. Directories come before what is in them. It
+// assumes nothing of who wrote the file. It is used by named and cmd/sigma.
 package archive
 
 import (
@@ -19,8 +20,9 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Magic is how an archive begins. Then come the number of entries u64 and, of each: length of the path u32, path, kind u8, mode u32, Unix nanoseconds of the change i64, length of the content u32, content; then length 2^32-1 u32
-// and the SHA-256 of all before. Numbers are little endian.
+// Magic is how an archive begins. Then come the number of entries u64 and, of each: length of the
+// path u32, path, kind u8, mode u32, Unix nanoseconds of the change i64, length of the content u32,
+// content; then length 2^32-1 u32 and the SHA-256 of all before. Numbers are little endian.
 const Magic = "sigma realm 1\n"
 
 const (
@@ -79,10 +81,12 @@ func (a *Writer) Close() error {
 // Check reads an archive to its end and says how many entries it has.
 func Check(r io.Reader) (uint64, error) { return Read(r, func(Entry) error { return nil }) }
 
-// Read calls f for each entry, and returns KindInvalid unless all of the archive is there and as it was written. An error of f ends it.
+// Read calls f for each entry, and returns KindInvalid unless all of the archive is there and as it
+// was written. An error of f ends it.
 func Read(r io.Reader, f func(Entry) error) (n uint64, err error) {
 	bad := func(format string, args ...any) error {
-		return &sigma.Error{Op: "archive.Read", Kind: sigma.KindInvalid, Msg: "not a whole snapshot of a realm: " + fmt.Sprintf(format, args...)}
+		return &sigma.Error{Op: "archive.Read", Kind: sigma.KindInvalid,
+			Msg: "not a whole snapshot of a realm: " + fmt.Sprintf(format, args...)}
 	}
 	raw := bufio.NewReaderSize(r, 1<<16)
 	sum := sha256.New()
@@ -125,7 +129,8 @@ func readEntry(r io.Reader) (e Entry, last bool, err error) {
 	if _, err := io.ReadFull(r, fixed); err != nil {
 		return e, false, err
 	}
-	e = Entry{Path: string(path), Kind: sigma.FileKind(fixed[0]), Perm: binary.LittleEndian.Uint32(fixed[1:]), Modified: time.Unix(0, int64(binary.LittleEndian.Uint64(fixed[5:])))}
+	e = Entry{Path: string(path), Kind: sigma.FileKind(fixed[0]), Perm: binary.LittleEndian.Uint32(fixed[1:]),
+		Modified: time.Unix(0, int64(binary.LittleEndian.Uint64(fixed[5:])))}
 	if e.Data, last, err = readBytes(r, dataMax); err == nil && last {
 		err = errors.New("content without a length")
 	}

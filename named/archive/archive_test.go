@@ -12,7 +12,9 @@ func sample(t testing.TB) []byte {
 	t.Helper()
 	var b bytes.Buffer
 	w := NewWriter(&b, 3)
-	for _, e := range []Entry{{Path: "d", Kind: sigma.KindDir, Perm: 0o755, Modified: time.Unix(5, 6)}, {Path: "d/f", Kind: sigma.KindFile, Perm: 0o600, Data: []byte("text")}, {Path: "l", Kind: sigma.KindSymlink, Data: []byte("d/f")}} {
+	for _, e := range []Entry{{Path: "d", Kind: sigma.KindDir, Perm: 0o755, Modified: time.Unix(5, 6)},
+		{Path: "d/f", Kind: sigma.KindFile, Perm: 0o600, Data: []byte("text")}, {Path: "l", Kind: sigma.KindSymlink,
+			Data: []byte("d/f")}} {
 		if err := w.Add(e); err != nil {
 			t.Fatal(err)
 		}
@@ -28,7 +30,8 @@ func TestArchive(t *testing.T) {
 	text := sample(t)
 	var got []Entry
 	n, err := Read(bytes.NewReader(text), func(e Entry) error { got = append(got, e); return nil })
-	if err != nil || n != 3 || got[0].Path != "d" || got[0].Perm != 0o755 || !got[0].Modified.Equal(time.Unix(5, 6)) || string(got[1].Data) != "text" || got[2].Kind != sigma.KindSymlink {
+	if err != nil || n != 3 || got[0].Path != "d" || got[0].Perm != 0o755 || !got[0].Modified.Equal(time.Unix(5, 6)) ||
+		string(got[1].Data) != "text" || got[2].Kind != sigma.KindSymlink {
 		t.Fatalf("got %d, %v, %+v", n, err, got)
 	}
 	refused := func(what string, b []byte) {

@@ -24,11 +24,14 @@ func enter(c *Cache, now time.Time, id uint64, name string, data []byte) {
 	f := c.Begin()
 	defer f.End()
 	root := sigmap.NamesNode{Stat: sigma.Stat{ID: sigma.FileID{Kind: sigma.KindDir, Path: rootID, Version: 1}}}
-	file := sigmap.NamesNode{Parent: rootID, Stat: sigma.Stat{ID: sigma.FileID{Path: id, Version: 1}, Name: name, Size: uint64(len(data))}}
-	f.Enter(now, []string{name}, &sigmap.NamesFound{Number: 1, At: 1, Why: sigma.KindOther, Nodes: []sigmap.NamesNode{root, file}, HasData: true, Data: data})
+	file := sigmap.NamesNode{Parent: rootID, Stat: sigma.Stat{ID: sigma.FileID{Path: id, Version: 1}, Name: name,
+		Size: uint64(len(data))}}
+	f.Enter(now, []string{name}, &sigmap.NamesFound{Number: 1, At: 1, Why: sigma.KindOther,
+		Nodes: []sigmap.NamesNode{root, file}, HasData: true, Data: data})
 }
 
-// However many names are read, what is remembered of them takes what it may and hardly more of the process's memory; what is read all the time stays.
+// However many names are read, what is remembered of them takes what it may and hardly more of the
+// process's memory; what is read all the time stays.
 func TestManyNames(t *testing.T) {
 	const most, names = 8 << 20, 200_000
 	c, now := filled(Config{Bytes: most, DataMax: 100, ListMax: 10, Lease: time.Second})
@@ -63,7 +66,8 @@ func TestLongNames(t *testing.T) {
 		f := c.Begin()
 		root := sigmap.NamesNode{Stat: sigma.Stat{ID: sigma.FileID{Kind: sigma.KindDir, Path: rootID, Version: 1}}}
 		name := strings.Repeat("x", 240) + strconv.Itoa(i)
-		f.Enter(now, []string{name}, &sigmap.NamesFound{Number: 1, At: 1, Why: sigma.KindNotFound, Nodes: []sigmap.NamesNode{root}})
+		f.Enter(now, []string{name}, &sigmap.NamesFound{Number: 1, At: 1, Why: sigma.KindNotFound,
+			Nodes: []sigmap.NamesNode{root}})
 		f.End()
 	}
 	if n := c.budget.Counts(); n.Bytes > 1<<20 || n.Entries > (1<<20)/500 {

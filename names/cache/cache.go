@@ -1,15 +1,22 @@
-// Package cache is what a machine remembers of one realm's names: files, which names lead to them, which names lead to nothing, small contents and listings. It is a pure core: it knows no connection and
-// no clock, and is told what named answers and what named's feed tells.
+// Package cache is what a machine remembers of one realm's names: files, which names lead to them,
+// which names lead to nothing, small contents and listings. It is a pure core: it knows no
+// connection and no clock, and is told what named answers and what named's feed tells.
 //
-// It promises, while its feed is alive: what it answers is the state of the realm at one version, the one that the feed has reached; that version only grows, and is never less than any that was seen on this
-// machine in an answer of named's (Enter, Require). It answers nothing that a change made on this machine concerns (Forget) until that was asked of named again, and nothing at all when the feed was not
-// answered for the lease, but to who wants what is old (WantOld). It holds at most so many bytes.
+// It promises, while its feed is alive: what it answers is the state of the realm at one version,
+// the one that the feed has reached; that version only grows, and is never less than any that was
+// seen on this machine in an answer of named's (Enter, Require). It answers nothing that a change
+// made on this machine concerns (Forget) until that was asked of named again, and nothing at all
+// when the feed was not answered for the lease, but to who wants what is old (WantOld). It holds at
+// most so many bytes.
 //
-// The difficulty is that three streams meet here in any order: answers of named to who asked (a miss), changes that the feed tells, and changes made from here. An answer may be older than a change that
-// was heard of meanwhile: what it says about a changed file is not taken. An answer may be newer than the feed: what it says would show one file newer than the others, so that nothing is answered
-// until the feed has come as far as the newest file seen.
+// The difficulty is that three streams meet here in any order: answers of named to who asked (a
+// miss), changes that the feed tells, and changes made from here. An answer may be older than a
+// change that was heard of meanwhile: what it says about a changed file is not taken. An answer may
+// be newer than the feed: what it says would show one file newer than the others, so that nothing
+// is answered until the feed has come as far as the newest file seen.
 //
-// It assumes that files' ids are never used twice, that a file has one place, and that the change of a directory's entries changes the directory's version.
+// It assumes that files' ids are never used twice, that a file has one place, and that the change
+// of a directory's entries changes the directory's version.
 //
 // Users: names. Lock: Cache.mu alone; it is held for moments, by readers shared.
 package cache
@@ -52,7 +59,8 @@ type Counts struct {
 
 // Counts tells of all caches with this budget.
 func (b *Budget) Counts() Counts {
-	return Counts{b.hits.Load(), b.misses.Load(), b.forgot.Load(), uint64(b.entries.Load()), uint64(b.bytes.Load()), uint64(b.caches.Load())}
+	return Counts{b.hits.Load(), b.misses.Load(), b.forgot.Load(), uint64(b.entries.Load()), uint64(b.bytes.Load()),
+		uint64(b.caches.Load())}
 }
 
 // Node is a file as it was at one version. It is never changed, nor is its Data.
@@ -128,13 +136,15 @@ type Cache struct {
 	lost    changed           // mu; like recent, for everything
 }
 
-// changed says what is known of a place that changed: the version of the realm, or that it was done from here.
+// changed says what is known of a place that changed: the version of the realm, or that it was done
+// from here.
 type changed struct {
 	at   sigma.Version
 	tick uint64
 }
 
-// recentMax bounds what is noted for the fetches that are under way; beyond it they all count as too old.
+// recentMax bounds what is noted for the fetches that are under way; beyond it they all count as
+// too old.
 const recentMax = 4096
 
 // New makes an empty cache without a feed.
@@ -177,7 +187,8 @@ func (c *Cache) Position() (number uint64, since sigma.Version) {
 
 // usableLocked says whether anything may be answered.
 func (c *Cache) usableLocked(now time.Time) bool {
-	return c.alive && (c.applied >= c.need || c.asked.After(c.needAt)) && c.asked.After(c.doubtAt) && now.Sub(c.asked) < c.cfg.Lease
+	return c.alive && (c.applied >= c.need || c.asked.After(c.needAt)) && c.asked.After(c.doubtAt) &&
+		now.Sub(c.asked) < c.cfg.Lease
 }
 
 // Want says what a Look is for besides the attributes of the last file.
@@ -191,8 +202,11 @@ const (
 	WantOld                        // what is remembered, also when it may not be answered any more (Silent)
 )
 
-// Look finds the files that names lead to from the file with id from, which is the first of nodes. If they are not all, why says why, as NamesFound does. ok is false if named must be asked. nodes is appended to.
-func (c *Cache) Look(now time.Time, from uint64, names []string, want Want, nodes []*Node) (_ []*Node, why sigma.Kind, ok bool) {
+// Look finds the files that names lead to from the file with id from, which is the first of nodes.
+// If they are not all, why says why, as NamesFound does. ok is false if named must be asked. nodes
+// is appended to.
+func (c *Cache) Look(now time.Time, from uint64, names []string, want Want, nodes []*Node) (_ []*Node, why sigma.Kind,
+	ok bool) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	nodes, why, ok = c.lookLocked(now, from, names, want, nodes)
@@ -207,7 +221,8 @@ func (c *Cache) Look(now time.Time, from uint64, names []string, want Want, node
 	return nodes, why, ok
 }
 
-func (c *Cache) lookLocked(now time.Time, from uint64, names []string, want Want, nodes []*Node) (_ []*Node, why sigma.Kind, ok bool) {
+func (c *Cache) lookLocked(now time.Time, from uint64, names []string, want Want, nodes []*Node) (_ []*Node,
+	why sigma.Kind, ok bool) {
 	at := c.nodes[from]
 	if at == nil || !c.usableLocked(now) && (want&WantOld == 0 || !c.alive) {
 		return nodes, 0, false
@@ -241,7 +256,9 @@ func (it *item) touch() {
 	}
 }
 
-// Silent says how long ago the feed was asked last of what it has answered, if that is longer ago than the lease, so that nothing is answered but to who wants what is old: all that had changed then is known.
+// Silent says how long ago the feed was asked last of what it has answered, if that is longer ago
+// than the lease, so that nothing is answered but to who wants what is old: all that had changed
+// then is known.
 func (c *Cache) Silent(now time.Time) (age time.Duration, silent bool) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
@@ -291,7 +308,8 @@ func (f *Fetch) End() {
 	}
 }
 
-// Enter takes an answer to a look. That of names which were asked for beyond what was found is nothing, if it is so. now is when the answer came.
+// Enter takes an answer to a look. That of names which were asked for beyond what was found is
+// nothing, if it is so. now is when the answer came.
 func (f *Fetch) Enter(now time.Time, names []string, found *sigmap.NamesFound) {
 	c := f.c
 	c.mu.Lock()
@@ -317,7 +335,8 @@ func (f *Fetch) Enter(now time.Time, names []string, found *sigmap.NamesFound) {
 	c.boundLocked()
 }
 
-// enterNodeLocked takes a file as it was at a version. Of a file that was not found by its name nothing tells since when it has its place, as the directory's version does of others.
+// enterNodeLocked takes a file as it was at a version. Of a file that was not found by its name
+// nothing tells since when it has its place, as the directory's version does of others.
 func (f *Fetch) enterNodeLocked(at sigma.Version, n *Node, byID bool) {
 	c := f.c
 	id, place := n.Stat.ID.Path, Place{n.Parent, n.Stat.Name}
@@ -354,7 +373,8 @@ func (f *Fetch) EnterList(now time.Time, pieces []sigmap.NamesListing) {
 	defer c.boundLocked()
 	f.enterNodeLocked(first.At, &Node{NamesNode: first.Dir}, true)
 	it := c.nodes[dir]
-	if it == nil || !f.freshLocked(first.At, listPlace(dir)) || !f.freshLocked(first.At, allLists) || it.list != nil && it.list.at >= first.At {
+	if it == nil || !f.freshLocked(first.At, listPlace(dir)) || !f.freshLocked(first.At, allLists) || it.list != nil &&
+		it.list.at >= first.At {
 		return
 	}
 	l := &Listing{Entries: make([]sigma.DirEntry, 0, count), at: first.At}
@@ -401,7 +421,8 @@ func (c *Cache) seenLocked(now time.Time, v sigma.Version) {
 	c.need, c.needAt = max(c.need, v), now
 }
 
-// Require is called before an answer of named's is passed on that tells the version of a file and was not entered.
+// Require is called before an answer of named's is passed on that tells the version of a file and
+// was not entered.
 func (c *Cache) Require(now time.Time, v sigma.Version) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -417,8 +438,9 @@ func (c *Cache) Doubt(now time.Time) {
 	}
 }
 
-// Forget is called before the answer to a change made from here is passed on, whatever it was. ids are of files that changed, which are in places if there are any; places are those where something else may be now,
-// so that their directories changed too.
+// Forget is called before the answer to a change made from here is passed on, whatever it was. ids
+// are of files that changed, which are in places if there are any; places are those where something
+// else may be now, so that their directories changed too.
 func (c *Cache) Forget(ids []uint64, places []Place) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -468,7 +490,8 @@ func (c *Cache) dropAllListsLocked(by changed) {
 	c.noteLocked(allLists, by)
 }
 
-// Dir says which directory names lead to as far as is remembered, however old that is; ok is false if it is not.
+// Dir says which directory names lead to as far as is remembered, however old that is; ok is false
+// if it is not.
 func (c *Cache) Dir(from uint64, names []string) (id uint64, ok bool) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()

@@ -110,7 +110,8 @@ func (c *Cache) putLocked(it *item) {
 	c.weighLocked(it)
 }
 
-// renewLocked takes from an answer what it has more than what is remembered of the same file in the same place.
+// renewLocked takes from an answer what it has more than what is remembered of the same file in the
+// same place.
 func (c *Cache) renewLocked(old, it *item) {
 	n := *it.node
 	if old.at > it.at { // its attributes are newer already
@@ -190,7 +191,8 @@ func (c *Cache) chargeLocked(by int) {
 	c.budget.bytes.Add(int64(by))
 }
 
-// boundLocked forgets what was not used for long while there is too much: what was used since it was looked at last gets another turn.
+// boundLocked forgets what was not used for long while there is too much: what was used since it
+// was looked at last gets another turn.
 func (c *Cache) boundLocked() {
 	for c.first != nil && (c.bytes > c.cfg.Bytes || c.budget.Bytes > 0 && c.budget.bytes.Load() > c.budget.Bytes) {
 		it := c.first
@@ -203,7 +205,8 @@ func (c *Cache) boundLocked() {
 	}
 }
 
-// After gives up to most entries of a listing after a cookie, the cookie to go on with, and whether there are more.
+// After gives up to most entries of a listing after a cookie, the cookie to go on with, and whether
+// there are more.
 func (l *Listing) After(cookie uint64, most int) (entries []sigma.DirEntry, next uint64, more bool) {
 	low, high := 0, len(l.Entries)
 	for low < high {

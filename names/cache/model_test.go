@@ -13,7 +13,8 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// realm is the truth: the files of a realm at one version. It is replaced, not changed, so that all of its past can be kept.
+// realm is the truth: the files of a realm at one version. It is replaced, not changed, so that all
+// of its past can be kept.
 type realm struct {
 	at    sigma.Version
 	files map[uint64]file
@@ -36,7 +37,9 @@ func newRealm() realm {
 
 func (r realm) node(id uint64) sigmap.NamesNode {
 	f := r.files[id]
-	return sigmap.NamesNode{Parent: f.parent, Stat: sigma.Stat{ID: sigma.FileID{Kind: f.kind, Path: id, Version: f.version}, Name: f.name, Perm: f.perm, Size: uint64(len(f.data))}}
+	return sigmap.NamesNode{Parent: f.parent,
+		Stat: sigma.Stat{ID: sigma.FileID{Kind: f.kind, Path: id, Version: f.version}, Name: f.name, Perm: f.perm,
+			Size: uint64(len(f.data))}}
 }
 
 func (r realm) child(dir uint64, name string) uint64 {
@@ -154,7 +157,8 @@ func (r realm) change(rng *rand.Rand, nextID *uint64) (next realm, ids []uint64,
 	for below != rootID && below != id {
 		below = r.files[below].parent
 	}
-	if id != 0 && below != id && id != old && (old == 0 || r.files[old].kind == r.files[id].kind && len(r.list(old)) == 0) {
+	if id != 0 && below != id && id != old && (old == 0 || r.files[old].kind == r.files[id].kind &&
+		len(r.list(old)) == 0) {
 		delete(next.files, old)
 		f := next.files[id]
 		f.parent, f.name = to, newName
@@ -173,7 +177,8 @@ func changesBetween(a, b realm) (out []sigmap.NamesChange) {
 		out = append(out, sigmap.NamesChange{Kind: k, At: b.at, Node: n})
 	}
 	entry := func(dir uint64, name string) {
-		add(sigmap.EntryChanged, sigmap.NamesNode{Parent: dir, Stat: sigma.Stat{Name: name, ID: sigma.FileID{Path: b.child(dir, name)}}})
+		add(sigmap.EntryChanged, sigmap.NamesNode{Parent: dir,
+			Stat: sigma.Stat{Name: name, ID: sigma.FileID{Path: b.child(dir, name)}}})
 	}
 	for id, f := range a.files {
 		g, ok := b.files[id]
@@ -237,7 +242,9 @@ type ownChange struct {
 	ids           []uint64
 	places        []Place
 	told          bool
-	blind         bool // something was elsewhere when the cache was told, so that it could not know what the change concerned
+	// something was elsewhere when the cache was told, so that it could not know what the change
+	// concerned
+	blind bool
 }
 
 func (m *model) current() realm { return m.past[len(m.past)-1] }
@@ -360,7 +367,8 @@ func (m *model) answerFetch() {
 	switch r := m.current(); {
 	case f.list && len(f.pieces) == 0:
 		if r.files[f.from].kind == sigma.KindDir {
-			f.pieces = append(f.pieces, sigmap.NamesListing{Number: m.number, At: r.at, Dir: r.node(f.from), Entries: r.list(f.from)})
+			f.pieces = append(f.pieces, sigmap.NamesListing{Number: m.number, At: r.at, Dir: r.node(f.from),
+				Entries: r.list(f.from)})
 			return
 		}
 	case f.list && m.rng.IntN(2) == 0: // two pieces
@@ -369,7 +377,8 @@ func (m *model) answerFetch() {
 			p.Entries = p.Entries[:1]
 			rest := r.list(f.from)
 			rest = slices.DeleteFunc(rest, func(e sigma.DirEntry) bool { return e.Next <= p.Entries[0].Next })
-			f.pieces = append(f.pieces, sigmap.NamesListing{Number: m.number, At: r.at, Dir: r.node(f.from), Entries: rest})
+			f.pieces = append(f.pieces, sigmap.NamesListing{Number: m.number, At: r.at, Dir: r.node(f.from),
+				Entries: rest})
 		}
 		return
 	case f.list:
@@ -385,8 +394,9 @@ func (m *model) answerFetch() {
 	m.fetches = slices.Delete(m.fetches, i, i+1)
 }
 
-// look asks the cache and checks what it says: it is the truth at the version that the feed has reached, or at a later one if nobody could tell; no change made from here that was answered is missing; and it
-// is not older than the lease.
+// look asks the cache and checks what it says: it is the truth at the version that the feed has
+// reached, or at a later one if nobody could tell; no change made from here that was answered is
+// missing; and it is not older than the lease.
 func (m *model) look() {
 	from, path := m.somewhere()
 	number, applied := m.c.Position()
@@ -394,7 +404,9 @@ func (m *model) look() {
 		m.hits++
 		for _, o := range m.own {
 			if _, ok := o.after.files[from]; o.blind && !ok {
-				continue // a handle on a file that was removed under a name which another machine gave it just now: the feed tells
+				// a handle on a file that was removed under a name which another machine gave it
+				// just now: the feed tells
+				continue
 			}
 			if o.told && o.after.at > applied && !reflect.DeepEqual(truth(o.before), truth(o.after)) {
 				m.t.Fatalf("seed %d: %s of %d %q does not know of a change made from here", m.seed, what, from, path)
@@ -402,11 +414,13 @@ func (m *model) look() {
 		}
 		for i, w := range m.when {
 			if m.past[i].at > applied && m.now.Sub(w) >= m.c.cfg.Lease {
-				m.t.Fatalf("seed %d: %s of %d %q is older than the lease: version %d, now %d", m.seed, what, from, path, applied, m.current().at)
+				m.t.Fatalf("seed %d: %s of %d %q is older than the lease: version %d, now %d", m.seed, what, from, path,
+					applied, m.current().at)
 			}
 		}
 		if want := truth(m.versionAt(applied)); !reflect.DeepEqual(got, want) {
-			m.t.Fatalf("seed %d: %s of %d %q at %d of feed %d:\ngot  %+v\nwant %+v", m.seed, what, from, path, applied, number, got, want)
+			m.t.Fatalf("seed %d: %s of %d %q at %d of feed %d:\ngot  %+v\nwant %+v", m.seed, what, from, path, applied,
+				number, got, want)
 		}
 	}
 	if l, ok := m.c.List(m.now, from, 0); ok {
@@ -442,7 +456,8 @@ func (m *model) look() {
 		var want []seen
 		for i, n := range found.Nodes {
 			s := seen{id: n.Stat.ID.Path}
-			if i == len(found.Nodes)-1 && found.Why == sigma.KindOther || exact && (found.Why != sigma.KindNotFound || i < len(found.Nodes)-1) {
+			if i == len(found.Nodes)-1 && found.Why == sigma.KindOther || exact && (found.Why != sigma.KindNotFound ||
+				i < len(found.Nodes)-1) {
 				s.stat, s.place = n.Stat, Place{n.Parent, n.Stat.Name}
 			}
 			want = append(want, s)
@@ -477,8 +492,10 @@ func TestModel(t *testing.T) {
 	}
 	hits := 0
 	for seed := range uint64(trials) {
-		m := &model{t: t, seed: seed, rng: rand.New(rand.NewPCG(seed, 7)), now: time.Unix(1000, 0), number: 1, nextID: rootID}
-		m.c = New(Config{Bytes: []int{2500, 8000, 1 << 20}[seed%3], DataMax: 16, ListMax: 3 + int(seed%8), Lease: 100 * time.Millisecond})
+		m := &model{t: t, seed: seed, rng: rand.New(rand.NewPCG(seed, 7)), now: time.Unix(1000, 0), number: 1,
+			nextID: rootID}
+		m.c = New(Config{Bytes: []int{2500, 8000, 1 << 20}[seed%3], DataMax: 16, ListMax: 3 + int(seed%8),
+			Lease: 100 * time.Millisecond})
 		m.commit(newRealm())
 		m.run(600)
 		hits += m.hits

@@ -23,7 +23,8 @@ import (
 // other writes an object as another client of the store does.
 func (w *world) other(key string, data []byte) {
 	w.Helper()
-	if _, err := w.srv.Client.PutObject(w.Context(), s3server.Bucket, key, bytes.NewReader(data), int64(len(data)), "", "", minio.PutObjectOptions{}); err != nil {
+	if _, err := w.srv.Client.PutObject(w.Context(), s3server.Bucket, key, bytes.NewReader(data), int64(len(data)), "",
+		"", minio.PutObjectOptions{}); err != nil {
 		w.Fatal(err)
 	}
 }
@@ -49,7 +50,8 @@ func (w *world) open(name string) sigma.File {
 	return f
 }
 
-// Goal: objects that others change behind our back are never mixed, and never overwritten by who named a version.
+// Goal: objects that others change behind our back are never mixed, and never overwritten by who
+// named a version.
 func TestChangedBehindOurBack(t *testing.T) {
 	w := newWorld(t, Config{})
 	ctx := t.Context()
@@ -75,7 +77,8 @@ func TestChangedBehindOurBack(t *testing.T) {
 	}
 	for _, name := range []string{"replaced", "removed"} {
 		got, err := readAll(ctx, handles[name])
-		if sigma.KindOf(err) != sigma.KindStale || !strings.Contains(err.Error(), "/s3/b/"+name) || !strings.Contains(err.Error(), name) || !bytes.Equal(got, big[:len(got)]) {
+		if sigma.KindOf(err) != sigma.KindStale || !strings.Contains(err.Error(), "/s3/b/"+name) ||
+			!strings.Contains(err.Error(), name) || !bytes.Equal(got, big[:len(got)]) {
 			t.Errorf("%s: %d bytes, %v", name, len(got), err)
 		}
 		if got, err := readAll(ctx, handles["small-"+name]); err != nil || string(got) != "small" {
@@ -99,13 +102,16 @@ func TestChangedBehindOurBack(t *testing.T) {
 		_, _, err := w.root.(sigma.Putter).Put(ctx, []string{"b", name}, []byte("ours"), o)
 		return err
 	}
-	if err := put(sigma.PutOptions{IfVersion: st.ID.Version}, "counter"); sigma.KindOf(err) != sigma.KindVersion || !strings.Contains(err.Error(), "/s3/b/counter") {
+	if err := put(sigma.PutOptions{IfVersion: st.ID.Version}, "counter"); sigma.KindOf(err) != sigma.KindVersion ||
+		!strings.Contains(err.Error(), "/s3/b/counter") {
 		t.Errorf("a version that is over: %v", err)
 	}
 	if got := w.srv.Object(t, key("b", "counter")); got != "2" {
 		t.Errorf("the other's object is %q now", got)
 	}
-	if _, err := w.walk(ctx, "b", "fresh"); sigma.KindOf(err) != sigma.KindNotFound { // so that it is known not to be there
+	if _,
+		err := w.walk(ctx, "b",
+		"fresh"); sigma.KindOf(err) != sigma.KindNotFound { // so that it is known not to be there
 		t.Fatal(err)
 	}
 	w.other(key("b", "fresh"), []byte("first"))
@@ -134,7 +140,8 @@ func (w *world) stat(name string) sigma.Stat {
 	return st
 }
 
-// Goal: a name may have every byte, and what others call their objects harms nobody: it is shown under its name, or not at all.
+// Goal: a name may have every byte, and what others call their objects harms nobody: it is shown
+// under its name, or not at all.
 func TestNames(t *testing.T) {
 	w := newWorld(t, Config{})
 	ctx := t.Context()
@@ -144,7 +151,8 @@ func TestNames(t *testing.T) {
 			names = append(names, "x"+string([]byte{byte(b)})+"y", string([]byte{byte(b)})+"z")
 		}
 	}
-	names = append(names, "%41", "%2F", "%00", "%", "%%", "a%20b", "ö", "\xc3", "\u202e", "...", strings.Repeat("n", 255))
+	names = append(names, "%41", "%2F", "%00", "%", "%%", "a%20b", "ö", "\xc3", "\u202e", "...",
+		strings.Repeat("n", 255))
 	seen := map[string]bool{}
 	for i, name := range names {
 		if seen[name] {
@@ -166,7 +174,8 @@ func TestNames(t *testing.T) {
 		}
 	}
 	for i, name := range names {
-		if got, err := w.read(ctx, name); err != nil || string(got) != strconv.Itoa(i) && slices.Index(names, name) == i {
+		if got, err := w.read(ctx, name); err != nil || string(got) != strconv.Itoa(i) &&
+			slices.Index(names, name) == i {
 			t.Errorf("%q reads %q, %v", name, got, err)
 		}
 	}
@@ -181,21 +190,28 @@ func TestNames(t *testing.T) {
 
 	// Keys that are nobody's names.
 	w.mkdir("others")
-	for _, k := range []string{"others//double", "others/..", "others/../b/up", "others/.", "others/%61", "others/%zz", "others/" + strings.Repeat("l", 300), "others/plain", "others/dir", "others/dir/in", "others/a b+c&d", "Bucket/big", "plain-file"} {
-		_, err := w.srv.Client.PutObject(ctx, s3server.Bucket, key(k), strings.NewReader(k), int64(len(k)), "", "", minio.PutObjectOptions{})
+	for _, k := range []string{"others//double", "others/..", "others/../b/up", "others/.", "others/%61", "others/%zz",
+		"others/" + strings.Repeat("l", 300), "others/plain", "others/dir", "others/dir/in", "others/a b+c&d",
+		"Bucket/big", "plain-file"} {
+		_, err := w.srv.Client.PutObject(ctx, s3server.Bucket, key(k), strings.NewReader(k), int64(len(k)), "", "",
+			minio.PutObjectOptions{})
 		if err != nil { // a store that keeps objects in files has no such key
 			t.Logf("the store takes no key %q: %v", k, err)
 		}
 	}
 	got, err := w.list(ctx, "others")
-	got = slices.DeleteFunc(got, func(name string) bool { return name == "double" })       // where keys are paths it is in others/ itself
-	if want := "%61 %zz a b+c&d dir plain"; err != nil || strings.Join(got, " ") != want { // %61 is no escape of ours: the letter a needs none
+	got = slices.DeleteFunc(got, func(name string) bool {
+		return name == "double"
+	}) // where keys are paths it is in others/ itself
+	if want := "%61 %zz a b+c&d dir plain"; err != nil ||
+		strings.Join(got, " ") != want { // %61 is no escape of ours: the letter a needs none
 		t.Errorf("others' keys are listed as %q, %v; want %s", got, err, want)
 	}
 	if got, err := w.list(ctx); err != nil || strings.Join(got, " ") != "b others" {
 		t.Errorf("the buckets are %q, %v", got, err)
 	}
-	for _, path := range [][]string{{"others", "dir", "in"}, {"others", "", "double"}, {"Bucket", "big"}, {"plain-file"}, {"others", "..", "b"}} {
+	for _, path := range [][]string{{"others", "dir", "in"}, {"others", "", "double"}, {"Bucket", "big"},
+		{"plain-file"}, {"others", "..", "b"}} {
 		if f, err := w.walk(ctx, path...); err == nil {
 			f.Close()
 			t.Errorf("%q leads somewhere", path)
@@ -203,7 +219,8 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// Goal: a directory of any length is listed, each name once, page by page, also while others add to it. SIGMA_TEST_S3_KEYS=1000000 is the full size; CI bears less.
+// Goal: a directory of any length is listed, each name once, page by page, also while others add to
+// it. SIGMA_TEST_S3_KEYS=1000000 is the full size; CI bears less.
 func TestManyKeys(t *testing.T) {
 	n := 3500
 	if text := os.Getenv("SIGMA_TEST_S3_KEYS"); text != "" {
@@ -216,7 +233,8 @@ func TestManyKeys(t *testing.T) {
 	for i := range writers {
 		go func() {
 			for k := i; k < n; k += writers {
-				_, err := w.srv.Client.PutObject(ctx, s3server.Bucket, key("b", fmt.Sprintf("k%07d", k)), strings.NewReader("x"), 1, "", "", minio.PutObjectOptions{})
+				_, err := w.srv.Client.PutObject(ctx, s3server.Bucket, key("b", fmt.Sprintf("k%07d", k)),
+					strings.NewReader("x"), 1, "", "", minio.PutObjectOptions{})
 				if err != nil {
 					errs <- err
 					return
@@ -271,7 +289,9 @@ func disk(t *testing.T, dir string) (n uint64) {
 	return n
 }
 
-// A realm that begins objects and never ends them, writes parts that wait for others, or reads more objects than the cache keeps files of, is bounded alone: in what it has open, in its part of the disk, and in files.
+// A realm that begins objects and never ends them, writes parts that wait for others, or reads more
+// objects than the cache keeps files of, is bounded alone: in what it has open, in its part of the
+// disk, and in files.
 func TestOpenWithoutEnd(t *testing.T) {
 	w := newWorld(t, Config{})
 	ctx, sp := t.Context(), w.tree.spaces["r"]
@@ -323,7 +343,8 @@ func TestOpenWithoutEnd(t *testing.T) {
 	}
 }
 
-// Goal: what was read is not asked of the store again, and the cache keeps to its size, also for one object that is larger.
+// Goal: what was read is not asked of the store again, and the cache keeps to its size, also for
+// one object that is larger.
 func TestCache(t *testing.T) {
 	w := newWorld(t, Config{})
 	ctx := t.Context()

@@ -10,7 +10,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// passMax is how large an object may be that is fetched as a whole so that its descriptor can be passed; larger ones are passed when all of them happens to be in the cache.
+// passMax is how large an object may be that is fetched as a whole so that its descriptor can be
+// passed; larger ones are passed when all of them happens to be in the cache.
 const passMax = 64 << 20
 
 // openTries is how often an object that is replaced just while it is opened is looked at again.
@@ -28,7 +29,8 @@ type body struct {
 	last  int         // mu; the chunk that was read last
 }
 
-// openBody pins the bytes of an object: a small one is fetched now, so that it can be read whatever becomes of it.
+// openBody pins the bytes of an object: a small one is fetched now, so that it can be read whatever
+// becomes of it.
 func (sp *space) openBody(ctx context.Context, op string, n *node) (*body, error) {
 	for try := 0; ; try++ {
 		if err := sp.refresh(ctx, n); err != nil {
@@ -81,7 +83,8 @@ func (b *body) changed(err error) error {
 		return err
 	}
 	b.sp.doubt(b.key)
-	return &sigma.Error{Op: "remote.ReadAt", Path: b.sp.pathOf(b.key), Kind: sigma.KindStale, Msg: fmt.Sprintf("the object was %s while it was read", what), Hint: "open it again"}
+	return &sigma.Error{Op: "remote.ReadAt", Path: b.sp.pathOf(b.key), Kind: sigma.KindStale,
+		Msg: fmt.Sprintf("the object was %s while it was read", what), Hint: "open it again"}
 }
 
 // readAt fills p, or as much of it as the object has.
@@ -103,7 +106,8 @@ func (b *body) readAt(ctx context.Context, p []byte, offset uint64) (int, error)
 	return done, nil
 }
 
-// readTries bounds how often a chunk is fetched again because it was evicted, or damaged, before it could be read.
+// readTries bounds how often a chunk is fetched again because it was evicted, or damaged, before it
+// could be read.
 const readTries = 8
 
 func (b *body) readChunk(ctx context.Context, p []byte, at uint64, i int) (err error) {

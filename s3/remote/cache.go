@@ -17,13 +17,18 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// The cache holds objects, or chunks of them, in files: one sparse file for each object and ETag. It is for one process: a new one begins with an empty directory, so that nothing has to be believed that lay on a disk
-// while nobody looked. What is in it was compared with the store's checksum, where there is one, when it came, and is compared with a checksum in memory whenever a handle first touches it.
+// The cache holds objects, or chunks of them, in files: one sparse file for each object and ETag.
+// It is for one process: a new one begins with an empty directory, so that nothing has to be
+// believed that lay on a disk while nobody looked. What is in it was compared with the store's
+// checksum, where there is one, when it came, and is compared with a checksum in memory whenever a
+// handle first touches it.
 
-// chunkSize is what is fetched at once: a small object is one request, and of a large one a request's latency is small beside its bytes.
+// chunkSize is what is fetched at once: a small object is one request, and of a large one a
+// request's latency is small beside its bytes.
 const chunkSize = 4 << 20
 
-// aheadMax is how many chunks are fetched before they are asked for while an object is read in order.
+// aheadMax is how many chunks are fetched before they are asked for while an object is read in
+// order.
 const aheadMax = 3
 
 var crcs = crc32.MakeTable(crc32.Castagnoli)
@@ -97,7 +102,8 @@ func (c *cache) use(sp *space, path, key string, a attr) (*entry, error) {
 // find returns the entry of an object, which it makes if there is none.
 func (c *cache) find(sp *space, path, key string, a attr) (*entry, error) {
 	if a.size > sizeMax {
-		return nil, &sigma.Error{Op: "remote.cache", Path: path, Kind: sigma.KindTooBig, Msg: fmt.Sprintf("the store says that the object has %d bytes", a.size)}
+		return nil, &sigma.Error{Op: "remote.cache", Path: path, Kind: sigma.KindTooBig,
+			Msg: fmt.Sprintf("the store says that the object has %d bytes", a.size)}
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -123,7 +129,8 @@ func (c *cache) find(sp *space, path, key string, a attr) (*entry, error) {
 	if err != nil {
 		return nil, cacheError(path, err)
 	}
-	e := &entry{c: c, key: k, path: path, a: a, file: f, name: name, users: 1, chunks: make([]chunk, (a.size+chunkSize-1)/chunkSize)}
+	e := &entry{c: c, key: k, path: path, a: a, file: f, name: name, users: 1,
+		chunks: make([]chunk, (a.size+chunkSize-1)/chunkSize)}
 	e.at = c.recent.PushFront(e)
 	c.entries[k] = e
 	return e, nil
@@ -131,7 +138,9 @@ func (c *cache) find(sp *space, path, key string, a attr) (*entry, error) {
 
 func cacheError(path string, err error) error {
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
-		return &sigma.Error{Op: "remote.cache", Path: path, Kind: sigma.KindNoSpace, Msg: "the disk of the machine that keeps the cache of the object store is full", Hint: "make room in its data directory, or remove something else there"}
+		return &sigma.Error{Op: "remote.cache", Path: path, Kind: sigma.KindNoSpace,
+			Msg:  "the disk of the machine that keeps the cache of the object store is full",
+			Hint: "make room in its data directory, or remove something else there"}
 	}
 	return sigma.Wrap("remote.cache", path, err)
 }
@@ -147,7 +156,8 @@ func (c *cache) leave(e *entry) {
 	}
 }
 
-// dropLocked takes an entry out of the cache. Who uses it goes on, and descriptors that were passed stay good.
+// dropLocked takes an entry out of the cache. Who uses it goes on, and descriptors that were passed
+// stay good.
 func (c *cache) dropLocked(e *entry) {
 	if e.gone {
 		return
@@ -183,7 +193,8 @@ func (c *cache) makeRoomLocked(more uint64, but *entry) {
 				ch.here = false
 				ch.turn++
 				c.used -= but.length(i)
-				unix.Fallocate(int(but.file.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, int64(i)*chunkSize, int64(but.length(i)))
+				unix.Fallocate(int(but.file.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE,
+					int64(i)*chunkSize, int64(but.length(i)))
 			}
 		}
 	}
@@ -223,7 +234,8 @@ func (c *cache) close() {
 func (e *entry) length(i int) uint64 { return min(chunkSize, e.a.size-uint64(i)*chunkSize) }
 
 // want makes sure that chunk i is here, fetching it or waiting for who does.
-func (e *entry) want(ctx context.Context, i int, fetch func(ctx context.Context, offset, length int64, w func([]byte, int64) error) error) error {
+func (e *entry) want(ctx context.Context, i int, fetch func(ctx context.Context, offset, length int64,
+	w func([]byte, int64) error) error) error {
 	c := e.c
 	for {
 		c.mu.Lock()
@@ -343,7 +355,8 @@ func (c *cache) emptyFile() (*os.File, error) {
 // fits says whether an object can be in the cache as a whole beside others.
 func (c *cache) fits(size uint64) bool { return size <= c.most/2 }
 
-// pass opens the whole object for reading only. KindUnsupported if not all of it is here: some may have been evicted since it came.
+// pass opens the whole object for reading only. KindUnsupported if not all of it is here: some may
+// have been evicted since it came.
 func (e *entry) pass() (*os.File, error) {
 	e.c.mu.Lock()
 	whole := !e.gone

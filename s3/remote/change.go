@@ -44,7 +44,8 @@ func (f *file) inDir(ctx context.Context, op, name string, change func(dirKey st
 func (f *file) Create(ctx context.Context, name string, flags sigma.OpenFlags, _ uint32) (sigma.File, error) {
 	const op = "remote.Create"
 	if flags&sigma.OpenHidden != 0 {
-		return nil, sigma.Errorf(op, sigma.KindUnsupported, "hidden files are not made here: an object is not seen before it is whole anyway")
+		return nil, sigma.Errorf(op, sigma.KindUnsupported,
+			"hidden files are not made here: an object is not seen before it is whole anyway")
 	}
 	n, dirKey, err := f.checkDir(ctx, op)
 	if err != nil {
@@ -78,10 +79,12 @@ func (f *file) Create(ctx context.Context, name string, flags sigma.OpenFlags, _
 	if !flags.Writes() {
 		flags |= sigma.OpenReadWrite // it is new: who makes it may fill it
 	}
-	return &file{sp: f.sp, open: true, flags: flags, up: up, dir: f.sp.take(n), name: name, excl: flags&sigma.OpenExclusive != 0}, nil
+	return &file{sp: f.sp, open: true, flags: flags, up: up, dir: f.sp.take(n), name: name,
+		excl: flags&sigma.OpenExclusive != 0}, nil
 }
 
-// Mkdir implements sigma.File. A directory is an object without bytes whose key ends with a slash, as other clients make them too.
+// Mkdir implements sigma.File. A directory is an object without bytes whose key ends with a slash,
+// as other clients make them too.
 func (f *file) Mkdir(ctx context.Context, name string, _ uint32) error {
 	const op = "remote.Mkdir"
 	return f.inDir(ctx, op, name, func(dirKey string) error {
@@ -98,7 +101,8 @@ func (f *file) Mkdir(ctx context.Context, name string, _ uint32) error {
 		if !strings.HasSuffix(key, "/") {
 			key += "/"
 		}
-		a, err := sp.c.put(ctx, sp.pathOf(key), key, attr{kind: sigma.KindDir, id: newID(), version: sp.after(0)}, bytes.NewReader(nil), condition{absent: true})
+		a, err := sp.c.put(ctx, sp.pathOf(key), key, attr{kind: sigma.KindDir, id: newID(), version: sp.after(0)},
+			bytes.NewReader(nil), condition{absent: true})
 		if err != nil {
 			sp.doubt(key)
 			if sigma.KindOf(err) == sigma.KindVersion {
@@ -143,7 +147,8 @@ func (f *file) Remove(ctx context.Context, name string) error {
 			return err
 		}
 		if a.kind == sigma.KindDir {
-			unlock, err := sp.locks.take(ctx, lock{key, true}) // nobody makes anything in it; who does waits for no lock of ours
+			unlock, err := sp.locks.take(ctx,
+				lock{key, true}) // nobody makes anything in it; who does waits for no lock of ours
 			if err != nil {
 				return err
 			}
@@ -168,7 +173,9 @@ func (f *file) Remove(ctx context.Context, name string) error {
 	})
 }
 
-// Rename implements sigma.File. An object is copied by the store and then removed, so that for a moment, or if we die in between, it has both names. A directory is not moved: that would be a copy of everything in it.
+// Rename implements sigma.File. An object is copied by the store and then removed, so that for a
+// moment, or if we die in between, it has both names. A directory is not moved: that would be a
+// copy of everything in it.
 func (f *file) Rename(ctx context.Context, name string, newDir sigma.File, newName string) error {
 	const op = "remote.Rename"
 	to, ok := newDir.(*file)
@@ -222,7 +229,9 @@ func (sp *space) rename(ctx context.Context, op, fromKey, name, dstKey, newName 
 	case oldKey == newKey && exists:
 		return nil
 	case a.kind == sigma.KindDir:
-		return &sigma.Error{Op: op, Kind: sigma.KindUnsupported, Msg: "directories of this object store cannot be moved", Hint: "copy what is in it: sigma cp -r; then remove it"}
+		return &sigma.Error{Op: op, Kind: sigma.KindUnsupported,
+			Msg:  "directories of this object store cannot be moved",
+			Hint: "copy what is in it: sigma cp -r; then remove it"}
 	case exists && old.kind == sigma.KindDir:
 		return sigma.PathError(op, sigma.KindIsDir, newName)
 	}
@@ -246,7 +255,8 @@ func (sp *space) rename(ctx context.Context, op, fromKey, name, dstKey, newName 
 	sp.touch(dstKey)
 	if err := sp.c.remove(ctx, sp.pathOf(oldKey), oldKey); err != nil {
 		sp.doubt(oldKey)
-		return &sigma.Error{Op: op, Kind: sigma.KindOf(err), Msg: "copied to " + sp.pathOf(newKey) + ", but the old name could not be removed", Err: err}
+		return &sigma.Error{Op: op, Kind: sigma.KindOf(err),
+			Msg: "copied to " + sp.pathOf(newKey) + ", but the old name could not be removed", Err: err}
 	}
 	sp.moved(oldKey, newKey, newName, now)
 	sp.touch(fromKey)
@@ -270,7 +280,8 @@ func (sp *space) moved(oldKey, newKey, newName string, a attr) {
 	sp.changed(oldKey, attr{}, true)
 }
 
-// Sync implements sigma.File. It publishes an object too; what the store acknowledged is as durable as the store is.
+// Sync implements sigma.File. It publishes an object too; what the store acknowledged is as durable
+// as the store is.
 func (f *file) Sync(ctx context.Context) error { return f.publish(ctx, "remote.Sync") }
 
 // Publish implements sigma.Publisher.
@@ -299,7 +310,8 @@ func (f *file) publish(ctx context.Context, op string) error {
 	return nil
 }
 
-// put is one way in which an object becomes visible: a name of a directory, and under what conditions it is taken.
+// put is one way in which an object becomes visible: a name of a directory, and under what
+// conditions it is taken.
 type put struct {
 	sp        *space
 	op        string
@@ -324,8 +336,10 @@ func (p *put) where() (dirKey, name string, err error) {
 	return p.over.key[:strings.LastIndexByte(p.over.key, '/')+1], p.over.name, p.over.wantFileLocked(p.op)
 }
 
-// run locks the name, checks the conditions, and has the object written. It returns its node with a reference.
-func (p *put) run(ctx context.Context, write func(ctx context.Context, key string, a attr, cond condition) (attr, error)) (*node, error) {
+// run locks the name, checks the conditions, and has the object written. It returns its node with a
+// reference.
+func (p *put) run(ctx context.Context, write func(ctx context.Context, key string, a attr, cond condition) (attr,
+	error)) (*node, error) {
 	for {
 		dirKey, name, err := p.where()
 		if err != nil {
@@ -352,7 +366,8 @@ func (p *put) run(ctx context.Context, write func(ctx context.Context, key strin
 	}
 }
 
-func (p *put) locked(ctx context.Context, dirKey, key, name string, write func(ctx context.Context, key string, a attr, cond condition) (attr, error)) (*node, error) {
+func (p *put) locked(ctx context.Context, dirKey, key, name string, write func(ctx context.Context, key string, a attr,
+	cond condition) (attr, error)) (*node, error) {
 	sp := p.sp
 	if err := sp.admit(dirKey, name, sigma.KindFile); err != nil {
 		return nil, err
@@ -398,7 +413,8 @@ func (p *put) locked(ctx context.Context, dirKey, key, name string, write func(c
 }
 
 // Put implements sigma.Putter.
-func (f *file) Put(ctx context.Context, names []string, data []byte, o sigma.PutOptions) (sigma.FileID, *sigma.Stopped, error) {
+func (f *file) Put(ctx context.Context, names []string, data []byte, o sigma.PutOptions) (sigma.FileID, *sigma.Stopped,
+	error) {
 	const op = "remote.Put"
 	none := sigma.FileID{}
 	if err := checkPut(op, names, o); err != nil {
@@ -413,7 +429,8 @@ func (f *file) Put(ctx context.Context, names []string, data []byte, o sigma.Put
 		return none, nil, sigma.Wrap(op, "", err)
 	}
 	defer f.sp.release(dir)
-	p := &put{sp: f.sp, op: op, dir: dir, name: names[len(names)-1], mustMake: o.MustMake, mustExist: o.MustExist, ifVersion: o.IfVersion}
+	p := &put{sp: f.sp, op: op, dir: dir, name: names[len(names)-1], mustMake: o.MustMake, mustExist: o.MustExist,
+		ifVersion: o.IfVersion}
 	n, err := p.run(ctx, func(ctx context.Context, key string, a attr, cond condition) (attr, error) {
 		a.size = uint64(len(data))
 		return f.sp.c.put(ctx, f.sp.pathOf(key), key, a, bytes.NewReader(data), cond)

@@ -30,18 +30,22 @@ import (
 
 // How long and how often a store is asked.
 const (
-	requestsMax   = 64                    // under way at once to one store: it keeps a store at 20 ms busy with 3,000 requests a second, and 64 sockets are few
-	opMax         = 30 * time.Second      // for one operation with all its repetitions, if nobody gives it less
-	attemptMax    = 10 * time.Second      // for one request but for its body
-	bodyMax       = 60 * time.Second      // for a part or a chunk: 16 MiB at 280 kB/s
-	pauseFirst    = 50 * time.Millisecond // before the first repetition; doubled with each, and up to half of it more or less at random
+	// under way at once to one store: it keeps a store at 20 ms busy with 3,000 requests a second,
+	// and 64 sockets are few
+	requestsMax = 64
+	opMax       = 30 * time.Second // for one operation with all its repetitions, if nobody gives it less
+	attemptMax  = 10 * time.Second // for one request but for its body
+	bodyMax     = 60 * time.Second // for a part or a chunk: 16 MiB at 280 kB/s
+	// before the first repetition; doubled with each, and up to half of it more or less at random
+	pauseFirst    = 50 * time.Millisecond
 	pauseMost     = 2 * time.Second
 	listPage      = 1000 // keys, S3's own limit
 	metaName      = "Sigma"
 	regionDefault = "us-east-1" // what stores without regions expect
 )
 
-// Dial opens a connection to the store of a realm; of the system's, to that of all that have none of their own. nil is TCP to the host of the URL.
+// Dial opens a connection to the store of a realm; of the system's, to that of all that have none
+// of their own. nil is TCP to the host of the URL.
 type Dial func(ctx context.Context, owner sigma.RealmID) (net.Conn, error)
 
 // Store says where objects are kept, and on whose behalf.
@@ -65,7 +69,8 @@ func newClient(s Store, dial Dial, owner sigma.RealmID) (*client, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := &http.Transport{MaxIdleConnsPerHost: requestsMax, MaxConnsPerHost: requestsMax, IdleConnTimeout: 30 * time.Second, ResponseHeaderTimeout: bodyMax,
+	t := &http.Transport{MaxIdleConnsPerHost: requestsMax, MaxConnsPerHost: requestsMax,
+		IdleConnTimeout: 30 * time.Second, ResponseHeaderTimeout: bodyMax,
 		TLSHandshakeTimeout: attemptMax, DisableCompression: true}
 	if dial != nil {
 		t.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -79,7 +84,8 @@ func newClient(s Store, dial Dial, owner sigma.RealmID) (*client, error) {
 	if s.CA != "" {
 		pool := x509.NewCertPool()
 		if !pool.AppendCertsFromPEM([]byte(s.CA)) {
-			return nil, sigma.Errorf("remote.Store", sigma.KindInvalid, "the certificates for the object store are not in PEM")
+			return nil, sigma.Errorf("remote.Store", sigma.KindInvalid,
+				"the certificates for the object store are not in PEM")
 		}
 		t.TLSClientConfig = &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}
 	}
@@ -87,18 +93,23 @@ func newClient(s Store, dial Dial, owner sigma.RealmID) (*client, error) {
 	if region == "" {
 		region = regionDefault
 	}
-	o := &minio.Options{Creds: credentials.NewStaticV4(s.AccessKey, s.SecretKey, s.Token), Secure: p.Secure, Transport: t, Region: region, MaxRetries: 1}
+	o := &minio.Options{Creds: credentials.NewStaticV4(s.AccessKey, s.SecretKey, s.Token), Secure: p.Secure,
+		Transport: t, Region: region, MaxRetries: 1}
 	core, err := minio.NewCore(p.Host, o)
 	if err != nil {
-		return nil, &sigma.Error{Op: "remote.Store", Kind: sigma.KindInvalid, Msg: "the URL of the object store is none", Err: err}
+		return nil, &sigma.Error{Op: "remote.Store", Kind: sigma.KindInvalid,
+			Msg: "the URL of the object store is none", Err: err}
 	}
-	return &client{host: p.Host, bucket: p.Bucket, prefix: p.Prefix, secure: p.Secure, patience: opMax, core: core, options: o, transport: t, slots: make(chan struct{}, requestsMax)}, nil
+	return &client{host: p.Host, bucket: p.Bucket, prefix: p.Prefix, secure: p.Secure, patience: opMax, core: core,
+		options: o, transport: t, slots: make(chan struct{}, requestsMax)}, nil
 }
 
 func (c *client) close() { c.transport.CloseIdleConnections() }
 
-// try asks until it goes well, cannot go well, or the time is over: the client's patience, or less if ctx says so. What is said then is what went wrong last.
-func (c *client) try(ctx context.Context, op, path string, most time.Duration, ask func(ctx context.Context, attempt int) error) error {
+// try asks until it goes well, cannot go well, or the time is over: the client's patience, or less
+// if ctx says so. What is said then is what went wrong last.
+func (c *client) try(ctx context.Context, op, path string, most time.Duration,
+	ask func(ctx context.Context, attempt int) error) error {
 	within, cancel := context.WithTimeout(ctx, c.patience)
 	defer cancel()
 	pause, began := pauseFirst, time.Now()
@@ -159,7 +170,8 @@ func (a attr) tag() map[string]string {
 
 // attrOf reads what the store says of an object, with our note if it has one.
 func attrOf(key string, o minio.ObjectInfo) attr {
-	a := attr{kind: sigma.KindFile, etag: strings.Trim(o.ETag, `"`), size: uint64(max(0, o.Size)), modified: o.LastModified}
+	a := attr{kind: sigma.KindFile, etag: strings.Trim(o.ETag, `"`), size: uint64(max(0, o.Size)),
+		modified: o.LastModified}
 	if strings.HasSuffix(key, "/") {
 		a.kind = sigma.KindDir
 	}
@@ -172,7 +184,8 @@ func attrOf(key string, o minio.ObjectInfo) attr {
 	h := fnv.New64a()
 	io.WriteString(h, key+"\x00"+a.etag)
 	sum := h.Sum64()
-	a.version = sigma.Version(uint64(max(1, a.modified.Unix()))*1e9 + sum%1e9) // lists have no note, and stores tell seconds
+	a.version = sigma.Version(uint64(max(1,
+		a.modified.Unix()))*1e9 + sum%1e9) // lists have no note, and stores tell seconds
 	fmt.Fprint(h, a.modified.Unix())
 	a.id = h.Sum64()
 	return a
@@ -195,8 +208,10 @@ func (c *client) head(ctx context.Context, path, key string) (a attr, err error)
 	return a, err
 }
 
-// fetch reads length bytes of an object at offset into w, which is given them anew at each attempt. KindVersion if it has another ETag. Of a whole object the checksum is compared.
-func (c *client) fetch(ctx context.Context, path, key string, a attr, offset, length int64, w func([]byte, int64) error) error {
+// fetch reads length bytes of an object at offset into w, which is given them anew at each attempt.
+// KindVersion if it has another ETag. Of a whole object the checksum is compared.
+func (c *client) fetch(ctx context.Context, path, key string, a attr, offset, length int64,
+	w func([]byte, int64) error) error {
 	return c.try(ctx, "remote.Read", path, bodyMax, func(ctx context.Context, _ int) error {
 		o := minio.GetObjectOptions{}
 		if err := o.SetMatchETag(a.etag); err != nil {
@@ -222,7 +237,8 @@ func (c *client) fetch(ctx context.Context, path, key string, a attr, offset, le
 		if n, err := strconv.ParseInt(header.Get("Content-Length"), 10, 64); err != nil || n != length {
 			return errGarbage{fmt.Sprintf("%.20q bytes where %d were asked for", header.Get("Content-Length"), length)}
 		}
-		if want := fmt.Sprintf("bytes %d-%d/%d", offset, offset+length-1, a.size); !whole && header.Get("Content-Range") != want {
+		if want := fmt.Sprintf("bytes %d-%d/%d", offset, offset+length-1, a.size); !whole &&
+			header.Get("Content-Range") != want {
 			return errGarbage{fmt.Sprintf("the range %.50q, not %q", header.Get("Content-Range"), want)}
 		}
 		sum := md5.New()
@@ -243,7 +259,8 @@ func (c *client) fetch(ctx context.Context, path, key string, a attr, offset, le
 			}
 			at += int64(n)
 		}
-		if whole && isMD5(a.etag) && header.Get("X-Amz-Server-Side-Encryption") != "aws:kms" && hex.EncodeToString(sum.Sum(nil)) != a.etag {
+		if whole && isMD5(a.etag) && header.Get("X-Amz-Server-Side-Encryption") != "aws:kms" &&
+			hex.EncodeToString(sum.Sum(nil)) != a.etag {
 			return errGarbage{"bytes whose checksum is wrong"}
 		}
 		return nil
@@ -274,7 +291,8 @@ func (c *client) putOptions(a attr, cond condition) minio.PutObjectOptions {
 	return o
 }
 
-// settle looks whether a write whose answer was lost, or that the store refused when it came again, took effect: our note tells.
+// settle looks whether a write whose answer was lost, or that the store refused when it came again,
+// took effect: our note tells.
 func (c *client) settle(ctx context.Context, key string, want attr, err error) (attr, error) {
 	o, herr := c.core.StatObject(ctx, c.bucket, key, minio.StatObjectOptions{})
 	switch {
@@ -289,8 +307,9 @@ func (c *client) settle(ctx context.Context, key string, want attr, err error) (
 	return attr{}, err
 }
 
-// digests gives the checksum that the store compares a body with, and where TLS does not protect the body the hash that is signed. It is hashed before it is sent, not in chunks while it is: not every store reads those. An empty body is signed too, so
-// that it has a length for every store.
+// digests gives the checksum that the store compares a body with, and where TLS does not protect
+// the body the hash that is signed. It is hashed before it is sent, not in chunks while it is: not
+// every store reads those. An empty body is signed too, so that it has a length for every store.
 func (c *client) digests(body io.Reader, size int64) (sum, hash string, err error) {
 	all, signed := md5.New(), sha256.New()
 	to := io.Writer(all)
@@ -312,13 +331,16 @@ func (c *client) put(ctx context.Context, path, key string, a attr, data io.Read
 	if err != nil {
 		return a, sigma.Wrap("remote.Put", path, err)
 	}
-	return c.write(ctx, path, key, a, cond, func(ctx context.Context, o minio.PutObjectOptions) (minio.UploadInfo, error) {
-		return c.core.PutObject(ctx, c.bucket, key, io.NewSectionReader(data, 0, int64(a.size)), int64(a.size), sum, hash, o)
+	return c.write(ctx, path, key, a, cond, func(ctx context.Context, o minio.PutObjectOptions) (minio.UploadInfo,
+		error) {
+		return c.core.PutObject(ctx, c.bucket, key, io.NewSectionReader(data, 0, int64(a.size)), int64(a.size), sum,
+			hash, o)
 	})
 }
 
 // write is a request that makes an object visible.
-func (c *client) write(ctx context.Context, path, key string, a attr, cond condition, ask func(ctx context.Context, o minio.PutObjectOptions) (minio.UploadInfo, error)) (attr, error) {
+func (c *client) write(ctx context.Context, path, key string, a attr, cond condition,
+	ask func(ctx context.Context, o minio.PutObjectOptions) (minio.UploadInfo, error)) (attr, error) {
 	again := false
 	err := c.try(ctx, "remote.Put", path, bodyMax, func(ctx context.Context, _ int) error {
 		info, err := ask(ctx, c.putOptions(a, cond))
@@ -354,7 +376,8 @@ func (c *client) write(ctx context.Context, path, key string, a attr, cond condi
 // copy makes an object of another's bytes, if that still has its ETag.
 func (c *client) copy(ctx context.Context, path, from, to string, old, a attr) (attr, error) {
 	err := c.try(ctx, "remote.Rename", path, bodyMax, func(ctx context.Context, _ int) error {
-		info, err := c.core.Client.CopyObject(ctx, minio.CopyDestOptions{Bucket: c.bucket, Object: to, UserMetadata: a.tag(), ReplaceMetadata: true},
+		info, err := c.core.Client.CopyObject(ctx, minio.CopyDestOptions{Bucket: c.bucket, Object: to,
+			UserMetadata: a.tag(), ReplaceMetadata: true},
 			minio.CopySrcOptions{Bucket: c.bucket, Object: from, MatchETag: old.etag})
 		if err != nil {
 			return err
@@ -397,13 +420,15 @@ func (c *client) list(ctx context.Context, path, prefix, delimiter, after, token
 		}
 		r, err := core.ListObjectsV2(c.bucket, prefix, after, token, delimiter, most)
 		if reply := minio.ToErrorResponse(err); err != nil && reply.StatusCode == http.StatusNotFound {
-			reply.Code = "NoSuchBucket" // a listing asks for nothing else that may be missing, whatever the store calls it
+			reply.Code =
+				"NoSuchBucket" // a listing asks for nothing else that may be missing, whatever the store calls it
 			return reply
 		}
 		if err != nil {
 			return err
 		}
-		if len(r.Contents)+len(r.CommonPrefixes) > 2*listPage || r.IsTruncated && len(r.Contents)+len(r.CommonPrefixes) == 0 && token == r.NextContinuationToken {
+		if len(r.Contents)+len(r.CommonPrefixes) > 2*listPage || r.IsTruncated &&
+			len(r.Contents)+len(r.CommonPrefixes) == 0 && token == r.NextContinuationToken {
 			return errGarbage{"a listing that leads nowhere"}
 		}
 		p = page{token: r.NextContinuationToken, more: r.IsTruncated, objects: merged(r.Contents, r.CommonPrefixes)}

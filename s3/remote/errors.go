@@ -28,12 +28,14 @@ type errGarbage struct{ what string }
 
 func (e errGarbage) Error() string { return "the object store answered " + e.what }
 
-// errDial is why there is no connection. It does not unwrap: what is wrong with the way is not what is wrong with a request.
+// errDial is why there is no connection. It does not unwrap: what is wrong with the way is not what
+// is wrong with a request.
 type errDial struct{ cause error }
 
 func (e errDial) Error() string { return "no connection: " + e.cause.Error() }
 
-// judge says what an error of the client means. The store's own words are quoted, bounded; they never hold our secret.
+// judge says what an error of the client means. The store's own words are quoted, bounded; they
+// never hold our secret.
 func judge(op, path string, err error) fault {
 	make := func(kind sigma.Kind, msg, hint string) *sigma.Error {
 		return &sigma.Error{Op: op, Path: path, Kind: kind, Msg: msg, Hint: hint}
@@ -53,26 +55,32 @@ func judge(op, path string, err error) fault {
 	case errors.As(err, &own):
 		return fault{err: own}
 	case errors.As(err, &garbage):
-		return fault{again: true, unknown: true, err: make(sigma.KindUnavailable, garbage.Error(), "is it an object store of S3's kind?")}
+		return fault{again: true, unknown: true, err: make(sigma.KindUnavailable, garbage.Error(),
+			"is it an object store of S3's kind?")}
 	case errors.As(err, &reply) && reply.StatusCode != 0:
 		return judgeReply(make, reply)
 	case errors.Is(err, context.Canceled):
 		return fault{unknown: true, err: make(sigma.KindCanceled, "canceled while the object store was asked", "")}
 	case errors.Is(err, context.DeadlineExceeded) || isTimeout(err):
-		return fault{again: true, unknown: true, err: make(sigma.KindTimeout, "the object store did not answer in time", "see sigma doctor")}
+		return fault{again: true, unknown: true, err: make(sigma.KindTimeout, "the object store did not answer in time",
+			"see sigma doctor")}
 	case errors.Is(err, io.ErrUnexpectedEOF):
-		return fault{again: true, unknown: true, err: make(sigma.KindUnavailable, "the object store cut its answer short", "")}
+		return fault{again: true, unknown: true, err: make(sigma.KindUnavailable,
+			"the object store cut its answer short", "")}
 	}
 	var syntax *xml.SyntaxError
 	var shape xml.UnmarshalError
 	if errors.As(err, &syntax) || errors.As(err, &shape) || reply.Code != "" {
-		return fault{again: true, unknown: true, err: make(sigma.KindUnavailable, "the object store answered what is not S3", "is it an object store of S3's kind?")}
+		return fault{again: true, unknown: true, err: make(sigma.KindUnavailable,
+			"the object store answered what is not S3", "is it an object store of S3's kind?")}
 	}
 	var toNet *net.OpError
 	if errors.As(err, &toNet) && toNet.Op == "dial" {
-		return fault{again: true, err: make(sigma.KindUnavailable, "the object store cannot be reached", "see sigma doctor")}
+		return fault{again: true, err: make(sigma.KindUnavailable, "the object store cannot be reached",
+			"see sigma doctor")}
 	}
-	return fault{again: true, unknown: true, err: &sigma.Error{Op: op, Path: path, Kind: sigma.KindUnavailable, Msg: "the object store cannot be asked", Err: errors.New(brief(err.Error()))}}
+	return fault{again: true, unknown: true, err: &sigma.Error{Op: op, Path: path, Kind: sigma.KindUnavailable,
+		Msg: "the object store cannot be asked", Err: errors.New(brief(err.Error()))}}
 }
 
 func isTimeout(err error) bool {
@@ -89,12 +97,15 @@ func judgeReply(make func(sigma.Kind, string, string) *sigma.Error, r minio.Erro
 	f := fault{status: r.StatusCode}
 	switch {
 	case r.Code == "NoSuchBucket":
-		f.err = make(sigma.KindUnavailable, "the bucket of the object store in which objects are kept does not exist", "make it, or name another: sigma s3 store set")
+		f.err = make(sigma.KindUnavailable, "the bucket of the object store in which objects are kept does not exist",
+			"make it, or name another: sigma s3 store set")
 	case r.StatusCode == http.StatusNotFound:
 		f.err = make(sigma.KindNotFound, "", "")
-	case r.StatusCode == http.StatusPreconditionFailed || r.StatusCode == http.StatusConflict && r.Code == "ConditionalRequestConflict":
+	case r.StatusCode == http.StatusPreconditionFailed || r.StatusCode == http.StatusConflict &&
+		r.Code == "ConditionalRequestConflict":
 		f.err = make(sigma.KindVersion, "the object was changed by another", "")
-	case r.Code == "SlowDown" || r.StatusCode == http.StatusTooManyRequests || r.Code == "Throttling" || r.Code == "RequestLimitExceeded":
+	case r.Code == "SlowDown" || r.StatusCode == http.StatusTooManyRequests || r.Code == "Throttling" ||
+		r.Code == "RequestLimitExceeded":
 		f.again, f.err = true, make(sigma.KindBusy, said, "the store limits the rate of requests: ask less often")
 	case r.Code == "QuotaExceeded" || r.Code == "XMinioStorageFull" || r.StatusCode == http.StatusInsufficientStorage:
 		f.err = make(sigma.KindNoSpace, said, "make room in the object store")
@@ -103,7 +114,9 @@ func judgeReply(make func(sigma.Kind, string, string) *sigma.Error, r minio.Erro
 	case r.StatusCode >= 500:
 		f.again, f.unknown, f.err = true, true, make(sigma.KindUnavailable, said, "see sigma doctor")
 	case r.StatusCode == http.StatusForbidden || r.StatusCode == http.StatusUnauthorized:
-		f.err = make(sigma.KindPermission, said, "the store refuses what its credentials ask for: are they right, and may they write? sigma s3 store set names others")
+		f.err = make(sigma.KindPermission, said,
+			"the store refuses what its credentials ask for: are they right, and may they write? sigma s3 store set "+
+				"names others")
 	case r.Code == "EntityTooLarge":
 		f.err = make(sigma.KindTooBig, said, "")
 	default:

@@ -196,7 +196,9 @@ func pattern(n int, seed uint64) []byte {
 // short is a patience for what never goes well.
 const short = 200 * time.Millisecond
 
-// Goal: whatever is wrong with the store, each operation fails with an error that names the object and the cause and no secret, and leaves what was there. Method: every fault, always, with every operation.
+// Goal: whatever is wrong with the store, each operation fails with an error that names the object
+// and the cause and no secret, and leaves what was there. Method: every fault, always, with every
+// operation.
 func TestFaultsAreNamed(t *testing.T) {
 	w := newWorld(t, Config{})
 	old, big := []byte("old bytes"), pattern(bigSize, 1)
@@ -216,8 +218,10 @@ func TestFaultsAreNamed(t *testing.T) {
 		says string
 	}{
 		{"cut", s3server.Always(s3server.Fault{Cut: true}), []sigma.Kind{sigma.KindUnavailable}, "the object store "},
-		{"hang", s3server.Always(s3server.Fault{Hang: true}), []sigma.Kind{sigma.KindTimeout}, "did not answer in time"},
-		{"slow down", s3server.Always(s3server.SlowDown), []sigma.Kind{sigma.KindBusy, sigma.KindUnavailable}, "503"}, // HEAD has no code
+		{"hang", s3server.Always(s3server.Fault{Hang: true}), []sigma.Kind{sigma.KindTimeout},
+			"did not answer in time"},
+		{"slow down", s3server.Always(s3server.SlowDown), []sigma.Kind{sigma.KindBusy, sigma.KindUnavailable}, "503"},
+		// HEAD has no code
 		{"too many", s3server.Always(s3server.TooMany), []sigma.Kind{sigma.KindBusy}, "429"},
 		{"internal", s3server.Always(s3server.Internal), []sigma.Kind{sigma.KindUnavailable}, "500"},
 		{"gateway", s3server.Always(s3server.GatewayDown), []sigma.Kind{sigma.KindUnavailable}, "502"},
@@ -242,7 +246,8 @@ func TestFaultsAreNamed(t *testing.T) {
 						x.again(Config{Patience: patience}) // nothing is known or cached
 						x.proxy.Set(f.set)
 						err = o.do()
-						if f.name == "hang" || sigma.KindOf(err) != sigma.KindTimeout || patience > time.Minute { // else the host was too busy for one request
+						if f.name == "hang" || sigma.KindOf(err) != sigma.KindTimeout ||
+							patience > time.Minute { // else the host was too busy for one request
 							break
 						}
 					}
@@ -250,7 +255,8 @@ func TestFaultsAreNamed(t *testing.T) {
 					if onlyWrites {
 						path = "/s3/" + o.path
 					}
-					if !slices.Contains(f.kind, sigma.KindOf(err)) || !strings.Contains(text, f.says) || !strings.Contains(text, path) || strings.Contains(text, s3server.SecretKey) {
+					if !slices.Contains(f.kind, sigma.KindOf(err)) || !strings.Contains(text, f.says) ||
+						!strings.Contains(text, path) || strings.Contains(text, s3server.SecretKey) {
 						t.Errorf("%s: %v: %v", o.name, sigma.KindOf(err), err)
 					}
 				}
@@ -295,22 +301,29 @@ func operations(w *world) []operation {
 		{"put", "b/old", true, func() error { return w.put(ctx, "old", []byte("half")) }},
 		{"put new", "b/new", true, func() error { return w.put(ctx, "new", []byte("half")) }},
 		{"stream", "b/big", true, func() error { return w.stream(ctx, "big", pattern(bigSize, 2)) }},
-		{"remove", "b/gone", true, func() error { return w.inBucket(ctx, func(b sigma.File) error { return b.Remove(ctx, "gone") }) }},
+		{"remove", "b/gone", true, func() error {
+			return w.inBucket(ctx, func(b sigma.File) error { return b.Remove(ctx, "gone") })
+		}},
 		{"rename", "b/moved", true, func() error {
 			return w.inBucket(ctx, func(b sigma.File) error { return b.Rename(ctx, "moved", b, "old") })
 		}},
-		{"mkdir", "b/dir", true, func() error { return w.inBucket(ctx, func(b sigma.File) error { return b.Mkdir(ctx, "dir", 0o700) }) }},
+		{"mkdir", "b/dir", true, func() error {
+			return w.inBucket(ctx, func(b sigma.File) error { return b.Mkdir(ctx, "dir", 0o700) })
+		}},
 	}
 }
 
-// Goal: faults that pass are not noticed: what is written is what is read, once, and nobody sees half an object. Method: clients write, replace, move, remove and read while one request in four goes wrong, in any way; a
-// reader at the store itself checks that all objects are whole at all times.
+// Goal: faults that pass are not noticed: what is written is what is read, once, and nobody sees
+// half an object. Method: clients write, replace, move, remove and read while one request in four
+// goes wrong, in any way; a reader at the store itself checks that all objects are whole at all
+// times.
 func TestFaultsPass(t *testing.T) {
 	w := newWorld(t, Config{Patience: time.Minute})
 	seed := rand.Uint64()
 	var mu sync.Mutex
 	rng := rand.New(rand.NewPCG(seed, 1))
-	wrong := []s3server.Fault{{Cut: true}, {Lose: true}, {Short: true}, s3server.SlowDown, s3server.TooMany, s3server.Internal, s3server.GatewayDown, s3server.Garbage}
+	wrong := []s3server.Fault{{Cut: true}, {Lose: true}, {Short: true}, s3server.SlowDown, s3server.TooMany,
+		s3server.Internal, s3server.GatewayDown, s3server.Garbage}
 	w.proxy.Set(func(r *http.Request) s3server.Fault {
 		mu.Lock()
 		defer mu.Unlock()
@@ -318,7 +331,8 @@ func TestFaultsPass(t *testing.T) {
 			return s3server.Fault{}
 		}
 		f := wrong[rng.IntN(len(wrong))]
-		if r.Method == http.MethodHead && f.Status == http.StatusOK { // a proper answer of an empty object: nobody can tell
+		if r.Method == http.MethodHead &&
+			f.Status == http.StatusOK { // a proper answer of an empty object: nobody can tell
 			return s3server.Internal
 		}
 		return f
@@ -355,7 +369,9 @@ func TestFaultsPass(t *testing.T) {
 					}
 				case action == 1 && last != nil:
 					to := fmt.Sprintf("of-%d-%d", client, round)
-					if err = w.inBucket(ctx, func(b sigma.File) error { return b.Rename(ctx, name, b, to) }); err == nil {
+					if err = w.inBucket(ctx, func(b sigma.File) error {
+						return b.Rename(ctx, name, b, to)
+					}); err == nil {
 						name = to
 					}
 				case action == 2 && round < 4:
@@ -375,7 +391,8 @@ func TestFaultsPass(t *testing.T) {
 					continue
 				}
 				if err != nil || !bytes.Equal(got, last) {
-					t.Errorf("seed %d: client %d, round %d: it reads %d bytes, %v; want %d", seed, client, round, len(got), err, len(last))
+					t.Errorf("seed %d: client %d, round %d: it reads %d bytes, %v; want %d", seed, client, round,
+						len(got), err, len(last))
 					return
 				}
 			}
@@ -422,7 +439,8 @@ func (w *world) checkWhole(ctx context.Context) {
 	}
 }
 
-// A store that refuses in the middle of a large object leaves the old one and no parts, also if this process dies with it.
+// A store that refuses in the middle of a large object leaves the old one and no parts, also if
+// this process dies with it.
 func TestStoreRefusesUnderWriter(t *testing.T) {
 	w := newWorld(t, Config{})
 	ctx := t.Context()
@@ -442,7 +460,8 @@ func TestStoreRefusesUnderWriter(t *testing.T) {
 		}
 		return s3server.Fault{}
 	})
-	if err := w.stream(ctx, "big", pattern(bigSize, 4)); sigma.KindOf(err) != sigma.KindPermission || !strings.Contains(err.Error(), "/s3/b/big") {
+	if err := w.stream(ctx, "big", pattern(bigSize, 4)); sigma.KindOf(err) != sigma.KindPermission ||
+		!strings.Contains(err.Error(), "/s3/b/big") {
 		t.Errorf("the writer is told %v", err)
 	}
 	w.tree.Close()

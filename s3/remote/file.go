@@ -55,7 +55,8 @@ func (f *file) Close() {
 	}
 }
 
-// check is what every operation starts with. It returns the handle's node, nil for an unpublished object.
+// check is what every operation starts with. It returns the handle's node, nil for an unpublished
+// object.
 func (f *file) check(ctx context.Context, op string) (*node, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, sigma.Wrap(op, "", err)
@@ -112,7 +113,8 @@ func (a attr) fileID() sigma.FileID {
 	return sigma.FileID{Kind: a.kind, Path: a.id, Version: a.version}
 }
 
-// walk returns the node at names, with a reference, and the ids on the way. With an error that ended it at a name it tells the ids up to there; an error that is the store's has no ids.
+// walk returns the node at names, with a reference, and the ids on the way. With an error that
+// ended it at a name it tells the ids up to there; an error that is the store's has no ids.
 func (sp *space) walk(ctx context.Context, op string, start *node, names []string) (*node, []sigma.FileID, error) {
 	n, ids := sp.take(start), make([]sigma.FileID, 0, len(names))
 	for _, name := range names {
@@ -236,7 +238,8 @@ func (f *file) Open(ctx context.Context, flags sigma.OpenFlags) error {
 	case !flags.Writes():
 		f.b, err = f.sp.openBody(ctx, op, n)
 	case flags&sigma.OpenTruncate == 0:
-		return &sigma.Error{Op: op, Kind: sigma.KindUnsupported, Msg: "an object cannot be changed in place", Hint: "write it as a whole (truncate)"}
+		return &sigma.Error{Op: op, Kind: sigma.KindUnsupported, Msg: "an object cannot be changed in place",
+			Hint: "write it as a whole (truncate)"}
 	default:
 		if f.up, err = f.sp.newUpload(); err == nil {
 			f.up.key = f.sp.keyOf(n)
@@ -327,16 +330,19 @@ func (f *file) ReadAtIf(ctx context.Context, p []byte, offset uint64, v sigma.Ve
 	return f.ReadAt(ctx, p, offset)
 }
 
-// WriteAtIf implements sigma.Conditional. Objects are replaced as a whole, for which Put has a condition.
+// WriteAtIf implements sigma.Conditional. Objects are replaced as a whole, for which Put has a
+// condition.
 func (f *file) WriteAtIf(ctx context.Context, _ []byte, _ uint64, _ sigma.Version) (int, sigma.Version, error) {
 	const op = "remote.WriteAtIf"
 	if err := f.wantBytes(ctx, op, true); err != nil {
 		return 0, 0, err
 	}
-	return 0, 0, &sigma.Error{Op: op, Kind: sigma.KindUnsupported, Msg: "an object is written as a whole", Hint: "use Put with IfVersion"}
+	return 0, 0, &sigma.Error{Op: op, Kind: sigma.KindUnsupported, Msg: "an object is written as a whole",
+		Hint: "use Put with IfVersion"}
 }
 
-// PassFile implements sigma.FilePasser. A large object that is not in the cache yet is KindUnsupported, and must be read through ReadAt.
+// PassFile implements sigma.FilePasser. A large object that is not in the cache yet is
+// KindUnsupported, and must be read through ReadAt.
 func (f *file) PassFile(ctx context.Context) (*os.File, error) {
 	const op = "remote.PassFile"
 	if err := f.wantBytes(ctx, op, false); err != nil {
@@ -350,7 +356,8 @@ func (f *file) PassFile(ctx context.Context) (*os.File, error) {
 }
 
 // Get implements sigma.Getter.
-func (f *file) Get(ctx context.Context, names []string, offset uint64, count int) (sigma.GetResult, *sigma.Stopped, error) {
+func (f *file) Get(ctx context.Context, names []string, offset uint64, count int) (sigma.GetResult, *sigma.Stopped,
+	error) {
 	const op = "remote.Get"
 	none := sigma.GetResult{}
 	if err := sigma.CheckNames(op, names); err != nil {
@@ -398,7 +405,9 @@ func (f *file) Call(ctx context.Context, method string, payload []byte, files []
 		}
 		defer b.close()
 	}
-	reply, err := treekit.HashRange(payload, b.a.fileID(), b.a.size, func(p []byte, at uint64) (int, error) { return b.readAt(ctx, p, at) })
+	reply, err := treekit.HashRange(payload, b.a.fileID(), b.a.size, func(p []byte, at uint64) (int, error) {
+		return b.readAt(ctx, p, at)
+	})
 	return reply, nil, sigma.Wrap(op, "", err)
 }
 

@@ -14,8 +14,9 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// The store keeps the parts of an upload until somebody completes or aborts it, and lets them be paid for. So each is noted in a file here before its first part is sent, and who finds the file after this process died
-// aborts it.
+// The store keeps the parts of an upload until somebody completes or aborts it, and lets them be
+// paid for. So each is noted in a file here before its first part is sent, and who finds the file
+// after this process died aborts it.
 
 // begun is one note.
 type begun struct {
@@ -60,7 +61,9 @@ func (t *Tree) abort(c *client, key, id string) {
 // straysMax bounds the uploads of one object that are looked at.
 const straysMax = 1000
 
-// abortStrays removes uploads of a key of which we do not know: those whose beginning was not answered. One that another writer of the same key begins at this moment may be among them, and fails then.
+// abortStrays removes uploads of a key of which we do not know: those whose beginning was not
+// answered. One that another writer of the same key begins at this moment may be among them, and
+// fails then.
 func (t *Tree) abortStrays(c *client, key string) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.ctx), attemptMax)
 	defer cancel()
@@ -71,7 +74,8 @@ func (t *Tree) abortStrays(c *client, key string) {
 		return err
 	})
 	if err != nil {
-		t.cfg.Log.Warn("uploads that were begun without an answer may be left in the object store", "key", key, "err", err)
+		t.cfg.Log.Warn("uploads that were begun without an answer may be left in the object store", "key", key, "err",
+			err)
 		return
 	}
 	for _, u := range found {

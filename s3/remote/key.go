@@ -11,8 +11,10 @@ import (
 // keyMax is how many bytes a key may have in S3, our prefix included.
 const keyMax = 1024
 
-// A key is a path of escaped names. A name may have any byte but NUL and the slash, a key is UTF-8, and not every client or store copes with control characters. So control characters and bytes that are not
-// UTF-8 are written %XX, and so is a percent sign where it would be read as such an escape. Every name has one key, and what no name has as its key is not shown.
+// A key is a path of escaped names. A name may have any byte but NUL and the slash, a key is UTF-8,
+// and not every client or store copes with control characters. So control characters and bytes that
+// are not UTF-8 are written %XX, and so is a percent sign where it would be read as such an escape.
+// Every name has one key, and what no name has as its key is not shown.
 
 // escapable says whether %XX of b is an escape.
 func escapable(b byte) bool { return b < 0x20 || b >= 0x7f || b == '%' }
@@ -82,7 +84,9 @@ func join(dir, name string) (string, error) {
 	}
 	key := dir + encodeName(name)
 	if len(key) >= keyMax { // a directory's has a slash besides
-		return "", &sigma.Error{Op: "remote.join", Path: name, Kind: sigma.KindUnsupported, Msg: fmt.Sprintf("its key would have more than the %d bytes that the object store takes", keyMax), Hint: "use shorter names, or fewer directories"}
+		return "", &sigma.Error{Op: "remote.join", Path: name, Kind: sigma.KindUnsupported,
+			Msg:  fmt.Sprintf("its key would have more than the %d bytes that the object store takes", keyMax),
+			Hint: "use shorter names, or fewer directories"}
 	}
 	return key, nil
 }

@@ -8,8 +8,9 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// A listing is read from the store page by page, and a cookie is the number of an entry. What is kept is the page that was read last, and of each page before where it began; so a list of a million keys needs a thousand
-// short strings, and any cookie is good.
+// A listing is read from the store page by page, and a cookie is the number of an entry. What is
+// kept is the page that was read last, and of each page before where it began; so a list of a
+// million keys needs a thousand short strings, and any cookie is good.
 
 // pagesMax bounds a listing, at a hundred million keys.
 const pagesMax = 100_000

@@ -8,7 +8,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// locks orders changes of keys, by waiting that can be given up. Who changes an entry locks its key, and shares the lock of the directory it is in, so that a directory is not removed under it.
+// locks orders changes of keys, by waiting that can be given up. Who changes an entry locks its
+// key, and shares the lock of the directory it is in, so that a directory is not removed under it.
 type locks struct {
 	mu   sync.Mutex
 	held map[string]*held // mu

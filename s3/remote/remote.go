@@ -1,18 +1,30 @@
-// Package remote is the object store of s3 in a store of S3's kind on the network: /BUCKET/KEY of a realm is the object PREFIX/BUCKET/KEY there, which other clients of that store see under this key.
+// Package remote is the object store of s3 in a store of S3's kind on the network: /BUCKET/KEY of a
+// realm is the object PREFIX/BUCKET/KEY there, which other clients of that store see under this
+// key.
 //
 // It promises
-//   - that an object is seen whole or not at all, also if its writer, this process or the connection dies: small ones are put in one request, large ones in parts that are aborted unless all are there;
-//   - that bytes are what the store has: of the length and ETag that were asked for, and of the checksum where the ETag is one; a reader sees one object or gets KindStale, never a mixture of two;
-//   - that every request is bounded: in time, in repetitions (with growing pauses), and in number under way; what fails says which object and why;
+//   - that an object is seen whole or not at all, also if its writer, this process or the
+//     connection dies: small ones are put in one request, large ones in parts that are aborted
+//     unless all are there;
+//   - that bytes are what the store has: of the length and ETag that were asked for, and of the
+//     checksum where the ETag is one; a reader sees one object or gets KindStale, never a mixture
+//     of two;
+//   - that every request is bounded: in time, in repetitions (with growing pauses), and in number
+//     under way; what fails says which object and why;
 //   - that listings are read page by page, whatever their length;
-//   - that credentials are in no error, log or listing, and that no path leads out of the realm's prefix: names become parts of keys by encodeName, and a key is a prefix of ours with such parts.
+//   - that credentials are in no error, log or listing, and that no path leads out of the realm's
+//     prefix: names become parts of keys by encodeName, and a key is a prefix of ours with such
+//     parts.
 //
-// It assumes that one process serves a realm's prefix, so that it alone orders changes; changes by others are noticed when an object is looked at, within freshMax, and never overwritten by a conditional write. Links,
-// appending, moving directories and setting times are not there.
+// It assumes that one process serves a realm's prefix, so that it alone orders changes; changes by
+// others are noticed when an object is looked at, within freshMax, and never overwritten by a
+// conditional write. Links, appending, moving directories and setting times are not there.
 //
-// What is read is kept in a cache on disk, bounded, by object and ETag. A whole object in it is passed as a descriptor.
+// What is read is kept in a cache on disk, bounded, by object and ETag. A whole object in it is
+// passed as a descriptor.
 //
-// Locks: the keys of a change (locks.go), in their order; then space.mu or cache.mu, which are held for moments, and under neither is the store asked.
+// Locks: the keys of a change (locks.go), in their order; then space.mu or cache.mu, which are held
+// for moments, and under neither is the store asked.
 package remote
 
 import (
@@ -31,22 +43,27 @@ import (
 )
 
 const (
-	// freshMax is how long what was found is believed: how late a change behind our back may be noticed.
+	// freshMax is how long what was found is believed: how late a change behind our back may be
+	// noticed.
 	freshMax = time.Second
-	// knownMax bounds what is remembered of objects that nobody has open, in all realms: about 30 MiB.
+	// knownMax bounds what is remembered of objects that nobody has open, in all realms: about 30
+	// MiB.
 	knownMax = 1 << 17
-	// The size of the cache, if none is given: a quarter of the room that its disk has, within these.
+	// The size of the cache, if none is given: a quarter of the room that its disk has, within
+	// these.
 	cacheMost  = 4 * sigma.GiB
 	cacheLeast = 256 * sigma.MiB
 )
 
 // Config says what is served.
 type Config struct {
-	Dir   string                                                 // for the cache, and for what is being written
-	Cache sigma.Bytes                                            // 0 means a quarter of the room on the disk, from 256 MiB to 4 GiB
+	Dir string // for the cache, and for what is being written
+	// 0 means a quarter of the room on the disk, from 256 MiB to 4 GiB
+	Cache sigma.Bytes
 	Check func(top bool, name string, kind sigma.FileKind) error // whether an entry may be made; see dirtree.Policy
 	Dial  Dial
-	// Patience bounds one operation with all its repetitions, if nobody gives it less; 0 means 30 s.
+	// Patience bounds one operation with all its repetitions, if nobody gives it less; 0 means 30
+	// s.
 	Patience time.Duration
 	Board    *changeboard.Board // nil = nobody remembers what they found
 	Log      *slog.Logger
@@ -81,7 +98,8 @@ func New(cfg Config) (*Tree, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := &Tree{cfg: cfg, cache: c, spool: filepath.Join(cfg.Dir, "uploads"), spaces: map[sigma.RealmID]*space{}, left: map[sigma.RealmID][]begun{}}
+	t := &Tree{cfg: cfg, cache: c, spool: filepath.Join(cfg.Dir, "uploads"), spaces: map[sigma.RealmID]*space{},
+		left: map[sigma.RealmID][]begun{}}
 	t.ctx, t.cancel = context.WithCancel(context.Background())
 	err = os.RemoveAll(t.spool)
 	if err == nil {
@@ -106,7 +124,8 @@ func cacheSize(dir string) sigma.Bytes {
 	return min(cacheMost, max(cacheLeast, sigma.Bytes(st.Bavail*uint64(st.Bsize)/4)))
 }
 
-// Attach returns the directory of buckets of a realm whose objects are in a store; whole says that all below its URL are the realm's, else those below the realm's name.
+// Attach returns the directory of buckets of a realm whose objects are in a store; whole says that
+// all below its URL are the realm's, else those below the realm's name.
 func (t *Tree) Attach(ctx context.Context, realm sigma.RealmID, s Store, whole bool) (sigma.File, error) {
 	sp, err := t.space(realm, s, whole)
 	if err != nil {
@@ -165,7 +184,8 @@ func (t *Tree) background(do func(ctx context.Context)) {
 	}
 }
 
-// async runs what must be done and nobody waits for: beside the others, or before it returns if the tree is being closed.
+// async runs what must be done and nobody waits for: beside the others, or before it returns if the
+// tree is being closed.
 func (t *Tree) async(do func()) {
 	t.mu.Lock()
 	closed := t.closed
@@ -178,7 +198,8 @@ func (t *Tree) async(do func()) {
 	}
 }
 
-// tick says once a second that anything may have changed: nobody tells us of changes behind our back.
+// tick says once a second that anything may have changed: nobody tells us of changes behind our
+// back.
 func (t *Tree) tick() {
 	ticker := time.NewTicker(freshMax)
 	defer ticker.Stop()
@@ -231,7 +252,8 @@ func (t *Tree) RemoveRealm(ctx context.Context, realm sigma.RealmID, s Store) er
 	}
 }
 
-// Probe asks a store for one page, once, and says what is wrong with it. owner is whose store it is, for dial.
+// Probe asks a store for one page, once, and says what is wrong with it. owner is whose store it
+// is, for dial.
 func Probe(ctx context.Context, s Store, dial Dial, owner sigma.RealmID) error {
 	c, err := newClient(s, dial, owner)
 	if err != nil {

@@ -21,7 +21,8 @@ func bucketsOnly(top bool, name string, kind sigma.FileKind) error {
 }
 
 func storeAt(address string) Store {
-	return Store{URL: "http://" + address + "/" + s3server.Bucket + "/some/prefix", AccessKey: s3server.AccessKey, SecretKey: s3server.SecretKey}
+	return Store{URL: "http://" + address + "/" + s3server.Bucket + "/some/prefix", AccessKey: s3server.AccessKey,
+		SecretKey: s3server.SecretKey}
 }
 
 func newTree(t *testing.T, cfg Config) *Tree {
@@ -43,7 +44,8 @@ func TestConformance(t *testing.T) {
 	treetest.Run(t, treetest.Config{
 		New:       func(t *testing.T) sigma.Tree { return at{newTree(t, Config{}), storeAt(srv.Address)} },
 		Principal: sigma.Principal{Realm: "r"},
-		Lacks: []treetest.Capability{treetest.Rewrite, treetest.Symlinks, treetest.Endpoints, treetest.SetPerm, treetest.SetModified,
+		Lacks: []treetest.Capability{treetest.Rewrite, treetest.Symlinks, treetest.Endpoints, treetest.SetPerm,
+			treetest.SetModified,
 			treetest.Leases, treetest.Pipes, treetest.RenameDirs, treetest.LongPaths, treetest.Hidden},
 		ListEntries: 1500,
 		Depth:       100,

@@ -20,7 +20,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// fencesKey is where the fences of a realm are kept in its store: beside its buckets, as no bucket can be called.
+// fencesKey is where the fences of a realm are kept in its store: beside its buckets, as no bucket
+// can be called.
 const fencesKey = ".sigma-fences"
 
 // space is one realm's part of the tree.
@@ -51,7 +52,8 @@ type space struct {
 	dead   bool                     // mu
 }
 
-// Bounds of what one realm has open, and of what it makes of the disk here while it writes. What a store says of sizes is believed up to the largest object that S3 has.
+// Bounds of what one realm has open, and of what it makes of the disk here while it writes. What a
+// store says of sizes is believed up to the largest object that S3 has.
 const (
 	openMax = dirtree.OpenMaxDefault
 	sizeMax = 5 << 40
@@ -63,13 +65,17 @@ func (sp *space) begin(path string) error {
 		return nil
 	}
 	sp.opened.Add(-1)
-	return &sigma.Error{Op: "remote.Open", Path: path, Realm: sp.realm, Kind: sigma.KindBusy, Msg: "the realm has too many objects open", Hint: "close some, or open fewer at once"}
+	return &sigma.Error{Op: "remote.Open", Path: path, Realm: sp.realm, Kind: sigma.KindBusy,
+		Msg: "the realm has too many objects open", Hint: "close some, or open fewer at once"}
 }
 
-// spool counts bytes of what is being written, which are on the disk here until their part is sent. A realm has its share of the disk (diskspace.Share): parts that come before their turn wait there.
+// spool counts bytes of what is being written, which are on the disk here until their part is sent.
+// A realm has its share of the disk (diskspace.Share): parts that come before their turn wait
+// there.
 func (sp *space) spool(more uint64) error {
 	held := sigma.Bytes(sp.spooled.Load())
-	if disk, err := diskspace.Of(sp.t.spool); err == nil && held+sigma.Bytes(more) > diskspace.Share(held, diskspace.Left(disk)) {
+	if disk, err := diskspace.Of(sp.t.spool); err == nil && held+sigma.Bytes(more) > diskspace.Share(held,
+		diskspace.Left(disk)) {
 		return spoolError(unix.ENOSPC)
 	}
 	sp.spooled.Add(int64(more))
@@ -85,7 +91,8 @@ type found struct {
 	wrote  uint64    // space.wrote after our last change of it
 }
 
-// node is a file or directory that handles refer to, by whatever name. The key of a directory ends with a slash.
+// node is a file or directory that handles refer to, by whatever name. The key of a directory ends
+// with a slash.
 type node struct {
 	key     string // space.mu, and the lock of the key
 	name    string // space.mu
@@ -96,7 +103,8 @@ type node struct {
 }
 
 func newSpace(t *Tree, realm sigma.RealmID, c *client, prefix string) *space {
-	sp := &space{t: t, realm: realm, c: c, prefix: prefix, locks: locks{held: map[string]*held{}}, loading: make(chan struct{}, 1), nodes: map[string]*node{}, known: map[string]*list.Element{}}
+	sp := &space{t: t, realm: realm, c: c, prefix: prefix, locks: locks{held: map[string]*held{}},
+		loading: make(chan struct{}, 1), nodes: map[string]*node{}, known: map[string]*list.Element{}}
 	sp.floor = sp.afterLocked(0) // so that a directory's version is newer than before a restart
 	sp.root = &node{key: prefix, a: attr{kind: sigma.KindDir, id: hashOf(prefix), version: sp.floor}, refs: 1}
 	sp.nodes[prefix] = sp.root
@@ -139,11 +147,12 @@ func (sp *space) load(ctx context.Context) error {
 		err = sigma.Errorf(op, sigma.KindTooBig, "the list of fences in the object store is too long")
 	}
 	if err == nil && a.size > 0 {
-		err = sp.c.fetch(ctx, "/"+sigma.NameS3, sp.prefix+fencesKey, a, 0, int64(a.size), func(p []byte, at int64) error {
-			data.Truncate(int(at))
-			data.Write(p)
-			return nil
-		})
+		err = sp.c.fetch(ctx, "/"+sigma.NameS3, sp.prefix+fencesKey, a, 0, int64(a.size),
+			func(p []byte, at int64) error {
+				data.Truncate(int(at))
+				data.Write(p)
+				return nil
+			})
 	}
 	if err != nil && sigma.KindOf(err) != sigma.KindNotFound {
 		return sigma.Wrap(op, "", err)
@@ -154,9 +163,11 @@ func (sp *space) load(ctx context.Context) error {
 			return sigma.Wrap(op, "", err)
 		}
 	}
-	sp.fences = fence.NewTable(fence.Config{Known: known, Save: func(ctx context.Context, _ sigma.Fence, all []sigma.Fence) error {
+	sp.fences = fence.NewTable(fence.Config{Known: known, Save: func(ctx context.Context, _ sigma.Fence,
+		all []sigma.Fence) error {
 		text := fence.Encode(all)
-		_, err := sp.c.put(ctx, "/"+sigma.NameS3, sp.prefix+fencesKey, attr{id: 1, version: sp.after(0), size: uint64(len(text))}, bytes.NewReader(text), condition{})
+		_, err := sp.c.put(ctx, "/"+sigma.NameS3, sp.prefix+fencesKey, attr{id: 1, version: sp.after(0),
+			size: uint64(len(text))}, bytes.NewReader(text), condition{})
 		return err
 	}})
 	sp.loaded = true
@@ -229,7 +240,8 @@ func (sp *space) pathOf(key string) string {
 	return "/" + sigma.NameS3 + "/" + strings.Join(parts, "/")
 }
 
-// recall gives what is remembered of a key, if that is fresh; and the number of our changes, for learn.
+// recall gives what is remembered of a key, if that is fresh; and the number of our changes, for
+// learn.
 func (sp *space) recall(key string) (f found, fresh bool, wrote uint64) {
 	sp.mu.Lock()
 	defer sp.mu.Unlock()
@@ -256,7 +268,9 @@ func (sp *space) rememberLocked(f found) {
 	}
 }
 
-// learn takes what the store said of a key, when it was asked after so many changes of ours. It returns what is to be believed; ok is false if we changed the key meanwhile, and the store must be asked again.
+// learn takes what the store said of a key, when it was asked after so many changes of ours. It
+// returns what is to be believed; ok is false if we changed the key meanwhile, and the store must
+// be asked again.
 func (sp *space) learn(key string, a attr, absent bool, wrote uint64) (f found, ok bool) {
 	sp.mu.Lock()
 	defer sp.mu.Unlock()
@@ -359,7 +373,8 @@ func (sp *space) dirAttr(key string) attr {
 	return attr{kind: sigma.KindDir, id: hashOf(key), version: sp.floor}
 }
 
-// look finds what is at a name of a directory: key is that of the object, or with a slash that of the directory. An object hides a directory of the same name, which only others can make.
+// look finds what is at a name of a directory: key is that of the object, or with a slash that of
+// the directory. An object hides a directory of the same name, which only others can make.
 func (sp *space) look(ctx context.Context, dirKey, name string) (key string, a attr, err error) {
 	key, err = join(dirKey, name)
 	if err != nil {

@@ -15,18 +15,22 @@ import (
 )
 
 const (
-	// partSize is what one request of a large object carries. S3 takes 10,000 parts, so an object has at most objectMax bytes.
+	// partSize is what one request of a large object carries. S3 takes 10,000 parts, so an object
+	// has at most objectMax bytes.
 	partSize  = 16 << 20
 	objectMax = 10_000 * partSize
-	// lagParts is how far behind the end of what is written parts are sent: what was written in order may still be changed so far back.
+	// lagParts is how far behind the end of what is written parts are sent: what was written in
+	// order may still be changed so far back.
 	lagParts = 1
 	// sendingMax is how many parts of one object are sent at once; who writes faster waits.
 	sendingMax = 3
-	// piecesMax bounds what is remembered of pieces that came before their turn: a client has some tens under way.
+	// piecesMax bounds what is remembered of pieces that came before their turn: a client has some
+	// tens under way.
 	piecesMax = 4096
 )
 
-// upload is an object that is being written: bytes in a file without a name, of which what is complete goes to the store as parts while more is written. Nobody sees it until finish.
+// upload is an object that is being written: bytes in a file without a name, of which what is
+// complete goes to the store as parts while more is written. Nobody sees it until finish.
 type upload struct {
 	sp   *space
 	file *os.File
@@ -59,12 +63,15 @@ func (sp *space) newUpload() (*upload, error) {
 		return nil, spoolError(err)
 	}
 	os.Remove(f.Name())
-	return &upload{sp: sp, file: f, pieces: map[uint64]uint64{}, slots: make(chan struct{}, sendingMax), a: attr{kind: sigma.KindFile, id: newID()}}, nil
+	return &upload{sp: sp, file: f, pieces: map[uint64]uint64{}, slots: make(chan struct{}, sendingMax),
+		a: attr{kind: sigma.KindFile, id: newID()}}, nil
 }
 
 func spoolError(err error) error {
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
-		return &sigma.Error{Op: "remote.Write", Kind: sigma.KindNoSpace, Msg: "the disk on which the machine of the object store keeps what is being written is full", Hint: "make room in its data directory"}
+		return &sigma.Error{Op: "remote.Write", Kind: sigma.KindNoSpace,
+			Msg:  "the disk on which the machine of the object store keeps what is being written is full",
+			Hint: "make room in its data directory"}
 	}
 	return sigma.Wrap("remote.Write", "", err)
 }
@@ -88,7 +95,8 @@ func (u *upload) writeAt(ctx context.Context, p []byte, offset uint64) (int, err
 	case bad != nil:
 		return 0, bad
 	case offset < sealed:
-		return 0, &sigma.Error{Op: op, Kind: sigma.KindUnsupported, Msg: "this part of the object is on its way to the store already", Hint: "write large objects in order"}
+		return 0, &sigma.Error{Op: op, Kind: sigma.KindUnsupported,
+			Msg: "this part of the object is on its way to the store already", Hint: "write large objects in order"}
 	}
 	u.mu.Lock()
 	err := u.growLocked(offset + uint64(len(p)))
@@ -254,7 +262,8 @@ func (u *upload) readAt(p []byte, offset uint64) (int, error) {
 		return 0, nil
 	}
 	if offset < sealed {
-		return 0, sigma.Errorf("remote.ReadAt", sigma.KindUnsupported, "this part of the object is on its way to the store already")
+		return 0, sigma.Errorf("remote.ReadAt", sigma.KindUnsupported,
+			"this part of the object is on its way to the store already")
 	}
 	p = p[:min(uint64(len(p)), size-offset)]
 	n, err := u.file.ReadAt(p, int64(offset))
@@ -315,7 +324,8 @@ func (u *upload) finish(ctx context.Context, key string, a attr, cond condition)
 	case bad != nil:
 		return attr{}, bad
 	case moved:
-		return attr{}, sigma.Errorf("remote.Publish", sigma.KindUnsupported, "the object was moved while it was written")
+		return attr{}, sigma.Errorf("remote.Publish", sigma.KindUnsupported,
+			"the object was moved while it was written")
 	}
 	a.size = size
 	if id == "" && size <= partSize {
@@ -337,10 +347,11 @@ func (u *upload) finish(ctx context.Context, key string, a attr, cond condition)
 	}
 	c := u.sp.c
 	a.id, a.version = u.a.id, u.a.version // as its first request said
-	a, err := c.write(ctx, u.sp.pathOf(key), key, a, cond, func(ctx context.Context, o minio.PutObjectOptions) (minio.UploadInfo, error) {
-		o.UserMetadata = nil
-		return c.core.CompleteMultipartUpload(ctx, c.bucket, key, u.id, u.parts, o)
-	})
+	a, err := c.write(ctx, u.sp.pathOf(key), key, a, cond,
+		func(ctx context.Context, o minio.PutObjectOptions) (minio.UploadInfo, error) {
+			o.UserMetadata = nil
+			return c.core.CompleteMultipartUpload(ctx, c.bucket, key, u.id, u.parts, o)
+		})
 	if err == nil {
 		if got, herr := c.head(ctx, u.sp.pathOf(key), key); herr == nil && got.id == a.id && got.version == a.version {
 			a.etag, a.modified = got.etag, got.modified // stores do not agree on the ETag that this request answers
@@ -354,7 +365,8 @@ func (u *upload) finish(ctx context.Context, key string, a attr, cond condition)
 	return a, err
 }
 
-// close gives everything back. What was sent of an object that was not published is removed from the store, in the background.
+// close gives everything back. What was sent of an object that was not published is removed from
+// the store, in the background.
 func (u *upload) close() {
 	u.mu.Lock()
 	u.closed = true

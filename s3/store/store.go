@@ -1,4 +1,5 @@
-// Package store says where an object store of S3's kind is, for who sets one and who uses it. It asks no store, so that it costs a program that only tells of one nothing.
+// Package store says where an object store of S3's kind is, for who sets one and who uses it. It
+// asks no store, so that it costs a program that only tells of one nothing.
 //
 // What a Store holds is secret; it prints as its URL whatever prints it.
 package store
@@ -23,7 +24,9 @@ type Store struct {
 	AccessKey string `json:"access_key"`
 	SecretKey string `json:"secret_key"`
 	Token     string `json:"token,omitempty"` // of temporary credentials; "" = none
-	CA        string `json:"ca,omitempty"`    // certificates of the authorities that are believed, in PEM; "" = those of the program that uses it
+	// certificates of the authorities that are believed, in PEM; "" = those of the program that
+	// uses it
+	CA string `json:"ca,omitempty"`
 }
 
 // Format writes the URL, whatever is asked for, so that nothing secret is printed by mistake.
@@ -52,7 +55,8 @@ type Place struct {
 // Parse checks a Store, without asking it.
 func (s Store) Parse() (Place, error) {
 	wrong := func(what string) (Place, error) {
-		return Place{}, &sigma.Error{Op: "store.Parse", Kind: sigma.KindInvalid, Msg: what, Hint: "write for example https://s3.example.org/BUCKET/PREFIX"}
+		return Place{}, &sigma.Error{Op: "store.Parse", Kind: sigma.KindInvalid, Msg: what,
+			Hint: "write for example https://s3.example.org/BUCKET/PREFIX"}
 	}
 	u, err := url.Parse(s.URL)
 	switch {
@@ -72,7 +76,8 @@ func (s Store) Parse() (Place, error) {
 	if prefix != "" {
 		prefix += "/"
 	}
-	if len(prefix) > prefixMax || strings.Contains("/"+prefix, "//") || strings.Contains("/"+prefix, "/../") || strings.Contains("/"+prefix, "/./") {
+	if len(prefix) > prefixMax || strings.Contains("/"+prefix, "//") || strings.Contains("/"+prefix, "/../") ||
+		strings.Contains("/"+prefix, "/./") {
 		return wrong(fmt.Sprintf("the prefix is longer than %d bytes, or has empty names or dots as names", prefixMax))
 	}
 	return Place{Host: u.Host, Secure: u.Scheme == "https", Bucket: bucket, Prefix: prefix}, nil

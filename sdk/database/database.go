@@ -1,11 +1,18 @@
-// Package database makes sigmaOS's databases ordinary ones for Go: Open gives a *sql.DB of database/sql for a path like /db/shop, so that a program that uses that package runs as it is.
+// Package database makes sigmaOS's databases ordinary ones for Go: Open gives a *sql.DB of
+// database/sql for a path like /db/shop, so that a program that uses that package runs as it is.
 //
-// Each connection of the pool is a session with the database (docs/reference/db.md); Context's end ends the statement at the server. Transactions, prepared statements and all of database/sql's types work, 64-bit integers exactly; arguments have places, not names: ? in SQLite and MySQL, $1 in PostgreSQL.
+// Each connection of the pool is a session with the database (docs/reference/db.md); Context's end
+// ends the statement at the server. Transactions, prepared statements and all of database/sql's
+// types work, 64-bit integers exactly; arguments have places, not names: ? in SQLite and MySQL, $1
+// in PostgreSQL.
 //
-// A statement is never sent twice. What was asked of a session that had ended before is asked again in another by database/sql, since the engine heard nothing of it; a connection that is lost while a statement runs is sigma.KindLost. errors.As
-// finds *sigma.Error and *query.Error in what goes wrong, for its kind and the engine's code.
+// A statement is never sent twice. What was asked of a session that had ended before is asked again
+// in another by database/sql, since the engine heard nothing of it; a connection that is lost while
+// a statement runs is sigma.KindLost. errors.As finds *sigma.Error and *query.Error in what goes
+// wrong, for its kind and the engine's code.
 //
-// It is beside package sdk, and not in it, so that procs that use no database do not carry it. Users: procs.
+// It is beside package sdk, and not in it, so that procs that use no database do not carry it.
+// Users: procs.
 package database
 
 import (
@@ -29,7 +36,9 @@ type Tree interface {
 	Handle(ctx context.Context, path string) (sigma.File, error)
 }
 
-// Open gives the database at path, whose sessions are opened when they are needed. Its pool keeps 2 connections that nobody uses, and opens 16 at most: a realm's sessions are few (SetMaxOpenConns changes it).
+// Open gives the database at path, whose sessions are opened when they are needed. Its pool keeps 2
+// connections that nobody uses, and opens 16 at most: a realm's sessions are few (SetMaxOpenConns
+// changes it).
 func Open(tree Tree, path string) *sql.DB {
 	pool := sql.OpenDB(Connector(tree, path))
 	pool.SetMaxOpenConns(openMax)
@@ -76,7 +85,8 @@ type Session struct {
 	whole bool // all of the last answer has come
 }
 
-// Ask sends a request and gives its answer, whose rows come as they are read, all within ctx. An answer must be read to its end, or the next request made, before another is.
+// Ask sends a request and gives its answer, whose rows come as they are read, all within ctx. An
+// answer must be read to its end, or the next request made, before another is.
 func (s *Session) Ask(ctx context.Context, r *query.Request) (*query.Answer, error) {
 	payload, err := encode(r)
 	if err != nil {
@@ -121,7 +131,8 @@ func (s *stream) Read(p []byte) (int, error) {
 		s.first = s.first[n:]
 		return n, nil
 	}
-	n, err := s.s.File.ReadAt(s.ctx, p[:min(len(p), sigmap.DataMax)], 0) // one message: its parts would come in any order
+	n, err := s.s.File.ReadAt(s.ctx, p[:min(len(p), sigmap.DataMax)],
+		0) // one message: its parts would come in any order
 	if n == 0 && err == nil {
 		return 0, io.EOF
 	}
@@ -224,7 +235,8 @@ func (c *conn) BeginTx(ctx context.Context, o driver.TxOptions) (driver.Tx, erro
 	case sql.LevelSerializable:
 		r.Isolation = "serializable"
 	default:
-		return nil, sigma.Errorf("database.BeginTx", sigma.KindUnsupported, "no database here has the isolation %v", sql.IsolationLevel(o.Isolation))
+		return nil, sigma.Errorf("database.BeginTx", sigma.KindUnsupported, "no database here has the isolation %v",
+			sql.IsolationLevel(o.Isolation))
 	}
 	if _, err := c.all(ctx, r); err != nil {
 		return nil, err
@@ -372,7 +384,8 @@ func (r *rows) Columns() []string {
 // ColumnTypeDatabaseTypeName implements driver.RowsColumnTypeDatabaseTypeName.
 func (r *rows) ColumnTypeDatabaseTypeName(i int) string { return r.a.Columns()[i].Type }
 
-// Close implements driver.Rows. Rows that nobody read are dropped, since they would keep what they are read from.
+// Close implements driver.Rows. Rows that nobody read are dropped, since they would keep what they
+// are read from.
 func (r *rows) Close() error {
 	if r.c.whole || r.c.broken || r.a.End() != nil {
 		return nil

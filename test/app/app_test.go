@@ -1,6 +1,7 @@
 //go:build system
 
-// Package app tests a whole application on one machine while everything that it stands on is killed.
+// Package app tests a whole application on one machine while everything that it stands on is
+// killed.
 package app
 
 import (
@@ -42,8 +43,10 @@ type trial struct {
 	longest time.Duration // mu; that an order took
 }
 
-// Goal: an application of HTTP members, typed calls, SQL, a queue and a leader, all registered with initd, loses no order while its members, its leader and each daemon of its machine are killed. Each order is retried until it is
-// answered, and no daemon's death but the launcher's ends a proc. At the end each is in SQL once, was shipped once, and none is queued.
+// Goal: an application of HTTP members, typed calls, SQL, a queue and a leader, all registered with
+// initd, loses no order while its members, its leader and each daemon of its machine are killed.
+// Each order is retried until it is answered, and no daemon's death but the launcher's ends a proc.
+// At the end each is in SQL once, was shipped once, and none is queued.
 func TestApplicationLosesNothing(t *testing.T) {
 	x := start(t)
 	ctx, cancel := context.WithTimeout(t.Context(), testMax*testenv.Slow())
@@ -58,7 +61,8 @@ func TestApplicationLosesNothing(t *testing.T) {
 		})
 	}
 	x.progress(ctx)
-	for _, victim := range []string{"web-0", "sigmad", "store-0", "named", "leader", "dbd", "lcsched", "besched", "sigmad", "s3d", "launcher"} {
+	for _, victim := range []string{"web-0", "sigmad", "store-0", "named", "leader", "dbd", "lcsched", "besched",
+		"sigmad", "s3d", "launcher"} {
 		if t.Failed() {
 			break
 		}
@@ -87,18 +91,22 @@ func start(t *testing.T) *trial {
 	}
 	x.db = database.Open(x.c, "/db/app")
 	t.Cleanup(func() { x.db.Close() })
-	for _, statement := range []string{"create table orders (id text primary key)", "create table shipped (id text primary key)",
-		"create table effects (name text primary key, number integer)", "insert into effects values ('orders', 0), ('shipped', 0)"} {
+	for _, statement := range []string{"create table orders (id text primary key)",
+		"create table shipped (id text primary key)",
+		"create table effects (name text primary key, number integer)",
+		"insert into effects values ('orders', 0), ('shipped', 0)"} {
 		_, err := x.db.ExecContext(ctx, statement)
 		must(t, err)
 	}
 	for _, role := range []string{"web", "store", "ship"} {
 		for n := range 2 {
 			name := fmt.Sprint(role, "-", n)
-			must(t, x.c.Register(ctx, sigma.Registration{Name: name, Descriptor: sigma.Descriptor{Name: name, Program: program, Args: []string{role}}}))
+			must(t, x.c.Register(ctx, sigma.Registration{Name: name, Descriptor: sigma.Descriptor{Name: name,
+				Program: program, Args: []string{role}}}))
 		}
 	}
-	x.client = &http.Client{Transport: &http.Transport{DialContext: x.c.Dialer("/app/web").DialContext, MaxConnsPerHost: clients}}
+	x.client = &http.Client{Transport: &http.Transport{DialContext: x.c.Dialer("/app/web").DialContext,
+		MaxConnsPerHost: clients}}
 	return x
 }
 
@@ -194,7 +202,8 @@ func (x *trial) check(ctx context.Context) {
 		}
 		return err
 	})
-	for _, what := range []string{"select count(*) from orders", "select number from effects where name = 'orders'", "select count(*) from shipped", "select number from effects where name = 'shipped'"} {
+	for _, what := range []string{"select count(*) from orders", "select number from effects where name = 'orders'",
+		"select count(*) from shipped", "select number from effects where name = 'shipped'"} {
 		var n int64
 		must(x.t, x.db.QueryRowContext(ctx, what).Scan(&n))
 		if n != x.done.Load() {

@@ -82,9 +82,11 @@ func newArena(ctx context.Context, t *testing.T, p programs, o testenv.Options) 
 // hold starts a proc that has what attackers are after.
 func (a *arena) hold(ctx context.Context, t *testing.T, c *sdk.Client) (w forge.World) {
 	t.Helper()
-	// With a uid of its own off (32), where that counts, so that attackers with theirs off have the same: the right to another's limits without CAP_SYS_RESOURCE, which
-	// not even root has everywhere.
-	ids, err := c.Spawn(ctx, sigma.Descriptor{Program: a.forge, Args: []string{"hold"}, Env: []string{"SIGMA_WEAKEN=32"}, Start: sigma.StartedByCall})
+	// With a uid of its own off (32), where that counts, so that attackers with theirs off have the
+	// same: the right to another's limits without CAP_SYS_RESOURCE, which not even root has
+	// everywhere.
+	ids, err := c.Spawn(ctx, sigma.Descriptor{Program: a.forge, Args: []string{"hold"},
+		Env: []string{"SIGMA_WEAKEN=32"}, Start: sigma.StartedByCall})
 	if err == nil {
 		err = c.WaitStart(ctx, ids[0])
 	}
@@ -158,11 +160,13 @@ func (a *arena) env(t *testing.T, weaken int) []string {
 	if a.shared(t) && weaken&withoutPIDs == 0 {
 		victim, another = numberWithin(t, victim), numberWithin(t, another)
 	}
-	return append(a.outside, fmt.Sprintf("SIGMA_WEAKEN=%d", weaken), fmt.Sprintf("VICTIM=%d", victim), fmt.Sprintf("ANOTHER=%d", another),
+	return append(a.outside, fmt.Sprintf("SIGMA_WEAKEN=%d", weaken), fmt.Sprintf("VICTIM=%d", victim),
+		fmt.Sprintf("ANOTHER=%d", another),
 		"VICTIM_UID="+strings.Fields(uid)[0], fmt.Sprintf("DAEMON=%d", a.PID("sigmad")), "FORGE="+string(known))
 }
 
-// shared reports whether procs share a PID namespace, so that attackers know their victims by the numbers there.
+// shared reports whether procs share a PID namespace, so that attackers know their victims by the
+// numbers there.
 func (a *arena) shared(t *testing.T) bool {
 	one, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/pid", a.hostPID(t, a.sibling)))
 	other, err2 := os.Readlink(fmt.Sprintf("/proc/%d/ns/pid", a.hostPID(t, a.stranger)))
@@ -182,7 +186,8 @@ func numberWithin(t *testing.T, pid int) int {
 	return n
 }
 
-// makeOutside makes what attempts/escapes.h goes for: sockets that everybody may connect to, one of them by its abstract name, and a set-uid program.
+// makeOutside makes what attempts/escapes.h goes for: sockets that everybody may connect to, one of
+// them by its abstract name, and a set-uid program.
 func makeOutside(t *testing.T, p programs, a *arena) []string {
 	dir, err := os.MkdirTemp("", "sigma-attack-")
 	if err == nil {
@@ -202,7 +207,8 @@ func makeOutside(t *testing.T, p programs, a *arena) []string {
 	}
 	program, err := os.ReadFile(p.attack)
 	if err == nil {
-		err = errors.Join(os.Chmod(socket, 0o666), os.WriteFile(setUID, program, 0o755), os.Chmod(setUID, 0o755|os.ModeSetuid))
+		err = errors.Join(os.Chmod(socket, 0o666), os.WriteFile(setUID, program, 0o755),
+			os.Chmod(setUID, 0o755|os.ModeSetuid))
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -243,8 +249,8 @@ func (a *arena) daemons() (pids [7]int) {
 	return pids
 }
 
-// harmless runs a group of attempts and checks after it that each daemon is the process it was and answers: names by named, an object by s3d, and a proc by besched, sigmad and
-// the launcher.
+// harmless runs a group of attempts and checks after it that each daemon is the process it was and
+// answers: names by named, an object by s3d, and a proc by besched, sigmad and the launcher.
 func (a *arena) harmless(ctx context.Context, t *testing.T, s *score, group string, do func(t *testing.T)) {
 	before := a.daemons()
 	t.Run(group, func(t *testing.T) {
@@ -263,7 +269,8 @@ func (a *arena) harmless(ctx context.Context, t *testing.T, s *score, group stri
 	}
 	ctx, cancel := context.WithTimeout(ctx, answerMax)
 	defer cancel()
-	for name, path := range map[string]string{"named": forge.Names, "s3d": forge.Object, "sigmad": forge.UX + "/secret"} {
+	for name, path := range map[string]string{"named": forge.Names, "s3d": forge.Object,
+		"sigmad": forge.UX + "/secret"} {
 		if _, _, err := a.other.Get(ctx, path); err != nil {
 			harm(name, err)
 		}

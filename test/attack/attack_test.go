@@ -1,9 +1,12 @@
 //go:build system
 
-// Package attack attacks a running sigmaOS from inside procs and counts: what was tried, what succeeded, which must be nothing, and how many positive controls showed that
-// the attempt would succeed if it were not for the protection it is about. docs/internals/attacks.md says how to add one.
+// Package attack attacks a running sigmaOS from inside procs and counts: what was tried, what
+// succeeded, which must be nothing, and how many positive controls showed that the attempt would
+// succeed if it were not for the protection it is about. docs/internals/attacks.md says how to add
+// one.
 //
-// Attempts run on a system that was started in the ordinary way, with a SIGMA_WEAKEN in their environment that must not matter; controls run on one that was started for that.
+// Attempts run on a system that was started in the ordinary way, with a SIGMA_WEAKEN in their
+// environment that must not matter; controls run on one that was started for that.
 package attack
 
 import (
@@ -13,13 +16,15 @@ import (
 	"sigmaos.dev/internal/testenv"
 )
 
-// Goal: no attempt succeeds, each that counts is shown to be a real one, and the daemons are as well after each group as before.
+// Goal: no attempt succeeds, each that counts is shown to be a real one, and the daemons are as
+// well after each group as before.
 func TestAttacks(t *testing.T) {
 	testenv.RequireRoot(t)
 	ctx, cancel := context.WithTimeout(t.Context(), testMax*testenv.Slow())
 	defer cancel()
 	p := build(t)
-	plain, weak := newArena(ctx, t, p, testenv.Options{}), newArena(ctx, t, p, testenv.Options{Weaken: true, Machine: "weak"})
+	plain, weak := newArena(ctx, t, p, testenv.Options{}),
+		newArena(ctx, t, p, testenv.Options{Weaken: true, Machine: "weak"})
 	s := newScore()
 	group := func(name string, do func(t *testing.T)) { plain.harmless(ctx, t, s, name, do) }
 	group("calls", func(t *testing.T) { attackByCalls(ctx, t, s, p, plain, weak) })

@@ -13,10 +13,12 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// attackByDescriptors misuses descriptors passed for reading, and sockets that were passed. The controls of what the descriptor itself forbids are made outside, with one for
-// writing; those of what the filter forbids, with it off.
+// attackByDescriptors misuses descriptors passed for reading, and sockets that were passed. The
+// controls of what the descriptor itself forbids are made outside, with one for writing; those of
+// what the filter forbids, with it off.
 func attackByDescriptors(ctx context.Context, t *testing.T, s *score, p programs, plain, weak *arena) {
-	out, _ := plain.run(ctx, t, sigma.Descriptor{Program: plain.forge, Args: []string{"descriptor"}, Env: plain.env(t, everything)})
+	out, _ := plain.run(ctx, t, sigma.Descriptor{Program: plain.forge, Args: []string{"descriptor"},
+		Env: plain.env(t, everything)})
 	results := lines(t, out)
 	if !strings.HasSuffix(out, "all of them\n") {
 		t.Error("SUCCEEDED: it became another program by a passed descriptor: it did not reach its end")
@@ -41,12 +43,14 @@ func attackByDescriptors(ctx context.Context, t *testing.T, s *score, p programs
 	for _, l := range lines(t, string(b)) {
 		s.control(t, l.act, l.result == "SUCCEEDED", l.detail)
 	}
-	out, _ = plain.run(ctx, t, sigma.Descriptor{Program: plain.forge, Args: []string{"socket"}, Env: plain.env(t, everything)})
+	out, _ = plain.run(ctx, t, sigma.Descriptor{Program: plain.forge, Args: []string{"socket"},
+		Env: plain.env(t, everything)})
 	sockets := lines(t, out)
 	for _, l := range sockets {
 		s.tried(t, l.act, l.result != "blocked", l.detail)
 	}
-	out, _ = weak.run(ctx, t, sigma.Descriptor{Program: weak.forge, Args: []string{"socket"}, Env: weak.env(t, withoutFilter)})
+	out, _ = weak.run(ctx, t, sigma.Descriptor{Program: weak.forge, Args: []string{"socket"},
+		Env: weak.env(t, withoutFilter)})
 	controls := lines(t, out)
 	for _, l := range controls {
 		s.control(t, l.act, l.result == "SUCCEEDED", l.detail)

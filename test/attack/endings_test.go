@@ -21,7 +21,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// attackByEndings does not end when told to, leaves processes behind, or wants the host to look at its remains.
+// attackByEndings does not end when told to, leaves processes behind, or wants the host to look at
+// its remains.
 func attackByEndings(ctx context.Context, t *testing.T, s *score, p programs, plain *arena) {
 	for _, bomb := range []string{"stubborn", "stopped"} {
 		outlastEvict(ctx, t, s, p, plain, bomb)
@@ -32,7 +33,8 @@ func attackByEndings(ctx context.Context, t *testing.T, s *score, p programs, pl
 	dumpToHandler(ctx, t, s, p, plain)
 }
 
-// outlastEvict ignores and blocks all signals, or stops so that none is delivered. The control is the same program on the host, which a SIGTERM does not end either.
+// outlastEvict ignores and blocks all signals, or stops so that none is delivered. The control is
+// the same program on the host, which a SIGTERM does not end either.
 func outlastEvict(ctx context.Context, t *testing.T, s *score, p programs, plain *arena, bomb string) {
 	a := act{bomb, "outlast an eviction", "what a proc was given"}
 	ids, err := plain.own.Spawn(ctx, sigma.Descriptor{Program: plain.attack, Args: []string{bomb}})
@@ -63,7 +65,8 @@ func outlastEvict(ctx context.Context, t *testing.T, s *score, p programs, plain
 	cmd.Wait()
 }
 
-// outlive leaves processes in other sessions, and zombies, or ones that flee. On the host they stay when their parent has gone.
+// outlive leaves processes in other sessions, and zombies, or ones that flee. On the host they stay
+// when their parent has gone.
 func outlive(ctx context.Context, t *testing.T, s *score, p programs, plain *arena, bomb string) {
 	const many = 10
 	a := act{bomb, "outlive its proc", "processes of the machine"}
@@ -78,7 +81,8 @@ func outlive(ctx context.Context, t *testing.T, s *score, p programs, plain *are
 	for range 10 { // those that flee are hard to see
 		left = append(left, hostPIDs(ids[0])...)
 	}
-	s.tried(t, a, err != nil || !st.OK() || len(left) > 0, fmt.Sprintf("it ended as %+v, %v; left are %v", st, err, left))
+	s.tried(t, a, err != nil || !st.OK() || len(left) > 0, fmt.Sprintf("it ended as %+v, %v; left are %v", st, err,
+		left))
 	const mark = "outlives"
 	cmd, said := markedRun(t, p, mark, bomb, strconv.Itoa(many))
 	cmd.Process.Wait()
@@ -91,7 +95,8 @@ func outlive(ctx context.Context, t *testing.T, s *score, p programs, plain *are
 	endMarked(t, mark)
 }
 
-// markedRun runs a bomb on the host that hostPIDs finds by the mark, until it has said that it is ready, and gives what it says then.
+// markedRun runs a bomb on the host that hostPIDs finds by the mark, until it has said that it is
+// ready, and gives what it says then.
 func markedRun(t *testing.T, p programs, mark sigma.ProcID, args ...string) (*exec.Cmd, io.Reader) {
 	cmd := exec.Command(p.attack, args...)
 	cmd.Env = []string{"SIGMA_PROC_ID=" + string(mark), "FLEE_SECONDS=1"}
@@ -129,8 +134,9 @@ func endMarked(t *testing.T, mark sigma.ProcID) {
 	})
 }
 
-// dumpToHandler crashes where the host gives core dumps to a program, which runs as root with what the crashed process chose in its input. The limit of core dumps does not bound such
-// dumps, but for the value 1. The control crashes on the host.
+// dumpToHandler crashes where the host gives core dumps to a program, which runs as root with what
+// the crashed process chose in its input. The limit of core dumps does not bound such dumps, but
+// for the value 1. The control crashes on the host.
 func dumpToHandler(ctx context.Context, t *testing.T, s *score, p programs, plain *arena) {
 	const setting = "/proc/sys/kernel/core_pattern"
 	old, err := os.ReadFile(setting)
@@ -177,7 +183,8 @@ func dumpToHandler(ctx context.Context, t *testing.T, s *score, p programs, plai
 	s.tried(t, a, ran, "it ran for uids "+got)
 }
 
-// attackEverybody signals all that it can reach. The control does so where others have its uid, in a PID namespace that was made for it.
+// attackEverybody signals all that it can reach. The control does so where others have its uid, in
+// a PID namespace that was made for it.
 func attackEverybody(ctx context.Context, t *testing.T, s *score, p programs, plain *arena) {
 	a := act{"killall", "kill everybody", "other processes"}
 	victims := []int{plain.hostPID(t, plain.sibling), plain.hostPID(t, plain.stranger)}

@@ -23,23 +23,27 @@ const (
 	memoryMax = 32 * sigma.MiB
 )
 
-// attackByExhaustion takes processes, memory, descriptors and disk until something gives, which must be the attacker. The controls are made outside, with higher limits.
+// attackByExhaustion takes processes, memory, descriptors and disk until something gives, which
+// must be the attacker. The controls are made outside, with higher limits.
 func attackByExhaustion(ctx context.Context, t *testing.T, s *score, p programs, plain *arena) {
 	proc := func(memory sigma.Bytes, args ...string) (string, sigma.Status) {
-		return plain.run(ctx, t, sigma.Descriptor{Program: plain.attack, Args: args, Env: plain.env(t, everything), Memory: memory})
+		return plain.run(ctx, t, sigma.Descriptor{Program: plain.attack, Args: args, Env: plain.env(t, everything),
+			Memory: memory})
 	}
 	number := func(out string) int { n, _ := strconv.Atoi(strings.TrimSpace(out)); return n }
 	const whole = "all of it\n"
 	much := strconv.Itoa(100 << 20)
 
-	for _, x := range []struct{ bomb, attempt string }{{"forks", "make processes without end"}, {"threads", "make threads without end"}, {"zombies", "make zombies without end"}} {
+	for _, x := range []struct{ bomb, attempt string }{{"forks", "make processes without end"},
+		{"threads", "make threads without end"}, {"zombies", "make zombies without end"}} {
 		a := act{x.bomb, x.attempt, "processes of the machine"}
 		out, _ := proc(128*sigma.MiB, x.bomb)
 		s.tried(t, a, number(out) <= 0 || number(out) >= forksMax, out)
 		out = hostRun(t, p, x.bomb, "600")
 		s.control(t, a, number(out) == 600, out)
 	}
-	for _, x := range []struct{ bomb, attempt string }{{"memory", "take memory without end"}, {"shared", "take shared memory without end"}, {"tables", "take page tables without end"}} {
+	for _, x := range []struct{ bomb, attempt string }{{"memory", "take memory without end"},
+		{"shared", "take shared memory without end"}, {"tables", "take page tables without end"}} {
 		a := act{x.bomb, x.attempt, "memory of the machine"}
 		out, st := proc(memoryMax, x.bomb)
 		s.tried(t, a, st.Code != sigma.StatusOOM, fmt.Sprint(st, out))
@@ -49,7 +53,8 @@ func attackByExhaustion(ctx context.Context, t *testing.T, s *score, p programs,
 	a := act{"mapped", "take memory by a passed file", "memory of the machine"}
 	out, st := plain.run(ctx, t, sigma.Descriptor{Program: plain.forge, Args: []string{"mapped"}, Memory: memoryMax})
 	s.tried(t, a, st.Code != sigma.StatusOOM, fmt.Sprint(st, out))
-	out, st = plain.run(ctx, t, sigma.Descriptor{Program: plain.forge, Args: []string{"mapped", "5"}, Memory: 256 * sigma.MiB}) // with a higher limit
+	out, st = plain.run(ctx, t, sigma.Descriptor{Program: plain.forge, Args: []string{"mapped", "5"},
+		Memory: 256 * sigma.MiB}) // with a higher limit
 	s.control(t, a, out == whole, fmt.Sprint(st, out))
 
 	a = act{"pipes", "take memory by filling pipes", "memory of the machine"}
@@ -66,7 +71,8 @@ func attackByExhaustion(ctx context.Context, t *testing.T, s *score, p programs,
 
 	for _, name := range []string{"stdout", "stderr"} {
 		a = act{name, "fill the disk by what it prints", "the disks of the host"}
-		d := sigma.Descriptor{Program: plain.attack, Args: []string{map[string]string{"stdout": "output", "stderr": "errors"}[name]}, Memory: memoryMax}
+		d := sigma.Descriptor{Program: plain.attack,
+			Args: []string{map[string]string{"stdout": "output", "stderr": "errors"}[name]}, Memory: memoryMax}
 		ids, err := plain.own.Spawn(ctx, d)
 		if err != nil {
 			t.Fatal(err)
@@ -80,7 +86,8 @@ func attackByExhaustion(ctx context.Context, t *testing.T, s *score, p programs,
 	}
 }
 
-// hostRun runs a bomb on the host in a session of its own, with a limit of descriptors beyond that of procs, and gives what it printed, to whichever stream.
+// hostRun runs a bomb on the host in a session of its own, with a limit of descriptors beyond that
+// of procs, and gives what it printed, to whichever stream.
 func hostRun(t *testing.T, p programs, args ...string) string {
 	cmd := exec.Command("sh", append([]string{"-c", "ulimit -n 10000; exec \"$@\"", "sh", p.attack}, args...)...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}

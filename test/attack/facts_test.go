@@ -29,7 +29,8 @@ func status(t *testing.T, pid int) map[string]string {
 	return out
 }
 
-// Goal: what the host sees of procs and daemons is what the documents promise, whatever they themselves find.
+// Goal: what the host sees of procs and daemons is what the documents promise, whatever they
+// themselves find.
 func TestContainment(t *testing.T) {
 	testenv.RequireRoot(t)
 	ctx, cancel := context.WithTimeout(t.Context(), testMax*testenv.Slow())
@@ -46,7 +47,8 @@ func TestContainment(t *testing.T) {
 	for name, pid := range processes {
 		st := status(t, pid)
 		zero := "0000000000000000"
-		for key, want := range map[string]string{"NoNewPrivs": "1", "Seccomp": "2", "CapInh": zero, "CapPrm": zero, "CapEff": zero, "CapBnd": zero, "CapAmb": zero, "Groups": ""} {
+		for key, want := range map[string]string{"NoNewPrivs": "1", "Seccomp": "2", "CapInh": zero, "CapPrm": zero,
+			"CapEff": zero, "CapBnd": zero, "CapAmb": zero, "Groups": ""} {
 			if st[key] != want {
 				t.Errorf("%s: %s is %q, want %q", name, key, st[key], want)
 			}

@@ -15,8 +15,9 @@ import (
 	"sigmaos.dev/test/attack/forge"
 )
 
-// attackByMessages sends what no client sends, in a realm of its own. After each the daemons must be well and answer their neighbours. The controls run the same program against a
-// server without the checks (naive_test.go).
+// attackByMessages sends what no client sends, in a realm of its own. After each the daemons must
+// be well and answer their neighbours. The controls run the same program against a server without
+// the checks (naive_test.go).
 func attackByMessages(ctx context.Context, t *testing.T, s *score, p programs, plain *arena) {
 	realm := plain.fuzzed(ctx, t)
 	send := func(args ...string) (string, sigma.Status) {
@@ -75,7 +76,8 @@ func attackByMessages(ctx context.Context, t *testing.T, s *score, p programs, p
 const fuzzSeeds = 20
 
 // fuzz sends messages that are right but for one thing, to sigmad and to the object store.
-func fuzz(ctx context.Context, t *testing.T, s *score, p programs, plain *arena, send func(...string) (string, sigma.Status)) {
+func fuzz(ctx context.Context, t *testing.T, s *score, p programs, plain *arena,
+	send func(...string) (string, sigma.Status)) {
 	for seed := range fuzzSeeds {
 		send("raw", "fuzz", fmt.Sprint(seed))
 	}
@@ -114,10 +116,12 @@ func (a *arena) well(ctx context.Context) error {
 	return nil
 }
 
-// hoard takes connections, files and calls without end. Its control is that two hoarders get some, and that both together get no more than one session may have.
+// hoard takes connections, files and calls without end. Its control is that two hoarders get some,
+// and that both together get no more than one session may have.
 func hoard(ctx context.Context, t *testing.T, s *score, plain *arena) {
 	a := act{"hoard", "take connections, files and calls without end", "sigmad"}
-	ids, err := plain.own.Spawn(ctx, slices.Repeat([]sigma.Descriptor{{Program: plain.forge, Args: []string{"hoard"}}}, 2)...)
+	ids, err := plain.own.Spawn(ctx, slices.Repeat([]sigma.Descriptor{{Program: plain.forge, Args: []string{"hoard"}}},
+		2)...)
 	if err != nil {
 		t.Fatal(err)
 	}

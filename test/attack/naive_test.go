@@ -12,8 +12,9 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// naive is a server of sigmaP that has none of the checks which hostile messages are about: it trusts sizes and types, begins no session before it serves, counts nothing, and lets
-// everybody be whom he says. What harms it would harm sigmad if sigmad were so; that is the control of messages.
+// naive is a server of sigmaP that has none of the checks which hostile messages are about: it
+// trusts sizes and types, begins no session before it serves, counts nothing, and lets everybody be
+// whom he says. What harms it would harm sigmad if sigmad were so; that is the control of messages.
 type naive struct {
 	fd      int
 	session *naiveSession // nil before Tattach
@@ -26,7 +27,8 @@ type naiveSession struct {
 	root string // whose files it sees
 }
 
-// naiveRequests and naiveFids are what it holds at most before it counts as harmed; treekit holds RequestsMax, 4096, and 65536 handles.
+// naiveRequests and naiveFids are what it holds at most before it counts as harmed; treekit holds
+// RequestsMax, 4096, and 65536 handles.
 const (
 	naiveRequests = 5000
 	naiveFids     = 66_000
@@ -53,7 +55,8 @@ func harmsNaive(t *testing.T, p programs, args ...string) bool {
 	return harmed
 }
 
-// serveNaive has a naive server answer at a socket, which it closes, and reports whether that was harmed.
+// serveNaive has a naive server answer at a socket, which it closes, and reports whether that was
+// harmed.
 func serveNaive(t *testing.T, fd int) bool {
 	t.Helper()
 	defer syscall.Close(fd)
@@ -65,7 +68,8 @@ func serveNaive(t *testing.T, fd int) bool {
 	return n.harmed
 }
 
-// A peer may have ended before the server reads its messages: on a busy host the forger of empty messages has.
+// A peer may have ended before the server reads its messages: on a busy host the forger of empty
+// messages has.
 func TestNaiveReadsWhatTheEndedSent(t *testing.T) {
 	for _, message := range [][]byte{{}, {1}, nil} {
 		pair, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_SEQPACKET|syscall.SOCK_CLOEXEC, 0)
@@ -82,7 +86,8 @@ func TestNaiveReadsWhatTheEndedSent(t *testing.T) {
 	}
 }
 
-// serve answers until the peer ends, or it is harmed. A message has its sender's credentials, which tells one of no bytes from the end.
+// serve answers until the peer ends, or it is harmed. A message has its sender's credentials, which
+// tells one of no bytes from the end.
 func (n *naive) serve() {
 	defer func() {
 		if recover() != nil {
@@ -102,7 +107,8 @@ func (n *naive) serve() {
 	}
 }
 
-// message trusts what it reads, so that the run-time checks of Go stand for what a server in another language would do to its memory.
+// message trusts what it reads, so that the run-time checks of Go stand for what a server in
+// another language would do to its memory.
 func (n *naive) message(b []byte) {
 	size, typ, tag := binary.LittleEndian.Uint32(b), sigmap.Type(b[4]), binary.LittleEndian.Uint16(b[5:])
 	body := b[7:size:size]

@@ -14,7 +14,8 @@ import (
 
 // attackByRequests runs forge.All in a proc, and its controls by those who may.
 func attackByRequests(ctx context.Context, t *testing.T, s *score, plain *arena) {
-	out, st := plain.run(ctx, t, sigma.Descriptor{Program: plain.forge, Args: []string{"attack"}, Env: plain.env(t, everything)})
+	out, st := plain.run(ctx, t, sigma.Descriptor{Program: plain.forge, Args: []string{"attack"},
+		Env: plain.env(t, everything)})
 	all := forge.All()
 	tried := map[string]bool{}
 	what := func(a forge.Attempt) act { return act{a.Name, a.Attempt, a.Asset} }
@@ -43,7 +44,8 @@ func attackByRequests(ctx context.Context, t *testing.T, s *score, plain *arena)
 	}
 }
 
-// attackByFormer goes, in a realm that was made anew, for what the realm of that name had which was removed, also when there is the same again. Its control does so in that realm, before.
+// attackByFormer goes, in a realm that was made anew, for what the realm of that name had which was
+// removed, also when there is the same again. Its control does so in that realm, before.
 func attackByFormer(ctx context.Context, t *testing.T, s *score, plain *arena) {
 	const realm = "again"
 	plain.Must(t, "realm", "create", realm)
@@ -56,7 +58,8 @@ func attackByFormer(ctx context.Context, t *testing.T, s *score, plain *arena) {
 		t.Fatal(err)
 	}
 	try := func() []line {
-		ids, err := c.Spawn(ctx, sigma.Descriptor{Program: plain.forge, Args: []string{"former"}, Env: []string{"FORGE=" + string(tell)}})
+		ids, err := c.Spawn(ctx, sigma.Descriptor{Program: plain.forge, Args: []string{"former"},
+			Env: []string{"FORGE=" + string(tell)}})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -14,7 +14,8 @@ import (
 	"sigmaos.dev/internal/testenv"
 )
 
-// act is one thing that was done. Acts that go for the same asset by the same way are one attempt, whatever the numbers and names they do it with.
+// act is one thing that was done. Acts that go for the same asset by the same way are one attempt,
+// whatever the numbers and names they do it with.
 type act struct{ name, attempt, asset string }
 
 // tried is what is known of an attempt.
@@ -58,7 +59,8 @@ func (s *score) tried(t *testing.T, a act, succeeded bool, detail string) {
 	}
 }
 
-// again is tried for an act that was entered before, under other circumstances: it is not one more, but must not succeed either.
+// again is tried for an act that was entered before, under other circumstances: it is not one more,
+// but must not succeed either.
 func (s *score) again(t *testing.T, a act, succeeded bool, detail string) {
 	t.Helper()
 	if succeeded {
@@ -67,7 +69,8 @@ func (s *score) again(t *testing.T, a act, succeeded bool, detail string) {
 	}
 }
 
-// control enters the control of an act, and fails the test if the act failed even so: then its failure elsewhere shows nothing.
+// control enters the control of an act, and fails the test if the act failed even so: then its
+// failure elsewhere shows nothing.
 func (s *score) control(t *testing.T, a act, succeeded bool, detail string) {
 	t.Helper()
 	x := s.of(t, a)
@@ -115,7 +118,8 @@ func (s *score) report(t *testing.T) (counted int) {
 			without = append(without, name)
 		}
 	}
-	t.Logf("%d acts in the attempts that count; tried but not counted, because an act has no control: %s", acts, strings.Join(without, "; "))
+	t.Logf("%d acts in the attempts that count; tried but not counted, because an act has no control: %s", acts,
+		strings.Join(without, "; "))
 	fmt.Printf("attacks: %d tried, %d succeeded, %d daemons harmed\n", counted, succeeded, len(s.harmed))
 	return counted
 }
@@ -130,7 +134,8 @@ func TestScore(t *testing.T) {
 	for _, x := range []act{a("1", "whole"), a("2", "whole"), a("3", "half"), a("6", "untried")} {
 		s.control(t, x, true, "")
 	}
-	if !s.attempts["whole"].counts() || s.attempts["half"].counts() || s.attempts["none"].counts() || s.attempts["untried"].counts() {
+	if !s.attempts["whole"].counts() || s.attempts["half"].counts() || s.attempts["none"].counts() ||
+		s.attempts["untried"].counts() {
 		t.Error("other attempts than the whole one count, or it does not")
 	}
 }

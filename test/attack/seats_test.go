@@ -19,8 +19,11 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Goal: a proc finds nothing of those that had its seat, its uid or its number before, of whichever realm: no file, memory, queue, key, name, socket, process or setting. Method: procs of two realms in turns look for what could be left,
-// and leave all that they can; halfway the launcher is killed, after which uids are given from the first on again, with the realms the other way round. The control leaves and finds all of it outside.
+// Goal: a proc finds nothing of those that had its seat, its uid or its number before, of whichever
+// realm: no file, memory, queue, key, name, socket, process or setting. Method: procs of two realms
+// in turns look for what could be left, and leave all that they can; halfway the launcher is
+// killed, after which uids are given from the first on again, with the realms the other way round.
+// The control leaves and finds all of it outside.
 func TestSeatsChangeHands(t *testing.T) {
 	testenv.RequireRoot(t)
 	starts := 400
@@ -141,13 +144,18 @@ func controlRemains(t *testing.T, local string) {
 	}
 	script := fmt.Sprintf("chroot %[1]s /remains leave && chroot %[1]s /remains find", root)
 	cmd := exec.Command("sh", "-c", script)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWIPC | syscall.CLONE_NEWUTS | syscall.CLONE_NEWNET | syscall.CLONE_NEWNS}
+	cmd.SysProcAttr =
+		&syscall.SysProcAttr{
+			Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWIPC | syscall.CLONE_NEWUTS | syscall.CLONE_NEWNET |
+				syscall.CLONE_NEWNS}
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	for _, what := range []string{"/tmp/sigma-remains", "/dev/shm/sigma-remains", "memory", "semaphores", "messages", "queue", "processes", "name of the host"} {
-		if !strings.Contains(string(out), "found "+what+"\n") && !strings.Contains(string(out), "found "+strings.Replace(what, "/", "//", 1)+"\n") {
+	for _, what := range []string{"/tmp/sigma-remains", "/dev/shm/sigma-remains", "memory", "semaphores", "messages",
+		"queue", "processes", "name of the host"} {
+		if !strings.Contains(string(out), "found "+what+"\n") && !strings.Contains(string(out),
+			"found "+strings.Replace(what, "/", "//", 1)+"\n") {
 			t.Errorf("the control does not find %s: %s", what, out)
 		}
 	}

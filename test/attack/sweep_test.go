@@ -22,8 +22,9 @@ func sweeps(name string) act {
 	return act{name, "sweep every system call number", "the kernel's attack surface"}
 }
 
-// attackBySweep makes every call by its number from inside a proc, by each of the kernel's three doors, and those that depend on an argument with every argument. What gets through
-// must be exactly what testdata/allowed says. The control is the same with the filter off.
+// attackBySweep makes every call by its number from inside a proc, by each of the kernel's three
+// doors, and those that depend on an argument with every argument. What gets through must be
+// exactly what testdata/allowed says. The control is the same with the filter off.
 func attackBySweep(ctx context.Context, t *testing.T, s *score, plain, weak *arena) {
 	for profile, d := range profiles() {
 		d.Program, d.Args = plain.attack, []string{"sweep"}
@@ -53,7 +54,8 @@ func attackBySweep(ctx context.Context, t *testing.T, s *score, plain, weak *are
 		kind, _, _ := strings.Cut(l, " ")
 		through[kind]++
 	}
-	// Without a filter nearly all of 1024 numbers end otherwise than by SIGSYS, and of the kernel's some 360 calls most by another error than those of a filter.
+	// Without a filter nearly all of 1024 numbers end otherwise than by SIGSYS, and of the kernel's
+	// some 360 calls most by another error than those of a filter.
 	ok := through["x32"] > 900 && through["int80"] > 900 && through["call"] > 250 && through["setsockopt"] > 1000
 	for profile := range profiles() {
 		s.control(t, sweeps("calls beyond the list of profile "+profile), ok, fmt.Sprint(through))
@@ -65,7 +67,8 @@ func profiles() map[string]sigma.Descriptor {
 	return map[string]sigma.Descriptor{"sigma": {}, "linux": {Profile: sigma.ProfileLinux}}
 }
 
-// pastFilters are calls that newer kernels (6.11, 6.18) make past every filter: they belong to the kernel's own trampolines of probes, and kill whoever else makes them.
+// pastFilters are calls that newer kernels (6.11, 6.18) make past every filter: they belong to the
+// kernel's own trampolines of probes, and kill whoever else makes them.
 func pastFilters() []string { return []string{"call 335", "call 336"} }
 
 // difference compares what got through with a list.

@@ -20,12 +20,15 @@ import (
 	"sigmaos.dev/test/attack/forge"
 )
 
-// traced are the calls by which a process can come by a file, a program or a peer, or another process.
+// traced are the calls by which a process can come by a file, a program or a peer, or another
+// process.
 const traced = "open,openat,openat2,open_by_handle_at,creat,execve,execveat,socket,socketpair,connect,accept,accept4,bind,pidfd_getfd,recvmsg,clone,clone3,fork,vfork"
 
-// Goal: a mapper gets its input by sigmaP and passed descriptors alone (issue 2, "done when" 3). Method: strace follows the launcher and every process waiting to become a proc
-// while procs read files of s3 and ux: first a program that only takes descriptors, then a job of MapReduce. Their calls are picked out from their execveat on. The counts show
-// that they did read, the recvmsg that descriptors came, and the refused calls that the trace would have seen others.
+// Goal: a mapper gets its input by sigmaP and passed descriptors alone (issue 2, "done when" 3).
+// Method: strace follows the launcher and every process waiting to become a proc while procs read
+// files of s3 and ux: first a program that only takes descriptors, then a job of MapReduce. Their
+// calls are picked out from their execveat on. The counts show that they did read, the recvmsg that
+// descriptors came, and the refused calls that the trace would have seen others.
 func TestTracedMapper(t *testing.T) {
 	testenv.RequireRoot(t)
 	strace, err := exec.LookPath("strace")
@@ -59,7 +62,8 @@ func TestTracedMapper(t *testing.T) {
 	})
 	t.Run("mr", func(t *testing.T) {
 		file := a.trace(t, strace, func() {
-			a.Must(t, "mr", "wordcount", "--input", forge.Bucket+"/in", "--output", forge.Bucket+"/out", "--maps", "2", "--reduces", "1")
+			a.Must(t, "mr", "wordcount", "--input", forge.Bucket+"/in", "--output", forge.Bucket+"/out", "--maps", "2",
+				"--reduces", "1")
 		})
 		entries, err := a.own.ReadDir(ctx, forge.Bucket+"/out")
 		if err != nil {
@@ -97,7 +101,8 @@ func (a *arena) trace(t *testing.T, strace string, do func()) (file string) {
 	defer cmd.Process.Kill()
 	testenv.Eventually(t, "strace has attached", func() error {
 		for _, pid := range launchers(a.PID("launcher")) {
-			if b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid)); err == nil && strings.Contains(string(b), "TracerPid:\t0\n") { // one that waited for a START may have been given up
+			if b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid)); err == nil &&
+				strings.Contains(string(b), "TracerPid:\t0\n") { // one that waited for a START may have been given up
 				return fmt.Errorf("process %d is not traced", pid)
 			}
 		}
@@ -109,7 +114,8 @@ func (a *arena) trace(t *testing.T, strace string, do func()) (file string) {
 	return file
 }
 
-// onlyPassed checks that procs with that argument opened nothing by themselves, and counts the messages that brought them descriptors.
+// onlyPassed checks that procs with that argument opened nothing by themselves, and counts the
+// messages that brought them descriptors.
 func onlyPassed(t *testing.T, file, argument string) (passed int) {
 	t.Helper()
 	calls := procCalls(t, file, argument)
@@ -126,7 +132,9 @@ func onlyPassed(t *testing.T, file, argument string) (passed int) {
 		}
 	}
 	if !slices.ContainsFunc(calls, func(c tracedCall) bool { return strings.HasPrefix(c.name, "open") && !c.ok }) {
-		t.Errorf("%s: no open that was refused is in the trace: a Go program always tries some, so the trace is not whole", argument)
+		t.Errorf(
+			"%s: no open that was refused is in the trace: a Go program always tries some, so the trace is not whole",
+			argument)
 	}
 	t.Logf("%s: %d calls are in the trace, %d of them brought descriptors", argument, len(calls), passed)
 	if t.Failed() {
@@ -164,8 +172,9 @@ var (
 	result    = regexp.MustCompile(`\) += (-?\d+)[^)]*(\([^)]*\))?$`)
 )
 
-// procCalls picks the calls of processes that executed a program with that argument, from their execveat on, and of their threads, whose first calls may stand before the end of
-// the clone that made them.
+// procCalls picks the calls of processes that executed a program with that argument, from their
+// execveat on, and of their threads, whose first calls may stand before the end of the clone that
+// made them.
 func procCalls(t *testing.T, file, argument string) (out []tracedCall) {
 	t.Helper()
 	all := readTrace(t, file)
@@ -198,7 +207,8 @@ func procCalls(t *testing.T, file, argument string) (out []tracedCall) {
 	return out
 }
 
-// readTrace reads whole calls, joining those whose end is in a later line, in the order of their ends.
+// readTrace reads whole calls, joining those whose end is in a later line, in the order of their
+// ends.
 func readTrace(t *testing.T, file string) (out []tracedCall) {
 	f, err := os.Open(file)
 	if err != nil {

@@ -14,8 +14,10 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Goal: without a majority of the control machines procs run on, whoever waits for them waits on, and requests for names fail within their deadline with words that say why; when a majority is back everything
-// goes on. Method: four machines, three of them control machines, two of which lose their power; then one comes back.
+// Goal: without a majority of the control machines procs run on, whoever waits for them waits on,
+// and requests for names fail within their deadline with words that say why; when a majority is
+// back everything goes on. Method: four machines, three of them control machines, two of which lose
+// their power; then one comes back.
 func TestQuorumLost(t *testing.T) {
 	t.Parallel()
 	ctx := testContext(t)
@@ -61,12 +63,14 @@ func TestQuorumLost(t *testing.T) {
 		}
 	}
 
-	lc := sigma.Descriptor{Program: program, Args: []string{"stay"}, Memory: 8 * sigma.MiB, Class: sigma.LatencyCritical, CPU: 100}
+	lc := sigma.Descriptor{Program: program, Args: []string{"stay"}, Memory: 8 * sigma.MiB,
+		Class: sigma.LatencyCritical, CPU: 100}
 	placed, err := c.Spawn(ctx, lc)
 	must(t, err)
 	testenv.Eventually(t, "it is told why a latency-critical proc waits", func() error {
 		b, _, err := c.Get(ctx, "/sys/queues")
-		if text := string(b); err != nil || !strings.Contains(text, string(placed[0])) || !strings.Contains(text, "no lcsched leads") {
+		if text := string(b); err != nil || !strings.Contains(text, string(placed[0])) ||
+			!strings.Contains(text, "no lcsched leads") {
 			return fmt.Errorf("%s, %w", text, err)
 		}
 		return nil

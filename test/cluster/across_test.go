@@ -55,7 +55,8 @@ func (p *pair) start(where sigma.MachineID, args ...string) (id sigma.ProcID) {
 	p.m1.Must(p.t, "machine", "cordon", other)
 	defer p.m1.Must(p.t, "machine", "uncordon", other)
 	testenv.Eventually(p.t, "a proc is on "+string(where), func() error { // besched hears of cordons a little later
-		ids, err := p.client.Spawn(p.ctx, sigma.Descriptor{Program: p.program, Args: args, Start: sigma.StartedByCall, Memory: 32 * sigma.MiB})
+		ids, err := p.client.Spawn(p.ctx, sigma.Descriptor{Program: p.program, Args: args, Start: sigma.StartedByCall,
+			Memory: 32 * sigma.MiB})
 		must(p.t, err)
 		id = ids[0]
 		must(p.t, p.client.WaitStart(p.ctx, id))
@@ -88,7 +89,8 @@ func (p *pair) ended(id sigma.ProcID) string {
 	return string(text)
 }
 
-// ready waits until the first machine knows of a connection that was made in advance for a proc of the other, and has not begun.
+// ready waits until the first machine knows of a connection that was made in advance for a proc of
+// the other, and has not begun.
 func (p *pair) ready(from sigma.ProcID) {
 	p.t.Helper()
 	testenv.Eventually(p.t, "connections are made in advance", func() error {
@@ -134,7 +136,8 @@ func tap(t *testing.T, pid int, words map[string][]byte) *wire {
 			return
 		}
 		var err error
-		fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, int(uint16(unix.ETH_P_ALL)<<8|uint16(unix.ETH_P_ALL)>>8))
+		fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC,
+			int(uint16(unix.ETH_P_ALL)<<8|uint16(unix.ETH_P_ALL)>>8))
 		opened <- err
 	}()
 	must(t, <-opened)
@@ -178,8 +181,11 @@ func (w *wire) close() {
 	w.done.Wait()
 }
 
-// Goal: with --encrypt nothing that procs say to those of another machine, or read of files there, can be read on the network: neither by a connection that is dialled, nor by many after one another, a call, or a file's bytes. Without it, all can, which is the control; of a file what is read, as large writes go by links in any case.
-// Method: words that nothing else has, sent both ways, are looked for in every frame of a machine's network.
+// Goal: with --encrypt nothing that procs say to those of another machine, or read of files there,
+// can be read on the network: neither by a connection that is dialled, nor by many after one
+// another, a call, or a file's bytes. Without it, all can, which is the control; of a file what is
+// read, as large writes go by links in any case. Method: words that nothing else has, sent both
+// ways, are looked for in every frame of a machine's network.
 func TestWire(t *testing.T) {
 	t.Parallel()
 	whats := []string{"once", "answer", "often", "often answer", "call", "call answer", "file"}
@@ -205,7 +211,8 @@ func TestWire(t *testing.T) {
 			})
 			if c.clear {
 				p.ready(talks)
-			} else if text, _, err := p.client.Get(p.ctx, "/sys/connections"); err != nil || strings.Contains(string(text), `"ready":true`) {
+			} else if text, _, err := p.client.Get(p.ctx, "/sys/connections"); err != nil ||
+				strings.Contains(string(text), `"ready":true`) {
 				t.Errorf("connections are made in advance, though they are to be relayed: %v\n%s", err, text)
 			}
 			_, err := p.client.Put(p.ctx, "/wire-over", nil, sigma.PutOptions{})
@@ -221,7 +228,9 @@ func TestWire(t *testing.T) {
 	}
 }
 
-// TestRevokeAcross: an endpoint that is taken back on its machine ends the connections that procs of another have by it, also by what was made in advance, nobody there dials it or begins one any more, and those to another endpoint go on.
+// TestRevokeAcross: an endpoint that is taken back on its machine ends the connections that procs
+// of another have by it, also by what was made in advance, nobody there dials it or begins one any
+// more, and those to another endpoint go on.
 func TestRevokeAcross(t *testing.T) {
 	t.Parallel()
 	p := newPair(t, "../machine/testdata/goprobe")
@@ -243,7 +252,8 @@ func TestRevokeAcross(t *testing.T) {
 	if out := p.ended(often); out != "refused, after dials: true\n" {
 		t.Errorf("who dials often: %q", out)
 	}
-	late, err := p.client.Spawn(p.ctx, sigma.Descriptor{Program: p.program, Args: []string{"dial", text}, Memory: 32 * sigma.MiB})
+	late, err := p.client.Spawn(p.ctx, sigma.Descriptor{Program: p.program, Args: []string{"dial", text},
+		Memory: 32 * sigma.MiB})
 	must(t, err)
 	if s, err := p.client.WaitExit(p.ctx, late[0]); err != nil || s.OK() {
 		t.Errorf("it is dialled again: %+v, %v", s, err)

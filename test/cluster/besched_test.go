@@ -15,8 +15,10 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// 001 §3.4: a part of the scheduling that is cut off by the network, and lives. Three machines with a besched each are full, so that procs wait at all three; then one is cut off. What waited there is placed through the others, each
-// proc starts once, and all who wait are answered; when the network is whole again, the third takes part.
+// 001 §3.4: a part of the scheduling that is cut off by the network, and lives. Three machines with
+// a besched each are full, so that procs wait at all three; then one is cut off. What waited there
+// is placed through the others, each proc starts once, and all who wait are answered; when the
+// network is whole again, the third takes part.
 func TestPaperBeschedCutOff(t *testing.T) {
 	t.Parallel()
 	ctx := testContext(t)
@@ -27,7 +29,8 @@ func TestPaperBeschedCutOff(t *testing.T) {
 	program := cluster.Machine(0).Install(ctx, t, c, testenv.BuildC(t, t.TempDir(), "../machine/testdata/probe.c"))
 	everywhere(ctx, t, c, sigma.Descriptor{Program: program, Args: []string{"stay"}, Memory: 8 * sigma.MiB}, 3)
 
-	full := sigma.Descriptor{Program: program, Args: []string{"stay"}, Memory: sigma.Bytes(figure(ctx, t, c, "sigma_schedd_memory_capacity_bytes")) &^ 0xffff}
+	full := sigma.Descriptor{Program: program, Args: []string{"stay"},
+		Memory: sigma.Bytes(figure(ctx, t, c, "sigma_schedd_memory_capacity_bytes")) &^ 0xffff}
 	fillers, err := c.Spawn(ctx, full, full, full)
 	must(t, err)
 	for _, id := range fillers {
@@ -38,7 +41,8 @@ func TestPaperBeschedCutOff(t *testing.T) {
 		t.Fatalf("the machines are not full: %v", on)
 	}
 	const jobs = 60
-	ids, err := c.Spawn(ctx, slices.Repeat([]sigma.Descriptor{{Program: program, Args: []string{"exit", "5"}, Memory: 8 * sigma.MiB}}, jobs)...)
+	ids, err := c.Spawn(ctx, slices.Repeat([]sigma.Descriptor{{Program: program, Args: []string{"exit", "5"},
+		Memory: 8 * sigma.MiB}}, jobs)...)
 	must(t, err)
 	var here []*sdk.Client
 	before := 0
@@ -60,7 +64,8 @@ func TestPaperBeschedCutOff(t *testing.T) {
 			t.Errorf("%s: %+v", id, s)
 		}
 	}
-	t.Logf("%d procs had ended %v after one of three bescheds was cut off", jobs, time.Since(cut).Round(time.Millisecond))
+	t.Logf("%d procs had ended %v after one of three bescheds was cut off", jobs,
+		time.Since(cut).Round(time.Millisecond))
 	if s := exit(ctx, t, c, on["m3"][0]); s.Code != sigma.StatusLost {
 		t.Errorf("what ran on the machine that was cut off ended as %+v", s)
 	}

@@ -19,18 +19,22 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// The chaos test does to the machines of a system under load, in random order, what happens to machines, and holds the system to what it promises then (docs/internals/testing.md). SIGMA_CHAOS_TIME says for how
-// long (1 minute; 10m is for a person), SIGMA_CHAOS_SEED repeats the order of an earlier run, SIGMA_CHAOS_ONLY names the only fault to use,
-// and SIGMA_CHAOS_CONTROL is how many control machines there are: a single one (the default) is spared.
+// The chaos test does to the machines of a system under load, in random order, what happens to
+// machines, and holds the system to what it promises then (docs/internals/testing.md).
+// SIGMA_CHAOS_TIME says for how long (1 minute; 10m is for a person), SIGMA_CHAOS_SEED repeats the
+// order of an earlier run, SIGMA_CHAOS_ONLY names the only fault to use, and SIGMA_CHAOS_CONTROL is
+// how many control machines there are: a single one (the default) is spared.
 const (
 	chaosTime     = time.Minute
 	chaosMachines = 5
 	warmTime      = 2 * time.Second
 	socketsMore   = 20
-	lossMost      = 3 * time.Second        // from the fault until those who wait for procs of the machine are answered
-	backMost      = 30 * time.Second       // until a machine that returns is a member again
-	answersMost   = 60 * time.Second       // for the last waiter, at the end
-	slowMost      = 600 * time.Millisecond // the longest that is not to be taken for death: twice that is below the 1.25 s that may never raise an alarm
+	lossMost      = 3 * time.Second  // from the fault until those who wait for procs of the machine are answered
+	backMost      = 30 * time.Second // until a machine that returns is a member again
+	answersMost   = 60 * time.Second // for the last waiter, at the end
+	// the longest that is not to be taken for death: twice that is below the 1.25 s that may never
+	// raise an alarm
+	slowMost = 600 * time.Millisecond
 )
 
 // act is a kind of fault. do returns when it is over and the machine serves again.
@@ -73,14 +77,20 @@ var acts = []act{
 	}},
 	{name: "delay", ends: false, do: func(x *chaos, v *testenv.Machine) error {
 		d := x.upTo(slowMost)
-		return x.hold(func() error { x.others(v, func(o *testenv.Machine) { x.c.Delay(v, o, d) }); return nil }, x.heal, x.upTo(3*time.Second))
+		return x.hold(func() error {
+			x.others(v, func(o *testenv.Machine) { x.c.Delay(v, o, d) })
+			return nil
+		}, x.heal, x.upTo(3*time.Second))
 	}},
 	{name: "loss", ends: false, do: func(x *chaos, v *testenv.Machine) error {
 		share := 0.05 * x.random.Float64()
 		return x.hold(func() error { x.c.Lose(v, x.watcher, share); return nil }, x.heal, x.upTo(3*time.Second))
 	}},
 	{name: "throttle", ends: false, do: func(x *chaos, v *testenv.Machine) error {
-		return x.hold(func() error { x.others(v, func(o *testenv.Machine) { x.c.Throttle(v, o, 256<<10) }); return nil }, x.heal, x.upTo(3*time.Second))
+		return x.hold(func() error {
+			x.others(v, func(o *testenv.Machine) { x.c.Throttle(v, o, 256<<10) })
+			return nil
+		}, x.heal, x.upTo(3*time.Second))
 	}},
 	{name: "cut of a pair", ends: false, do: func(x *chaos, _ *testenv.Machine) error {
 		v, o := x.c.Machine(x.c.Size()-2), x.c.Machine(x.c.Size()-1) // no control machines: those still hear both
@@ -114,22 +124,27 @@ type chaos struct {
 	stalls  *testenv.Stalls
 }
 
-// stalledMost is how long the host may have stood still meanwhile without that counting: what looks like more is as likely the system's doing.
+// stalledMost is how long the host may have stood still meanwhile without that counting: what looks
+// like more is as likely the system's doing.
 const stalledMost = 500 * time.Millisecond
 
-// Goal: "Done when 2" of the issue. No waiter is left unanswered, no proc starts twice, no machine that was only slow is given up, nothing leaks, and a loss is known to those who wait within 3 s.
+// Goal: "Done when 2" of the issue. No waiter is left unanswered, no proc starts twice, no machine
+// that was only slow is given up, nothing leaks, and a loss is known to those who wait within 3 s.
 func TestChaos(t *testing.T) { chaosOf(t, acts) }
 
 // chaosOf does these things to a system under load.
 func chaosOf(t *testing.T, acts []act) {
-	seed := setting(t, "SIGMA_CHAOS_SEED", rand.Uint64(), func(s string) (uint64, error) { return strconv.ParseUint(s, 10, 64) })
+	seed := setting(t, "SIGMA_CHAOS_SEED", rand.Uint64(), func(s string) (uint64, error) {
+		return strconv.ParseUint(s, 10, 64)
+	})
 	most := setting(t, "SIGMA_CHAOS_TIME", chaosTime, time.ParseDuration)
 	control := setting(t, "SIGMA_CHAOS_CONTROL", 1, strconv.Atoi)
 	lossMost := setting(t, "SIGMA_CHAOS_LOSS", lossMost, time.ParseDuration)
 	t.Logf("to repeat: SIGMA_CHAOS_TIME=%v SIGMA_CHAOS_CONTROL=%d SIGMA_CHAOS_SEED=%d", most, control, seed)
 	ctx, cancel := context.WithTimeout(t.Context(), most+5*time.Minute*testenv.Slow())
 	defer cancel()
-	x := &chaos{t: t, ctx: ctx, acts: acts, random: rand.New(rand.NewPCG(seed, 0)), done: map[string]int{}, lives: map[sigma.MachineID]sigma.Incarnation{}, most: lossMost * testenv.Slow(),
+	x := &chaos{t: t, ctx: ctx, acts: acts, random: rand.New(rand.NewPCG(seed, 0)), done: map[string]int{},
+		lives: map[sigma.MachineID]sigma.Incarnation{}, most: lossMost * testenv.Slow(),
 		o: testenv.ClusterOptions{Machines: chaosMachines, Control: control, Seed: seed, CPU: 1, Memory: 2 * sigma.GiB}}
 	x.c = testenv.NewCluster(t, x.o)
 	x.stalls = testenv.WatchStalls(t)
@@ -310,7 +325,8 @@ func (x *chaos) burn() error {
 	return nil
 }
 
-// end ends the life of a machine, waits until those who wait elsewhere for procs that ran there are answered, and has it return.
+// end ends the life of a machine, waits until those who wait elsewhere for procs that ran there are
+// answered, and has it return.
 func (x *chaos) end(v *testenv.Machine, do, undo func() error) error {
 	ws, err := x.load.waitersFor(x.ctx, x.watcher, v)
 	if err != nil {
@@ -334,9 +350,12 @@ func (x *chaos) end(v *testenv.Machine, do, undo func() error) error {
 			worst = max(worst, d)
 			x.took = append(x.took, d)
 			stalled := x.stalls.Between(at, w.when)
-			x.c.Note("waiter at %s for %s was answered after %v, of which the host stood still %v: %v %s %v", w.at.Name, w.id, d, stalled, w.status.Code, w.status.Msg, w.err)
+			x.c.Note("waiter at %s for %s was answered after %v, of which the host stood still %v: %v %s %v", w.at.Name,
+				w.id, d, stalled, w.status.Code, w.status.Msg, w.err)
 			if d-min(stalled, stalledMost) > x.most {
-				x.load.fault("the waiter at %s for %s at %s was answered %v after the fault, of which the host stood still %v", w.at.Name, w.id, v.Name, d, stalled)
+				x.load.fault(
+					"the waiter at %s for %s at %s was answered %v after the fault, of which the host stood still %v",
+					w.at.Name, w.id, v.Name, d, stalled)
 			}
 		case <-time.After(answersMost * testenv.Slow()):
 			return fmt.Errorf("the waiter at %s for %s, which was at %s, is not answered", w.at.Name, w.id, v.Name)
@@ -393,7 +412,8 @@ func (x *chaos) runs(v *testenv.Machine) error {
 	defer client.Close()
 	ctx, cancel := context.WithTimeout(x.ctx, callMax)
 	defer cancel()
-	ids, err := client.Spawn(ctx, sigma.Descriptor{Program: x.load.program, Args: []string{"exit", "7"}, Memory: procMemory})
+	ids, err := client.Spawn(ctx, sigma.Descriptor{Program: x.load.program, Args: []string{"exit", "7"},
+		Memory: procMemory})
 	if err != nil {
 		return err
 	}
@@ -446,7 +466,8 @@ func (x *chaos) report(err error) {
 	x.t.Logf("did %v", x.done)
 	x.t.Logf("the load: %v", x.load.count)
 	if all := slices.Sorted(slices.Values(x.took)); len(all) > 0 {
-		x.t.Logf("fault to answer, %d waiters: least %v, median %v, most %v", len(all), all[0], all[len(all)/2], all[len(all)-1])
+		x.t.Logf("fault to answer, %d waiters: least %v, median %v, most %v", len(all), all[0], all[len(all)/2],
+			all[len(all)-1])
 		slices.Sort(x.worst)
 		x.t.Logf("the last answer after each of %d faults: %v", len(x.worst), x.worst)
 	}
@@ -459,7 +480,8 @@ func (x *chaos) report(err error) {
 	}
 }
 
-// waitersFor finds those who wait elsewhere for procs that run at a machine and stay. One that was not started yet outlives a launcher that dies: the next one starts it.
+// waitersFor finds those who wait elsewhere for procs that run at a machine and stay. One that was
+// not started yet outlives a launcher that dies: the next one starts it.
 func (x *load) waitersFor(ctx context.Context, from, v *testenv.Machine) (out []*waiter, err error) {
 	client, err := from.Client(ctx, sigma.DefaultRealm)
 	if err != nil {

@@ -28,7 +28,8 @@ type namer struct {
 	won   map[string]bool // mu; contested names that it was told are its
 }
 
-// attempt is how long a namer waits for one answer. sigmad itself goes on looking for names for 15 s.
+// attempt is how long a namer waits for one answer. sigmad itself goes on looking for names for 15
+// s.
 const attempt = 20 * time.Second
 
 // do repeats f with a client of some machine until it answers for certain.
@@ -44,7 +45,8 @@ func (n *namer) do(ctx context.Context, f func(ctx context.Context, c *sdk.Clien
 			err = f(tctx, n.conn)
 		}
 		cancel()
-		if err == nil || ctx.Err() != nil || asked && (sigma.KindOf(err) == sigma.KindExists || sigma.KindOf(err) == sigma.KindNotFound) {
+		if err == nil || ctx.Err() != nil || asked && (sigma.KindOf(err) == sigma.KindExists ||
+			sigma.KindOf(err) == sigma.KindNotFound) {
 			return err
 		}
 		if n.conn != nil {
@@ -59,7 +61,8 @@ func (n *namer) do(ctx context.Context, f func(ctx context.Context, c *sdk.Clien
 	}
 }
 
-// name makes one; mine says whether it is this namer's, which is found out by looking where the answer was lost.
+// name makes one; mine says whether it is this namer's, which is found out by looking where the
+// answer was lost.
 func (n *namer) name(ctx context.Context, path string) (mine bool, err error) {
 	text := fmt.Sprintf("%s of %d", path, n.id)
 	err = n.do(ctx, func(ctx context.Context, c *sdk.Client) error {
@@ -105,8 +108,11 @@ func (n *namer) run(ctx context.Context, t *testing.T) {
 	}
 }
 
-// Goal: three control machines, of which each is killed in turn under a write load, lose no name that was acknowledged and make none twice, and a snapshot that is saved meanwhile and restored has all that was
-// acknowledged before. Method: clients of all machines make names exclusively, their own and contested ones; after each loss all of them must go on. The time until then is printed.
+// Goal: three control machines, of which each is killed in turn under a write load, lose no name
+// that was acknowledged and make none twice, and a snapshot that is saved meanwhile and restored
+// has all that was acknowledged before. Method: clients of all machines make names exclusively,
+// their own and contested ones; after each loss all of them must go on. The time until then is
+// printed.
 func TestControlMachinesSurvive(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute*testenv.Slow())

@@ -12,11 +12,15 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// daemonActs kill each daemon: those that every machine has at machines that have nothing else, the others where they are.
-var daemonActs = []act{crash("sigmad", false), crash("launcher", false), crash("sigmad", true), crash("launcher", true), crash("named", true), crash("besched", true), crash("lcsched", true), crash("s3d", true), crash("machined", true)}
+// daemonActs kill each daemon: those that every machine has at machines that have nothing else, the
+// others where they are.
+var daemonActs = []act{crash("sigmad", false), crash("launcher", false), crash("sigmad", true), crash("launcher", true),
+	crash("named", true), crash("besched", true), crash("lcsched", true), crash("s3d", true), crash("machined", true)}
 
-// Goal: each daemon of a system of five machines is killed in turn, time and again, under load: each waiter is answered, no proc starts twice, no acknowledged name is lost and nothing is left over (001 §3.4). Who waits for procs of a
-// launcher is answered within a second; how long it takes until procs run by way of the machine again is printed.
+// Goal: each daemon of a system of five machines is killed in turn, time and again, under load:
+// each waiter is answered, no proc starts twice, no acknowledged name is lost and nothing is left
+// over (001 §3.4). Who waits for procs of a launcher is answered within a second; how long it takes
+// until procs run by way of the machine again is printed.
 func TestEachDaemonKilledUnderLoad(t *testing.T) { chaosOf(t, daemonActs) }
 
 // launcherMost is how long who waits for a proc of a killed launcher may wait.
@@ -55,13 +59,16 @@ func crash(daemon string, control bool) act {
 				d := w.when.Sub(at)
 				x.took = append(x.took, d)
 				if stalled := x.stalls.Between(at, w.when); d-stalled > launcherMost*testenv.Slow() {
-					return fmt.Errorf("the waiter at %s for %s was answered after %v, of which the host stood still %v", w.at.Name, w.id, d, stalled)
+					return fmt.Errorf("the waiter at %s for %s was answered after %v, of which the host stood still %v",
+						w.at.Name, w.id, d, stalled)
 				}
 			case <-time.After(answersMost * testenv.Slow()):
 				return fmt.Errorf("the waiter at %s for %s is not answered", w.at.Name, w.id)
 			}
 		}
-		return x.await("all machines are members", func() error { return x.learn() }) // one whose sigmad takes long to come back may have been taken for lost
+		return x.await("all machines are members", func() error {
+			return x.learn()
+		}) // one whose sigmad takes long to come back may have been taken for lost
 	}}
 }
 

@@ -9,7 +9,9 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Goal: to remove a realm does not start the databases' service as long as nobody used a database, wherever it is asked for; afterwards, a restart of sigmad included, a realm's databases go with it.
+// Goal: to remove a realm does not start the databases' service as long as nobody used a database,
+// wherever it is asked for; afterwards, a restart of sigmad included, a realm's databases go with
+// it.
 func TestRemovedRealmsDatabases(t *testing.T) {
 	t.Parallel()
 	ctx := testContext(t)

@@ -16,7 +16,8 @@ import (
 	states "sigmaos.dev/state"
 )
 
-// Goal: sigma down of several machines lets all of them work while the procs of one have their grace, and starts nothing meanwhile; the machines come up again as they did first.
+// Goal: sigma down of several machines lets all of them work while the procs of one have their
+// grace, and starts nothing meanwhile; the machines come up again as they did first.
 func TestDownOfSeveral(t *testing.T) {
 	c := testenv.NewCluster(t, testenv.ClusterOptions{Kind: testenv.Local, Machines: 3, Control: 3})
 	all := func(args ...string) string {
@@ -60,12 +61,14 @@ func TestDownOfSeveral(t *testing.T) {
 	}
 }
 
-// Goal: a part of the control plane can be taken from the machine that decides about membership, in the way that the refusal says.
+// Goal: a part of the control plane can be taken from the machine that decides about membership, in
+// the way that the refusal says.
 func TestControlOffOfTheDecidingMachine(t *testing.T) {
 	c := testenv.NewCluster(t, testenv.ClusterOptions{Kind: testenv.Local, Machines: 3, Control: 3})
 	m1, m2 := c.Machine(0), c.Machine(1)
 	_, errs, code := m2.CLI(t, "machine", "control", "m1", "off")
-	if code == 0 || !strings.Contains(errs, "machine m1 decides about membership") || !strings.Contains(errs, "hint: stop sigmaOS there (sigma down)") {
+	if code == 0 || !strings.Contains(errs, "machine m1 decides about membership") ||
+		!strings.Contains(errs, "hint: stop sigmaOS there (sigma down)") {
 		t.Errorf("refused with code %d, %q", code, errs)
 	}
 	m1.Must(t, "down")

@@ -12,7 +12,8 @@ import (
 	said "sigmaos.dev/state"
 )
 
-// Goal: what a proc sent to another machine is counted to the byte, although it was killed, for itself and its realm.
+// Goal: what a proc sent to another machine is counted to the byte, although it was killed, for
+// itself and its realm.
 func TestEgress(t *testing.T) {
 	t.Parallel()
 	ctx := testContext(t)
@@ -25,7 +26,8 @@ func TestEgress(t *testing.T) {
 		other = "m1"
 	}
 	for range 100 {
-		ids, err := own.clients[other].Spawn(ctx, sigma.Descriptor{Program: own.program, Args: []string{"pour", "/echo"}, Start: sigma.StartedByCall, Memory: 32 * sigma.MiB})
+		ids, err := own.clients[other].Spawn(ctx, sigma.Descriptor{Program: own.program,
+			Args: []string{"pour", "/echo"}, Start: sigma.StartedByCall, Memory: 32 * sigma.MiB})
 		must(t, err)
 		id := ids[0]
 		must(t, own.clients[other].WaitStart(ctx, id))

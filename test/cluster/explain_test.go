@@ -33,11 +33,13 @@ type wanted struct {
 	says   string
 }
 
-// Goal: explain names the true reason of staged waits and failed starts, also at another machine, after the procs' end and after a restart of everything.
+// Goal: explain names the true reason of staged waits and failed starts, also at another machine,
+// after the procs' end and after a restart of everything.
 func TestExplainNamesTheTrueReason(t *testing.T) {
 	t.Parallel()
 	ctx := testContext(t)
-	c := testenv.NewCluster(t, testenv.ClusterOptions{Kind: testenv.Local, Machines: 2, Memory: 512 * sigma.MiB, CPU: 1, Realms: []sigma.RealmID{"a", "b"}})
+	c := testenv.NewCluster(t, testenv.ClusterOptions{Kind: testenv.Local, Machines: 2, Memory: 512 * sigma.MiB, CPU: 1,
+		Realms: []sigma.RealmID{"a", "b"}})
 	r := &reasons{t: t, ctx: ctx, c: c, of: map[sigma.RealmID]*sdk.Client{}}
 	for _, realm := range []sigma.RealmID{"a", "b"} {
 		client, err := c.Machine(0).Client(ctx, realm)
@@ -88,7 +90,9 @@ func (r *reasons) because(realm sigma.RealmID, proc string, reason decision.Reas
 	r.t.Helper()
 	r.want = append(r.want, wanted{realm, proc, reason, says})
 	for _, m := range r.c.Machines() {
-		testenv.Eventually(r.t, string(reason)+" is told at "+string(m.Name), func() error { return r.want[len(r.want)-1].told(r.t, m) })
+		testenv.Eventually(r.t, string(reason)+" is told at "+string(m.Name), func() error {
+			return r.want[len(r.want)-1].told(r.t, m)
+		})
 	}
 }
 
@@ -112,7 +116,9 @@ func (w *wanted) told(t *testing.T, m *testenv.Machine) error {
 func (r *reasons) check(when string, machines ...*testenv.Machine) {
 	for _, m := range machines {
 		for _, w := range r.want {
-			testenv.Eventually(r.t, fmt.Sprint(w.reason, " is told at ", m.Name, " ", when), func() error { return w.told(r.t, m) })
+			testenv.Eventually(r.t, fmt.Sprint(w.reason, " is told at ", m.Name, " ", when), func() error {
+				return w.told(r.t, m)
+			})
 		}
 	}
 }
@@ -124,7 +130,8 @@ func (r *reasons) bestEffort() {
 	first, second := r.spawn("a", all), r.spawn("a", quarter)
 	r.because("a", string(first), decision.Memory, "384MiB")
 	r.because("a", string(second), decision.Behind, "its realm wait here")
-	if out := r.c.Machine(1).Must(r.t, "ps", "--realm", "a"); !strings.Contains(out, "queued: memory") || !strings.Contains(out, "queued: behind") {
+	if out := r.c.Machine(1).Must(r.t, "ps", "--realm", "a"); !strings.Contains(out, "queued: memory") ||
+		!strings.Contains(out, "queued: behind") {
 		r.t.Errorf("ps does not say why procs wait:\n%s", out)
 	}
 	r.kill("a", second)
@@ -256,7 +263,8 @@ func (r *reasons) latencyCritical() {
 		r.c.Machine(0).Must(r.t, "machine", "uncordon", string(m.Name))
 	}
 	r.killAll("a")
-	for name, f := range map[string]func(*sigma.Descriptor){"label": reserving(500, "zone=none"), "cores": reserving(64000)} {
+	for name, f := range map[string]func(*sigma.Descriptor){"label": reserving(500, "zone=none"),
+		"cores": reserving(64000)} {
 		id := r.spawn("a", small, named(name), f)
 		exit(r.ctx, r.t, r.of["a"], id)
 		r.because("a", name, decision.Failed, map[string]string{"label": "zone=none", "cores": "64 cores"}[name])
@@ -266,7 +274,8 @@ func (r *reasons) latencyCritical() {
 // paused stages a registered proc that ends again and again, and one that never starts.
 func (r *reasons) paused() {
 	for name, program := range map[string]string{"looping": r.program, "never": "/bad/none"} {
-		must(r.t, r.of["a"].Register(r.ctx, sigma.Registration{Name: name, Descriptor: sigma.Descriptor{Program: program, Args: []string{"exit", "3"}}}))
+		must(r.t, r.of["a"].Register(r.ctx, sigma.Registration{Name: name,
+			Descriptor: sigma.Descriptor{Program: program, Args: []string{"exit", "3"}}}))
 		r.because("a", name, decision.Pause, "the next is started after")
 	}
 	for _, name := range []string{"looping", "never"} {

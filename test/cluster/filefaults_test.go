@@ -16,8 +16,10 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// The run of faults upon files: while writers publish files in ux of all machines, in s3 and among the names, stores and machines are killed, links cut, disks filled, at random. SIGMA_FILES_TIME says for how long (15 s; 5m is what is promised), SIGMA_FILES_SEED repeats
-// the order of an earlier run, SIGMA_FILES_ONLY names the only fault to use.
+// The run of faults upon files: while writers publish files in ux of all machines, in s3 and among
+// the names, stores and machines are killed, links cut, disks filled, at random. SIGMA_FILES_TIME
+// says for how long (15 s; 5m is what is promised), SIGMA_FILES_SEED repeats the order of an
+// earlier run, SIGMA_FILES_ONLY names the only fault to use.
 const (
 	filesTime     = 15 * time.Second
 	filesMachines = 3
@@ -38,8 +40,10 @@ type fileFaults struct {
 // fileFault is a kind of fault; do returns when it is over.
 type fileFault struct {
 	name string
-	at   []int // the machines that it may be upon: the first has named and the objects, and without it the others have no membership
-	do   func(x *fileFaults, v *testenv.Machine) error
+	// the machines that it may be upon: the first has named and the objects, and without it the
+	// others have no membership
+	at []int
+	do func(x *fileFaults, v *testenv.Machine) error
 }
 
 var first, others, all = []int{0}, []int{1, 2}, []int{0, 1, 2}
@@ -67,7 +71,8 @@ var fileFaultKinds = []fileFault{
 	{"limit", others, func(x *fileFaults, v *testenv.Machine) error {
 		set := func(n string) func() error {
 			return func() error {
-				_, stderr, code := x.c.Machine(0).CLI(x.t, "realm", "set", "--limit-scratch", n, string(sigma.DefaultRealm))
+				_, stderr, code := x.c.Machine(0).CLI(x.t, "realm", "set", "--limit-scratch", n,
+					string(sigma.DefaultRealm))
 				if code != 0 {
 					return fmt.Errorf("sigma realm set: %s", stderr)
 				}
@@ -96,7 +101,8 @@ func (x *fileFaults) hold(do, undo func() error) error {
 // whole waits until all machines serve files of each other again.
 func (x *fileFaults) whole(paths []string) error {
 	var err error
-	for end := time.Now().Add(backMost * testenv.Slow()); time.Now().Before(end) && x.ctx.Err() == nil; pause(x.ctx, retryPace) {
+	for end := time.Now().Add(backMost * testenv.Slow()); time.Now().Before(end) && x.ctx.Err() == nil; pause(x.ctx,
+		retryPace) {
 		err = nil
 		for _, m := range x.c.Machines() {
 			if err = x.serves(m, paths); err != nil {
@@ -130,18 +136,25 @@ func (x *fileFaults) serves(m *testenv.Machine, paths []string) error {
 	return nil
 }
 
-// Goal: "Done when 3" of Files. Whatever happens to stores, machines, links and disks, no file that was acknowledged is lost, none that was removed comes back, none is seen by half, not even for a moment, nothing is left of those that were not published,
-// and each error says which file it is about and what is wrong. Method: each file's bytes tell which write they are; writers keep a ledger of what they were told, which is compared with what there is meanwhile and afterwards.
+// Goal: "Done when 3" of Files. Whatever happens to stores, machines, links and disks, no file that
+// was acknowledged is lost, none that was removed comes back, none is seen by half, not even for a
+// moment, nothing is left of those that were not published, and each error says which file it is
+// about and what is wrong. Method: each file's bytes tell which write they are; writers keep a
+// ledger of what they were told, which is compared with what there is meanwhile and afterwards.
 func TestFileFaults(t *testing.T) {
 	t.Parallel()
-	seed := setting(t, "SIGMA_FILES_SEED", rand.Uint64(), func(s string) (uint64, error) { return strconv.ParseUint(s, 10, 64) })
+	seed := setting(t, "SIGMA_FILES_SEED", rand.Uint64(), func(s string) (uint64, error) {
+		return strconv.ParseUint(s, 10, 64)
+	})
 	most := setting(t, "SIGMA_FILES_TIME", filesTime, time.ParseDuration)
 	t.Logf("to repeat: SIGMA_FILES_TIME=%v SIGMA_FILES_SEED=%d", most, seed)
 	ctx, cancel := context.WithTimeout(t.Context(), most+3*time.Minute*testenv.Slow())
 	defer cancel()
-	c := testenv.NewCluster(t, testenv.ClusterOptions{Machines: filesMachines, Seed: seed, Disk: diskSize, CPU: 1, Memory: 2 * sigma.GiB})
+	c := testenv.NewCluster(t, testenv.ClusterOptions{Machines: filesMachines, Seed: seed, Disk: diskSize, CPU: 1,
+		Memory: 2 * sigma.GiB})
 	x := &fileFaults{t: t, ctx: ctx, c: c, random: rand.New(rand.NewPCG(seed, 0)), done: map[string]int{}}
-	l := &ledger{c: c, large: 700 << 10, files: map[string]*entry{}, count: map[string]int{}, places: []string{"/s3/ledger", "/ledger"}}
+	l := &ledger{c: c, large: 700 << 10, files: map[string]*entry{}, count: map[string]int{},
+		places: []string{"/s3/ledger", "/ledger"}}
 	for _, m := range c.Machines() {
 		l.places = append(l.places, "/ux/"+string(m.Name)+"/ledger")
 	}
@@ -182,7 +195,8 @@ func TestFileFaults(t *testing.T) {
 	}
 }
 
-// control shows that the audit would have found a file that is lost, one that is there by half, one that is old, and one that nobody wrote.
+// control shows that the audit would have found a file that is lost, one that is there by half, one
+// that is old, and one that nobody wrote.
 func (x *fileFaults) control(l *ledger) {
 	client, err := x.c.Machine(1).Client(x.ctx, sigma.DefaultRealm)
 	must(x.t, err)
@@ -216,7 +230,8 @@ func (x *fileFaults) run(most time.Duration, l *ledger) error {
 	for end := time.Now().Add(most); time.Now().Before(end) && x.ctx.Err() == nil; pause(x.ctx, filesQuiet) {
 		if len(order) == 0 {
 			for _, i := range x.random.Perm(len(fileFaultKinds)) {
-				if f := fileFaultKinds[i]; os.Getenv("SIGMA_FILES_ONLY") == "" || os.Getenv("SIGMA_FILES_ONLY") == f.name {
+				if f := fileFaultKinds[i]; os.Getenv("SIGMA_FILES_ONLY") == "" ||
+					os.Getenv("SIGMA_FILES_ONLY") == f.name {
 					order = append(order, f)
 				}
 			}

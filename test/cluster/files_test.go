@@ -32,7 +32,9 @@ func texts(t *testing.T, dir string, files, size int) (words int) {
 	return words
 }
 
-// Goal: a file of one machine is as good at another, whatever its size; procs read and write it there too. When its machine is lost whoever waits is told which, within 3 s, and it is there when the machine is.
+// Goal: a file of one machine is as good at another, whatever its size; procs read and write it
+// there too. When its machine is lost whoever waits is told which, within 3 s, and it is there when
+// the machine is.
 func TestFiles(t *testing.T) {
 	t.Parallel()
 	ctx := testContext(t)
@@ -51,7 +53,8 @@ func TestFiles(t *testing.T) {
 	must(t, os.Mkdir(filepath.Join(dir, "texts"), 0o755))
 	words := texts(t, filepath.Join(dir, "texts"), 12, 200<<10)
 	m1.Must(t, "put", "-r", filepath.Join(dir, "texts"), "/ux/m2/texts")
-	out := m3.Must(t, "mr", "wordcount", "--input", "/ux/m2/texts", "--output", "/ux/~local/counts", "--maps", "6", "--reduces", "2")
+	out := m3.Must(t, "mr", "wordcount", "--input", "/ux/m2/texts", "--output", "/ux/~local/counts", "--maps", "6",
+		"--reduces", "2")
 	if !strings.Contains(out, fmt.Sprintf("counted %d words", words)) {
 		t.Errorf("want %d words:\n%s", words, out)
 	}
@@ -74,11 +77,13 @@ func TestFiles(t *testing.T) {
 	must(t, m2.PowerOff())
 	err = <-waits
 	took := time.Since(began)
-	if kind := sigma.KindOf(err); err == nil || kind != sigma.KindLost && kind != sigma.KindUnavailable || !strings.Contains(err.Error(), "m2") {
+	if kind := sigma.KindOf(err); err == nil || kind != sigma.KindLost && kind != sigma.KindUnavailable ||
+		!strings.Contains(err.Error(), "m2") {
 		t.Errorf("who waited for the machine got %v", err)
 	}
 	t.Logf("answered after %v: %v", took, err)
-	if _, err = client.Stat(ctx, "/ux/m2/large"); err == nil || sigma.KindOf(err) != sigma.KindUnavailable && sigma.KindOf(err) != sigma.KindLost || !strings.Contains(err.Error(), "m2") {
+	if _, err = client.Stat(ctx, "/ux/m2/large"); err == nil || sigma.KindOf(err) != sigma.KindUnavailable &&
+		sigma.KindOf(err) != sigma.KindLost || !strings.Contains(err.Error(), "m2") {
 		t.Errorf("who came later got %v", err)
 	}
 	must(t, m2.Restart())
@@ -112,7 +117,8 @@ func TestCountLosesMachine(t *testing.T) {
 	}
 	done := make(chan result, 1)
 	go func() {
-		s, err := (&mr.Client{Names: client, Procs: client}).Run(ctx, "count", mr.Job{Input: "/s3/in/texts", Output: "/s3/in/counts", Maps: 12, Reduces: 2, Cores: 2, Program: program})
+		s, err := (&mr.Client{Names: client, Procs: client}).Run(ctx, "count",
+			mr.Job{Input: "/s3/in/texts", Output: "/s3/in/counts", Maps: 12, Reduces: 2, Cores: 2, Program: program})
 		done <- result{s, err}
 	}()
 	must(t, client.WaitFor(ctx, "/mr/count/out/m-00000")) // it is under way

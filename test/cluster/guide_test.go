@@ -47,7 +47,9 @@ func allWorked(said string) bool {
 	return true
 }
 
-// Goal: who follows the guide from its beginning gets what it promises: three machines, a word count in which each of them did some, a file on another machine, a drained machine, and nothing left.
+// Goal: who follows the guide from its beginning gets what it promises: three machines, a word
+// count in which each of them did some, a file on another machine, a drained machine, and nothing
+// left.
 func TestGuide(t *testing.T) {
 	t.Parallel()
 	c := testenv.NewCluster(t, testenv.ClusterOptions{Kind: testenv.Local, Machines: 3, Unstarted: true})
@@ -58,7 +60,8 @@ func TestGuide(t *testing.T) {
 	var said strings.Builder
 	took := time.Duration(0)
 	for i, block := range blocks(t, "../../docs/guide/cluster.md", "Three machines on one host") {
-		cmd := exec.CommandContext(ctx, "bash", "-euc", "make() { :; }\nsudo() { \"$@\"; }\n"+block) // they are built, and this is root
+		cmd := exec.CommandContext(ctx, "bash", "-euc",
+			"make() { :; }\nsudo() { \"$@\"; }\n"+block) // they are built, and this is root
 		cmd.Dir = dir
 		cmd.Env = append(os.Environ(), "SIGMA_DATA="+c.Data())
 		var out bytes.Buffer
@@ -74,14 +77,18 @@ func TestGuide(t *testing.T) {
 		switch {
 		case i == 0:
 			c.Started(t)
-		case strings.Contains(block, "mr wordcount"): // on a busy host a machine may be so late that the others have done all
+		case strings.Contains(block,
+			"mr wordcount"): // on a busy host a machine may be so late that the others have done all
 			for again := 1; again < 5 && !allWorked(said.String()); again++ {
-				said.WriteString(c.Machine(0).Must(t, "mr", "wordcount", "--input", "/s3/in/texts", "--output", fmt.Sprint("/s3/in/again", again), "--maps", "9"))
+				said.WriteString(c.Machine(0).Must(t, "mr", "wordcount", "--input", "/s3/in/texts", "--output",
+					fmt.Sprint("/s3/in/again", again), "--maps", "9"))
 			}
 		}
 	}
-	for _, want := range []string{`(?m)^m1\*\s+alive\s+yes`, `(?m)^m2\s+alive\s+no`, `(?m)^m3\s+alive\s+no`, `counted \d{6,} words`,
-		`(?m)^kept on m2$`, `(?m)^names.snap: \d+ keys`, `(?m)^m3\s+alive,(cordoned,)?draining`, `is stopped \(3 machines\)`} {
+	for _, want := range []string{`(?m)^m1\*\s+alive\s+yes`, `(?m)^m2\s+alive\s+no`, `(?m)^m3\s+alive\s+no`,
+		`counted \d{6,} words`,
+		`(?m)^kept on m2$`, `(?m)^names.snap: \d+ keys`, `(?m)^m3\s+alive,(cordoned,)?draining`,
+		`is stopped \(3 machines\)`} {
 		if !regexp.MustCompile(want).MatchString(said.String()) {
 			t.Errorf("nothing that the commands print is %s", want)
 		}

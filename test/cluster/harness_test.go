@@ -1,9 +1,11 @@
 //go:build system
 
-// Package cluster tests a system of several machines from outside, and the harness that makes them (testenv.Cluster): machines that join, work for one another, drain, and are killed, paused and cut off
-// under load. It needs root and /dev/net/tun.
+// Package cluster tests a system of several machines from outside, and the harness that makes them
+// (testenv.Cluster): machines that join, work for one another, drain, and are killed, paused and
+// cut off under load. It needs root and /dev/net/tun.
 //
-// Tests that mostly wait, and count nothing of the host, run beside each other; those that load the host, or hold the system to a time, run alone.
+// Tests that mostly wait, and count nothing of the host, run beside each other; those that load the
+// host, or hold the system to a time, run alone.
 package cluster
 
 import (
@@ -44,7 +46,9 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// Goal: what the harness does to one machine is what it says. A machine that is paused answers nobody and goes on afterwards; one that is killed is gone at once and can be booted again; its realms are there.
+// Goal: what the harness does to one machine is what it says. A machine that is paused answers
+// nobody and goes on afterwards; one that is killed is gone at once and can be booted again; its
+// realms are there.
 func TestMachine(t *testing.T) {
 	t.Parallel()
 	ctx := testContext(t)
@@ -59,14 +63,15 @@ func TestMachine(t *testing.T) {
 		_, err := client.List(ctx, false)
 		answered <- err
 	}()
-	testenv.Eventually(t, "all of it stands still", func() error { // a process that waits for a processor does so when it has one
-		for _, name := range []string{"sigmad", "keeper", "launcher"} {
-			if s := state(m.PID(name)); s != "T" {
-				return fmt.Errorf("%s is in state %q", name, s)
+	testenv.Eventually(t, "all of it stands still",
+		func() error { // a process that waits for a processor does so when it has one
+			for _, name := range []string{"sigmad", "keeper", "launcher"} {
+				if s := state(m.PID(name)); s != "T" {
+					return fmt.Errorf("%s is in state %q", name, s)
+				}
 			}
-		}
-		return nil
-	})
+			return nil
+		})
 	select {
 	case err := <-answered:
 		t.Errorf("a machine that is paused answered, %v", err)
@@ -76,7 +81,8 @@ func TestMachine(t *testing.T) {
 	if err := <-answered; err != nil {
 		t.Errorf("after the pause: %v", err)
 	}
-	ids, err := client.Spawn(ctx, sigma.Descriptor{Program: m.Install(ctx, t, client, testenv.BuildC(t, t.TempDir(), "../machine/testdata/probe.c")), Args: []string{"stay"}})
+	ids, err := client.Spawn(ctx, sigma.Descriptor{Program: m.Install(ctx, t, client, testenv.BuildC(t, t.TempDir(),
+		"../machine/testdata/probe.c")), Args: []string{"stay"}})
 	must(t, err)
 	must(t, client.WaitStart(ctx, ids[0]))
 	must(t, m.Kill())

@@ -17,7 +17,8 @@ import (
 	system "sigmaos.dev/state"
 )
 
-// kept is the instance of the registered proc web that runs, as a machine sees it, if it is another than before. More than one at any time is an error.
+// kept is the instance of the registered proc web that runs, as a machine sees it, if it is another
+// than before. More than one at any time is an error.
 func kept(ctx context.Context, t *testing.T, m *testenv.Machine, before sigma.ProcID) (sigma.ProcID, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
@@ -58,8 +59,9 @@ func registration(ctx context.Context, c *sdk.Client) (r system.Registration, er
 	return r, err
 }
 
-// 001 §3.4: whichever control machine is lost, with who leads initd or with the instance that runs, one instance of a registered proc runs afterwards, and never two. Two of three are lost, one after the other: m1 led at first. The
-// program is at the third, because m1 has the object store.
+// 001 §3.4: whichever control machine is lost, with who leads initd or with the instance that runs,
+// one instance of a registered proc runs afterwards, and never two. Two of three are lost, one
+// after the other: m1 led at first. The program is at the third, because m1 has the object store.
 func TestPaperInitdSurvivesAnyControlMachine(t *testing.T) {
 	t.Parallel()
 	ctx := testContext(t)
@@ -69,7 +71,8 @@ func TestPaperInitdSurvivesAnyControlMachine(t *testing.T) {
 	must(t, err)
 	binary, err := os.ReadFile(testenv.BuildC(t, t.TempDir(), "../machine/testdata/probe.c"))
 	must(t, err)
-	d := sigma.Descriptor{Program: "/ux/" + string(cluster.Machine(2).Name) + "/probe", Args: []string{"stay"}, Memory: 8 * sigma.MiB}
+	d := sigma.Descriptor{Program: "/ux/" + string(cluster.Machine(2).Name) + "/probe", Args: []string{"stay"},
+		Memory: 8 * sigma.MiB}
 	_, err = c.Put(ctx, d.Program, binary, sigma.PutOptions{Perm: 0o755})
 	must(t, err)
 	d.Name = "web"

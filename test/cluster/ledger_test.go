@@ -23,7 +23,9 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// ledger is what writers were told of the files that they wrote. What a file has says which write of which file it is, so whoever reads it can tell whether it is whole, and whether it may be that.
+// ledger is what writers were told of the files that they wrote. What a file has says which write
+// of which file it is, so whoever reads it can tell whether it is whole, and whether it may be
+// that.
 type ledger struct {
 	c      *testenv.Cluster
 	large  int // bytes of the largest file
@@ -35,7 +37,8 @@ type ledger struct {
 	wrong []string          // mu
 }
 
-// entry is one file. One writer changes it, and never again after a change of which it does not know whether it was made.
+// entry is one file. One writer changes it, and never again after a change of which it does not
+// know whether it was made.
 type entry struct {
 	acked   uint32          // the last write that was acknowledged; 0 = none
 	maybe   map[uint32]bool // writes that may be the last
@@ -102,7 +105,8 @@ func (x *ledger) judge(who, file string, e *entry, got []byte, there bool) {
 		x.fault("%s: %s is not whole: %d bytes that say write %d, which has %d", who, file, len(got), n, len(want))
 	case n == may.acked && !may.removed || may.maybe[n]:
 	default:
-		x.fault("%s: %s has write %d; the last that was acknowledged is %d (removed: %v), possible are %v", who, file, n, may.acked, may.removed, slices.Sorted(maps.Keys(may.maybe)))
+		x.fault("%s: %s has write %d; the last that was acknowledged is %d (removed: %v), possible are %v", who, file,
+			n, may.acked, may.removed, slices.Sorted(maps.Keys(may.maybe)))
 	}
 }
 
@@ -111,7 +115,8 @@ func (x *ledger) clear(what, file string, err error) {
 	kind := sigma.KindOf(err)
 	x.note(kind.String())
 	text := err.Error()
-	named := strings.Contains(text, file) || strings.Contains(text, path.Dir(file)) // the directory, if that was what could not be reached
+	named := strings.Contains(text, file) ||
+		strings.Contains(text, path.Dir(file)) // the directory, if that was what could not be reached
 	cause := strings.TrimLeft(strings.Replace(text, file, "", 1), ": ")
 	if kind == sigma.KindOther || !named || len(cause) < 5 {
 		x.fault("the error of a %s of %s is unclear: %v (%v)", what, file, err, kind)
@@ -160,8 +165,10 @@ func (x *ledger) writer(ctx context.Context, m *testenv.Machine, id int, seed ui
 	}
 }
 
-// write publishes a file in one of the ways that there are, and notes what came of it. It reports whether the file is there for certain.
-func (x *ledger) write(ctx context.Context, client *sdk.Client, file string, e *entry, n uint32, random *rand.Rand) bool {
+// write publishes a file in one of the ways that there are, and notes what came of it. It reports
+// whether the file is there for certain.
+func (x *ledger) write(ctx context.Context, client *sdk.Client, file string, e *entry, n uint32,
+	random *rand.Rand) bool {
 	x.mu.Lock()
 	if e == nil {
 		e = x.files[file]
@@ -198,7 +205,8 @@ func (x *ledger) write(ctx context.Context, client *sdk.Client, file string, e *
 }
 
 // stream writes a file piece by piece; a few are given up half-way, and must leave nothing.
-func (x *ledger) stream(ctx context.Context, client *sdk.Client, file string, b []byte, f sigma.OpenFlags, random *rand.Rand) error {
+func (x *ledger) stream(ctx context.Context, client *sdk.Client, file string, b []byte, f sigma.OpenFlags,
+	random *rand.Rand) error {
 	h, err := client.Create(ctx, file, f, 0o644)
 	if err != nil {
 		return err
@@ -259,7 +267,8 @@ func (x *ledger) reader(ctx context.Context, m *testenv.Machine, seed uint64) {
 	}
 }
 
-// readOne reads a file that others may be changing. If they did so meanwhile, any state that it had may be read; only half of one may not.
+// readOne reads a file that others may be changing. If they did so meanwhile, any state that it had
+// may be read; only half of one may not.
 func (x *ledger) readOne(ctx context.Context, m *testenv.Machine, client *sdk.Client, file string) {
 	x.mu.Lock()
 	e := x.files[file]
@@ -274,7 +283,8 @@ func (x *ledger) readOne(ctx context.Context, m *testenv.Machine, client *sdk.Cl
 		return
 	}
 	x.mu.Lock()
-	same := before.acked == e.acked && before.removed == e.removed && before.absent == e.absent && maps.Equal(before.maybe, e.maybe)
+	same := before.acked == e.acked && before.removed == e.removed && before.absent == e.absent &&
+		maps.Equal(before.maybe, e.maybe)
 	x.mu.Unlock()
 	x.note("read")
 	if same {
@@ -307,7 +317,8 @@ func content(ctx context.Context, client *sdk.Client, file string) (got []byte, 
 	return got, err == nil, err
 }
 
-// audit reads everything, when no fault is upon the system any more: what was acknowledged is there, whole, and nothing else is.
+// audit reads everything, when no fault is upon the system any more: what was acknowledged is
+// there, whole, and nothing else is.
 func (x *ledger) audit(ctx context.Context, m *testenv.Machine) error {
 	client, err := m.Client(ctx, sigma.DefaultRealm)
 	if err != nil {

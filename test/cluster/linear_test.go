@@ -65,7 +65,8 @@ func (c *linearClient) perform(ctx context.Context, in linear.In) (data string, 
 	path := func(name uint8) string { return fmt.Sprintf("/round%d-%d%c", c.round, in.Pair, 'a'+name) }
 	switch in.Do {
 	case linear.Get:
-		b, id, err := c.conn.Get(sigma.WithSync(ctx), path(in.Name)) // others may be behind other machines' changes (recall_test.go)
+		b, id, err := c.conn.Get(sigma.WithSync(ctx),
+			path(in.Name)) // others may be behind other machines' changes (recall_test.go)
 		return string(b), id.Version, err
 	case linear.Create:
 		f, err := c.conn.Create(ctx, path(in.Name), sigma.OpenExclusive|sigma.OpenWrite, 0o644)
@@ -97,8 +98,10 @@ func (c *linearClient) run(ctx context.Context, t *testing.T) {
 	}
 }
 
-// Goal: operations on names have one order also as programs see them, through the sigmads of three control machines, while named of one is killed, or a machine is stopped for a while or cut off one way or both.
-// Method: two clients on each machine; porcupine looks for the order. All faults are shorter than what ends a machine's life.
+// Goal: operations on names have one order also as programs see them, through the sigmads of three
+// control machines, while named of one is killed, or a machine is stopped for a while or cut off
+// one way or both. Method: two clients on each machine; porcupine looks for the order. All faults
+// are shorter than what ends a machine's life.
 func TestNamesHaveOneOrder(t *testing.T) {
 	t.Parallel()
 	rounds, seed := 3, uint64(time.Now().UnixNano()%1e9)
@@ -129,7 +132,8 @@ func linearRound(ctx context.Context, t *testing.T, c *testenv.Cluster, seed uin
 	defer end()
 	var clients []*linearClient
 	for k := range 2 * c.Size() {
-		x := &linearClient{id: k, round: i, m: c.Machine(k / 2), history: h, rng: rand.New(rand.NewPCG(seed+uint64(k)+1, uint64(i)))}
+		x := &linearClient{id: k, round: i, m: c.Machine(k / 2), history: h,
+			rng: rand.New(rand.NewPCG(seed+uint64(k)+1, uint64(i)))}
 		clients = append(clients, x)
 		load.Go(func() { x.run(loadCtx, t) })
 	}
@@ -153,7 +157,8 @@ func linearRound(ctx context.Context, t *testing.T, c *testenv.Cluster, seed uin
 	last := &linearClient{id: len(clients), round: i, m: c.Machine(0), history: h}
 	defer last.close()
 	for k := range 2 * linearPairs {
-		for !last.ask(ctx, t, linear.In{Do: linear.Get, Pair: k / 2, Name: uint8(k % 2)}, 5*time.Second) && ctx.Err() == nil {
+		for !last.ask(ctx, t, linear.In{Do: linear.Get, Pair: k / 2, Name: uint8(k % 2)}, 5*time.Second) &&
+			ctx.Err() == nil {
 		}
 	}
 	total, lost, err := h.Check(fmt.Sprintf("cluster-%d-%d", seed, i))

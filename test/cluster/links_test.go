@@ -38,7 +38,8 @@ func newProbes(ctx context.Context, t *testing.T, cluster *testenv.Cluster, real
 func (p *probes) serve(args ...string) (sigma.ProcID, sigma.MachineID) {
 	p.t.Helper()
 	c := p.clients["m1"]
-	ids, err := c.Spawn(p.ctx, sigma.Descriptor{Program: p.program, Args: args, Start: sigma.StartedByCall, Memory: 32 * sigma.MiB})
+	ids, err := c.Spawn(p.ctx, sigma.Descriptor{Program: p.program, Args: args, Start: sigma.StartedByCall,
+		Memory: 32 * sigma.MiB})
 	must(p.t, err)
 	must(p.t, c.WaitStart(p.ctx, ids[0]))
 	return ids[0], p.machine(ids[0])
@@ -57,7 +58,8 @@ func (p *probes) machine(id sigma.ProcID) sigma.MachineID {
 	return ""
 }
 
-// everywhere runs a program, some at a time, until others than the machine at have run it, and if there are some at a time that one too. It gives what was printed on each machine.
+// everywhere runs a program, some at a time, until others than the machine at have run it, and if
+// there are some at a time that one too. It gives what was printed on each machine.
 func (p *probes) everywhere(at sigma.MachineID, ok bool, atOnce int, args ...string) map[sigma.MachineID]string {
 	p.t.Helper()
 	out, others := map[sigma.MachineID]string{}, 0
@@ -96,8 +98,9 @@ func (p *probes) everywhere(at sigma.MachineID, ok bool, atOnce int, args ...str
 	return nil
 }
 
-// Goal: a proc is reached by name from every machine of its realm as from its own, a tree that it serves is part of the realm's everywhere, and no proc of another realm reaches it from any machine. A connection ends when one
-// of the two machines is lost.
+// Goal: a proc is reached by name from every machine of its realm as from its own, a tree that it
+// serves is part of the realm's everywhere, and no proc of another realm reaches it from any
+// machine. A connection ends when one of the two machines is lost.
 func TestEndpointsAcross(t *testing.T) {
 	t.Parallel()
 	ctx := testContext(t)
@@ -144,7 +147,10 @@ func TestEndpointsAcross(t *testing.T) {
 	for _, daemon := range []string{"s3d", "named"} {
 		must(t, cluster.Machine(0).KillDaemon(daemon))
 		for _, m := range cluster.Machines() {
-			testenv.Eventually(t, "programs are there after the end of "+daemon, func() error { _, err := own.clients[m.Name].Stat(ctx, own.program); return err })
+			testenv.Eventually(t, "programs are there after the end of "+daemon, func() error {
+				_, err := own.clients[m.Name].Stat(ctx, own.program)
+				return err
+			})
 		}
 	}
 

@@ -31,7 +31,8 @@ const (
 	procMemory  = 32 * sigma.MiB
 )
 
-// load spawns procs at every machine of a cluster, waits for them there, and writes names. What it sees that must not be, it collects in wrong.
+// load spawns procs at every machine of a cluster, waits for them there, and writes names. What it
+// sees that must not be, it collects in wrong.
 type load struct {
 	t       *testing.T
 	ctx     context.Context // of the whole test
@@ -65,7 +66,8 @@ type waiter struct {
 }
 
 func newLoad(ctx context.Context, t *testing.T, c *testenv.Cluster, program string) *load {
-	return &load{t: t, ctx: ctx, c: c, program: program, waiting: map[*waiter]bool{}, active: map[*testenv.Machine]bool{}, count: map[string]int{}, names: map[string]string{}}
+	return &load{t: t, ctx: ctx, c: c, program: program, waiting: map[*waiter]bool{},
+		active: map[*testenv.Machine]bool{}, count: map[string]int{}, names: map[string]string{}}
 }
 
 func (x *load) note(what string) {
@@ -253,7 +255,8 @@ func (x *load) wait(w *waiter, client *sdk.Client) {
 	x.mu.Unlock()
 	switch {
 	case x.ctx.Err() != nil:
-		x.fault("nobody told the waiter at %s for %s, which was spawned %v before", w.at.Name, w.id, w.when.Sub(w.since))
+		x.fault("nobody told the waiter at %s for %s, which was spawned %v before", w.at.Name, w.id,
+			w.when.Sub(w.since))
 	case w.err == nil && w.status.ExitCode == w.code && (w.status.OK() || w.code != 0):
 	case w.err == nil && strings.Contains(w.status.Msg, "twice"):
 		x.fault("%s spawned at %s: %+v", w.id, w.at.Name, w.status)
@@ -261,7 +264,8 @@ func (x *load) wait(w *waiter, client *sdk.Client) {
 	case w.err != nil:
 		x.fault("wait at %s for %s: %v", w.at.Name, w.id, w.err)
 	default:
-		x.fault("%s spawned at %s was to exit with %d and ended as %+v, though nothing was done to any machine", w.id, w.at.Name, w.code, w.status)
+		x.fault("%s spawned at %s was to exit with %d and ended as %+v, though nothing was done to any machine", w.id,
+			w.at.Name, w.code, w.status)
 	}
 }
 
@@ -291,7 +295,8 @@ func (x *load) write(m *testenv.Machine, client *sdk.Client, name string) {
 	}
 }
 
-// finish ends all procs, those included whose waiter was lost with its machine, and returns when all waiters are answered, or late.
+// finish ends all procs, those included whose waiter was lost with its machine, and returns when
+// all waiters are answered, or late.
 func (x *load) finish(m *testenv.Machine, most time.Duration) {
 	x.mu.Lock()
 	x.faults++ // procs are killed

@@ -17,8 +17,10 @@ import (
 	"sigmaos.dev/internal/testenv"
 )
 
-// Goal: the machines of "sigma up --machines" have a network each, which is not the host's and of which nothing stays, even after kill -9 of all; they are bounded; those that do not run are started again; and
-// commands find a machine that runs. Method: the namespaces' numbers are looked for in everything that any process of the host has open.
+// Goal: the machines of "sigma up --machines" have a network each, which is not the host's and of
+// which nothing stays, even after kill -9 of all; they are bounded; those that do not run are
+// started again; and commands find a machine that runs. Method: the namespaces' numbers are looked
+// for in everything that any process of the host has open.
 func TestMachinesOnOneHost(t *testing.T) {
 	t.Parallel()
 	before := interfaces(t)
@@ -93,13 +95,15 @@ func TestMachinesOnOneHost(t *testing.T) {
 	testenv.Eventually(t, "all are alive after all were killed", alive)
 	c.Machine(2).Must(t, "down")
 	testenv.Eventually(t, "that m3 was stopped is told, and not as a loss", func() error {
-		if got := all("events", "--event", "machine", "--json"); !strings.Contains(got, `"machine.left","machine":"m3"`) || strings.Contains(got, `"machine.lost","machine":"m3"`) {
+		if got := all("events", "--event", "machine", "--json"); !strings.Contains(got,
+			`"machine.left","machine":"m3"`) || strings.Contains(got, `"machine.lost","machine":"m3"`) {
 			return fmt.Errorf("told is %s", got)
 		}
 		return nil
 	})
 	all("down")
-	if _, errs, code := c.Machine(0).CLI(t, "--data", c.Data(), "down"); code != 1 || !strings.Contains(errs, "no sigmaOS is running") {
+	if _, errs, code := c.Machine(0).CLI(t, "--data", c.Data(), "down"); code != 1 ||
+		!strings.Contains(errs, "no sigmaOS is running") {
 		t.Errorf("a second down: code %d, %s", code, errs)
 	}
 
@@ -183,7 +187,8 @@ func memoryLimit(pid int) string {
 	if !ok || len(rest) < 8 {
 		return ""
 	}
-	for _, pattern := range []string{"/sys/fs/cgroup/sigma-%s/memory.max", "/sys/fs/cgroup/*/sigma-%s/memory.max", "/sys/fs/cgroup/*/sigma-%s/memory.limit_in_bytes"} {
+	for _, pattern := range []string{"/sys/fs/cgroup/sigma-%s/memory.max", "/sys/fs/cgroup/*/sigma-%s/memory.max",
+		"/sys/fs/cgroup/*/sigma-%s/memory.limit_in_bytes"} {
 		files, _ := filepath.Glob(fmt.Sprintf(pattern, rest[:8]))
 		for _, f := range files {
 			if b, err := os.ReadFile(f); err == nil {

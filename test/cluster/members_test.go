@@ -14,15 +14,17 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Goal: net/http servers on two machines are members of one directory, and a client finds them all. Each request is made over a connection of its own and none fails: while all members run, when those of one machine have left, and after
-// that machine's plug is pulled while members run there.
+// Goal: net/http servers on two machines are members of one directory, and a client finds them all.
+// Each request is made over a connection of its own and none fails: while all members run, when
+// those of one machine have left, and after that machine's plug is pulled while members run there.
 func TestMembersAcross(t *testing.T) {
 	t.Parallel()
 	ctx := testContext(t)
 	cluster := testenv.NewCluster(t, testenv.ClusterOptions{Machines: 2})
 	local := testenv.BuildGo(t, t.TempDir(), "../../examples/httpserver")
 	m := newProbes(ctx, t, cluster, sigma.DefaultRealm, local)
-	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: m.clients["m1"].Dialer("/web").DialContext}}
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true,
+		DialContext: m.clients["m1"].Dialer("/web").DialContext}}
 
 	far := m.members(2)
 	answers := requests(ctx, t, client, 4*len(m.all(t)))
@@ -52,7 +54,8 @@ func TestMembersAcross(t *testing.T) {
 	must(t, cluster.Machine(1).Restart())
 }
 
-// members starts servers until so many run on the second machine, and one on the first. It gives those of the second that it started.
+// members starts servers until so many run on the second machine, and one on the first. It gives
+// those of the second that it started.
 func (p *probes) members(most int) (far []sigma.ProcID) {
 	p.t.Helper()
 	near := 0
@@ -97,7 +100,8 @@ func requests(ctx context.Context, t *testing.T, client *http.Client, n int) map
 		text, err := io.ReadAll(answer.Body)
 		answer.Body.Close()
 		var from, by string
-		if _, scan := fmt.Sscanf(string(text), "GET of 0 bytes by %s to %s with HTTP/1.1", &from, &by); err != nil || scan != nil || from != (sdk.CallerAddr{Principal: sigma.Principal{Machine: "m1"}}).String() {
+		if _, scan := fmt.Sscanf(string(text), "GET of 0 bytes by %s to %s with HTTP/1.1", &from, &by); err != nil ||
+			scan != nil || from != (sdk.CallerAddr{Principal: sigma.Principal{Machine: "m1"}}).String() {
 			t.Errorf("request %d of %d: answered %q, %v", i+1, n, text, err)
 		}
 		out[sigma.ProcID(by)]++

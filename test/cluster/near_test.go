@@ -11,11 +11,14 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// 001 Table 1, §3.3 (~local): a proc that is to be near data in a machine's scratch storage runs there, best-effort or latency-critical, wherever it was spawned; it runs elsewhere if there is no room, or no such machine; explain says which.
+// 001 Table 1, §3.3 (~local): a proc that is to be near data in a machine's scratch storage runs
+// there, best-effort or latency-critical, wherever it was spawned; it runs elsewhere if there is no
+// room, or no such machine; explain says which.
 func TestPaperProcsRunNearTheirData(t *testing.T) {
 	t.Parallel()
 	ctx := testContext(t)
-	c := testenv.NewCluster(t, testenv.ClusterOptions{Kind: testenv.Local, Machines: 3, Memory: 512 * sigma.MiB, Realms: []sigma.RealmID{"a"}})
+	c := testenv.NewCluster(t, testenv.ClusterOptions{Kind: testenv.Local, Machines: 3, Memory: 512 * sigma.MiB,
+		Realms: []sigma.RealmID{"a"}})
 	client, err := c.Machine(0).Client(ctx, "a")
 	must(t, err)
 	defer client.Close()
@@ -66,7 +69,8 @@ func TestPaperProcsRunNearTheirData(t *testing.T) {
 	testenv.Eventually(t, "some have room, until the machine is full", func() error {
 		var full []sigma.ProcID
 		for {
-			ids, err := client.Spawn(ctx, sigma.Descriptor{Program: program, Args: []string{"stay"}, Memory: 64 * sigma.MiB, Near: "m2"})
+			ids, err := client.Spawn(ctx, sigma.Descriptor{Program: program, Args: []string{"stay"},
+				Memory: 64 * sigma.MiB, Near: "m2"})
 			must(t, err)
 			full = append(full, ids...)
 			if where(ids[0]) != "m2" {

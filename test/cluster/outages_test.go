@@ -21,8 +21,9 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// tellMax is how long a command may take to answer, and how long after its begin an outage may be untold. Detection itself takes up to 1.75 s where a machine
-// does not answer any more (SPECIFICATION.md, machines), and none where a process of this machine does not.
+// tellMax is how long a command may take to answer, and how long after its begin an outage may be
+// untold. Detection itself takes up to 1.75 s where a machine does not answer any more
+// (SPECIFICATION.md, machines), and none where a process of this machine does not.
 const tellMax = 2 * time.Second
 
 const (
@@ -30,7 +31,8 @@ const (
 	wellMax   = 30 * time.Second
 )
 
-// outages stages outages of one cluster and holds sigma status and sigma doctor to what they say of them.
+// outages stages outages of one cluster and holds sigma status and sigma doctor to what they say of
+// them.
 type outages struct {
 	t      *testing.T
 	c      *testenv.Cluster
@@ -57,7 +59,8 @@ type look struct {
 	says   string
 }
 
-// Goal: in six and more outages status and doctor answer within 2 s, say what is broken 2 s after it broke at the latest, and their exit codes tell it: doctor's is 1, and status's only if there
+// Goal: in six and more outages status and doctor answer within 2 s, say what is broken 2 s after
+// it broke at the latest, and their exit codes tell it: doctor's is 1, and status's only if there
 // is no sigmad to answer. When all is well again they say that.
 func TestOutagesAreTold(t *testing.T) {
 	began := time.Now()
@@ -68,7 +71,8 @@ func TestOutagesAreTold(t *testing.T) {
 	o.well(m1, m4)
 
 	o.stage("a machine is cut off by the network", func() { o.c.Partition(m4) })
-	o.tells(look{m1, 0, "membership", "3 of 4 machines alive"}, look{m4, 0, "quorum", "0 of 3 control machines, 3 silent: no quorum"})
+	o.tells(look{m1, 0, "membership", "3 of 4 machines alive"},
+		look{m4, 0, "quorum", "0 of 3 control machines, 3 silent: no quorum"})
 	o.c.Heal()
 	o.well(m1, m4)
 
@@ -85,7 +89,10 @@ func TestOutagesAreTold(t *testing.T) {
 
 	o.stage("sigmad stands still", func() { o.signal(m4, "sigmad", syscall.SIGSTOP) })
 	o.tells(look{m4, 1, "sigmad", "no answer within"}, look{m1, 0, "membership", "3 of 4 machines alive"})
-	o.stage("sigmad is dead, and nobody starts another", func() { o.signal(m4, "keeper", syscall.SIGSTOP); o.signal(m4, "sigmad", syscall.SIGKILL) })
+	o.stage("sigmad is dead, and nobody starts another", func() {
+		o.signal(m4, "keeper", syscall.SIGSTOP)
+		o.signal(m4, "sigmad", syscall.SIGKILL)
+	})
 	o.tells(look{m4, 1, "sigmad", ""}, look{m1, 0, "membership", "3 of 4 machines alive"})
 	o.signal(m4, "keeper", syscall.SIGCONT)
 	o.well(m1, m4)
@@ -105,7 +112,8 @@ func TestOutagesAreTold(t *testing.T) {
 	t.Logf("all of it took %v", time.Since(began).Round(time.Millisecond))
 }
 
-// store has the cluster keep its objects in a store that can hang, at an address of machine m, whose s3d asks it.
+// store has the cluster keep its objects in a store that can hang, at an address of machine m,
+// whose s3d asks it.
 func (o *outages) store(m *testenv.Machine) *s3server.Proxy {
 	p := s3server.Start(o.t).Proxy(o.t)
 	var l net.Listener
@@ -118,8 +126,10 @@ func (o *outages) store(m *testenv.Machine) *s3server.Proxy {
 	go srv.Serve(l)
 	o.t.Cleanup(func() { srv.Close() })
 	keys := filepath.Join(o.t.TempDir(), "keys")
-	must(o.t, os.WriteFile(keys, fmt.Appendf(nil, "aws_access_key_id=%s\naws_secret_access_key=%s\n", s3server.AccessKey, s3server.SecretKey), 0o600))
-	m.Must(o.t, "s3", "store", "set", "--all", "--credentials", keys, fmt.Sprintf("http://%s/%s", l.Addr(), s3server.Bucket))
+	must(o.t, os.WriteFile(keys, fmt.Appendf(nil, "aws_access_key_id=%s\naws_secret_access_key=%s\n",
+		s3server.AccessKey, s3server.SecretKey), 0o600))
+	m.Must(o.t, "s3", "store", "set", "--all", "--credentials", keys, fmt.Sprintf("http://%s/%s", l.Addr(),
+		s3server.Bucket))
 	return p
 }
 
@@ -139,7 +149,8 @@ func (o *outages) stage(what string, begin func()) {
 	o.began = time.Now()
 }
 
-// tells checks that status and doctor of machines say what is down, with --json and without: the first time that they are asked more than tellMax after the begin of the outage at the latest.
+// tells checks that status and doctor of machines say what is down, with --json and without: the
+// first time that they are asked more than tellMax after the begin of the outage at the latest.
 func (o *outages) tells(looks ...look) {
 	o.t.Helper()
 	var all sync.WaitGroup

@@ -14,8 +14,9 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Goal: procs that are spawned at one machine run on all, and from each machine they are waited for, read and killed wherever they are. Who waits for a proc of a machine that dies hears so, also
-// at another machine; what that machine was the home of goes on elsewhere.
+// Goal: procs that are spawned at one machine run on all, and from each machine they are waited
+// for, read and killed wherever they are. Who waits for a proc of a machine that dies hears so,
+// also at another machine; what that machine was the home of goes on elsewhere.
 func TestProcsEverywhere(t *testing.T) {
 	t.Parallel()
 	ctx := testContext(t)
@@ -27,16 +28,21 @@ func TestProcsEverywhere(t *testing.T) {
 		defer c.Close()
 		clients[m.Name] = c
 	}
-	program := cluster.Machine(0).Install(ctx, t, clients["m1"], testenv.BuildC(t, t.TempDir(), "../machine/testdata/probe.c"))
+	program := cluster.Machine(0).Install(ctx, t, clients["m1"], testenv.BuildC(t, t.TempDir(),
+		"../machine/testdata/probe.c"))
 	d := sigma.Descriptor{Program: program, Args: []string{"stay"}, Memory: 8 * sigma.MiB}
 	spawn := func(at sigma.MachineID, n int, enough func(on placed) bool) placed {
-		return spread(ctx, t, clients[at], clients["m2"], clients["m3"], slices.Repeat([]sigma.Descriptor{d}, n), enough)
+		return spread(ctx, t, clients[at], clients["m2"], clients["m3"], slices.Repeat([]sigma.Descriptor{d}, n),
+			enough)
 	}
-	on := spawn("m1", 100, func(on placed) bool { return len(on["m1"]) >= 10 && len(on["m2"]) >= 10 && len(on["m3"]) >= 10 })
+	on := spawn("m1", 100, func(on placed) bool {
+		return len(on["m1"]) >= 10 && len(on["m2"]) >= 10 && len(on["m3"]) >= 10
+	})
 
 	// From a machine that is neither the home nor the one that runs it.
 	far := on["m2"][0]
-	if out, _, err := clients["m3"].Get(ctx, "/proc/"+string(far)+"/status"); err != nil || !strings.Contains(string(out), `"machine":"m2"`) {
+	if out, _, err := clients["m3"].Get(ctx, "/proc/"+string(far)+"/status"); err != nil ||
+		!strings.Contains(string(out), `"machine":"m2"`) {
 		t.Errorf("status of %s at m3: %q, %v", far, out, err)
 	}
 	waited := make(chan sigma.Status, 1)
@@ -99,8 +105,10 @@ func TestProcsEverywhere(t *testing.T) {
 // placed are procs by the machine that they run on.
 type placed = map[sigma.MachineID][]sigma.ProcID
 
-// spread spawns procs until they run where they should, which it says is seen from another machine. On a busy host a machine may ask for procs so late that the others have taken all of a burst.
-func spread(ctx context.Context, t *testing.T, at, waiter, lister *sdk.Client, ds []sigma.Descriptor, enough func(placed) bool) (on placed) {
+// spread spawns procs until they run where they should, which it says is seen from another machine.
+// On a busy host a machine may ask for procs so late that the others have taken all of a burst.
+func spread(ctx context.Context, t *testing.T, at, waiter, lister *sdk.Client, ds []sigma.Descriptor,
+	enough func(placed) bool) (on placed) {
 	t.Helper()
 	testenv.Eventually(t, "procs run where they should", func() error {
 		ids, err := at.Spawn(ctx, ds...)
@@ -123,7 +131,9 @@ func spread(ctx context.Context, t *testing.T, at, waiter, lister *sdk.Client, d
 // everywhere waits until all machines take part: until a burst is spread over so many.
 func everywhere(ctx context.Context, t *testing.T, c *sdk.Client, d sigma.Descriptor, machines int) {
 	t.Helper()
-	on := spread(ctx, t, c, c, c, slices.Repeat([]sigma.Descriptor{d}, 3*machines), func(on placed) bool { return len(on) == machines })
+	on := spread(ctx, t, c, c, c, slices.Repeat([]sigma.Descriptor{d}, 3*machines), func(on placed) bool {
+		return len(on) == machines
+	})
 	for _, ids := range on {
 		for _, id := range ids {
 			must(t, c.Kill(ctx, id))
@@ -154,8 +164,9 @@ func exit(ctx context.Context, t *testing.T, c *sdk.Client, id sigma.ProcID) sig
 	return s
 }
 
-// Goal: a sigmad that dies is followed by one that knows all again: what it ran for others goes on and is reported, and what others run for it is listed and waited for there. No proc is lost, but for
-// those that a machine's sigmad has not kept yet.
+// Goal: a sigmad that dies is followed by one that knows all again: what it ran for others goes on
+// and is reported, and what others run for it is listed and waited for there. No proc is lost, but
+// for those that a machine's sigmad has not kept yet.
 func TestSigmadRestarts(t *testing.T) {
 	t.Parallel()
 	ctx := testContext(t)
@@ -170,7 +181,8 @@ func TestSigmadRestarts(t *testing.T) {
 		return c
 	}
 	c := client(home)
-	d := sigma.Descriptor{Program: home.Install(ctx, t, c, testenv.BuildC(t, t.TempDir(), "../machine/testdata/probe.c")), Args: []string{"stay"}, Memory: 8 * sigma.MiB}
+	d := sigma.Descriptor{Program: home.Install(ctx, t, c, testenv.BuildC(t, t.TempDir(),
+		"../machine/testdata/probe.c")), Args: []string{"stay"}, Memory: 8 * sigma.MiB}
 	everywhere(ctx, t, c, d, cluster.Size())
 	kept := func(m *testenv.Machine) int {
 		text, _, err := client(m).Get(ctx, "/sys/metrics")
@@ -204,8 +216,10 @@ func TestSigmadRestarts(t *testing.T) {
 	for _, m := range []*testenv.Machine{runner, home} {
 		m.Kill9(t, "sigmad")
 		testenv.Eventually(t, "all is known again", func() error {
-			if now := runs(ctx, t, client(other), ids); len(slices.Concat(now["m1"], now["m2"], now["m3"])) != len(ids) {
-				return sigma.Errorf("test", sigma.KindOther, "%d, %d and %d are listed", len(now["m1"]), len(now["m2"]), len(now["m3"]))
+			if now := runs(ctx, t, client(other), ids); len(slices.Concat(now["m1"], now["m2"],
+				now["m3"])) != len(ids) {
+				return sigma.Errorf("test", sigma.KindOther, "%d, %d and %d are listed", len(now["m1"]), len(now["m2"]),
+					len(now["m3"]))
 			}
 			return nil
 		})

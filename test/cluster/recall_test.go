@@ -13,11 +13,14 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// recallBound is by how much what a machine remembers of names may be behind (docs/reference/names.md).
+// recallBound is by how much what a machine remembers of names may be behind
+// (docs/reference/names.md).
 const recallBound = time.Second
 
-// Goal: a program on one machine reads a file that another changes all the time. What it reads never goes back and was true a second ago at most, also while its machine is cut off, when reads end after that second, and
-// while named is killed; then it reads on. Method: the writer notes when it knew each version; the reader compares.
+// Goal: a program on one machine reads a file that another changes all the time. What it reads
+// never goes back and was true a second ago at most, also while its machine is cut off, when reads
+// end after that second, and while named is killed; then it reads on. Method: the writer notes when
+// it knew each version; the reader compares.
 func TestRecallIsBounded(t *testing.T) {
 	t.Parallel()
 	ctx := testContext(t)

@@ -13,10 +13,12 @@ import (
 	"sigmaos.dev/internal/testenv"
 )
 
-// removedMost is how long a machine that was removed may take to say so. It hears of it within a second or two, and by then what it began has failed.
+// removedMost is how long a machine that was removed may take to say so. It hears of it within a
+// second or two, and by then what it began has failed.
 const removedMost = 12 * time.Second
 
-// Goal: a machine that was removed says so to whoever uses it, soon and in words; what it takes none the less is there.
+// Goal: a machine that was removed says so to whoever uses it, soon and in words; what it takes
+// none the less is there.
 func TestRemovedMachine(t *testing.T) {
 	t.Parallel()
 	c := testenv.NewCluster(t, testenv.ClusterOptions{Machines: 2, Control: 1})
@@ -36,7 +38,8 @@ func TestRemovedMachine(t *testing.T) {
 	}
 	testenv.Eventually(t, "it says that it is no member any more", func() error {
 		_, said, code := m2.CLI(t, "put", local, "/last")
-		if code == 1 && strings.Contains(said, "no member of its system any more") && strings.Contains(said, "sigma join") {
+		if code == 1 && strings.Contains(said, "no member of its system any more") &&
+			strings.Contains(said, "sigma join") {
 			return nil
 		}
 		return errors.New(said)

@@ -10,8 +10,11 @@ import (
 	"sigmaos.dev/internal/testenv"
 )
 
-// Goal: whoever decided when a snapshot was taken, and wherever it was asked for, it is restored on any control machine and on a fresh one, and objects and databases that were copied back as root are there again without a hand on
-// their owners. Method: of three control machines, of which m1 decides, m1 and m3 go for good; m2, which has never decided, and a fresh machine begin with the snapshot and with the stores of m1.
+// Goal: whoever decided when a snapshot was taken, and wherever it was asked for, it is restored on
+// any control machine and on a fresh one, and objects and databases that were copied back as root
+// are there again without a hand on their owners. Method: of three control machines, of which m1
+// decides, m1 and m3 go for good; m2, which has never decided, and a fresh machine begin with the
+// snapshot and with the stores of m1.
 func TestRestoreAnywhere(t *testing.T) {
 	t.Parallel()
 	c := testenv.NewCluster(t, testenv.ClusterOptions{Machines: 3, Control: 3})

@@ -16,13 +16,16 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Goal: sigma sim, given the trace of a real run of five machines whose procs wait for memory, says how long they waited: median and 90th percentile within 20 %. Method: two realms spawn procs that sleep, so that how busy the host is changes
-// little, at two machines, four times as many as there is memory for; they wait seconds, which is what is compared.
+// Goal: sigma sim, given the trace of a real run of five machines whose procs wait for memory, says
+// how long they waited: median and 90th percentile within 20 %. Method: two realms spawn procs that
+// sleep, so that how busy the host is changes little, at two machines, four times as many as there
+// is memory for; they wait seconds, which is what is compared.
 func TestSimPredictsWaits(t *testing.T) {
 	ctx := testContext(t)
 	const each, mean = 60, 1500 * time.Millisecond
 	realms := []sigma.RealmID{"a", "b"}
-	c := testenv.NewCluster(t, testenv.ClusterOptions{Kind: testenv.Local, Machines: 5, Memory: 512 * sigma.MiB, Realms: realms})
+	c := testenv.NewCluster(t, testenv.ClusterOptions{Kind: testenv.Local, Machines: 5, Memory: 512 * sigma.MiB,
+		Realms: realms})
 	local := testenv.BuildC(t, t.TempDir(), "../machine/testdata/probe.c")
 	var all sync.WaitGroup
 	for i, realm := range realms {
@@ -34,7 +37,9 @@ func TestSimPredictsWaits(t *testing.T) {
 		var ds []sigma.Descriptor
 		for range each {
 			sleep := mean/2 + time.Duration(r.Int64N(int64(mean)))
-			ds = append(ds, sigma.Descriptor{Program: program, Args: []string{"doze", strconv.Itoa(int(sleep.Milliseconds()))}, Memory: sigma.Bytes(48+r.IntN(97)) * sigma.MiB})
+			ds = append(ds, sigma.Descriptor{Program: program,
+				Args:   []string{"doze", strconv.Itoa(int(sleep.Milliseconds()))},
+				Memory: sigma.Bytes(48+r.IntN(97)) * sigma.MiB})
 		}
 		all.Go(func() {
 			ids, err := client.Spawn(ctx, ds...)

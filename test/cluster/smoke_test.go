@@ -13,12 +13,14 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Goal: three machines are one system. All list each other; procs spawned at any run on all, and are waited for, listed and killed from any; names and files are the same everywhere; a machine that is
-// drained gets no procs and loses those it has; one that goes down is missed by nobody.
+// Goal: three machines are one system. All list each other; procs spawned at any run on all, and
+// are waited for, listed and killed from any; names and files are the same everywhere; a machine
+// that is drained gets no procs and loses those it has; one that goes down is missed by nobody.
 func TestThreeMachines(t *testing.T) {
 	t.Parallel()
 	ctx := testContext(t)
-	c := testenv.NewCluster(t, testenv.ClusterOptions{Machines: 3, Realms: []sigma.RealmID{"tenant"}, Memory: 4 * sigma.GiB})
+	c := testenv.NewCluster(t, testenv.ClusterOptions{Machines: 3, Realms: []sigma.RealmID{"tenant"},
+		Memory: 4 * sigma.GiB})
 	ls := c.Machine(2).Must(t, "machine", "ls")
 	for _, m := range c.Machines() {
 		members, err := m.Members(ctx)
@@ -54,7 +56,8 @@ func TestThreeMachines(t *testing.T) {
 		ids := slices.Concat(on["m1"], on["m2"], on["m3"])
 		testenv.Eventually(t, "all are listed elsewhere", func() error {
 			if list, err := far.List(ctx, false); err != nil || len(list) != len(ds) || len(ids) != len(ds) {
-				return fmt.Errorf("%d procs were spawned at %s; at %s, %d and %d are listed, %w", len(ds), m.Name, other.Name, len(ids), len(list), err)
+				return fmt.Errorf("%d procs were spawned at %s; at %s, %d and %d are listed, %w", len(ds), m.Name,
+					other.Name, len(ids), len(list), err)
 			}
 			return nil
 		})

@@ -17,7 +17,9 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Goal: pipes of the tree carry bytes between procs and programs of different machines, in order and to their end; whoever is left when the other end dies, with its machine too, is told; and who follows a proc's log from anywhere gets all of it and ends with the proc.
+// Goal: pipes of the tree carry bytes between procs and programs of different machines, in order
+// and to their end; whoever is left when the other end dies, with its machine too, is told; and who
+// follows a proc's log from anywhere gets all of it and ends with the proc.
 func TestStreams(t *testing.T) {
 	t.Parallel()
 	ctx := testContext(t)
@@ -30,7 +32,9 @@ func TestStreams(t *testing.T) {
 	must(t, err)
 	defer far.Close()
 	program := m1.Install(ctx, t, client, testenv.BuildGo(t, t.TempDir(), "testdata/streams"))
-	served, err := client.Spawn(ctx, sigma.Descriptor{Program: m1.Install(ctx, t, client, testenv.BuildGo(t, t.TempDir(), "../machine/testdata/goprobe")), Args: []string{"tree", "/pipes"}}) // at home, since there is room
+	served, err := client.Spawn(ctx, sigma.Descriptor{Program: m1.Install(ctx, t, client,
+		testenv.BuildGo(t, t.TempDir(), "../machine/testdata/goprobe")),
+		Args: []string{"tree", "/pipes"}}) // at home, since there is room
 	must(t, err)
 	must(t, client.WaitStart(ctx, served[0]))
 	must(t, client.WaitFor(ctx, "/pipes"))
@@ -66,7 +70,8 @@ func TestStreams(t *testing.T) {
 	_, err = h.Write([]byte("before\n"))
 	must(t, err)
 	testenv.Eventually(t, "it has read", func() error {
-		if b, _, err := far.Get(ctx, sigma.JoinPath("proc", string(id), "stdout")); err != nil || string(b) != "before\n" {
+		if b, _, err := far.Get(ctx, sigma.JoinPath("proc", string(id), "stdout")); err != nil ||
+			string(b) != "before\n" {
 			return fmt.Errorf("it printed %q, %w", b, err)
 		}
 		return nil
@@ -127,7 +132,8 @@ func followsLogs(ctx context.Context, t *testing.T, client *sdk.Client, id sigma
 					errs = "the end\n"
 				}
 				if code != 0 || stdout != want.String() || stderr != errs {
-					t.Errorf("%q at %s: exit code %d, %d bytes of %d, and %q", args, m.Name, code, len(stdout), want.Len(), stderr)
+					t.Errorf("%q at %s: exit code %d, %d bytes of %d, and %q", args, m.Name, code, len(stdout),
+						want.Len(), stderr)
 				}
 			})
 		}
@@ -144,7 +150,8 @@ func followsLogs(ctx context.Context, t *testing.T, client *sdk.Client, id sigma
 		t.Errorf("the proc that prints ended as %+v, %v", st, err)
 	}
 	followers.Wait()
-	if b, _, err := client.Get(ctx, sigma.JoinPath("proc", string(id), "log")); err != nil || string(b) != want.String()+"the end\n" {
+	if b, _, err := client.Get(ctx, sigma.JoinPath("proc", string(id), "log")); err != nil ||
+		string(b) != want.String()+"the end\n" {
 		t.Errorf("the log has %d bytes, %v", len(b), err)
 	}
 }

@@ -14,15 +14,18 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Goal: what a latency-critical proc sends to another machine goes before what best-effort ones send, whichever side has dialled, and sigmads' own connections are in neither's class (001 §4.3); doctor says so; a machine whose operator wants none has none.
-// Method: two machines with a slow network; the classes' own counters of bytes.
+// Goal: what a latency-critical proc sends to another machine goes before what best-effort ones
+// send, whichever side has dialled, and sigmads' own connections are in neither's class (001 §4.3);
+// doctor says so; a machine whose operator wants none has none. Method: two machines with a slow
+// network; the classes' own counters of bytes.
 func TestPaperNetworkPriority(t *testing.T) {
 	ctx := testContext(t)
 	c := testenv.NewCluster(t, testenv.ClusterOptions{Kind: testenv.Local, Machines: 2, Unstarted: true})
 	m1 := c.Machine(0)
 	m1.Must(t, "up", "--detach", "--machines", "2", "--uplink", "80Mbit", "--data", c.Data())
 	c.Started(t)
-	if got := m1.Must(t, "doctor"); !strings.Contains(got, "on eth0 latency-critical procs go before best-effort ones") {
+	if got := m1.Must(t, "doctor"); !strings.Contains(got,
+		"on eth0 latency-critical procs go before best-effort ones") {
 		t.Errorf("doctor says:\n%s", got)
 	}
 	client, err := m1.Client(ctx, sigma.DefaultRealm)
@@ -89,7 +92,8 @@ func TestPaperNetworkPriority(t *testing.T) {
 	})
 	after := classes()
 	first, last, own := after[urgent]-before[urgent], after[rest]-before[rest], after[control]-before[control]
-	t.Logf("beside %d bytes of the latency-critical proc went %d of the best-effort one, and %d of sigmads", first, last, own)
+	t.Logf("beside %d bytes of the latency-critical proc went %d of the best-effort one, and %d of sigmads", first,
+		last, own)
 	if first < 2*last {
 		t.Errorf("the latency-critical proc has sent %d bytes, the best-effort one %d", first, last)
 	}
@@ -118,7 +122,8 @@ func uplinkBytes(t *testing.T, m *testenv.Machine) (bytes [3]uint64) {
 	all, err := h.ClassList(eth0, netlink.HANDLE_NONE)
 	must(t, err)
 	for _, class := range all {
-		if _, minor := netlink.MajorMinor(class.Attrs().Handle); minor >= 0x10 && minor < 0x13 && class.Attrs().Statistics != nil {
+		if _, minor := netlink.MajorMinor(class.Attrs().Handle); minor >= 0x10 && minor < 0x13 &&
+			class.Attrs().Statistics != nil {
 			bytes[minor-0x10] = class.Attrs().Statistics.Basic.Bytes
 		}
 	}

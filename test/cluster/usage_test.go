@@ -18,7 +18,9 @@ import (
 	said "sigmaos.dev/state"
 )
 
-// Goal: what realms have used of a machine outlives the machine: once it had told, it stays in /sys/usage when the power fails there, with the time at which it was told, and counts once when the machine is there again.
+// Goal: what realms have used of a machine outlives the machine: once it had told, it stays in
+// /sys/usage when the power fails there, with the time at which it was told, and counts once when
+// the machine is there again.
 func TestUsageSurvivesItsMachine(t *testing.T) {
 	t.Parallel()
 	ctx := testContext(t)
@@ -49,17 +51,19 @@ func TestUsageSurvivesItsMachine(t *testing.T) {
 		}
 		return nil
 	})
-	testenv.Eventually(t, "m2 has written what it counted", func() error { // 10 s at most; what was not written is lost with the power
-		text, err := os.ReadFile(filepath.Join(m2.DataDir, "sigmad", "usage"))
-		if err == nil && !bytes.Contains(text, []byte(want)) {
-			err = fmt.Errorf("it lacks %s", want)
-		}
-		return err
-	})
+	testenv.Eventually(t, "m2 has written what it counted",
+		func() error { // 10 s at most; what was not written is lost with the power
+			text, err := os.ReadFile(filepath.Join(m2.DataDir, "sigmad", "usage"))
+			if err == nil && !bytes.Contains(text, []byte(want)) {
+				err = fmt.Errorf("it lacks %s", want)
+			}
+			return err
+		})
 	must(t, m2.PowerOff())
 	testenv.Eventually(t, "what m2 told is read", func() error {
 		used, told, err := usedOf(ctx, c, "m2")
-		if err == nil && (!told || used.Starts != before.Starts || used.Ended != before.Ended || used.CPU < before.CPU) {
+		if err == nil && (!told || used.Starts != before.Starts || used.Ended != before.Ended ||
+			used.CPU < before.CPU) {
 			err = fmt.Errorf("it is %+v, told %v; it was %+v", used, told, before)
 		}
 		return err
@@ -77,7 +81,8 @@ func TestUsageSurvivesItsMachine(t *testing.T) {
 	})
 }
 
-// usedOf adds up what the default realm has used of a machine. told: it is what the machine had told.
+// usedOf adds up what the default realm has used of a machine. told: it is what the machine had
+// told.
 func usedOf(ctx context.Context, c *sdk.Client, m string) (sum said.RealmUsage, told bool, err error) {
 	text, _, err := c.Get(ctx, "/sys/usage")
 	if err != nil {

@@ -1,6 +1,7 @@
 //go:build system
 
-// Package examples runs the programs of examples/ as the guide says, on a real machine, and the SDK from a module of another's.
+// Package examples runs the programs of examples/ as the guide says, on a real machine, and the SDK
+// from a module of another's.
 package examples
 
 import (
@@ -39,7 +40,8 @@ func TestFunction(t *testing.T) {
 		args []string
 		code sigma.StatusCode
 		data string
-	}{{[]string{"1", "2", "39"}, sigma.StatusOK, "42"}, {[]string{"one"}, sigma.StatusError, ""}, {nil, sigma.StatusOK, "0"}} {
+	}{{[]string{"1", "2", "39"}, sigma.StatusOK, "42"}, {[]string{"one"}, sigma.StatusError, ""},
+		{nil, sigma.StatusOK, "0"}} {
 		ids, err := c.Spawn(ctx, sigma.Descriptor{Program: path, Args: x.args})
 		if err != nil {
 			t.Fatal(err)
@@ -51,7 +53,8 @@ func TestFunction(t *testing.T) {
 	}
 }
 
-// Goal: HTTP runs unchanged between two procs, the client waits for the server's name, and the name goes with the server.
+// Goal: HTTP runs unchanged between two procs, the client waits for the server's name, and the name
+// goes with the server.
 func TestServerAndClient(t *testing.T) {
 	s := shared.Get(t)
 	ctx := testContext(t)
@@ -61,7 +64,8 @@ func TestServerAndClient(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	servers, err := c.Spawn(ctx, sigma.Descriptor{Program: server, Args: []string{"/hello"}, Start: sigma.StartedByCall})
+	servers, err := c.Spawn(ctx, sigma.Descriptor{Program: server, Args: []string{"/hello"},
+		Start: sigma.StartedByCall})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -113,7 +117,8 @@ func TestWatcher(t *testing.T) {
 	}
 }
 
-// Goal: a tree that a proc serves is walked into from the CLI as any directory is, also for writing.
+// Goal: a tree that a proc serves is walked into from the CLI as any directory is, also for
+// writing.
 func TestTree(t *testing.T) {
 	s := shared.Get(t)
 	ctx := testContext(t)
@@ -162,7 +167,8 @@ func TestModuleOutside(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, text := range map[string]string{
-		"go.mod": "module example.org/mine\n\ngo 1.26\n\nrequire sigmaos.dev v0.0.0\n\nreplace sigmaos.dev => " + root + "\n",
+		"go.mod": "module example.org/mine\n\ngo 1.26\n\nrequire sigmaos.dev v0.0.0\n\nreplace sigmaos.dev => " + root +
+			"\n",
 		"go.sum": string(sums),
 		"main.go": `package main
 

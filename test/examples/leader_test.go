@@ -15,8 +15,10 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Goal: a leader that stood still while another was elected can change nothing any more, wherever its state is: with named, in the scratch storage, in the object store, in a tenant's tree, which learned of the new epoch
-// only by the new leader's requests. Method: one that does not listen is frozen until its successor has worked, and then thawed.
+// Goal: a leader that stood still while another was elected can change nothing any more, wherever
+// its state is: with named, in the scratch storage, in the object store, in a tenant's tree, which
+// learned of the new epoch only by the new leader's requests. Method: one that does not listen is
+// frozen until its successor has worked, and then thawed.
 func TestLeader(t *testing.T) {
 	s := shared.Get(t)
 	ctx := testContext(t)

@@ -17,14 +17,16 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Goal: the walk-through of docs/guide/calls.md: generated code, from one proc to another, prints what the page shows; the server leaves in good order and has counted the calls.
+// Goal: the walk-through of docs/guide/calls.md: generated code, from one proc to another, prints
+// what the page shows; the server leaves in good order and has counted the calls.
 func TestLedger(t *testing.T) {
 	s := shared.Get(t)
 	ctx := testContext(t)
 	c := s.Connect(ctx, t, sigma.DefaultRealm)
 	m := &members{t: t, ctx: ctx, c: c, dir: "/ledgers", program: s.Install(ctx, t, c, example(t, "ledgerserver"))}
 	m.join()
-	client := m.spawn(sigma.Descriptor{Program: s.Install(ctx, t, c, example(t, "ledgerclient")), Args: []string{m.dir}})
+	client := m.spawn(sigma.Descriptor{Program: s.Install(ctx, t, c, example(t, "ledgerclient")),
+		Args: []string{m.dir}})
 	if st, err := c.WaitExit(ctx, client); err != nil || !st.OK() {
 		text, _, _ := c.Get(ctx, "/proc/"+string(client)+"/stderr")
 		t.Fatalf("client ended with %+v, %v: %s", st, err, text)
@@ -41,7 +43,8 @@ func TestLedger(t *testing.T) {
 		t.Errorf("the guide does not show\n%s", out)
 	}
 	server := m.ids[0]
-	if shown := s.Must(t, "calls", m.dir); !regexp.MustCompile(string(server)+` +ledger.Ledger/Enter +1 +0 `).MatchString(shown) || !regexp.MustCompile(`Balance +2 +1 `).MatchString(shown) {
+	if shown := s.Must(t, "calls", m.dir); !regexp.MustCompile(string(server)+
+		` +ledger.Ledger/Enter +1 +0 `).MatchString(shown) || !regexp.MustCompile(`Balance +2 +1 `).MatchString(shown) {
 		t.Errorf("sigma calls shows\n%s", shown)
 	}
 	if _, err := c.Put(ctx, m.dir+"/junk", []byte("x"), sigma.PutOptions{}); err != nil {
@@ -57,7 +60,8 @@ func TestLedger(t *testing.T) {
 		t.Errorf("server ended with %+v, %v", st, err)
 	}
 	counts, _, err := c.Get(ctx, "/proc/"+string(server)+"/stderr")
-	if want := `sigma_call_duration_seconds_count{side="server",method="ledger.Ledger/Enter"} 1`; err != nil || !strings.Contains(string(counts), want) {
+	if want := `sigma_call_duration_seconds_count{side="server",method="ledger.Ledger/Enter"} 1`; err != nil ||
+		!strings.Contains(string(counts), want) {
 		t.Errorf("no %s in %s, %v", want, counts, err)
 	}
 	if err := c.RemoveAll(ctx, m.dir); err != nil {
@@ -65,12 +69,15 @@ func TestLedger(t *testing.T) {
 	}
 }
 
-// Goal: of servers that are killed in the middle of streams and calls the client hears so at once, as lost: never a message that was not sent, nor the end as if all were well; what goes elsewhere is answered there.
+// Goal: of servers that are killed in the middle of streams and calls the client hears so at once,
+// as lost: never a message that was not sent, nor the end as if all were well; what goes elsewhere
+// is answered there.
 func TestLedgerKilled(t *testing.T) {
 	s := shared.Get(t)
 	ctx := testContext(t)
 	c := s.Connect(ctx, t, sigma.DefaultRealm)
-	m := &members{t: t, ctx: ctx, c: c, dir: "/killed", killed: map[string]bool{}, program: s.Install(ctx, t, c, example(t, "ledgerserver"))}
+	m := &members{t: t, ctx: ctx, c: c, dir: "/killed", killed: map[string]bool{},
+		program: s.Install(ctx, t, c, example(t, "ledgerserver"))}
 	m.join()
 	servers := c.Dialer(m.dir)
 	calls := call.NewClient(func(ctx context.Context) (net.Conn, error) { return servers.Dial(ctx, "") }, call.Config{})
@@ -88,7 +95,8 @@ func TestLedgerKilled(t *testing.T) {
 		entering := make(chan error, 1)
 		go func() {
 			for i := int64(1); ; i++ {
-				if got, err := book.Enter(ctx, &ledger.Entry{Account: account, Cents: 1}); err != nil || got.Cents != i {
+				if got, err := book.Enter(ctx, &ledger.Entry{Account: account, Cents: 1}); err != nil ||
+					got.Cents != i {
 					entering <- err
 					return
 				}
@@ -106,12 +114,14 @@ func TestLedgerKilled(t *testing.T) {
 			if err == nil && e.Cents == 1 {
 				continue
 			}
-			if sigma.KindOf(err) != sigma.KindLost && sigma.KindOf(err) != sigma.KindBusy { // it may have been too slow before
+			if sigma.KindOf(err) != sigma.KindLost &&
+				sigma.KindOf(err) != sigma.KindBusy { // it may have been too slow before
 				t.Errorf("round %d: the stream ends with %v, %v", round, e, err)
 			}
 			break
 		}
-		if err := <-entering; err != nil && sigma.KindOf(err) != sigma.KindLost { // nil: the next server answered, where the account is new
+		if err := <-entering; err != nil &&
+			sigma.KindOf(err) != sigma.KindLost { // nil: the next server answered, where the account is new
 			t.Errorf("round %d: a call ends with %v", round, err)
 		}
 		if got, err := book.Enter(ctx, &ledger.Entry{Account: "after", Cents: 1}); err != nil || got.Cents != 1 {

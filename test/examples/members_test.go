@@ -39,19 +39,24 @@ func loadTime(t *testing.T) time.Duration {
 // inFlight is how many requests a client has under way.
 const inFlight = 4
 
-// Goal: unmodified net/http (HTTP/1.1 and HTTP/2 without TLS) and grpc-go, and generated code of package call, serve by path while members of their directory join, leave and are killed; the only requests that fail are those that a killed
-// member had, at most as many as each client has under way, and of package call only those that may not be made again.
+// Goal: unmodified net/http (HTTP/1.1 and HTTP/2 without TLS) and grpc-go, and generated code of
+// package call, serve by path while members of their directory join, leave and are killed; the only
+// requests that fail are those that a killed member had, at most as many as each client has under
+// way, and of package call only those that may not be made again.
 func TestMembers(t *testing.T) {
 	for _, x := range []struct {
 		name, server string
 		client       []string // program and arguments after the directory and the file
-	}{{"http1", "httpserver", []string{"httpclient", "http1"}}, {"http2", "httpserver", []string{"httpclient", "http2"}}, {"grpc", "grpcserver", []string{"grpcclient"}}, {"call", "ledgerserver", []string{"ledgerload"}}} {
+	}{{"http1", "httpserver", []string{"httpclient", "http1"}},
+		{"http2", "httpserver", []string{"httpclient", "http2"}}, {"grpc", "grpcserver", []string{"grpcclient"}},
+		{"call", "ledgerserver", []string{"ledgerload"}}} {
 		t.Run(x.name, func(t *testing.T) {
 			s := shared.Get(t)
 			d := loadTime(t)
 			ctx, cancel := context.WithTimeout(t.Context(), d+3*time.Minute*testenv.Slow())
 			defer cancel()
-			m := &members{t: t, ctx: ctx, c: s.Connect(ctx, t, sigma.DefaultRealm), dir: "/members/" + x.name, killed: map[string]bool{}}
+			m := &members{t: t, ctx: ctx, c: s.Connect(ctx, t, sigma.DefaultRealm), dir: "/members/" + x.name,
+				killed: map[string]bool{}}
 			m.program = s.Install(ctx, t, m.c, example(t, x.server))
 			client := s.Install(ctx, t, m.c, example(t, x.client[0]))
 			for range 3 {
@@ -60,7 +65,8 @@ func TestMembers(t *testing.T) {
 			until := "/stop-" + x.name
 			var clients []sigma.ProcID
 			for range 2 {
-				clients = append(clients, m.spawn(sigma.Descriptor{Program: client, Args: append([]string{m.dir, until}, x.client[1:]...)}))
+				clients = append(clients,
+					m.spawn(sigma.Descriptor{Program: client, Args: append([]string{m.dir, until}, x.client[1:]...)}))
 			}
 			rounds := 0
 			for end := time.Now().Add(d); rounds < 3 || time.Now().Before(end); rounds++ {
@@ -112,7 +118,8 @@ func (m *members) spawn(d sigma.Descriptor) sigma.ProcID {
 // join starts a member.
 func (m *members) join() {
 	m.t.Helper()
-	m.ids = append(m.ids, m.spawn(sigma.Descriptor{Program: m.program, Args: []string{m.dir}, Start: sigma.StartedByCall}))
+	m.ids = append(m.ids, m.spawn(sigma.Descriptor{Program: m.program, Args: []string{m.dir},
+		Start: sigma.StartedByCall}))
 }
 
 // leave ends the oldest.
@@ -164,7 +171,8 @@ func (m *members) check(id sigma.ProcID) {
 	}
 	for id, n := range at {
 		if n > inFlight {
-			m.t.Errorf("%d requests failed at %s, which was killed, but no more than %d were under way", n, id, inFlight)
+			m.t.Errorf("%d requests failed at %s, which was killed, but no more than %d were under way", n, id,
+				inFlight)
 		}
 	}
 	if most := inFlight * len(m.killed); lost > most {
@@ -173,7 +181,9 @@ func (m *members) check(id sigma.ProcID) {
 	m.t.Logf("%d answered, %d failed, %d lost, by the killed ones %v", answered, failed, lost, at)
 }
 
-// Goal: a connection is what net.Conn promises, half closes and deadlines included, and says who is at its ends. A Dialer finds servers behind endpoints, directories and links to both, passes dead ones over, and says why if there is none.
+// Goal: a connection is what net.Conn promises, half closes and deadlines included, and says who is
+// at its ends. A Dialer finds servers behind endpoints, directories and links to both, passes dead
+// ones over, and says why if there is none.
 func TestDialer(t *testing.T) {
 	s := shared.Get(t)
 	ctx := testContext(t)
@@ -191,8 +201,10 @@ func TestDialer(t *testing.T) {
 	}
 	dead := own
 	dead.ID = "AAAAAAAAAAAAAAAAAAAAAA"
-	for _, err := range []error{c.Publish(ctx, m.dir+"/0-dead", dead, 0), c.Publish(ctx, m.dir+"/zz-dead", dead, 0), c.Symlink(ctx, "servers", "/dialer/to-directory"),
-		c.Symlink(ctx, m.dir+"/"+string(server), "/dialer/to-endpoint"), c.Publish(ctx, "/dialer/dead", dead, 0), c.Mkdir(ctx, "/dialer/empty", 0o755)} {
+	for _, err := range []error{c.Publish(ctx, m.dir+"/0-dead", dead, 0), c.Publish(ctx, m.dir+"/zz-dead", dead, 0),
+		c.Symlink(ctx, "servers", "/dialer/to-directory"),
+		c.Symlink(ctx, m.dir+"/"+string(server), "/dialer/to-endpoint"), c.Publish(ctx, "/dialer/dead", dead, 0),
+		c.Mkdir(ctx, "/dialer/empty", 0o755)} {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -213,7 +225,8 @@ func TestDialer(t *testing.T) {
 			conn.Close()
 		}
 	}
-	for path, want := range map[string]sigma.Kind{"/dialer/nothing": sigma.KindNotFound, "/dialer/empty": sigma.KindUnavailable, "/dialer/dead": sigma.KindUnavailable} {
+	for path, want := range map[string]sigma.Kind{"/dialer/nothing": sigma.KindNotFound,
+		"/dialer/empty": sigma.KindUnavailable, "/dialer/dead": sigma.KindUnavailable} {
 		if _, err := c.Dialer(path).Dial(ctx, ""); sigma.KindOf(err) != want {
 			t.Errorf("%s: %v, want %v", path, err, want)
 		}
@@ -248,7 +261,9 @@ func echo(t *testing.T, conn net.Conn) {
 	words := strings.Repeat("word", 100_000)
 	sent := make(chan error, 1)
 	go func() {
-		_, err := io.WriteString(conn, "GET /echo HTTP/1.1\r\nHost: server\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n"+words)
+		_,
+			err := io.WriteString(conn,
+			"GET /echo HTTP/1.1\r\nHost: server\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n"+words)
 		sent <- errors.Join(err, conn.(interface{ CloseWrite() error }).CloseWrite())
 	}()
 	back, err := io.ReadAll(conn)

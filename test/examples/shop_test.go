@@ -15,7 +15,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Goal: a program of database/sql runs as it is; procs share a database, another realm has none of it, dbd's death loses no sale, and a realm's end takes its databases.
+// Goal: a program of database/sql runs as it is; procs share a database, another realm has none of
+// it, dbd's death loses no sale, and a realm's end takes its databases.
 func TestShop(t *testing.T) {
 	s := shared.Get(t)
 	ctx := testContext(t)
@@ -60,7 +61,8 @@ func TestShop(t *testing.T) {
 	short, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
 	defer cancel()
 	var n int64
-	err = pool.QueryRowContext(short, "with recursive x(n) as (select 1 union all select n + 1 from x) select count(*) from x").Scan(&n)
+	err = pool.QueryRowContext(short,
+		"with recursive x(n) as (select 1 union all select n + 1 from x) select count(*) from x").Scan(&n)
 	if err == nil || short.Err() == nil {
 		t.Errorf("an endless statement: got %d, %v", n, err)
 	}
@@ -72,10 +74,12 @@ func TestShop(t *testing.T) {
 		t.Errorf("got %d pears after dbd was killed, want 15", n)
 	}
 
-	if _, err := c.Call(ctx, "/db", "create", []byte(`{"name": "x", "url": "postgres://u:p@127.0.0.1/d"}`)); err != nil {
+	if _, err := c.Call(ctx, "/db", "create",
+		[]byte(`{"name": "x", "url": "postgres://u:p@127.0.0.1/d"}`)); err != nil {
 		t.Fatal(err)
 	}
-	if err := database.Open(c, "/db/x").PingContext(ctx); sigma.KindOf(err) != sigma.KindUnavailable { // sigmad was not told of its server
+	if err := database.Open(c,
+		"/db/x").PingContext(ctx); sigma.KindOf(err) != sigma.KindUnavailable { // sigmad was not told of its server
 		t.Errorf("got %v, want unavailable", err)
 	}
 	c.Remove(ctx, "/db/x")
@@ -102,12 +106,14 @@ func TestShop(t *testing.T) {
 	if es, err := again.ReadDir(ctx, "/db"); len(es) > 0 || err != nil {
 		t.Errorf("a new realm has %v, %v of one of its name before", es, err)
 	}
-	if err := pool.QueryRowContext(ctx, "select number from sales where fruit = 'none'").Scan(&n); !errors.Is(err, sql.ErrNoRows) {
+	if err := pool.QueryRowContext(ctx, "select number from sales where fruit = 'none'").Scan(&n); !errors.Is(err,
+		sql.ErrNoRows) {
 		t.Errorf("got %v, want no rows", err)
 	}
 }
 
-// killDBD kills dbd in a transaction: it is lost, and nothing of it counts. The pool's other session was idle, and nobody notices that it has ended.
+// killDBD kills dbd in a transaction: it is lost, and nothing of it counts. The pool's other
+// session was idle, and nobody notices that it has ended.
 func killDBD(ctx context.Context, t *testing.T, s *testenv.System, pool *sql.DB) error {
 	t.Helper()
 	idle, err := pool.Conn(ctx)

@@ -11,12 +11,15 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Goal: websockets of an unmodified library run over an endpoint, to a proc that an unmodified net/http serves: messages of all sizes come back whole and in order, and the end of the connection is noticed.
+// Goal: websockets of an unmodified library run over an endpoint, to a proc that an unmodified
+// net/http serves: messages of all sizes come back whole and in order, and the end of the
+// connection is noticed.
 func TestWebsocket(t *testing.T) {
 	s := shared.Get(t)
 	ctx := testContext(t)
 	c := s.Connect(ctx, t, sigma.DefaultRealm)
-	m := &members{t: t, ctx: ctx, c: c, dir: "/sockets", killed: map[string]bool{}, program: s.Install(ctx, t, c, example(t, "httpserver"))}
+	m := &members{t: t, ctx: ctx, c: c, dir: "/sockets", killed: map[string]bool{},
+		program: s.Install(ctx, t, c, example(t, "httpserver"))}
 	m.join()
 	conn, err := c.Dialer(m.dir).Dial(ctx, "")
 	if err != nil {

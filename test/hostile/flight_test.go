@@ -13,7 +13,10 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Two realms have more descriptors in flight than the kernel would allow sigmad in sum, were they not bounded: their procs listen and never read, and others ask for connections in advance and say that they used them. Meanwhile another realm runs programs and uses names and objects, and a service that is killed comes back.
+// Two realms have more descriptors in flight than the kernel would allow sigmad in sum, were they
+// not bounded: their procs listen and never read, and others ask for connections in advance and say
+// that they used them. Meanwhile another realm runs programs and uses names and objects, and a
+// service that is killed comes back.
 func TestDescriptorsInFlight(t *testing.T) {
 	const servers = 6 // of 16 listeners each, whose sockets hold about 190 descriptors each: of two realms some 36,000
 	s := shared.Get(t)
@@ -30,7 +33,8 @@ func TestDescriptorsInFlight(t *testing.T) {
 			es = append(es, listensAt(t, x, c, path)...)
 		}
 		for i := range servers {
-			d := sigma.Descriptor{Program: path, Args: append([]string{"ask"}, es[16*i:16*i+16]...), Memory: 32 * sigma.MiB}
+			d := sigma.Descriptor{Program: path, Args: append([]string{"ask"}, es[16*i:16*i+16]...),
+				Memory: 32 * sigma.MiB}
 			if _, err := c.Spawn(x.ctx, d); err != nil {
 				t.Fatal(err)
 			}

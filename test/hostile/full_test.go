@@ -34,12 +34,14 @@ func smallDisk(t *testing.T, options string) *testenv.System {
 	return testenv.Boot(t, testenv.Options{})
 }
 
-// A put larger than the disk ends in an error, by whichever way; so does every other while it is full. What runs goes on, what is cached starts, and when there is room again all is well.
+// A put larger than the disk ends in an error, by whichever way; so does every other while it is
+// full. What runs goes on, what is cached starts, and when there is room again all is well.
 func TestDiskFull(t *testing.T) {
 	s := smallDisk(t, "size=200m")
 	unharmed(t, s)
 	x := newTenant(t, s)
-	s.Must(t, "realm", "set", "--limit-scratch", "1000G", string(sigma.DefaultRealm)) // so that it is the disk that ends it
+	s.Must(t, "realm", "set", "--limit-scratch", "1000G",
+		string(sigma.DefaultRealm)) // so that it is the disk that ends it
 	x.works()
 	x.running()
 	block := bytes.Repeat([]byte("x"), 1<<20)
@@ -55,12 +57,14 @@ func TestDiskFull(t *testing.T) {
 			_, err = f.Write(block)
 		}
 		clear(t, "5 GB in "+dir, err, sigma.KindNoSpace)
-		// The disk is full as long as the file is open; what is left is less than the part of a write that was refused.
+		// The disk is full as long as the file is open; what is left is less than the part of a
+		// write that was refused.
 		for n := 0; n == 0 || err == nil && n < 40; n++ {
 			_, err = x.Put(x.ctx, fmt.Sprint(dir, "/more-", n), block[:60000], sigma.PutOptions{})
 		}
 		clear(t, "60 KB more in "+dir, err, sigma.KindNoSpace)
-		if st := x.wait(x.spawn(x.descriptor("exit", "7"))[0]); st.ExitCode != 7 && (st.Code != sigma.StatusError || st.Msg == "") {
+		if st := x.wait(x.spawn(x.descriptor("exit", "7"))[0]); st.ExitCode != 7 && (st.Code != sigma.StatusError ||
+			st.Msg == "") {
 			t.Errorf("a proc on a full disk ended as %+v, want its code or an error with a reason", st)
 		}
 		f.Close()
@@ -71,14 +75,16 @@ func TestDiskFull(t *testing.T) {
 	}
 }
 
-// Goal: one realm that fills the disk by objects leaves room for another's; and whatever it fills, objects, scratch files, databases or inodes, the names of all go on. That they would not if the disk were full
-// TestNamesOnFullDisk shows.
+// Goal: one realm that fills the disk by objects leaves room for another's; and whatever it fills,
+// objects, scratch files, databases or inodes, the names of all go on. That they would not if the
+// disk were full TestNamesOnFullDisk shows.
 func TestTenantFillsDisk(t *testing.T) {
 	s := smallDisk(t, "size=500m,nr_inodes=4000")
 	unharmed(t, s)
 	x := newTenant(t, s)
 	s.Must(t, "realm", "create", "other")
-	s.Must(t, "realm", "set", "--limit-scratch", "1000G", string(sigma.DefaultRealm)) // so that it is the disk that ends it
+	s.Must(t, "realm", "set", "--limit-scratch", "1000G",
+		string(sigma.DefaultRealm)) // so that it is the disk that ends it
 	other := s.Connect(x.ctx, t, "other")
 	names := func(after string) {
 		t.Helper()
@@ -132,7 +138,9 @@ func TestTenantFillsDisk(t *testing.T) {
 	names("scratch files")
 	s.Must(t, "sql", "create", "full")
 	for n := 0; ; n++ {
-		_, stderr, code := s.CLI(t, "sql", "full", "create table if not exists t (b); insert into t select zeroblob(1000000) from (values (1), (2), (3), (4), (5), (6), (7), (8))")
+		_, stderr, code := s.CLI(t, "sql", "full",
+			"create table if not exists t (b); insert into t select zeroblob(1000000) from (values (1), (2), (3), "+
+				"(4), (5), (6), (7), (8))")
 		if code != 0 && strings.Contains(stderr, "the disk of the databases is full") {
 			break
 		}
@@ -145,7 +153,9 @@ func TestTenantFillsDisk(t *testing.T) {
 	x.running()
 }
 
-// On a disk that others fill names are refused at once, with what to do: as soon as less than the reserve is free, and when named has ended since nothing is. They are read and removed meanwhile, and written again when there is room.
+// On a disk that others fill names are refused at once, with what to do: as soon as less than the
+// reserve is free, and when named has ended since nothing is. They are read and removed meanwhile,
+// and written again when there is room.
 func TestNamesOnFullDisk(t *testing.T) {
 	s := smallDisk(t, "size=240m")
 	filler := filepath.Join(filepath.Dir(s.DataDir), "filler")
@@ -161,7 +171,8 @@ func TestNamesOnFullDisk(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer f.Close()
-		if err := syscall.Fallocate(int(f.Fd()), 0, 0, int64(uint64(space.Free)-but)); err != nil && err != syscall.ENOSPC {
+		if err := syscall.Fallocate(int(f.Fd()), 0, 0, int64(uint64(space.Free)-but)); err != nil &&
+			err != syscall.ENOSPC {
 			t.Fatal(err)
 		}
 	}
@@ -173,7 +184,8 @@ func TestNamesOnFullDisk(t *testing.T) {
 		t.Helper()
 		began := time.Now()
 		_, stderr, code := s.CLI(t, args...)
-		if took := time.Since(began); code == 0 || !strings.Contains(stderr, "the disk of the names is full") || !strings.Contains(stderr, "machine m1's data directory") || took > 10*time.Second*testenv.Slow() {
+		if took := time.Since(began); code == 0 || !strings.Contains(stderr, "the disk of the names is full") ||
+			!strings.Contains(stderr, "machine m1's data directory") || took > 10*time.Second*testenv.Slow() {
 			t.Errorf("sigma %q after %v: exit code %d: %s", args, took, code, stderr)
 		}
 	}
@@ -246,7 +258,8 @@ func TestInodesGone(t *testing.T) {
 			_, err = x.Put(x.ctx, fmt.Sprintf("%s/%d", dir, n), nil, sigma.PutOptions{})
 		}
 		clear(t, "files without end in "+dir, err, sigma.KindNoSpace)
-		if st := x.wait(x.spawn(x.descriptor("exit", "7"))[0]); st.ExitCode != 7 && (st.Code != sigma.StatusError || st.Msg == "") {
+		if st := x.wait(x.spawn(x.descriptor("exit", "7"))[0]); st.ExitCode != 7 && (st.Code != sigma.StatusError ||
+			st.Msg == "") {
 			t.Errorf("a proc without inodes ended as %+v, want its code or an error with a reason", st)
 		}
 		if err := x.RemoveAll(x.ctx, dir); err != nil {
@@ -256,14 +269,16 @@ func TestInodesGone(t *testing.T) {
 	}
 }
 
-// limit sets a limit on a cgroup of the system, in the hierarchy of a controller, by the file of version 1 or 2, until the test asks for it to be lifted.
+// limit sets a limit on a cgroup of the system, in the hierarchy of a controller, by the file of
+// version 1 or 2, until the test asks for it to be lifted.
 func limit(t *testing.T, s *testenv.System, controller, group string, files map[string]string) (lift func()) {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join(s.DataDir, "instance"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, root := range []string{"/sys/fs/cgroup/" + controller, "/sys/fs/cgroup/" + controller + "/*", "/sys/fs/cgroup"} {
+	for _, root := range []string{"/sys/fs/cgroup/" + controller, "/sys/fs/cgroup/" + controller + "/*",
+		"/sys/fs/cgroup"} {
 		dirs, _ := filepath.Glob(filepath.Join(root, "sigma-"+strings.TrimSpace(string(b)), group))
 		for _, dir := range dirs {
 			for file, value := range files {
@@ -283,7 +298,8 @@ func limit(t *testing.T, s *testenv.System, controller, group string, files map[
 	return nil
 }
 
-// With no process left for procs, spawns are refused with a reason, or wait; afterwards all goes on.
+// With no process left for procs, spawns are refused with a reason, or wait; afterwards all goes
+// on.
 func TestProcessesGone(t *testing.T) {
 	s := testenv.Boot(t, testenv.Options{})
 	unharmed(t, s)
@@ -320,7 +336,8 @@ func TestProcessesGone(t *testing.T) {
 	x.works()
 }
 
-// When the machine's memory is gone though no proc has exceeded its own, procs die, which their waiters are told, and no daemon does.
+// When the machine's memory is gone though no proc has exceeded its own, procs die, which their
+// waiters are told, and no daemon does.
 func TestMemoryGone(t *testing.T) {
 	s := testenv.Boot(t, testenv.Options{})
 	unharmed(t, s)
@@ -328,7 +345,8 @@ func TestMemoryGone(t *testing.T) {
 	x.works()
 	hold := s.Install(x.ctx, t, x.Client, shared.Program(t, "testdata/hold.c"))
 	const all, procs, each = 300, 40, 12 // MiB: much less than a daemon has
-	lift := limit(t, s, "memory", "", map[string]string{"memory.limit_in_bytes": strconv.Itoa(all << 20), "memory.max": strconv.Itoa(all << 20)})
+	lift := limit(t, s, "memory", "", map[string]string{"memory.limit_in_bytes": strconv.Itoa(all << 20),
+		"memory.max": strconv.Itoa(all << 20)})
 	defer lift()
 	ds := make([]sigma.Descriptor, procs)
 	for i := range ds {

@@ -1,9 +1,12 @@
 //go:build system
 
-// Package hostile gives a machine what it must survive: descriptors that ask for what nobody has, programs that change under a spawn, an object store that stands still or has lost half of
-// an object, and a machine without memory, processes, disk or inodes. Each time spawners get clear errors, procs that run live on, and the system recovers.
+// Package hostile gives a machine what it must survive: descriptors that ask for what nobody has,
+// programs that change under a spawn, an object store that stands still or has lost half of an
+// object, and a machine without memory, processes, disk or inodes. Each time spawners get clear
+// errors, procs that run live on, and the system recovers.
 //
-// Where a test fills the machine it fills a small one: a file system of its own for the data, or a limit on the system's cgroups.
+// Where a test fills the machine it fills a small one: a file system of its own for the data, or a
+// limit on the system's cgroups.
 package hostile
 
 import (
@@ -40,7 +43,8 @@ type tenant struct {
 	probe string // its path in the realm
 }
 
-// newTenant connects to the default realm, where the probe is installed, whose procs end with the test.
+// newTenant connects to the default realm, where the probe is installed, whose procs end with the
+// test.
 func newTenant(t *testing.T, s *testenv.System) *tenant {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), testMax)

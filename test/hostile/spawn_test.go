@@ -13,7 +13,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Nobody gets what no machine has: the request is refused at once, with a reason, and nothing is queued for ever.
+// Nobody gets what no machine has: the request is refused at once, with a reason, and nothing is
+// queued for ever.
 func TestAbsurdDescriptors(t *testing.T) {
 	s := shared.Get(t)
 	unharmed(t, s)
@@ -22,13 +23,14 @@ func TestAbsurdDescriptors(t *testing.T) {
 		d    sigma.Descriptor
 		kind sigma.Kind
 	}{
-		"a TiB of memory":          {sigma.Descriptor{Memory: 1 << 40}, sigma.KindInvalid},
-		"all memory there can be":  {sigma.Descriptor{Memory: 1<<64 - 1}, sigma.KindInvalid},
-		"memory that is negative":  {sigma.Descriptor{Memory: 1 << 63}, sigma.KindInvalid},
-		"a byte of memory":         {sigma.Descriptor{Memory: 1}, sigma.KindInvalid},
-		"cores for best effort":    {sigma.Descriptor{CPU: 1000}, sigma.KindInvalid},
-		"a million cores":          {sigma.Descriptor{CPU: 1_000_000_000}, sigma.KindInvalid},
-		"a million reserved cores": {sigma.Descriptor{Class: sigma.LatencyCritical, CPU: 1_000_000_000}, sigma.KindInvalid},
+		"a TiB of memory":         {sigma.Descriptor{Memory: 1 << 40}, sigma.KindInvalid},
+		"all memory there can be": {sigma.Descriptor{Memory: 1<<64 - 1}, sigma.KindInvalid},
+		"memory that is negative": {sigma.Descriptor{Memory: 1 << 63}, sigma.KindInvalid},
+		"a byte of memory":        {sigma.Descriptor{Memory: 1}, sigma.KindInvalid},
+		"cores for best effort":   {sigma.Descriptor{CPU: 1000}, sigma.KindInvalid},
+		"a million cores":         {sigma.Descriptor{CPU: 1_000_000_000}, sigma.KindInvalid},
+		"a million reserved cores": {sigma.Descriptor{Class: sigma.LatencyCritical, CPU: 1_000_000_000},
+			sigma.KindInvalid},
 		"a reservation of nothing": {sigma.Descriptor{Class: sigma.LatencyCritical}, sigma.KindInvalid},
 		"a class that is none":     {sigma.Descriptor{Class: 200}, sigma.KindInvalid},
 		"a profile that is none":   {sigma.Descriptor{Profile: "root"}, sigma.KindInvalid},
@@ -44,8 +46,10 @@ func TestAbsurdDescriptors(t *testing.T) {
 			t.Errorf("%s: was taken beside another", what)
 		}
 	}
-	for _, flag := range []string{"--memory=-1", "--memory=-64M", "--memory=1e99", "--memory=99999999999T", "--memory=NaN", "--memory=0x"} {
-		if _, stderr, code := s.CLI(t, "run", flag, shared.Program(t, hello)); code == 0 || !strings.HasPrefix(stderr, "sigma: ") {
+	for _, flag := range []string{"--memory=-1", "--memory=-64M", "--memory=1e99", "--memory=99999999999T",
+		"--memory=NaN", "--memory=0x"} {
+		if _, stderr, code := s.CLI(t, "run", flag, shared.Program(t, hello)); code == 0 ||
+			!strings.HasPrefix(stderr, "sigma: ") {
 			t.Errorf("run %s: code %d, %q", flag, code, stderr)
 		}
 	}
@@ -55,14 +59,16 @@ func TestAbsurdDescriptors(t *testing.T) {
 	x.works()
 }
 
-// A program that is removed or replaced while its proc waits for memory is looked up when the proc starts: it is not found, or it is the new one, whole.
+// A program that is removed or replaced while its proc waits for memory is looked up when the proc
+// starts: it is not found, or it is the new one, whole.
 func TestProgramChangesBeforeExec(t *testing.T) {
 	s := shared.Get(t)
 	unharmed(t, s)
 	x := newTenant(t, s)
 	capacity := x.metric("sigma_schedd_memory_capacity_bytes")
 	x.running()
-	full := x.spawn(sigma.Descriptor{Program: x.probe, Args: []string{"stay"}, Memory: sigma.Bytes(capacity-16<<20) &^ 0xfffff})[0]
+	full := x.spawn(sigma.Descriptor{Program: x.probe, Args: []string{"stay"},
+		Memory: sigma.Bytes(capacity-16<<20) &^ 0xfffff})[0]
 	if err := x.WaitStart(x.ctx, full); err != nil {
 		t.Fatal(err)
 	}
@@ -92,7 +98,8 @@ func TestProgramChangesBeforeExec(t *testing.T) {
 	x.works()
 }
 
-// A program that is replaced again and again while procs of it are spawned is one of its versions for each.
+// A program that is replaced again and again while procs of it are spawned is one of its versions
+// for each.
 func TestProgramReplacedAtOnce(t *testing.T) {
 	s := shared.Get(t)
 	unharmed(t, s)
@@ -102,7 +109,8 @@ func TestProgramReplacedAtOnce(t *testing.T) {
 	var ids []sigma.ProcID
 	for i := range rounds {
 		x.put(path, versions[i%2])
-		ids = append(ids, x.spawn(sigma.Descriptor{Program: path, Args: []string{"exit", "9"}, Memory: 8 * sigma.MiB}, sigma.Descriptor{Program: path, Args: []string{"exit", "9"}, Memory: 8 * sigma.MiB},
+		ids = append(ids, x.spawn(sigma.Descriptor{Program: path, Args: []string{"exit", "9"}, Memory: 8 * sigma.MiB},
+			sigma.Descriptor{Program: path, Args: []string{"exit", "9"}, Memory: 8 * sigma.MiB},
 			sigma.Descriptor{Program: path, Args: []string{"exit", "9"}, Memory: 8 * sigma.MiB})...)
 	}
 	for _, id := range ids {
@@ -128,7 +136,8 @@ func TestStoreStandsStill(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer syscall.Kill(pid, syscall.SIGCONT)
-	late := x.spawn(sigma.Descriptor{Program: "/bin/late", Memory: 8 * sigma.MiB}, sigma.Descriptor{Program: "/bin/late", Memory: 8 * sigma.MiB})
+	late := x.spawn(sigma.Descriptor{Program: "/bin/late", Memory: 8 * sigma.MiB},
+		sigma.Descriptor{Program: "/bin/late", Memory: 8 * sigma.MiB})
 	// Names and scratch files work meanwhile, and who waits can be told to stop.
 	for _, path := range []string{"/still", "/ux/~local/still"} {
 		if _, err := x.Put(x.ctx, path, []byte("x"), sigma.PutOptions{}); err != nil {
@@ -149,7 +158,8 @@ func TestStoreStandsStill(t *testing.T) {
 	x.works()
 }
 
-// A store that dies while programs are fetched costs those spawns at most, which are told; it comes back by itself.
+// A store that dies while programs are fetched costs those spawns at most, which are told; it comes
+// back by itself.
 func TestStoreDies(t *testing.T) {
 	s := shared.Get(t)
 	unharmed(t, s, "s3d")
@@ -159,7 +169,8 @@ func TestStoreDies(t *testing.T) {
 	for i := range 3 {
 		path := fmt.Sprintf("/bin/dying-%d", i)
 		x.put(path, program)
-		ids := x.spawn(sigma.Descriptor{Program: path, Memory: 8 * sigma.MiB}, sigma.Descriptor{Program: path, Memory: 8 * sigma.MiB})
+		ids := x.spawn(sigma.Descriptor{Program: path, Memory: 8 * sigma.MiB}, sigma.Descriptor{Program: path,
+			Memory: 8 * sigma.MiB})
 		s.Kill9(t, "s3d")
 		for _, id := range ids {
 			if st := x.wait(id); !st.OK() && (!st.Kind.Retryable() && st.Kind != sigma.KindLost || st.Msg == "") {
@@ -170,7 +181,8 @@ func TestStoreDies(t *testing.T) {
 	}
 }
 
-// An object of which the disk has lost half is no program, and who spawns it is told; put again it runs.
+// An object of which the disk has lost half is no program, and who spawns it is told; put again it
+// runs.
 func TestStoreLosesHalf(t *testing.T) {
 	s := shared.Get(t)
 	unharmed(t, s)
@@ -184,7 +196,8 @@ func TestStoreLosesHalf(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 {
-		if st := x.wait(x.spawn(sigma.Descriptor{Program: "/bin/halved", Memory: 8 * sigma.MiB})[0]); st.Code != sigma.StatusError || st.Msg == "" {
+		if st := x.wait(x.spawn(sigma.Descriptor{Program: "/bin/halved",
+			Memory: 8 * sigma.MiB})[0]); st.Code != sigma.StatusError || st.Msg == "" {
 			t.Errorf("half a program ended as %+v, want an error", st)
 		}
 	}

@@ -31,7 +31,8 @@ func handshake(conn net.Conn, id *identity.Identity) {
 	}
 }
 
-// forge certifies with the system's own authority, as only root on a control machine can, what it would never certify.
+// forge certifies with the system's own authority, as only root on a control machine can, what it
+// would never certify.
 func (w *world) forge(key ed25519.PrivateKey, name string, change func(*x509.Certificate)) *tls.Certificate {
 	w.t.Helper()
 	text, err := os.ReadFile(filepath.Join(w.m1.DataDir, "machined", "authority"))
@@ -43,7 +44,8 @@ func (w *world) forge(key ed25519.PrivateKey, name string, change func(*x509.Cer
 	w.must(err)
 	u, err := url.Parse(name)
 	w.must(err)
-	c := &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour), KeyUsage: x509.KeyUsageDigitalSignature,
+	c := &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-time.Minute),
+		NotAfter: time.Now().Add(time.Hour), KeyUsage: x509.KeyUsageDigitalSignature,
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth}, URIs: []*url.URL{u}}
 	if change != nil {
 		change(c)
@@ -61,27 +63,36 @@ func (w *world) tryCertificates() {
 	control := with(p.certificate())
 	w.try("no certificate", control, with(nil), "")
 	key, theirs := w.stolen()
-	w.try("m2's certificate without its key", control, with(&tls.Certificate{Certificate: [][]byte{theirs.Certificate}, PrivateKey: p.key}), "")
+	w.try("m2's certificate without its key", control, with(&tls.Certificate{Certificate: [][]byte{theirs.Certificate},
+		PrivateKey: p.key}), "")
 	other, err := identity.NewAuthority(time.Now())
 	w.must(err)
 	der, err := other.Issue(time.Now(), p.id.Self(), publicOf(p.key))
 	w.must(err)
-	w.try("a certificate of another authority", control, with(&tls.Certificate{Certificate: [][]byte{der}, PrivateKey: p.key}), "")
-	w.try("the authority's own certificate", control, with(&tls.Certificate{Certificate: [][]byte{w.known[0]}, PrivateKey: p.key}), "")
-	w.try("an expired certificate", with(w.forge(p.key, name, nil)), with(w.forge(p.key, name, func(c *x509.Certificate) {
-		c.NotBefore, c.NotAfter = time.Now().Add(-2*time.Minute), time.Now().Add(-time.Minute)
-	})), "expired at")
-	w.try("a certificate of tomorrow", with(w.forge(p.key, name, nil)), with(w.forge(p.key, name, func(c *x509.Certificate) {
-		c.NotBefore, c.NotAfter = time.Now().Add(24*time.Hour), time.Now().Add(48*time.Hour)
-	})), "valid only from")
-	w.try("a certificate for another key", with(w.forge(p.key, name, nil)), with(w.forge(identity.NewKey(), name, nil)), "")
+	w.try("a certificate of another authority", control,
+		with(&tls.Certificate{Certificate: [][]byte{der}, PrivateKey: p.key}), "")
+	w.try("the authority's own certificate", control,
+		with(&tls.Certificate{Certificate: [][]byte{w.known[0]}, PrivateKey: p.key}), "")
+	w.try("an expired certificate", with(w.forge(p.key, name, nil)),
+		with(w.forge(p.key, name, func(c *x509.Certificate) {
+			c.NotBefore, c.NotAfter = time.Now().Add(-2*time.Minute), time.Now().Add(-time.Minute)
+		})), "expired at")
+	w.try("a certificate of tomorrow", with(w.forge(p.key, name, nil)),
+		with(w.forge(p.key, name, func(c *x509.Certificate) {
+			c.NotBefore, c.NotAfter = time.Now().Add(24*time.Hour), time.Now().Add(48*time.Hour)
+		})), "valid only from")
+	w.try("a certificate for another key", with(w.forge(p.key, name, nil)), with(w.forge(identity.NewKey(), name, nil)),
+		"")
 	m2 := w.peer("m2", key, theirs).id.Self().URI().String()
 	w.try("a certificate of m2's name for one's own key", with(w.forge(p.key, name, nil)), func() error {
 		h := p.greets()
 		h.from.Machine = "m2"
 		return w.say(w.forge(p.key, m2, nil), h)
 	}, "another key now")
-	w.try("a certificate for servers only", with(w.forge(p.key, name, nil)), with(w.forge(p.key, name, func(c *x509.Certificate) { c.ExtKeyUsage = c.ExtKeyUsage[1:] })), "")
+	w.try("a certificate for servers only", with(w.forge(p.key, name, nil)),
+		with(w.forge(p.key, name, func(c *x509.Certificate) {
+			c.ExtKeyUsage = c.ExtKeyUsage[1:]
+		})), "")
 	w.tryLives(p)
 	w.tryServers(p)
 }
@@ -124,12 +135,14 @@ func (w *world) tryServers(p *peer) {
 	}()
 	q := w.join()
 	w.try("another member answers in m1's place", q.reach, func() error {
-		g := &identity.Grant{Certificate: q.cert, Authorities: w.known, Control: []identity.Member{{Machine: "m1", Address: ln.Addr().String(), Incarnation: 1, Control: true}}}
+		g := &identity.Grant{Certificate: q.cert, Authorities: w.known,
+			Control: []identity.Member{{Machine: "m1", Address: ln.Addr().String(), Incarnation: 1, Control: true}}}
 		return w.peer(q.name, q.key, g).reach()
 	}, "not m1")
 }
 
-// tryRemoved uses what was good until a machine was removed. It is tried last, since m2 is that machine.
+// tryRemoved uses what was good until a machine was removed. It is tried last, since m2 is that
+// machine.
 func (w *world) tryRemoved() {
 	key, theirs := w.stolen()
 	thief := w.peer("m2", key, theirs)
@@ -146,7 +159,8 @@ func (w *world) tryRemoved() {
 		}
 		return err
 	}, "")
-	w.try("the certificate of a machine that was removed", w.join().reach, w.soon(p.reach, "was removed"), "was removed")
+	w.try("the certificate of a machine that was removed", w.join().reach, w.soon(p.reach, "was removed"),
+		"was removed")
 	w.try("to register a machine again that was removed", func() error {
 		q := w.join()
 		return second(w.enrol(nil, q.name, q.key, nil))

@@ -33,26 +33,33 @@ type guests struct {
 	probe   string // a program, likewise
 }
 
-// Goal: credentials that are made on one machine are good on another, for a user who is not root, and for what their role says; they outlast sigmad; sessions end, with a word that says so, when their
-// credential is revoked elsewhere, expires, or its realm is removed, and begin no more. Method: the sigma command, run as that user; a watch is the session that is to end. Each refusal has a control, and a
-// session of another realm goes on throughout.
+// Goal: credentials that are made on one machine are good on another, for a user who is not root,
+// and for what their role says; they outlast sigmad; sessions end, with a word that says so, when
+// their credential is revoked elsewhere, expires, or its realm is removed, and begin no more.
+// Method: the sigma command, run as that user; a watch is the session that is to end. Each refusal
+// has a control, and a session of another realm goes on throughout.
 func TestCredentials(t *testing.T) {
-	c := testenv.NewCluster(t, testenv.ClusterOptions{Kind: testenv.Local, Machines: 2, Realms: []sigma.RealmID{"team", "other"}})
+	c := testenv.NewCluster(t, testenv.ClusterOptions{Kind: testenv.Local, Machines: 2, Realms: []sigma.RealmID{"team",
+		"other"}})
 	ctx, cancel := context.WithTimeout(t.Context(), testMax*testenv.Slow())
 	defer cancel()
 	dir := filepath.Dir(c.Data()) // others may pass through it
-	g := &guests{world: &world{t: t, ctx: ctx, m1: c.Machine(0), m2: c.Machine(1)}, command: filepath.Join(dir, "sigma"), probe: filepath.Join(dir, "probe")}
+	g := &guests{world: &world{t: t, ctx: ctx, m1: c.Machine(0), m2: c.Machine(1)},
+		command: filepath.Join(dir, "sigma"), probe: filepath.Join(dir, "probe")}
 	g.copied(filepath.Join(c.Bin(), "sigma"), g.command)
 	g.copied(testenv.BuildC(t, t.TempDir(), "../machine/testdata/probe.c"), g.probe)
 
-	viewer, developer, owner := g.credential("viewer", "team"), g.credential("developer", "team"), g.credential("owner", "team")
+	viewer, developer, owner := g.credential("viewer", "team"), g.credential("developer", "team"),
+		g.credential("owner", "team")
 	strangers := g.credential("viewer", "other")
 	proc := g.cli("--realm", "team", "run", "-d", g.probe, "ignore")
 	g.tryRoles(viewer, developer, owner, proc)
 	g.tryRealms(viewer, strangers)
 
 	g.m2.Kill9(t, "sigmad")
-	testenv.Eventually(t, "m2 takes credentials after kill -9 of its sigmad", func() error { return second(g.as(g.m2, viewer, "ls", "/")) })
+	testenv.Eventually(t, "m2 takes credentials after kill -9 of its sigmad", func() error {
+		return second(g.as(g.m2, viewer, "ls", "/"))
+	})
 
 	bystander := g.watch(strangers, "other")
 	g.tryRevoked(viewer, developer, owner)
@@ -120,11 +127,15 @@ func (g *guests) tryRoles(viewer, developer, owner, proc string) {
 		g.t.Errorf("what procs use is not told to a viewer: %s, %v", list, err)
 	}
 	g.try("a viewer makes a directory", g.does(developer, "mkdir", "/more"), g.does(viewer, "mkdir", "/less"), "viewer")
-	g.try("a viewer runs a program", g.does(developer, "run", g.probe, "exit", "0"), g.does(viewer, "run", g.probe, "exit", "0"), "viewer")
+	g.try("a viewer runs a program", g.does(developer, "run", g.probe, "exit", "0"), g.does(viewer, "run", g.probe,
+		"exit", "0"), "viewer")
 	g.try("a viewer kills a proc", g.does(viewer, "ps"), g.does(viewer, "kill", proc), "viewer")
 	g.finds(proc, viewer, "ps")
-	g.try("a developer lists credentials", g.does(owner, "realm", "credential", "ls", "team"), g.does(developer, "realm", "credential", "ls", "team"), "owner")
-	g.try("an owner removes the realm", func() error { return nil }, g.does(owner, "realm", "rm", "--force", "team"), "")
+	g.try("a developer lists credentials", g.does(owner, "realm", "credential", "ls", "team"),
+		g.does(developer, "realm", "credential", "ls", "team"), "owner")
+	g.try("an owner removes the realm", func() error {
+		return nil
+	}, g.does(owner, "realm", "rm", "--force", "team"), "")
 	g.try("nobody at the admin socket", g.does(viewer, "ls", "/"), g.does("", "ls", "/"), "may not use")
 }
 
@@ -135,15 +146,19 @@ func (g *guests) tryRealms(viewer, strangers string) {
 	if out, err := g.as(g.m2, viewer, "ls", "/"); err != nil || strings.Contains(out, "theirs") {
 		g.t.Errorf("a viewer of team lists %q, %v", out, err)
 	}
-	g.try("to name another realm", g.does(viewer, "--realm", "team", "ls", "/"), g.does(viewer, "--realm", "other", "ls", "/"), "is of realm team, not of other")
-	g.try("a session of another realm, without the command's own check", g.attach(viewer, "team"), g.attach(viewer, "other"), "")
-	g.try("a credential with another realm's name in it", g.does(strangers, "ls", "/"), g.does(strings.Replace(viewer, ".team.", ".other.", 1), "ls", "/"), "the credential is not good")
+	g.try("to name another realm", g.does(viewer, "--realm", "team", "ls", "/"), g.does(viewer, "--realm", "other",
+		"ls", "/"), "is of realm team, not of other")
+	g.try("a session of another realm, without the command's own check", g.attach(viewer, "team"),
+		g.attach(viewer, "other"), "")
+	g.try("a credential with another realm's name in it", g.does(strangers, "ls", "/"),
+		g.does(strings.Replace(viewer, ".team.", ".other.", 1), "ls", "/"), "the credential is not good")
 }
 
 // attach opens a realm with a credential, whichever that is of.
 func (g *guests) attach(credential, realm string) func() error {
 	return func() error {
-		conn, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: filepath.Join(g.m2.DataDir, "realm.sock"), Net: "unixpacket"})
+		conn, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: filepath.Join(g.m2.DataDir, "realm.sock"),
+			Net: "unixpacket"})
 		if err != nil {
 			return err
 		}
@@ -179,7 +194,8 @@ func (g *guests) tryRevoked(viewer, developer, owner string) {
 	if _, err := g.as(g.m1, owner, "realm", "credential", "revoke", "team", "viewer-1"); err != nil {
 		g.t.Fatal(err)
 	}
-	g.try("to connect with a credential that was revoked on another machine", g.does(developer, "ls", "/"), g.does(viewer, "ls", "/"), "it was revoked")
+	g.try("to connect with a credential that was revoked on another machine", g.does(developer, "ls", "/"),
+		g.does(viewer, "ls", "/"), "it was revoked")
 	watched.ends()
 	stays.goesOn()
 	stays.stop()
@@ -188,13 +204,16 @@ func (g *guests) tryRevoked(viewer, developer, owner string) {
 // tryExpired holds a session for longer than its credential is good.
 func (g *guests) tryExpired() {
 	for age := 3 * time.Second; ; age *= 4 { // on a slow host it may expire before there is a session
-		brief := g.credential("viewer", "team", "--name", fmt.Sprint("brief-", int(age.Seconds())), "--expires", age.String())
+		brief := g.credential("viewer", "team", "--name", fmt.Sprint("brief-", int(age.Seconds())), "--expires",
+			age.String())
 		w := g.watch(brief, "team")
 		if !w.seen() && age < 30*time.Second {
 			continue
 		}
 		w.ends()
-		g.try("to connect with a credential that expired", func() error { return nil }, g.does(brief, "ls", "/"), "has expired")
+		g.try("to connect with a credential that expired", func() error {
+			return nil
+		}, g.does(brief, "ls", "/"), "has expired")
 		return
 	}
 }
@@ -204,9 +223,12 @@ func (g *guests) tryRemovedRealm(developer string) {
 	w := g.watch(developer, "team")
 	g.cli("realm", "rm", "--force", "team")
 	w.ends()
-	g.try("to connect with a credential of a realm that was removed", func() error { return nil }, g.does(developer, "ls", "/"), "its realm removed")
+	g.try("to connect with a credential of a realm that was removed", func() error {
+		return nil
+	}, g.does(developer, "ls", "/"), "its realm removed")
 	g.cli("realm", "create", "team")
-	g.try("to use it when the realm is made anew", g.does(g.credential("developer", "team"), "ls", "/"), g.does(developer, "ls", "/"), "the credential is not good")
+	g.try("to use it when the realm is made anew", g.does(g.credential("developer", "team"), "ls", "/"),
+		g.does(developer, "ls", "/"), "the credential is not good")
 }
 
 // watching is sigma watch at m2, by nobody.
@@ -241,7 +263,8 @@ func (l *lines) len() int {
 // watch begins one, and returns when it has told of a change or is over.
 func (g *guests) watch(credential, realm string) *watching {
 	g.t.Helper()
-	w := &watching{g: g, realm: realm, cmd: g.prepare(g.m2, credential, "watch", "/changing"), over: make(chan struct{})}
+	w := &watching{g: g, realm: realm, cmd: g.prepare(g.m2, credential, "watch", "/changing"),
+		over: make(chan struct{})}
 	w.cmd.Stdout, w.cmd.Stderr = &w.out, &w.errs
 	g.must(w.cmd.Start())
 	go func() {

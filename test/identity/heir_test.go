@@ -18,14 +18,17 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Goal: when the machine that decides about membership is gone, another control machine decides within seconds, with the authority that it was handed before: it lists, makes tokens and certifies. An
-// ordinary machine is never handed it, and it is in no other file. The machine that comes back is a member again, and decides no more.
+// Goal: when the machine that decides about membership is gone, another control machine decides
+// within seconds, with the authority that it was handed before: it lists, makes tokens and
+// certifies. An ordinary machine is never handed it, and it is in no other file. The machine that
+// comes back is a member again, and decides no more.
 func TestHeir(t *testing.T) {
 	t.Parallel()
 	c := testenv.NewCluster(t, testenv.ClusterOptions{Machines: 4, Control: 3})
 	ctx, cancel := context.WithTimeout(t.Context(), testMax*testenv.Slow())
 	defer cancel()
-	w := &world{t: t, ctx: ctx, m1: c.Machine(1), m2: c.Machine(3)} // commands are run at m2; the test's machines are where m4 is
+	w := &world{t: t, ctx: ctx, m1: c.Machine(1),
+		m2: c.Machine(3)} // commands are run at m2; the test's machines are where m4 is
 	defer w.all.Wait()
 	defer cancel()
 	authority := func(i int) ([]byte, error) {
@@ -64,9 +67,10 @@ func TestHeir(t *testing.T) {
 	w.must(err)
 	late := w.peer("late", key, g)
 	late.beat("m2", "m3")
-	testenv.Eventually(t, "the machine that the heir certified is admitted", func() error { // m2 hears of it a moment later
-		return w.dial(late, "m2")
-	})
+	testenv.Eventually(t, "the machine that the heir certified is admitted",
+		func() error { // m2 hears of it a moment later
+			return w.dial(late, "m2")
+		})
 	w.must(c.Machine(0).Restart())
 	testenv.Eventually(t, "m1 is back", func() error {
 		out, stderr, code := c.Machine(0).CLI(t, "machine", "ls")
@@ -106,7 +110,9 @@ func (w *world) dial(p *peer, m sigma.MachineID) error {
 	return err
 }
 
-// Goal: a lost machine can be taken out of the control plane and removed; one that lives gives its part up, has the authority no more, does not take it again when it is restarted, and can be removed then. What is left goes on.
+// Goal: a lost machine can be taken out of the control plane and removed; one that lives gives its
+// part up, has the authority no more, does not take it again when it is restarted, and can be
+// removed then. What is left goes on.
 func TestControlOff(t *testing.T) {
 	t.Parallel()
 	c := testenv.NewCluster(t, testenv.ClusterOptions{Machines: 3, Control: 3})
@@ -115,7 +121,8 @@ func TestControlOff(t *testing.T) {
 	w := &world{t: t, ctx: ctx, m1: c.Machine(0), m2: c.Machine(1)}
 	file := filepath.Join(c.Machine(1).DataDir, "machined", "authority")
 	testenv.Eventually(t, "m2 has the authority", func() error { return second(os.Stat(file)) })
-	if _, stderr, code := w.m1.CLI(t, "machine", "rm", "--force", "m3"); code != 1 || !strings.Contains(stderr, "sigma machine control m3 off") {
+	if _, stderr, code := w.m1.CLI(t, "machine", "rm", "--force", "m3"); code != 1 ||
+		!strings.Contains(stderr, "sigma machine control m3 off") {
 		t.Errorf("a control machine is removed: code %d, %s", code, stderr)
 	}
 	c.Machine(2).Down(t)
@@ -136,7 +143,10 @@ func TestControlOff(t *testing.T) {
 	})
 	m2 := c.Machine(1)
 	m2.Down(t)
-	if err := m2.Boot(); err != nil { // it was made a control machine when it joined, but what the operator said last holds: were it one again, it could not be removed
+	if err :=
+		m2.Boot(); err != nil {
+		// it was made a control machine when it joined, but what the operator said last holds: were
+		// it one again, it could not be removed
 		t.Fatal(err)
 	}
 	w.cli("machine", "rm", "--force", "m2")

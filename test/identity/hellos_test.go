@@ -45,12 +45,20 @@ func (w *world) tryHellos() {
 		{"on behalf of nobody", func(h *hello) { h.from.System = false }, "nobody"},
 		{"a proc of a tenant to machined", tenant, "a proc may not reach"},
 		{"a proc of a tenant to named", func(h *hello) { tenant(h); h.name = "named" }, "a proc may not reach"},
-		{"a proc of a tenant to another machine's sigmad as a peer", func(h *hello) { tenant(h); h.name = "peer" }, "a proc may not reach"},
-		{"a proc of a tenant to etcd", func(h *hello) { tenant(h); h.kind, h.name = link.ToStream, "named" }, "a proc may not reach"},
+		{"a proc of a tenant to another machine's sigmad as a peer", func(h *hello) {
+			tenant(h)
+			h.name = "peer"
+		}, "a proc may not reach"},
+		{"a proc of a tenant to etcd", func(h *hello) {
+			tenant(h)
+			h.kind, h.name = link.ToStream, "named"
+		}, "a proc may not reach"},
 		{"a proc of a tenant that beats", func(h *hello) { tenant(h); h.kind = link.ToBeat }, "a proc may not reach"},
 		{"a proc that says it is the provider", func(h *hello) { tenant(h); h.from.System = true }, "nobody"},
 		{"the provider to what no machine offers", func(h *hello) { h.name = "launcher" }, "machines have no"},
-		{"the provider to another stream", func(h *hello) { h.kind, h.name = link.ToStream, "s3d" }, "machines have no"},
+		{"the provider to another stream", func(h *hello) {
+			h.kind, h.name = link.ToStream, "s3d"
+		}, "machines have no"},
 		{"a target of no kind", func(h *hello) { h.kind = 9 }, ""},
 	} {
 		w.try("a hello: "+c.what, control, say(c.change), c.want)
@@ -75,10 +83,14 @@ func (w *world) tryCalls() {
 	}), ask(p, func(c *machines.Client) error {
 		return second(c.Renew(w.ctx, p.id.Self().Incarnation, publicOf(q.key)))
 	}), "is over")
-	w.try("to found the system again", ask(p, func(c *machines.Client) error { return second(c.List(w.ctx)) }), ask(p, func(c *machines.Client) error {
+	w.try("to found the system again", ask(p, func(c *machines.Client) error {
+		return second(c.List(w.ctx))
+	}), ask(p, func(c *machines.Client) error {
 		return second(c.Found(w.ctx, identity.Enrolment{Machine: "m1", Address: w.m1.Address()}, identity.NewKey()))
 	}), "founded by its first machine")
-	w.try("to have a machine's own machined certify another", ask(p, func(c *machines.Client) error { return second(c.List(w.ctx)) }), ask(p, func(c *machines.Client) error {
+	w.try("to have a machine's own machined certify another", ask(p, func(c *machines.Client) error {
+		return second(c.List(w.ctx))
+	}), ask(p, func(c *machines.Client) error {
 		return second(c.Certify(w.ctx, p.id.Self(), publicOf(p.key)))
 	}), "asks for a certificate of machine m1")
 	w.try("the authority, by a machine without a part of the control plane", func() error {
@@ -102,8 +114,11 @@ func (w *world) tryOperator() {
 		}
 	}
 	w.try("the authority, by an operator", call(machines.CallTokens), call(machines.CallAuthority), "no method")
-	w.try("to beat for another machine, by an operator", call(machines.CallTokens), call(machines.CallReport), "no method")
-	w.try("the state of the machines, by an operator", func() error { return second(c.ReadDir(w.ctx, "/sys")) }, func() error {
+	w.try("to beat for another machine, by an operator", call(machines.CallTokens), call(machines.CallReport),
+		"no method")
+	w.try("the state of the machines, by an operator", func() error {
+		return second(c.ReadDir(w.ctx, "/sys"))
+	}, func() error {
 		_, _, err := c.Root().Walk(w.ctx, []string{"machines", "state"})
 		return err
 	}, "keeps no names")
@@ -169,7 +184,8 @@ func (w *world) tryStrangers() {
 	greeting, err := p.greets().payload()
 	w.must(err)
 	w.try("garbage", control, raw([]byte(strings.Repeat("GET / HTTP/1.1\r\n", 100))), "closed after")
-	w.try("a hello without TLS", control, raw(append([]byte{byte(len(greeting)), byte(len(greeting) >> 8), 0, 0}, greeting...)), "closed after")
+	w.try("a hello without TLS", control, raw(append([]byte{byte(len(greeting)), byte(len(greeting) >> 8), 0, 0},
+		greeting...)), "closed after")
 	w.try("half handshakes that keep others out", control, func() error {
 		var held []net.Conn
 		defer func() {

@@ -1,7 +1,9 @@
 //go:build system
 
-// Package identity tries, against real sigmads, to be a machine of a system without the right to it, or to be another machine than one is. Each attempt has a control that shows that it would
-// have worked with the right credential. What needs no real machine is tried in link/identity_test.go. It needs root and /dev/net/tun.
+// Package identity tries, against real sigmads, to be a machine of a system without the right to
+// it, or to be another machine than one is. Each attempt has a control that shows that it would
+// have worked with the right credential. What needs no real machine is tried in
+// link/identity_test.go. It needs root and /dev/net/tun.
 package identity
 
 import (
@@ -32,7 +34,8 @@ import (
 
 const testMax = 5 * time.Minute
 
-// world is a system of two real machines, m1, which founded it, and m2. The test itself is other machines, which use m2's network.
+// world is a system of two real machines, m1, which founded it, and m2. The test itself is other
+// machines, which use m2's network.
 type world struct {
 	t      *testing.T
 	ctx    context.Context
@@ -85,10 +88,12 @@ func (w *world) try(what string, control, attempt func() error, want string) {
 	}
 }
 
-// soon repeats an attempt until it is refused in the words of want: what was decided must reach m1's sigmad first.
+// soon repeats an attempt until it is refused in the words of want: what was decided must reach
+// m1's sigmad first.
 func (w *world) soon(attempt func() error, want string) func() error {
 	return func() (err error) {
-		for end := time.Now().Add(20 * time.Second * testenv.Slow()); time.Now().Before(end) && w.ctx.Err() == nil; <-time.After(10 * time.Millisecond) {
+		for end := time.Now().Add(20 * time.Second * testenv.Slow()); time.Now().Before(end) &&
+			w.ctx.Err() == nil; <-time.After(10 * time.Millisecond) {
 			if err = attempt(); err != nil && strings.Contains(err.Error(), want) {
 				return err
 			}
@@ -129,8 +134,11 @@ func (w *world) connect(ctx context.Context, address string) (net.Conn, error) {
 }
 
 // enrol asks m1 to be taken in.
-func (w *world) enrol(tok *identity.Token, name sigma.MachineID, key ed25519.PrivateKey, change func(*link.Join)) (*identity.Grant, error) {
-	j := link.Join{Address: w.m1.Address(), Token: tok, Key: key, Connect: w.connect, Ask: identity.Enrolment{Machine: name, Address: w.m2.Net.Addr.String() + ":9", CPU: 1000, Memory: sigma.GiB, Version: "test"}}
+func (w *world) enrol(tok *identity.Token, name sigma.MachineID, key ed25519.PrivateKey,
+	change func(*link.Join)) (*identity.Grant, error) {
+	j := link.Join{Address: w.m1.Address(), Token: tok, Key: key, Connect: w.connect,
+		Ask: identity.Enrolment{Machine: name, Address: w.m2.Net.Addr.String() + ":9", CPU: 1000, Memory: sigma.GiB,
+			Version: "test"}}
 	if tok == nil && len(w.known) > 0 {
 		j.Authority = sha256.Sum256(w.known[0])
 	}
@@ -167,7 +175,9 @@ func (w *world) join() *peer {
 
 // beat keeps p alive for the control machines that it beats to.
 func (p *peer) beat(controls ...sigma.MachineID) {
-	b := machines.NewBeater(machines.BeaterConfig{Controls: func() []sigma.MachineID { return controls }, Dial: func(ctx context.Context, m sigma.MachineID) (net.Conn, error) {
+	b := machines.NewBeater(machines.BeaterConfig{Controls: func() []sigma.MachineID {
+		return controls
+	}, Dial: func(ctx context.Context, m sigma.MachineID) (net.Conn, error) {
 		return p.node.Dial(ctx, m, link.Target{Kind: link.ToBeat, Name: "beat"}, provider)
 	}})
 	p.w.all.Go(func() { b.Run(p.w.ctx) })
@@ -178,9 +188,13 @@ func (w *world) peer(name sigma.MachineID, key ed25519.PrivateKey, g *identity.G
 	w.t.Helper()
 	p := &peer{w: w, name: name, key: key, cert: g.Certificate}
 	var err error
-	p.id, err = identity.New(identity.Config{Key: key, Certificate: g.Certificate, Authorities: g.Authorities, Roster: g.Roster()})
+	p.id, err = identity.New(identity.Config{Key: key, Certificate: g.Certificate, Authorities: g.Authorities,
+		Roster: g.Roster()})
 	w.must(err)
-	p.node, err = link.New(link.Config{Identity: p.id, Connect: w.connect, Serve: func(_ context.Context, l *link.Link) { l.Close() }})
+	p.node, err = link.New(link.Config{Identity: p.id, Connect: w.connect, Serve: func(_ context.Context,
+		l *link.Link) {
+		l.Close()
+	}})
 	w.must(err)
 	return p
 }
@@ -230,7 +244,8 @@ func (w *world) stolen() (key ed25519.PrivateKey, g *identity.Grant) {
 	return key, &identity.Grant{Certificate: kept.Certificate, Authorities: kept.Authorities, Control: kept.Control}
 }
 
-// hello is what a machine says first, as bytes: the test must be able to say what no honest machine does.
+// hello is what a machine says first, as bytes: the test must be able to say what no honest machine
+// does.
 type hello struct {
 	least, most uint16
 	clock       time.Time
@@ -275,7 +290,8 @@ func (w *world) say(cert *tls.Certificate, h hello) error {
 func (w *world) sayOver(raw net.Conn, cert *tls.Certificate, h hello) error {
 	defer raw.Close()
 	raw.SetDeadline(time.Now().Add(20 * time.Second))
-	cfg := &tls.Config{MinVersion: tls.VersionTLS13, InsecureSkipVerify: true, NextProtos: []string{identity.ProtocolLink}}
+	cfg := &tls.Config{MinVersion: tls.VersionTLS13, InsecureSkipVerify: true,
+		NextProtos: []string{identity.ProtocolLink}}
 	if cert != nil {
 		cfg.Certificates = []tls.Certificate{*cert}
 	}
@@ -284,7 +300,8 @@ func (w *world) sayOver(raw net.Conn, cert *tls.Certificate, h hello) error {
 	if err != nil {
 		return err
 	}
-	if _, err := conn.Write(append(binary.LittleEndian.AppendUint32(nil, uint32(len(payload))), payload...)); err != nil {
+	if _, err := conn.Write(append(binary.LittleEndian.AppendUint32(nil, uint32(len(payload))),
+		payload...)); err != nil {
 		return err
 	}
 	reply, err := frame(conn)

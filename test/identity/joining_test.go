@@ -20,7 +20,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// remade is a token with its text taken apart: bytes 0 to 7 name it, 8 to 23 are its secret, 24 to 55 the system.
+// remade is a token with its text taken apart: bytes 0 to 7 name it, 8 to 23 are its secret, 24 to
+// 55 the system.
 func (w *world) remade(tok identity.Token, change func(b []byte)) identity.Token {
 	w.t.Helper()
 	const prefix = "sigma-token-1-"
@@ -61,9 +62,15 @@ func (w *world) tryTokens() {
 	foreign := identity.NewToken(other.Fingerprint())
 	w.try("a token of another system", with(good), with(foreign), "not of the system that made the token")
 	system := good.Authority()
-	w.try("a token of another system, readdressed", with(good), with(w.remade(foreign, func(b []byte) { copy(b[24:], system[:]) })), "not one of this system's")
-	w.try("the name of a token with another secret", with(good), with(w.remade(good, func(b []byte) { b[8] ^= 1 })), "not one of this system's")
-	w.try("no token", with(good), func() error { return second(w.enrol(nil, w.name(), identity.NewKey(), nil)) }, "shows no token")
+	w.try("a token of another system, readdressed", with(good), with(w.remade(foreign, func(b []byte) {
+		copy(b[24:], system[:])
+	})), "not one of this system's")
+	w.try("the name of a token with another secret", with(good), with(w.remade(good, func(b []byte) {
+		b[8] ^= 1
+	})), "not one of this system's")
+	w.try("no token", with(good), func() error {
+		return second(w.enrol(nil, w.name(), identity.NewKey(), nil))
+	}, "shows no token")
 }
 
 // tryRequests makes requests with a good token, to become what it is not good for.
@@ -74,12 +81,20 @@ func (w *world) tryRequests() {
 	}
 	control := fresh(nil)
 	key := identity.NewKey()
-	w.try("a machine joins once more under another name", func() error { return second(w.enrol(&good, w.name(), key, nil)) },
+	w.try("a machine joins once more under another name", func() error {
+		return second(w.enrol(&good, w.name(), key, nil))
+	},
 		func() error { return second(w.enrol(&good, w.name(), key, nil)) }, "has joined before")
-	w.try("under another machine's name", control, func() error { return second(w.enrol(&good, "m2", identity.NewKey(), nil)) }, "there is a machine m2")
-	w.try("under the judge's name", control, func() error { return second(w.enrol(&good, "m1", identity.NewKey(), nil)) }, "there is a machine m1")
+	w.try("under another machine's name", control, func() error {
+		return second(w.enrol(&good, "m2", identity.NewKey(), nil))
+	}, "there is a machine m2")
+	w.try("under the judge's name", control, func() error {
+		return second(w.enrol(&good, "m1", identity.NewKey(), nil))
+	}, "there is a machine m1")
 	for _, off := range []time.Duration{time.Hour, -time.Hour} {
-		w.try(fmt.Sprintf("a joiner whose clock is %v off", off), control, fresh(func(j *link.Join) { j.Now = func() time.Time { return time.Now().Add(off) } }), "clock")
+		w.try(fmt.Sprintf("a joiner whose clock is %v off", off), control, fresh(func(j *link.Join) {
+			j.Now = func() time.Time { return time.Now().Add(off) }
+		}), "clock")
 	}
 	w.try("a machine without address", control, fresh(func(j *link.Join) { j.Ask.Address = "" }), "needs an address")
 	w.tryRelay(good)
@@ -107,7 +122,9 @@ func (w *world) tryRelay(good identity.Token) {
 	evil := &eavesdropper{p: w.join()}
 	ln, err := w.m2.Net.Listen(0)
 	w.must(err)
-	node, err := link.New(link.Config{Identity: evil.p.id, Enrol: evil, Serve: func(_ context.Context, l *link.Link) { l.Close() }})
+	node, err := link.New(link.Config{Identity: evil.p.id, Enrol: evil, Serve: func(_ context.Context, l *link.Link) {
+		l.Close()
+	}})
 	w.must(err)
 	ctx, stop := context.WithCancel(w.ctx)
 	var listening sync.WaitGroup
@@ -173,7 +190,8 @@ func (w *world) tryRelay(good identity.Token) {
 	}, "differ by")
 }
 
-// tryMiddle has a joiner connect to somebody in the middle, who passes on what it says, or answers itself.
+// tryMiddle has a joiner connect to somebody in the middle, who passes on what it says, or answers
+// itself.
 func (w *world) tryMiddle(control func() error) {
 	good := w.token("--uses", "5")
 	middle := func(answer func(net.Conn)) func() error {
@@ -193,7 +211,9 @@ func (w *world) tryMiddle(control func() error) {
 				defer conn.Close()
 				answer(conn)
 			})
-			return second(w.enrol(&good, w.name(), identity.NewKey(), func(j *link.Join) { j.Address = ln.Addr().String() }))
+			return second(w.enrol(&good, w.name(), identity.NewKey(), func(j *link.Join) {
+				j.Address = ln.Addr().String()
+			}))
 		}
 	}
 	pass := middle(func(conn net.Conn) {
@@ -213,7 +233,8 @@ func (w *world) tryMiddle(control func() error) {
 		if err != nil {
 			return
 		}
-		id, err := identity.New(identity.Config{Key: key, Certificate: der, Authorities: [][]byte{a.Certificate()}, Roster: identity.NewRoster()})
+		id, err := identity.New(identity.Config{Key: key, Certificate: der, Authorities: [][]byte{a.Certificate()},
+			Roster: identity.NewRoster()})
 		if err != nil {
 			return
 		}
@@ -226,7 +247,9 @@ func (w *world) tryMiddle(control func() error) {
 		}
 		link.Relay(w.ctx, &spoiler{Conn: conn}, on)
 	}), "")
-	w.try("what answers is no machine", control, middle(func(conn net.Conn) { io.WriteString(conn, "HTTP/1.1 200 OK\r\n\r\n") }), "no machine of sigmaOS")
+	w.try("what answers is no machine", control, middle(func(conn net.Conn) {
+		io.WriteString(conn, "HTTP/1.1 200 OK\r\n\r\n")
+	}), "no machine of sigmaOS")
 }
 
 // spoiler changes a byte of what it reads, after the handshake's first message.

@@ -25,7 +25,9 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// Connections in advance between machines (docs/internals/machines-protocol.md): the test is a machine that keeps to the protocol as far as it likes, m2 by what root there can read, or one that has joined.
+// Connections in advance between machines (docs/internals/machines-protocol.md): the test is a
+// machine that keeps to the protocol as far as it likes, m2 by what root there can read, or one
+// that has joined.
 
 // machineMax is how long anything here may take.
 const machineMax = 30 * time.Second
@@ -69,7 +71,8 @@ func (s *suite) joined(name sigma.MachineID) tls.Certificate {
 	s.must(err)
 	key := identity.NewKey()
 	g, _, err := link.Enrol(s.ctx, link.Join{Address: s.m1.Address(), Token: &tok, Key: key, Connect: s.connect,
-		Ask: identity.Enrolment{Machine: name, Address: s.m2.Net.Addr.String() + ":9", CPU: 1000, Memory: sigma.GiB, Version: "test"}})
+		Ask: identity.Enrolment{Machine: name, Address: s.m2.Net.Addr.String() + ":9", CPU: 1000, Memory: sigma.GiB,
+			Version: "test"}})
 	s.must(err)
 	return tls.Certificate{Certificate: [][]byte{g.Certificate}, PrivateKey: key}
 }
@@ -81,14 +84,16 @@ func (s *suite) meet(name sigma.MachineID, cert tls.Certificate) *hostile {
 	s.must(err)
 	s.t.Cleanup(func() { raw.Close() })
 	raw.SetDeadline(time.Now().Add(machineMax))
-	conn := tls.Client(raw, &tls.Config{MinVersion: tls.VersionTLS13, InsecureSkipVerify: true, NextProtos: []string{identity.ProtocolLink}, Certificates: []tls.Certificate{cert}})
+	conn := tls.Client(raw, &tls.Config{MinVersion: tls.VersionTLS13, InsecureSkipVerify: true,
+		NextProtos: []string{identity.ProtocolLink}, Certificates: []tls.Certificate{cert}})
 	payload, err := sigmap.Payload(func(c *sigmap.Coder) {
 		magic, version, now := uint32(0x314b4e4c), uint16(1), time.Now()
 		c.U32(&magic)
 		c.U16(&version)
 		c.U16(&version)
 		c.Time(&now)
-		asks(c, sigma.Principal{Realm: sigma.SystemRealm, Machine: name, System: true}, link.Target{Kind: link.ToDirect, Name: "direct"})
+		asks(c, sigma.Principal{Realm: sigma.SystemRealm, Machine: name, System: true}, link.Target{Kind: link.ToDirect,
+			Name: "direct"})
 	})
 	s.must(err)
 	_, err = conn.Write(framed(payload, nil))
@@ -163,8 +168,10 @@ func (h *hostile) follow(label uint64, n int) (conns []net.Conn, err error) {
 	return conns, nil
 }
 
-// greet says hello for a batch, and gives the connection with the answer on it; the error is m1's, or that the answer is none.
-func (h *hostile) greet(label uint64, from sigma.Principal, to string, first uint64, line bool, n uint8) (net.Conn, error) {
+// greet says hello for a batch, and gives the connection with the answer on it; the error is m1's,
+// or that the answer is none.
+func (h *hostile) greet(label uint64, from sigma.Principal, to string, first uint64, line bool, n uint8) (net.Conn,
+	error) {
 	conn, err := h.open(slices.Concat([]byte("SGD1"), h.key[:16]))
 	if err != nil {
 		return nil, err
@@ -237,7 +244,9 @@ func (h *hostile) works(from sigma.Principal, to string) error {
 	return b.begin(b.conns[1], b.first)
 }
 
-// tryBatches has machines use what is another machine's, realm's or proc's of connections in advance, and use again what was used. What waits a second for what does not come does so beside the others.
+// tryBatches has machines use what is another machine's, realm's or proc's of connections in
+// advance, and use again what was used. What waits a second for what does not come does so beside
+// the others.
 func (s *suite) tryBatches() {
 	cert := s.stolen()
 	m2, again, x1 := s.meet("m2", cert), s.meet("m2", cert), s.meet("x1", s.joined("x1"))
@@ -250,12 +259,18 @@ func (s *suite) tryBatches() {
 		from sigma.Principal
 		to   string
 	}{
-		"with another realm's endpoint":                    {own, s.stranger.Stream},
-		"with it as one's own realm's":                     {own, as(func(e *sigma.Endpoint) { e.Realm = sigma.DefaultRealm })},
-		"with it as that of a proc that does not own it":   {own, as(func(e *sigma.Endpoint) { e.Realm, e.Proc = sigma.DefaultRealm, s.sibling.Proc })},
-		"with one's own realm's, by a proc of another's":   {m2.who(other, "aaaabbbbccccdddd"), s.sibling.Stream},
-		"for a proc of m1's":                               {sigma.Principal{Realm: sigma.DefaultRealm, Proc: s.sibling.Proc, Machine: "m1"}, s.sibling.Stream},
-		"for a proc that is the provider":                  {sigma.Principal{Realm: sigma.DefaultRealm, Proc: own.Proc, Machine: "m2", System: true}, s.sibling.Stream},
+		"with another realm's endpoint": {own, s.stranger.Stream},
+		"with it as one's own realm's": {own, as(func(e *sigma.Endpoint) {
+			e.Realm = sigma.DefaultRealm
+		})},
+		"with it as that of a proc that does not own it": {own, as(func(e *sigma.Endpoint) {
+			e.Realm, e.Proc = sigma.DefaultRealm, s.sibling.Proc
+		})},
+		"with one's own realm's, by a proc of another's": {m2.who(other, "aaaabbbbccccdddd"), s.sibling.Stream},
+		"for a proc of m1's": {sigma.Principal{Realm: sigma.DefaultRealm,
+			Proc: s.sibling.Proc, Machine: "m1"}, s.sibling.Stream},
+		"for a proc that is the provider": {sigma.Principal{Realm: sigma.DefaultRealm, Proc: own.Proc,
+			Machine: "m2", System: true}, s.sibling.Stream},
 		"with a listener that was closed":                  {own, s.sibling.Closed},
 		"with a tree, whose form has none":                 {own, s.sibling.Tree},
 		"for a program of no proc, by the name of a realm": {m2.who(sigma.DefaultRealm, ""), s.sibling.Stream},
@@ -338,14 +353,21 @@ func (s *suite) tryOthersPools(m2, x1 *hostile, own sigma.Principal) {
 	}
 	last := uint64(1e6)
 	control := func() error { last++; return more(m2, own, last) }
-	s.try("more for the pool that another machine's proc has", control, func() error { return more(x1, x1.who(own.Realm, own.Proc), 2e6) })
+	s.try("more for the pool that another machine's proc has", control, func() error {
+		return more(x1, x1.who(own.Realm, own.Proc), 2e6)
+	})
 	s.try("more for it in that machine's name", control, func() error { return more(x1, own, 3e6) })
-	s.try("more for another proc's pool", control, func() error { return more(m2, m2.who(own.Realm, "aaaabbbbccccdddf"), 4e6) })
-	s.try("another connection under the number of one that has not begun", control, func() error { return more(m2, own, pool.first) })
+	s.try("more for another proc's pool", control, func() error {
+		return more(m2, m2.who(own.Realm, "aaaabbbbccccdddf"), 4e6)
+	})
+	s.try("another connection under the number of one that has not begun", control, func() error {
+		return more(m2, own, pool.first)
+	})
 	s.must(pool.begin(pool.conns[1], pool.first)) // which nobody has touched
 }
 
-// tryEager has a listener's proc write on all it gets before its sigmad has answered. The control is that it did.
+// tryEager has a listener's proc write on all it gets before its sigmad has answered. The control
+// is that it did.
 func (s *suite) tryEager(m2 *hostile, own sigma.Principal) {
 	_, w := s.start(s.siblings, "eager")
 	b, err := m2.make(own, w.Stream)
@@ -377,6 +399,10 @@ func (s *suite) tryDeadListener(m2 *hostile, own sigma.Principal) {
 	control := m2.works(m2.who(own.Realm, "aaaabbbbccccddde"), w.Stream)
 	s.must(s.siblings.Kill(s.ctx, id))
 	s.must(second(s.siblings.WaitExit(s.ctx, id)))
-	s.try("begin a connection at a listener that has ended", func() error { return control }, func() error { return b.begin(b.conns[1], b.first) })
-	s.try("a batch with a listener that has ended", func() error { return control }, func() error { return second(m2.make(own, w.Stream)) })
+	s.try("begin a connection at a listener that has ended", func() error {
+		return control
+	}, func() error { return b.begin(b.conns[1], b.first) })
+	s.try("a batch with a listener that has ended", func() error {
+		return control
+	}, func() error { return second(m2.make(own, w.Stream)) })
 }

@@ -1,7 +1,11 @@
 //go:build system
 
-// Package isolation tries, from procs of one realm, on the same machine and on another, to reach what is another realm's or the host's: by endpoints, listeners, tickets and sockets, by what is said in a set-up message, by connections that machines make in advance, and while a realm is being removed. Each attempt has a control that shows
-// that it would have succeeded with what is one's own. That a machine cannot be another is tried in test/identity. It needs root and /dev/net/tun.
+// Package isolation tries, from procs of one realm, on the same machine and on another, to reach
+// what is another realm's or the host's: by endpoints, listeners, tickets and sockets, by what is
+// said in a set-up message, by connections that machines make in advance, and while a realm is
+// being removed. Each attempt has a control that shows that it would have succeeded with what is
+// one's own. That a machine cannot be another is tried in test/identity. It needs root and
+// /dev/net/tun.
 package isolation
 
 import (
@@ -118,7 +122,8 @@ func (s *suite) try(what string, control, attempt func() error) {
 	s.said(what, said, text(attempt()))
 }
 
-// start spawns a proc that stays, on m1, near which it is if that has room at once, and gives what it says.
+// start spawns a proc that stays, on m1, near which it is if that has room at once, and gives what
+// it says.
 func (s *suite) start(c *sdk.Client, args ...string) (sigma.ProcID, held) {
 	s.t.Helper()
 	for range placings {
@@ -138,7 +143,8 @@ const placings = 20
 // startNear does so wherever there is room.
 func (s *suite) startNear(c *sdk.Client, args ...string) (id sigma.ProcID, w held) {
 	s.t.Helper()
-	ids, err := c.Spawn(s.ctx, sigma.Descriptor{Program: s.path, Args: args, Start: sigma.StartedByCall, Near: s.m1.Name})
+	ids, err := c.Spawn(s.ctx, sigma.Descriptor{Program: s.path, Args: args, Start: sigma.StartedByCall,
+		Near: s.m1.Name})
 	if err == nil {
 		err = c.WaitStart(s.ctx, ids[0])
 	}
@@ -170,7 +176,8 @@ func (s *suite) run(m *testenv.Machine, env []string, args ...string) (out []wor
 	var st sigma.Status
 	var err error
 	for range placings {
-		ids, err = c.Spawn(s.ctx, sigma.Descriptor{Program: s.path, Args: args, Env: append(env, "MACHINE="+string(m.Name)), Near: m.Name})
+		ids, err = c.Spawn(s.ctx, sigma.Descriptor{Program: s.path, Args: args,
+			Env: append(env, "MACHINE="+string(m.Name)), Near: m.Name})
 		s.must(err)
 		st, err = c.WaitExit(s.ctx, ids[0])
 		if s.must(err); st.ExitCode != elsewhere {
@@ -232,7 +239,8 @@ func (s *suite) trySockets() {
 	}
 	dir := s.t.TempDir() // a path of a socket has room for 107 bytes
 	s.must(os.Symlink(filepath.Dir(s.m1.Socket()), filepath.Join(dir, "s")))
-	env := []string{"ADMIN=" + filepath.Join(dir, "s", "admin.sock"), "PORT=" + fmt.Sprint(l.Addr().(*net.TCPAddr).Port), "FILE=" + etcd[0]}
+	env := []string{"ADMIN=" + filepath.Join(dir, "s", "admin.sock"),
+		"PORT=" + fmt.Sprint(l.Addr().(*net.TCPAddr).Port), "FILE=" + etcd[0]}
 	attempts := s.run(s.m1, env, "socket")
 	cmd := exec.Command(s.local, "socket", "outside")
 	cmd.Env = append(os.Environ(), env...)
@@ -248,7 +256,8 @@ func (s *suite) trySockets() {
 	}
 }
 
-// tryPort says to the port for other machines what a connection between two procs begins with. The control is such a connection, made by their sigmads.
+// tryPort says to the port for other machines what a connection between two procs begins with. The
+// control is such a connection, made by their sigmads.
 func (s *suite) tryPort() {
 	e, err := sigma.ParseEndpoint(s.sibling.Stream)
 	s.must(err)
@@ -281,7 +290,8 @@ func (s *suite) tryPort() {
 			conn.(*net.TCPConn).CloseWrite()
 			conn.SetDeadline(time.Now().Add(30 * time.Second))
 			got, err := io.ReadAll(io.LimitReader(conn, 1<<16))
-			if strings.Contains(string(got), "default") || strings.Contains(string(got), "other") { // the prober says whom it takes the caller for
+			if strings.Contains(string(got), "default") ||
+				strings.Contains(string(got), "other") { // the prober says whom it takes the caller for
 				return nil
 			}
 			return fmt.Errorf("closed after %d bytes, %v", len(got), err)
@@ -317,7 +327,8 @@ func (s *suite) tryEnded() {
 	}
 }
 
-// tryRemoval uses a realm while it is being removed, and after that, when there is another of its name.
+// tryRemoval uses a realm while it is being removed, and after that, when there is another of its
+// name.
 func (s *suite) tryRemoval() {
 	const doomed sigma.RealmID = "doomed"
 	s.must(s.siblings.Realms().Create(s.ctx, doomed))
@@ -378,8 +389,12 @@ func (s *suite) tryRemoval() {
 	})
 	s.must(s.siblings.Realms().Create(s.ctx, doomed))
 	anew := s.m1.Connect(s.ctx, s.t, doomed)
-	s.try("read the old realm's names in a new one of its name", func() error { return before["read its names"] }, func() error { _, _, err := anew.Get(s.ctx, "/kept"); return err })
-	s.try("dial the old realm's endpoint from a new one of its name", func() error { return before["dial its endpoint"] }, func() error {
+	s.try("read the old realm's names in a new one of its name", func() error {
+		return before["read its names"]
+	}, func() error { _, _, err := anew.Get(s.ctx, "/kept"); return err })
+	s.try("dial the old realm's endpoint from a new one of its name", func() error {
+		return before["dial its endpoint"]
+	}, func() error {
 		conn, err := anew.Dial(s.ctx, e)
 		if err == nil {
 			conn.Close()

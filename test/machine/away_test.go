@@ -16,7 +16,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// away says that the machine has noticed that the names' keeper does not answer: what it remembers of path, which is read by somebody all the time, is told to who takes what is old.
+// away says that the machine has noticed that the names' keeper does not answer: what it remembers
+// of path, which is read by somebody all the time, is told to who takes what is old.
 func (r *realm) away(path, want string) {
 	r.t.Helper()
 	testenv.Eventually(r.t, "what is remembered is told, and marked", func() error {
@@ -70,8 +71,10 @@ func (r *realm) remembered(path, want string) {
 	})
 }
 
-// Goal: a named that does not answer, stopped as it stands, ends nothing: what was read lately is told to those who take what is old, with a mark; others wait no longer than their patience, and a change fails by its deadline and says
-// what did not answer. When named goes on, or another is started, so does all else.
+// Goal: a named that does not answer, stopped as it stands, ends nothing: what was read lately is
+// told to those who take what is old, with a mark; others wait no longer than their patience, and a
+// change fails by its deadline and says what did not answer. When named goes on, or another is
+// started, so does all else.
 func TestNamedAway(t *testing.T) {
 	r := connect(t, defaultRealm)
 	put(r.ctx, t, r, "/away", "words\n", sigma.PutOptions{})
@@ -96,7 +99,8 @@ func TestNamedAway(t *testing.T) {
 		soon, cancel = context.WithTimeout(r.ctx, 300*time.Millisecond)
 		defer cancel()
 		_, err := r.Put(soon, "/away2", nil, sigma.PutOptions{})
-		if sigma.KindOf(err) != sigma.KindTimeout || !strings.Contains(err.Error(), "name service") || !strings.Contains(sigma.HintOf(err), "sigma status") {
+		if sigma.KindOf(err) != sigma.KindTimeout || !strings.Contains(err.Error(), "name service") ||
+			!strings.Contains(sigma.HintOf(err), "sigma status") {
 			t.Errorf("%s: a change: %v (%s)", what, err, sigma.HintOf(err))
 		}
 		if d := time.Since(began); d > 20*time.Second { // it is said within a second or two; the machine may be busy

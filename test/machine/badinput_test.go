@@ -18,8 +18,8 @@ var daemons = []string{"keeper", "launcher", "sigmad", "named", "besched", "s3d"
 // unharmed runs f and checks that no daemon died of it and nothing is left.
 func unharmed(t *testing.T, s *testenv.System, f func()) {
 	t.Helper()
-	// The first proc of each class brings sigmad's session to that class's scheduler, which may be made after `up` has returned, and the one
-	// to the object store.
+	// The first proc of each class brings sigmad's session to that class's scheduler, which may be
+	// made after `up` has returned, and the one to the object store.
 	s.Must(t, "run", program(t, "hello.c"))
 	s.Must(t, "run", "--lc", "0.01", program(t, "hello.c"))
 	before, pids := s.Census(), map[string]int{}
@@ -93,15 +93,18 @@ func TestMistakes(t *testing.T) {
 		name := strings.ReplaceAll(c.args[:min(len(c.args), 40)], "/", "_")
 		t.Run(name, func(t *testing.T) {
 			stdout, stderr, code := s.CLI(t, strings.Fields(c.args)...)
-			if code != c.code || !strings.Contains(stderr, c.says) || !strings.HasPrefix(stderr, "sigma: ") || c.hint && !strings.Contains(stderr, "hint: ") || len(stderr) > 1000 {
-				t.Errorf("got code %d, %q %.1200q; want %d, %q, a hint: %v", code, stdout, stderr, c.code, c.says, c.hint)
+			if code != c.code || !strings.Contains(stderr, c.says) || !strings.HasPrefix(stderr, "sigma: ") || c.hint &&
+				!strings.Contains(stderr, "hint: ") || len(stderr) > 1000 {
+				t.Errorf("got code %d, %q %.1200q; want %d, %q, a hint: %v", code, stdout, stderr, c.code, c.says,
+					c.hint)
 			}
 		})
 	}
 	unharmed(t, s, func() {})
 }
 
-// Programs that cannot run are refused before they are stored, and by the machine if they were stored in another way.
+// Programs that cannot run are refused before they are stored, and by the machine if they were
+// stored in another way.
 func TestBadPrograms(t *testing.T) {
 	s := shared.Get(t)
 	r := connect(t, defaultRealm)
@@ -168,7 +171,8 @@ func TestBadPrograms(t *testing.T) {
 					}
 					return
 				}
-				if st.Code != sigma.StatusError || st.ExitCode != 126 || st.Kind != sigma.KindNoExec || !strings.Contains(st.Msg, c.says) {
+				if st.Code != sigma.StatusError || st.ExitCode != 126 || st.Kind != sigma.KindNoExec ||
+					!strings.Contains(st.Msg, c.says) {
 					t.Errorf("status %+v, want 126 with %q", st, c.says)
 				}
 			})
@@ -182,7 +186,8 @@ func TestBadRequests(t *testing.T) {
 	program := r.descriptor("probe.c").Program
 	huge := strings.Repeat("/0123456789", 1_000_000)
 	unharmed(t, r.s, func() {
-		for _, path := range []string{"", "relative", "/a\x00b", "/a//b", "/a/../b", "/a/./b", huge, "/" + strings.Repeat("n", 256)} {
+		for _, path := range []string{"", "relative", "/a\x00b", "/a//b", "/a/../b", "/a/./b", huge,
+			"/" + strings.Repeat("n", 256)} {
 			_, _, err := r.Get(r.ctx, path)
 			kindIs(t, "Get", err, sigma.KindInvalid)
 			_, err = r.Put(r.ctx, path, nil, sigma.PutOptions{})
@@ -212,14 +217,16 @@ func TestBadRequests(t *testing.T) {
 		if err == nil {
 			t.Error("2000 empty descriptors were accepted")
 		}
-		for _, path := range []string{"/bin", "/", "/nothing", "/s3", "/proc", "/ux/~local", "/sys/procs", "/nothing/in/here"} {
+		for _, path := range []string{"/bin", "/", "/nothing", "/s3", "/proc", "/ux/~local", "/sys/procs",
+			"/nothing/in/here"} {
 			id := r.spawn(sigma.Descriptor{Program: path})[0]
 			if st := r.wait(id); st.Code != sigma.StatusError || st.ExitCode != 126 && st.ExitCode != 127 {
 				t.Errorf("program %s: %+v, want 126 or 127", path, st)
 			}
 		}
 		// As much as is allowed goes through.
-		id := r.spawn(sigma.Descriptor{Program: program, Args: []string{"exit", "9", strings.Repeat("x", sigma.ArgsMax-100)}})[0]
+		id := r.spawn(sigma.Descriptor{Program: program,
+			Args: []string{"exit", "9", strings.Repeat("x", sigma.ArgsMax-100)}})[0]
 		if st := r.wait(id); st.ExitCode != 9 {
 			t.Errorf("large arguments: %+v", st)
 		}

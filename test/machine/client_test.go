@@ -22,7 +22,8 @@ type realm struct {
 	path map[string]string // installed programs
 }
 
-// connect opens a realm of the shared system. At the test's end its procs are ended, so that a test that failed does not spoil others.
+// connect opens a realm of the shared system. At the test's end its procs are ended, so that a test
+// that failed does not spoil others.
 func connect(t *testing.T, id sigma.RealmID) *realm {
 	t.Helper()
 	s := shared.Get(t)
@@ -137,7 +138,8 @@ func (r *realm) info(id sigma.ProcID) sigma.ProcInfo {
 	return sigma.ProcInfo{}
 }
 
-// censused counts what there is once the daemons have the sessions that the first procs of either class, and the first removal of a realm since one of them was started, bring with them: lcsched
+// censused counts what there is once the daemons have the sessions that the first procs of either
+// class, and the first removal of a realm since one of them was started, bring with them: lcsched
 // needs a while until it leads.
 func censused(t *testing.T, s *testenv.System) testenv.Census {
 	t.Helper()

@@ -9,7 +9,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Goal: the tree that a proc finds at its file descriptor 3, the tree that another proc serves, and /proc keep the contract of trees, as a proc sees them.
+// Goal: the tree that a proc finds at its file descriptor 3, the tree that another proc serves, and
+// /proc keep the contract of trees, as a proc sees them.
 func TestTreesConform(t *testing.T) {
 	r := connect(t, defaultRealm)
 	d := r.descriptor("../../../examples/tree", "/conform-tree")

@@ -26,13 +26,15 @@ import (
 // writers is how many write at once (Done when 5 of the first slice).
 const writers = 200
 
-// record is what one writer was told: the last content of its file that was acknowledged, and the one it was writing when something broke.
+// record is what one writer was told: the last content of its file that was acknowledged, and the
+// one it was writing when something broke.
 type record struct {
 	acked, tried int
 	err          error
 }
 
-// writeUntil has writers put growing numbers into files of their own below dir until each has seen an error or stop is closed, and calls crash once some are acknowledged.
+// writeUntil has writers put growing numbers into files of their own below dir until each has seen
+// an error or stop is closed, and calls crash once some are acknowledged.
 func writeUntil(t *testing.T, clients []*sdk.Client, dir string, crash func()) []record {
 	t.Helper()
 	records := make([]record, writers)
@@ -46,7 +48,8 @@ func writeUntil(t *testing.T, clients []*sdk.Client, dir string, crash func()) [
 			r := &records[w]
 			for r.err == nil {
 				r.tried++
-				_, r.err = clients[w%len(clients)].Put(ctx, fmt.Sprintf("%s/%d", dir, w), fmt.Append(nil, r.tried), sigma.PutOptions{})
+				_, r.err = clients[w%len(clients)].Put(ctx, fmt.Sprintf("%s/%d", dir, w), fmt.Append(nil, r.tried),
+					sigma.PutOptions{})
 				if r.err == nil {
 					r.acked = r.tried
 					if acks.Add(1) == 3*writers {
@@ -63,7 +66,8 @@ func writeUntil(t *testing.T, clients []*sdk.Client, dir string, crash func()) [
 	case <-broken: // by the crash that others made
 	}
 	crash()
-	// After the crash of one service the writers may get on without an error. A while of that shows that the system is usable.
+	// After the crash of one service the writers may get on without an error. A while of that shows
+	// that the system is usable.
 	more := acks.Load() + 2*writers
 	testenv.Eventually(t, "the writers are through", func() error {
 		select {
@@ -81,7 +85,8 @@ func writeUntil(t *testing.T, clients []*sdk.Client, dir string, crash func()) [
 	return records
 }
 
-// check reads what is there. A write that was not acknowledged may have taken effect or not; nothing else may be there.
+// check reads what is there. A write that was not acknowledged may have taken effect or not;
+// nothing else may be there.
 func check(t *testing.T, c *sdk.Client, dir string, records []record) {
 	t.Helper()
 	lost := 0
@@ -94,7 +99,8 @@ func check(t *testing.T, c *sdk.Client, dir string, records []record) {
 		}
 		if !ok {
 			if lost++; lost <= 5 {
-				t.Errorf("%s/%d: acknowledged %d, tried %d (%v); there is %q, %v", dir, w, r.acked, r.tried, r.err, got, err)
+				t.Errorf("%s/%d: acknowledged %d, tried %d (%v); there is %q, %v", dir, w, r.acked, r.tried, r.err, got,
+					err)
 			}
 		}
 	}
@@ -103,7 +109,8 @@ func check(t *testing.T, c *sdk.Client, dir string, records []record) {
 	}
 }
 
-// Every acknowledged write is there after the keeper, and with it the whole system, was killed; nothing of the dead instance's is.
+// Every acknowledged write is there after the keeper, and with it the whole system, was killed;
+// nothing of the dead instance's is.
 func TestKillKeeper(t *testing.T) {
 	s := testenv.Boot(t, testenv.Options{})
 	ctx := testContext(t)
@@ -113,7 +120,8 @@ func TestKillKeeper(t *testing.T) {
 	}
 	c := clients[0]
 	probe := s.Install(ctx, t, c, program(t, "probe.c"))
-	procs, err := c.Spawn(ctx, sigma.Descriptor{Program: probe, Args: []string{"ignore"}}, sigma.Descriptor{Program: probe, Args: []string{"orphan"}},
+	procs, err := c.Spawn(ctx, sigma.Descriptor{Program: probe, Args: []string{"ignore"}},
+		sigma.Descriptor{Program: probe, Args: []string{"orphan"}},
 		sigma.Descriptor{Program: probe, Args: []string{"stay"}})
 	if err != nil {
 		t.Fatal(err)
@@ -157,7 +165,8 @@ func TestKillKeeper(t *testing.T) {
 		t.Errorf("down of a dead system: %d %q", code, stderr)
 	}
 	for what := range s.Census() {
-		if !strings.HasPrefix(what, "socket") && !strings.HasPrefix(what, "temporary") { // files in DATA; the next instance writes over them
+		if !strings.HasPrefix(what, "socket") &&
+			!strings.HasPrefix(what, "temporary") { // files in DATA; the next instance writes over them
 			t.Errorf("down of a dead system leaves %s", what)
 		}
 	}
@@ -181,7 +190,8 @@ func TestKillKeeper(t *testing.T) {
 	}
 }
 
-// Everything that the launcher runs dies with it, and everybody who waits hears so; names, objects and new procs go on with the next one, and nothing is left of the dead one's.
+// Everything that the launcher runs dies with it, and everybody who waits hears so; names, objects
+// and new procs go on with the next one, and nothing is left of the dead one's.
 func TestKillLauncher(t *testing.T) {
 	r := connect(t, defaultRealm)
 	for _, dir := range []string{"/kept", "/s3/kept"} {
@@ -271,7 +281,8 @@ func services(c testenv.Census) testenv.Census {
 	return out
 }
 
-// The same for the services alone, which sigmad starts again. Who wrote meanwhile gets an error, or waits and gets on.
+// The same for the services alone, which sigmad starts again. Who wrote meanwhile gets an error, or
+// waits and gets on.
 func TestKillStores(t *testing.T) {
 	for victim, dir := range map[string]string{"named": "/stored", "s3d": "/s3/stored"} {
 		t.Run(victim, func(t *testing.T) {
@@ -288,7 +299,9 @@ func TestKillStores(t *testing.T) {
 			})
 			check(t, r.Client, dir, records)
 			for w, rec := range records {
-				if victim == "named" && rec.err != nil && sigma.KindOf(rec.err) != sigma.KindCanceled { // sigmad sends again what was under way, and named remembers
+				if victim == "named" && rec.err != nil &&
+					sigma.KindOf(rec.err) != sigma.KindCanceled {
+					// sigmad sends again what was under way, and named remembers
 					t.Errorf("writer %d: %v", w, rec.err)
 				}
 			}
@@ -312,7 +325,8 @@ func TestKillStores(t *testing.T) {
 // restarted checks that a service runs and says that it was started again.
 func (r *realm) restarted(name string) { r.t.Helper(); runsAfter(r.t, r.Client, name, 1) }
 
-// runsAfter waits until a service runs and was started again so often at least, and returns what is told of it.
+// runsAfter waits until a service runs and was started again so often at least, and returns what is
+// told of it.
 func runsAfter(t *testing.T, c *sdk.Client, name string, restarts uint32) (out sigmap.Service) {
 	t.Helper()
 	testenv.Eventually(t, name+" runs again", func() error {
@@ -336,7 +350,8 @@ func TestLauncherIsCounted(t *testing.T) {
 	s.Kill9(t, "sigmad")
 	runsAfter(t, c, "sigmad", 1)
 	if is := runsAfter(t, c, "launcher", 1); is.Restarts != 1 || is.Since.Sub(was.Since).Abs() > 2*time.Second {
-		t.Errorf("the launcher had %d restarts and runs since %v; after a death of sigmad %+v", was.Restarts, was.Since, is)
+		t.Errorf("the launcher had %d restarts and runs since %v; after a death of sigmad %+v", was.Restarts, was.Since,
+			is)
 	}
 	if err := syscall.Kill(s.PID("sigmad"), syscall.SIGSTOP); err != nil { // so that it does not see it
 		t.Fatal(err)
@@ -381,7 +396,8 @@ func TestKillBesched(t *testing.T) {
 // Taking the system down ends running jobs; what is stored stays.
 func TestDownWithJobs(t *testing.T) {
 	s := testenv.Boot(t, testenv.Options{})
-	if _, stderr, code := s.CLI(t, "up", "--detach"); code != 1 || !strings.Contains(stderr, "already running") || !strings.Contains(stderr, "hint:") {
+	if _, stderr, code := s.CLI(t, "up", "--detach"); code != 1 || !strings.Contains(stderr, "already running") ||
+		!strings.Contains(stderr, "hint:") {
 		t.Errorf("a second up: %d %q", code, stderr)
 	}
 	s.Must(t, "mkdir", "/kept")
@@ -416,7 +432,8 @@ func TestDownWithJobs(t *testing.T) {
 	}
 }
 
-// A system that is up in the foreground goes down in good order when it is interrupted, and tells when it dies.
+// A system that is up in the foreground goes down in good order when it is interrupted, and tells
+// when it dies.
 func TestUpInForeground(t *testing.T) {
 	for _, c := range []struct {
 		name, says string
@@ -426,7 +443,10 @@ func TestUpInForeground(t *testing.T) {
 		{"SIGINT", "stopping", func(_ *testenv.System, up *os.Process) { up.Signal(syscall.SIGINT) }, 0},
 		{"SIGTERM", "stopping", func(_ *testenv.System, up *os.Process) { up.Signal(syscall.SIGTERM) }, 0},
 		{"down", "was stopped", func(s *testenv.System, _ *os.Process) { s.Must(t, "down") }, 0},
-		{"kill -9 of the keeper", "unexpectedly", func(s *testenv.System, _ *os.Process) { s.Kill9(t, "keeper"); s.WaitStopped(t) }, 1},
+		{"kill -9 of the keeper", "unexpectedly", func(s *testenv.System, _ *os.Process) {
+			s.Kill9(t, "keeper")
+			s.WaitStopped(t)
+		}, 1},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := testenv.New(t, testenv.Options{Machine: "front"})

@@ -15,7 +15,8 @@ import (
 	"sigmaos.dev/state"
 )
 
-// Bad input of scheduling: 100,000 spawns of one realm while another wants one proc. The other has it at once, the first is told what its limit is, and all of it goes with the realm.
+// Bad input of scheduling: 100,000 spawns of one realm while another wants one proc. The other has
+// it at once, the first is told what its limit is, and all of it goes with the realm.
 func TestCrowdOfOneRealm(t *testing.T) {
 	crowd, other := newRealm(t, "crowd"), newRealm(t, "modest")
 	other.run("probe.c", "exit", "0") // so that what a first proc brings with it is there
@@ -42,7 +43,9 @@ func TestCrowdOfOneRealm(t *testing.T) {
 	t.Logf("%d procs wait; the other realm's proc ended after %v", n, time.Since(began))
 	out := crowd.s.Must(t, "realm", "ls", "--json")
 	var rs []state.Realm
-	if err := json.Unmarshal([]byte(out), &rs); err != nil || !slices.ContainsFunc(rs, func(r state.Realm) bool { return r.ID == "crowd" && r.Procs == n }) {
+	if err := json.Unmarshal([]byte(out), &rs); err != nil || !slices.ContainsFunc(rs, func(r state.Realm) bool {
+		return r.ID == "crowd" && r.Procs == n
+	}) {
 		t.Errorf("the realm does not count %d procs: %s", n, out)
 	}
 	crowd.Close()
@@ -50,7 +53,8 @@ func TestCrowdOfOneRealm(t *testing.T) {
 	crowd.s.NoLeaks(t, before)
 }
 
-// Bad input of scheduling: removal of a realm with 1,000 running procs. Everything of it is gone from the host.
+// Bad input of scheduling: removal of a realm with 1,000 running procs. Everything of it is gone
+// from the host.
 func TestRemoveRealmOfThousandProcs(t *testing.T) {
 	r := newRealm(t, "thousand")
 	before := censused(t, r.s)
@@ -79,7 +83,8 @@ func TestRemoveRealmOfThousandProcs(t *testing.T) {
 	r.s.NoLeaks(t, before)
 }
 
-// Bad input of scheduling: a proc that forks to escape accounting. What its descendants use is its, in whatever session they are, and they end with it.
+// Bad input of scheduling: a proc that forks to escape accounting. What its descendants use is its,
+// in whatever session they are, and they end with it.
 func TestForksDoNotEscapeAccounting(t *testing.T) {
 	r := connect(t, defaultRealm)
 	r.s.RequireLimits(t)

@@ -14,9 +14,10 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Goal: statements that nothing inside the engine can end harm no other realm: another realm's statements are answered by
-// a process of its own, and the process of the first is killed soon after the clients gave up, and started anew. Method: one
-// step of SQLite that takes minutes (instr of two long strings), eight at once, of a realm whose clients leave at once.
+// Goal: statements that nothing inside the engine can end harm no other realm: another realm's
+// statements are answered by a process of its own, and the process of the first is killed soon
+// after the clients gave up, and started anew. Method: one step of SQLite that takes minutes (instr
+// of two long strings), eight at once, of a realm whose clients leave at once.
 func TestStatementThatNothingEnds(t *testing.T) {
 	s := shared.Get(t)
 	for _, realm := range []string{"endless", "quick"} {
@@ -52,7 +53,8 @@ func TestStatementThatNothingEnds(t *testing.T) {
 			p := database.Open(endless, "/db/d")
 			defer p.Close()
 			var n int
-			over <- p.QueryRowContext(ctx, "select instr(printf('%.8000000c', 'a'), printf('%.4000000c', 'a') || 'b')").Scan(&n)
+			over <- p.QueryRowContext(ctx,
+				"select instr(printf('%.8000000c', 'a'), printf('%.4000000c', 'a') || 'b')").Scan(&n)
 		}()
 	}
 	for range 8 {

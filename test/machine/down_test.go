@@ -23,7 +23,8 @@ type attended struct {
 
 func attend(t *testing.T, s *testenv.System, args ...string) *attended {
 	t.Helper()
-	a := &attended{cmd: s.Command(testContext(t), append([]string{"run"}, args...)...), out: &lines{seen: make(chan string, 10)}}
+	a := &attended{cmd: s.Command(testContext(t), append([]string{"run"}, args...)...),
+		out: &lines{seen: make(chan string, 10)}}
 	a.cmd.Stdout, a.cmd.Stderr = a.out, &a.err
 	if err := a.cmd.Start(); err != nil {
 		t.Fatal(err)
@@ -44,7 +45,9 @@ func (a *attended) end() (code int, out, errs string) {
 	return a.cmd.ProcessState.ExitCode(), out, a.err.String()
 }
 
-// Goal: sigma down gives procs their grace, in which the system works; who waits for them is told; who ignores it is killed; that is no failure of registered procs, and they are not started again before the next up.
+// Goal: sigma down gives procs their grace, in which the system works; who waits for them is told;
+// who ignores it is killed; that is no failure of registered procs, and they are not started again
+// before the next up.
 func TestDownGivesGrace(t *testing.T) {
 	s := testenv.Boot(t, testenv.Options{})
 	c := s.Connect(testContext(t), t, sigma.DefaultRealm)
@@ -57,10 +60,12 @@ func TestDownGivesGrace(t *testing.T) {
 	if code != 0 || !strings.Contains(errs, "waiting for") || !strings.Contains(errs, "stubborn (") {
 		t.Errorf("down: code %d, %q", code, errs)
 	}
-	if code, out, errs := good.end(); code != 137 || out != "gone in good order\n" || !strings.Contains(errs, "evicted: machine m1 is being stopped") {
+	if code, out, errs := good.end(); code != 137 || out != "gone in good order\n" ||
+		!strings.Contains(errs, "evicted: machine m1 is being stopped") {
 		t.Errorf("run of one that goes: code %d, %q, %q", code, out, errs)
 	}
-	if code, out, errs := bad.end(); code != 137 || out != "" || !strings.Contains(errs, "evicted (killed): machine m1 is being stopped") {
+	if code, out, errs := bad.end(); code != 137 || out != "" ||
+		!strings.Contains(errs, "evicted (killed): machine m1 is being stopped") {
 		t.Errorf("run of one that does not: code %d, %q, %q", code, out, errs)
 	}
 	s.Up(t)
@@ -69,7 +74,8 @@ func TestDownGivesGrace(t *testing.T) {
 	}
 	registered(t, s, "web", "")
 	var log []state.Instance
-	if err := json.Unmarshal([]byte(s.Must(t, "init", "log", "--json", "web")), &log); err != nil || len(log) != 2 || log[0].Status == nil || log[0].Status.Code != "lost" {
+	if err := json.Unmarshal([]byte(s.Must(t, "init", "log", "--json", "web")), &log); err != nil || len(log) != 2 ||
+		log[0].Status == nil || log[0].Status.Code != "lost" {
 		t.Errorf("log of the registered one: %+v, %v", log, err)
 	}
 

@@ -21,7 +21,8 @@ func (r *realm) serve(word, path string) sigma.ProcID {
 	return id
 }
 
-// Procs find each other by name and talk; the server knows who called, and those who dial and say nothing disturb nobody.
+// Procs find each other by name and talk; the server knows who called, and those who dial and say
+// nothing disturb nobody.
 func TestDial(t *testing.T) {
 	r := connect(t, defaultRealm)
 	r.serve("echo", "/echo")
@@ -35,7 +36,8 @@ func TestDial(t *testing.T) {
 	r.s.NoLeaks(t, before)
 }
 
-// Two procs carry a connection in memory that they share, within what the filter and their memory limits allow, and leave nothing.
+// Two procs carry a connection in memory that they share, within what the filter and their memory
+// limits allow, and leave nothing.
 func TestRing(t *testing.T) {
 	r := connect(t, defaultRealm)
 	r.serve("echo-ring", "/echo-ring")
@@ -48,7 +50,8 @@ func TestRing(t *testing.T) {
 	r.s.NoLeaks(t, before)
 }
 
-// SIGMA_TRANSPORT in a proc's environment forces what carries its connections, without a change to the program; another word keeps it from connecting, and says so.
+// SIGMA_TRANSPORT in a proc's environment forces what carries its connections, without a change to
+// the program; another word keeps it from connecting, and says so.
 func TestForcedTransport(t *testing.T) {
 	r := connect(t, defaultRealm)
 	for _, x := range []struct{ server, client, want string }{
@@ -82,7 +85,8 @@ func TestForcedTransport(t *testing.T) {
 	d := r.descriptor("goprobe", "transport", "/forced")
 	d.Env = append(d.Env, "SIGMA_TRANSPORT=tcp")
 	id := r.spawn(d)[0]
-	if st, out := r.wait(id), r.output(id); st.OK() || !strings.Contains(out, "SIGMA_TRANSPORT") || !strings.Contains(out, `"tcp" is no transport`) {
+	if st, out := r.wait(id), r.output(id); st.OK() || !strings.Contains(out, "SIGMA_TRANSPORT") ||
+		!strings.Contains(out, `"tcp" is no transport`) {
 		t.Errorf("an unknown word: %+v, %q", st, out)
 	}
 }
@@ -91,7 +95,9 @@ func TestHTTP(t *testing.T) {
 	r := connect(t, defaultRealm)
 	r.serve("http", "/web")
 	st, out := r.run("goprobe", "get", "/web")
-	want := "200 OK: POST /page/0 with 0 bytes\n200 OK: POST /page/1 with 100000 bytes\n200 OK: POST /page/2 with 200000 bytes\n"
+	want :=
+		"200 OK: POST /page/0 with 0 bytes\n200 OK: POST /page/1 with 100000 bytes\n200 OK: POST /page/2 with 200000 " +
+			"bytes\n"
 	if !st.OK() || out != want {
 		t.Errorf("got %+v, %q, want %q", st, out, want)
 	}
@@ -156,12 +162,14 @@ func TestEndpointOfAnotherRealm(t *testing.T) {
 	if _, err := other.Put(other.ctx, "/copied", []byte(text), sigma.PutOptions{Kind: sigma.KindEndpoint}); err != nil {
 		t.Fatal(err)
 	}
-	if st, out := other.run("goprobe", "say", "/copied", "x"); st.ExitCode != 1 || !strings.Contains(out, "another realm") {
+	if st, out := other.run("goprobe", "say", "/copied", "x"); st.ExitCode != 1 ||
+		!strings.Contains(out, "another realm") {
 		t.Errorf("by a copied endpoint file: %+v %q", st, out)
 	}
 	r.Kill(r.ctx, id)
 	r.wait(id)
-	if st, out := r.run("goprobe", "dial", text); st.ExitCode != 1 || out != "unavailable: nobody listens at the endpoint\n" {
+	if st, out := r.run("goprobe", "dial", text); st.ExitCode != 1 ||
+		out != "unavailable: nobody listens at the endpoint\n" {
 		t.Errorf("after the listener's end: %+v %q", st, out)
 	}
 }

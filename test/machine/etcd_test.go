@@ -51,7 +51,8 @@ func startEtcd(t *testing.T, program, dir, address string) (kill func()) {
 	return kill
 }
 
-// Goal: the names can be in an operator's etcd, over TLS, whose loss is like that of quorum, and which belongs to one sigmaOS.
+// Goal: the names can be in an operator's etcd, over TLS, whose loss is like that of quorum, and
+// which belongs to one sigmaOS.
 func TestExternalEtcd(t *testing.T) {
 	s := testenv.New(t, testenv.Options{})
 	if _, _, rootless := testenv.RootlessUIDs(); rootless {

@@ -28,7 +28,8 @@ func told(t *testing.T, s *testenv.System, args ...string) (out []string) {
 	return out
 }
 
-// What happens to procs, reservations, realms and daemons is told, in order, once, from any position on, and to each realm only what is its own.
+// What happens to procs, reservations, realms and daemons is told, in order, once, from any
+// position on, and to each realm only what is its own.
 func TestEvents(t *testing.T) {
 	s := shared.Get(t)
 	s.Must(t, "realm", "create", "watched")
@@ -36,12 +37,14 @@ func TestEvents(t *testing.T) {
 	r := connect(t, "watched")
 	cursor := filepath.Join(t.TempDir(), "cursor")
 	told(t, s, "-r", "watched", "--cursor-file", cursor)
-	ok, never := r.spawn(r.descriptor("probe.c", "exit", "0"))[0], r.spawn(r.reserved(900_000, sigma.MemoryDefault, "leave"))[0]
+	ok, never := r.spawn(r.descriptor("probe.c", "exit", "0"))[0],
+		r.spawn(r.reserved(900_000, sigma.MemoryDefault, "leave"))[0]
 	r.wait(ok)
 	r.wait(never)
 	s.Kill9(t, "besched")
 	var got []string
-	want := []string{"proc.started " + string(ok), "proc.ended " + string(ok), "reservation.refused " + string(never), "proc.ended " + string(never), "daemon.ended besched", "daemon.started besched"}
+	want := []string{"proc.started " + string(ok), "proc.ended " + string(ok), "reservation.refused " + string(never),
+		"proc.ended " + string(never), "daemon.ended besched", "daemon.started besched"}
 	testenv.Eventually(t, "all is told", func() error {
 		got = append(got, told(t, s, "-r", "watched", "--cursor-file", cursor)...)
 		for _, w := range want {
@@ -64,7 +67,8 @@ func TestEvents(t *testing.T) {
 	if all := told(t, s, "--all", "--proc", string(ok)); len(all) != 2 {
 		t.Errorf("the provider is told of all realms: %q", all)
 	}
-	if status, out := r.run("goprobe", "read", "/sys/events"); !status.OK() || !strings.Contains(out, string(ok)) || strings.Contains(out, "daemon.") {
+	if status, out := r.run("goprobe", "read", "/sys/events"); !status.OK() || !strings.Contains(out, string(ok)) ||
+		strings.Contains(out, "daemon.") {
 		t.Errorf("a tenant reads %s, %+v", out, status)
 	}
 }

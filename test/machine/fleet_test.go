@@ -11,7 +11,9 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Goal: with two bescheds, what waits at one that is killed waits at the other, is started once, and is answered; both take part again when it is back. One realm's hundreds of procs that wait do not keep another's from its turn.
+// Goal: with two bescheds, what waits at one that is killed waits at the other, is started once,
+// and is answered; both take part again when it is back. One realm's hundreds of procs that wait do
+// not keep another's from its turn.
 func TestTwoBescheds(t *testing.T) {
 	ctx := testContext(t)
 	s := testenv.Boot(t, testenv.Options{Bescheds: 2})
@@ -65,7 +67,8 @@ func TestTwoBescheds(t *testing.T) {
 		}
 		if killed != "" {
 			testenv.Eventually(t, killed+" is back", func() error {
-				if text := s.Must(t, "status"); strings.Count(text, "besched") != 2 || strings.Contains(text, "starting") || strings.Contains(text, "restarting") {
+				if text := s.Must(t, "status"); strings.Count(text, "besched") != 2 ||
+					strings.Contains(text, "starting") || strings.Contains(text, "restarting") {
 					return fmt.Errorf("status is %s", text)
 				}
 				return nil

@@ -15,7 +15,9 @@ import (
 	"sigmaos.dev/state"
 )
 
-// Goal: what a proc writes by a passed descriptor is bounded by the kernel, as quotas assume; what it writes beyond goes by messages; and nothing is seen of files that a proc which died was writing, in ux and in s3.
+// Goal: what a proc writes by a passed descriptor is bounded by the kernel, as quotas assume; what
+// it writes beyond goes by messages; and nothing is seen of files that a proc which died was
+// writing, in ux and in s3.
 func TestHiddenFiles(t *testing.T) {
 	c := connect(t, defaultRealm)
 	ctx := c.ctx
@@ -60,8 +62,9 @@ func TestHiddenFiles(t *testing.T) {
 	must(c.Remove(ctx, "/ux/~local/hidden/f"))
 }
 
-// Goal: the provider bounds what a realm has in ux at a machine, and no proc gets beyond that by descriptors for writing, of which each costs what it can write. Who is refused learns which path, limit and machine it is; what is
-// removed makes room, and a limit that is raised holds.
+// Goal: the provider bounds what a realm has in ux at a machine, and no proc gets beyond that by
+// descriptors for writing, of which each costs what it can write. Who is refused learns which path,
+// limit and machine it is; what is removed makes room, and a limit that is raised holds.
 func TestScratchLimit(t *testing.T) {
 	c := newRealm(t, "scratch-limit")
 	ctx := c.ctx
@@ -109,11 +112,14 @@ func TestScratchLimit(t *testing.T) {
 		return nil
 	})
 	_, err := c.Put(ctx, "/ux/~local/full/more", make([]byte, 2*sigma.MiB), sigma.PutOptions{})
-	if text := fmt.Sprint(err); sigma.KindOf(err) != sigma.KindNoSpace || !strings.Contains(text, "/ux/~local/full/more") || !strings.Contains(text, "limit of scratch files at machine") || !strings.Contains(text, "of 2GiB") ||
+	if text := fmt.Sprint(err); sigma.KindOf(err) != sigma.KindNoSpace ||
+		!strings.Contains(text, "/ux/~local/full/more") ||
+		!strings.Contains(text, "limit of scratch files at machine") || !strings.Contains(text, "of 2GiB") ||
 		!strings.Contains(sigma.HintOf(err), "--limit-scratch") {
 		t.Errorf("more than the limit: %v (%s)", err, sigma.HintOf(err))
 	}
-	if _, err := connect(t, defaultRealm).Put(ctx, "/ux/~local/others", make([]byte, 2*sigma.MiB), sigma.PutOptions{}); err != nil {
+	if _, err := connect(t, defaultRealm).Put(ctx, "/ux/~local/others", make([]byte, 2*sigma.MiB),
+		sigma.PutOptions{}); err != nil {
 		t.Errorf("another realm: %v", err)
 	}
 	must(c.Remove(ctx, "/ux/~local/full/0"))

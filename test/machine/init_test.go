@@ -13,7 +13,8 @@ import (
 	"sigmaos.dev/state"
 )
 
-// registered waits until exactly one proc of a name runs, is the one that initd means, and is another than before; and gives its id. More than one is an error at any time.
+// registered waits until exactly one proc of a name runs, is the one that initd means, and is
+// another than before; and gives its id. More than one is an error at any time.
 func registered(t *testing.T, s *testenv.System, name, before string) (proc string) {
 	t.Helper()
 	testenv.Eventually(t, name+" runs", func() error {
@@ -58,7 +59,9 @@ func registrations(t *testing.T, s *testenv.System) map[string]state.Registratio
 	return of
 }
 
-// 001 §3.4: procs that are registered with initd are started again when they end, and after a restart of the whole system; daemons that are killed meanwhile, the leader with initd among them, neither lose an instance nor make a second.
+// 001 §3.4: procs that are registered with initd are started again when they end, and after a
+// restart of the whole system; daemons that are killed meanwhile, the leader with initd among them,
+// neither lose an instance nor make a second.
 func TestPaperInitdStartsRegisteredProcsAgain(t *testing.T) {
 	s := testenv.Boot(t, testenv.Options{})
 	ctx := testContext(t)
@@ -118,7 +121,8 @@ func TestPaperInitdStartsRegisteredProcsAgain(t *testing.T) {
 	}
 }
 
-// What a realm has registered goes with it, its procs with that; another realm of its name has none of it.
+// What a realm has registered goes with it, its procs with that; another realm of its name has none
+// of it.
 func TestInitGoesWithItsRealm(t *testing.T) {
 	s := shared.Get(t)
 	s.Must(t, "realm", "create", "keeper")
@@ -130,7 +134,8 @@ func TestInitGoesWithItsRealm(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := r.Register(r.ctx, sigma.Registration{Name: "../x", Descriptor: d}); sigma.KindOf(err) != sigma.KindInvalid {
+	if err := r.Register(r.ctx, sigma.Registration{Name: "../x",
+		Descriptor: d}); sigma.KindOf(err) != sigma.KindInvalid {
 		t.Errorf("a name with a path: %v", err)
 	}
 	if err := r.Unregister(r.ctx, "../default/k0"); sigma.KindOf(err) != sigma.KindNotFound {

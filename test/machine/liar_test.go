@@ -15,7 +15,9 @@ import (
 	"sigmaos.dev/treetest"
 )
 
-// Goal: a tenant's tree that lies harms nobody: who walks into it gets an error by its deadline, sigmad, which fetches programs through it, answers who spawned them, does not grow, and serves others meanwhile.
+// Goal: a tenant's tree that lies harms nobody: who walks into it gets an error by its deadline,
+// sigmad, which fetches programs through it, answers who spawned them, does not grow, and serves
+// others meanwhile.
 func TestLyingTree(t *testing.T) {
 	r := newRealm(t, "liars")
 	d := r.descriptor("liar", "/liar")

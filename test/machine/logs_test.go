@@ -15,7 +15,8 @@ import (
 	"sigmaos.dev/output"
 )
 
-// Goal: of a proc that prints much the beginning and the end are told, with a mark between; of several with one name the newest; parts of a log can be asked for, and times.
+// Goal: of a proc that prints much the beginning and the end are told, with a mark between; of
+// several with one name the newest; parts of a log can be asked for, and times.
 func TestLogs(t *testing.T) {
 	s := shared.Get(t)
 	const lines = 500_000
@@ -25,7 +26,8 @@ func TestLogs(t *testing.T) {
 	mark := output.Mark(lines*64 - output.Head - output.Tail)
 	for _, args := range [][]string{{"logs", "long"}, {"logs", "-f", "long"}, {"cat", "/proc/" + long + "/stdout"}} {
 		out := s.Must(t, args...)
-		if len(out) != output.LogMax || !strings.HasPrefix(out, line(0)+line(1)) || strings.Index(out, mark) != output.Head || !strings.HasSuffix(out, line(lines-1)) {
+		if len(out) != output.LogMax || !strings.HasPrefix(out, line(0)+line(1)) ||
+			strings.Index(out, mark) != output.Head || !strings.HasSuffix(out, line(lines-1)) {
 			t.Errorf("%v: %d bytes, the mark at %d", args, len(out), strings.Index(out, mark))
 		}
 	}
@@ -45,16 +47,20 @@ func TestLogs(t *testing.T) {
 			t.Errorf("%v: %q", args, out)
 		}
 	}
-	if out := s.Must(t, "logs", "-t", "again"); !regexp.MustCompile(`^(20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z 0{62}[01]\n){2}$`).MatchString(out) {
+	if out := s.Must(t, "logs", "-t",
+		"again"); !regexp.MustCompile(`^(20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z 0{62}[01]\n){2}$`).MatchString(out) {
 		t.Errorf("with times: %q", out)
 	}
-	if _, stderr, code := s.CLI(t, "logs", "--previous", "long"); code != 1 || !strings.Contains(stderr, "no proc before this one") {
+	if _, stderr, code := s.CLI(t, "logs", "--previous", "long"); code != 1 ||
+		!strings.Contains(stderr, "no proc before this one") {
 		t.Errorf("where there is none before: %d, %q", code, stderr)
 	}
 }
 
-// Goal: what procs printed that had ended outlives sigmad, and down and up: short logs, long ones, both of a program that crashes again and again; so does what is known of their ends. When their realm is removed nothing of it stays on the disk.
-// Method: procs print and end; sigmad is killed, and the system taken down, and each time everything is as it was told before.
+// Goal: what procs printed that had ended outlives sigmad, and down and up: short logs, long ones,
+// both of a program that crashes again and again; so does what is known of their ends. When their
+// realm is removed nothing of it stays on the disk. Method: procs print and end; sigmad is killed,
+// and the system taken down, and each time everything is as it was told before.
 func TestLogsOutliveSigmad(t *testing.T) {
 	s := testenv.Boot(t, testenv.Options{})
 	probe := program(t, "probe.c")
@@ -69,14 +75,17 @@ func TestLogsOutliveSigmad(t *testing.T) {
 	}
 	tell := func() (all []string) {
 		t.Helper()
-		for _, args := range [][]string{{"logs", "loop"}, {"logs", "--previous", "loop"}, {"logs", "-t", "loop"}, {"logs", "long"}, {"logs", "--tail", "2", "long"}, {"cat", "/proc/" + long + "/log"}, {"cat", "/proc/" + long + "/times"}, {"cat", "/proc/" + long + "/status"}, {"ps", "-a", "--json"}} {
+		for _, args := range [][]string{{"logs", "loop"}, {"logs", "--previous", "loop"}, {"logs", "-t", "loop"},
+			{"logs", "long"}, {"logs", "--tail", "2", "long"}, {"cat", "/proc/" + long + "/log"},
+			{"cat", "/proc/" + long + "/times"}, {"cat", "/proc/" + long + "/status"}, {"ps", "-a", "--json"}} {
 			all = append(all, s.Must(t, append([]string{args[0], "-r", "tenant"}, args[1:]...)...))
 		}
 		return all
 	}
 	const text = "00000000000000000001\n" // the end of a line of the probe's
 	want := tell()
-	if !strings.HasSuffix(want[0], text) || strings.Contains(want[1], text) || len(want[3]) != output.LogMax || !strings.Contains(want[8], `"fails"`) {
+	if !strings.HasSuffix(want[0], text) || strings.Contains(want[1], text) || len(want[3]) != output.LogMax ||
+		!strings.Contains(want[8], `"fails"`) {
 		t.Fatalf("before: %.2000q", want)
 	}
 	archive := filepath.Join(s.DataDir, "sigmad", "ended")

@@ -1,7 +1,8 @@
 //go:build system
 
-// Package machine tests one machine from outside, as its users and its enemies find it: a real system, booted as root, with real procs. It needs what README lists for
-// make test, and skips with the reason where there is no root. The tests share one system (shared) unless they crash it.
+// Package machine tests one machine from outside, as its users and its enemies find it: a real
+// system, booted as root, with real procs. It needs what README lists for make test, and skips with
+// the reason where there is no root. The tests share one system (shared) unless they crash it.
 package machine
 
 import (
@@ -28,7 +29,8 @@ func testContext(t *testing.T) context.Context {
 	return ctx
 }
 
-// program compiles a program of testdata once: "hello.c", "probe.c", "hello.rs", or the directory of a Go program.
+// program compiles a program of testdata once: "hello.c", "probe.c", "hello.rs", or the directory
+// of a Go program.
 func program(t *testing.T, source string) string {
 	t.Helper()
 	return shared.Program(t, "testdata/"+source)

@@ -12,7 +12,8 @@ import (
 	"sigmaos.dev/internal/testenv"
 )
 
-// outside is a program of somebody else's module: it stores a file, runs a program and reads its output.
+// outside is a program of somebody else's module: it stores a file, runs a program and reads its
+// output.
 const outside = `package main
 
 import (
@@ -59,7 +60,8 @@ func run(ctx context.Context) error {
 }
 `
 
-// The SDK is used from a module that is not ours, as docs/guide says: with a replace directive, needing nothing that go.sum of this repository does not have.
+// The SDK is used from a module that is not ours, as docs/guide says: with a replace directive,
+// needing nothing that go.sum of this repository does not have.
 func TestSDKFromOutside(t *testing.T) {
 	r := connect(t, defaultRealm)
 	hello := r.descriptor("hello.c").Program
@@ -92,7 +94,9 @@ func TestSDKFromOutside(t *testing.T) {
 	for name, text := range map[string]string{
 		"main.go": outside,
 		"go.sum":  string(sum),
-		"go.mod": fmt.Sprintf("module example.com/outside\n\ngo %s\n\nrequire sigmaos.dev v0.0.0\n\nrequire golang.org/x/sys %s // indirect\n\nreplace sigmaos.dev => %s\n",
+		"go.mod": fmt.Sprintf(
+			"module example.com/outside\n\ngo %s\n\nrequire sigmaos.dev v0.0.0\n\nrequire golang.org/x/sys %s // "+
+				"indirect\n\nreplace sigmaos.dev => %s\n",
 			version, sys, root),
 	} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {

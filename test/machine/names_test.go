@@ -109,7 +109,8 @@ func TestNamesOfProcs(t *testing.T) {
 	}
 }
 
-// A file under a lease lives as long as the proc that made it (000 §3.4), and a watcher hears of it.
+// A file under a lease lives as long as the proc that made it (000 §3.4), and a watcher hears of
+// it.
 func TestEphemeral(t *testing.T) {
 	r := connect(t, defaultRealm)
 	for _, how := range []string{"evict", "kill"} {
@@ -266,8 +267,9 @@ func TestRealms(t *testing.T) {
 	}
 }
 
-// filesWith counts files and directories on the disk that are a realm's, by the directories s3 and ux name after it. What named has of it is one deleted prefix in etcd, which
-// keeps no file per name; that a realm made again starts empty shows it.
+// filesWith counts files and directories on the disk that are a realm's, by the directories s3 and
+// ux name after it. What named has of it is one deleted prefix in etcd, which keeps no file per
+// name; that a realm made again starts empty shows it.
 func filesWith(t *testing.T, s *testenv.System, realm string) (n int) {
 	for _, daemon := range []string{"s3d", "sigmad"} {
 		filepath.WalkDir(filepath.Join(s.DataDir, daemon), func(path string, d fs.DirEntry, err error) error {

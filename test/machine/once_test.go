@@ -14,7 +14,9 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Mutations that are under way when named is killed happen, and once: exclusive creates, appends, renames, and advances of an epoch, of many at once, while named is killed again and again. Nobody gets an error.
+// Mutations that are under way when named is killed happen, and once: exclusive creates, appends,
+// renames, and advances of an epoch, of many at once, while named is killed again and again. Nobody
+// gets an error.
 func TestOnce(t *testing.T) {
 	const clients, rounds, kills = 16, 40, 3
 	r := connect(t, defaultRealm)
@@ -47,7 +49,8 @@ func TestOnce(t *testing.T) {
 				case 1:
 					put(r.ctx, t, r, "/once/log", fmt.Sprintf("%d.%d\n", c, i), sigma.PutOptions{Append: true})
 				case 2:
-					if err := r.Rename(r.ctx, fmt.Sprintf("%s-%d", mine, i), fmt.Sprintf("%s-%d", mine, i+1)); err != nil {
+					if err := r.Rename(r.ctx, fmt.Sprintf("%s-%d", mine, i),
+						fmt.Sprintf("%s-%d", mine, i+1)); err != nil {
 						t.Errorf("rename %d of %d: %v", i, c, err)
 					}
 				case 3:
@@ -74,7 +77,8 @@ func TestOnce(t *testing.T) {
 	}
 	got := slices.Concat(epochs...)
 	slices.Sort(got)
-	if n := len(got); n != clients/4*rounds || got[0] != 1 || got[n-1] != sigma.Epoch(n) || len(slices.Compact(got)) != n {
+	if n := len(got); n != clients/4*rounds || got[0] != 1 || got[n-1] != sigma.Epoch(n) ||
+		len(slices.Compact(got)) != n {
 		t.Errorf("%d epochs, %d to %d", n, got[0], got[n-1])
 	}
 	if err := r.RemoveAll(r.ctx, "/once"); err != nil {

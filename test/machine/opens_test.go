@@ -14,7 +14,9 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Goal: who opens 100,000 files is told at a bound what it is, whichever service they are of; no daemon is harmed, other realms are served while all of it is held, and when it has gone the realm can open files again.
+// Goal: who opens 100,000 files is told at a bound what it is, whichever service they are of; no
+// daemon is harmed, other realms are served while all of it is held, and when it has gone the realm
+// can open files again.
 func TestOpenWithoutEnd(t *testing.T) {
 	const files, all = 4200, 100_000
 	x := newRealm(t, "opener")
@@ -59,7 +61,9 @@ func TestOpenWithoutEnd(t *testing.T) {
 		out := x.output(id)
 		n, rest, _ := strings.Cut(strings.TrimSpace(out), " ")
 		t.Logf("%s: %s", c.what, strings.TrimSpace(out))
-		if opened, err := strconv.Atoi(n); err != nil || opened < c.least || opened >= c.n || !strings.HasPrefix(rest, c.kind.String()+":") || !strings.Contains(rest, c.says) || !strings.Contains(rest, c.path) {
+		if opened, err := strconv.Atoi(n); err != nil || opened < c.least || opened >= c.n ||
+			!strings.HasPrefix(rest, c.kind.String()+":") || !strings.Contains(rest, c.says) ||
+			!strings.Contains(rest, c.path) {
 			t.Errorf("%s: %s", c.what, out)
 		}
 		if err := worksBeside(other); err != nil {
@@ -102,7 +106,8 @@ func makeMany(x *realm, files int, dirs ...string) {
 		for w := range 16 {
 			makers.Go(func() {
 				for i := w; i < files; i += 16 {
-					if _, err := x.Put(x.ctx, fmt.Sprintf("%s/%d", dir, i), []byte("text"), sigma.PutOptions{}); err != nil {
+					if _, err := x.Put(x.ctx, fmt.Sprintf("%s/%d", dir, i), []byte("text"),
+						sigma.PutOptions{}); err != nil {
 						x.t.Error(err)
 						return
 					}

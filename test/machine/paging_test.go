@@ -24,8 +24,9 @@ func unseen(t *testing.T) []byte {
 	return append(b, rand.Text()...)
 }
 
-// Goal: a program whose bytes are not here is started all the same, goes on when the store dies under it, and is a plain file in the end. Whether some page is missing when the
-// store dies is a matter of time; what the proc reads is not.
+// Goal: a program whose bytes are not here is started all the same, goes on when the store dies
+// under it, and is a plain file in the end. Whether some page is missing when the store dies is a
+// matter of time; what the proc reads is not.
 func TestColdStart(t *testing.T) {
 	r := connect(t, defaultRealm)
 	const path = "/bin/pages"
@@ -34,11 +35,13 @@ func TestColdStart(t *testing.T) {
 	}
 	defer r.Remove(r.ctx, path)
 	paged := r.metric("sigma_binfs_starts_paged_total")
-	ids := r.spawn(sigma.Descriptor{Program: path, Args: []string{"wait"}}, sigma.Descriptor{Program: path, Args: []string{"wait"}})
+	ids := r.spawn(sigma.Descriptor{Program: path, Args: []string{"wait"}}, sigma.Descriptor{Program: path,
+		Args: []string{"wait"}})
 	for _, id := range ids {
 		r.wrote(id, "ready")
 	}
-	if _, err := os.Stat("/dev/fuse"); err == nil && os.Getenv("SIGMA_TEST_ROOTLESS") == "" && r.metric("sigma_binfs_starts_paged_total") == paged {
+	if _, err := os.Stat("/dev/fuse"); err == nil && os.Getenv("SIGMA_TEST_ROOTLESS") == "" &&
+		r.metric("sigma_binfs_starts_paged_total") == paged {
 		t.Error("nothing was paged")
 	}
 	r.s.Kill9(t, "s3d")
@@ -62,7 +65,8 @@ func TestColdStart(t *testing.T) {
 	})
 }
 
-// A program that is replaced while a proc pages from it is the old one for that proc as long as its server lives, and the new one for the next.
+// A program that is replaced while a proc pages from it is the old one for that proc as long as its
+// server lives, and the new one for the next.
 func TestReplacedWhilePaging(t *testing.T) {
 	r := connect(t, defaultRealm)
 	const path = "/bin/changing-pages"
@@ -91,7 +95,8 @@ func TestReplacedWhilePaging(t *testing.T) {
 	}
 }
 
-// What the cache keeps over a restart is used without being fetched; a bit that changed on disk meanwhile is found, before it is executed.
+// What the cache keeps over a restart is used without being fetched; a bit that changed on disk
+// meanwhile is found, before it is executed.
 func TestCacheAfterRestart(t *testing.T) {
 	s := testenv.Boot(t, testenv.Options{})
 	hello := program(t, "hello.c")
@@ -100,7 +105,8 @@ func TestCacheAfterRestart(t *testing.T) {
 	s.Up(t)
 	s.Must(t, "run", hello)
 	fetched := s.Must(t, "cat", "/sys/metrics")
-	if !strings.Contains(fetched, "sigma_binfs_fetched_bytes_total 0\n") || !strings.Contains(fetched, "sigma_binfs_corrupt_stored_chunks_total 0\n") {
+	if !strings.Contains(fetched, "sigma_binfs_fetched_bytes_total 0\n") ||
+		!strings.Contains(fetched, "sigma_binfs_corrupt_stored_chunks_total 0\n") {
 		t.Errorf("after a restart:\n%s", fetched)
 	}
 	s.Down(t)
@@ -130,7 +136,8 @@ func TestCacheAfterRestart(t *testing.T) {
 	if out := s.Must(t, "run", hello); out != "hello\n" {
 		t.Errorf("run: %q", out)
 	}
-	if text := s.Must(t, "cat", "/sys/metrics"); !strings.Contains(text, "sigma_binfs_corrupt_stored_chunks_total 1\n") {
+	if text := s.Must(t, "cat", "/sys/metrics"); !strings.Contains(text,
+		"sigma_binfs_corrupt_stored_chunks_total 1\n") {
 		t.Errorf("after damage:\n%s", text)
 	}
 }

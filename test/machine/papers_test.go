@@ -12,10 +12,12 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// 001 §3.4: a proc that fails is not started again; its parent is told how it ended, and another Spawn of the same is another proc.
+// 001 §3.4: a proc that fails is not started again; its parent is told how it ended, and another
+// Spawn of the same is another proc.
 func TestPaperFailedProcIsNotStartedAgain(t *testing.T) {
 	r := connect(t, defaultRealm)
-	for _, d := range []sigma.Descriptor{r.descriptor("probe.c", "crash"), r.reserved(100, sigma.MemoryDefault, "crash")} {
+	for _, d := range []sigma.Descriptor{r.descriptor("probe.c", "crash"), r.reserved(100, sigma.MemoryDefault,
+		"crash")} {
 		d.Name = "fails"
 		first := r.spawn(d)[0]
 		if st := r.wait(first); st.Code != sigma.StatusCrashed {
@@ -44,7 +46,8 @@ func TestPaperFailedProcIsNotStartedAgain(t *testing.T) {
 	}
 }
 
-// 001 §4.3: best-effort procs use processors that latency-critical ones have reserved, all that there are, and leave idle.
+// 001 §4.3: best-effort procs use processors that latency-critical ones have reserved, all that
+// there are, and leave idle.
 func TestPaperBestEffortUsesReservedProcessorsThatAreIdle(t *testing.T) {
 	r := connect(t, defaultRealm)
 	cores := sigma.MilliCPU(1000 * runtime.NumCPU())
@@ -67,7 +70,8 @@ func TestPaperBestEffortUsesReservedProcessorsThatAreIdle(t *testing.T) {
 	}
 }
 
-// 001 §3.1, and bad input of scheduling: a spawn whose parent is gone. The child that waits for room keeps its place, starts when there is some, and who waits for it is answered.
+// 001 §3.1, and bad input of scheduling: a spawn whose parent is gone. The child that waits for
+// room keeps its place, starts when there is some, and who waits for it is answered.
 func TestPaperSpawnWhoseParentIsGone(t *testing.T) {
 	r := connect(t, defaultRealm)
 	d := r.descriptor("probe.c", "leave")

@@ -36,7 +36,8 @@ func TestEnds(t *testing.T) {
 		{"self", sigma.StatusOK, 0, "signals work\n"},
 		{"forks", sigma.StatusOK, 0, "sum 45, then no child\n"},
 		{"threads", sigma.StatusOK, 0, "counted 8000\n"},
-		// The grandchild sees init as its parent, and is gone with the main process: NoLeaks below counts it.
+		// The grandchild sees init as its parent, and is gone with the main process: NoLeaks below
+		// counts it.
 		{"orphan", sigma.StatusOK, 0, "parent 1\n"},
 		{"streams", sigma.StatusOK, 0, "to stdout\nto stderr\n"},
 		{"eat 20", sigma.StatusOK, 0, "eaten\n"},
@@ -46,7 +47,8 @@ func TestEnds(t *testing.T) {
 			r.t = t
 			st, out := r.run("probe.c", strings.Fields(c.args)...)
 			if st.Code != c.code || st.ExitCode != c.exit || out != c.output {
-				t.Errorf("got %v %d %q (%s), want %v %d %q", st.Code, st.ExitCode, out, st.Msg, c.code, c.exit, c.output)
+				t.Errorf("got %v %d %q (%s), want %v %d %q", st.Code, st.ExitCode, out, st.Msg, c.code, c.exit,
+					c.output)
 			}
 		})
 	}
@@ -101,7 +103,9 @@ func TestEvict(t *testing.T) {
 			id := r.spawn(c.d)[0]
 			r.started(id)
 			r.wrote(id, c.ready)
-			if c.name == "WaitEvict" { // it has called Started; whether it waits already does not matter to it, but to the test
+			if c.name == "WaitEvict" {
+				// it has called Started; whether it waits already does not matter to it, but to the
+				// test
 				r.settled(id)
 			}
 			if err := r.Evict(r.ctx, id, c.grace); err != nil {
@@ -176,7 +180,8 @@ func TestStartedByCall(t *testing.T) {
 	r.started(id)
 	r.wait(id)
 	p := r.info(id)
-	times := []time.Time{p.Times.Spawned, p.Times.Placed, p.Times.Contained, p.Times.Executed, p.Times.Started, p.Times.Ended}
+	times := []time.Time{p.Times.Spawned, p.Times.Placed, p.Times.Contained, p.Times.Executed, p.Times.Started,
+		p.Times.Ended}
 	if !slices.IsSortedFunc(times, time.Time.Compare) || times[0].IsZero() {
 		t.Errorf("the times of the start are not in order: %v", times)
 	}
@@ -200,7 +205,8 @@ func TestExited(t *testing.T) {
 	for range 100 {
 		all.Go(func() {
 			st, err := r.WaitExit(r.ctx, id)
-			if err != nil || st.Code != sigma.StatusError || st.ExitCode != 3 || st.Msg != "the sum does not add up" || string(st.Data) != "\x00\x01\x02\xff" {
+			if err != nil || st.Code != sigma.StatusError || st.ExitCode != 3 || st.Msg != "the sum does not add up" ||
+				string(st.Data) != "\x00\x01\x02\xff" {
 				t.Errorf("got %+v, %v", st, err)
 			}
 		})
@@ -262,7 +268,8 @@ func TestSpawnBurst(t *testing.T) {
 	r.s.NoLeaks(t, before)
 }
 
-// More procs than there is memory for run one after another; killing one that waits needs no machine.
+// More procs than there is memory for run one after another; killing one that waits needs no
+// machine.
 func TestMemoryAdmission(t *testing.T) {
 	r := connect(t, defaultRealm)
 	capacity := r.metric("sigma_schedd_memory_capacity_bytes")
@@ -284,7 +291,8 @@ func TestMemoryAdmission(t *testing.T) {
 			t.Errorf("proc %s is %v, want queued", id, p.State)
 		}
 	}
-	// A small one does not wait for the large ones before it in another realm, nor behind them for ever in this.
+	// A small one does not wait for the large ones before it in another realm, nor behind them for
+	// ever in this.
 	if err := r.Kill(r.ctx, ids[4]); err != nil {
 		t.Fatal(err)
 	}

@@ -69,7 +69,8 @@ func attached(t *testing.T, s *testenv.System, socket string) *net.UnixConn {
 	if socket == "9p.sock" {
 		version = sigmap.VersionPlain
 	}
-	for i, m := range []sigmap.Message{&sigmap.Tversion{Msize: sigmap.MessageMax, Version: version}, &sigmap.Tattach{Fid: 1, Afid: sigmap.NoFid, Aname: "default", NUname: sigmap.NoFid}} {
+	for i, m := range []sigmap.Message{&sigmap.Tversion{Msize: sigmap.MessageMax, Version: version},
+		&sigmap.Tattach{Fid: 1, Afid: sigmap.NoFid, Aname: "default", NUname: sigmap.NoFid}} {
 		tag := uint16(i)
 		if i == 0 {
 			tag = sigmap.NoTag
@@ -119,7 +120,8 @@ func TestMalformedMessages(t *testing.T) {
 				{"no version", encode(t, 1, &sigmap.Tclunk{Fid: 1}), false},
 				{"an unknown type first", header(7, 255), true},
 				{"noise", random, true},
-				{"a tiny msize", encode(t, sigmap.NoTag, &sigmap.Tversion{Msize: 10, Version: sigmap.VersionPlain}), false},
+				{"a tiny msize", encode(t, sigmap.NoTag, &sigmap.Tversion{Msize: 10, Version: sigmap.VersionPlain}),
+					false},
 			} {
 				t.Run(socket+" "+c.name, func(t *testing.T) {
 					conn := raw(t, s, socket)
@@ -156,11 +158,16 @@ func TestNonsenseRequests(t *testing.T) {
 			c := attached(t, s, socket)
 			buf := make([]byte, sigmap.MessageMax)
 			for i, m := range []sigmap.Message{
-				&sigmap.Tclunk{Fid: 77}, &sigmap.Twalk{Fid: 1, NewFid: 1, Names: []string{"..", "..", "etc"}}, &sigmap.Twalk{Fid: 1, NewFid: 2, Names: []string{""}},
-				&sigmap.Twalk{Fid: 1, NewFid: 2, Names: []string{"a/b"}}, &sigmap.Twalk{Fid: 1, NewFid: 2, Names: []string{"a\x00b"}},
-				&sigmap.Twalk{Fid: 1, NewFid: 2, Names: many}, &sigmap.Tread{Fid: 1, Count: 0xffffffff}, &sigmap.Tread{Fid: 1, Offset: 1<<64 - 1, Count: 10},
-				&sigmap.Twrite{Fid: 1, Offset: 1 << 63, Data: []byte("x")}, &sigmap.Treaddir{Fid: 1, Count: 1}, &sigmap.Tlopen{Fid: 1, Flags: 0xffffffff},
-				&sigmap.Tattach{Fid: 1, Afid: sigmap.NoFid, Aname: "default"}, &sigmap.Tattach{Fid: 9, Afid: sigmap.NoFid, Aname: "no realm of that name"},
+				&sigmap.Tclunk{Fid: 77}, &sigmap.Twalk{Fid: 1, NewFid: 1, Names: []string{"..", "..", "etc"}},
+				&sigmap.Twalk{Fid: 1, NewFid: 2, Names: []string{""}},
+				&sigmap.Twalk{Fid: 1, NewFid: 2, Names: []string{"a/b"}}, &sigmap.Twalk{Fid: 1, NewFid: 2,
+					Names: []string{"a\x00b"}},
+				&sigmap.Twalk{Fid: 1, NewFid: 2, Names: many}, &sigmap.Tread{Fid: 1, Count: 0xffffffff},
+				&sigmap.Tread{Fid: 1, Offset: 1<<64 - 1, Count: 10},
+				&sigmap.Twrite{Fid: 1, Offset: 1 << 63, Data: []byte("x")}, &sigmap.Treaddir{Fid: 1, Count: 1},
+				&sigmap.Tlopen{Fid: 1, Flags: 0xffffffff},
+				&sigmap.Tattach{Fid: 1, Afid: sigmap.NoFid, Aname: "default"},
+				&sigmap.Tattach{Fid: 9, Afid: sigmap.NoFid, Aname: "no realm of that name"},
 				&sigmap.Tflush{OldTag: 999},
 			} {
 				tag := uint16(100 + i)
@@ -175,7 +182,8 @@ func TestNonsenseRequests(t *testing.T) {
 				if err != nil || got != tag {
 					t.Fatalf("%s: answer to %T: tag %d, %T, %v", socket, m, got, r, err)
 				}
-				if _, flush := m.(*sigmap.Tflush); !flush && sigmap.Err(r) == nil && m.Type() != (&sigmap.Tlopen{}).Type() {
+				if _, flush := m.(*sigmap.Tflush); !flush && sigmap.Err(r) == nil &&
+					m.Type() != (&sigmap.Tlopen{}).Type() {
 					t.Errorf("%s: %+v was answered with %T", socket, m, r)
 				}
 			}
@@ -184,7 +192,8 @@ func TestNonsenseRequests(t *testing.T) {
 	})
 }
 
-// Somebody who sends without end and reads nothing, or connects and says nothing, holds up only himself.
+// Somebody who sends without end and reads nothing, or connects and says nothing, holds up only
+// himself.
 func TestEndlessMessages(t *testing.T) {
 	r := connect(t, defaultRealm)
 	s := r.s
@@ -267,7 +276,8 @@ func TestProcSendsGarbage(t *testing.T) {
 		neighbour := r.spawn(r.descriptor("goprobe", "notice"))[0]
 		r.started(neighbour)
 		for i := range 30 {
-			if st, out := r.run("probe.c", "garbage", fmt.Sprint(1+i*37)); !st.OK() || !strings.HasPrefix(out, "sent ") {
+			if st, out := r.run("probe.c", "garbage", fmt.Sprint(1+i*37)); !st.OK() ||
+				!strings.HasPrefix(out, "sent ") {
 				t.Errorf("garbage: %+v %q", st, out)
 			}
 		}

@@ -18,7 +18,9 @@ func (r *realm) reserved(cpu sigma.MilliCPU, memory sigma.Bytes, args ...string)
 	return d
 }
 
-// lessons: two LC procs that each need most of a machine run one after the other. 001 §4.3: what can never fit is told so; what does not fit now waits; and a lcsched that was killed learns again what is reserved.
+// lessons: two LC procs that each need most of a machine run one after the other. 001 §4.3: what
+// can never fit is told so; what does not fit now waits; and a lcsched that was killed learns again
+// what is reserved.
 func TestPaperLCProcsRunOneAfterTheOther(t *testing.T) {
 	r := connect(t, defaultRealm)
 	memory := sigma.Bytes(r.metric("sigma_schedd_memory_capacity_bytes"))
@@ -27,7 +29,8 @@ func TestPaperLCProcsRunOneAfterTheOther(t *testing.T) {
 	r.wrote(first, "ready")
 	second := r.spawn(r.reserved(100, most, "leave"))[0]
 	never := r.spawn(r.reserved(900_000, sigma.MemoryDefault, "leave"))[0]
-	if st := r.wait(never); st.Kind != sigma.KindTooBig || !strings.Contains(st.Msg, "reserves 900 cores; no machine has more than") {
+	if st := r.wait(never); st.Kind != sigma.KindTooBig ||
+		!strings.Contains(st.Msg, "reserves 900 cores; no machine has more than") {
 		t.Errorf("900 cores: %+v", st)
 	}
 	r.s.Kill9(t, "lcsched")
@@ -48,7 +51,8 @@ func TestPaperLCProcsRunOneAfterTheOther(t *testing.T) {
 	r.restarted("lcsched")
 }
 
-// 001 §4.3: best-effort procs cannot use memory that LC procs reserved; those that hold it are asked to go, the youngest first.
+// 001 §4.3: best-effort procs cannot use memory that LC procs reserved; those that hold it are
+// asked to go, the youngest first.
 func TestPaperLCReservationTakesMemoryOfBestEffort(t *testing.T) {
 	r := connect(t, defaultRealm)
 	memory := sigma.Bytes(r.metric("sigma_schedd_memory_capacity_bytes"))

@@ -9,7 +9,9 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// TestRevoke: an endpoint that is taken back ends the connections that procs have by it, on sockets and in memory, while they are used, and nobody dials it any more, nor begins what was made in advance; those to another endpoint go on.
+// TestRevoke: an endpoint that is taken back ends the connections that procs have by it, on sockets
+// and in memory, while they are used, and nobody dials it any more, nor begins what was made in
+// advance; those to another endpoint go on.
 func TestRevoke(t *testing.T) {
 	r := connect(t, defaultRealm)
 	hold := func(word, path string) sigma.ProcID {
@@ -21,7 +23,8 @@ func TestRevoke(t *testing.T) {
 	}
 	r.serve("echo", "/stays")
 	control := hold("hold", "/stays")
-	for _, c := range []struct{ serve, hold, path string }{{"echo", "hold", "/revoked"}, {"echo-ring", "hold-ring", "/revoked-ring"}} {
+	for _, c := range []struct{ serve, hold, path string }{{"echo", "hold", "/revoked"},
+		{"echo-ring", "hold-ring", "/revoked-ring"}} {
 		r.serve(c.serve, c.path)
 		text, err := r.ReadLink(r.ctx, c.path)
 		if err != nil {
@@ -47,7 +50,8 @@ func TestRevoke(t *testing.T) {
 		if st, out := r.wait(often), r.output(often); !st.OK() || out != "refused, after dials: true\n" {
 			t.Errorf("%s, by connections made in advance: %+v, %q", c.path, st, out)
 		}
-		if st, out := r.run("goprobe", "dial", text); st.OK() || out != "unavailable: nobody listens at the endpoint\n" {
+		if st, out := r.run("goprobe", "dial", text); st.OK() ||
+			out != "unavailable: nobody listens at the endpoint\n" {
 			t.Errorf("%s is dialled again: %+v, %q", c.path, st, out)
 		}
 	}

@@ -15,16 +15,20 @@ import (
 	"sigmaos.dev/internal/testenv"
 )
 
-// What works in rootless mode as it does under root. The names end at a $, and those of the second line say by themselves that they were skipped where no cgroup is to be had.
+// What works in rootless mode as it does under root. The names end at a $, and those of the second
+// line say by themselves that they were skipped where no cgroup is to be had.
 const rootlessTests = "BadPrograms BadRequests Dial HTTP ServedTree EndpointOfAnotherRealm FileVerbs Links NamesOfProcs Ephemeral Watch Ends Evict StartedByCall Exited UnknownProc " +
-	"ChildOutlivesParent SpawnBurst MalformedMessages NonsenseRequests EndlessMessages ProcSendsGarbage RunStreams RunLosesNoOutput ProcVerbs RunInterrupted RunClientKilled " +
+	"ChildOutlivesParent SpawnBurst MalformedMessages NonsenseRequests EndlessMessages ProcSendsGarbage RunStreams " +
+	"RunLosesNoOutput ProcVerbs RunInterrupted RunClientKilled " +
 	"OutOfMemory UsageShown WallsOfOrdinaryUser"
 
 func TestRootless(t *testing.T) {
-	testenv.Rootless(t, "^Test("+strings.ReplaceAll(rootlessTests, " ", "|")+")$", "", "testdata/hello.c", "testdata/probe.c", "testdata/goprobe")
+	testenv.Rootless(t, "^Test("+strings.ReplaceAll(rootlessTests, " ", "|")+")$", "", "testdata/hello.c",
+		"testdata/probe.c", "testdata/goprobe")
 }
 
-// Goal: what an ordinary user's launcher makes has the walls that root's has. Method: the kernel is asked about every process that has a uid of the mapped range.
+// Goal: what an ordinary user's launcher makes has the walls that root's has. Method: the kernel is
+// asked about every process that has a uid of the mapped range.
 func TestWallsOfOrdinaryUser(t *testing.T) {
 	first, count, ok := testenv.RootlessUIDs()
 	if !ok {
@@ -47,12 +51,14 @@ func TestWallsOfOrdinaryUser(t *testing.T) {
 				continue
 			}
 			zero := "0000000000000000"
-			for key, want := range map[string]string{"NoNewPrivs": "1", "Seccomp": "2", "CapInh": zero, "CapPrm": zero, "CapEff": zero, "CapAmb": zero, "Groups": ""} {
+			for key, want := range map[string]string{"NoNewPrivs": "1", "Seccomp": "2", "CapInh": zero, "CapPrm": zero,
+				"CapEff": zero, "CapAmb": zero, "Groups": ""} {
 				if st[key] != want {
 					return fmt.Errorf("%s (uid %d): %s is %q, want %q", st["Name"], uid, key, st[key], want)
 				}
 			}
-			if uint32(uid) != first && st["Name"] != "launcher" { // not inits, which have one together, nor parked children
+			if uint32(uid) != first &&
+				st["Name"] != "launcher" { // not inits, which have one together, nor parked children
 				uids[st["Name"]] = append(uids[st["Name"]], st["Uid"])
 			}
 		}

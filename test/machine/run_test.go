@@ -75,7 +75,8 @@ func TestRunStreams(t *testing.T) {
 		t.Errorf("got %q and %q", stdout, stderr)
 	}
 	stdout, _, _ = s.CLI(t, "run", "-e", "LEVEL=debug", program(t, "probe.c"), "show", "--help", "", "two words")
-	for _, want := range []string{"arg --help\narg \narg two words\n", "env LEVEL=debug\n", "env SIGMA_REALM=default\n", "stdin 0\n"} {
+	for _, want := range []string{"arg --help\narg \narg two words\n", "env LEVEL=debug\n", "env SIGMA_REALM=default\n",
+		"stdin 0\n"} {
 		if !strings.Contains(stdout, want) {
 			t.Errorf("the proc was not given %q but %q", want, stdout)
 		}
@@ -99,11 +100,13 @@ func TestTraceParent(t *testing.T) {
 	if st, err := c.WaitExit(ctx, ids[0]); err != nil || !st.OK() {
 		t.Fatalf("got %+v, %v", st, err)
 	}
-	if out, _, err := c.Get(ctx, "/proc/"+string(ids[0])+"/stdout"); err != nil || !strings.Contains(string(out), "env TRACEPARENT="+trace+"\n") {
+	if out, _, err := c.Get(ctx, "/proc/"+string(ids[0])+"/stdout"); err != nil || !strings.Contains(string(out),
+		"env TRACEPARENT="+trace+"\n") {
 		t.Errorf("the proc was given %q, %v", out, err)
 	}
 	for _, bad := range []string{"x", trace + "0", strings.ToUpper(trace), strings.Replace(trace, "0", "\x00", 1)} {
-		if _, err := c.Spawn(ctx, sigma.Descriptor{Program: show, TraceParent: bad}); sigma.KindOf(err) != sigma.KindInvalid {
+		if _, err := c.Spawn(ctx, sigma.Descriptor{Program: show,
+			TraceParent: bad}); sigma.KindOf(err) != sigma.KindInvalid {
 			t.Errorf("%q: %v", bad, err)
 		}
 	}
@@ -138,7 +141,8 @@ func TestProcVerbs(t *testing.T) {
 		}
 	}
 	id = strings.TrimSpace(s.Must(t, "run", "-d", "--name", "job2", program(t, "probe.c"), "leave"))
-	if err := json.Unmarshal([]byte(s.Must(t, "ps", "--json")), &list); err != nil || len(list) != 1 || list[0].ID != id || list[0].Name != "job2" {
+	if err := json.Unmarshal([]byte(s.Must(t, "ps", "--json")), &list); err != nil || len(list) != 1 ||
+		list[0].ID != id || list[0].Name != "job2" {
 		t.Errorf("ps: %+v, %v", list, err)
 	}
 	s.Must(t, "kill", id)

@@ -17,8 +17,9 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Goal: a latency-critical proc weighs what it has reserved, is beside best-effort procs of all realms, which have what is left; its memory is limited as any proc's. Realms' best-effort procs weigh their realms'
-// shares on the machine (001 §3.1, §4.3).
+// Goal: a latency-critical proc weighs what it has reserved, is beside best-effort procs of all
+// realms, which have what is left; its memory is limited as any proc's. Realms' best-effort procs
+// weigh their realms' shares on the machine (001 §3.1, §4.3).
 func TestLatencyCriticalWeighsItsReservation(t *testing.T) {
 	s := shared.Get(t)
 	s.RequireLimits(t)
@@ -46,7 +47,8 @@ func TestLatencyCriticalWeighsItsReservation(t *testing.T) {
 		}
 		return nil
 	}
-	for pattern, want := range map[string][2]int{"lc": {16384, 1600}, "rest/system": {2048, 200}, "rest/launcher": {2048, 200}, "lc/*": {512, 50}, "rest/be/" + string(defaultRealm): {256, 25}} {
+	for pattern, want := range map[string][2]int{"lc": {16384, 1600}, "rest/system": {2048, 200},
+		"rest/launcher": {2048, 200}, "lc/*": {512, 50}, "rest/be/" + string(defaultRealm): {256, 25}} {
 		if err := weights(pattern, want[0], want[1]); err != nil {
 			t.Error(err)
 		}
@@ -56,10 +58,14 @@ func TestLatencyCriticalWeighsItsReservation(t *testing.T) {
 	s.Must(t, "realm", "create", "weighs")
 	defer s.Must(t, "realm", "rm", "--force", "weighs")
 	s.Must(t, "run", "-r", "weighs", program(t, "hello.c")) // while no other realm is here, nobody asks
-	testenv.Eventually(t, "the realm weighs its shares", func() error { return weights("rest/be/"+string(defaultRealm), 768, 75) })
+	testenv.Eventually(t, "the realm weighs its shares", func() error {
+		return weights("rest/be/"+string(defaultRealm), 768, 75)
+	})
 }
 
-// Goal: while a latency-critical proc runs, best-effort ones run only where nobody else wants to, the launcher looks at who waits, and what looking takes is told, and little; afterwards they have their weight again, and no bound.
+// Goal: while a latency-critical proc runs, best-effort ones run only where nobody else wants to,
+// the launcher looks at who waits, and what looking takes is told, and little; afterwards they have
+// their weight again, and no bound.
 func TestBestEffortStandsAside(t *testing.T) {
 	s := shared.Get(t)
 	s.RequireLimits(t)
@@ -103,8 +109,8 @@ func TestBestEffortStandsAside(t *testing.T) {
 	aside := []string{"rest/be", "rest"}
 	critical := run("stay", sigma.Descriptor{Class: sigma.LatencyCritical, CPU: 500})
 	testenv.Eventually(t, "best-effort procs are in the idle class", is("cpu.idle", aside[:1], "1"))
-	// Daemons are in it only while the group around gets enough of the machine: with a best-effort proc for each processor it asks for that, and
-	// this latency-critical proc takes nothing.
+	// Daemons are in it only while the group around gets enough of the machine: with a best-effort
+	// proc for each processor it asks for that, and this latency-critical proc takes nothing.
 	testenv.Eventually(t, "daemons are in the idle class", is("cpu.idle", aside[1:], "1"))
 	figure := func(name string) (v float64) {
 		text, _, err := c.Get(t.Context(), "/sys/metrics")
@@ -126,9 +132,11 @@ func TestBestEffortStandsAside(t *testing.T) {
 	s.Must(t, "kill", string(critical))
 	testenv.Eventually(t, "they have their weight again", is("cpu.idle", aside, "0"))
 	weight := min(1024, 512*runtime.NumCPU()) // half a core for each, up to one
-	file, beWeighs, restWeighs, bound, free := "cpu.weight", fmt.Sprint(weight*100/1024), "400", "cpu.max", []string{"max 10000", "max 100000"}
+	file, beWeighs, restWeighs, bound, free := "cpu.weight", fmt.Sprint(weight*100/1024), "400", "cpu.max",
+		[]string{"max 10000", "max 100000"}
 	if len(s.GroupFiles("rest/be", "cpu.shares")) > 0 { // version 1
-		file, beWeighs, restWeighs, bound, free = "cpu.shares", fmt.Sprint(weight), "4096", "cpu.cfs_quota_us", []string{"-1"}
+		file, beWeighs, restWeighs, bound, free = "cpu.shares", fmt.Sprint(weight), "4096", "cpu.cfs_quota_us",
+			[]string{"-1"}
 	}
 	testenv.Eventually(t, "the weight of be", is(file, []string{"rest/be"}, beWeighs))
 	testenv.Eventually(t, "the weight of rest", is(file, []string{"rest"}, restWeighs))
@@ -181,7 +189,8 @@ type guarded struct {
 func guard(t *testing.T, s *testenv.System, realm sigma.RealmID, n int, d sigma.Descriptor) *guarded {
 	t.Helper()
 	g := &guarded{Client: s.Connect(t.Context(), t, realm), t: t}
-	d.Program, d.Args, d.Memory = s.Install(t.Context(), t, g.Client, program(t, "probe.c")), []string{"compute"}, 8*sigma.MiB
+	d.Program, d.Args, d.Memory = s.Install(t.Context(), t, g.Client, program(t, "probe.c")), []string{"compute"},
+		8*sigma.MiB
 	var err error
 	g.ids, err = g.Spawn(t.Context(), slices.Repeat([]sigma.Descriptor{d}, n)...)
 	for _, id := range g.ids {
@@ -245,15 +254,22 @@ func turn(t *testing.T, s *testenv.System, realms []sigma.RealmID) (used [3]floa
 	return used
 }
 
-// Goal: realms that want more than there is get processors by their shares, a latency-critical proc gets more than a best-effort one, and what a realm asks of the system is answered beside the others' load.
-// Method: two realms compute on all processors. By turns each has four times the shares of the other, then a latency-critical proc computes too, and then all stand still. A third realm, which computes nothing,
-// writes a name and starts procs in each turn. What is judged is a ratio of two turns, or of two that compute in one turn. Of parts it is the median of all rounds: what else the host does meets both. Of times it is
-// the best turn's best quarter of calls: what else the host does only adds to them. The bounds are generous: this guards against a scheduler that is wrong, not slow.
+// Goal: realms that want more than there is get processors by their shares, a latency-critical proc
+// gets more than a best-effort one, and what a realm asks of the system is answered beside the
+// others' load. Method: two realms compute on all processors. By turns each has four times the
+// shares of the other, then a latency-critical proc computes too, and then all stand still. A third
+// realm, which computes nothing, writes a name and starts procs in each turn. What is judged is a
+// ratio of two turns, or of two that compute in one turn. Of parts it is the median of all rounds:
+// what else the host does meets both. Of times it is the best turn's best quarter of calls: what
+// else the host does only adds to them. The bounds are generous: this guards against a scheduler
+// that is wrong, not slow.
 func TestSharesAndLatencyBesideLoad(t *testing.T) {
 	const (
 		rounds       = 3
 		puts, spawns = 20, 10
-		sharesLeast  = 3.0 // how much better one realm does beside the other with four times its shares than with a fourth; 16 is right
+		// how much better one realm does beside the other with four times its shares than with a
+		// fourth; 16 is right
+		sharesLeast  = 3.0
 		sharesMost   = 80.0
 		criticalMost = 0.5  // of what the latency-critical proc has, for each best-effort one
 		putMost      = 20.0 // beside load, of without; it waits for the disk too, which others use
@@ -313,15 +329,21 @@ func TestSharesAndLatencyBesideLoad(t *testing.T) {
 			g.run(true)
 		}
 	}
-	t.Logf("the second realm's time for 1 of the first, with 4 shares and with a fourth: %.2f, %.2f; a best-effort proc's for 1 of the latency-critical: %.2f", better, worse, part)
+	t.Logf(
+		"the second realm's time for 1 of the first, with 4 shares and with a fourth: %.2f, %.2f; a best-effort "+
+			"proc's for 1 of the latency-critical: %.2f", better, worse, part)
 	t.Logf("s beside load and without: put %.5f, %.5f; spawn %.4f, %.4f", loadedPut, quietPut, loadedSpawn, quietSpawn)
 	if factor := median(better) / median(worse); factor < sharesLeast || factor > sharesMost {
-		t.Errorf("a realm does %.1f times better beside the other with four times its shares than with a fourth; 16 is right, %v to %v are allowed", factor, sharesLeast, sharesMost)
+		t.Errorf(
+			"a realm does %.1f times better beside the other with four times its shares than with a fourth; 16 is "+
+				"right, %v to %v are allowed", factor, sharesLeast, sharesMost)
 	}
 	if part := median(part); part > criticalMost {
-		t.Errorf("a best-effort proc has %.2f of the latency-critical proc's processor time, %v are allowed", part, criticalMost)
+		t.Errorf("a best-effort proc has %.2f of the latency-critical proc's processor time, %v are allowed", part,
+			criticalMost)
 	}
-	for what, r := range map[string]struct{ ratio, most float64 }{"put": {slices.Min(loadedPut) / slices.Min(quietPut), putMost}, "spawn": {slices.Min(loadedSpawn) / slices.Min(quietSpawn), spawnMost}} {
+	for what, r := range map[string]struct{ ratio, most float64 }{"put": {slices.Min(loadedPut) / slices.Min(quietPut),
+		putMost}, "spawn": {slices.Min(loadedSpawn) / slices.Min(quietSpawn), spawnMost}} {
 		t.Logf("a %s takes %.2f times as long beside load", what, r.ratio)
 		if r.ratio > r.most {
 			t.Errorf("a %s takes %.1f times as long beside best-effort load, %v are allowed", what, r.ratio, r.most)

@@ -10,7 +10,8 @@ import (
 	"sigmaos.dev/state"
 )
 
-// The files of /sys and /proc of a real system say what sigma --json does, with the same keys and values where nothing moves; of a proc that has ended in three files what inspect has in one.
+// The files of /sys and /proc of a real system say what sigma --json does, with the same keys and
+// values where nothing moves; of a proc that has ended in three files what inspect has in one.
 func TestStateFiles(t *testing.T) {
 	s := shared.Get(t)
 	id := strings.TrimSpace(s.Must(t, "run", "-d", "--name", "stated", program(t, "hello.c")))

@@ -16,7 +16,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// doctorSays checks what sigma doctor says of a realm's store, and that it fails unless the store answers.
+// doctorSays checks what sigma doctor says of a realm's store, and that it fails unless the store
+// answers.
 func doctorSays(t *testing.T, s *testenv.System, realm, says string) {
 	t.Helper()
 	out, _, code := s.CLI(t, "doctor")
@@ -31,7 +32,8 @@ func doctorSays(t *testing.T, s *testenv.System, realm, says string) {
 	t.Errorf("sigma doctor does not say %q of the store:\n%s", says, out)
 }
 
-// Goal: a realm's objects can be in a store of S3's kind, its programs too; nobody is told the keys, another realm has none of it, and a store that is down is its realm's trouble alone.
+// Goal: a realm's objects can be in a store of S3's kind, its programs too; nobody is told the
+// keys, another realm has none of it, and a store that is down is its realm's trouble alone.
 func TestObjectStore(t *testing.T) {
 	s := shared.Get(t)
 	ctx := testContext(t)
@@ -57,17 +59,23 @@ func TestObjectStore(t *testing.T) {
 		}
 		os.Chmod(name, mode)
 	}
-	text := fmt.Sprintf("# of the tests\n[other]\naws_access_key_id = x\n\n[default]\naws_access_key_id=%s\naws_secret_access_key = %s\n", s3server.AccessKey, s3server.SecretKey)
+	text :=
+		fmt.Sprintf(
+			"# of the tests\n[other]\naws_access_key_id = "+
+				"x\n\n[default]\naws_access_key_id=%s\naws_secret_access_key = %s\n", s3server.AccessKey,
+			s3server.SecretKey)
 	write(keys, text, 0o644)
 	s.Must(t, "realm", "create", realm)
 	defer s.CLI(t, "realm", "rm", realm)
 
 	fails("others may read the keys", "s3", "store", "set", "--credentials", keys, srv.URL())
 	os.Chmod(keys, 0o600)
-	fails("no aws_access_key_id and aws_secret_access_key in the section [other]", "s3", "store", "set", "--credentials", keys, "--profile", "other", srv.URL())
+	fails("no aws_access_key_id and aws_secret_access_key in the section [other]", "s3", "store", "set",
+		"--credentials", keys, "--profile", "other", srv.URL())
 	fails("does not exist", "s3", "store", "set", "--credentials", keys, "http://"+srv.Address+"/none")
 	in("s3", "store", "set", "--credentials", keys, srv.URL()+"/of/it")
-	if got := in("s3", "store", "ls", "--check"); !strings.Contains(got, realm) || !strings.Contains(got, "ok") || strings.Contains(got, s3server.SecretKey) {
+	if got := in("s3", "store", "ls", "--check"); !strings.Contains(got, realm) || !strings.Contains(got, "ok") ||
+		strings.Contains(got, s3server.SecretKey) {
 		t.Errorf("the stores:\n%s", got)
 	}
 
@@ -112,7 +120,8 @@ func TestObjectStore(t *testing.T) {
 	srv.Thaw()
 	srv.Stop()
 	doctor("cannot be reached")
-	if got := in("s3", "store", "ls", "--check", "--json"); !strings.Contains(got, "cannot be reached") || strings.Contains(got, s3server.AccessKey) {
+	if got := in("s3", "store", "ls", "--check", "--json"); !strings.Contains(got, "cannot be reached") ||
+		strings.Contains(got, s3server.AccessKey) {
 		t.Errorf("of a store that is gone:\n%s", got)
 	}
 	if out := s.Must(t, "s3", "bucket", "ls"); !strings.Contains(out, "bin") {
@@ -124,13 +133,15 @@ func TestObjectStore(t *testing.T) {
 	}
 }
 
-// Goal: a system whose objects are all in a store comes up while that is away, and uses it again when it is back.
+// Goal: a system whose objects are all in a store comes up while that is away, and uses it again
+// when it is back.
 func TestStoreAwayAtStart(t *testing.T) {
 	s := testenv.New(t, testenv.Options{})
 	s.Up(t)
 	srv := s3server.Start(t)
 	keys := filepath.Join(t.TempDir(), "keys")
-	if err := os.WriteFile(keys, fmt.Appendf(nil, "aws_access_key_id=%s\naws_secret_access_key=%s\n", s3server.AccessKey, s3server.SecretKey), 0o600); err != nil {
+	if err := os.WriteFile(keys, fmt.Appendf(nil, "aws_access_key_id=%s\naws_secret_access_key=%s\n",
+		s3server.AccessKey, s3server.SecretKey), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	s.Must(t, "s3", "store", "set", "--all", "--credentials", keys, srv.URL())
@@ -150,7 +161,8 @@ func TestStoreAwayAtStart(t *testing.T) {
 	}
 }
 
-// whereSecret looks for the store's key in all that others might see: command lines, environments, and every file of the system but s3d's own.
+// whereSecret looks for the store's key in all that others might see: command lines, environments,
+// and every file of the system but s3d's own.
 func whereSecret(t *testing.T, data string) {
 	t.Helper()
 	secret := []byte(s3server.SecretKey)

@@ -71,21 +71,26 @@ func same(t *testing.T, before, after []sigma.ProcInfo) {
 	}
 	for i, p := range after {
 		b := before[i]
-		if p.ID != b.ID || p.State != sigma.ProcRunning || p.Name != b.Name || p.Program != b.Program || p.Parent != b.Parent || p.Memory != b.Memory || !p.Times.Spawned.Equal(b.Times.Spawned) {
+		if p.ID != b.ID || p.State != sigma.ProcRunning || p.Name != b.Name || p.Program != b.Program ||
+			p.Parent != b.Parent || p.Memory != b.Memory || !p.Times.Spawned.Equal(b.Times.Spawned) {
 			t.Errorf("a proc was %+v and is %+v", b, p)
 		}
 	}
 }
 
-// Procs outlive sigmad: they are the same afterwards, with the same processes; who waits for them is answered; what they write is stored; and those that use the SDK get errors for
-// what was under way, and go on: also listeners, at the same endpoints.
+// Procs outlive sigmad: they are the same afterwards, with the same processes; who waits for them
+// is answered; what they write is stored; and those that use the SDK get errors for what was under
+// way, and go on: also listeners, at the same endpoints.
 func TestKillSigmad(t *testing.T) {
 	s := testenv.Boot(t, testenv.Options{})
 	ctx := testContext(t)
 	c := s.Connect(ctx, t, defaultRealm)
 	probe, goprobe := s.Install(ctx, t, c, program(t, "probe.c")), s.Install(ctx, t, c, program(t, "goprobe"))
-	ids, err := c.Spawn(ctx, sigma.Descriptor{Program: probe, Name: "sleeps", Args: []string{"ignore"}, Memory: 32 * sigma.MiB}, sigma.Descriptor{Program: probe, Args: []string{"leave"}},
-		sigma.Descriptor{Program: goprobe, Args: []string{"survive", probe, "leave"}, View: []sigma.ViewEntry{{Path: "/", Target: "/", Rights: sigma.RightsAll}, {Path: "/hidden", Target: "/", Rights: sigma.RightsNone}}})
+	ids, err := c.Spawn(ctx, sigma.Descriptor{Program: probe, Name: "sleeps", Args: []string{"ignore"},
+		Memory: 32 * sigma.MiB}, sigma.Descriptor{Program: probe, Args: []string{"leave"}},
+		sigma.Descriptor{Program: goprobe, Args: []string{"survive", probe, "leave"},
+			View: []sigma.ViewEntry{{Path: "/", Target: "/", Rights: sigma.RightsAll}, {Path: "/hidden", Target: "/",
+				Rights: sigma.RightsNone}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -104,7 +109,8 @@ func TestKillSigmad(t *testing.T) {
 		return err
 	})
 	keptAll(ctx, t, c, 4)
-	// What each round does to the parent's output is told by it once; the others stay over two rounds.
+	// What each round does to the parent's output is told by it once; the others stay over two
+	// rounds.
 	processes := func() (out []string) {
 		for what := range s.Census() {
 			if strings.Contains(what, "process rest/be/default") {
@@ -153,7 +159,8 @@ func TestKillSigmad(t *testing.T) {
 			t.Errorf("the parent: %v", err)
 		}
 		text, _, err := c.Get(ctx, "/proc/"+string(parent)+"/stdout")
-		if want := "child " + string(child) + "\naccept <nil>\nwrite lost\nchild ended\n"; string(text) != want || err != nil {
+		if want := "child " + string(child) + "\naccept <nil>\nwrite lost\nchild ended\n"; string(text) != want ||
+			err != nil {
 			t.Errorf("the parent wrote %q, %v, want %q", text, err, want)
 		}
 		if text, _, err := c.Get(ctx, "/survived"); string(text) != "yes" || err != nil {
@@ -161,6 +168,12 @@ func TestKillSigmad(t *testing.T) {
 		}
 		appendedOnce(ctx, t, c)
 	}
+	canBeEnded(ctx, t, c, leaves, sleeps)
+}
+
+// canBeEnded: a proc that outlived sigmad is told to go, and another is killed.
+func canBeEnded(ctx context.Context, t *testing.T, c *sdk.Client, leaves, sleeps sigma.ProcID) {
+	t.Helper()
 	if err := c.Evict(ctx, leaves, 0); err != nil {
 		t.Fatal(err)
 	}
@@ -199,7 +212,8 @@ func survived(ctx context.Context, c *sdk.Client, id sigma.ProcID) error {
 	return err
 }
 
-// appendedOnce checks what a proc appended all the time, in which sigmad died: each line is there once.
+// appendedOnce checks what a proc appended all the time, in which sigmad died: each line is there
+// once.
 func appendedOnce(ctx context.Context, t *testing.T, c *sdk.Client) {
 	t.Helper()
 	lines, _, err := c.Get(ctx, "/appended")
@@ -214,8 +228,10 @@ func appendedOnce(ctx context.Context, t *testing.T, c *sdk.Client) {
 	}
 }
 
-// Procs outlive sigmad also while pages of their program are missing: the next sigmad brings them, to one that touches them later and to one that waits for them when sigmad dies.
-// The store is so far from the first sigmad that it cannot have fetched everything before it is killed, and near to the next.
+// Procs outlive sigmad also while pages of their program are missing: the next sigmad brings them,
+// to one that touches them later and to one that waits for them when sigmad dies. The store is so
+// far from the first sigmad that it cannot have fetched everything before it is killed, and near to
+// the next.
 func TestKillSigmadWhilePaging(t *testing.T) {
 	if _, err := os.Stat("/dev/fuse"); err != nil || os.Getenv("SIGMA_TEST_ROOTLESS") != "" {
 		t.Skip("nothing is paged without FUSE")
@@ -272,12 +288,16 @@ func TestKillSigmadWhilePaging(t *testing.T) {
 	text := s.Must(t, "cat", "/sys/metrics")
 	_, after, _ := strings.Cut(text, "\nsigma_binfs_fetched_bytes_total ")
 	var fetched int
-	if _, err := fmt.Sscan(after, &fetched); err != nil || fetched == 0 || fetched >= 16<<20 || !strings.Contains(text, "\nsigma_binfs_corrupt_stored_chunks_total 0\n") {
-		t.Errorf("%d bytes were fetched, %v: nothing was missing, or what was there was not used:\n%s", fetched, err, text)
+	if _, err := fmt.Sscan(after, &fetched); err != nil || fetched == 0 || fetched >= 16<<20 ||
+		!strings.Contains(text, "\nsigma_binfs_corrupt_stored_chunks_total 0\n") {
+		t.Errorf("%d bytes were fetched, %v: nothing was missing, or what was there was not used:\n%s", fetched, err,
+			text)
 	}
 }
 
-// Leases of procs outlive named and sigmad, killed without warning, as long as who holds them renews them; when the holder has died together with named they are over within their time after the restart, and so are its files.
+// Leases of procs outlive named and sigmad, killed without warning, as long as who holds them
+// renews them; when the holder has died together with named they are over within their time after
+// the restart, and so are its files.
 func TestLeasesOverKills(t *testing.T) {
 	const ttl = 6 * time.Second // a restart takes less, on a busy host too
 	s := testenv.Boot(t, testenv.Options{})
@@ -286,7 +306,8 @@ func TestLeasesOverKills(t *testing.T) {
 	goprobe := s.Install(ctx, t, c, program(t, "goprobe"))
 	hold := func(path string) sigma.ProcID {
 		t.Helper()
-		ids, err := c.Spawn(ctx, sigma.Descriptor{Program: goprobe, Args: []string{"ephemeral", path, ttl.String()}, Start: sigma.StartedByCall})
+		ids, err := c.Spawn(ctx, sigma.Descriptor{Program: goprobe, Args: []string{"ephemeral", path, ttl.String()},
+			Start: sigma.StartedByCall})
 		if err == nil {
 			err = c.WaitStart(ctx, ids[0])
 		}
@@ -311,15 +332,16 @@ func TestLeasesOverKills(t *testing.T) {
 	s.Kill9(t, "sigmad")
 	killed := time.Now()
 	c = again(ctx, t, s, old)
-	testenv.Eventually(t, "the lease's time is over", func() error { // it is looked at all the time, for longer than it would live unless it was renewed
-		if err := is("/stays"); err != nil {
-			t.Fatal(err)
-		}
-		if left := ttl + time.Second - time.Since(killed); left > 0 {
-			return fmt.Errorf("%v are left", left)
-		}
-		return nil
-	})
+	testenv.Eventually(t, "the lease's time is over",
+		func() error { // it is looked at all the time, for longer than it would live unless it was renewed
+			if err := is("/stays"); err != nil {
+				t.Fatal(err)
+			}
+			if left := ttl + time.Second - time.Since(killed); left > 0 {
+				return fmt.Errorf("%v are left", left)
+			}
+			return nil
+		})
 	if err := is("/dies"); err != nil {
 		t.Fatal(err)
 	}
@@ -334,7 +356,9 @@ func TestLeasesOverKills(t *testing.T) {
 		}
 		return nil
 	})
-	t.Logf("the file of a holder that died with named, and with a sigmad between, was gone after %v; its lease was of %v", time.Since(killed), ttl)
+	t.Logf(
+		"the file of a holder that died with named, and with a sigmad between, was gone after %v; its lease was of %v",
+		time.Since(killed), ttl)
 	if err := is("/stays"); err != nil {
 		t.Error(err)
 	}

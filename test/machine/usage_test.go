@@ -11,7 +11,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// What a running proc uses is shown by ps, inspect and top, what it used by inspect; and doctor finds the walls of every process of the system.
+// What a running proc uses is shown by ps, inspect and top, what it used by inspect; and doctor
+// finds the walls of every process of the system.
 func TestUsageShown(t *testing.T) {
 	s := shared.Get(t)
 	s.RequireLimits(t)
@@ -51,7 +52,8 @@ func TestUsageShown(t *testing.T) {
 			Running int
 		}
 	}
-	if err := json.Unmarshal([]byte(s.Must(t, "top", "--json", "-i", "100ms")), &top); err != nil || top.Machine.Cores == 0 || len(top.Realms) == 0 {
+	if err := json.Unmarshal([]byte(s.Must(t, "top", "--json", "-i", "100ms")), &top); err != nil ||
+		top.Machine.Cores == 0 || len(top.Realms) == 0 {
 		t.Errorf("top: got %+v, %v", top, err)
 	}
 	running("top", top.Procs)
@@ -68,7 +70,8 @@ func TestUsageShown(t *testing.T) {
 	s.Must(t, "kill", id)
 	s.CLI(t, "wait", id)
 	var list []proc
-	if err := json.Unmarshal([]byte(s.Must(t, "inspect", "--json", id)), &list); err != nil || len(list) != 1 || list[0].Usage.Now != 0 || list[0].Usage.Tasks != 0 || list[0].Usage.Peak == 0 {
+	if err := json.Unmarshal([]byte(s.Must(t, "inspect", "--json", id)), &list); err != nil || len(list) != 1 ||
+		list[0].Usage.Now != 0 || list[0].Usage.Tasks != 0 || list[0].Usage.Peak == 0 {
 		t.Errorf("after the end: got %+v, %v", list, err)
 	}
 }
@@ -80,7 +83,8 @@ func TestFreeze(t *testing.T) {
 		id := strings.TrimSpace(s.Must(t, "run", "-d", "--name", "cold", program(t, "probe.c"), "leave"))
 		s.Must(t, "freeze", id)
 		var list []struct{ Frozen bool }
-		if err := json.Unmarshal([]byte(s.Must(t, "inspect", "--json", id)), &list); err != nil || len(list) != 1 || !list[0].Frozen {
+		if err := json.Unmarshal([]byte(s.Must(t, "inspect", "--json", id)), &list); err != nil || len(list) != 1 ||
+			!list[0].Frozen {
 			t.Errorf("got %+v, %v, want it frozen", list, err)
 		}
 		s.Must(t, "freeze", id) // twice is once
@@ -99,7 +103,8 @@ func TestFreeze(t *testing.T) {
 	}
 }
 
-// What s3d and named do for a realm is in its usage, with bytes, some seconds later; what its procs use is on the machine's line of top and of /sys/load.
+// What s3d and named do for a realm is in its usage, with bytes, some seconds later; what its procs
+// use is on the machine's line of top and of /sys/load.
 func TestServicesUsage(t *testing.T) {
 	s := shared.Get(t)
 	c := s.Connect(t.Context(), t, defaultRealm)
@@ -129,7 +134,8 @@ func TestServicesUsage(t *testing.T) {
 		if err := json.Unmarshal([]byte(s.Must(t, "-r", string(defaultRealm), "usage", "--json")), &all); err != nil {
 			t.Fatal(err)
 		}
-		if len(all) == 1 && all[0].Services.Named.Requests >= 20 && all[0].Services.Named.CPU > 0 && all[0].Services.S3d.Requests >= 20 && all[0].Services.S3d.In >= 20*40<<10 && all[0].Services.S3d.CPU > 0 {
+		if len(all) == 1 && all[0].Services.Named.Requests >= 20 && all[0].Services.Named.CPU > 0 &&
+			all[0].Services.S3d.Requests >= 20 && all[0].Services.S3d.In >= 20*40<<10 && all[0].Services.S3d.CPU > 0 {
 			break
 		}
 		if time.Since(began) > most {
@@ -145,7 +151,8 @@ func TestServicesUsage(t *testing.T) {
 			Memory  uint64  `json:"memory_bytes"`
 		}
 	}
-	if err := json.Unmarshal([]byte(s.Must(t, "top", "--json", "-i", "100ms")), &top); err != nil || len(top.Machines) == 0 || top.Machines[0].Cores == 0 || top.Machines[0].Memory == 0 {
+	if err := json.Unmarshal([]byte(s.Must(t, "top", "--json", "-i", "100ms")), &top); err != nil ||
+		len(top.Machines) == 0 || top.Machines[0].Cores == 0 || top.Machines[0].Memory == 0 {
 		t.Errorf("top: got %+v, %v", top, err)
 	}
 	if text := s.Must(t, "cat", "/sys/load"); !strings.Contains(text, `"be_cpu_seconds"`) {

@@ -11,7 +11,9 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Goal: a child spawned with only a static directory and its parent's pipe answers over the pipe, and sees and dials nothing else, whatever it tries (000 §5.3). Another one without a view succeeds with each attempt.
+// Goal: a child spawned with only a static directory and its parent's pipe answers over the pipe,
+// and sees and dials nothing else, whatever it tries (000 §5.3). Another one without a view
+// succeeds with each attempt.
 func TestConfinedWorker(t *testing.T) {
 	r := newRealm(t, "cgi")
 	for _, dir := range []string{"/cgi/static", "/cgi/pipes"} {
@@ -33,7 +35,9 @@ func TestConfinedWorker(t *testing.T) {
 	d.Args = append(d.Args, d.Program)
 	id := r.spawn(d)[0]
 	st, out := r.wait(id), r.output(id)
-	m := regexp.MustCompile(`^worker (\S+) answered "index.html" and ended ok\nfree (\S+) ended ok\n$`).FindStringSubmatch(out)
+	m :=
+		regexp.MustCompile(
+			`^worker (\S+) answered "index.html" and ended ok\nfree (\S+) ended ok\n$`).FindStringSubmatch(out)
 	if m == nil || !st.OK() {
 		t.Fatalf("the parent ended %+v and said %q", st, out)
 	}

@@ -14,9 +14,9 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// TestWaitingLatencyCritical: a realm spawns latency-critical procs with as many labels as it may, of which none fits beside the first,
-// until it is refused. What sigmad holds for them stays within the realm's bound, lcsched is told of few, and another realm's procs
-// start at once.
+// TestWaitingLatencyCritical: a realm spawns latency-critical procs with as many labels as it may,
+// of which none fits beside the first, until it is refused. What sigmad holds for them stays within
+// the realm's bound, lcsched is told of few, and another realm's procs start at once.
 func TestWaitingLatencyCritical(t *testing.T) {
 	crowd, other := newRealm(t, "lcrowd"), newRealm(t, "lcother")
 	other.run("probe.c", "exit", "0")
@@ -60,7 +60,8 @@ func TestWaitingLatencyCritical(t *testing.T) {
 	crowd.s.Must(t, "realm", "rm", "--force", "lcrowd")
 }
 
-// TestServicesHaveMemoryLimits: each service of the boot set runs within a limit of memory, which its runtime knows.
+// TestServicesHaveMemoryLimits: each service of the boot set runs within a limit of memory, which
+// its runtime knows.
 func TestServicesHaveMemoryLimits(t *testing.T) {
 	r := newRealm(t, "limited")
 	for _, service := range []string{"named", "besched", "lcsched", "machined", "s3d"} {

@@ -9,8 +9,9 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Goal: whoever was told that a program is stored starts that one next, though a warm start asks neither the store nor the names: replaced, reached by another link, moved, gone
-// with its directory.
+// Goal: whoever was told that a program is stored starts that one next, though a warm start asks
+// neither the store nor the names: replaced, reached by another link, moved, gone with its
+// directory.
 func TestReplacedProgram(t *testing.T) {
 	r := connect(t, defaultRealm)
 	probe, err := os.ReadFile(program(t, "probe.c"))
@@ -35,7 +36,8 @@ func TestReplacedProgram(t *testing.T) {
 	}
 	run := func(what string, code sigma.StatusCode, exit int) {
 		t.Helper()
-		ids, err := r.Spawn(r.ctx, sigma.Descriptor{Program: path, Args: []string{"exit", "7"}, Memory: sigma.MemoryLeast})
+		ids, err := r.Spawn(r.ctx, sigma.Descriptor{Program: path, Args: []string{"exit", "7"},
+			Memory: sigma.MemoryLeast})
 		do(err)
 		if st := r.wait(ids[0]); st.Code != code || st.ExitCode != exit {
 			t.Errorf("%s: got %+v, want %v %d", what, st, code, exit)
@@ -80,7 +82,8 @@ func TestTiming(t *testing.T) {
 	}
 	r.wait(ids[0])
 	i := r.info(ids[0])
-	for _, p := range []sigma.Phase{sigma.PhasePlacement, sigma.PhaseHandOver, sigma.PhaseRestrict, sigma.PhaseExec, sigma.PhaseFirst} {
+	for _, p := range []sigma.Phase{sigma.PhasePlacement, sigma.PhaseHandOver, sigma.PhaseRestrict, sigma.PhaseExec,
+		sigma.PhaseFirst} {
 		if i.Timing[p] <= 0 {
 			t.Errorf("phase %v took %v", p, i.Timing[p])
 		}
@@ -97,7 +100,8 @@ func TestTiming(t *testing.T) {
 func TestProfiles(t *testing.T) {
 	r := connect(t, defaultRealm)
 	d := r.descriptor("probe.c", "exit", "7")
-	for profile, want := range map[sigma.Profile]sigma.Profile{"": sigma.ProfileSigma, sigma.ProfileSigma: sigma.ProfileSigma, sigma.ProfileLinux: sigma.ProfileLinux} {
+	for profile, want := range map[sigma.Profile]sigma.Profile{"": sigma.ProfileSigma,
+		sigma.ProfileSigma: sigma.ProfileSigma, sigma.ProfileLinux: sigma.ProfileLinux} {
 		d.Profile = profile
 		id := r.spawn(d)[0]
 		if st := r.wait(id); st.ExitCode != 7 || r.info(id).Profile != want {

@@ -13,7 +13,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Goal: procs that ask for watches without end are refused beyond their sessions' limits, and told so; sigmad and named stay small, another realm is served meanwhile, and nothing is left of it.
+// Goal: procs that ask for watches without end are refused beyond their sessions' limits, and told
+// so; sigmad and named stay small, another realm is served meanwhile, and nothing is left of it.
 func TestWatchesWithoutEnd(t *testing.T) {
 	const procs, mostKiB = 4, 400 << 10 // of each daemon beyond what it had: 16,384 requests that wait, at about 15 KiB
 	r := connect(t, defaultRealm)

@@ -17,7 +17,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// serveForged has a proc serve trees of an attacker's making in the default realm until the test ends: PATH=KIND:TEXT each, of testdata/forger.
+// serveForged has a proc serve trees of an attacker's making in the default realm until the test
+// ends: PATH=KIND:TEXT each, of testdata/forger.
 func serveForged(t *testing.T, s *testenv.System, trees ...string) {
 	t.Helper()
 	ctx := testContext(t)
@@ -31,16 +32,18 @@ func serveForged(t *testing.T, s *testenv.System, trees ...string) {
 	t.Cleanup(func() { s.CLI(t, "kill", string(ids[0])) })
 }
 
-// Goal: no link of a tenant's tree leads to a file of the host, though one FileID stands at two depths, and the kernel
-// and the mount may each mean another. Control: with the same FileIDs a link to a file of the tree is followed at both,
-// and where links are trusted the same target does lead to the host's file.
+// Goal: no link of a tenant's tree leads to a file of the host, though one FileID stands at two
+// depths, and the kernel and the mount may each mean another. Control: with the same FileIDs a link
+// to a file of the tree is followed at both, and where links are trusted the same target does lead
+// to the host's file.
 func TestForgedLinks(t *testing.T) {
 	s := shared.Get(t)
 	base := t.TempDir()
 	must(t, os.WriteFile(filepath.Join(base, "secret"), []byte("the host's"), 0o644))
 	top := mountAt(t, s, filepath.Join(base, "m"))
 	trusting := mountAt(t, s, filepath.Join(base, "trusting"), "--trust-links")
-	// follow reads the link at both places, after the other has been looked up, and gives what was read at the shallow one.
+	// follow reads the link at both places, after the other has been looked up, and gives what was
+	// read at the shallow one.
 	follow := func(root string) (shallow, below string, err error) {
 		up, down := filepath.Join(root, "link"), filepath.Join(root, "1/2/3/4/5/6/7/8/9/10/11/link")
 		for range 2 {
@@ -110,8 +113,9 @@ func TestForgedLinks(t *testing.T) {
 	}
 }
 
-// Goal: programs that walk a tree without end, or one within itself, end with a word, and the mount's server stays
-// small. Control: as deep as a tree of sources is, the same tree is walked and read.
+// Goal: programs that walk a tree without end, or one within itself, end with a word, and the
+// mount's server stays small. Control: as deep as a tree of sources is, the same tree is walked and
+// read.
 func TestEndlessTrees(t *testing.T) {
 	s := shared.Get(t)
 	top := mountAt(t, s, filepath.Join(t.TempDir(), "m"))
@@ -123,7 +127,8 @@ func TestEndlessTrees(t *testing.T) {
 		}
 		walkers := [][]string{{"find", dir}}
 		if name == "without-end" {
-			walkers = append(walkers, []string{"ls", "-R", dir}, []string{"cp", "-r", dir, t.TempDir()}, []string{"du", dir})
+			walkers = append(walkers, []string{"ls", "-R", dir}, []string{"cp", "-r", dir, t.TempDir()},
+				[]string{"du", dir})
 		}
 		for _, args := range walkers {
 			start := time.Now()
@@ -133,7 +138,8 @@ func TestEndlessTrees(t *testing.T) {
 			}
 			t.Logf("%s of %s: %.2f s", args[0], name, time.Since(start).Seconds())
 		}
-		if err := os.Mkdir(filepath.Join(dir, strings.Repeat("d/", 300), "made"), 0o700); !errors.Is(err, syscall.ENAMETOOLONG) {
+		if err := os.Mkdir(filepath.Join(dir, strings.Repeat("d/", 300), "made"), 0o700); !errors.Is(err,
+			syscall.ENAMETOOLONG) {
 			t.Errorf("mkdir below the bound: %v", err)
 		}
 	}
@@ -156,7 +162,8 @@ func TestEndlessTrees(t *testing.T) {
 	}
 }
 
-// Modes that the server of a tree gives let no other user of the host write, and make nothing set-user-ID. Control: modes in scratch storage are what chmod made them.
+// Modes that the server of a tree gives let no other user of the host write, and make nothing
+// set-user-ID. Control: modes in scratch storage are what chmod made them.
 func TestForgedModes(t *testing.T) {
 	s := shared.Get(t)
 	top, work := mounted(t, s)

@@ -24,7 +24,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// What open(2), rename(2) and the like promise holds, and what is refused has the errno that programs expect.
+// What open(2), rename(2) and the like promise holds, and what is refused has the errno that
+// programs expect.
 func TestFiles(t *testing.T) {
 	top, work := mounted(t, shared.Get(t))
 	at := func(name string) string { return filepath.Join(work, name) }
@@ -50,7 +51,8 @@ func TestFiles(t *testing.T) {
 	refused("rmdir of a full directory", syscall.Rmdir(at("d")), syscall.ENOTEMPTY)
 	refused("unlink of a directory", syscall.Unlink(at("d")), syscall.EISDIR)
 	refused("rename of a file over a directory", os.Rename(at("f"), at("d")), syscall.EEXIST)
-	refused("RENAME_NOREPLACE", unix.Renameat2(unix.AT_FDCWD, at("d/x"), unix.AT_FDCWD, at("f"), unix.RENAME_NOREPLACE), syscall.EEXIST)
+	refused("RENAME_NOREPLACE", unix.Renameat2(unix.AT_FDCWD, at("d/x"), unix.AT_FDCWD, at("f"), unix.RENAME_NOREPLACE),
+		syscall.EEXIST)
 	refused("a name of 256 bytes", os.WriteFile(at(strings.Repeat("n", 256)), nil, 0o600), syscall.ENAMETOOLONG)
 	refused("a hard link", os.Link(at("f"), at("g")), syscall.EPERM)
 	refused("a FIFO", unix.Mkfifo(at("g"), 0o600), syscall.EPERM)
@@ -95,7 +97,8 @@ func TestFiles(t *testing.T) {
 	a.Close()
 	b.Close()
 	var fs unix.Statfs_t
-	if err := unix.Statfs(work, &fs); err != nil || fs.Namelen != 255 || fs.Blocks == 0 || fs.Bavail == 0 || fs.Bavail > fs.Blocks {
+	if err := unix.Statfs(work, &fs); err != nil || fs.Namelen != 255 || fs.Blocks == 0 || fs.Bavail == 0 ||
+		fs.Bavail > fs.Blocks {
 		t.Errorf("statfs: %+v, %v", fs, err)
 	}
 }
@@ -142,7 +145,8 @@ func TestTrustedLinks(t *testing.T) {
 	src := t.TempDir()
 	must(t, os.Mkdir(filepath.Join(src, "d"), 0o755))
 	must(t, os.WriteFile(filepath.Join(src, "f"), []byte("text"), 0o644))
-	for link, target := range map[string]string{"same": "f", "d/up": "../f", "whole": "/etc/passwd", "inside": filepath.Join(work, "f"), "away": "../../../x", "round": "d/../d/../f"} {
+	for link, target := range map[string]string{"same": "f", "d/up": "../f", "whole": "/etc/passwd",
+		"inside": filepath.Join(work, "f"), "away": "../../../x", "round": "d/../d/../f"} {
 		must(t, os.Symlink(target, filepath.Join(src, link)))
 	}
 	run(t, src, "rsync", "-aJ", src+"/", work) // but for links' times, which are not kept
@@ -156,7 +160,8 @@ func TestTrustedLinks(t *testing.T) {
 	run(t, src, "tar", "cf", filepath.Join(back, "tar"), "-C", work, ".")
 	must(t, os.Mkdir(filepath.Join(back, "out"), 0o755))
 	run(t, src, "tar", "xf", filepath.Join(back, "tar"), "-C", filepath.Join(back, "out"))
-	if out := run(t, src, "rsync", "-aJ", "-n", "-i", "--checksum", "--delete", src+"/", filepath.Join(back, "out")); out != "" {
+	if out := run(t, src, "rsync", "-aJ", "-n", "-i", "--checksum", "--delete", src+"/",
+		filepath.Join(back, "out")); out != "" {
 		t.Errorf("what came back by tar differs: %s", out)
 	}
 }
@@ -270,7 +275,8 @@ func TestChangesOfOneSizeElsewhere(t *testing.T) {
 	}
 }
 
-// What is done elsewhere is seen within the time that the page says, also by who has the file open already; tail -f shows lines as they come.
+// What is done elsewhere is seen within the time that the page says, also by who has the file open
+// already; tail -f shows lines as they come.
 func TestChangesElsewhere(t *testing.T) {
 	need(t, "tail")
 	s := shared.Get(t)
@@ -325,7 +331,8 @@ func TestObjects(t *testing.T) {
 	}
 }
 
-// A large file, which is read by its descriptor, is the same file for those who write to it meanwhile, and for those who come later.
+// A large file, which is read by its descriptor, is the same file for those who write to it
+// meanwhile, and for those who come later.
 func TestLargeFile(t *testing.T) {
 	_, work := mounted(t, shared.Get(t))
 	name := filepath.Join(work, "large")
@@ -376,7 +383,8 @@ func TestLargeFile(t *testing.T) {
 	same("read when it was cut", open(os.O_RDONLY))
 }
 
-// An ordinary user's mounts are as root's, but that the kernel does not read passed descriptors by itself, and that fusermount3 mounts.
+// An ordinary user's mounts are as root's, but that the kernel does not read passed descriptors by
+// itself, and that fusermount3 mounts.
 func TestOrdinaryUser(t *testing.T) {
 	if _, _, inside := testenv.RootlessUIDs(); inside {
 		t.Skip("skipped: this is the ordinary user")
@@ -401,7 +409,9 @@ func TestRemovedWhileOpen(t *testing.T) {
 	must(t, os.Mkdir(names, 0o755))
 	t.Cleanup(func() { s.CLI(t, "rm", "-r", "/"+t.Name()) })
 	for _, dir := range []string{scratch, names, objects} {
-		t.Run(strings.Split(strings.TrimPrefix(dir, top), "/")[1], func(t *testing.T) { removedWhileOpen(t, dir, dir == objects) })
+		t.Run(strings.Split(strings.TrimPrefix(dir, top), "/")[1], func(t *testing.T) {
+			removedWhileOpen(t, dir, dir == objects)
+		})
 	}
 }
 
@@ -454,7 +464,8 @@ func removedWhileOpen(t *testing.T, dir string, object bool) {
 	}
 }
 
-// Goal: a sparse file takes the blocks that it takes on the disk, for who has it open and for others.
+// Goal: a sparse file takes the blocks that it takes on the disk, for who has it open and for
+// others.
 func TestSparseFile(t *testing.T) {
 	_, work := mounted(t, shared.Get(t))
 	f, err := os.Create(filepath.Join(work, "sparse"))
@@ -466,7 +477,8 @@ func TestSparseFile(t *testing.T) {
 	same := func(who string) {
 		t.Helper()
 		var st unix.Statx_t
-		must(t, unix.Statx(unix.AT_FDCWD, f.Name(), unix.AT_STATX_FORCE_SYNC, unix.STATX_BASIC_STATS, &st)) // not what the kernel remembers
+		must(t, unix.Statx(unix.AT_FDCWD, f.Name(), unix.AT_STATX_FORCE_SYNC, unix.STATX_BASIC_STATS,
+			&st)) // not what the kernel remembers
 		if st.Size != 64<<20+4096 || st.Blocks < 8 || st.Blocks > 2048 {
 			t.Errorf("%s: %d bytes in %d blocks of 512", who, st.Size, st.Blocks)
 		}

@@ -19,7 +19,8 @@ import (
 	"sigmaos.dev/internal/testenv"
 )
 
-// processes of a mount, by the flag that they were started with: --foreground is the keeper's, --serve the server's, --spare that of who unmounts after both.
+// processes of a mount, by the flag that they were started with: --foreground is the keeper's,
+// --serve the server's, --spare that of who unmounts after both.
 func processes(t *testing.T, dir, flag string) (pids []int) {
 	t.Helper()
 	all, err := os.ReadDir("/proc")
@@ -30,7 +31,8 @@ func processes(t *testing.T, dir, flag string) (pids []int) {
 			continue
 		}
 		line, _ := os.ReadFile(filepath.Join("/proc", p.Name(), "cmdline"))
-		if args := strings.Split(string(line), "\x00"); len(args) > 3 && args[1] == "mount" && args[2] == flag && strings.Contains(string(line), "\x00"+dir+"\x00") {
+		if args := strings.Split(string(line), "\x00"); len(args) > 3 && args[1] == "mount" && args[2] == flag &&
+			strings.Contains(string(line), "\x00"+dir+"\x00") {
 			pids = append(pids, pid)
 		}
 	}
@@ -52,7 +54,8 @@ func isMounted(dir string) bool {
 	return strings.Contains(string(b), " "+dir+" ")
 }
 
-// When the server of a mount is killed, who uses it gets an error at once and the keeper unmounts; when both are, the next mount, and doctor, deal with what was left.
+// When the server of a mount is killed, who uses it gets an error at once and the keeper unmounts;
+// when both are, the next mount, and doctor, deal with what was left.
 func TestKilledMount(t *testing.T) {
 	s := shared.Get(t)
 	dir := mountAt(t, s, filepath.Join(t.TempDir(), "m"))
@@ -63,7 +66,8 @@ func TestKilledMount(t *testing.T) {
 	for _, pid := range processes(t, dir, "--serve") {
 		limits, err := os.ReadFile(fmt.Sprintf("/proc/%d/limits", pid))
 		must(t, err)
-		if _, most, _ := strings.Cut(string(limits), "Max data size"); !strings.HasPrefix(strings.TrimSpace(most), "1073741824 ") {
+		if _, most, _ := strings.Cut(string(limits), "Max data size"); !strings.HasPrefix(strings.TrimSpace(most),
+			"1073741824 ") {
 			t.Errorf("the server of a mount may have more than 1 GiB of memory:\n%s", limits)
 		}
 	}
@@ -138,8 +142,8 @@ func argument(t *testing.T, pid int, flag string) string {
 	return args[at+1]
 }
 
-// The server of root's mount has no right of root's, and little memory. It reads, writes and unmounts nevertheless, and the
-// kernel reads large files by itself.
+// The server of root's mount has no right of root's, and little memory. It reads, writes and
+// unmounts nevertheless, and the kernel reads large files by itself.
 func TestServerHasNoRights(t *testing.T) {
 	s := shared.Get(t)
 	dir, work := mounted(t, s)
@@ -203,7 +207,8 @@ func TestServerHasNoRights(t *testing.T) {
 	})
 }
 
-// A mount outlives a sigmad that is killed: files that were open go on, and nothing hangs or is lost.
+// A mount outlives a sigmad that is killed: files that were open go on, and nothing hangs or is
+// lost.
 func TestKilledSigmad(t *testing.T) {
 	s := testenv.Boot(t, testenv.Options{})
 	_, work := mounted(t, s)

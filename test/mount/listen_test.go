@@ -36,7 +36,8 @@ func listening(t *testing.T, s *testenv.System, address string, path ...string) 
 	return said.Address, said.Token
 }
 
-// Goal: diod's tools, of Debian, list and read the tree, through the object store's endpoint too; without the token they do not.
+// Goal: diod's tools, of Debian, list and read the tree, through the object store's endpoint too;
+// without the token they do not.
 func TestDiod(t *testing.T) {
 	need(t, "diodls", "diodcat")
 	s := shared.Get(t)
@@ -53,7 +54,8 @@ func TestDiod(t *testing.T) {
 		t.Errorf("diodcat prints %d bytes", len(got))
 	}
 	for _, wrong := range []string{"default", "/", token[1:], token + "x", ""} {
-		if out, err := exec.CommandContext(testContext(t), "diodls", "-s", addr, "-a", wrong, "-u", "0", "s3").CombinedOutput(); err == nil {
+		if out, err := exec.CommandContext(testContext(t), "diodls", "-s", addr, "-a", wrong, "-u", "0",
+			"s3").CombinedOutput(); err == nil {
 			t.Errorf("without the token, as %q, it prints %q", wrong, out)
 		}
 	}
@@ -72,7 +74,9 @@ func attached(t *testing.T, network, addr, aname string) (p9.File, error) {
 	return client.Attach(aname)
 }
 
-// Goal: a stock client library lists, reads and writes. What name it attaches by means nothing on the socket, which is its owner's alone; a path that is served bounds what is seen; and hostile clients end alone.
+// Goal: a stock client library lists, reads and writes. What name it attaches by means nothing on
+// the socket, which is its owner's alone; a path that is served bounds what is seen; and hostile
+// clients end alone.
 func TestClientLibrary(t *testing.T) {
 	s := shared.Get(t)
 	s.Must(t, "mkdir", "-p", "/ux/~local/served")
@@ -115,7 +119,8 @@ func TestClientLibrary(t *testing.T) {
 			t.Errorf("walked %q to %v", up, f)
 		}
 	}
-	for _, junk := range []string{"\xff\xff\xff\xff", "\x07\x00\x00\x00\x64\x00\x00", strings.Repeat("GET / HTTP/1.1\r\n", 100)} {
+	for _, junk := range []string{"\xff\xff\xff\xff", "\x07\x00\x00\x00\x64\x00\x00",
+		strings.Repeat("GET / HTTP/1.1\r\n", 100)} {
 		c, err := net.Dial("unix", socket)
 		must(t, err)
 		_, err = io.WriteString(c, junk)
@@ -128,7 +133,8 @@ func TestClientLibrary(t *testing.T) {
 	}
 }
 
-// Goal: strangers keep no client of the token out, nor reach sigmad: not by more silent connections than are served at once, nor by ones that begin and do not attach. Who has attached goes on.
+// Goal: strangers keep no client of the token out, nor reach sigmad: not by more silent connections
+// than are served at once, nor by ones that begin and do not attach. Who has attached goes on.
 func TestStrangersOfServe(t *testing.T) {
 	s := shared.Get(t)
 	addr, token := listening(t, s, "127.0.0.1:0")

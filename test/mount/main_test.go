@@ -1,6 +1,7 @@
 //go:build system
 
-// Package mount tests the realm's tree as Linux sees it: with the programs of Debian on a FUSE mount of a real system, and with 9P2000.L clients of other projects.
+// Package mount tests the realm's tree as Linux sees it: with the programs of Debian on a FUSE
+// mount of a real system, and with 9P2000.L clients of other projects.
 package mount
 
 import (
@@ -65,7 +66,8 @@ func run(t *testing.T, dir, name string, args ...string) string {
 	t.Helper()
 	cmd := exec.CommandContext(testContext(t), name, args...)
 	cmd.Dir = dir
-	cmd.Env = append(os.Environ(), "HOME="+dir, "GIT_CONFIG_NOSYSTEM=1", "GIT_AUTHOR_NAME=a", "GIT_AUTHOR_EMAIL=a@example.org", "GIT_COMMITTER_NAME=a", "GIT_COMMITTER_EMAIL=a@example.org")
+	cmd.Env = append(os.Environ(), "HOME="+dir, "GIT_CONFIG_NOSYSTEM=1", "GIT_AUTHOR_NAME=a",
+		"GIT_AUTHOR_EMAIL=a@example.org", "GIT_COMMITTER_NAME=a", "GIT_COMMITTER_EMAIL=a@example.org")
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)

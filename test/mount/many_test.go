@@ -14,7 +14,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// A program that opens files of a mount without end is told at a bound, by an errno that says that there are too many; other realms are served meanwhile, and when it has closed them so is it.
+// A program that opens files of a mount without end is told at a bound, by an errno that says that
+// there are too many; other realms are served meanwhile, and when it has closed them so is it.
 func TestOpenWithoutEnd(t *testing.T) {
 	s := shared.Get(t)
 	ctx := testContext(t)
@@ -36,7 +37,8 @@ func TestOpenWithoutEnd(t *testing.T) {
 		}
 	}
 	var path *os.PathError
-	if !errors.As(err, &path) || !errors.Is(err, syscall.EBUSY) && !errors.Is(err, syscall.EMFILE) && !errors.Is(err, syscall.ENFILE) || len(held) < 2000 {
+	if !errors.As(err, &path) || !errors.Is(err, syscall.EBUSY) && !errors.Is(err, syscall.EMFILE) &&
+		!errors.Is(err, syscall.ENFILE) || len(held) < 2000 {
 		t.Errorf("after %d files: %v", len(held), err)
 	}
 	t.Logf("after %d files: %v", len(held), err)

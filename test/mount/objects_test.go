@@ -41,7 +41,9 @@ func TestClosesPublish(t *testing.T) {
 		{"synced", `{ echo a; sync synced; echo b; } > synced`, "a\nb\n"},
 		{"read-meanwhile", `{ echo a; cat read-meanwhile >&2; echo b; } > read-meanwhile`, "a\nb\n"},
 		{"replaced", `echo old > replaced; exec 3> replaced; echo new > n; mv n replaced; echo late >&3`, "new\n"},
-		{"replaced-later", `echo old > replaced-later; exec 3> replaced-later; /bin/true; sleep 1.2; echo new > n; mv n replaced-later; echo late >&3`, "new\n"}, // the kernel looks it up again
+		{"replaced-later",
+			// the kernel looks it up again
+			`echo old > replaced-later; exec 3> replaced-later; /bin/true; sleep 1.2; echo new > n; mv n replaced-later; echo late >&3`, "new\n"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			run(t, dir, "bash", "-e", "-c", c.line)
@@ -107,10 +109,12 @@ func TestRoundTrips(t *testing.T) {
 	objects, _ := bucket(t)
 	_, scratch := mounted(t, shared.Get(t))
 	src := t.TempDir()
-	run(t, src, "bash", "-e", "-c", `mkdir -p a/b 'with space' empty; echo text > a/b/f; : > a/b/empty; : > 'with space/ lead'; echo x > $'new\nline'; echo y > -dash; echo z > $'\xff\xfe'; echo q > 'quote"'\''*?'
+	run(t, src, "bash", "-e", "-c",
+		`mkdir -p a/b 'with space' empty; echo text > a/b/f; : > a/b/empty; : > 'with space/ lead'; echo x > $'new\nline'; echo y > -dash; echo z > $'\xff\xfe'; echo q > 'quote"'\''*?'
 		head -c 300000 /dev/urandom > a/large; echo dots > ...; printf 'no newline' > ä`)
 	// Objects have no modes and times of their own: tar is told to leave them.
-	for _, how := range []string{`cp -r "$1" "$2"`, `mkdir "$2"; tar -C "$1" -cf - . | tar -C "$2" -xmf - --no-same-permissions --no-same-owner`} {
+	for _, how := range []string{`cp -r "$1" "$2"`,
+		`mkdir "$2"; tar -C "$1" -cf - . | tar -C "$2" -xmf - --no-same-permissions --no-same-owner`} {
 		there, again := filepath.Join(objects, "there"), filepath.Join(t.TempDir(), "again")
 		run(t, src, "bash", "-e", "-o", "pipefail", "-c", how, "-", src, there)
 		run(t, src, "bash", "-e", "-o", "pipefail", "-c", how, "-", there, again)
@@ -119,12 +123,15 @@ func TestRoundTrips(t *testing.T) {
 		must(t, os.RemoveAll(there))
 	}
 
-	run(t, src, "bash", "-e", "-c", `ln -s a/b/f rel; ln -s nowhere dangling; chmod 600 a/large; chmod 750 a; touch -d '2001-02-03 04:05:06.789' a/b/f; touch -d 2002-02-02 a`)
+	run(t, src, "bash", "-e", "-c",
+		`ln -s a/b/f rel; ln -s nowhere dangling; chmod 600 a/large; chmod 750 a; touch -d '2001-02-03 04:05:06.789' a/b/f; touch -d 2002-02-02 a`)
 	list := func(dir string) string {
-		return run(t, dir, "bash", "-c", `find . -mindepth 1 ! -type l -printf '%P %y %m %s %T@\n' -o -printf '%P %l\n' | sed 's/^\(.* d [0-7]*\) [0-9]* /\1 /' | LC_ALL=C sort`)
+		return run(t, dir, "bash", "-c",
+			`find . -mindepth 1 ! -type l -printf '%P %y %m %s %T@\n' -o -printf '%P %l\n' | sed 's/^\(.* d [0-7]*\) [0-9]* /\1 /' | LC_ALL=C sort`)
 	}
 	want := list(src)
-	for _, how := range []string{`cp -a "$1" "$2"`, `mkdir "$2"; tar --format=pax -C "$1" -cf - . | tar -C "$2" -xpf -`} {
+	for _, how := range []string{`cp -a "$1" "$2"`,
+		`mkdir "$2"; tar --format=pax -C "$1" -cf - . | tar -C "$2" -xpf -`} {
 		there, again := filepath.Join(scratch, "there"), filepath.Join(t.TempDir(), "again")
 		run(t, src, "bash", "-e", "-o", "pipefail", "-c", how, "-", src, there)
 		run(t, src, "bash", "-e", "-o", "pipefail", "-c", how, "-", there, again)

@@ -52,13 +52,16 @@ func TestPrograms(t *testing.T) {
 	})
 }
 
-// A database on a mount keeps what was committed, in each of the ways that SQLite keeps a journal: by files that come and go, by truncation, and in shared memory.
+// A database on a mount keeps what was committed, in each of the ways that SQLite keeps a journal:
+// by files that come and go, by truncation, and in shared memory.
 func TestSQLite(t *testing.T) {
 	need(t, "sqlite3")
 	_, work := mounted(t, shared.Get(t))
 	for _, mode := range []string{"delete", "truncate", "wal"} {
 		db := filepath.Join(work, mode+".db")
-		if got := run(t, work, "sqlite3", db, "pragma journal_mode="+mode+"; create table t(a integer primary key, b text);"); strings.TrimSpace(got) != mode {
+		if got := run(t, work, "sqlite3", db,
+			"pragma journal_mode="+mode+
+				"; create table t(a integer primary key, b text);"); strings.TrimSpace(got) != mode {
 			t.Errorf("journal mode %q, want %s", got, mode)
 		}
 		row := "insert into t(b) select hex(randomblob(500)) from t t1 union all select 'x';"

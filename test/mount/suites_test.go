@@ -13,14 +13,15 @@ import (
 	"testing"
 )
 
-// suitesEnv names the program pjdfstest, which `make test-mount` builds. Without it the suites do not run.
+// suitesEnv names the program pjdfstest, which `make test-mount` builds. Without it the suites do
+// not run.
 const suitesEnv = "SIGMA_TEST_PJDFSTEST"
 
 // expectedFailures has the tests of the suites that fail, each below its reason, and where they do.
 const expectedFailures = "testdata/expected-failures"
 
-// places are where the suites run: paths of the realm, and the tests of Python's library. Mailboxes are
-// changed in place, which objects are not.
+// places are where the suites run: paths of the realm, and the tests of Python's library. Mailboxes
+// are changed in place, which objects are not.
 var places = map[string]struct {
 	path   string
 	python []string
@@ -38,9 +39,9 @@ var (
 	pythonLine = regexp.MustCompile(`(?m)^(test\w*|setUpClass) \((\S+)\)(?:\n.*)?? \.\.\. (?:.*\n)??.*?(ok|FAIL|ERROR|skipped)`)
 )
 
-// Goal: what programs expect of a file system holds on the mount, but for what docs/reference/mount.md
-// says with its reason. Method: pjdfstest and Python's own tests on scratch storage, names and
-// objects; what fails is exactly what the list says.
+// Goal: what programs expect of a file system holds on the mount, but for what
+// docs/reference/mount.md says with its reason. Method: pjdfstest and Python's own tests on scratch
+// storage, names and objects; what fails is exactly what the list says.
 func TestSuites(t *testing.T) {
 	pjdfstest := os.Getenv(suitesEnv)
 	if pjdfstest == "" {
@@ -85,7 +86,8 @@ entries = [["nobody", "nogroup"], ["daemon", "daemon"]]
 
 // python runs tests of Python's library in dir.
 func (v verdicts) python(t *testing.T, suite, dir string) {
-	v.collect(t, pythonLine, exec.CommandContext(testContext(t), "/usr/bin/python3", "-m", "unittest", "-v", suite), dir)
+	v.collect(t, pythonLine, exec.CommandContext(testContext(t), "/usr/bin/python3", "-m", "unittest", "-v", suite),
+		dir)
 }
 
 // collect notes what a suite that runs in dir says of each of its tests.

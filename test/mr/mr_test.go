@@ -38,7 +38,8 @@ func block() ([]byte, map[string]uint64) {
 // Copies of the block per file, and files: enough work that a map is met while it runs.
 const copies, files = 48, 4
 
-// TestKilled kills a mapper and the coordinator with SIGKILL in the middle of jobs with 1, 4 and 16 maps. The counts must be right, and no map that had finished repeated.
+// TestKilled kills a mapper and the coordinator with SIGKILL in the middle of jobs with 1, 4 and 16
+// maps. The counts must be right, and no map that had finished repeated.
 func TestKilled(t *testing.T) {
 	s := testenv.Boot(t, testenv.Options{})
 	ctx := t.Context()
@@ -48,7 +49,8 @@ func TestKilled(t *testing.T) {
 	}
 	text, counts := block()
 	for i := range files {
-		if _, err := c.Put(ctx, fmt.Sprintf("/s3/in/text%d", i), bytes.Repeat(text, copies), sigma.PutOptions{}); err != nil {
+		if _, err := c.Put(ctx, fmt.Sprintf("/s3/in/text%d", i), bytes.Repeat(text, copies),
+			sigma.PutOptions{}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -59,14 +61,16 @@ func TestKilled(t *testing.T) {
 			killed := make(chan int, 1)
 			go func() { killed <- killBoth(ctx, c, id, maps) }()
 			client := mr.Client{Names: c, Procs: c}
-			sum, err := client.Run(ctx, id, mr.Job{Input: "/s3/in", Output: "/s3/" + id, Maps: maps, Cores: 2, Program: program})
+			sum, err := client.Run(ctx, id, mr.Job{Input: "/s3/in", Output: "/s3/" + id, Maps: maps, Cores: 2,
+				Program: program})
 			if err != nil {
 				t.Fatal(err)
 			}
 			n := <-killed
 			t.Logf("%d procs were killed; %+v", n, sum)
 			if n < 2 || sum.Coordinators != 2 {
-				t.Errorf("the test killed %d procs, want a mapper and the coordinator; there were %d coordinators", n, sum.Coordinators)
+				t.Errorf("the test killed %d procs, want a mapper and the coordinator; there were %d coordinators", n,
+					sum.Coordinators)
 			}
 			if sum.Maps != int64(maps) || sum.MapsRun > sum.Maps+1 {
 				t.Errorf("%d maps were spawned for %d, want at most the killed one again", sum.MapsRun, sum.Maps)
@@ -76,7 +80,8 @@ func TestKilled(t *testing.T) {
 	}
 }
 
-// Who interrupts a job again and again still finds nothing of it: no record, no intermediate file, no output, no proc.
+// Who interrupts a job again and again still finds nothing of it: no record, no intermediate file,
+// no output, no proc.
 func TestInterruptedTwice(t *testing.T) {
 	s := testenv.Boot(t, testenv.Options{})
 	ctx := t.Context()
@@ -143,7 +148,9 @@ func binDir(t *testing.T) string {
 	return filepath.Join(root, "bin")
 }
 
-// killBoth stops the first mapper of the job that it meets, so that it cannot finish, waits until another one has finished if there are several, and kills it and the coordinator. It returns how many it killed.
+// killBoth stops the first mapper of the job that it meets, so that it cannot finish, waits until
+// another one has finished if there are several, and kills it and the coordinator. It returns how
+// many it killed.
 func killBoth(ctx context.Context, c *sdk.Client, id string, maps int) (killed int) {
 	held, begun := 0, false
 	for ctx.Err() == nil {

@@ -67,7 +67,9 @@ func newCluster(t *testing.T, n int) *cluster {
 		t.Fatal(err)
 	}
 	c.known = authority.Fingerprint()
-	c.registry, err = machines.NewRegistry(time.Now(), machines.RegistryConfig{Core: machines.Config{Self: "m1", State: state}, Authority: authority, Store: store, Act: c.act})
+	c.registry, err = machines.NewRegistry(time.Now(),
+		machines.RegistryConfig{Core: machines.Config{Self: "m1", State: state}, Authority: authority, Store: store,
+			Act: c.act})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -77,11 +79,13 @@ func newCluster(t *testing.T, n int) *cluster {
 		}
 	})
 	for i := range n {
-		c.hosts = append(c.hosts, &host{c: c, name: sigma.MachineID(fmt.Sprint("m", i+1)), net: c.lab.Machine(i), key: identity.NewKey(), over: make(chan error, 1)})
+		c.hosts = append(c.hosts, &host{c: c, name: sigma.MachineID(fmt.Sprint("m", i+1)), net: c.lab.Machine(i),
+			key: identity.NewKey(), over: make(chan error, 1)})
 	}
 	first := c.hosts[0]
 	pub := first.key.Public().(ed25519.PublicKey)
-	g, err := c.registry.Found(ctx, machines.Request{ID: "m1", Key: identity.KeyFingerprint(pub), Address: first.address()}, pub)
+	g, err := c.registry.Found(ctx, machines.Request{ID: "m1", Key: identity.KeyFingerprint(pub),
+		Address: first.address()}, pub)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -99,15 +103,19 @@ func newCluster(t *testing.T, n int) *cluster {
 // enrol registers the machine over the network and starts it.
 func (h *host) enrol(token *identity.Token) {
 	h.c.t.Helper()
-	g, _, err := link.Enrol(h.c.ctx, link.Join{Address: h.c.hosts[0].address(), Authority: h.c.known, Token: token, Key: h.key, Ask: identity.Enrolment{Machine: h.name, Address: h.address()},
-		Connect: func(ctx context.Context, address string) (net.Conn, error) { return h.net.Dial(ctx, "tcp4", address) }})
+	g, _, err := link.Enrol(h.c.ctx, link.Join{Address: h.c.hosts[0].address(), Authority: h.c.known, Token: token,
+		Key: h.key, Ask: identity.Enrolment{Machine: h.name, Address: h.address()},
+		Connect: func(ctx context.Context, address string) (net.Conn, error) {
+			return h.net.Dial(ctx, "tcp4", address)
+		}})
 	if err != nil {
 		h.c.t.Fatal(err)
 	}
 	h.start(g)
 }
 
-// start runs what a machine's sigmad will: its end of links, beats to the control machine, answers to beats.
+// start runs what a machine's sigmad will: its end of links, beats to the control machine, answers
+// to beats.
 func (h *host) start(g *identity.Grant) {
 	c := h.c
 	c.t.Helper()
@@ -115,11 +123,15 @@ func (h *host) start(g *identity.Grant) {
 	c.mu.Lock()
 	c.trust = append(c.trust, roster)
 	c.mu.Unlock()
-	id, err := identity.New(identity.Config{Key: h.key, Certificate: g.Certificate, Authorities: g.Authorities, Roster: roster})
+	id, err := identity.New(identity.Config{Key: h.key, Certificate: g.Certificate, Authorities: g.Authorities,
+		Roster: roster})
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	node, err := link.New(link.Config{Identity: id, Enrol: c.registry, Connect: func(ctx context.Context, address string) (net.Conn, error) { return h.net.Dial(ctx, "tcp4", address) },
+	node, err := link.New(link.Config{Identity: id, Enrol: c.registry, Connect: func(ctx context.Context,
+		address string) (net.Conn, error) {
+		return h.net.Dial(ctx, "tcp4", address)
+	},
 		Serve: func(ctx context.Context, l *link.Link) {
 			machines.Observe(ctx, l, func(at time.Time) { c.registry.Hear(l.Peer.Machine, l.Peer.Incarnation, at) })
 		}})
@@ -147,13 +159,16 @@ func (h *host) start(g *identity.Grant) {
 			return node.Dial(ctx, m, link.Target{Kind: link.ToBeat, Name: "beat"}, sigma.Principal{System: true})
 		},
 		Over: func(err error) { h.over <- err }})
-	for _, run := range []func(){func() { node.Listen(ctx, ln) }, func() { node.Watch(ctx) }, func() { beater.Run(ctx) }} {
+	for _, run := range []func(){func() {
+		node.Listen(ctx, ln)
+	}, func() { node.Watch(ctx) }, func() { beater.Run(ctx) }} {
 		mine.Go(run)
 	}
 	c.registry.View(c.ctx, func(core *machines.Core) { c.act(core.Roster()) })
 }
 
-// act is the judge's arm: rosters go to all machines, as if there were a way for them that no cut affects.
+// act is the judge's arm: rosters go to all machines, as if there were a way for them that no cut
+// affects.
 func (c *cluster) act(f machines.Effect) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -177,7 +192,8 @@ func (c *cluster) lostNames() (out []sigma.MachineID) {
 	return out
 }
 
-// Goal: of five machines one that is cut off and one that dies are declared lost and no other, however slow; the one that was cut off learns it when it is back, and registers again.
+// Goal: of five machines one that is cut off and one that dies are declared lost and no other,
+// however slow; the one that was cut off learns it when it is back, and registers again.
 func TestLoss(t *testing.T) {
 	c := newCluster(t, 5)
 	judge, cut, dead, slow := c.hosts[0], c.hosts[1], c.hosts[2], c.hosts[3]
@@ -197,7 +213,8 @@ func TestLoss(t *testing.T) {
 	c.registry.View(c.ctx, func(core *machines.Core) { before = core.Roster() })
 	cut.enrol(nil)
 	c.registry.View(c.ctx, func(core *machines.Core) { after = core.Roster() })
-	if b, a := before.Members[1], after.Members[1]; !b.Lost || a.Lost || a.Incarnation <= b.Incarnation || !after.Members[2].Lost {
+	if b, a := before.Members[1], after.Members[1]; !b.Lost || a.Lost || a.Incarnation <= b.Incarnation ||
+		!after.Members[2].Lost {
 		t.Errorf("it was %+v and is %+v", b, a)
 	}
 }

@@ -1,7 +1,8 @@
 //go:build system
 
-// Package network tests what tests of several machines stand on: that the network of internal/netlab cuts, delays, throttles and loses as it is told, that links between machines work over it,
-// and that nothing of it is left, however it ends. It needs root and /dev/net/tun.
+// Package network tests what tests of several machines stand on: that the network of
+// internal/netlab cuts, delays, throttles and loses as it is told, that links between machines work
+// over it, and that nothing of it is left, however it ends. It needs root and /dev/net/tun.
 package network
 
 import (
@@ -72,7 +73,8 @@ func udp(t *testing.T, a, b *netlab.Machine) (x, y net.Conn) {
 	one := func(m, to *netlab.Machine) (c net.Conn) {
 		var err error
 		m.Do(func() {
-			c, err = net.DialUDP("udp4", &net.UDPAddr{IP: m.Addr.AsSlice(), Port: 7}, &net.UDPAddr{IP: to.Addr.AsSlice(), Port: 7})
+			c, err = net.DialUDP("udp4", &net.UDPAddr{IP: m.Addr.AsSlice(), Port: 7},
+				&net.UDPAddr{IP: to.Addr.AsSlice(), Port: 7})
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -117,7 +119,8 @@ func TestCut(t *testing.T) {
 	until(t, "the drop", func() bool { return l.Counts(b, a).Dropped > dropped })
 }
 
-// TestLate: packets that are late come in order, not before their time, and are dropped if their way is cut meanwhile.
+// TestLate: packets that are late come in order, not before their time, and are dropped if their
+// way is cut meanwhile.
 func TestLate(t *testing.T) {
 	l := newLab(t, 2)
 	a, b := l.Machine(0), l.Machine(1)
@@ -155,7 +158,8 @@ func TestLate(t *testing.T) {
 	}
 }
 
-// TestThrottle: a throttled direction passes no more than its rate and drops what its queue cannot hold; a lossy one drops about its share. The other direction is not touched.
+// TestThrottle: a throttled direction passes no more than its rate and drops what its queue cannot
+// hold; a lossy one drops about its share. The other direction is not touched.
 func TestThrottle(t *testing.T) {
 	l := newLab(t, 2)
 	a, b := l.Machine(0), l.Machine(1)
@@ -166,7 +170,10 @@ func TestThrottle(t *testing.T) {
 	for range sent {
 		x.Write(make([]byte, size))
 	}
-	until(t, "the end of the queue", func() bool { c := l.Counts(a, b); return c.Late == 0 && c.Passed+c.Dropped >= sent })
+	until(t, "the end of the queue", func() bool {
+		c := l.Counts(a, b)
+		return c.Late == 0 && c.Passed+c.Dropped >= sent
+	})
 	c := l.Counts(a, b)
 	if d := time.Since(began); c.Dropped == 0 || c.Passed < 10 || d < time.Duration(c.Passed)*10*time.Millisecond {
 		t.Errorf("%+v in %v", c, d)
@@ -174,8 +181,13 @@ func TestThrottle(t *testing.T) {
 	l.Set(a, b, netlab.Rule{Loss: 0.5})
 	for i := range 1000 {
 		x.Write(nil)
-		if i%100 == 99 { // more than the device's queue holds would be lost before the network has them, while its switch is not run
-			until(t, "all of them", func() bool { n := l.Counts(a, b); return n.Passed+n.Dropped >= c.Passed+c.Dropped+uint64(i)+1 })
+		if i%100 == 99 {
+			// more than the device's queue holds would be lost before the network has them, while
+			// its switch is not run
+			until(t, "all of them", func() bool {
+				n := l.Counts(a, b)
+				return n.Passed+n.Dropped >= c.Passed+c.Dropped+uint64(i)+1
+			})
 		}
 	}
 	if n := l.Counts(a, b).Dropped - c.Dropped; n < 400 || n > 600 {
@@ -188,7 +200,8 @@ func TestThrottle(t *testing.T) {
 	hear(t, x, "back")
 }
 
-// TestLinks: machines meet over a network that is slow and loses packets, TLS and TCP included, each from its own address.
+// TestLinks: machines meet over a network that is slow and loses packets, TLS and TCP included,
+// each from its own address.
 func TestLinks(t *testing.T) {
 	l := newLab(t, 2)
 	a, b := l.Machine(0), l.Machine(1)
@@ -206,17 +219,25 @@ func TestLinks(t *testing.T) {
 	node := func(name sigma.MachineID, m *netlab.Machine, life sigma.Incarnation) *link.Node {
 		key := identity.NewKey()
 		pub := key.Public().(ed25519.PublicKey)
-		der, err := authority.Issue(time.Now(), identity.Subject{Machine: name, Incarnation: life, Epoch: uint64(life)}, pub)
+		der, err := authority.Issue(time.Now(), identity.Subject{Machine: name, Incarnation: life, Epoch: uint64(life)},
+			pub)
 		if err != nil {
 			t.Fatal(err)
 		}
-		id, err := identity.New(identity.Config{Key: key, Certificate: der, Authorities: [][]byte{authority.Certificate()}, Roster: roster})
+		id, err := identity.New(identity.Config{Key: key, Certificate: der,
+			Authorities: [][]byte{authority.Certificate()}, Roster: roster})
 		if err != nil {
 			t.Fatal(err)
 		}
-		members = append(members, identity.Member{Machine: name, Key: identity.KeyFingerprint(pub), Address: m.Addr.String() + ":7700", Incarnation: life})
-		n, err := link.New(link.Config{Identity: id, Serve: func(_ context.Context, l *link.Link) { io.Copy(l, l); l.CloseWrite() },
-			Connect: func(ctx context.Context, address string) (net.Conn, error) { return m.Dial(ctx, "tcp4", address) }})
+		members = append(members, identity.Member{Machine: name, Key: identity.KeyFingerprint(pub),
+			Address: m.Addr.String() + ":7700", Incarnation: life})
+		n, err := link.New(link.Config{Identity: id, Serve: func(_ context.Context, l *link.Link) {
+			io.Copy(l, l)
+			l.CloseWrite()
+		},
+			Connect: func(ctx context.Context, address string) (net.Conn, error) {
+				return m.Dial(ctx, "tcp4", address)
+			}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -229,12 +250,14 @@ func TestLinks(t *testing.T) {
 		t.Fatal(err)
 	}
 	all.Go(func() { n1.Listen(ctx, ln) })
-	c, err := n2.Dial(ctx, "m1", link.Target{Kind: link.ToService, Name: "x"}, sigma.Principal{Realm: "default", Proc: "p"})
+	c, err := n2.Dial(ctx, "m1", link.Target{Kind: link.ToService, Name: "x"}, sigma.Principal{Realm: "default",
+		Proc: "p"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	if got := c.RemoteAddr().String(); got != "10.77.0.1:7700" || !strings.HasPrefix(c.LocalAddr().String(), "10.77.0.2:") {
+	if got := c.RemoteAddr().String(); got != "10.77.0.1:7700" || !strings.HasPrefix(c.LocalAddr().String(),
+		"10.77.0.2:") {
 		t.Errorf("from %v to %v", c.LocalAddr(), got)
 	}
 	sent := bytes.Repeat([]byte("0123456789abcdef"), 20<<10)
@@ -247,11 +270,13 @@ func TestLinks(t *testing.T) {
 	}
 }
 
-// TestInside: a machine has two devices and sees no other network, and what runs in it ends with the lab.
+// TestInside: a machine has two devices and sees no other network, and what runs in it ends with
+// the lab.
 func TestInside(t *testing.T) {
 	l := newLab(t, 2)
 	out, err := l.Machine(0).Run("cat", "/proc/self/net/dev")
-	if err != nil || strings.Count(out, ":") != 2 || !strings.Contains(out, "machine0:") || !strings.Contains(out, "lo:") {
+	if err != nil || strings.Count(out, ":") != 2 || !strings.Contains(out, "machine0:") ||
+		!strings.Contains(out, "lo:") {
 		t.Errorf("got %s, %v", out, err)
 	}
 	cmd := exec.Command("sleep", "1000")

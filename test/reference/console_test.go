@@ -13,8 +13,9 @@ import (
 	"testing"
 )
 
-// A console block shows commands, on lines that begin with "$ " (and "> " where they go on), each followed by what it prints. In that, ... stands for any text of a line, and a line of
-// only ... for any lines; and an id, a time or a duration for any other (samples).
+// A console block shows commands, on lines that begin with "$ " (and "> " where they go on), each
+// followed by what it prints. In that, ... stands for any text of a line, and a line of only ...
+// for any lines; and an id, a time or a duration for any other (samples).
 
 type step struct{ command, output string }
 
@@ -45,9 +46,12 @@ func parseConsole(text string) (steps []step) {
 
 // samples are what differs from one run to the next. Pages show it as it was once.
 var samples = []struct{ what, as string }{
-	{`\b\d{4}-\d\d-\d\dT[0-9:.]+Z`, "<time>"}, {`\b\d{4}-\d\d-\d\d \d\d:\d\d\b`, "<time>"}, {`\b\d\d:\d\d:\d\d\.\d{3}\b`, "<time>"},
-	{`sigma-token-1-[\w-]+`, "<token>"}, {`\b[a-z2-7]{16}\b`, "<id>"}, {`\b[0-9a-f]{16}\b`, "<id>"}, {`hello-[0-9a-f]{12}`, "<hello>"}, {`pid \d+`, "<pid>"}, {`"version":\d+`, "<version>"},
-	{`\d+(\.\d+)?([KMG]i)?B/s`, "<rate>"}, {`\d+(\.\d+)?(h\d+m\d+s|ns|µs|ms|s|m|h|d)\b`, "<duration>"}, {` +\n`, "\n"}, {`  +`, " "},
+	{`\b\d{4}-\d\d-\d\dT[0-9:.]+Z`, "<time>"}, {`\b\d{4}-\d\d-\d\d \d\d:\d\d\b`, "<time>"},
+	{`\b\d\d:\d\d:\d\d\.\d{3}\b`, "<time>"},
+	{`sigma-token-1-[\w-]+`, "<token>"}, {`\b[a-z2-7]{16}\b`, "<id>"}, {`\b[0-9a-f]{16}\b`, "<id>"},
+	{`hello-[0-9a-f]{12}`, "<hello>"}, {`pid \d+`, "<pid>"}, {`"version":\d+`, "<version>"},
+	{`\d+(\.\d+)?([KMG]i)?B/s`, "<rate>"}, {`\d+(\.\d+)?(h\d+m\d+s|ns|µs|ms|s|m|h|d)\b`, "<duration>"}, {` +\n`, "\n"},
+	{`  +`, " "},
 }
 
 func normal(s string) string {

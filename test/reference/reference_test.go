@@ -1,9 +1,12 @@
 //go:build system
 
-// Package reference runs the examples of the reference's pages, of every command and of every well-known path, on a real system, and compares what they print with what the pages show.
+// Package reference runs the examples of the reference's pages, of every command and of every
+// well-known path, on a real system, and compares what they print with what the pages show.
 //
-// Each page has a realm of its own, which is SIGMA_REALM, and a directory with the program hello and a directory texts. The pages of commands that start and stop systems have systems
-// of their own. To begin a page's output, or to see what has changed: go test -tags system ./test/reference -args -rewrite, and look at the difference.
+// Each page has a realm of its own, which is SIGMA_REALM, and a directory with the program hello
+// and a directory texts. The pages of commands that start and stop systems have systems of their
+// own. To begin a page's output, or to see what has changed: go test -tags system ./test/reference
+// -args -rewrite, and look at the difference.
 package reference
 
 import (
@@ -36,7 +39,8 @@ func TestMain(m *testing.M) {
 
 const docs = "../../docs/reference/"
 
-// apart are the pages whose commands start, change and stop systems: their examples follow each other on two systems of their own.
+// apart are the pages whose commands start, change and stop systems: their examples follow each
+// other on two systems of their own.
 var apart = []string{"up", "token", "machine", "join", "down"}
 
 func pages(t *testing.T, kind string) []string {
@@ -90,7 +94,8 @@ func begin(t *testing.T, s *testenv.System) (dir string, env []string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, data := range map[string]string{"hello": string(program), "texts/a.txt": "one fish two fish\n", "texts/b.txt": "red fish blue fish\n"} {
+	for name, data := range map[string]string{"hello": string(program), "texts/a.txt": "one fish two fish\n",
+		"texts/b.txt": "red fish blue fish\n"} {
 		file := filepath.Join(dir, name)
 		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
 			t.Fatal(err)
@@ -100,7 +105,8 @@ func begin(t *testing.T, s *testenv.System) (dir string, env []string) {
 		}
 	}
 	bin := filepath.Dir(s.Command(t.Context()).Path)
-	return dir, []string{"PATH=" + bin + ":" + os.Getenv("PATH"), "SIGMA_DATA=" + s.DataDir, "SIGMA_ADDR=", "TZ=UTC", "LC_ALL=C.UTF-8"}
+	return dir, []string{"PATH=" + bin + ":" + os.Getenv("PATH"), "SIGMA_DATA=" + s.DataDir, "SIGMA_ADDR=", "TZ=UTC",
+		"LC_ALL=C.UTF-8"}
 }
 
 // runPage runs the blocks of a page one after the other, in a realm of their own.
@@ -122,7 +128,8 @@ func runPage(t *testing.T, s *testenv.System, file, realm string) {
 		}
 	}()
 	dir, env := begin(t, s)
-	runBlocks(ctx, t, file, dir, append(env, "SIGMA_REALM="+realm), []string{"/var/lib/sigma", s.DataDir, "/srv/data", dir})
+	runBlocks(ctx, t, file, dir, append(env, "SIGMA_REALM="+realm), []string{"/var/lib/sigma", s.DataDir, "/srv/data",
+		dir})
 }
 
 // TestSystems runs the examples of the pages whose commands start, change and stop systems.
@@ -132,18 +139,22 @@ func TestSystems(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute*testenv.Slow())
 	defer cancel()
-	// They are not told to be booted: what still runs at the end is stopped, and what does not need not start again.
+	// They are not told to be booted: what still runs at the end is stopped, and what does not need
+	// not start again.
 	first, second := testenv.New(t, testenv.Options{}), testenv.New(t, testenv.Options{Machine: "m2"})
 	dir, env := begin(t, first)
-	real := []string{"/var/lib/sigma2", second.DataDir, "127.0.0.1:7700", freeAddress(t), "127.0.0.1:7701", freeAddress(t)}
+	real := []string{"/var/lib/sigma2", second.DataDir, "127.0.0.1:7700", freeAddress(t), "127.0.0.1:7701",
+		freeAddress(t)}
 	for _, name := range apart {
 		t.Run(name, func(t *testing.T) {
-			runBlocks(ctx, t, docs+"commands/"+name+".md", dir, append(env, "SIGMA_REALM="), append(real, "/var/lib/sigma", first.DataDir))
+			runBlocks(ctx, t, docs+"commands/"+name+".md", dir, append(env, "SIGMA_REALM="),
+				append(real, "/var/lib/sigma", first.DataDir))
 		})
 	}
 }
 
-// freeAddress is one that nobody listens at, with a port that the kernel does not give away by itself.
+// freeAddress is one that nobody listens at, with a port that the kernel does not give away by
+// itself.
 func freeAddress(t *testing.T) string {
 	for range 100 {
 		if l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", 10_000+rand.IntN(20_000))); err == nil {
@@ -155,7 +166,8 @@ func freeAddress(t *testing.T) string {
 	return ""
 }
 
-// runBlocks runs a page's blocks. real has pairs of what the page shows and what stands for it in this run.
+// runBlocks runs a page's blocks. real has pairs of what the page shows and what stands for it in
+// this run.
 func runBlocks(ctx context.Context, t *testing.T, file, dir string, env, real []string) {
 	text, err := os.ReadFile(file)
 	if err != nil {

@@ -43,7 +43,8 @@ func (x *soak) services() map[string]sigmap.Service {
 	return out
 }
 
-// calm reports whether all services run, and have been started again since they were killed: sigmad may not have heard yet of the end of one.
+// calm reports whether all services run, and have been started again since they were killed: sigmad
+// may not have heard yet of the end of one.
 func (x *soak) calm() bool {
 	list := x.services()
 	for name, s := range list {
@@ -75,7 +76,8 @@ func (x *soak) spawn(n int) {
 		return
 	}
 	for i, id := range ids {
-		made[i].id, made[i].fault, made[i].launcher = id, fault, fault && len(x.deaths) > 0 // sigmad may not have heard of that yet
+		made[i].id, made[i].fault, made[i].launcher = id, fault, fault &&
+			len(x.deaths) > 0 // sigmad may not have heard of that yet
 		x.live[id] = made[i]
 		for range 1 + x.random.IntN(2) {
 			x.wait(id)
@@ -139,7 +141,8 @@ func (x *soak) judge(a answer) {
 	case p.adopted && p.ended: // the sigmad that it is told by does not know that it was asked to go
 	case st.Code == sigma.StatusLost && p.fault:
 	case st.Code == sigma.StatusCrashed && p.launcher && strings.Contains(st.Msg, "launcher"):
-	case st.Code == sigma.StatusError && p.fault && (st.Kind.Retryable() || st.Kind == sigma.KindLost): // it could not be started
+	case st.Code == sigma.StatusError && p.fault &&
+		(st.Kind.Retryable() || st.Kind == sigma.KindLost): // it could not be started
 	default:
 		x.t.Errorf("%s %q ended as %+v (evicted or killed: %v, a service died: %v)", a.id, k.args, st, p.ended, p.fault)
 	}
@@ -174,7 +177,8 @@ func (x *soak) pause() {
 	}
 }
 
-// crash kills a service, if it runs. While those that a dying launcher takes with it are ending nobody could tell which of two ends the machine has heard of.
+// crash kills a service, if it runs. While those that a dying launcher takes with it are ending
+// nobody could tell which of two ends the machine has heard of.
 func (x *soak) crash(name string) {
 	if x.ending = x.ending && !x.calm(); x.ending || x.s.PID(name) == 0 {
 		return
@@ -198,8 +202,9 @@ func (x *soak) mayCrash() bool {
 	return true
 }
 
-// crashSigmad kills sigmad. What ran goes on; what was queued or being started is gone. The waits of a client go on with the
-// next sigmad until the client is closed; those of another client begin anew.
+// crashSigmad kills sigmad. What ran goes on; what was queued or being started is gone. The waits
+// of a client go on with the next sigmad until the client is closed; those of another client begin
+// anew.
 func (x *soak) crashSigmad() {
 	if !x.mayCrash() {
 		return

@@ -1,10 +1,13 @@
 //go:build system
 
-// Package soak does to one system, in random order, whatever ends things: procs that exit, crash, run out of memory or are evicted or killed, services, launchers and whole systems that
-// die by kill -9. At the end every waiter was answered truly, nothing is left over, and the system is usable.
+// Package soak does to one system, in random order, whatever ends things: procs that exit, crash,
+// run out of memory or are evicted or killed, services, launchers and whole systems that die by
+// kill -9. At the end every waiter was answered truly, nothing is left over, and the system is
+// usable.
 //
-// SIGMA_SOAK_ROUNDS says how many rounds (50; 1000 is for a night), SIGMA_SOAK_SEED repeats the order of an earlier run, whose seed is in its log. The
-// rounds are the same then; the timing, and so what they meet, is not.
+// SIGMA_SOAK_ROUNDS says how many rounds (50; 1000 is for a night), SIGMA_SOAK_SEED repeats the
+// order of an earlier run, whose seed is in its log. The rounds are the same then; the timing, and
+// so what they meet, is not.
 package soak
 
 import (
@@ -111,7 +114,9 @@ func TestSoak(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute+time.Duration(n)*roundMax*testenv.Slow())
 	defer cancel()
 	s := machine.Get(t)
-	x := &soak{t: t, ctx: ctx, s: s, c: s.Connect(ctx, t, sigma.DefaultRealm), random: rand.New(rand.NewPCG(seed, 0)), live: map[sigma.ProcID]*proc{}, ended: map[sigma.ProcID]sigma.Status{}, killed: map[string]uint32{}, answers: make(chan answer, 16), done: map[string]int{}}
+	x := &soak{t: t, ctx: ctx, s: s, c: s.Connect(ctx, t, sigma.DefaultRealm), random: rand.New(rand.NewPCG(seed, 0)),
+		live: map[sigma.ProcID]*proc{}, ended: map[sigma.ProcID]sigma.Status{}, killed: map[string]uint32{},
+		answers: make(chan answer, 16), done: map[string]int{}}
 	x.program = s.Install(ctx, t, x.c, machine.Program(t, "../machine/testdata/probe.c"))
 	x.kinds = kinds(x.capacity())
 	x.usable()

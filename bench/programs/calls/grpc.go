@@ -13,7 +13,8 @@ import (
 // serveGRPC serves what generated code would.
 func serveGRPC(l net.Listener) error {
 	method := func(name string, answer func(*wrapperspb.BytesValue) *wrapperspb.BytesValue) grpc.MethodDesc {
-		return grpc.MethodDesc{MethodName: name, Handler: func(_ any, _ context.Context, decode func(any) error, _ grpc.UnaryServerInterceptor) (any, error) {
+		return grpc.MethodDesc{MethodName: name, Handler: func(_ any, _ context.Context, decode func(any) error,
+			_ grpc.UnaryServerInterceptor) (any, error) {
 			var m wrapperspb.BytesValue
 			if err := decode(&m); err != nil {
 				return nil, err
@@ -22,17 +23,23 @@ func serveGRPC(l net.Listener) error {
 		}}
 	}
 	s := grpc.NewServer()
-	s.RegisterService(&grpc.ServiceDesc{ServiceName: "bench.Calls", HandlerType: (*any)(nil), Methods: []grpc.MethodDesc{
-		method("Echo", func(m *wrapperspb.BytesValue) *wrapperspb.BytesValue { return m }),
-		method("Used", func(*wrapperspb.BytesValue) *wrapperspb.BytesValue { return wrapperspb.Bytes(appendUsed(nil)) }),
-	}}, nil)
+	s.RegisterService(&grpc.ServiceDesc{ServiceName: "bench.Calls", HandlerType: (*any)(nil),
+		Methods: []grpc.MethodDesc{
+			method("Echo", func(m *wrapperspb.BytesValue) *wrapperspb.BytesValue { return m }),
+			method("Used", func(*wrapperspb.BytesValue) *wrapperspb.BytesValue {
+				return wrapperspb.Bytes(appendUsed(nil))
+			}),
+		}}, nil)
 	return s.Serve(l)
 }
 
 type grpcCaller struct{ *grpc.ClientConn }
 
 func newGRPC(dial func(context.Context) (net.Conn, error)) (caller, error) {
-	c, err := grpc.NewClient("passthrough:///calls", grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return dial(ctx) }))
+	c, err := grpc.NewClient("passthrough:///calls", grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			return dial(ctx)
+		}))
 	return grpcCaller{c}, err
 }
 

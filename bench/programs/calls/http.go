@@ -27,7 +27,10 @@ func serveHTTP(l net.Listener) error {
 type httpCaller struct{ http.Client }
 
 func newHTTP(dial func(context.Context) (net.Conn, error), flight int) caller {
-	return &httpCaller{http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: flight + 1, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) }}}}
+	return &httpCaller{http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: flight + 1,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return dial(ctx)
+		}}}}
 }
 
 // ask appends the answer to buf.

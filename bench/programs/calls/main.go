@@ -1,11 +1,15 @@
-// Command calls is both sides of the bench call: package call over an endpoint as a proc, grpc-go and net/http over a UNIX or TCP socket as ordinary processes:
+// Command calls is both sides of the bench call: package call over an endpoint as a proc, grpc-go
+// and net/http over a UNIX or TCP socket as ordinary processes:
 //
 //	calls serve sigma|socket|ring|plain|grpc-go|nethttp ADDRESS
 //	calls call  sigma|socket|ring|plain|grpc-go|nethttp ADDRESS BYTES IN_FLIGHT MILLISECONDS
 //
-// socket and ring are sigma with a transport forced; the address of all three is a path, that of the others "unix:PATH" or "tcp:HOST:PORT". plain is package call over such, for profiles. All of them make protobuf messages of the bytes but net/http, whose bodies they are, and all
-// of them have one connection but net/http, which has one for each request in flight. A server prints a line when it listens. A client prints how many calls were answered, in how many nanoseconds, and how many of the processors' both
-// sides used meanwhile.
+// socket and ring are sigma with a transport forced; the address of all three is a path, that of
+// the others "unix:PATH" or "tcp:HOST:PORT". plain is package call over such, for profiles. All of
+// them make protobuf messages of the bytes but net/http, whose bodies they are, and all of them
+// have one connection but net/http, which has one for each request in flight. A server prints a
+// line when it listens. A client prints how many calls were answered, in how many nanoseconds, and
+// how many of the processors' both sides used meanwhile.
 package main
 
 import (
@@ -58,13 +62,15 @@ func run(ctx context.Context, args []string) error {
 
 // caller is the client's side of one kind.
 type caller interface {
-	// worker gives a function that makes a call with that argument and checks the answer, for one goroutine.
+	// worker gives a function that makes a call with that argument and checks the answer, for one
+	// goroutine.
 	worker(arg []byte) func(ctx context.Context) error
 	// used is what the server has used of the processors.
 	used(ctx context.Context) (time.Duration, error)
 }
 
-// warm is how long calls are made before they count: connections are made, and find their transport.
+// warm is how long calls are made before they count: connections are made, and find their
+// transport.
 const warm = 150 * time.Millisecond
 
 // patience is how long the first call may take.

@@ -52,7 +52,9 @@ func newServer() (*call.Server, error) {
 		return proto.MarshalOptions{}.MarshalAppend(reply, &m)
 	})
 	if err == nil {
-		err = s.Handle(usedMethod, func(_ context.Context, _, reply []byte) ([]byte, error) { return appendUsed(reply), nil })
+		err = s.Handle(usedMethod, func(_ context.Context, _, reply []byte) ([]byte, error) {
+			return appendUsed(reply), nil
+		})
 	}
 	return s, err
 }
@@ -65,7 +67,9 @@ func newSigma(ctx context.Context, transport ring.Transport, path string) (calle
 		return nil, err
 	}
 	c.UseTransport(transport)
-	return sigmaCaller{call.NewClient(func(ctx context.Context) (net.Conn, error) { return c.Dialer(path).Dial(ctx, "") }, call.Config{})}, nil
+	return sigmaCaller{call.NewClient(func(ctx context.Context) (net.Conn, error) {
+		return c.Dialer(path).Dial(ctx, "")
+	}, call.Config{})}, nil
 }
 
 func (c sigmaCaller) worker(arg []byte) func(context.Context) error {

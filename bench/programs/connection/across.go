@@ -18,7 +18,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// serveRevoked takes back its endpoint, again and again, as soon as somebody has dialled it, whom it tells when it began to.
+// serveRevoked takes back its endpoint, again and again, as soon as somebody has dialled it, whom
+// it tells when it began to.
 func serveRevoked(ctx context.Context, address string) error {
 	c, err := sdk.Open(ctx)
 	if err != nil {
@@ -51,7 +52,8 @@ func serveRevoked(ctx context.Context, address string) error {
 	}
 }
 
-// revoked dials what serveRevoked takes back, and prints how long that took until the connection ended here.
+// revoked dials what serveRevoked takes back, and prints how long that took until the connection
+// ended here.
 func revoked(ctx context.Context, address string, count int) error {
 	c, err := sdk.Open(ctx)
 	if err != nil {
@@ -101,7 +103,8 @@ func listenTLS(address string) (net.Listener, error) {
 	if err != nil {
 		return nil, err
 	}
-	return tls.Listen("tcp", address, &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}})
+	return tls.Listen("tcp", address, &tls.Config{MinVersion: tls.VersionTLS13,
+		Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}})
 }
 
 // dialTLS believes any certificate: who is who is not measured.

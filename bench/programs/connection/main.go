@@ -1,11 +1,16 @@
-// Command connection is both sides of the benches dial and endpoint, over an endpoint as a proc, and over a UNIX or TCP socket as an ordinary process:
+// Command connection is both sides of the benches dial and endpoint, over an endpoint as a proc,
+// and over a UNIX or TCP socket as an ordinary process:
 //
 //	connection serve sigma|socket|ring|unix|tcp|tls ADDRESS
 //	connection dial|echo|first|stream|many sigma|socket|ring|unix|tcp|tls ADDRESS COUNT [PLACED]
 //	connection serve-revoked|revoked sigma ADDRESS [COUNT]
 //
-// socket and ring are sigma with a transport forced. The address of all three is a path. With a last word, by which the bench finds it, a client waits until it has been placed on a processor. A server prints where it listens. A client prints nanoseconds: one figure for each dial or round
-// trip; of first those from dialling until each of the first COUNT answers was there, the medians of some connections; of a stream those that COUNT blocks took; of many those of each round of a message on each of COUNT connections. At last it prints the processor time of both sides.
+// socket and ring are sigma with a transport forced. The address of all three is a path. With a
+// last word, by which the bench finds it, a client waits until it has been placed on a processor. A
+// server prints where it listens. A client prints nanoseconds: one figure for each dial or round
+// trip; of first those from dialling until each of the first COUNT answers was there, the medians
+// of some connections; of a stream those that COUNT blocks took; of many those of each round of a
+// message on each of COUNT connections. At last it prints the processor time of both sides.
 package main
 
 import (
@@ -32,7 +37,8 @@ const (
 	settle       = 2 * time.Millisecond // between connections of first, until what the last one leaves to do is done
 )
 
-// firsts are the connections of first, with how many messages each has at most: many short ones, since one sample says nothing of 64 messages.
+// firsts are the connections of first, with how many messages each has at most: many short ones,
+// since one sample says nothing of 64 messages.
 func firsts(count int) []int {
 	if count > 1024 {
 		return []int{count}
@@ -70,7 +76,9 @@ func run(ctx context.Context, what, network, address string) error {
 	if what == "revoked" {
 		return revoked(ctx, address, count)
 	}
-	c := &client{count: count, out: bufio.NewWriter(os.Stdout), dial: func() (net.Conn, error) { return net.Dial(network, address) }}
+	c := &client{count: count, out: bufio.NewWriter(os.Stdout), dial: func() (net.Conn, error) {
+		return net.Dial(network, address)
+	}}
 	defer c.out.Flush()
 	if network == "tls" {
 		c.dial = func() (net.Conn, error) { return dialTLS(address) }

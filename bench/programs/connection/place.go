@@ -8,7 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// awaitPlace waits until this program may run on one processor only. The bench sees to that from outside, thread by thread: a proc may not place its threads itself.
+// awaitPlace waits until this program may run on one processor only. The bench sees to that from
+// outside, thread by thread: a proc may not place its threads itself.
 func awaitPlace() error {
 	var set unix.CPUSet
 	for {

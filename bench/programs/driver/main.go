@@ -1,4 +1,5 @@
-// Command driver keeps procs of one program spawned, for the bench fair, until it is evicted; then it kills them:
+// Command driver keeps procs of one program spawned, for the bench fair, until it is evicted; then
+// it kills them:
 //
 //	driver PROCS BYTES PROGRAM [ARGUMENT ...]
 //

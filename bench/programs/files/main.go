@@ -1,12 +1,16 @@
-// Command files reads and writes files for the bench of that name, as a proc of sigmaOS or as an ordinary process:
+// Command files reads and writes files for the bench of that name, as a proc of sigmaOS or as an
+// ordinary process:
 //
 //	files read|write|get|put STORE PATH SIZE PIECE COUNT
 //	files serve tcp|tls|s3client ADDRESS DIR
 //	files tree PATH
 //
-// STORE is sigma (files of the realm), stream (the same, by messages: without passed descriptors), hidden (written unseen, then published), native (files of the host), or tcp:ADDRESS and tls:ADDRESS (files of a
-// server of this program) and s3client:ADDRESS (objects of one). read and write move SIZE bytes in pieces, one after another; get and put move them in one call. Each of COUNT times prints the nanoseconds of moving them, those with making them durable, and
-// the processor time that this process used.
+// STORE is sigma (files of the realm), stream (the same, by messages: without passed descriptors),
+// hidden (written unseen, then published), native (files of the host), or tcp:ADDRESS and
+// tls:ADDRESS (files of a server of this program) and s3client:ADDRESS (objects of one). read and
+// write move SIZE bytes in pieces, one after another; get and put move them in one call. Each of
+// COUNT times prints the nanoseconds of moving them, those with making them durable, and the
+// processor time that this process used.
 package main
 
 import (
@@ -139,7 +143,8 @@ func tree(ctx context.Context, path string) error {
 	if err != nil {
 		return err
 	}
-	if _, err := c.Put(ctx, path, []byte(l.Endpoint().String()), sigma.PutOptions{Kind: sigma.KindEndpoint}); err != nil {
+	if _, err := c.Put(ctx, path, []byte(l.Endpoint().String()),
+		sigma.PutOptions{Kind: sigma.KindEndpoint}); err != nil {
 		return err
 	}
 	if err := c.Started(ctx); err != nil {

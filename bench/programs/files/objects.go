@@ -34,7 +34,8 @@ type objects struct {
 }
 
 func openObjects(ctx context.Context, address string) (store, error) {
-	c, err := minio.New(address, &minio.Options{Creds: credentials.NewStaticV4("bench", "bench", ""), BucketLookup: minio.BucketLookupPath})
+	c, err := minio.New(address, &minio.Options{Creds: credentials.NewStaticV4("bench", "bench", ""),
+		BucketLookup: minio.BucketLookupPath})
 	return objects{ctx, c}, err
 }
 
@@ -46,7 +47,8 @@ func (o objects) create(path string, size int) (io.WriteCloser, error) {
 	r, w := io.Pipe()
 	u := &uploading{w, make(chan error, 1)}
 	go func() {
-		_, err := o.c.PutObject(o.ctx, bucket, filepath.Base(path), r, int64(size), minio.PutObjectOptions{DisableMultipart: true})
+		_, err := o.c.PutObject(o.ctx, bucket, filepath.Base(path), r, int64(size),
+			minio.PutObjectOptions{DisableMultipart: true})
 		r.CloseWithError(err)
 		u.done <- err
 	}()

@@ -67,7 +67,8 @@ func (s ours) put(path string, data []byte) error {
 	return err
 }
 
-// native is the host's file system. A file is written unseen, made durable and then gets its name, as ours are.
+// native is the host's file system. A file is written unseen, made durable and then gets its name,
+// as ours are.
 type native struct{}
 
 func (native) open(path string) (io.ReadCloser, error) { return os.Open(path) }
@@ -105,7 +106,8 @@ func (r replacing) Close() error {
 	return err
 }
 
-// server is a plain copy over TCP: a line says what file, then come its bytes; who writes waits for a byte that says that they are on the disk.
+// server is a plain copy over TCP: a line says what file, then come its bytes; who writes waits for
+// a byte that says that they are on the disk.
 type server struct{ kind, address string }
 
 func (s server) dial(words ...any) (net.Conn, error) {
@@ -213,7 +215,8 @@ func answer(c net.Conn, dir string) error {
 		}
 		size -= n
 	}
-	if _, err := io.CopyBuffer(struct{ io.Writer }{w}, struct{ io.Reader }{io.LimitReader(c, size)}, make([]byte, 1<<20)); err != nil {
+	if _, err := io.CopyBuffer(struct{ io.Writer }{w}, struct{ io.Reader }{io.LimitReader(c, size)},
+		make([]byte, 1<<20)); err != nil {
 		return err
 	}
 	if err := w.Close(); err != nil {

@@ -1,4 +1,5 @@
-// Command flood asks for as much of one kind as it can, until it is killed, for the bench neighbour:
+// Command flood asks for as much of one kind as it can, until it is killed, for the bench
+// neighbour:
 //
 //	flood KIND PROGRAM
 //
@@ -45,7 +46,8 @@ func main() {
 	all.Wait()
 }
 
-// kinds are the floods: each is one request of worker w, its i-th. Their errors are what a flood has to expect.
+// kinds are the floods: each is one request of worker w, its i-th. Their errors are what a flood
+// has to expect.
 func kinds(ctx context.Context, c *sdk.Client, program string) map[string]func(w, i int) {
 	here := "/flood-" + string(c.Info().Principal.Proc)
 	label := func(n int) string { return fmt.Sprint(n, "=", strings.Repeat("x", sigma.LabelMax-8)) }
@@ -83,7 +85,8 @@ func kinds(ctx context.Context, c *sdk.Client, program string) map[string]func(w
 		},
 		"leases": func(w, i int) { c.Lease(ctx, time.Minute) },
 		"fences": func(w, i int) { // a new one each time, until there are as many as may be; then newer epochs of them
-			within := sigma.WithFence(ctx, sigma.Fence{Name: fmt.Sprint("/fence-", w, "-", i%128), Epoch: sigma.Epoch(i/128 + 1)})
+			within := sigma.WithFence(ctx, sigma.Fence{Name: fmt.Sprint("/fence-", w, "-", i%128),
+				Epoch: sigma.Epoch(i/128 + 1)})
 			c.Put(within, "/ux/~local"+here, nil, sigma.PutOptions{Perm: 0o644})
 		},
 		"events": func(w, i int) { c.Get(ctx, "/sys/events") },
@@ -102,7 +105,9 @@ func kinds(ctx context.Context, c *sdk.Client, program string) map[string]func(w
 		},
 		"sql": func(w, i int) {
 			var n int
-			db.QueryRowContext(ctx, "with recursive c(x) as (select 1 union all select x+1 from c limit 300000) select count(*) from c").Scan(&n)
+			db.QueryRowContext(ctx,
+				"with recursive c(x) as (select 1 union all select x+1 from c limit 300000) select count(*) from "+
+					"c").Scan(&n)
 		},
 		"list": func(w, i int) {
 			list.Do(func() {

@@ -1,9 +1,11 @@
-// Command names is the client of the bench names, as a proc of sigmaOS, and as an ordinary process that uses etcd or ZooKeeper:
+// Command names is the client of the bench names, as a proc of sigmaOS, and as an ordinary process
+// that uses etcd or ZooKeeper:
 //
 //	names sigma|etcd|zookeeper ADDRESS ITEM COUNT
 //
-// The address of sigma is a directory, that of the others HOST:PORT. It prints one figure for each operation in nanoseconds; for rates the operations per second, each second; for fanout the nanoseconds until the last of
-// COUNT watchers knew.
+// The address of sigma is a directory, that of the others HOST:PORT. It prints one figure for each
+// operation in nanoseconds; for rates the operations per second, each second; for fanout the
+// nanoseconds until the last of COUNT watchers knew.
 package main
 
 import (
@@ -26,11 +28,14 @@ const (
 	fanouts     = 5
 )
 
-// store is a service of names as the bench uses it. Paths start with / and lie in a directory of the run's own.
+// store is a service of names as the bench uses it. Paths start with / and lie in a directory of
+// the run's own.
 type store interface {
-	// get reads as the service's own clients usually do: sigmaOS what the machine knows, etcd what its majority knows, ZooKeeper what the server knows.
+	// get reads as the service's own clients usually do: sigmaOS what the machine knows, etcd what
+	// its majority knows, ZooKeeper what the server knows.
 	get(path string) error
-	// newest reads what is true now (linearizable). nil error with ok == false: the service has no such read.
+	// newest reads what is true now (linearizable). nil error with ok == false: the service has no
+	// such read.
 	newest(path string) (ok bool, err error)
 	put(path string, value []byte) error
 	create(path string) error
@@ -62,7 +67,8 @@ func main() {
 
 // open does one item at a service.
 func open(service, address, item string, count int) error {
-	open, known := map[string]func(context.Context, string) (store, string, error){"sigma": openSigma, "etcd": openEtcd, "zookeeper": openZookeeper}[service]
+	open, known := map[string]func(context.Context, string) (store, string, error){"sigma": openSigma, "etcd": openEtcd,
+		"zookeeper": openZookeeper}[service]
 	if !known {
 		return fmt.Errorf("no such service: %s", service)
 	}

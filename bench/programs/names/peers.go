@@ -71,7 +71,8 @@ func (e *etcd) list(path string) (int, error) {
 
 // rename moves one key, as a program that keeps files in etcd does.
 func (e *etcd) rename(from, to string) (bool, error) {
-	r, err := e.c.Txn(e.ctx).If(clientv3.Compare(clientv3.CreateRevision(from), ">", 0)).Then(clientv3.OpDelete(from), clientv3.OpPut(to, string(value))).Commit()
+	r, err := e.c.Txn(e.ctx).If(clientv3.Compare(clientv3.CreateRevision(from), ">", 0)).Then(clientv3.OpDelete(from),
+		clientv3.OpPut(to, string(value))).Commit()
 	if err == nil && !r.Succeeded {
 		err = fmt.Errorf("%s is not there", from)
 	}

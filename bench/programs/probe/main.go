@@ -1,8 +1,10 @@
-// Command probe reads a name and starts procs, one after the other, for the bench neighbour, and prints how long each took:
+// Command probe reads a name and starts procs, one after the other, for the bench neighbour, and
+// prints how long each took:
 //
 //	probe TIME PROGRAM [DATABASE]
 //
-// It prints a JSON object with the lists get_ms and spawn_ms, and select_ms if it is given a database.
+// It prints a JSON object with the lists get_ms and spawn_ms, and select_ms if it is given a
+// database.
 package main
 
 import (
@@ -74,7 +76,8 @@ func probe(ctx context.Context, window time.Duration, program, of string, took m
 		}
 		var ids []sigma.ProcID
 		timed("spawn_ms", func() (err error) {
-			ids, err = c.Spawn(ctx, sigma.Descriptor{Program: program, Args: []string{"work", "0"}, Memory: sigma.MemoryLeast})
+			ids, err = c.Spawn(ctx, sigma.Descriptor{Program: program, Args: []string{"work", "0"},
+				Memory: sigma.MemoryLeast})
 			if err == nil {
 				err = c.WaitStart(ctx, ids[0])
 			}

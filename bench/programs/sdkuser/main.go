@@ -1,4 +1,5 @@
-// Command sdkuser links the SDK as a proc does, and uses it only when asked to, so that the bench sdk measures what linking it costs.
+// Command sdkuser links the SDK as a proc does, and uses it only when asked to, so that the bench
+// sdk measures what linking it costs.
 package main
 
 import (

@@ -4,14 +4,16 @@
 //	service call PLACE DELAY SECONDS RATE WORK_US SEED   makes calls after DELAY seconds, prints what came of them, and ends
 //	service compute|files PLACE SECONDS PROCESSES        best-effort work, by so many processes
 //
-// PLACE is where the endpoint, the name and the files are: "sigma:DIRECTORY" for a realm with files in a directory of it,
-// else a directory of the host, with a UNIX socket and ordinary files.
+// PLACE is where the endpoint, the name and the files are: "sigma:DIRECTORY" for a realm with files
+// in a directory of it, else a directory of the host, with a UNIX socket and ordinary files.
 //
-// Calls are sent at random times, whether or not those before are answered (open loop). Each has the server compute for
-// WORK_US of processor time; each third has it read a name and a file of 4 KiB first. call prints, in one line, when it
-// began and ended (ns of the wall clock), what it and the server used of the processors (s), and how long each call took
-// from the time at which it was to be sent (ms). Best-effort work prints what it has done so far, time and again: the time
-// (ns), operations and bytes. An operation of compute takes about 0.1 ms; one of files writes 256 KiB and reads them.
+// Calls are sent at random times, whether or not those before are answered (open loop). Each has
+// the server compute for WORK_US of processor time; each third has it read a name and a file of 4
+// KiB first. call prints, in one line, when it began and ended (ns of the wall clock), what it and
+// the server used of the processors (s), and how long each call took from the time at which it was
+// to be sent (ms). Best-effort work prints what it has done so far, time and again: the time (ns),
+// operations and bytes. An operation of compute takes about 0.1 ms; one of files writes 256 KiB and
+// reads them.
 package main
 
 import (
@@ -108,7 +110,8 @@ func serve(ctx context.Context, p place) error {
 	return p.serve(ctx, s)
 }
 
-// compute takes ns of its thread's processor time. What it gives keeps the compiler from leaving the work out.
+// compute takes ns of its thread's processor time. What it gives keeps the compiler from leaving
+// the work out.
 func compute(ns int64) (s uint64) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -168,7 +171,8 @@ func load(ctx context.Context, p place, over time.Duration, rate float64, work i
 		return used() + time.Duration(binary.LittleEndian.Uint64(b)), nil
 	}
 	before, err := both()
-	for end := time.Now().Add(patience); err != nil && time.Now().Before(end); before, err = both() { // what an earlier server published may be there still
+	for end := time.Now().Add(patience); err != nil && time.Now().Before(end); before,
+		err = both() { // what an earlier server published may be there still
 		time.Sleep(10 * time.Millisecond)
 	}
 	if err != nil {
@@ -200,8 +204,8 @@ func load(ctx context.Context, p place, over time.Duration, rate float64, work i
 	return err
 }
 
-// arrive calls send at random times, each in a goroutine of its own, and waits for all of them. It sleeps by the system
-// call, since timers of Go are late by up to a millisecond.
+// arrive calls send at random times, each in a goroutine of its own, and waits for all of them. It
+// sleeps by the system call, since timers of Go are late by up to a millisecond.
 func arrive(begin time.Time, over time.Duration, rate float64, seed uint64, send func(at time.Time, n int)) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

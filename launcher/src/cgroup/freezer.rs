@@ -1,8 +1,8 @@
 //! Stops all processes of a proc where they are.
 //!
-//! In v2 that is a file of the leaf. In v1 it is a hierarchy of its own, which costs a start nothing: only when
-//! somebody asks, the proc's processes are moved into a cgroup there. Where there is no such hierarchy they are
-//! stopped by a signal, which a proc can notice.
+//! In v2 that is a file of the leaf. In v1 it is a hierarchy of its own, which costs a start
+//! nothing: only when somebody asks, the proc's processes are moved into a cgroup there. Where
+//! there is no such hierarchy they are stopped by a signal, which a proc can notice.
 
 use super::{Cgroups, Leaf, Version, kill_members, make, remove_tree, write_file};
 use crate::error::Errno;
@@ -119,8 +119,8 @@ fn move_into(path: &Path, pid: i32) -> Result<()> {
     std::fs::write(path.join("cgroup.procs"), pid.to_string()).map_err(Errno::from)
 }
 
-/// Removes what a dead instance left. Nothing that is frozen there could die, and nothing shall run again: it is
-/// killed first, which takes effect when it is thawed.
+/// Removes what a dead instance left. Nothing that is frozen there could die, and nothing shall run
+/// again: it is killed first, which takes effect when it is thawed.
 pub(super) fn sweep(root: &Path) -> Result<()> {
     release(root);
     remove_tree(root)

@@ -6,12 +6,13 @@ use crate::plan::Limits;
 use crate::sys::{self, Result};
 use std::os::fd::{AsRawFd, OwnedFd};
 
-/// Memory that may still be charged to a leaf that is used again, which its next proc finds missing. The
-/// kernel hands out charges in batches of 256 KiB to each CPU. More than this is something that outlives its
-/// proc (a shared file in memory, say) and stays with a leaf that is removed.
+/// Memory that may still be charged to a leaf that is used again, which its next proc finds
+/// missing. The kernel hands out charges in batches of 256 KiB to each CPU. More than this is
+/// something that outlives its proc (a shared file in memory, say) and stays with a leaf that is
+/// removed.
 const LEFT_MAX: u64 = 1 << 20;
-/// The kernel counts ended processes for some 20 ms more. As long as they are at most this part of what a proc may
-/// have, it will not miss them.
+/// The kernel counts ended processes for some 20 ms more. As long as they are at most this part of
+/// what a proc may have, it will not miss them.
 const DYING_PART: u64 = 8;
 
 /// The files that are read, and in v1 set back.
@@ -89,8 +90,8 @@ impl Cgroups {
         self.limit(leaf, limits)
     }
 
-    /// Closes the files of a leaf that has its last proc, which may live for long: of descriptors there are not
-    /// enough for thousands of those.
+    /// Closes the files of a leaf that has its last proc, which may live for long: of descriptors
+    /// there are not enough for thousands of those.
     pub fn rest(&self, leaf: &mut Leaf) {
         leaf.gauges = None;
     }
@@ -122,8 +123,8 @@ impl Cgroups {
         usage.memory_left <= LEFT_MAX
     }
 
-    /// Kills what is in the leaf beside its seed; true if there was nothing. The first call that finds something
-    /// also stops it from forking, so that a few calls suffice whatever it does.
+    /// Kills what is in the leaf beside its seed; true if there was nothing. The first call that
+    /// finds something also stops it from forking, so that a few calls suffice whatever it does.
     pub fn kill_members(&self, leaf: &mut Leaf, seed: Option<i32>) -> bool {
         let Ok(members) = self.members(leaf) else { return true };
         if members.iter().all(|pid| Some(*pid) == seed) {
@@ -143,8 +144,8 @@ impl Cgroups {
         false
     }
 
-    /// The processes of a leaf. Its file is opened anew each time, since v1 shows the same list as long as one is
-    /// read time and again.
+    /// The processes of a leaf. Its file is opened anew each time, since v1 shows the same list as
+    /// long as one is read time and again.
     pub fn members(&self, leaf: &Leaf) -> Result<Vec<i32>> {
         self.list(leaf, c"cgroup.procs")
     }

@@ -1,5 +1,5 @@
-//! What is written to which files of a group that stands aside, in directories that only look like cgroups: so version 2
-//! is tested where the machine has version 1.
+//! What is written to which files of a group that stands aside, in directories that only look like
+//! cgroups: so version 2 is tested where the machine has version 1.
 
 use super::*;
 use crate::parts::Parts;
@@ -126,7 +126,8 @@ fn version_2() {
     }
 }
 
-/// Of two groups one has all, until both are empty. What was written to the weights of each, one behind the other.
+/// Of two groups one has all, until both are empty. What was written to the weights of each, one
+/// behind the other.
 fn held(version: Version, used: &str, first: &str, second: &str) -> [String; 2] {
     const MS: u64 = 1_000_000;
     let mut fake = Fake::of(version, "held", &["be/one", "be/two"]);

@@ -1,4 +1,5 @@
-//! What a running proc uses at this moment. Read only when somebody asks: it costs some ten system calls.
+//! What a running proc uses at this moment. Read only when somebody asks: it costs some ten system
+//! calls.
 
 use super::{Cgroups, Controller, Leaf, Version, path_in, read_file};
 use crate::sys;
@@ -75,8 +76,8 @@ impl Cgroups {
     }
 }
 
-/// User and system time of a process and its waited-for children, from its `/proc/PID/stat`. The name, in
-/// parentheses, may hold anything.
+/// User and system time of a process and its waited-for children, from its `/proc/PID/stat`. The
+/// name, in parentheses, may hold anything.
 fn ticks(stat: &str) -> Option<(u64, u64)> {
     let (_, rest) = stat.rsplit_once(')')?;
     let mut fields = rest.split_whitespace().skip(11).map(|field| field.parse::<u64>().ok());

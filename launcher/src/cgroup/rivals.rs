@@ -1,4 +1,5 @@
-//! Two groups of leaves of which one goes before the other, as the fast loop (yielding.rs) sees and moves them.
+//! Two groups of leaves of which one goes before the other, as the fast loop (yielding.rs) sees and
+//! moves them.
 
 use super::{Cgroups, Controller, Leaf, Version, path_in, value_of, write_file};
 use crate::error::Errno;
@@ -9,11 +10,12 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ffi::CStr;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-/// Over which the bound of the group that yields counts, in microseconds. A tenth of the usual: who is let off again
-/// goes on within this time.
+/// Over which the bound of the group that yields counts, in microseconds. A tenth of the usual: who
+/// is let off again goes on within this time.
 pub const PERIOD_US: u64 = 10_000;
-/// Threads whose waiting is watched. Of more than these the first are; so many read in some 0.4 ms. While there are more
-/// none has a home, since who is not watched would keep one, or what it inherited, for ever.
+/// Threads whose waiting is watched. Of more than these the first are; so many read in some 0.4 ms.
+/// While there are more none has a home, since who is not watched would keep one, or what it
+/// inherited, for ever.
 pub const THREADS_MAX: usize = 256;
 
 /// The files that say who computes and who waits, open for as long as the loop runs.
@@ -32,7 +34,8 @@ pub struct Rivals {
     waited: u64,
     /// The processors that there are. None if they cannot be told: then nobody is placed.
     processors: Vec<usize>,
-    /// The processor that `place` left to a thread, by its place among all; of those that are not watched too.
+    /// The processor that `place` left to a thread, by its place among all; of those that are not
+    /// watched too.
     homes: HashMap<i32, usize>,
     /// Processors that have been homes: what a thread may have inherited.
     given: BTreeSet<usize>,
@@ -57,7 +60,8 @@ impl Class {
     }
 }
 
-/// The group around the second that is beside the first, if the second is not beside the first itself.
+/// The group around the second that is beside the first, if the second is not beside the first
+/// itself.
 struct Around {
     name: String,
     class: Class,
@@ -79,7 +83,8 @@ struct Thread {
     ran: u64,
 }
 
-/// From a thread's schedstat, in nanoseconds: how long it ran, and how long it could have and did not.
+/// From a thread's schedstat, in nanoseconds: how long it ran, and how long it could have and did
+/// not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Account {
     ran: u64,
@@ -176,7 +181,8 @@ impl Rivals {
         }
     }
 
-    /// These are the threads of the first group. From now on they are watched, as far as there is room.
+    /// These are the threads of the first group. From now on they are watched, as far as there is
+    /// room.
     pub fn follow(&mut self, threads: &[i32]) {
         if !self.homes.is_empty() {
             let there: HashSet<i32> = threads.iter().copied().collect();
@@ -224,8 +230,8 @@ impl Rivals {
         self.around.as_ref().map(|around| &around.name[..])
     }
 
-    /// All processor time that the group around the second has had, in nanoseconds. None: there is none, or it cannot be
-    /// told.
+    /// All processor time that the group around the second has had, in nanoseconds. None: there is
+    /// none, or it cannot be told.
     pub fn around_used(&self) -> Option<u64> {
         self.around.as_ref().and_then(|around| self.used(&around.used))
     }
@@ -235,8 +241,8 @@ impl Rivals {
         self.threads.iter().map(|(tid, thread)| (*tid, thread.ran)).collect()
     }
 
-    /// Leaves a thread one processor, by its place among all, or all of them again. One that has chosen for itself
-    /// keeps its choice.
+    /// Leaves a thread one processor, by its place among all, or all of them again. One that has
+    /// chosen for itself keeps its choice.
     pub fn place(&mut self, tid: i32, to: Option<usize>) -> Result<()> {
         if self.processors.is_empty() {
             return Ok(());
@@ -284,12 +290,14 @@ impl Rivals {
         self.class.set(on)
     }
 
-    /// Whether what is around the second group, beside the first, runs only where the first does not want to.
+    /// Whether what is around the second group, beside the first, runs only where the first does
+    /// not want to.
     pub fn set_around_idle(&self, on: bool) -> Result<()> {
         self.around.as_ref().map_or(Ok(()), |around| around.class.set(on))
     }
 
-    /// Whether the kernel refuses a bound that is below that of a group within, and one within that is above.
+    /// Whether the kernel refuses a bound that is below that of a group within, and one within that
+    /// is above.
     pub fn bounds_nest(&self) -> bool {
         self.version == Version::V1
     }

@@ -1,5 +1,6 @@
-//! What groups of leaves have beside one another: weight, of I/O too, a bound of processor time, and whether they run
-//! only in what others leave. Which group has what is sigmad's to say (docs/adr/0021).
+//! What groups of leaves have beside one another: weight, of I/O too, a bound of processor time,
+//! and whether they run only in what others leave. Which group has what is sigmad's to say
+//! (docs/adr/0021).
 
 use super::gauges::text_of;
 use super::{Cgroups, Controller, Hierarchy, Setting, Version, path_in, shares_of, value_of, write_file};
@@ -11,11 +12,12 @@ use crate::sys::{self, Result};
 use std::ffi::{CStr, CString};
 use std::os::fd::{AsRawFd, OwnedFd};
 
-/// Over which a quota counts. Shorter ones cost more switches, longer ones let a group that has used its quota up
-/// stand still for longer.
+/// Over which a quota counts. Shorter ones cost more switches, longer ones let a group that has
+/// used its quota up stand still for longer.
 const PERIOD_US: u64 = 100_000;
 
-/// What a group of leaves has used and weighs, open for as long as it is held to its share (parts.rs).
+/// What a group of leaves has used and weighs, open for as long as it is held to its share
+/// (parts.rs).
 pub struct GroupMeter {
     version: Version,
     used: OwnedFd,
@@ -45,7 +47,8 @@ impl GroupMeter {
 }
 
 impl Cgroups {
-    /// Opens what there is to know of a group that exists. ENODEV, ENOENT: this kernel does not tell enough.
+    /// Opens what there is to know of a group that exists. ENODEV, ENOENT: this kernel does not
+    /// tell enough.
     pub fn meter_group(&self, group: &str) -> Result<GroupMeter> {
         use Controller::{Accounting, Cpu};
         let (account, used, weight) = match self.version {
@@ -62,8 +65,9 @@ impl Cgroups {
         Ok(GroupMeter { version: self.version, used, weight })
     }
 
-    /// Gives a group its share, and makes it if it is not there. Files that the kernel lacks are passed over: no
-    /// share is a protection, and an LC proc beside an old kernel's group is better than none.
+    /// Gives a group its share, and makes it if it is not there. Files that the kernel lacks are
+    /// passed over: no share is a protection, and an LC proc beside an old kernel's group is better
+    /// than none.
     pub fn share_group(&mut self, share: &GroupShare) -> Result<()> {
         let group = match &share.group[..] {
             own if own == GROUP.as_bytes() => GROUP.to_string(),
@@ -101,7 +105,8 @@ fn settings(version: Version, share: &GroupShare) -> Vec<Setting> {
             out.push(shares_of(version, shares));
             let quota = quota.map_or("max".to_string(), |us| us.max(1000).to_string());
             out.push(set(c"cpu.max", format!("{quota} {PERIOD_US}"), true));
-            // Of I/O it has the same part, where the kernel weighs that. All controllers are in one directory.
+            // Of I/O it has the same part, where the kernel weighs that. All controllers are in one
+            // directory.
             let weight = (shares as u64 * 100 / 1024).clamp(1, 10_000);
             out.push(set(c"io.weight", weight.to_string(), true));
             out.push(set(c"io.bfq.weight", weight.min(1000).to_string(), true));

@@ -43,8 +43,8 @@ pub fn lock_securebits() -> Result<()> {
     prctl(libc::PR_SET_SECUREBITS, [SECUREBITS, 0, 0, 0]).map(drop)
 }
 
-/// Those of a process whose children still change their uid, and thereby lose every capability: all, but for the
-/// one by which they would not, which is locked where it is.
+/// Those of a process whose children still change their uid, and thereby lose every capability:
+/// all, but for the one by which they would not, which is locked where it is.
 pub fn lock_securebits_of_root() -> Result<()> {
     prctl(libc::PR_SET_SECUREBITS, [SECUREBITS & !SECBIT_NO_SETUID_FIXUP, 0, 0, 0]).map(drop)
 }

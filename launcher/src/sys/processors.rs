@@ -3,7 +3,8 @@
 use super::{Result, check};
 use libc::{c_long, cpu_set_t};
 
-/// Those on which a thread may run, 0 for the calling one, by their numbers. EINVAL: there are more than 1024.
+/// Those on which a thread may run, 0 for the calling one, by their numbers. EINVAL: there are more
+/// than 1024.
 pub fn affinity(tid: i32) -> Result<Vec<usize>> {
     // SAFETY: the set is plain bits, for which all zeroes is a value.
     let mut set: cpu_set_t = unsafe { std::mem::zeroed() };

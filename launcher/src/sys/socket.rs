@@ -23,8 +23,9 @@ pub fn tcp(family: c_int) -> Result<OwnedFd> {
     check(unsafe { libc::socket(family, kind, 0) } as c_long).map(own)
 }
 
-/// Hears of the end of each TCP connection of this network namespace, with what it carried (sock_diag(7)), and of nothing
-/// else: its filter passes what the kernel says by itself (nlmsg_pid 0), and no answer to a question.
+/// Hears of the end of each TCP connection of this network namespace, with what it carried
+/// (sock_diag(7)), and of nothing else: its filter passes what the kernel says by itself (nlmsg_pid
+/// 0), and no answer to a question.
 pub fn tcp_ends() -> Result<OwnedFd> {
     let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     // SAFETY: socket takes plain numbers.

@@ -1,5 +1,6 @@
-//! A machine for tests: a launcher of its own instance, with the test in the role of sigmad. Records are
-//! encoded here by hand from the document, so that the launcher's codec is not checked against itself.
+//! A machine for tests: a launcher of its own instance, with the test in the role of sigmad.
+//! Records are encoded here by hand from the document, so that the launcher's codec is not checked
+//! against itself.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -15,7 +16,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long a test waits before it gives up: on a host that is slow, or stands still for some seconds, too.
+/// How long a test waits before it gives up: on a host that is slow, or stands still for some
+/// seconds, too.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 const RECORD_MS: i32 = PATIENCE.as_millis() as i32;
 
@@ -132,7 +134,8 @@ impl Machine {
         Machine { launcher, instance, base, dir, socket: Some(ours), early: RefCell::default() }
     }
 
-    /// Kills the keeper as a crash would, then boots another in its place when the launcher has died with it.
+    /// Kills the keeper as a crash would, then boots another in its place when the launcher has
+    /// died with it.
     pub fn crash_and_reboot(mut self) -> Machine {
         let launcher = self.launcher_pid().expect("the launcher runs");
         self.launcher.kill().unwrap();
@@ -238,7 +241,8 @@ impl Machine {
             status.contains(&uid_line)
         };
         let sigmad = *self.processes().iter().find(is_sigmad).expect("the probe runs");
-        // SAFETY: kill takes plain numbers; the process is the probe that this test's keeper started.
+        // SAFETY: kill takes plain numbers; the process is the probe that this test's keeper
+        // started.
         unsafe { libc::kill(sigmad, libc::SIGKILL) };
     }
 
@@ -349,7 +353,8 @@ impl Machine {
         panic!("the launcher did not end");
     }
 
-    /// Names everything of this instance that stays: cgroups, mounts, processes by uid. Dying takes the kernel a moment.
+    /// Names everything of this instance that stays: cgroups, mounts, processes by uid. Dying takes
+    /// the kernel a moment.
     pub fn leftovers(&self) -> Vec<String> {
         let end = Instant::now() + PATIENCE;
         loop {
@@ -518,7 +523,8 @@ pub fn spawn_time(path: &str) -> u64 {
     let argv = [path.as_ptr(), c"exit".as_ptr(), c"0".as_ptr(), std::ptr::null()].map(<*const _>::cast_mut);
     let mut pid = 0;
     let begun = Instant::now();
-    // SAFETY: the path is terminated, the vectors end with a null pointer, absent attributes are allowed.
+    // SAFETY: the path is terminated, the vectors end with a null pointer, absent attributes are
+    // allowed.
     let error = unsafe {
         libc::posix_spawn(&mut pid, path.as_ptr(), std::ptr::null(), std::ptr::null(), argv.as_ptr(), &argv[3])
     };
@@ -603,8 +609,8 @@ pub fn go_program() -> Option<File> {
     build("hello.go", include_str!("../../testdata/hello.go"), build_go)
 }
 
-/// Builds a program and opens it; None without a compiler. The files are removed at once: a program is
-/// only ever known by its descriptor.
+/// Builds a program and opens it; None without a compiler. The files are removed at once: a program
+/// is only ever known by its descriptor.
 fn build(name: &str, text: &str, compile: impl Fn(&Path, &Path) -> std::io::Result<ExitStatus>) -> Option<File> {
     static NEXT: AtomicU32 = AtomicU32::new(0); // tests that run at the same time build the same program
     let dir = build_dir().join(format!("{name}.{}.{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed)));

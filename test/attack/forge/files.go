@@ -15,7 +15,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Database is where a World keeps its secret in SQL, in the column text of a table that is called as it.
+// Database is where a World keeps its secret in SQL, in the column text of a table that is called
+// as it.
 const (
 	Database = "/db/held"
 	table    = "secret"
@@ -73,7 +74,9 @@ func ownSelects(ctx context.Context, e *Env) error {
 func databases() []Attempt {
 	const read = "select text from " + table
 	out := []Attempt{
-		{Name: "another realm's database by its path", Try: func(ctx context.Context, e *Env) error { return selects(ctx, e, Database, read) }},
+		{Name: "another realm's database by its path", Try: func(ctx context.Context, e *Env) error {
+			return selects(ctx, e, Database, read)
+		}},
 		{Name: "make a database that another server keeps", Try: func(ctx context.Context, e *Env) error {
 			payload, err := json.Marshal(query.CreateRequest{Name: "conquered", URL: "postgres://u:p@127.0.0.1:1/d"})
 			if err == nil {
@@ -88,15 +91,17 @@ func databases() []Attempt {
 				return selects(ctx, e, fmt.Sprintf(path, e.Other.Realm), read)
 			}})
 	}
-	for _, file := range []string{"../../%s/held/data.sqlite", "/data/realms/%s/held/data.sqlite", "file:/data/realms/%s/held/data.sqlite?mode=ro&immutable=1"} {
+	for _, file := range []string{"../../%s/held/data.sqlite", "/data/realms/%s/held/data.sqlite",
+		"file:/data/realms/%s/held/data.sqlite?mode=ro&immutable=1"} {
 		for how, texts := range map[string][]string{
 			"attaching":    {"attach '%s' as other", "select text from other." + table},
 			"a vacuum to":  {"vacuum into '%s'", read},
 			"a table over": {"create virtual table temp.o using csv(filename='%s')", "select * from temp.o"},
 		} {
-			out = append(out, Attempt{Name: "another realm's database by " + how + " " + fmt.Sprintf(file, "REALM"), Own: ownSelects, Try: func(ctx context.Context, e *Env) error {
-				return selects(ctx, e, Database, fmt.Sprintf(texts[0], fmt.Sprintf(file, e.Other.Realm)), texts[1])
-			}})
+			out = append(out, Attempt{Name: "another realm's database by " + how + " " + fmt.Sprintf(file, "REALM"),
+				Own: ownSelects, Try: func(ctx context.Context, e *Env) error {
+					return selects(ctx, e, Database, fmt.Sprintf(texts[0], fmt.Sprintf(file, e.Other.Realm)), texts[1])
+				}})
 		}
 	}
 	return out
@@ -106,7 +111,11 @@ func databases() []Attempt {
 func scratch() []Attempt {
 	var out []Attempt
 	for _, machine := range []string{sigma.AnyName, "", "~local/../~any", "../ux/~local"} {
-		out = append(out, Attempt{Name: fmt.Sprintf("another realm's secret by the machine %q", machine), Own: func(ctx context.Context, e *Env) error { _, _, err := e.C.Get(ctx, UX+"/secret"); return err },
+		out = append(out, Attempt{Name: fmt.Sprintf("another realm's secret by the machine %q", machine),
+			Own: func(ctx context.Context, e *Env) error {
+				_, _, err := e.C.Get(ctx, UX+"/secret")
+				return err
+			},
 			Try: func(ctx context.Context, e *Env) error {
 				if machine == "" {
 					machine = string(e.C.Info().Principal.Machine)
@@ -138,15 +147,20 @@ func scratch() []Attempt {
 	}
 	own := publish("let-go", func(f *os.File) (func(), error) { return func() {}, f.Close() })
 	return append(out,
-		Attempt{Name: "publish a scratch file and keep its descriptor", Own: own, Try: publish("kept", func(f *os.File) (func(), error) { return func() { f.Close() }, nil })},
-		Attempt{Name: "publish a scratch file and keep a copy of its descriptor", Own: own, Try: publish("copied", func(f *os.File) (func(), error) {
-			fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
-			f.Close()
-			return func() { unix.Close(fd) }, err
-		})},
-		Attempt{Name: "publish a scratch file and keep it mapped", Own: own, Try: publish("mapped", func(f *os.File) (func(), error) {
-			b, err := unix.Mmap(int(f.Fd()), 0, 9, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-			f.Close()
-			return func() { unix.Munmap(b) }, err
-		})})
+		Attempt{Name: "publish a scratch file and keep its descriptor", Own: own,
+			Try: publish("kept", func(f *os.File) (func(), error) {
+				return func() { f.Close() }, nil
+			})},
+		Attempt{Name: "publish a scratch file and keep a copy of its descriptor", Own: own,
+			Try: publish("copied", func(f *os.File) (func(), error) {
+				fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+				f.Close()
+				return func() { unix.Close(fd) }, err
+			})},
+		Attempt{Name: "publish a scratch file and keep it mapped", Own: own,
+			Try: publish("mapped", func(f *os.File) (func(), error) {
+				b, err := unix.Mmap(int(f.Fd()), 0, 9, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+				f.Close()
+				return func() { unix.Munmap(b) }, err
+			})})
 }

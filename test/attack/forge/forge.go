@@ -1,7 +1,8 @@
-// Package forge attacks sigmaOS from inside a proc by sigmaP: it asks for what belongs to others, with names, numbers and messages that were made up.
+// Package forge attacks sigmaOS from inside a proc by sigmaP: it asks for what belongs to others,
+// with names, numbers and messages that were made up.
 //
-// Attempts are data, so that the same function runs as a proc, where it must fail, and as somebody who may, where it must succeed. Users: the attack suite
-// and its program forger.
+// Attempts are data, so that the same function runs as a proc, where it must fail, and as somebody
+// who may, where it must succeed. Users: the attack suite and its program forger.
 package forge
 
 import (
@@ -52,7 +53,8 @@ type Attempt struct {
 	Asset   string // what it goes for
 	// Try returns nil if it got what it must not have.
 	Try func(ctx context.Context, e *Env) error
-	// Own is the positive control by the same proc: the same with what is its own. nil: the control is Try by the provider, connected to the other realm.
+	// Own is the positive control by the same proc: the same with what is its own. nil: the control
+	// is Try by the provider, connected to the other realm.
 	Own func(ctx context.Context, e *Env) error
 	// Uncontrolled: its control would end the test.
 	Uncontrolled bool
@@ -65,7 +67,8 @@ var errNothing = errors.New("got nothing of the others'")
 
 // All lists the attempts.
 func All() []Attempt {
-	all := slices.Concat(procs(), endpoints(), listeners(), provider(), leases(), secrets(), names(), links(), places(), spawns(), databases(), scratch())
+	all := slices.Concat(procs(), endpoints(), listeners(), provider(), leases(), secrets(), names(), links(), places(),
+		spawns(), databases(), scratch())
 	for i, a := range all {
 		for _, g := range groups() {
 			if a.Attempt == "" && strings.HasPrefix(a.Name, g.prefix) && strings.Contains(a.Name, g.part) {
@@ -81,7 +84,8 @@ type group struct{ prefix, part, attempt, asset string }
 
 // groups says by their names which of the Attempts are one; the first that fits counts.
 func groups() []group {
-	const procs, theirs, rights, system, host, machine = "procs of another realm", "endpoints of others", "the provider's rights", "the system's names", "files of the host", "memory of the machine"
+	const procs, theirs, rights, system, host, machine = "procs of another realm", "endpoints of others",
+		"the provider's rights", "the system's names", "files of the host", "memory of the machine"
 	return []group{
 		{"list ", "procs", "list another realm's procs", procs},
 		{"wait for the ", "", "wait for another realm's proc", procs},
@@ -152,13 +156,22 @@ func procs() []Attempt {
 	return []Attempt{
 		{Name: "list another realm's procs", Try: list(false)},
 		{Name: "list all of another realm's procs", Try: list(true)},
-		{Name: "wait for the start of another realm's proc", Try: func(ctx context.Context, e *Env) error { return e.C.WaitStart(ctx, of(e)) }},
+		{Name: "wait for the start of another realm's proc", Try: func(ctx context.Context, e *Env) error {
+			return e.C.WaitStart(ctx, of(e))
+		}},
 		{Name: "status of another realm's proc", Try: read("status")},
 		{Name: "output of another realm's proc", Try: read("stdout")},
 		{Name: "errors of another realm's proc", Try: read("stderr")},
-		{Name: "evict another realm's proc", Try: func(ctx context.Context, e *Env) error { return e.C.Evict(ctx, of(e), 0) }, Last: true},
-		{Name: "kill another realm's proc", Try: func(ctx context.Context, e *Env) error { return e.C.Kill(ctx, of(e)) }, Last: true},
-		{Name: "wait for the end of another realm's proc", Try: func(ctx context.Context, e *Env) error { _, err := e.C.WaitExit(ctx, of(e)); return err }, Last: true},
+		{Name: "evict another realm's proc", Try: func(ctx context.Context, e *Env) error {
+			return e.C.Evict(ctx, of(e), 0)
+		}, Last: true},
+		{Name: "kill another realm's proc", Try: func(ctx context.Context, e *Env) error {
+			return e.C.Kill(ctx, of(e))
+		}, Last: true},
+		{Name: "wait for the end of another realm's proc", Try: func(ctx context.Context, e *Env) error {
+			_, err := e.C.WaitExit(ctx, of(e))
+			return err
+		}, Last: true},
 	}
 }
 
@@ -213,7 +226,8 @@ func endpoints() []Attempt {
 	storeItself := store(func(*Env, *sigma.Endpoint) {})
 	through := func(text func(*Env) string) func(context.Context, *Env) error {
 		return func(ctx context.Context, e *Env) error {
-			if _, err := e.C.Put(ctx, "/stolen", []byte(text(e)), sigma.PutOptions{Kind: sigma.KindEndpoint}); err != nil {
+			if _, err := e.C.Put(ctx, "/stolen", []byte(text(e)),
+				sigma.PutOptions{Kind: sigma.KindEndpoint}); err != nil {
 				return err
 			}
 			conn, err := e.C.DialPath(ctx, "/stolen")
@@ -237,13 +251,27 @@ func endpoints() []Attempt {
 	}
 	return []Attempt{
 		{Name: "dial another realm's endpoint", Try: change(func(*Env, *sigma.Endpoint) {})},
-		{Name: "dial another realm's endpoint as one's own", Try: change(func(e *Env, ep *sigma.Endpoint) { ep.Realm = e.Sibling.Realm }), Own: dialSibling},
-		{Name: "dial another realm's endpoint as the system's", Try: change(func(_ *Env, ep *sigma.Endpoint) { ep.Realm = sigma.SystemRealm }), Own: dialSibling},
-		{Name: "dial another realm's endpoint as a sibling's", Try: change(func(e *Env, ep *sigma.Endpoint) { ep.Realm, ep.Proc = e.Sibling.Realm, e.Sibling.Proc }), Own: dialSibling},
-		{Name: "publish and dial another realm's endpoint", Try: through(func(e *Env) string { return e.Other.Endpoint }), Own: through(func(e *Env) string { return e.Sibling.Endpoint })},
-		{Name: "dial a service by its proc", Try: store(func(_ *Env, ep *sigma.Endpoint) { ep.ID = "AAAAAAAAAAAAAAAAAAAAAA" }), Own: storeItself},
-		{Name: "dial the store as its own", Try: store(func(e *Env, ep *sigma.Endpoint) { ep.Realm = e.Sibling.Realm }), Own: storeItself},
-		{Name: "dial the store as bytes", Try: store(func(_ *Env, ep *sigma.Endpoint) { ep.Form = sigma.FormStream }), Own: storeItself},
+		{Name: "dial another realm's endpoint as one's own", Try: change(func(e *Env, ep *sigma.Endpoint) {
+			ep.Realm = e.Sibling.Realm
+		}), Own: dialSibling},
+		{Name: "dial another realm's endpoint as the system's", Try: change(func(_ *Env, ep *sigma.Endpoint) {
+			ep.Realm = sigma.SystemRealm
+		}), Own: dialSibling},
+		{Name: "dial another realm's endpoint as a sibling's", Try: change(func(e *Env, ep *sigma.Endpoint) {
+			ep.Realm, ep.Proc = e.Sibling.Realm, e.Sibling.Proc
+		}), Own: dialSibling},
+		{Name: "publish and dial another realm's endpoint", Try: through(func(e *Env) string {
+			return e.Other.Endpoint
+		}), Own: through(func(e *Env) string { return e.Sibling.Endpoint })},
+		{Name: "dial a service by its proc", Try: store(func(_ *Env, ep *sigma.Endpoint) {
+			ep.ID = "AAAAAAAAAAAAAAAAAAAAAA"
+		}), Own: storeItself},
+		{Name: "dial the store as its own", Try: store(func(e *Env, ep *sigma.Endpoint) {
+			ep.Realm = e.Sibling.Realm
+		}), Own: storeItself},
+		{Name: "dial the store as bytes", Try: store(func(_ *Env, ep *sigma.Endpoint) {
+			ep.Form = sigma.FormStream
+		}), Own: storeItself},
 		{Name: "accept at a sibling's listener", Try: func(ctx context.Context, e *Env) error {
 			return onEndpoints(ctx, e, sigmap.CallAccept, e.Sibling.Endpoint)
 		}, Own: mine(sigmap.CallAccept)},
@@ -261,18 +289,39 @@ func endpoints() []Attempt {
 
 func provider() []Attempt {
 	return []Attempt{
-		{Name: "list the realms", Try: func(ctx context.Context, e *Env) error { _, err := e.C.Realms().List(ctx); return err }},
-		{Name: "make a realm", Try: func(ctx context.Context, e *Env) error { return e.C.Realms().Create(ctx, "conquered") }},
-		{Name: "remove another realm", Try: func(ctx context.Context, e *Env) error { return e.C.Realms().Remove(ctx, e.Other.Spare) }},
-		{Name: "ask what runs on the machine", Try: func(ctx context.Context, e *Env) error { _, err := e.C.Services(ctx); return err }},
-		{Name: "read the machine's metrics", Try: func(ctx context.Context, e *Env) error { _, _, err := e.C.Get(ctx, "/sys/metrics"); return err }},
-		{Name: "list the object stores", Try: func(ctx context.Context, e *Env) error { _, err := e.C.Stores(ctx, "", false); return err }},
-		{Name: "set where another realm's objects are", Try: func(ctx context.Context, e *Env) error { return setStore(ctx, e, e.Other.Realm) }},
-		{Name: "set where all realms' objects are", Try: func(ctx context.Context, e *Env) error { return setStore(ctx, e, sigma.SystemRealm) }},
+		{Name: "list the realms", Try: func(ctx context.Context, e *Env) error {
+			_, err := e.C.Realms().List(ctx)
+			return err
+		}},
+		{Name: "make a realm", Try: func(ctx context.Context, e *Env) error {
+			return e.C.Realms().Create(ctx, "conquered")
+		}},
+		{Name: "remove another realm", Try: func(ctx context.Context, e *Env) error {
+			return e.C.Realms().Remove(ctx, e.Other.Spare)
+		}},
+		{Name: "ask what runs on the machine", Try: func(ctx context.Context, e *Env) error {
+			_, err := e.C.Services(ctx)
+			return err
+		}},
+		{Name: "read the machine's metrics", Try: func(ctx context.Context, e *Env) error {
+			_, _, err := e.C.Get(ctx, "/sys/metrics")
+			return err
+		}},
+		{Name: "list the object stores", Try: func(ctx context.Context, e *Env) error {
+			_, err := e.C.Stores(ctx, "", false)
+			return err
+		}},
+		{Name: "set where another realm's objects are", Try: func(ctx context.Context, e *Env) error {
+			return setStore(ctx, e, e.Other.Realm)
+		}},
+		{Name: "set where all realms' objects are", Try: func(ctx context.Context, e *Env) error {
+			return setStore(ctx, e, sigma.SystemRealm)
+		}},
 		{Name: "set where another realm's database is", Try: func(ctx context.Context, e *Env) error {
 			return e.C.SetServer(ctx, e.Other.Realm, "stolen", "127.0.0.1:1")
 		}},
-		{Name: "connect to a store as a service of the system's", Uncontrolled: true, Try: func(ctx context.Context, e *Env) error { // by name: the provider is no service either
+		{Name: "connect to a store as a service of the system's", Uncontrolled: true, Try: func(ctx context.Context,
+			e *Env) error { // by name: the provider is no service either
 			conn, err := e.C.DialStore(ctx, e.Other.Realm)
 			if err == nil {
 				conn.Close()
@@ -309,16 +358,21 @@ func leases() []Attempt {
 	}
 }
 
-// secrets are read by every way that is said to lead to them. The provider reads them by the same path in the other realm.
+// secrets are read by every way that is said to lead to them. The provider reads them by the same
+// path in the other realm.
 func secrets() []Attempt {
 	var out []Attempt
 	for _, path := range []string{Names, UX + "/secret", Object} {
-		out = append(out, Attempt{Name: "another realm's secret by " + path, Try: func(ctx context.Context, e *Env) error { return isSecret(ctx, e, path) }})
+		out = append(out, Attempt{Name: "another realm's secret by " + path, Try: func(ctx context.Context,
+			e *Env) error {
+			return isSecret(ctx, e, path)
+		}})
 	}
 	for _, name := range []string{"%s", "%s\x00", "../%s", "default/../%s", "/%s", "system"} {
-		out = append(out, Attempt{Name: fmt.Sprintf("attach to the store as %q", name), Own: storeOfOwn, Try: func(ctx context.Context, e *Env) error {
-			return attachStore(ctx, e, strings.ReplaceAll(name, "%s", string(e.Other.Realm)))
-		}})
+		out = append(out, Attempt{Name: fmt.Sprintf("attach to the store as %q", name), Own: storeOfOwn,
+			Try: func(ctx context.Context, e *Env) error {
+				return attachStore(ctx, e, strings.ReplaceAll(name, "%s", string(e.Other.Realm)))
+			}})
 	}
 	out[3].Own = nil // as written, the provider may
 	return out

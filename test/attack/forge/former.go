@@ -9,13 +9,15 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// ListenAtFormer is the name of the one of Former's that no other proc of that realm could do either.
+// ListenAtFormer is the name of the one of Former's that no other proc of that realm could do
+// either.
 const ListenAtFormer = "listen at its endpoint"
 
 // formerMax bounds each of Former's: who is waited for may not be there.
 const formerMax = 5 * time.Second
 
-// Former goes for what a former realm of the same name had (Env.Other), and gives for each whether it was had: nil. In that realm itself all but the last are.
+// Former goes for what a former realm of the same name had (Env.Other), and gives for each whether
+// it was had: nil. In that realm itself all but the last are.
 func Former(ctx context.Context, e *Env) map[string]error {
 	reads := func(path string) func(context.Context) error {
 		return func(ctx context.Context) error {
@@ -35,8 +37,10 @@ func Former(ctx context.Context, e *Env) map[string]error {
 		"read its database": func(ctx context.Context) error {
 			return selects(ctx, e, Database, "select text from "+table)
 		},
-		"wait for its proc":    func(ctx context.Context) error { return e.C.WaitStart(ctx, e.Other.Proc) },
-		"dial its endpoint":    func(ctx context.Context) error { return dial(ctx, e.C, e.Other.Endpoint, func(*sigma.Endpoint) {}) },
+		"wait for its proc": func(ctx context.Context) error { return e.C.WaitStart(ctx, e.Other.Proc) },
+		"dial its endpoint": func(ctx context.Context) error {
+			return dial(ctx, e.C, e.Other.Endpoint, func(*sigma.Endpoint) {})
+		},
 		"dial by a name of it": func(ctx context.Context) error { return dialNamed(ctx, e) },
 		ListenAtFormer:         func(ctx context.Context) error { return listenAgain(ctx, e.C, e.Other.Endpoint) },
 	} {

@@ -11,10 +11,15 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// Bare listens without a socket, so that what is dialled waits in sigmad, at a new endpoint or again at the one of that id.
+// Bare listens without a socket, so that what is dialled waits in sigmad, at a new endpoint or
+// again at the one of that id.
 func Bare(ctx context.Context, c *sdk.Client, id sigma.EndpointID) (ep sigma.Endpoint, err error) {
 	form, pushed := sigma.FormStream, false
-	payload, err := sigmap.Payload(func(c *sigmap.Coder) { c.Str((*string)(&form)); c.Bool(&pushed); c.Str((*string)(&id)) })
+	payload, err := sigmap.Payload(func(c *sigmap.Coder) {
+		c.Str((*string)(&form))
+		c.Bool(&pushed)
+		c.Str((*string)(&id))
+	})
 	if err != nil {
 		return ep, err
 	}
@@ -48,7 +53,9 @@ func listeners() []Attempt {
 			Attempt{Name: "guess an endpoint by " + name + " and dial", Try: func(ctx context.Context, e *Env) error {
 				return dial(ctx, e.C, guess(e.Sibling.Endpoint), func(*sigma.Endpoint) {})
 			}, Own: func(ctx context.Context, e *Env) error { return dialIt(ctx, e, e.Sibling) }},
-			Attempt{Name: "guess an endpoint by " + name + " and listen", Try: listenAt(func(e *Env) string { return guess(e.Sibling.Endpoint) }), Own: ownAgain})
+			Attempt{Name: "guess an endpoint by " + name + " and listen", Try: listenAt(func(e *Env) string {
+				return guess(e.Sibling.Endpoint)
+			}), Own: ownAgain})
 	}
 	return out
 }
@@ -86,7 +93,8 @@ func ownAgain(ctx context.Context, e *Env) error {
 	if err := onEndpoints(ctx, e, sigmap.CallClose, ep.String()); err != nil {
 		return err
 	}
-	if err := onEndpoints(ctx, e, sigmap.CallClose, ep.String()); err != nil && sigma.KindOf(err) != sigma.KindNotFound {
+	if err := onEndpoints(ctx, e, sigmap.CallClose, ep.String()); err != nil &&
+		sigma.KindOf(err) != sigma.KindNotFound {
 		return err
 	}
 	if err := listenAgain(ctx, e.C, ep.String()); err != nil {
@@ -117,7 +125,8 @@ func ownWaiting(ctx context.Context, e *Env) error {
 	return acceptWaiting(ctx, e, World{Endpoint: ep.String()})
 }
 
-// Bounds of what is done with a child: to have it listen, which is no part of the attempt, and the attempt.
+// Bounds of what is done with a child: to have it listen, which is no part of the attempt, and the
+// attempt.
 const (
 	childMax = 30 * time.Second
 	tryMax   = 2 * time.Second
@@ -151,7 +160,8 @@ func withChild(dead bool, f func(context.Context, *Env, World) error) func(conte
 
 // listens starts a child that listens and accepts nobody.
 func listens(ctx context.Context, c *sdk.Client) (w World, err error) {
-	ids, err := c.Spawn(ctx, sigma.Descriptor{Program: "/bin/forger", Args: []string{"listen"}, Start: sigma.StartedByCall})
+	ids, err := c.Spawn(ctx, sigma.Descriptor{Program: "/bin/forger", Args: []string{"listen"},
+		Start: sigma.StartedByCall})
 	if err != nil {
 		return w, err
 	}

@@ -72,7 +72,8 @@ func names() []Attempt {
 	return out
 }
 
-func inDir(ctx context.Context, e *Env, place string, do func(context.Context, sigma.File, string) error, name string) error {
+func inDir(ctx context.Context, e *Env, place string, do func(context.Context, sigma.File, string) error,
+	name string) error {
 	dir, err := handle(ctx, e, place)
 	if err != nil {
 		return fmt.Errorf("no way to %s: %w", place, err)
@@ -81,7 +82,8 @@ func inDir(ctx context.Context, e *Env, place string, do func(context.Context, s
 	return do(ctx, dir, name)
 }
 
-// handle walks to a directory as a client does that follows nothing by itself but the store's endpoint.
+// handle walks to a directory as a client does that follows nothing by itself but the store's
+// endpoint.
 func handle(ctx context.Context, e *Env, place string) (sigma.File, error) {
 	root, path := e.C.Root(), place
 	if rest, ok := strings.CutPrefix(place, "/s3"); ok {
@@ -116,7 +118,8 @@ func handle(ctx context.Context, e *Env, place string) (sigma.File, error) {
 }
 
 // ordinary does the same with an ordinary name.
-func ordinary(ctx context.Context, e *Env, place, what string, do func(context.Context, sigma.File, string) error) error {
+func ordinary(ctx context.Context, e *Env, place, what string, do func(context.Context, sigma.File,
+	string) error) error {
 	dir, err := handle(ctx, e, place)
 	if err != nil {
 		return err
@@ -151,9 +154,11 @@ func ordinary(ctx context.Context, e *Env, place, what string, do func(context.C
 }
 
 // targets of symlinks that mean something on the host.
-var targets = [...]string{"/etc/passwd", "../../../../../../etc/passwd", "//etc/passwd", "/proc/self/environ", "/proc/1/environ", "/data", "/", "..", "/sys/kernel", "/ux/../etc/passwd"}
+var targets = [...]string{"/etc/passwd", "../../../../../../etc/passwd", "//etc/passwd", "/proc/self/environ",
+	"/proc/1/environ", "/data", "/", "..", "/sys/kernel", "/ux/../etc/passwd"}
 
-// links makes a symlink to a file of the host and reads through it by path, by the handle that a walk to it gives, and by going on.
+// links makes a symlink to a file of the host and reads through it by path, by the handle that a
+// walk to it gives, and by going on.
 func links() []Attempt {
 	var out []Attempt
 	for _, place := range []string{Dir, UX} {
@@ -240,7 +245,9 @@ func places() []Attempt {
 	changes := []change{
 		{"a file", ctxPut(sigma.PutOptions{}, func(*Env) string { return "x" })},
 		{"a link", ctxPut(sigma.PutOptions{Kind: sigma.KindSymlink}, func(*Env) string { return "/held" })},
-		{"an endpoint", ctxPut(sigma.PutOptions{Kind: sigma.KindEndpoint}, func(e *Env) string { return e.Sibling.Endpoint })},
+		{"an endpoint", ctxPut(sigma.PutOptions{Kind: sigma.KindEndpoint}, func(e *Env) string {
+			return e.Sibling.Endpoint
+		})},
 		{"a directory", func(ctx context.Context, e *Env, path string) error { return e.C.Mkdir(ctx, path, 0o755) }},
 		{"a renamed file", func(ctx context.Context, e *Env, path string) error {
 			if _, err := e.C.Put(ctx, "/moved", []byte("x"), sigma.PutOptions{}); err != nil {
@@ -260,7 +267,10 @@ func places() []Attempt {
 	for _, path := range []string{"/s3", "/sys", "/proc", "/ux", "/sys/procs", "/proc/status", "/ux/m2"} {
 		for _, c := range changes {
 			own := "/replaced"
-			out = append(out, Attempt{Name: fmt.Sprintf("%s in place of %s", c.name, path), Try: func(ctx context.Context, e *Env) error { return c.do(ctx, e, path) },
+			out = append(out, Attempt{Name: fmt.Sprintf("%s in place of %s", c.name, path),
+				Try: func(ctx context.Context, e *Env) error {
+					return c.do(ctx, e, path)
+				},
 				Own: func(ctx context.Context, e *Env) error {
 					e.C.Remove(ctx, own)
 					if c.name == "nothing" {
@@ -305,17 +315,29 @@ func spawns() []Attempt {
 		}
 	}
 	own := spawn(sigma.Descriptor{Program: "/bin/forger", Args: []string{"nothing"}})
-	large := spawn(sigma.Descriptor{Program: "/bin/forger", Args: []string{"nothing", strings.Repeat("x", sigma.ArgsMax/2)}})
+	large := spawn(sigma.Descriptor{Program: "/bin/forger",
+		Args: []string{"nothing", strings.Repeat("x", sigma.ArgsMax/2)}})
 	var out []Attempt
-	for _, path := range []string{"/bin/true", "/bin/../../bin/true", "/etc/passwd", "/proc/self/exe", "/ux/~local/held/secret", "/held/secret", "/stolen", "/sys/procs", "/held/link"} {
+	for _, path := range []string{"/bin/true", "/bin/../../bin/true", "/etc/passwd", "/proc/self/exe",
+		"/ux/~local/held/secret", "/held/secret", "/stolen", "/sys/procs", "/held/link"} {
 		out = append(out, Attempt{Name: "spawn " + path, Try: spawn(sigma.Descriptor{Program: path}), Own: own})
 	}
 	return append(out,
-		Attempt{Name: "spawn a latency-critical proc with all cores", Try: spawn(sigma.Descriptor{Program: "/bin/forger", Args: []string{"nothing"}, Class: 1, CPU: 1 << 20}), Own: own},
-		Attempt{Name: "spawn with more memory than there is", Try: spawn(sigma.Descriptor{Program: "/bin/forger", Args: []string{"nothing"}, Memory: 1 << 60}), Own: own},
-		Attempt{Name: "spawn with huge arguments", Try: spawn(sigma.Descriptor{Program: "/bin/forger", Args: []string{"nothing", strings.Repeat("x", sigma.ArgsMax)}}), Own: large},
-		Attempt{Name: "spawn with huge numbers of arguments", Try: spawn(sigma.Descriptor{Program: "/bin/forger", Args: append([]string{"nothing"}, make([]string, 100_000)...)}), Own: large},
-		Attempt{Name: "spawn with huge environment", Try: spawn(sigma.Descriptor{Program: "/bin/forger", Args: []string{"nothing"}, Env: []string{"X=" + strings.Repeat("x", sigma.ArgsMax)}}), Own: large},
-		Attempt{Name: "spawn with an argument of two", Try: spawn(sigma.Descriptor{Program: "/bin/forger", Args: []string{"nothing\x00x"}}), Own: own},
+		Attempt{Name: "spawn a latency-critical proc with all cores",
+			Try: spawn(sigma.Descriptor{Program: "/bin/forger", Args: []string{"nothing"}, Class: 1, CPU: 1 << 20}),
+			Own: own},
+		Attempt{Name: "spawn with more memory than there is",
+			Try: spawn(sigma.Descriptor{Program: "/bin/forger", Args: []string{"nothing"}, Memory: 1 << 60}), Own: own},
+		Attempt{Name: "spawn with huge arguments",
+			Try: spawn(sigma.Descriptor{Program: "/bin/forger",
+				Args: []string{"nothing", strings.Repeat("x", sigma.ArgsMax)}}), Own: large},
+		Attempt{Name: "spawn with huge numbers of arguments",
+			Try: spawn(sigma.Descriptor{Program: "/bin/forger", Args: append([]string{"nothing"},
+				make([]string, 100_000)...)}), Own: large},
+		Attempt{Name: "spawn with huge environment",
+			Try: spawn(sigma.Descriptor{Program: "/bin/forger", Args: []string{"nothing"},
+				Env: []string{"X=" + strings.Repeat("x", sigma.ArgsMax)}}), Own: large},
+		Attempt{Name: "spawn with an argument of two",
+			Try: spawn(sigma.Descriptor{Program: "/bin/forger", Args: []string{"nothing\x00x"}}), Own: own},
 	)
 }

@@ -1,7 +1,8 @@
-// Command app is a small application of sigmaOS, of which each proc has one role. Orders come by HTTP to any web member. It
-// enters them by typed calls at any store member, which writes them to SQL and to a queue: a directory of names. The leader
-// takes orders from the queue and notes in SQL that they are shipped. Each order has an id, which the client chose, and has its
-// effect once, however often the client asks.
+// Command app is a small application of sigmaOS, of which each proc has one role. Orders come by
+// HTTP to any web member. It enters them by typed calls at any store member, which writes them to
+// SQL and to a queue: a directory of names. The leader takes orders from the queue and notes in SQL
+// that they are shipped. Each order has an id, which the client chose, and has its effect once,
+// however often the client asks.
 //
 //	app web|store|ship
 package main
@@ -41,7 +42,8 @@ func main() {
 				os.Exit(0)
 			}
 		}()
-		err = map[string]func(context.Context, *sdk.Client) error{"web": web, "store": store, "ship": ship}[os.Args[1]](ctx, c)
+		err = map[string]func(context.Context, *sdk.Client) error{"web": web, "store": store,
+			"ship": ship}[os.Args[1]](ctx, c)
 	}
 	fmt.Fprintln(os.Stderr, err) // no role ends by itself
 	os.Exit(1)
@@ -126,7 +128,8 @@ func once(ctx context.Context, db *sql.DB, table, id string) error {
 func ship(ctx context.Context, c *sdk.Client) error {
 	db := database.Open(c, "/db/app")
 	for {
-		l, err := c.Campaign(ctx, sdk.Election{Path: leader, Data: []byte(c.Info().Principal.Proc), Fenced: []string{queue}})
+		l, err := c.Campaign(ctx, sdk.Election{Path: leader, Data: []byte(c.Info().Principal.Proc),
+			Fenced: []string{queue}})
 		if err != nil {
 			return err
 		}
@@ -138,7 +141,8 @@ func ship(ctx context.Context, c *sdk.Client) error {
 	}
 }
 
-// lead ships what is queued until the proc may lead no more. What fails is done again with the next look at the queue.
+// lead ships what is queued until the proc may lead no more. What fails is done again with the next
+// look at the queue.
 func lead(ctx context.Context, c *sdk.Client, db *sql.DB, lost <-chan struct{}) error {
 	for pause := time.NewTicker(idle); ; {
 		select {

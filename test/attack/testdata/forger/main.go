@@ -1,4 +1,5 @@
-// Command forger is the program of the procs that the attack suite uses: victims, attackers by sigmaP, and a reader.
+// Command forger is the program of the procs that the attack suite uses: victims, attackers by
+// sigmaP, and a reader.
 //
 //	forger hold             keeps secrets, listens, prints its forge.World as JSON, and waits to be evicted
 //	forger attack           tries forge.All with what the environment's FORGE tells of others
@@ -116,13 +117,15 @@ func hold(ctx context.Context, c *sdk.Client) error {
 	return c.WaitEvict(ctx)
 }
 
-// listen is dialled by who then goes for the connection that waits, and killed by who goes for its endpoint.
+// listen is dialled by who then goes for the connection that waits, and killed by who goes for its
+// endpoint.
 func listen(ctx context.Context, c *sdk.Client) error {
 	ep, err := forge.Bare(ctx, c, "")
 	if err != nil {
 		return err
 	}
-	if err := json.NewEncoder(os.Stdout).Encode(forge.World{Proc: c.Info().Principal.Proc, Endpoint: ep.String()}); err != nil {
+	if err := json.NewEncoder(os.Stdout).Encode(forge.World{Proc: c.Info().Principal.Proc,
+		Endpoint: ep.String()}); err != nil {
 		return err
 	}
 	if err := c.Started(ctx); err != nil {
@@ -131,7 +134,8 @@ func listen(ctx context.Context, c *sdk.Client) error {
 	return c.WaitEvict(ctx)
 }
 
-// eachMax bounds one attempt, of which one that waits for ever has got nothing, and ownMax its control, which must succeed on a host that stands still for seconds, too.
+// eachMax bounds one attempt, of which one that waits for ever has got nothing, and ownMax its
+// control, which must succeed on a host that stands still for seconds, too.
 const (
 	eachMax = 2 * time.Second
 	ownMax  = 30 * time.Second
@@ -148,7 +152,9 @@ func attack(ctx context.Context, c *sdk.Client) error {
 		what := act{a.Name, a.Attempt, a.Asset}
 		tell(out, what, bounded(ctx, eachMax, func(ctx context.Context) error { return a.Try(ctx, &e) }), "blocked")
 		if a.Own != nil {
-			tell(out, what, bounded(ctx, ownMax, func(ctx context.Context) error { return a.Own(ctx, &e) }), "control failed")
+			tell(out, what, bounded(ctx, ownMax, func(ctx context.Context) error {
+				return a.Own(ctx, &e)
+			}), "control failed")
 		}
 	}
 	return nil
@@ -190,7 +196,8 @@ func tell(out io.Writer, a act, err error, kind string) {
 	fmt.Fprintf(out, "%s\t%s\t%s\t%s\t%s\n", a.name, result, detail, a.attempt, a.asset)
 }
 
-// count does what a mapper of MapReduce does with its input: it takes a descriptor for each file and counts.
+// count does what a mapper of MapReduce does with its input: it takes a descriptor for each file
+// and counts.
 func count(ctx context.Context, c *sdk.Client, paths []string) error {
 	words := 0
 	for _, path := range paths {
@@ -215,7 +222,8 @@ func count(ctx context.Context, c *sdk.Client, paths []string) error {
 	return nil
 }
 
-// hoard takes what it can get: connections to the store that are never used, files that are never closed, calls that never end.
+// hoard takes what it can get: connections to the store that are never used, files that are never
+// closed, calls that never end.
 func hoard(ctx context.Context, c *sdk.Client) error {
 	text, err := c.ReadLink(ctx, "/s3")
 	if err != nil {

@@ -90,7 +90,8 @@ func (r *rawSession) ask(tag uint16, m sigmap.Message) (sigmap.Message, error) {
 
 // begin starts a session and attaches fid 1.
 func (r *rawSession) begin() error {
-	if _, err := r.ask(sigmap.NoTag, &sigmap.Tversion{Msize: sigmap.MessageMax, Version: sigmap.VersionSigma}); err != nil {
+	if _, err := r.ask(sigmap.NoTag, &sigmap.Tversion{Msize: sigmap.MessageMax,
+		Version: sigmap.VersionSigma}); err != nil {
 		return err
 	}
 	m, err := r.ask(1, &sigmap.Tattach{Fid: 1, Afid: sigmap.NoFid})
@@ -106,7 +107,8 @@ func (r *rawSession) attach() error {
 		return err
 	}
 	fmt.Print("attach as oneself\tcontrol\t\t\t\n")
-	for i, a := range []sigmap.Tattach{{Aname: "other"}, {Uname: "root", Aname: "other"}, {Uname: "root", NUname: 0, Aname: "system"}, {Aname: "system"}, {Uname: "other", Aname: "other", NUname: 0},
+	for i, a := range []sigmap.Tattach{{Aname: "other"}, {Uname: "root", Aname: "other"},
+		{Uname: "root", NUname: 0, Aname: "system"}, {Aname: "system"}, {Uname: "other", Aname: "other", NUname: 0},
 		{Aname: "other\x00"}, {Aname: "../other"}, {Aname: "/"}, {Aname: "spare"}} {
 		a.Fid, a.Afid = uint32(10+i), sigmap.NoFid
 		m, err := r.ask(2, &a)
@@ -119,7 +121,8 @@ func (r *rawSession) attach() error {
 		}
 		fmt.Printf("attach as %q to %q\t%s\t%s\tclaim to be another\tidentity\n", a.Uname, a.Aname, result, m.Type())
 	}
-	// Another's uname with one's own realm is let through and ignored: who one is stays what the socket says.
+	// Another's uname with one's own realm is let through and ignored: who one is stays what the
+	// socket says.
 	if _, err := r.ask(3, &sigmap.Tattach{Fid: 30, Afid: sigmap.NoFid, Uname: "root"}); err != nil {
 		return err
 	}
@@ -176,7 +179,8 @@ func (r *rawSession) malformed(name string) error {
 // stuckMax is how long nothing is taken before pour gives up.
 const stuckMax = 300 * time.Millisecond
 
-// pour sends a request n times, with another tag each time, and reads no answer. It ends when the other side takes no more, and prints how many it took.
+// pour sends a request n times, with another tag each time, and reads no answer. It ends when the
+// other side takes no more, and prints how many it took.
 func (r *rawSession) pour(n int, m sigmap.Message) error {
 	if err := r.begin(); err != nil {
 		return err
@@ -211,7 +215,8 @@ func (r *rawSession) sendUnread(n int, m sigmap.Message) error {
 	return nil
 }
 
-// fuzz sends messages that were right before one thing in them was changed, until the session ends. The same seed sends the same.
+// fuzz sends messages that were right before one thing in them was changed, until the session ends.
+// The same seed sends the same.
 func (r *rawSession) fuzz(seed string, names []string) error {
 	if err := r.begin(); err != nil {
 		return err
@@ -251,16 +256,22 @@ const fuzzMax = 3000
 func samples(names []string) []sigmap.Message {
 	dir := names[:1]
 	return []sigmap.Message{
-		&sigmap.Tattach{Fid: 7, Afid: sigmap.NoFid, Uname: "u", Aname: "a"}, &sigmap.Twalk{Fid: 1, NewFid: 2, Names: dir}, &sigmap.Twalk{Fid: 1, NewFid: 3, Names: names},
-		&sigmap.Tget{Fid: 1, Names: names, Count: 100}, &sigmap.Tput{Fid: 1, Names: append(dir[:1:1], "x"), Data: []byte("text")}, &sigmap.Tlist{Fid: 2, Max: 100},
-		&sigmap.Tread{Fid: 3, Count: 100}, &sigmap.Twrite{Fid: 3, Data: []byte("text")}, &sigmap.Treaddir{Fid: 2, Count: 1000}, &sigmap.Tgetattr{Fid: 2}, &sigmap.Treadlink{Fid: 1},
-		&sigmap.Twatch{Fid: 2, Since: 1}, &sigmap.Tflush{OldTag: 3}, &sigmap.Tclunk{Fid: 3}, &sigmap.Tcall{Fid: 1, Method: "list", Payload: []byte{1, 2, 3, 4}},
-		&sigmap.Twalk{Fid: 1, NewFid: 9, Names: []string{"sys", "procs"}}, &sigmap.Tcall{Fid: 9, Method: "spawn", Payload: []byte{1, 0, 0, 0, 5, 0, '/', 'b', 'i', 'n', 'x'}},
+		&sigmap.Tattach{Fid: 7, Afid: sigmap.NoFid, Uname: "u", Aname: "a"}, &sigmap.Twalk{Fid: 1, NewFid: 2,
+			Names: dir}, &sigmap.Twalk{Fid: 1, NewFid: 3, Names: names},
+		&sigmap.Tget{Fid: 1, Names: names, Count: 100}, &sigmap.Tput{Fid: 1, Names: append(dir[:1:1], "x"),
+			Data: []byte("text")}, &sigmap.Tlist{Fid: 2, Max: 100},
+		&sigmap.Tread{Fid: 3, Count: 100}, &sigmap.Twrite{Fid: 3, Data: []byte("text")},
+		&sigmap.Treaddir{Fid: 2, Count: 1000}, &sigmap.Tgetattr{Fid: 2}, &sigmap.Treadlink{Fid: 1},
+		&sigmap.Twatch{Fid: 2, Since: 1}, &sigmap.Tflush{OldTag: 3}, &sigmap.Tclunk{Fid: 3},
+		&sigmap.Tcall{Fid: 1, Method: "list", Payload: []byte{1, 2, 3, 4}},
+		&sigmap.Twalk{Fid: 1, NewFid: 9, Names: []string{"sys", "procs"}}, &sigmap.Tcall{Fid: 9, Method: "spawn",
+			Payload: []byte{1, 0, 0, 0, 5, 0, '/', 'b', 'i', 'n', 'x'}},
 		&sigmap.Tcall{Fid: 9, Method: "wait", Payload: []byte{3, 0, 'a', 'b', 'c'}},
 	}
 }
 
-// spoil changes one thing. Three in four times what it changes is in the body and the size is right, else the session would end at once.
+// spoil changes one thing. Three in four times what it changes is in the body and the size is
+// right, else the session would end at once.
 func spoil(random *mrand.Rand, b []byte) []byte {
 	extremes := []uint32{0, 1, 0x7f, 0xff, 0x7fff, 0xffff, 0x10000, 1 << 31, 1<<31 - 1, 1<<32 - 1}
 	body := b[min(7, len(b)):]
@@ -302,7 +313,8 @@ func (r *rawSession) fids() error {
 			return err
 		}
 		if f, ok := m.(*sigmap.Rfail); ok {
-			fmt.Printf("files without end\tblocked\t%d, then %v\ttake handles without end\tsigmad\n", n, sigma.Kind(f.Kind))
+			fmt.Printf("files without end\tblocked\t%d, then %v\ttake handles without end\tsigmad\n", n,
+				sigma.Kind(f.Kind))
 			return nil
 		}
 	}

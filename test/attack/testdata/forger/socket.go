@@ -17,7 +17,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// socket tries what a socket that sigmaOS passed must not allow: both ends are this proc's own, so what is given away at one comes out at the other.
+// socket tries what a socket that sigmaOS passed must not allow: both ends are this proc's own, so
+// what is given away at one comes out at the other.
 func socket(ctx context.Context, c *sdk.Client) error {
 	here, there, err := ends(ctx, c)
 	if err != nil {
@@ -29,37 +30,46 @@ func socket(ctx context.Context, c *sdk.Client) error {
 		try                  func() error
 	}{
 		{"give descriptor 3 away", "give descriptor 3 away", "identity", func() error { return give(here, there, 3) }},
-		{"give a standard stream away", "pass a descriptor on", "descriptors of other procs", func() error { return give(here, there, 1) }},
+		{"give a standard stream away", "pass a descriptor on", "descriptors of other procs", func() error {
+			return give(here, there, 1)
+		}},
 		{"give descriptor 3 to sigmad", "give descriptor 3 away", "identity", func() error {
 			return reached(unix.Sendmsg(3, []byte{0}, unix.UnixRights(3), nil, unix.MSG_OOB), unix.EOPNOTSUPP)
 		}},
-		{"disconnect a dialled socket", "disconnect a passed socket to use it again", "services of the host", func() error {
-			_, _, errno := syscall.RawSyscall(unix.SYS_CONNECT, uintptr(fd), uintptr(unspecified()), 16)
-			return reached(errnoOf(errno), unix.EINVAL, unix.EISCONN, unix.ECONNREFUSED)
-		}},
+		{"disconnect a dialled socket", "disconnect a passed socket to use it again", "services of the host",
+			func() error {
+				_, _, errno := syscall.RawSyscall(unix.SYS_CONNECT, uintptr(fd), uintptr(unspecified()), 16)
+				return reached(errnoOf(errno), unix.EINVAL, unix.EISCONN, unix.ECONNREFUSED)
+			}},
 		{"connect a dialled socket", "connect a passed socket elsewhere", "services of the host", func() error {
 			return reached(unix.Connect(fd, &unix.SockaddrUnix{Name: "@sigma-attack"}), unix.EISCONN, unix.ECONNREFUSED)
 		}},
 		{"bind a dialled socket", "bind a passed socket", "services of the host", func() error {
-			return reached(unix.Bind(fd, &unix.SockaddrUnix{Name: fmt.Sprintf("@sigma-attack-%d", os.Getpid())}), unix.EINVAL)
+			return reached(unix.Bind(fd, &unix.SockaddrUnix{Name: fmt.Sprintf("@sigma-attack-%d", os.Getpid())}),
+				unix.EINVAL)
 		}},
-		{"listen on a dialled socket", "listen on a passed socket", "services of the host", func() error { return reached(unix.Listen(fd, 1), unix.EINVAL) }},
+		{"listen on a dialled socket", "listen on a passed socket", "services of the host", func() error {
+			return reached(unix.Listen(fd, 1), unix.EINVAL)
+		}},
 		{"accept at a dialled socket", "listen on a passed socket", "services of the host", func() error {
 			_, _, err := unix.Accept(fd)
 			return reached(err, unix.EINVAL)
 		}},
 		{"send to an address by a dialled socket", "send to another address", "services of the host", func() error {
-			return reached(unix.Sendto(fd, []byte{0}, 0, &unix.SockaddrUnix{Name: "@sigma-attack"}), unix.EISCONN, unix.EOPNOTSUPP)
+			return reached(unix.Sendto(fd, []byte{0}, 0, &unix.SockaddrUnix{Name: "@sigma-attack"}), unix.EISCONN,
+				unix.EOPNOTSUPP)
 		}},
 		{"TCP_ULP of a dialled socket", "give a socket an upper layer", "the kernel's attack surface", func() error {
-			return reached(unix.SetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_ULP, "tls"), unix.EOPNOTSUPP, unix.ENOPROTOOPT)
+			return reached(unix.SetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_ULP, "tls"), unix.EOPNOTSUPP,
+				unix.ENOPROTOOPT)
 		}},
 		{"SO_PRIORITY of a dialled socket", "set the priority of packets", "networks", func() error {
 			return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PRIORITY, 5)
 		}},
-		{"SO_PASSCRED of a dialled socket", "ask for the credentials of senders", "the process behind a socket", func() error {
-			return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PASSCRED, 1)
-		}},
+		{"SO_PASSCRED of a dialled socket", "ask for the credentials of senders", "the process behind a socket",
+			func() error {
+				return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PASSCRED, 1)
+			}},
 		{"SO_PEERCRED of a dialled socket", "ask who is behind", "the process behind a socket", func() error {
 			_, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
 			return err
@@ -67,10 +77,11 @@ func socket(ctx context.Context, c *sdk.Client) error {
 		{"TIOCSTI to a dialled socket", "type into a terminal", "terminals", func() error {
 			return reached(unix.IoctlSetPointerInt(fd, unix.TIOCSTI, 'x'), unix.ENOTTY, unix.EIO)
 		}},
-		{"TIOCOUTQ of a dialled socket", "learn what the other end has read", "the process behind a socket", func() error {
-			_, err := unix.IoctlGetInt(fd, unix.TIOCOUTQ)
-			return err
-		}},
+		{"TIOCOUTQ of a dialled socket", "learn what the other end has read", "the process behind a socket",
+			func() error {
+				_, err := unix.IoctlGetInt(fd, unix.TIOCOUTQ)
+				return err
+			}},
 	} {
 		tell(os.Stdout, act{x.name, x.attempt, x.asset}, x.try(), "blocked")
 	}
@@ -114,7 +125,9 @@ func fileOf(c any) (*os.File, error) {
 			return nil, err
 		}
 		fd, dupErr := -1, error(nil)
-		if err := raw.Control(func(own uintptr) { fd, dupErr = unix.FcntlInt(own, unix.F_DUPFD_CLOEXEC, 0) }); err != nil || dupErr != nil {
+		if err := raw.Control(func(own uintptr) {
+			fd, dupErr = unix.FcntlInt(own, unix.F_DUPFD_CLOEXEC, 0)
+		}); err != nil || dupErr != nil {
 			return nil, errors.Join(err, dupErr)
 		}
 		return os.NewFile(uintptr(fd), "connection"), nil

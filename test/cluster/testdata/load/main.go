@@ -1,4 +1,5 @@
-// Command load is a proc of the chaos test. It says that it was started, in a way that a second start of the same proc cannot overlook, and then does what it is told.
+// Command load is a proc of the chaos test. It says that it was started, in a way that a second
+// start of the same proc cannot overlook, and then does what it is told.
 package main
 
 import (
@@ -33,7 +34,8 @@ func main() {
 	}
 }
 
-// say writes the proc's id on its machine's disk, which the test reads at the end, and among the names, by exclusive creation each.
+// say writes the proc's id on its machine's disk, which the test reads at the end, and among the
+// names, by exclusive creation each.
 func say(ctx context.Context, c *sdk.Client) error {
 	const here = "/ux/~local/started"
 	id, start := string(c.Info().Principal.Proc), rand.Text()
@@ -49,14 +51,16 @@ func say(ctx context.Context, c *sdk.Client) error {
 	ctx, cancel := context.WithTimeout(ctx, nameMax)
 	defer cancel()
 	if err := claim(ctx, c, "/started/"+id, start); sigma.KindOf(err) == sigma.KindExists {
-		if _, err := c.Put(context.WithoutCancel(ctx), here+"/twice-"+id+"-"+start, nil, sigma.PutOptions{}); err != nil {
+		if _, err := c.Put(context.WithoutCancel(ctx), here+"/twice-"+id+"-"+start, nil,
+			sigma.PutOptions{}); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// claim makes a file that only one start can make. One that was made by this start, whose answer was lost, is its own.
+// claim makes a file that only one start can make. One that was made by this start, whose answer
+// was lost, is its own.
 func claim(ctx context.Context, c *sdk.Client, path, start string) error {
 	_, err := c.Put(ctx, path, []byte(start), sigma.PutOptions{MustMake: true})
 	for sigma.KindOf(err) == sigma.KindLost { // its sigmad was killed, so it may be made or not, as the next one knows

@@ -1,4 +1,5 @@
-// Command streams is a proc at one end of a pipe: "print PIPE" prints what it reads there, "pour PIPE" writes there without end.
+// Command streams is a proc at one end of a pipe: "print PIPE" prints what it reads there, "pour
+// PIPE" writes there without end.
 package main
 
 import (

@@ -1,4 +1,5 @@
-// Command uplink sends as much as it can to another machine, or takes it, for the test of what goes first:
+// Command uplink sends as much as it can to another machine, or takes it, for the test of what goes
+// first:
 //
 //	sink PATH    listens, and reads
 //	flood PATH   dials, and writes

@@ -3,7 +3,9 @@
 //	serve PATH SEED    listens, and answers
 //	talk PATH SEED     dials: once, often, and for a call; and writes a file to the machine that listens, and reads it
 //
-// What is said is made of the seed, so that nothing else carries it. talk makes the file PATH-often when it has dialled oftenLeast times one after another, and goes on until the file PATH-over is there.
+// What is said is made of the seed, so that nothing else carries it. talk makes the file PATH-often
+// when it has dialled oftenLeast times one after another, and goes on until the file PATH-over is
+// there.
 package main
 
 import (
@@ -123,7 +125,9 @@ func talk(ctx context.Context, c *sdk.Client, path, seed string) error {
 	if err := trip(ctx, c, e, marker(seed, "once")); err != nil {
 		return err
 	}
-	calls := call.NewClient(func(ctx context.Context) (net.Conn, error) { return c.DialPath(ctx, path+"-calls") }, call.Config{})
+	calls := call.NewClient(func(ctx context.Context) (net.Conn, error) {
+		return c.DialPath(ctx, path+"-calls")
+	}, call.Config{})
 	if _, err := calls.Call(ctx, say, marker(seed, "call"), nil); err != nil {
 		return err
 	}

@@ -1,4 +1,5 @@
-// Command tenant is a proc that tries to reach what decides about machines. It prints one JSON object for each attempt.
+// Command tenant is a proc that tries to reach what decides about machines. It prints one JSON
+// object for each attempt.
 package main
 
 import (
@@ -66,7 +67,8 @@ func main() {
 	}
 	say("addresses of machines", seen("/sys/machines", `"name":"m1"`), seen("/sys/machines", `"address"`))
 	say("lives of machines", seen("/sys/machines", `"state":"alive"`), seen("/sys/machines", `"incarnation"`))
-	say("the machine's sums", seen("/sys/utilisation", `"realm":"default"`), seen("/sys/utilisation", `"procs_memory_free_bytes"`))
+	say("the machine's sums", seen("/sys/utilisation", `"realm":"default"`),
+		seen("/sys/utilisation", `"procs_memory_free_bytes"`))
 	say("/sys/metrics", walk("sys", "self"), walk("sys", "metrics"))
 	say("a call of /sys/machines", self, call("machines", "list"))
 	say("/sys/names", walk("sys", "self"), walk("sys", "names"))

@@ -171,7 +171,8 @@ func ticketOf(ctx context.Context, c *sdk.Client, endpoint string) (ticket strin
 
 func client(ctx context.Context, c *sdk.Client, endpoint string) error {
 	ticket, err := ticketOf(ctx, c, endpoint)
-	if e, _ := sigma.ParseEndpoint(endpoint); err != nil && e.Machine == c.Info().Principal.Machine { // from another machine there is none
+	if e, _ := sigma.ParseEndpoint(endpoint); err != nil &&
+		e.Machine == c.Info().Principal.Machine { // from another machine there is none
 		return err
 	}
 	if err := say(World{Machine: c.Info().Principal.Machine, Ticket: []byte(ticket)}); err != nil {

@@ -16,7 +16,10 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// socket tries to get from a connection to what the host has. Outside, as a control, it does the same as an ordinary process with a pair of sockets. What it goes for is in the environment: ADMIN, LAUNCHER, the path of a socket; PORT, of a listener on the host's loopback; FILE, a file of the names'.
+// socket tries to get from a connection to what the host has. Outside, as a control, it does the
+// same as an ordinary process with a pair of sockets. What it goes for is in the environment:
+// ADMIN, LAUNCHER, the path of a socket; PORT, of a listener on the host's loopback; FILE, a file
+// of the names'.
 func socket(ctx context.Context) error {
 	here, there, err := sockets(ctx)
 	if err != nil {
@@ -43,16 +46,25 @@ func socket(ctx context.Context) error {
 		what string
 		try  func() error
 	}{
-		{"connect a passed socket to the admin socket", func() error { return through(unix.Connect(here, &unix.SockaddrUnix{Name: admin})) }},
-		{"connect a passed socket to the host's loopback", func() error { return through(unix.Connect(here, loopback)) }},
+		{"connect a passed socket to the admin socket", func() error {
+			return through(unix.Connect(here, &unix.SockaddrUnix{Name: admin}))
+		}},
+		{"connect a passed socket to the host's loopback", func() error {
+			return through(unix.Connect(here, loopback))
+		}},
 		{"disconnect a passed socket", func() error {
 			var unspecified [16]byte
-			_, _, errno := syscall.RawSyscall(unix.SYS_CONNECT, uintptr(here), uintptr(unsafe.Pointer(&unspecified)), 16) // SAFETY: it is read during the call only
+			_, _, errno := syscall.RawSyscall(unix.SYS_CONNECT, uintptr(here), uintptr(unsafe.Pointer(&unspecified)),
+				16) // SAFETY: it is read during the call only
 			return through(errnoOf(errno))
 		}},
-		{"bind a passed socket", func() error { return through(unix.Bind(here, &unix.SockaddrUnix{Name: "@sigma-isolation"})) }},
+		{"bind a passed socket", func() error {
+			return through(unix.Bind(here, &unix.SockaddrUnix{Name: "@sigma-isolation"}))
+		}},
 		{"listen on a passed socket", func() error { return through(unix.Listen(here, 1)) }},
-		{"send from a passed socket to the admin socket", func() error { return through(unix.Sendto(here, []byte{0}, 0, &unix.SockaddrUnix{Name: admin})) }},
+		{"send from a passed socket to the admin socket", func() error {
+			return through(unix.Sendto(here, []byte{0}, 0, &unix.SockaddrUnix{Name: admin}))
+		}},
 		{"pass a descriptor on by a connection", func() error { return give(here, there, unix.UnixRights(1)) }},
 		{"pass descriptor 3, which is its identity, on", func() error { return give(here, there, unix.UnixRights(3)) }},
 		{"say by a connection to be root", func() error {
@@ -70,10 +82,15 @@ func socket(ctx context.Context) error {
 			_, err := unix.IoctlGetInt(here, siocGSKNS) // a descriptor of the socket's network namespace
 			return through(err)
 		}},
-		{"a socket of its own to the admin socket", func() error { return fresh(unix.AF_UNIX, unix.SOCK_SEQPACKET, &unix.SockaddrUnix{Name: admin}) }},
-		{"a socket of its own to the host's loopback", func() error { return fresh(unix.AF_INET, unix.SOCK_STREAM, loopback) }},
+		{"a socket of its own to the admin socket", func() error {
+			return fresh(unix.AF_UNIX, unix.SOCK_SEQPACKET, &unix.SockaddrUnix{Name: admin})
+		}},
+		{"a socket of its own to the host's loopback", func() error {
+			return fresh(unix.AF_INET, unix.SOCK_STREAM, loopback)
+		}},
 		{"a socket of its own to the host's loopback, by IPv6", func() error {
-			return through(fresh(unix.AF_INET6, unix.SOCK_STREAM, &unix.SockaddrInet6{Port: port, Addr: [16]byte{10: 0xff, 11: 0xff, 12: 127, 15: 1}}))
+			return through(fresh(unix.AF_INET6, unix.SOCK_STREAM, &unix.SockaddrInet6{Port: port,
+				Addr: [16]byte{10: 0xff, 11: 0xff, 12: 127, 15: 1}}))
 		}},
 		{"datagrams to the host's loopback", func() error { return fresh(unix.AF_INET, unix.SOCK_DGRAM, loopback) }},
 		{"the kernel's interfaces by netlink", func() error { return fresh(unix.AF_NETLINK, unix.SOCK_RAW, nil) }},
@@ -110,9 +127,11 @@ const (
 	siocGSKNS   = 0x894C // since Linux 4.10
 )
 
-// through takes for success what the kernel says of a socket when the call was let through: it is connected, of another family, nobody is there.
+// through takes for success what the kernel says of a socket when the call was let through: it is
+// connected, of another family, nobody is there.
 func through(err error) error {
-	for _, proof := range []syscall.Errno{unix.EISCONN, unix.EINVAL, unix.ECONNREFUSED, unix.EPROTOTYPE, unix.EAFNOSUPPORT, unix.EOPNOTSUPP, unix.ENOPROTOOPT, unix.ENOTCONN} {
+	for _, proof := range []syscall.Errno{unix.EISCONN, unix.EINVAL, unix.ECONNREFUSED, unix.EPROTOTYPE,
+		unix.EAFNOSUPPORT, unix.EOPNOTSUPP, unix.ENOPROTOOPT, unix.ENOTCONN} {
 		if errors.Is(err, proof) {
 			return nil
 		}

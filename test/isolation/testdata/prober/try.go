@@ -113,20 +113,31 @@ func (a *prober) endpoints() (all []attempt) {
 	add("its tree as one's own realm's", tree, a.Other.Tree, func(e *sigma.Endpoint) { e.Realm = own.Realm })
 	add("it as the system's", stream, a.Other.Stream, func(e *sigma.Endpoint) { e.Realm = sigma.SystemRealm })
 	add("it as a sibling's", stream, a.Other.Stream, func(e *sigma.Endpoint) { e.Realm, e.Proc = own.Realm, own.Proc })
-	add("it as one's own", stream, a.Other.Stream, func(e *sigma.Endpoint) { e.Realm, e.Proc = own.Realm, a.c.Info().Principal.Proc })
+	add("it as one's own", stream, a.Other.Stream, func(e *sigma.Endpoint) {
+		e.Realm, e.Proc = own.Realm, a.c.Info().Principal.Proc
+	})
 	add("it as a tree", stream, a.Other.Stream, func(e *sigma.Endpoint) { e.Form = sigma.FormTree })
 	add("its tree as a stream", tree, a.Other.Tree, func(e *sigma.Endpoint) { e.Form = sigma.FormStream })
-	add("it on a machine that does not exist", stream, a.Other.Stream, func(e *sigma.Endpoint) { e.Realm, e.Machine = own.Realm, "m9" })
-	add("a guessed endpoint of its proc", stream, a.Other.Stream, func(e *sigma.Endpoint) { e.Realm, e.ID = own.Realm, "AAAAAAAAAAAAAAAAAAAAAA" })
-	add("an endpoint without a number", stream, a.Other.Stream, func(e *sigma.Endpoint) { e.Realm, e.ID = own.Realm, "" })
+	add("it on a machine that does not exist", stream, a.Other.Stream, func(e *sigma.Endpoint) {
+		e.Realm, e.Machine = own.Realm, "m9"
+	})
+	add("a guessed endpoint of its proc", stream, a.Other.Stream, func(e *sigma.Endpoint) {
+		e.Realm, e.ID = own.Realm, "AAAAAAAAAAAAAAAAAAAAAA"
+	})
+	add("an endpoint without a number", stream, a.Other.Stream, func(e *sigma.Endpoint) {
+		e.Realm, e.ID = own.Realm, ""
+	})
 	add("with a realm that goes up", stream, a.Other.Stream, func(e *sigma.Endpoint) { e.Realm = "../" + e.Realm })
 	add("with both realms", stream, a.Other.Stream, func(e *sigma.Endpoint) { e.Realm = own.Realm + " " + e.Realm })
 	add("an endpoint whose listener was closed", stream, a.Sibling.Closed, nil)
-	add("a closed endpoint with another's number", stream, a.Sibling.Closed, func(e *sigma.Endpoint) { e.ID = idOf(a.Other.Stream) })
+	add("a closed endpoint with another's number", stream, a.Sibling.Closed, func(e *sigma.Endpoint) {
+		e.ID = idOf(a.Other.Stream)
+	})
 	publish := func(name, endpoint string, use func(path string) error) func() error {
 		return func() error {
 			path := "/isolation-" + name + "-" + string(a.c.Info().Principal.Proc)
-			if _, err := a.c.Put(a.ctx, path, []byte(endpoint), sigma.PutOptions{Kind: sigma.KindEndpoint}); err != nil {
+			if _, err := a.c.Put(a.ctx, path, []byte(endpoint),
+				sigma.PutOptions{Kind: sigma.KindEndpoint}); err != nil {
 				return err
 			}
 			defer a.c.Remove(a.ctx, path)
@@ -149,9 +160,12 @@ func (a *prober) endpoints() (all []attempt) {
 		return err
 	}
 	return append(all,
-		attempt{"dial another realm's endpoint by a name of one's own", publish("own", a.Sibling.Stream, byPath), publish("theirs", a.Other.Stream, byPath)},
-		attempt{"dial it by a Dialer", publish("own", a.Sibling.Stream, byDialer), publish("theirs", a.Other.Stream, byDialer)},
-		attempt{"walk through another realm's tree", publish("own", a.Sibling.Tree, walk), publish("theirs", a.Other.Tree, walk)})
+		attempt{"dial another realm's endpoint by a name of one's own", publish("own", a.Sibling.Stream, byPath),
+			publish("theirs", a.Other.Stream, byPath)},
+		attempt{"dial it by a Dialer", publish("own", a.Sibling.Stream, byDialer), publish("theirs", a.Other.Stream,
+			byDialer)},
+		attempt{"walk through another realm's tree", publish("own", a.Sibling.Tree, walk),
+			publish("theirs", a.Other.Tree, walk)})
 }
 
 func idOf(endpoint string) sigma.EndpointID {
@@ -176,18 +190,25 @@ func (a *prober) listeners() (all []attempt) {
 			if err != nil {
 				return err
 			}
-			if _, err := call(a.ctx, a.c, sigmap.CallDial, func(c *sigmap.Coder) { c.Endpoint(&e) }); err != nil { // somebody waits there
+			if _, err := call(a.ctx, a.c, sigmap.CallDial, func(c *sigmap.Coder) {
+				c.Endpoint(&e)
+			}); err != nil { // somebody waits there
 				return err
 			}
 			return on(method, e.ID)
 		}
 	}
-	for what, endpoint := range map[string]string{"another realm's": a.Other.Stream, "another realm's tree's": a.Other.Tree, "a sibling's": a.Sibling.Stream} {
+	for what, endpoint := range map[string]string{"another realm's": a.Other.Stream,
+		"another realm's tree's": a.Other.Tree, "a sibling's": a.Sibling.Stream} {
 		for _, method := range []string{sigmap.CallAccept, sigmap.CallClose} {
-			all = append(all, attempt{method + " at " + what + " listener", mine(method), func() error { return on(method, idOf(endpoint)) }})
+			all = append(all, attempt{method + " at " + what + " listener", mine(method), func() error {
+				return on(method, idOf(endpoint))
+			}})
 		}
 	}
-	return append(all, attempt{"accept at a listener that was closed", mine(sigmap.CallAccept), func() error { return on(sigmap.CallAccept, idOf(a.Sibling.Closed)) }})
+	return append(all, attempt{"accept at a listener that was closed", mine(sigmap.CallAccept), func() error {
+		return on(sigmap.CallAccept, idOf(a.Sibling.Closed))
+	}})
 }
 
 var errOneself = errors.New("it was taken for what it is")
@@ -221,12 +242,18 @@ func (a *prober) identities() (all []attempt) {
 		}
 		return taken(isMe)
 	}
-	all = append(all, attempt{"be taken for another", control, func() error { return taken(func(r, p, s string) bool { return !isMe(r, p, s) }) }})
+	all = append(all, attempt{"be taken for another", control, func() error {
+		return taken(func(r, p, s string) bool { return !isMe(r, p, s) })
+	}})
 	// claim sends what a set-up message of another principal would have.
 	claim := func(p sigma.Principal) func() error {
 		return func() error {
 			rings := true
-			_, err := call(a.ctx, a.c, sigmap.CallDial, func(c *sigmap.Coder) { c.Endpoint(&own); c.Bool(&rings); c.Principal(&p) })
+			_, err := call(a.ctx, a.c, sigmap.CallDial, func(c *sigmap.Coder) {
+				c.Endpoint(&own)
+				c.Bool(&rings)
+				c.Principal(&p)
+			})
 			return err
 		}
 	}
@@ -253,7 +280,9 @@ func (a *prober) identities() (all []attempt) {
 			return err
 		}
 	}
-	return append(all, attempt{"listen for another", listen(nil), listen(func(c *sigmap.Coder) { c.Principal(&sigma.Principal{Realm: a.Other.Realm, Proc: a.Other.Proc}) })})
+	return append(all, attempt{"listen for another", listen(nil), listen(func(c *sigmap.Coder) {
+		c.Principal(&sigma.Principal{Realm: a.Other.Realm, Proc: a.Other.Proc})
+	})})
 }
 
 // tickets asks for the memory of others' connections.
@@ -288,10 +317,18 @@ func (a *prober) tickets() (all []attempt) {
 	}
 	memory, end := control(sigmap.CallRing), control(sigmap.CallRing, sigmap.CallEndRing)
 	return append(all,
-		attempt{"the memory of another realm's connection", memory, func() error { return ring(sigmap.CallRing, string(a.Other.Ticket)) }},
-		attempt{"the memory of siblings' connection", memory, func() error { return ring(sigmap.CallRing, string(a.Sibling.Ticket)) }},
-		attempt{"to end the memory of another realm's connection", end, func() error { return ring(sigmap.CallEndRing, string(a.Other.Ticket)) }},
-		attempt{"to end the memory of siblings' connection", end, func() error { return ring(sigmap.CallEndRing, string(a.Sibling.Ticket)) }},
+		attempt{"the memory of another realm's connection", memory, func() error {
+			return ring(sigmap.CallRing, string(a.Other.Ticket))
+		}},
+		attempt{"the memory of siblings' connection", memory, func() error {
+			return ring(sigmap.CallRing, string(a.Sibling.Ticket))
+		}},
+		attempt{"to end the memory of another realm's connection", end, func() error {
+			return ring(sigmap.CallEndRing, string(a.Other.Ticket))
+		}},
+		attempt{"to end the memory of siblings' connection", end, func() error {
+			return ring(sigmap.CallEndRing, string(a.Sibling.Ticket))
+		}},
 		attempt{"memory by a ticket that names another realm", memory, changed(func(t string) string {
 			return strings.Replace(t, string(a.Sibling.Realm), string(a.Other.Realm), 1)
 		})},
@@ -300,9 +337,17 @@ func (a *prober) tickets() (all []attempt) {
 			t := string(a.Sibling.Ticket)
 			return ring(sigmap.CallRing, strings.Replace(t, string(a.Sibling.Proc), me, 1))
 		}},
-		attempt{"memory by a ticket with another number", memory, changed(func(t string) string { b := []byte(t); b[16]++; return string(b) })},
-		attempt{"memory by a ticket without its proof", memory, changed(func(t string) string { return strings.Repeat("\x00", 16) + t[16:] })},
-		attempt{"memory by the proof of another's ticket", memory, changed(func(t string) string { return string(a.Other.Ticket[:16]) + t[16:] })},
+		attempt{"memory by a ticket with another number", memory, changed(func(t string) string {
+			b := []byte(t)
+			b[16]++
+			return string(b)
+		})},
+		attempt{"memory by a ticket without its proof", memory, changed(func(t string) string {
+			return strings.Repeat("\x00", 16) + t[16:]
+		})},
+		attempt{"memory by the proof of another's ticket", memory, changed(func(t string) string {
+			return string(a.Other.Ticket[:16]) + t[16:]
+		})},
 		attempt{"memory by half a ticket", memory, changed(func(t string) string { return t[:len(t)/2] })},
 		attempt{"memory by no ticket", memory, func() error { return ring(sigmap.CallRing, "") }},
 		attempt{"the same memory again, by a ticket that was used", memory, func() error {
@@ -317,7 +362,8 @@ func (a *prober) tickets() (all []attempt) {
 		}})
 }
 
-// pools has connections made in advance where none may be, and uses those that may be for what they are not.
+// pools has connections made in advance where none may be, and uses those that may be for what they
+// are not.
 func (a *prober) pools() (all []attempt) {
 	own, err := sigma.ParseEndpoint(a.Sibling.Stream)
 	if err != nil {
@@ -333,7 +379,9 @@ func (a *prober) pools() (all []attempt) {
 	pool := func(e *sigma.Endpoint, count uint32) (grant sigmap.PoolGrant, err error) {
 		for range 500 {
 			var reply []byte
-			reply, err = call(a.ctx, a.c, sigmap.CallPool, func(c *sigmap.Coder) { c.PoolAsk(&sigmap.PoolAsk{Endpoint: *e, Count: count}) })
+			reply, err = call(a.ctx, a.c, sigmap.CallPool, func(c *sigmap.Coder) {
+				c.PoolAsk(&sigmap.PoolAsk{Endpoint: *e, Count: count})
+			})
 			if err == nil {
 				return grant, sigmap.Parse(reply, func(c *sigmap.Coder) { c.PoolGrant(&grant) })
 			} else if sigma.KindOf(err) != sigma.KindBusy {
@@ -357,7 +405,9 @@ func (a *prober) pools() (all []attempt) {
 			if err != nil {
 				return err
 			}
-			defer call(a.ctx, a.c, sigmap.CallPool, func(c *sigmap.Coder) { c.PoolAsk(&sigmap.PoolAsk{Endpoint: e, Over: true}) })
+			defer call(a.ctx, a.c, sigmap.CallPool, func(c *sigmap.Coder) {
+				c.PoolAsk(&sigmap.PoolAsk{Endpoint: e, Over: true})
+			})
 			if len(grant.Tickets) == 0 {
 				return errors.New("none were made")
 			}
@@ -373,10 +423,15 @@ func (a *prober) pools() (all []attempt) {
 	add("with it as a sibling's", a.Other.Stream, func(e *sigma.Endpoint) { e.Realm, e.Proc = own.Realm, own.Proc })
 	add("with another realm's tree", a.Other.Tree, nil)
 	add("with its tree as a stream", a.Other.Tree, func(e *sigma.Endpoint) { e.Form = sigma.FormStream })
-	add("with a guessed endpoint", a.Other.Stream, func(e *sigma.Endpoint) { e.Realm, e.ID = own.Realm, "AAAAAAAAAAAAAAAAAAAAAA" })
+	add("with a guessed endpoint", a.Other.Stream, func(e *sigma.Endpoint) {
+		e.Realm, e.ID = own.Realm, "AAAAAAAAAAAAAAAAAAAAAA"
+	})
 	add("with a listener that was closed", a.Sibling.Closed, nil)
-	add("with a closed endpoint and another's number", a.Sibling.Closed, func(e *sigma.Endpoint) { e.ID = idOf(a.Other.Stream) })
-	// often dials so often that most connections were made in advance, and looks whom the listener takes it for.
+	add("with a closed endpoint and another's number", a.Sibling.Closed, func(e *sigma.Endpoint) {
+		e.ID = idOf(a.Other.Stream)
+	})
+	// often dials so often that most connections were made in advance, and looks whom the listener
+	// takes it for.
 	me := a.c.Info().Principal
 	often := func(wrong bool) func() error {
 		return func() error {
@@ -425,9 +480,10 @@ func (a *prober) pools() (all []attempt) {
 		return grant.Tickets[0]
 	}
 	return append(all,
-		attempt{"memory by the ticket of a connection made in advance, with another's realm", ticket(made), ticket(func() string {
-			return strings.Replace(made(), string(me.Realm), string(a.Other.Realm), 1)
-		})},
+		attempt{"memory by the ticket of a connection made in advance, with another's realm", ticket(made),
+			ticket(func() string {
+				return strings.Replace(made(), string(me.Realm), string(a.Other.Realm), 1)
+			})},
 		attempt{"memory by one with another number", ticket(made), ticket(func() string {
 			b := []byte(made())
 			if len(b) > 16 {

@@ -1,5 +1,7 @@
-// Program confined plays the web server of 000 §5.3 and its worker: as "parent" it spawns itself as "worker" with a view of a directory of static files and a pipe, and passes on what comes over the pipe; as "worker" it answers over the
-// pipe and then tries whatever it can think of to reach more, one line an attempt. "free" makes the same attempts.
+// Program confined plays the web server of 000 §5.3 and its worker: as "parent" it spawns itself as
+// "worker" with a view of a directory of static files and a pipe, and passes on what comes over the
+// pipe; as "worker" it answers over the pipe and then tries whatever it can think of to reach more,
+// one line an attempt. "free" makes the same attempts.
 package main
 
 import (
@@ -58,8 +60,10 @@ func parent(ctx context.Context, c *sdk.Client, program string) error {
 		return err
 	}
 	args := []string{other.Endpoint().String(), program, string(free[0])}
-	ids, err := c.Spawn(ctx, sigma.Descriptor{Program: program, Name: "worker", Args: append([]string{"worker"}, args...), View: []sigma.ViewEntry{
-		{Path: "/static", Target: "/cgi/static", Rights: sigma.RightsRead}, {Path: "/pipe", Target: "/cgi/pipes/1", Rights: sigma.RightsRead}}})
+	ids, err := c.Spawn(ctx, sigma.Descriptor{Program: program, Name: "worker", Args: append([]string{"worker"},
+		args...), View: []sigma.ViewEntry{
+		{Path: "/static", Target: "/cgi/static", Rights: sigma.RightsRead}, {Path: "/pipe", Target: "/cgi/pipes/1",
+			Rights: sigma.RightsRead}}})
 	if err != nil {
 		return err
 	}
@@ -79,7 +83,8 @@ func parent(ctx context.Context, c *sdk.Client, program string) error {
 		return err
 	}
 	fmt.Printf("worker %s answered %q and ended %v\n", ids[0], got, st.Code)
-	control, err := c.Spawn(ctx, sigma.Descriptor{Program: program, Name: "free", Args: append([]string{"free"}, args...)})
+	control, err := c.Spawn(ctx, sigma.Descriptor{Program: program, Name: "free", Args: append([]string{"free"},
+		args...)})
 	if err != nil {
 		return err
 	}
@@ -168,7 +173,8 @@ func attempts(ctx context.Context, c *sdk.Client, turn string, told []string) {
 	_, err = c.ReadDir(ctx, "/bin")
 	try("list programs", err)
 	try("spawn a program", spawn(program))
-	try("spawn a child with a view of more", spawn(program, sigma.ViewEntry{Path: "/x", Target: "/cgi", Rights: sigma.RightsRead}))
+	try("spawn a child with a view of more",
+		spawn(program, sigma.ViewEntry{Path: "/x", Target: "/cgi", Rights: sigma.RightsRead}))
 	_, err = c.Stat(ctx, "/proc/"+string(victim))
 	try("see another proc", err)
 	try("read its status", get("/proc/"+string(victim)+"/status"))

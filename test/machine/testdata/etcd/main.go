@@ -1,4 +1,6 @@
-// Command etcd is an etcd of one member as an operator would run it: etcd DIR IP:PORT. It lets in who has DIR/cert.pem and key.pem, which it makes and shows itself. It prints "ready" when it serves. It syncs nothing to disk, since nobody pulls the plug.
+// Command etcd is an etcd of one member as an operator would run it: etcd DIR IP:PORT. It lets in
+// who has DIR/cert.pem and key.pem, which it makes and shows itself. It prints "ready" when it
+// serves. It syncs nothing to disk, since nobody pulls the plug.
 package main
 
 import (
@@ -21,7 +23,8 @@ func main() {
 	}
 	c := embed.NewConfig()
 	c.Dir = filepath.Join(os.Args[1], "data")
-	c.ClientTLSInfo = transport.TLSInfo{CertFile: made.CertFile, KeyFile: made.KeyFile, TrustedCAFile: made.CertFile, ClientCertAuth: true}
+	c.ClientTLSInfo = transport.TLSInfo{CertFile: made.CertFile, KeyFile: made.KeyFile, TrustedCAFile: made.CertFile,
+		ClientCertAuth: true}
 	c.ListenPeerUrls = nil
 	c.ListenClientUrls = []url.URL{{Scheme: "https", Host: os.Args[2]}}
 	c.AdvertiseClientUrls = c.ListenClientUrls

@@ -45,7 +45,8 @@ func run(ctx context.Context, c *sdk.Client, what string, args []string) error {
 		}
 		return c.Started(ctx)
 	case "exit": // says more than an exit code can
-		if err := c.Exited(ctx, sigma.Status{Code: sigma.StatusError, Msg: "the sum does not add up", Data: []byte{0, 1, 2, 255}}); err != nil {
+		if err := c.Exited(ctx, sigma.Status{Code: sigma.StatusError, Msg: "the sum does not add up",
+			Data: []byte{0, 1, 2, 255}}); err != nil {
 			return err
 		}
 		os.Exit(3)
@@ -167,7 +168,8 @@ func ephemeral(ctx context.Context, c *sdk.Client, path, text string) error {
 	select {}
 }
 
-// watches asks for watches of a file that never changes, more and more of them, until as many wait as may, and goes on waiting.
+// watches asks for watches of a file that never changes, more and more of them, until as many wait
+// as may, and goes on waiting.
 func watches(ctx context.Context, c *sdk.Client, path string) error {
 	const askers, each = 6000, 10 // a session takes 4,096 requests
 	var busy, other atomic.Int64
@@ -203,13 +205,15 @@ func names(ctx context.Context, c *sdk.Client, dir string) error {
 	if err != nil {
 		return err
 	}
-	if _, err := c.Put(ctx, dir+"/a/b/f", nil, sigma.PutOptions{MustMake: true}); sigma.KindOf(err) != sigma.KindExists {
+	if _, err := c.Put(ctx, dir+"/a/b/f", nil,
+		sigma.PutOptions{MustMake: true}); sigma.KindOf(err) != sigma.KindExists {
 		return fmt.Errorf("a second making: %v", err)
 	}
 	if _, err := c.Put(ctx, dir+"/a/b/f", []byte("two"), sigma.PutOptions{IfVersion: id.Version}); err != nil {
 		return err
 	}
-	if _, err := c.Put(ctx, dir+"/a/b/f", []byte("three"), sigma.PutOptions{IfVersion: id.Version}); sigma.KindOf(err) != sigma.KindVersion {
+	if _, err := c.Put(ctx, dir+"/a/b/f", []byte("three"),
+		sigma.PutOptions{IfVersion: id.Version}); sigma.KindOf(err) != sigma.KindVersion {
 		return fmt.Errorf("a put on an old version: %v", err)
 	}
 	from := dir + "/a/b/f"
@@ -314,7 +318,8 @@ func hold(ctx context.Context, c *sdk.Client, path string) error {
 	}
 }
 
-// dialOften dials an endpoint again and again, so that connections are made in advance, until it is refused; and then it has to be every time.
+// dialOften dials an endpoint again and again, so that connections are made in advance, until it is
+// refused; and then it has to be every time.
 func dialOften(ctx context.Context, c *sdk.Client, path string) error {
 	text, err := c.ReadLink(ctx, path)
 	if err != nil {
@@ -349,7 +354,8 @@ func dialOften(ctx context.Context, c *sdk.Client, path string) error {
 	return nil
 }
 
-// pour has an echo server answer 100 messages of 1,000 bytes one by one, then says that it has started and keeps the connection until it is made to end.
+// pour has an echo server answer 100 messages of 1,000 bytes one by one, then says that it has
+// started and keeps the connection until it is made to end.
 func pour(ctx context.Context, c *sdk.Client, path string) error {
 	conn, err := c.DialPath(ctx, path)
 	if err != nil {
@@ -375,7 +381,8 @@ func pour(ctx context.Context, c *sdk.Client, path string) error {
 	return ctx.Err()
 }
 
-// inRing has an echo server's answers until both directions of the connection are in memory, and then some more.
+// inRing has an echo server's answers until both directions of the connection are in memory, and
+// then some more.
 func inRing(ctx context.Context, c *sdk.Client, path string) error {
 	c.UseTransport(ring.Shared)
 	nc, err := c.DialPath(ctx, path)
@@ -458,9 +465,13 @@ func serveHTTP(ctx context.Context, c *sdk.Client, path string) error {
 }
 
 func get(ctx context.Context, c *sdk.Client, path string) error {
-	client := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return c.DialPath(ctx, path) }}}
+	client := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn,
+		error) {
+		return c.DialPath(ctx, path)
+	}}}
 	for i := range 3 {
-		r, err := client.Post(fmt.Sprintf("http://server/page/%d", i), "text/plain", bytes.NewReader(make([]byte, i*100_000)))
+		r, err := client.Post(fmt.Sprintf("http://server/page/%d", i), "text/plain",
+			bytes.NewReader(make([]byte, i*100_000)))
 		if err != nil {
 			return err
 		}
@@ -594,7 +605,8 @@ func appendLines(ctx context.Context, c *sdk.Client, path string) error {
 	}
 }
 
-// opens opens so many files, or one so often, says after how many it could not and why, and keeps them until it is ended.
+// opens opens so many files, or one so often, says after how many it could not and why, and keeps
+// them until it is ended.
 func opens(ctx context.Context, c *sdk.Client, args []string) error {
 	files, n := 0, 0
 	fmt.Sscan(args[1], &files)

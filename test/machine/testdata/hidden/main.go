@@ -1,5 +1,7 @@
-// Command hidden is a proc that writes hidden files: "limit PATH" tries how large it can make one by a descriptor, "die PATH" ends half-way, "fill DIR" has as many descriptors for writing
-// in a directory as the realm's quota gives it, makes their files as large as it can, and says how many they are.
+// Command hidden is a proc that writes hidden files: "limit PATH" tries how large it can make one
+// by a descriptor, "die PATH" ends half-way, "fill DIR" has as many descriptors for writing in a
+// directory as the realm's quota gives it, makes their files as large as it can, and says how many
+// they are.
 package main
 
 import (

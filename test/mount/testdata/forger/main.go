@@ -1,5 +1,6 @@
-// Command forger is a proc that serves trees as an attacker would: each argument is PATH=KIND:TEXT, where KIND and TEXT
-// say what is there. It says that files are the same that are not, shows directories without end, and modes that let everybody do all.
+// Command forger is a proc that serves trees as an attacker would: each argument is PATH=KIND:TEXT,
+// where KIND and TEXT say what is there. It says that files are the same that are not, shows
+// directories without end, and modes that let everybody do all.
 package main
 
 import (
@@ -71,7 +72,8 @@ var kinds = map[string]func(text string) (shower, error){
 // deep is a place that many directories are above.
 var deep = strings.Split("1/2/3/4/5/6/7/8/9/10/11", "/")
 
-// links shows one FileID for a link in the root and for the same one deep below, whose target it is; beside each is a file.
+// links shows one FileID for a link in the root and for the same one deep below, whose target it
+// is; beside each is a file.
 func links(target string) func(at []string) (lie, bool) {
 	return func(at []string) (lie, bool) {
 		down := 0
@@ -94,7 +96,8 @@ func links(target string) func(at []string) (lie, bool) {
 	}
 }
 
-// turns shows directories without end, one below the other, of n FileIDs in turns: with 1 each is its own child. 0 = each has its own.
+// turns shows directories without end, one below the other, of n FileIDs in turns: with 1 each is
+// its own child. 0 = each has its own.
 func turns(n uint64) shower {
 	return func(at []string) (lie, bool) {
 		for i, name := range at {
@@ -121,7 +124,8 @@ func modes(at []string) (lie, bool) {
 	return lie{kind: sigma.KindFile, id: 2, perm: 0o7777}, len(at) == 1 && at[0] == "file"
 }
 
-// forged is a file of a tree whose server says what it likes: which file is where is told by show alone.
+// forged is a file of a tree whose server says what it likes: which file is where is told by show
+// alone.
 type forged struct {
 	sigma.File // nil: what is not below panics, and ends the attacker's session
 	at         []string
@@ -163,7 +167,8 @@ func (f forged) Walk(_ context.Context, names []string) (sigma.File, []sigma.Fil
 
 func (f forged) Stat(context.Context) (sigma.Stat, error) {
 	l := f.said()
-	return sigma.Stat{ID: sigma.FileID{Kind: l.kind, Path: l.id, Version: 1}, Perm: l.perm, Size: uint64(len(l.data)), Modified: time.Unix(1, 0)}, nil
+	return sigma.Stat{ID: sigma.FileID{Kind: l.kind, Path: l.id, Version: 1}, Perm: l.perm, Size: uint64(len(l.data)),
+		Modified: time.Unix(1, 0)}, nil
 }
 
 func (f forged) Open(context.Context, sigma.OpenFlags) error { return nil }
@@ -173,11 +178,13 @@ func (f forged) ReadAt(_ context.Context, p []byte, off uint64) (int, error) {
 	return copy(p, f.said().data[min(off, uint64(len(f.said().data))):]), nil
 }
 
-func (f forged) ReadDir(_ context.Context, cookie uint64, most int) (es []sigma.DirEntry, next uint64, more bool, err error) {
+func (f forged) ReadDir(_ context.Context, cookie uint64, most int) (es []sigma.DirEntry, next uint64, more bool,
+	err error) {
 	names := f.said().names
 	for next = cookie; next < uint64(len(names)) && len(es) < most; next++ {
 		l, _ := f.show(append(append([]string{}, f.at...), names[next]))
-		es = append(es, sigma.DirEntry{Name: names[next], ID: sigma.FileID{Kind: l.kind, Path: l.id, Version: 1}, Next: next + 1})
+		es = append(es, sigma.DirEntry{Name: names[next], ID: sigma.FileID{Kind: l.kind, Path: l.id, Version: 1},
+			Next: next + 1})
 	}
 	return es, next, next < uint64(len(names)), nil
 }
