@@ -28,6 +28,7 @@ func program() []byte {
 	binary.LittleEndian.PutUint16(b[52:], 64)
 	binary.LittleEndian.PutUint16(b[54:], 56)
 	binary.LittleEndian.PutUint16(b[56:], 1)
+	binary.LittleEndian.PutUint32(b[64:], 1) // a segment that is loaded, of no bytes
 	return b
 }
 

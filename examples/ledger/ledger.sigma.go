@@ -20,8 +20,7 @@ var (
 
 // LedgerClient calls ledger.Ledger. It is safe for concurrent use.
 //
-// Accounts with amounts of money in them, in memory. An account exists when something has been
-// entered to it.
+// Accounts with amounts of money in them, in memory. An account exists when something has been entered to it.
 type LedgerClient struct{ calls *call.Client }
 
 // NewLedgerClient makes a client that calls by c, which is the caller's to close.
@@ -36,8 +35,7 @@ func (c *LedgerClient) Balance(ctx context.Context, in *BalanceRequest) (*Balanc
 	return out, nil
 }
 
-// Enter adds to an account or takes from it. Done twice it would be entered twice, so it is never
-// made again by itself. KindInvalid if there is less in the account than is taken.
+// Enter adds to an account or takes from it. Done twice it would be entered twice, so it is never made again by itself. KindInvalid if there is less in the account than is taken.
 func (c *LedgerClient) Enter(ctx context.Context, in *Entry) (*BalanceReply, error) {
 	out := new(BalanceReply)
 	if err := service.Call(ctx, c.calls, LedgerEnterMethod, in, out); err != nil {
@@ -55,8 +53,7 @@ func (c *LedgerClient) Import(ctx context.Context) (*service.Sender[*Entry, *Imp
 	return service.NewSender[*Entry, *ImportReply](s), nil
 }
 
-// Follow tells all entries of an account from now on, after one of nothing that says that it has
-// begun.
+// Follow tells all entries of an account from now on, after one of nothing that says that it has begun.
 func (c *LedgerClient) Follow(ctx context.Context, in *BalanceRequest) (*service.Receiver[*Entry], error) {
 	return service.Ask[*Entry](ctx, c.calls, LedgerFollowMethod, in)
 }
@@ -70,8 +67,7 @@ func (c *LedgerClient) Teller(ctx context.Context) (*service.Stream[*Entry, *Bal
 	return service.NewStream[*Entry, *BalanceReply](s), nil
 }
 
-// LedgerGroup calls ledger.Ledger at all members of a directory at once. It is safe for concurrent
-// use.
+// LedgerGroup calls ledger.Ledger at all members of a directory at once. It is safe for concurrent use.
 type LedgerGroup struct{ calls *call.Group }
 
 // NewLedgerGroup makes a group that calls by g, which is the caller's to close.
@@ -87,21 +83,17 @@ func (g *LedgerGroup) Enter(ctx context.Context, in *Entry) ([]service.Answer[*B
 	return service.All[*BalanceReply](ctx, g.calls, LedgerEnterMethod, in)
 }
 
-// LedgerServer is what serves ledger.Ledger. Its methods are called concurrently; ctx ends with the
-// caller's interest and deadline.
+// LedgerServer is what serves ledger.Ledger. Its methods are called concurrently; ctx ends with the caller's interest and deadline.
 //
-// Accounts with amounts of money in them, in memory. An account exists when something has been
-// entered to it.
+// Accounts with amounts of money in them, in memory. An account exists when something has been entered to it.
 type LedgerServer interface {
 	// Balance tells what is in an account. KindNotFound if there is no such account.
 	Balance(ctx context.Context, in *BalanceRequest) (*BalanceReply, error)
-	// Enter adds to an account or takes from it. Done twice it would be entered twice, so it is
-	// never made again by itself. KindInvalid if there is less in the account than is taken.
+	// Enter adds to an account or takes from it. Done twice it would be entered twice, so it is never made again by itself. KindInvalid if there is less in the account than is taken.
 	Enter(ctx context.Context, in *Entry) (*BalanceReply, error)
 	// Import enters any number of entries, all or none, and tells how many there were.
 	Import(ctx context.Context, in *service.Receiver[*Entry]) (*ImportReply, error)
-	// Follow tells all entries of an account from now on, after one of nothing that says that it
-	// has begun.
+	// Follow tells all entries of an account from now on, after one of nothing that says that it has begun.
 	Follow(ctx context.Context, in *BalanceRequest, send func(*Entry) error) error
 	// Teller enters what comes, and answers each entry with the balance after it.
 	Teller(ctx context.Context, both *service.Stream[*BalanceReply, *Entry]) error

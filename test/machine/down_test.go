@@ -75,8 +75,8 @@ func TestDownGivesGrace(t *testing.T) {
 	registered(t, s, "web", "")
 	var log []state.Instance
 	if err := json.Unmarshal([]byte(s.Must(t, "init", "log", "--json", "web")), &log); err != nil || len(log) != 2 ||
-		log[0].Status == nil || log[0].Status.Code != "lost" {
-		t.Errorf("log of the registered one: %+v, %v", log, err)
+		log[0].Status == nil || log[0].Status.Code != "evicted" {
+		t.Errorf("log of the registered one: %v, %v", s.Must(t, "init", "log", "--json", "web"), err)
 	}
 
 	hasty := attend(t, s, program(t, "probe.c"), "ignore")
