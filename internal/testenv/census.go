@@ -189,6 +189,8 @@ func (s *System) Census() Census {
 	filepath.WalkDir(s.DataDir, func(path string, d fs.DirEntry, err error) error {
 		switch {
 		case err != nil:
+		case d.Type()&fs.ModeSocket != 0 && filepath.Base(filepath.Dir(path)) == peerSockets:
+			// A named that is killed leaves them, and the next one on the machine removes them.
 		case d.Type()&fs.ModeSocket != 0:
 			c["socket "+path]++
 		case strings.HasPrefix(d.Name(), "fetch-"), strings.HasPrefix(d.Name(), "put-"),
@@ -200,6 +202,9 @@ func (s *System) Census() Census {
 	maps.DeleteFunc(c, func(_ string, n int) bool { return n == 0 })
 	return c
 }
+
+// peerSockets is the directory of named's sockets to its peers (named.EnterSocketDir).
+const peerSockets = "peers"
 
 // openFiles counts what a process has open that is no file of the disk: sockets, pipes, and what
 // the kernel calls anonymous (pidfds, epolls, event counters).
