@@ -52,7 +52,7 @@ test-store: ## the tests of objects against a store that is built from the Go re
 	SIGMA_TEST_VERSITYGW=$(CURDIR)/bin/test/versitygw go test -count=1 ./s3/...
 
 test-mount: build ## pjdfstest and tests of Python's library on a mount, against the list of what fails there: three minutes
-	@scripts/setup libpython3-testsuite
+	@scripts/setup libpython3.11-testsuite
 	cargo install --quiet --locked --root bin/test pjdfstest@0.2.2
 	SIGMA_TEST_PJDFSTEST=$(CURDIR)/bin/test/bin/pjdfstest go test -count=1 -timeout 30m -tags system -run TestSuites ./test/mount
 
