@@ -2,6 +2,7 @@ package tidy
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -12,6 +13,8 @@ type Layer struct {
 	Dirs []string
 	// Sideways allows its packages to import one another (Go forbids circles).
 	Sideways bool
+	// Apart are names of lower layers that its packages may not import all the same.
+	Apart []string
 	// Why is the reason of the row, for people who break it.
 	Why string
 }
@@ -35,6 +38,11 @@ var Layers = []Layer{
 		"lcsched", "initd", "sim", "readiness", "kernel", "identity", "machines", "link", "names", "state",
 		"hostsetup"}, Sideways: true,
 		Why: "the kernel starts and connects procs; nothing that a proc links may need it"},
+	{Name: "toolkit", Dirs: []string{"lib/semaphore", "lib/barrier", "lib/queue", "lib/once", "lib/group",
+		"lib/schedule", "lib/shard"}, Apart: []string{"kernel", "trees", "kits"},
+		Why: "a tenant could have written these: each is a small package over the SDK, and needs none of the others"},
+	{Name: "fleet", Dirs: []string{"lib/fleet"}, Apart: []string{"kernel", "trees", "kits"},
+		Why: "services are fleets of procs, and a fleet knows no more of the system than any tenant's program"},
 	{Name: "apps", Dirs: []string{"apps", "mount", "files"},
 		Why: "an app uses what any tenant may use: the SDK and the vocabulary"},
 	{Name: "commands", Dirs: []string{"cmd", "examples", "bench", "test", "internal"}, Sideways: true,
@@ -97,6 +105,9 @@ func importProblem(from, to string, test bool) string {
 		return fmt.Sprintf("imports %s, which has no layer", to)
 	case unit(from) == unit(to):
 		return ""
+	case !test && slices.Contains(Layers[own].Apart, Layers[other].Name):
+		return fmt.Sprintf("%s (%s) imports %s (%s), which it must do without. Of %s: %s.", from, Layers[own].Name, to,
+			Layers[other].Name, Layers[own].Name, Layers[own].Why)
 	case within(to, "cmd"):
 		return fmt.Sprintf(
 			"imports %s: commands are imported by nobody, so that flags and exits stay theirs; move what you need "+
