@@ -88,6 +88,8 @@ require (
 	modernc.org/sqlite v1.60.1
 )
 
+require github.com/robfig/cron/v3 v3.0.1
+
 require (
 	filippo.io/edwards25519 v1.2.0 // indirect
 	github.com/jackc/pgpassfile v1.0.0 // indirect
