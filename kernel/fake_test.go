@@ -73,6 +73,7 @@ type memRealms struct {
 	shares map[sigma.RealmID]uint32            // mu
 	limits map[sigma.RealmID]sigma.RealmLimits // mu
 	auto   bool                                // realms appear with their first use, as s3d's do
+	away   atomic.Bool                         // nobody is told which realms there are
 }
 
 func (r *memRealms) Attach(ctx context.Context, p sigma.Principal, name string) (sigma.File, error) {
@@ -138,6 +139,9 @@ func (r *memRealms) SetShares(_ context.Context, id sigma.RealmID, shares uint32
 }
 
 func (r *memRealms) List(context.Context) (out []sigma.RealmInfo, err error) {
+	if r.away.Load() {
+		return nil, sigma.Errorf("test", sigma.KindUnavailable, "named is away")
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for id := range r.trees {

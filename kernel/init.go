@@ -306,7 +306,7 @@ func (k *Kernel) peerInit(_ context.Context, _ identity.Subject, payload []byte)
 	k.mu.Lock()
 	err := k.initEpochLocked(l.Epoch)
 	for i, q := range l.Questions {
-		ss[i], _ = initd.SeenAt(k.core, q, time.Now())
+		ss[i], _ = k.seenLocked(q)
 	}
 	k.mu.Unlock()
 	if err != nil {
@@ -334,7 +334,7 @@ func (r *root) initLook(ctx context.Context, payload []byte) ([]byte, []*os.File
 	err := k.initEpochLocked(l.Epoch)
 	for i, q := range l.Questions {
 		var home bool
-		if ss[i], home = initd.SeenAt(k.core, q, time.Now()); !home {
+		if ss[i], home = k.seenLocked(q); !home {
 			far.Questions = append(far.Questions, q)
 			at = append(at, i)
 		}
@@ -353,6 +353,16 @@ func (r *root) initLook(ctx context.Context, payload []byte) ([]byte, []*os.File
 	}
 	reply, err := sigmap.Payload(func(c *sigmap.Coder) { initd.CodeSeen(c, &ss) })
 	return reply, nil, err
+}
+
+// seenLocked is what this machine knows of a proc. Until it has entered what an earlier sigmad
+// remembered, a proc that it does not know may be one that has ended.
+func (k *Kernel) seenLocked(q initd.Question) (s initd.Seen, home bool) {
+	s, home = initd.SeenAt(k.core, q, time.Now())
+	if s.Sight == initd.Gone && !k.past.recalled.Load() {
+		s.Sight = initd.Unsure
+	}
+	return s, home
 }
 
 // initLookFar asks the other machines for those of ss that at numbers. What one of them knows

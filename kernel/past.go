@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"sigmaos.dev/output"
@@ -22,6 +23,8 @@ type past struct {
 	archive *output.Archive
 	due     chan struct{}  // holds a token when there is something to write
 	told    []sigma.ProcID // of whose end the launcher tells once more; of Kernel.launchers
+	// recalled says that what an earlier sigmad remembered is entered, or that it cannot be.
+	recalled atomic.Bool
 
 	mu    sync.Mutex
 	ended []ended                     // mu; not written yet
@@ -186,12 +189,14 @@ func (k *Kernel) recall(ctx context.Context) {
 	soon, cancel := context.WithTimeout(ctx, findMax)
 	defer cancel()
 	if k.recallPast(soon) == nil {
+		k.past.recalled.Store(true)
 		return
 	}
 	k.sessions.Go(func() {
 		if err := k.until(k.ctx, func() error { return k.recallPast(k.ctx) }); err != nil && k.ctx.Err() == nil {
 			k.cfg.Log.Warn("procs that ended before are not remembered", "err", err)
 		}
+		k.past.recalled.Store(true)
 	})
 }
 

@@ -1,0 +1,58 @@
+package kernel
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"sigmaos.dev/identity"
+	"sigmaos.dev/initd"
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
+)
+
+// Goal: initd is not told that a proc is gone which ended under an earlier sigmad, while this one
+// cannot enter what that one remembered: it would start the proc's successor at once, as if the
+// proc had been lost, and forget how it ended. Method: a sigmad whose named does not tell which
+// realms there are has the directory of one that saw a proc end.
+func TestPastBeforeGone(t *testing.T) {
+	first := boot(t)
+	c := first.connect(sigma.DefaultRealm)
+	id := first.spawn(c, sigma.Descriptor{})
+	(<-first.procs).exit(3)
+	want := first.status(c, id)
+	eventually(t, "the end is written down", func() bool {
+		i, err := os.Stat(filepath.Join(first.k.cfg.Data, "ended"))
+		return err == nil && i.Size() > 0
+	})
+	first.end()
+
+	m := bootAs(t, Config{Machine: "m1", Data: first.k.cfg.Data}, func(m *machine) {
+		m.realms = first.realms
+		m.realms.away.Store(true)
+	}, serviceNamed, serviceBesched, serviceS3)
+	look := func() initd.Seen {
+		l := initd.Look{Questions: []initd.Question{{Realm: sigma.DefaultRealm, Proc: id}}}
+		payload, err := sigmap.Payload(l.Code)
+		if err != nil {
+			t.Fatal(err)
+		}
+		reply, err := m.k.peerInit(t.Context(), identity.Subject{}, payload)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var ss []initd.Seen
+		if err := sigmap.Parse(reply, func(c *sigmap.Coder) { initd.CodeSeen(c, &ss) }); err != nil || len(ss) != 1 {
+			t.Fatalf("got %+v, %v", ss, err)
+		}
+		return ss[0]
+	}
+	if got := look(); got.Sight != initd.Unsure {
+		t.Errorf("before the past is entered: got %+v, want unsure", got)
+	}
+	m.realms.away.Store(false)
+	eventually(t, "the past is entered", func() bool { return look().Sight == initd.Ended })
+	if got := look(); got.Status.Code != want.Code || got.Status.Msg != want.Msg {
+		t.Errorf("got the status %+v, want %+v", got.Status, want)
+	}
+}
