@@ -474,7 +474,7 @@ func TestLeaseOfManyFiles(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for i := range leaseFilesMax {
+	for i := range LeaseFilesMax {
 		if _, _, err := root.Put(t.Context(), []string{fmt.Sprint(i)}, nil, sigma.PutOptions{Lease: l}); err != nil {
 			t.Fatal(err)
 		}

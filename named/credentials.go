@@ -262,7 +262,7 @@ func (s *Server) changeCredentials(ctx context.Context, id sigma.RealmID, f func
 	switch {
 	case err == nil:
 		set(&cs, false)
-	case errors.Is(err, errConflict), errors.Is(err, errStoreFull):
+	case errors.Is(err, ErrConflict), errors.Is(err, ErrFull):
 		set(nil, false)
 	}
 	return commitError(op, id, err)
@@ -332,8 +332,8 @@ func (s *Server) CheckCredentials(ctx context.Context, ps []sigmap.Presented) ([
 	return out, nil
 }
 
-// credentialCall answers what sigmads ask about credentials.
-func (s *Server) credentialCall(ctx context.Context, method string, payload []byte) ([]byte, error) {
+// CredentialCall answers what sigmads ask about credentials.
+func (s *Server) CredentialCall(ctx context.Context, method string, payload []byte) ([]byte, error) {
 	var realm sigma.RealmID
 	var name string
 	var n sigmap.NewCredential

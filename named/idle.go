@@ -20,14 +20,14 @@ func (s *Server) tendRealms(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-			s.unloadIdle()
+			s.UnloadIdle()
 		}
 	}
 }
 
-// unloadIdle forgets the trees of realms that nobody has used since it was called last, and says of
+// UnloadIdle forgets the trees of realms that nobody has used since it was called last, and says of
 // how many.
-func (s *Server) unloadIdle() (n int) {
+func (s *Server) UnloadIdle() (n int) {
 	s.mu.Lock()
 	slots := make([]*slot, 0, len(s.realms))
 	for _, at := range s.realms {

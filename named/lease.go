@@ -7,13 +7,13 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Bounds of leases. A lease ends in one transaction with all its files, hence leaseFilesMax: keys
+// Bounds of leases. A lease ends in one transaction with all its files, hence LeaseFilesMax: keys
 // and directory records of that many files are below half of what etcd takes at once (see
-// etcdRequestMax).
+// CommitBytesMax).
 const (
 	LeaseLeast    = time.Second // shorter ones would end while a machine pauses
 	LeaseMax      = time.Hour   // longer ones would keep names of the dead
-	leaseFilesMax = 4096
+	LeaseFilesMax = 4096
 )
 
 func leaseError(op string) error {

@@ -154,10 +154,10 @@ func TestIdleRealms(t *testing.T) {
 		}
 		return n
 	}
-	if n := s.unloadIdle(); n != 0 {
+	if n := s.UnloadIdle(); n != 0 {
 		t.Errorf("%d realms were unloaded that had just been used", n)
 	}
-	if n := s.unloadIdle(); n < realms-1 || loaded() > 1 {
+	if n := s.UnloadIdle(); n < realms-1 || loaded() > 1 {
 		t.Errorf("%d of %d realms were unloaded, %d are loaded", n, realms, loaded())
 	}
 	if got := get(t, roots[7], "a"); got != "1" {
@@ -169,8 +169,8 @@ func TestIdleRealms(t *testing.T) {
 	go func() { defer close(watched); roots[7].Watch(ctx, 1<<60) }()
 	l := roots[7].slot.current.Load()
 	eventually(t, "the watch waits", func() bool { return l.watching.Load() > 0 })
-	s.unloadIdle()
-	s.unloadIdle()
+	s.UnloadIdle()
+	s.UnloadIdle()
 	if roots[7].slot.current.Load() == nil {
 		t.Error("a realm was unloaded under a watch")
 	}

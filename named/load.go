@@ -41,7 +41,7 @@ type loading struct {
 // leader returns the realm's leader and loads the realm if there is none. KindStale if the realm
 // was removed.
 func (s *slot) leader(ctx context.Context) (*leader, error) {
-	if err := s.srv.cfg.authority.hold(ctx); err != nil {
+	if err := s.srv.cfg.hold(ctx); err != nil {
 		return nil, err
 	}
 	if !s.used.Load() {
@@ -74,7 +74,7 @@ func (s *slot) leader(ctx context.Context) (*leader, error) {
 	s.mu.Unlock()
 	select {
 	case <-w.done:
-		if err := s.srv.cfg.authority.hold(ctx); err != nil { // it may have taken long
+		if err := s.srv.cfg.hold(ctx); err != nil { // it may have taken long
 			return nil, err
 		}
 		return w.l, w.err
@@ -240,16 +240,16 @@ func claim(ctx context.Context, store Store, id sigma.RealmID) (realmRecord, Rev
 		if err == nil {
 			return rec, rev, nil
 		}
-		if s, ok := store.(interface{ settled() bool }); ok && errors.Is(err, errOthersFull) &&
-			s.settled() { // reads go on, and what writes will find that it cannot
+		if s, ok := store.(settler); ok && errors.Is(err, ErrOthersFull) &&
+			s.Settled() { // reads go on, and what writes will find that it cannot
 			rec.claims--
 			return rec, at, nil
 		}
-		if !errors.Is(err, errConflict) {
+		if !errors.Is(err, ErrConflict) {
 			return realmRecord{}, 0, unavailable(op, id, err)
 		}
 	}
-	return realmRecord{}, 0, unavailable(op, id, errConflict)
+	return realmRecord{}, 0, unavailable(op, id, ErrConflict)
 }
 
 // unavailable is what users see of a store that does not answer.

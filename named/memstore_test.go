@@ -85,7 +85,7 @@ func (m *memStore) Commit(ctx context.Context, b Batch) (Revision, error) {
 	}
 	switch what {
 	case isFull:
-		return 0, errStoreFull
+		return 0, ErrFull
 	case isLost:
 		return 0, errors.New("test: lost")
 	case isLate:
@@ -101,7 +101,7 @@ func (m *memStore) Commit(ctx context.Context, b Batch) (Revision, error) {
 
 func (m *memStore) applyLocked(b Batch) (Revision, error) {
 	if m.keys[b.Guard].at != b.GuardAt {
-		return 0, errConflict
+		return 0, ErrConflict
 	}
 	m.rev++
 	seen := map[string]bool{}

@@ -136,7 +136,7 @@ func (o putOp) check(s *step) error {
 		if l == nil {
 			return leaseError(op)
 		}
-		if l.count >= leaseFilesMax {
+		if l.count >= LeaseFilesMax {
 			return &sigma.Error{Op: op, Kind: sigma.KindNoSpace,
 				Msg: fmt.Sprintf("the lease has %d files and may have no more", l.count), Hint: "use a second lease"}
 		}

@@ -245,9 +245,9 @@ func (l *leader) commit(s *step) error {
 		rev, err := l.store.Commit(ctx, Batch{Guard: realmKey(l.realm), GuardAt: l.guard, Puts: puts, Deletes: deletes,
 			Grows: s.grows(), Writes: l.realm != sigma.SystemRealm && s.keeps()})
 		switch {
-		case errors.Is(err, errStoreFull):
+		case errors.Is(err, ErrFull):
 			return storeFull(op, l.realm, err)
-		case errors.Is(err, errConflict):
+		case errors.Is(err, ErrConflict):
 			l.log.Warn("another name server took over the realm", "realm", l.realm)
 			return &sigma.Error{Op: op, Realm: l.realm, Kind: sigma.KindUnavailable,
 				Msg: "the realm is being loaded again", Err: err}

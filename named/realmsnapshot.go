@@ -47,8 +47,8 @@ func (t *tree) gather() []gathered {
 	return out
 }
 
-// openRealmSnapshot begins a snapshot of one realm. write is to be called once.
-func (s *Server) openRealmSnapshot(ctx context.Context, id sigma.RealmID) (keys uint64, write func(w io.Writer) error,
+// OpenRealmSnapshot begins a snapshot of one realm. write is to be called once.
+func (s *Server) OpenRealmSnapshot(ctx context.Context, id sigma.RealmID) (keys uint64, write func(w io.Writer) error,
 	err error) {
 	const op = "named.snapshot"
 	at, err := s.slotOf(op, id)

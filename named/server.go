@@ -1,27 +1,25 @@
 // Package named is the name service: one tree of directories, small files, symlinks and endpoint
-// files per realm, kept in etcd.
+// files per realm, kept in a Store.
 //
-// It promises: a change is in etcd, synced, before it is acknowledged, and no reader sees it before
-// that; one realm's changes have one order; what a caller was told stays true when the process is
-// killed. A file's version grows with each change of it; a Watch misses none. An ephemeral file
-// goes in the same transaction as its lease. A handle follows its file through renames.
+// It promises: a change is in the store, synced, before it is acknowledged, and no reader sees it
+// before that; one realm's changes have one order; what a caller was told stays true when the
+// process is killed. A file's version grows with each change of it; a Watch misses none. An
+// ephemeral file goes in the same transaction as its lease. A handle follows its file through
+// renames.
 //
-// It assumes: a Server is the only one of its store. Where several machines hold the store, each
-// has a Member, of which one leads and has the Server (term.go says how that is kept true);
-// whatever happens, the store's revisions stop an earlier one from writing.
+// It assumes: a Server is the only one of its store. Where several machines hold the store, one
+// leads and has the Server (package member); whatever happens, the store's revisions stop an
+// earlier one from writing.
 //
-// It is used by cmd/named, which serves it with the server kit, and by nobody else: others see
-// sigma.Tree.
+// It is used by named/member, which has the store in etcd and says who leads.
 //
 // Where things are: record.go what is stored; tree.go and step.go the state of a realm and changes
 // on top of it; mutate.go and lease.go what each operation does (pure); fence.go and wait.go who is
 // deposed, and who waits for a name; realm.go the goroutine that leads a realm; feed.go what tells
-// machines of changes; load.go how realms get a leader; file.go the handles; store.go and etcd.go
-// the store. Several machines: member.go, campaign.go, peers.go, term.go, lead.go, calls.go,
-// snapshot.go. An etcd of the operator's: external.go.
+// machines of changes; load.go how realms get a leader; file.go the handles; store.go what a store
+// promises, full.go what is refused when it is full.
 //
-// Locks: Member.mu, network.mu and authority.mu alone; slot.mu before Server.mu; leader.mu and
-// leader.queueMu alone.
+// Locks: slot.mu before Server.mu; leader.mu and leader.queueMu alone.
 package named
 
 import (
@@ -36,7 +34,6 @@ import (
 	"time"
 
 	"sigmaos.dev/changeboard"
-	"sigmaos.dev/diskspace"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
 )
@@ -50,11 +47,11 @@ const realmsMax = 10_000
 
 // Config says where a Server keeps its state and how much it may be.
 type Config struct {
-	// Dir is the data directory of the embedded etcd, made if missing. Two servers on one directory
-	// are refused.
-	Dir string
-	// Store is used instead of an embedded etcd if it is not nil. Close closes it.
+	// Store keeps the names. Close closes it.
 	Store Store
+	// Authority is asked before anything is answered from memory. Default: the server may always
+	// answer.
+	Authority Authority
 	// Log gets what an operator should know. Default: none.
 	Log *slog.Logger
 	// Board is where changes are counted, for those on this machine who remember what they found.
@@ -66,29 +63,34 @@ type Config struct {
 	// BytesMax is how much data the files of one realm may have together. It is all in memory.
 	// Default 256 MiB.
 	BytesMax sigma.Bytes
-	// StoreMax is how big etcd's database may be. Default 8 GiB, the most that etcd recommends.
-	StoreMax sigma.Bytes
 	// Idle is for how long at least, and for twice as long at most, a realm that nobody uses stays
 	// in memory. Default 2 min.
 	Idle time.Duration
-
-	machine   sigma.MachineID                       // whose Dir is on
-	disk      func(dir string) (sigma.Space, error) // of tests; nil = diskspace.Of
-	authority *authority                            // of a leader among several members; nil = always
 }
 
 func (cfg Config) withDefaults() Config {
 	cfg.EntriesMax = cmp.Or(cfg.EntriesMax, 1_000_000)
 	cfg.BytesMax = cmp.Or(cfg.BytesMax, 256*sigma.MiB)
 	cfg.Idle = cmp.Or(cfg.Idle, 2*time.Minute)
-	cfg.StoreMax = cmp.Or(cfg.StoreMax, 8*sigma.GiB)
-	if cfg.disk == nil {
-		cfg.disk = diskspace.Of
-	}
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	return cfg
+}
+
+// Authority says whether a server may answer: one that leads among several members may for a
+// while after it made sure of that. Safe for concurrent use.
+type Authority interface {
+	// Hold returns nil while the server may answer. It waits if that may become so soon.
+	Hold(ctx context.Context) error
+}
+
+// hold returns nil while the server may answer.
+func (cfg *Config) hold(ctx context.Context) error {
+	if cfg.Authority == nil {
+		return nil
+	}
+	return cfg.Authority.Hold(ctx)
 }
 
 // Server is the name service. It implements sigma.Tree and sigma.Realms. Safe for concurrent use.
@@ -115,16 +117,12 @@ var (
 	_ sigma.Realms = (*Server)(nil)
 )
 
-// Open opens the store and finds the realms. ctx bounds the opening only. Calls wait until Run is
+// Open finds the realms of a store. ctx bounds the opening only. Calls wait until Run is
 // running.
 func Open(ctx context.Context, cfg Config) (*Server, error) {
 	cfg = cfg.withDefaults()
 	if cfg.Store == nil {
-		store, err := openEtcd(ctx, cfg)
-		if err != nil {
-			return nil, err
-		}
-		cfg.Store = store
+		return nil, sigma.Errorf("named.Open", sigma.KindInvalid, "a server needs a store")
 	}
 	s := &Server{cfg: cfg, store: cfg.Store, log: cfg.Log, admin: make(chan struct{}, 1), running: make(chan struct{}),
 		closing: make(chan struct{}),
@@ -394,10 +392,10 @@ func commitError(op string, id sigma.RealmID, err error) error {
 	switch {
 	case err == nil:
 		return nil
-	case errors.Is(err, errConflict):
+	case errors.Is(err, ErrConflict):
 		return &sigma.Error{Op: op, Realm: id, Kind: sigma.KindUnavailable,
 			Msg: "another name server changed it at the same time", Err: err}
-	case errors.Is(err, errStoreFull):
+	case errors.Is(err, ErrFull):
 		return storeFull(op, id, err)
 	}
 	return &sigma.Error{Op: op, Realm: id, Kind: sigma.KindLost, Msg: "it is unknown whether the change was stored",

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"slices"
 	"testing"
+	"time"
 
 	"sigmaos.dev/sigma"
 )
@@ -331,4 +332,18 @@ func TestShares(t *testing.T) {
 	want(4)
 	attach(t, s)
 	want(4)
+}
+
+// eventually waits until something is so.
+func eventually(t testing.TB, what string, is func() bool) {
+	t.Helper()
+	tick, late := time.NewTicker(5*time.Millisecond), time.After(time.Minute)
+	defer tick.Stop()
+	for !is() {
+		select {
+		case <-tick.C:
+		case <-late:
+			t.Fatalf("not so: %s", what)
+		}
+	}
 }

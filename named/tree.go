@@ -41,7 +41,7 @@ type lease struct {
 	ttl      time.Duration
 	machine  sigma.MachineID // whose loss ends it; "" = unknown
 	deadline time.Time
-	count    int                 // ephemeral files; bounded by leaseFilesMax
+	count    int                 // ephemeral files; bounded by LeaseFilesMax
 	files    map[uint64]struct{} // committed ones; shared by the copies of a lease, changed by merge only
 }
 

@@ -27,6 +27,7 @@ import (
 	"sigmaos.dev/changeboard"
 	"sigmaos.dev/machines"
 	"sigmaos.dev/named"
+	"sigmaos.dev/named/member"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
 )
@@ -78,14 +79,14 @@ func run(ctx context.Context, log *slog.Logger, initial string) error {
 		return err
 	}
 	defer c.Close()
-	if err := named.EnterSocketDir(dataDir); err != nil {
+	if err := member.EnterSocketDir(dataDir); err != nil {
 		return err
 	}
 	external, err := etcdOf(ctx, c)
 	if err != nil {
 		return err
 	}
-	m, err := named.OpenMember(named.MemberConfig{Config: named.Config{Dir: dataDir, Log: log, Board: board},
+	m, err := member.Open(member.Config{Dir: dataDir, Config: named.Config{Log: log, Board: board},
 		Machine: c.Info().Principal.Machine, Initial: initial, Peers: peers{c}, External: external,
 		Succeed: func(record []byte) ([]byte, error) { return machines.Succeed(record, c.Info().Principal.Machine) }})
 	if err != nil {
@@ -100,12 +101,12 @@ func run(ctx context.Context, log *slog.Logger, initial string) error {
 		stop :=
 		context.WithCancelCause(context.WithoutCancel(
 			ctx)) // until the lead is handed over, so that who waits for an answer gets it
-	var member sync.WaitGroup
-	defer member.Wait()
+	var running sync.WaitGroup
+	defer running.Wait()
 	ctx, end := context.WithCancel(ctx)
 	defer end() // if serving ends by itself
-	member.Go(func() { stop(m.Run(ctx)) })
-	member.Go(func() { ready(ctx, c, m, log) })
+	running.Go(func() { stop(m.Run(ctx)) })
+	running.Go(func() { ready(ctx, c, m, log) })
 	if err := c.ServeTree(serving, l, m); serving.Err() == nil {
 		return err
 	}
@@ -119,7 +120,7 @@ func run(ctx context.Context, log *slog.Logger, initial string) error {
 // same: it does as far as it can.
 const readyMax = 20 * time.Second
 
-func ready(ctx context.Context, c *sdk.Client, m *named.Member, log *slog.Logger) {
+func ready(ctx context.Context, c *sdk.Client, m *member.Member, log *slog.Logger) {
 	soon, cancel := context.WithTimeout(ctx, readyMax)
 	defer cancel()
 	if err := m.Ready(soon); err != nil && ctx.Err() == nil {
@@ -142,12 +143,12 @@ func (p peers) Listen(ctx context.Context) (sigma.Listener, error) {
 }
 
 // etcdOf is the etcd that sigmad says; nil = the one in this process.
-func etcdOf(ctx context.Context, c *sdk.Client) (*named.External, error) {
+func etcdOf(ctx context.Context, c *sdk.Client) (*member.External, error) {
 	e, err := c.Etcd(ctx)
 	if err != nil || e == nil {
 		return nil, err
 	}
-	return &named.External{Etcd: *e, Dial: c.DialEtcd}, nil
+	return &member.External{Etcd: *e, Dial: c.DialEtcd}, nil
 }
 
 // probed is what --probe prints of an error.
@@ -165,7 +166,7 @@ func probe(ctx context.Context, dir string) error {
 	if err != nil {
 		return err
 	}
-	x := &named.External{}
+	x := &member.External{}
 	if err := json.Unmarshal(text, &x.Etcd); err != nil {
 		return err
 	}
@@ -177,7 +178,7 @@ func probe(ctx context.Context, dir string) error {
 		}
 		return nil, fmt.Errorf("%s is no member", name)
 	}
-	return named.ProbeExternal(ctx, dir, x)
+	return member.ProbeExternal(ctx, dir, x)
 }
 
 func check(file string) error {
@@ -186,7 +187,7 @@ func check(file string) error {
 		return err
 	}
 	defer f.Close()
-	keys, err := named.CheckSnapshot(f)
+	keys, err := member.CheckSnapshot(f)
 	if err == nil {
 		fmt.Println(keys)
 	}

@@ -15,7 +15,6 @@ const packageMax = 5000
 var tooLarge = map[string]int{
 	"cmd/sigma": 15000,
 	"kernel":    15300,
-	"named":     7700,
 }
 
 // notProduct are folders whose code is not the product's own: programs that test, measure or show

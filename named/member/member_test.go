@@ -1,4 +1,4 @@
-package named
+package member
 
 import (
 	"bytes"
@@ -22,9 +22,9 @@ func alone(t testing.TB, dir string) (m *Member, stop func()) {
 func aloneWith(t testing.TB, cfg Config) (m *Member, stop func()) {
 	t.Helper()
 	cfg.Log = slog.New(slog.NewTextHandler(logWriter{t}, nil))
-	m, err := OpenMember(MemberConfig{Config: cfg, Machine: "m1", Succeed: func(record []byte) ([]byte, error) {
-		return append(record, ", restored"...), nil
-	}})
+	cfg.Machine = "m1"
+	cfg.Succeed = func(record []byte) ([]byte, error) { return append(record, ", restored"...), nil }
+	m, err := Open(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -47,7 +47,7 @@ func aloneWith(t testing.TB, cfg Config) (m *Member, stop func()) {
 }
 
 // memberRoot makes the realm of the tests at a member and returns its root.
-func memberRoot(t testing.TB, m *Member) *file {
+func memberRoot(t testing.TB, m *Member) file {
 	t.Helper()
 	if err := ask(t, m, sigmap.CallCreate, func(c *sigmap.Coder) { r := testRealm; c.RealmID(&r) }, nil); err != nil {
 		t.Fatal(err)
@@ -56,7 +56,7 @@ func memberRoot(t testing.TB, m *Member) *file {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return f.(*file)
+	return f.(file)
 }
 
 var provider = sigma.Principal{Realm: sigma.SystemRealm, Machine: "m1", System: true}
@@ -103,7 +103,7 @@ func TestMemberAlone(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := get(t, f.(*file), "old"); got != "1" {
+		if got := get(t, f.(file), "old"); got != "1" {
 			t.Errorf("got %q", got)
 		}
 		var ms []sigmap.NamesMember
@@ -141,11 +141,11 @@ func TestExpel(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		lease, err := f.(*file).Lease(t.Context(), time.Hour)
+		lease, err := f.(file).Lease(t.Context(), time.Hour)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, _, err := f.(*file).Put(t.Context(), []string{"of-" + string(machine)}, nil,
+		if _, _, err := f.(file).Put(t.Context(), []string{"of-" + string(machine)}, nil,
 			sigma.PutOptions{Lease: lease}); err != nil {
 			t.Fatal(err)
 		}
@@ -166,7 +166,7 @@ func TestExpel(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if names := list(t, f.(*file), 10); len(names) != 1 || names[0] != "of-m3" {
+		if names := list(t, f.(file), 10); len(names) != 1 || names[0] != "of-m3" {
 			t.Errorf("the realm has %q", names)
 		}
 	}
@@ -192,7 +192,7 @@ func TestExpel(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if names := list(t, f.(*file), 10); len(names) != 0 {
+	if names := list(t, f.(file), 10); len(names) != 0 {
 		t.Errorf("the realm has %q", names)
 	}
 	stop()
@@ -251,10 +251,10 @@ func TestSnapshot(t *testing.T) {
 	if err := system.Mkdir(t.Context(), "machines", 0o700); err != nil {
 		t.Fatal(err)
 	}
-	put(t, walk(t, system.(*file), "machines"), "state", "m1")
+	put(t, walk(t, system.(file), "machines"), "state", "m1")
 	big := bytes.Repeat([]byte("names "), 30_000)
-	put(t, f.(*file), "a", "1")
-	put(t, f.(*file), "big", string(big))
+	put(t, f.(file), "a", "1")
+	put(t, f.(file), "big", string(big))
 	root, err := m.Attach(t.Context(), provider, "")
 	if err != nil {
 		t.Fatal(err)
@@ -263,7 +263,7 @@ func TestSnapshot(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	put(t, f.(*file), "later", "2")
+	put(t, f.(file), "later", "2")
 	if _, err := Restore(t.Context(), Config{Dir: dir}, bytes.NewReader(text),
 		nil); sigma.KindOf(err) != sigma.KindBusy {
 		t.Errorf("restored over a running store: %v", err)
@@ -296,15 +296,15 @@ func TestSnapshot(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if names := list(t, f.(*file), 10); len(names) != 2 || get(t, f.(*file), "a") != "1" ||
-				get(t, f.(*file), "big") != string(big) {
+			if names := list(t, f.(file), 10); len(names) != 2 || get(t, f.(file), "a") != "1" ||
+				get(t, f.(file), "big") != string(big) {
 				t.Errorf("restored: %q", names)
 			}
 			f, err = m.Attach(t.Context(), sigma.Principal{Realm: sigma.SystemRealm}, "")
 			if err != nil {
 				t.Fatal(err)
 			}
-			dir := walk(t, f.(*file), "machines")
+			dir := walk(t, f.(file), "machines")
 			if names := list(t, dir, 10); len(names) == 1 != c.machines || c.machines &&
 				get(t, dir, "state") != "m1, restored" {
 				t.Errorf("%s: the record of the machines: %q", c.name, names)
@@ -371,7 +371,7 @@ func BenchmarkMemberAlone(b *testing.B) {
 	b.Run("put", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
-			if _, _, err := f.(*file).Put(context.Background(), names, data, sigma.PutOptions{}); err != nil {
+			if _, _, err := f.(file).Put(context.Background(), names, data, sigma.PutOptions{}); err != nil {
 				b.Fatal(err)
 			}
 		}
@@ -379,7 +379,7 @@ func BenchmarkMemberAlone(b *testing.B) {
 	b.Run("get", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
-			if _, _, err := f.(*file).Get(context.Background(), names, 0, 100); err != nil {
+			if _, _, err := f.(file).Get(context.Background(), names, 0, 100); err != nil {
 				b.Fatal(err)
 			}
 		}

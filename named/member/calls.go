@@ -1,4 +1,4 @@
-package named
+package member
 
 import (
 	"context"
@@ -24,7 +24,7 @@ func (l *leadership) callable() *treekit.Callable {
 			return nil, nil, &sigma.Error{Op: "named.Call", Kind: sigma.KindUnavailable,
 				Msg: "another machine's named leads now"}
 		}
-		if err := l.authority.hold(ctx); err != nil {
+		if err := l.authority.Hold(ctx); err != nil {
 			return nil, nil, err
 		}
 		if method == sigmap.CallChanges && l.m.cfg.Board != nil {
@@ -63,7 +63,7 @@ func (l *leadership) call(ctx context.Context, method string, payload []byte) (r
 	case sigmap.CallSnapshotOpen, sigmap.CallSnapshotRead, sigmap.CallSnapshotClose:
 		reply, err = l.snapshotCall(ctx, method, payload)
 	case sigmap.CallCredentials, sigmap.CallCredentialAdd, sigmap.CallCredentialRevoke, sigmap.CallCredentialCheck:
-		reply, err = l.server.credentialCall(ctx, method, payload)
+		reply, err = l.server.CredentialCall(ctx, method, payload)
 	default:
 		return nil, false, nil
 	}

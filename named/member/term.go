@@ -1,4 +1,4 @@
-package named
+package member
 
 import (
 	"context"
@@ -14,6 +14,7 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"sigmaos.dev/named"
 	"sigmaos.dev/sigma"
 )
 
@@ -74,29 +75,42 @@ const (
 type term struct {
 	number  uint64
 	machine sigma.MachineID // "" = whoever wrote it has resigned
-	at      Revision        // when it was written; 0 = never
-	beat    Revision        // when the beat was
+	at      named.Revision  // when it was written; 0 = never
+	beat    named.Revision  // when the beat was
 	began   time.Time       // of a term of one's own: when it was asked for
 	text    string          // of a term of one's own: the record
 }
 
+// markVersion begins the records that tell who leads and who is expelled.
+const markVersion = 1
+
 func (t term) encode() []byte {
-	b := binary.AppendUvarint([]byte{recordVersion}, t.number)
+	b := binary.AppendUvarint([]byte{markVersion}, t.number)
 	b = append(binary.AppendUvarint(b, uint64(len(t.machine))), t.machine...)
-	nonce := make([]byte, 8)
+	nonce := make([]byte, termNonce)
 	rand.Read(nonce)
 	return append(b, nonce...)
 }
 
+// termNonce is how long what tells the terms of two stores apart is.
+const termNonce = 8
+
 func decodeTerm(b []byte) (t term, err error) {
-	d := decoder{b: b}
-	d.version()
-	t.number = d.uvarint()
-	t.machine = sigma.MachineID(d.bytes(255))
-	if d.err == nil && len(d.b) == 8 {
-		d.b = nil
+	bad := sigma.Errorf("named.decodeTerm", sigma.KindOther, "a damaged record of who leads: %x", b)
+	if len(b) == 0 || b[0] != markVersion {
+		return t, bad
 	}
-	return t, d.end("term")
+	number, n := binary.Uvarint(b[1:])
+	if n <= 0 {
+		return t, bad
+	}
+	b = b[1+n:]
+	size, n := binary.Uvarint(b)
+	if n <= 0 || size > 255 || uint64(len(b)-n) != size && uint64(len(b)-n) != size+termNonce {
+		return t, bad
+	}
+	t.number, t.machine = number, sigma.MachineID(b[n:n+int(size)])
+	return t, nil
 }
 
 // beatless says that somebody led when the store was full, and nobody has beaten since.
@@ -131,9 +145,9 @@ func (s *etcdStore) look(ctx context.Context, self sigma.MachineID) (t term, err
 			if t, err = decodeTerm(kv.Value); err != nil {
 				return t, err
 			}
-			t.at, t.beat = Revision(kv.ModRevision), beat
+			t.at, t.beat = named.Revision(kv.ModRevision), beat
 		case beatKey:
-			t.beat = Revision(kv.ModRevision)
+			t.beat = named.Revision(kv.ModRevision)
 		case systemKey:
 			system = string(kv.Value)
 		case memberPrefix + string(self):
@@ -166,7 +180,7 @@ func (s *etcdStore) take(ctx context.Context, seen term, self sigma.MachineID) (
 	if err != nil || !r.Succeeded {
 		return t, false, err
 	}
-	t.at = Revision(r.Header.Revision)
+	t.at = named.Revision(r.Header.Revision)
 	t.beat = t.at
 	return t, true, nil
 }
@@ -214,7 +228,7 @@ type watcher struct {
 	timing Timing
 	self   sigma.MachineID
 
-	beat       Revision
+	beat       named.Revision
 	beatSeen   time.Time
 	raftLeader uint64
 	raftSince  time.Time
@@ -309,11 +323,8 @@ func (a *authority) extend(until time.Time) {
 	a.renewed = make(chan struct{})
 }
 
-// hold returns nil while the leader may answer; it waits if that may become so soon.
-func (a *authority) hold(ctx context.Context) error {
-	if a == nil {
-		return nil
-	}
+// Hold implements named.Authority.
+func (a *authority) Hold(ctx context.Context) error {
 	if a.held() {
 		return nil
 	}
@@ -370,7 +381,7 @@ type termStore struct {
 }
 
 // Get implements Store.
-func (s *termStore) Get(ctx context.Context, key string) (value []byte, at Revision, found bool, err error) {
+func (s *termStore) Get(ctx context.Context, key string) (value []byte, at named.Revision, found bool, err error) {
 	return s.get(ctx, key, s.near()...)
 }
 
@@ -391,15 +402,15 @@ func (s *termStore) near() []clientv3.OpOption {
 	return []clientv3.OpOption{clientv3.WithSerializable()}
 }
 
-// settled says that no commit before can still take effect: those of earlier terms by the term, and
+// Settled says that no commit before can still take effect: those of earlier terms by the term, and
 // of this one there is none whose outcome is not known.
-func (s *termStore) settled() bool { return !s.doubted.Load() }
+func (s *termStore) Settled() bool { return !s.doubted.Load() }
 
 // Close implements Store. The store outlives the term.
 func (s *termStore) Close() {}
 
 // Commit implements Store.
-func (s *termStore) Commit(ctx context.Context, b Batch) (Revision, error) {
+func (s *termStore) Commit(ctx context.Context, b named.Batch) (named.Revision, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(s.ended, cancel)()
@@ -409,18 +420,18 @@ func (s *termStore) Commit(ctx context.Context, b Batch) (Revision, error) {
 	began := time.Now()
 	for doubt := false; ; doubt = true {
 		rev, err := s.attempt(ctx, b)
-		refused := errors.Is(err, errStoreFull) || errors.Is(err, errConflict)
+		refused := errors.Is(err, named.ErrFull) || errors.Is(err, named.ErrConflict)
 		if err == nil || refused && !doubt {
 			return rev, err
 		}
 		s.doubted.Store(true)
-		if ctx.Err() == nil && !errors.Is(err, errConflict) {
+		if ctx.Err() == nil && !errors.Is(err, named.ErrConflict) {
 			s.log.Debug("looking for a commit whose outcome is unknown", "err", err)
 		}
 		// If not even the beats come through for long, whoever waits is told that it is not known.
 		// The realm is loaded again when there is a quorum.
 		soon, cancel := context.WithDeadline(ctx, began.Add(s.authority.most))
-		herr := s.authority.hold(soon)
+		herr := s.authority.Hold(soon)
 		cancel()
 		if herr != nil {
 			return 0, unknownOutcome(err, herr)
@@ -436,7 +447,7 @@ func (s *termStore) Commit(ctx context.Context, b Batch) (Revision, error) {
 		case errors.Is(err,
 			// the guard is as it was, so it is the term that is over, and nothing of ours can come
 			// any more
-			errConflict):
+			named.ErrConflict):
 			return 0, err
 		case refused: // for want of room; an attempt before may yet take effect
 			return 0, unknownOutcome(err, errors.New("an attempt before may yet take effect"))
@@ -466,7 +477,7 @@ func (s *etcdStore) untilElection(ctx context.Context) (context.Context, context
 }
 
 // attempt tries once, and gives up early after an election.
-func (s *termStore) attempt(ctx context.Context, b Batch) (Revision, error) {
+func (s *termStore) attempt(ctx context.Context, b named.Batch) (named.Revision, error) {
 	ctx, end := context.WithTimeout(ctx, commitTry)
 	defer end()
 	ctx, cancel := s.untilElection(ctx)
@@ -480,7 +491,7 @@ var errOvertaken = errors.New("somebody else has written since")
 const lookMax = time.Second
 
 // lookFor says whether a batch has taken effect. An error says that this cannot be known now.
-func (s *termStore) lookFor(ctx context.Context, b Batch) (done bool, at Revision, err error) {
+func (s *termStore) lookFor(ctx context.Context, b named.Batch) (done bool, at named.Revision, err error) {
 	for {
 		select {
 		case <-ctx.Done():
@@ -521,4 +532,4 @@ func (s *termStore) DeletePrefix(ctx context.Context, prefix string, most int) (
 	return more, err
 }
 
-var _ Store = (*termStore)(nil)
+var _ named.Store = (*termStore)(nil)

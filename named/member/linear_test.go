@@ -1,4 +1,4 @@
-package named
+package member
 
 import (
 	"context"
@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"sigmaos.dev/internal/linear"
+	"sigmaos.dev/named"
 	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
@@ -367,7 +368,7 @@ func (c *linearClient) perform(ctx context.Context, in linear.In) (data string, 
 	name := c.nameOf(in.Pair, in.Name)
 	switch in.Do {
 	case linear.Get:
-		r, _, err := c.root.(sigma.Getter).Get(ctx, []string{name}, 0, FileMax)
+		r, _, err := c.root.(sigma.Getter).Get(ctx, []string{name}, 0, named.FileMax)
 		return string(r.Data), r.ID.Version, err
 	case linear.Create:
 		f, err := c.root.Create(ctx, name, sigma.OpenExclusive|sigma.OpenWrite, 0o644)

@@ -1,4 +1,4 @@
-package named
+package member
 
 import (
 	"context"
@@ -19,6 +19,7 @@ import (
 	"go.etcd.io/etcd/server/v3/etcdserver/api/v3client"
 	"go.uber.org/zap"
 
+	"sigmaos.dev/named"
 	"sigmaos.dev/sigma"
 )
 
@@ -67,15 +68,10 @@ type etcdStore struct {
 }
 
 const (
-	// etcdRequestMax is what one transaction may have: the end of a lease with leaseFilesMax files
-	// of the longest names (a delete and a directory record for each, 2.8 MiB) and a full batch
-	// with one more file (2 MiB).
-	etcdRequestMax = 8 << 20
-	etcdOpsMax     = 4*leaseFilesMax + 4*batchNodes
 	// compactBytes bounds the database's garbage; four times as much makes writers wait.
 	compactBytes = 64 << 20
 	// etcd keeps the last entries of its log in memory until it takes a snapshot; an entry may have
-	// etcdRequestMax bytes, usual ones few.
+	// named.CommitBytesMax bytes, usual ones few.
 	etcdSnapshotCount = 2000
 	etcdCatchUp       = 100
 	scanPage          = 1000    // keys; an average page of small files has 100 KB
@@ -83,8 +79,10 @@ const (
 	scanPageBytes     = 4 << 20 // what tells big from small
 )
 
-// openEtcd starts an etcd of one member in cfg.Dir and waits until it serves.
-func openEtcd(ctx context.Context, cfg Config) (*etcdStore, error) {
+// openAlone starts an etcd of one member in cfg.Dir, and a server on it that asks nobody whether it
+// leads. ctx bounds the opening only.
+func openAlone(ctx context.Context, cfg Config) (*named.Server, error) {
+	cfg = cfg.withDefaults()
 	s, err := startEtcd(cfg, func(*embed.Config) {})
 	if err != nil {
 		return nil, err
@@ -96,7 +94,8 @@ func openEtcd(ctx context.Context, cfg Config) (*etcdStore, error) {
 		s.Close()
 		return nil, err
 	}
-	return s, nil
+	cfg.Store = s
+	return named.Open(ctx, cfg.Config)
 }
 
 // startEtcd starts etcd in cfg.Dir; change sees its configuration before. It may not serve for long
@@ -120,7 +119,7 @@ func startEtcd(cfg Config, change func(*embed.Config)) (*etcdStore, error) {
 	}
 	s := newStore(e, v3client.New(e.Server), cfg.Log, e.Server.StopNotify(), lock)
 	s.max.Store(int64(cfg.StoreMax))
-	s.disk, s.whose = func() (sigma.Space, error) { return cfg.disk(cfg.Dir) }, cfg.machine
+	s.disk, s.whose = func() (sigma.Space, error) { return cfg.disk(cfg.Dir) }, cfg.Machine
 	s.file = filepath.Join(c.Dir, "member", "snap", "db")
 	s.setAside()
 	tending, stop := context.WithCancel(context.Background())
@@ -165,8 +164,8 @@ func etcdConfig(dir string, cfg Config) *embed.Config {
 	c.AdvertisePeerUrls, c.AdvertiseClientUrls = nobody, nobody
 	c.InitialCluster = c.InitialClusterFromName(c.Name)
 	c.EnableGRPCGateway = false
-	c.MaxRequestBytes = etcdRequestMax
-	c.MaxTxnOps = etcdOpsMax
+	c.MaxRequestBytes = named.CommitBytesMax
+	c.MaxTxnOps = named.CommitOpsMax
 	c.TickMs, c.ElectionMs = uint(raftTick/time.Millisecond), uint(raftElection/time.Millisecond)
 	c.MaxLearners = membersMax
 	c.QuotaBackendBytes = int64(cfg.StoreMax)
@@ -205,17 +204,17 @@ func (s *etcdStore) makeRoom(ctx context.Context) error {
 }
 
 // Get implements Store.
-func (s *etcdStore) Get(ctx context.Context, key string) (value []byte, at Revision, found bool, err error) {
+func (s *etcdStore) Get(ctx context.Context, key string) (value []byte, at named.Revision, found bool, err error) {
 	return s.get(ctx, key)
 }
 
-func (s *etcdStore) get(ctx context.Context, key string, how ...clientv3.OpOption) (value []byte, at Revision,
+func (s *etcdStore) get(ctx context.Context, key string, how ...clientv3.OpOption) (value []byte, at named.Revision,
 	found bool, err error) {
 	r, err := s.client.Get(ctx, key, how...)
 	if err != nil || len(r.Kvs) == 0 {
 		return nil, 0, false, err
 	}
-	return r.Kvs[0].Value, Revision(r.Kvs[0].ModRevision), true, nil
+	return r.Kvs[0].Value, named.Revision(r.Kvs[0].ModRevision), true, nil
 }
 
 // Scan implements Store. It reads all pages at the revision of the first, so that they fit
@@ -252,7 +251,7 @@ func (s *etcdStore) scan(ctx context.Context, prefix string, f func(key string, 
 }
 
 // Commit implements Store.
-func (s *etcdStore) Commit(ctx context.Context, b Batch) (Revision, error) {
+func (s *etcdStore) Commit(ctx context.Context, b named.Batch) (named.Revision, error) {
 	if err := s.admit(ctx, b); err != nil {
 		return 0, err
 	}
@@ -260,7 +259,7 @@ func (s *etcdStore) Commit(ctx context.Context, b Batch) (Revision, error) {
 }
 
 // commitIf is Commit on more conditions, without waiting for room.
-func (s *etcdStore) commitIf(ctx context.Context, b Batch, also ...clientv3.Cmp) (Revision, error) {
+func (s *etcdStore) commitIf(ctx context.Context, b named.Batch, also ...clientv3.Cmp) (named.Revision, error) {
 	ops := make([]clientv3.Op, 0, len(b.Puts)+len(b.Deletes))
 	size := 0
 	for _, kv := range b.Puts {
@@ -276,16 +275,16 @@ func (s *etcdStore) commitIf(ctx context.Context, b Batch, also ...clientv3.Cmp)
 	switch {
 	case errors.Is(err, rpctypes.ErrNoSpace), errors.Is(err, rpctypes.ErrGRPCNoSpace):
 		if s.etcd == nil {
-			return 0, errOthersFull
+			return 0, named.ErrOthersFull
 		}
-		return 0, errStoreFull
+		return 0, named.ErrFull
 	case err != nil:
 		return 0, err
 	case !r.Succeeded:
-		return 0, errConflict
+		return 0, named.ErrConflict
 	}
 	s.wrote(size)
-	return Revision(r.Header.Revision), nil
+	return named.Revision(r.Header.Revision), nil
 }
 
 // DeletePrefix implements Store.
@@ -301,7 +300,7 @@ func (s *etcdStore) deletePrefixIf(ctx context.Context, prefix string, most int,
 	t, err := s.client.Txn(ctx).If(also...).Then(clientv3.OpDelete(prefix,
 		clientv3.WithRange(string(r.Kvs[len(r.Kvs)-1].Key)+"\x00"))).Commit()
 	if err == nil && !t.Succeeded {
-		err = errConflict
+		err = named.ErrConflict
 	}
 	return r.More, err
 }
@@ -322,16 +321,16 @@ func (s *etcdStore) Close() {
 
 // admit makes a writer wait while there is too much garbage, and refuses what would take the last
 // room.
-func (s *etcdStore) admit(ctx context.Context, b Batch) error {
+func (s *etcdStore) admit(ctx context.Context, b named.Batch) error {
 	s.setAside()
 	if err := s.diskFor(b); err != nil {
 		return err
 	}
 	if b.Grows && !s.roomFor(ctx, b) {
 		if s.etcd == nil {
-			return errOthersNearlyFull
+			return named.ErrOthersNearlyFull
 		}
-		return errStoreFull
+		return named.ErrFull
 	}
 	for {
 		s.mu.Lock()
@@ -400,7 +399,7 @@ func (s *etcdStore) compact(ctx context.Context) {
 // compactNow removes all values but the last of each key, and returns when their space can be used
 // again.
 func (s *etcdStore) compactNow(ctx context.Context) error {
-	r, err := s.client.Get(ctx, counterKey)
+	r, err := s.client.Get(ctx, termKey)
 	if err != nil {
 		return err
 	}

@@ -1,4 +1,4 @@
-package named
+package member
 
 import (
 	"bytes"
@@ -655,14 +655,14 @@ func checkBackup(t *testing.T, text []byte, before []int) {
 	for id, own := range before {
 		for i := range own {
 			name := fmt.Sprintf("own-%d-%d", id, i)
-			if got := get(t, root.(*file), name); got != fmt.Sprintf("%s of %d", name, id) {
+			if got := get(t, root.(file), name); got != fmt.Sprintf("%s of %d", name, id) {
 				t.Errorf("the backup has %q in %s", got, name)
 			}
 			count++
 		}
 	}
-	for _, name := range list(t, root.(*file), 1000) {
-		if got := get(t, root.(*file), name); !strings.HasPrefix(got, name+" of ") {
+	for _, name := range list(t, root.(file), 1000) {
+		if got := get(t, root.(file), name); !strings.HasPrefix(got, name+" of ") {
 			t.Errorf("the backup has %q in %s", got, name)
 		}
 	}

@@ -1,4 +1,4 @@
-package named
+package member
 
 import (
 	"bytes"
@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"sigmaos.dev/named"
 	"sigmaos.dev/sigma"
 )
 
@@ -22,7 +23,7 @@ func TestEtcdRestart(t *testing.T) {
 	s, stop := serve(t, Config{Dir: dir})
 	root := attach(t, s)
 	t.Logf("started in %v", time.Since(began))
-	if _, err := Open(t.Context(), Config{Dir: dir}); sigma.KindOf(err) != sigma.KindBusy {
+	if _, err := openAlone(t.Context(), Config{Dir: dir}); sigma.KindOf(err) != sigma.KindBusy {
 		t.Errorf("a second server on the directory: %v", err)
 	}
 	if err := root.Mkdir(t.Context(), "d", 0o700); err != nil {
@@ -38,7 +39,7 @@ func TestEtcdRestart(t *testing.T) {
 		})
 	}
 	group.Wait()
-	big := bytes.Repeat([]byte("sigma"), FileMax/5)
+	big := bytes.Repeat([]byte("sigma"), named.FileMax/5)
 	put(t, root, "big", string(big))
 	lease, err := root.Lease(t.Context(), time.Hour)
 	if err != nil {
@@ -95,7 +96,7 @@ func TestEtcdCompacts(t *testing.T) {
 	dir := t.TempDir()
 	s, _ := serve(t, Config{Dir: dir, StoreMax: 160 * sigma.MiB})
 	root := attach(t, s)
-	big := make([]byte, FileMax)
+	big := make([]byte, named.FileMax)
 	for i := range 200 {
 		big[0] = byte(i)
 		put(t, root, fmt.Sprint("big", i%4), string(big))
@@ -121,7 +122,7 @@ func TestEtcdBiggestLease(t *testing.T) {
 	const callers = 64
 	for w := range callers {
 		group.Go(func() {
-			for i := w; i < leaseFilesMax; i += callers {
+			for i := w; i < named.LeaseFilesMax; i += callers {
 				name := fmt.Sprintf("%0*d", sigma.NameMax, i)
 				if err := root.Mkdir(t.Context(), name, 0o755); err != nil {
 					t.Error(err)

@@ -1,4 +1,4 @@
-package named
+package member
 
 import (
 	"fmt"
@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"sigmaos.dev/named"
 	"sigmaos.dev/sigma"
 )
 
@@ -115,7 +116,7 @@ func TestDiskSetAside(t *testing.T) {
 	}
 	put(t, root, "one", "1")
 	before := size("when it is open")
-	big := make([]byte, FileMax)
+	big := make([]byte, named.FileMax)
 	for i := range 3 * asideMore / len(big) {
 		if _, _, err := root.Put(t.Context(), []string{fmt.Sprint("big", i)}, big, sigma.PutOptions{}); err != nil {
 			t.Fatal(err)

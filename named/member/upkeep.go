@@ -1,8 +1,7 @@
-package named
+package member
 
 import (
 	"context"
-	"errors"
 	"os"
 	"slices"
 	"time"
@@ -11,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sigmaos.dev/diskspace"
-	"sigmaos.dev/sigma"
+	"sigmaos.dev/named"
 )
 
 // Upkeep of an etcd of our own, which nobody has to think of:
@@ -133,7 +132,7 @@ func (s *etcdStore) compactDue() int64 {
 
 // roomFor says whether a batch leaves the reserve alone. If not it tries compaction first, now and
 // then.
-func (s *etcdStore) roomFor(ctx context.Context, b Batch) bool {
+func (s *etcdStore) roomFor(ctx context.Context, b named.Batch) bool {
 	most := s.max.Load()
 	if most == 0 {
 		return true
@@ -187,14 +186,8 @@ func (s *etcdStore) roomFor(ctx context.Context, b Batch) bool {
 // compactNarrow is compactDue while the disk is low.
 const compactNarrow = 4 << 20
 
-// diskFull is errStoreFull of a disk.
-type diskFull struct{ why *sigma.Error }
-
-func (e *diskFull) Error() string { return e.why.Error() }
-func (e *diskFull) Unwrap() error { return errStoreFull }
-
 // diskFor refuses a batch that writes while less than the reserve of the disk is free.
-func (s *etcdStore) diskFor(b Batch) error {
+func (s *etcdStore) diskFor(b named.Batch) error {
 	if s.disk == nil {
 		return nil
 	}
@@ -209,7 +202,7 @@ func (s *etcdStore) diskFor(b Batch) error {
 	if !low || !b.Writes {
 		return nil
 	}
-	return &diskFull{diskspace.Error("named.commit", s.whose, space)}
+	return &named.DiskFullError{Why: diskspace.Error("named.commit", s.whose, space)}
 }
 
 // asideMore is how much is set aside beyond the pages that etcd's database has used, and at least
@@ -253,28 +246,6 @@ func (s *etcdStore) squeeze(ctx context.Context) error {
 	s.etcd.Server.Backend().ForceCommit()
 	s.totalSeen.Store(total)
 	return nil
-}
-
-// storeFull is what users see of it.
-func storeFull(op string, id sigma.RealmID, err error) error {
-	if d := (*diskFull)(nil); errors.As(err, &d) {
-		e := *d.why
-		e.Op, e.Realm = op, id
-		return &e
-	}
-	if errors.Is(err, errOthersFull) {
-		return &sigma.Error{Op: op, Realm: id, Kind: sigma.KindNoSpace,
-			Msg: "the etcd that keeps the names is full, so they can be read but not changed", Hint: hintFull}
-	}
-	if errors.Is(err, errOthersNearlyFull) {
-		return &sigma.Error{Op: op, Realm: id, Kind: sigma.KindNoSpace,
-			Msg: "the etcd that keeps the names is nearly full: it takes only what makes them smaller",
-			Hint: "remove names, which makes room by itself; or make room there (a bigger --quota-backend-bytes, " +
-				"etcdctl defrag)"}
-	}
-	return &sigma.Error{Op: op, Realm: id, Kind: sigma.KindNoSpace, Msg: "the store of names is full",
-		Hint: "remove names, which makes room by itself; the provider sees which realms may hold much with: sigma " +
-			"realm ls --json"}
 }
 
 // tend lifts alarms and defragments.
@@ -343,41 +314,4 @@ func (s *etcdStore) defragment() error {
 	s.setAside()
 	s.log.Info("the store of names was defragmented", "before", before, "after", b.Size(), "took", time.Since(began))
 	return nil
-}
-
-// grows says whether a step makes its realm bigger by more than a record.
-func (s *step) grows() bool {
-	return s.count > len(s.base.cells) || s.bytes > s.base.bytes || s.cost > growFree && s.bytes == s.base.bytes
-}
-
-// keeps says whether a step writes files without making the realm smaller: all but removals,
-// leases, limits and fences.
-func (s *step) keeps() bool {
-	if count := len(s.base.cells); s.count <= count && s.bytes <= s.base.bytes &&
-		(s.count < count || s.bytes < s.base.bytes) {
-		return false
-	}
-	for _, n := range s.nodes {
-		if n != nil {
-			return true
-		}
-	}
-	return false
-}
-
-// growFree is how much a step may rewrite while the store is full.
-const growFree = 256 << 10
-
-// serveEach serves requests that were applied in one step each in a step of its own.
-func (l *leader) serveEach(in, rest []*request) (_ []*request, granted, ended bool) {
-	for i, r := range in {
-		r.taken.Store(false)
-		more, g, end := l.serve([]*request{r})
-		granted = granted || g
-		rest = append(more, rest...)
-		if end {
-			return append(in[i+1:], rest...), granted, true
-		}
-	}
-	return rest, granted, false
 }

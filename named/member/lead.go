@@ -1,15 +1,15 @@
-package named
+package member
 
 import (
 	"context"
 	"fmt"
-	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"sigmaos.dev/named"
 	"sigmaos.dev/sigma"
 )
 
@@ -18,7 +18,7 @@ type leadership struct {
 	m         *Member
 	store     *termStore
 	authority *authority
-	server    *Server
+	server    *named.Server
 	ctx       context.Context // of the term
 	end       context.CancelFunc
 	resigned  chan struct{} // closed when this member shall hand over
@@ -113,7 +113,7 @@ func (l *leadership) open(ctx context.Context) error {
 		}
 	}
 	cfg := l.m.cfg.Config
-	cfg.Store, cfg.authority = l.store, l.authority
+	cfg.Store, cfg.Authority = l.store, l.authority
 	err := l.store.Scan(ctx, expelledPrefix, func(key string, _ []byte) error {
 		l.expelled[sigma.MachineID(strings.TrimPrefix(key, expelledPrefix))] = true
 		return nil
@@ -121,7 +121,7 @@ func (l *leadership) open(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	l.server, err = Open(ctx, cfg)
+	l.server, err = named.Open(ctx, cfg)
 	return err
 }
 
@@ -146,7 +146,7 @@ func (l *leadership) beat() {
 			cancel()
 			if full != wasFull && err == nil {
 				if wasFull = full; full {
-					l.m.log.Warn("the store of names is full: it is read and not changed", "hint", hintFull)
+					l.m.log.Warn("the store of names is full: it is read and not changed", "hint", named.HintFull)
 				} else {
 					l.m.log.Info("the store of names has room again")
 				}
@@ -287,7 +287,7 @@ func (m *Member) Attach(ctx context.Context, p sigma.Principal, name string) (si
 	}
 	soon, cancel := context.WithTimeout(ctx, attachHold) // another may lead already, to whom the caller should go on
 	defer cancel()
-	if err := l.authority.hold(soon); err != nil {
+	if err := l.authority.Hold(soon); err != nil {
 		return nil, err
 	}
 	if p.System && name == "" {
@@ -359,7 +359,7 @@ func (m *Member) endSessions(of func(sigma.MachineID) bool) (over []<-chan struc
 func (l *leadership) expel(ctx context.Context, machine sigma.MachineID) error {
 	const op = "named.expel"
 	if err := l.writeMark(ctx, op, clientv3.OpPut(expelledPrefix+string(machine),
-		string([]byte{recordVersion}))); err != nil {
+		string([]byte{markVersion}))); err != nil {
 		return err
 	}
 	l.mu.Lock()
@@ -372,7 +372,7 @@ func (l *leadership) expel(ctx context.Context, machine sigma.MachineID) error {
 			return sigma.Wrap(op, "", ctx.Err())
 		}
 	}
-	return l.server.endLeases(ctx, machine)
+	return l.server.EndLeases(ctx, machine)
 }
 
 // admit takes expel back.
@@ -399,56 +399,4 @@ func (l *leadership) writeMark(ctx context.Context, op string, change clientv3.O
 		return &sigma.Error{Op: op, Kind: sigma.KindUnavailable, Msg: "another machine's named leads now"}
 	}
 	return nil
-}
-
-// endLeases ends the leases that a machine's programs have in all realms, and returns after all
-// changes that were under way are decided.
-func (s *Server) endLeases(ctx context.Context, machine sigma.MachineID) error {
-	s.mu.Lock()
-	slots := make([]*slot, 0, len(s.realms))
-	for _, at := range s.realms {
-		slots = append(slots, at)
-	}
-	s.mu.Unlock()
-	for _, at := range slots {
-		if l := at.current.Load(); l == nil && !s.hasLeases(ctx, at.id, machine) {
-			continue
-		}
-		l, err := at.leader(ctx)
-		switch {
-		case sigma.KindOf(err) == sigma.KindStale && err != nil:
-			continue
-		case err != nil:
-			return err
-		}
-		ids := []sigma.LeaseID{}
-		l.read(func(t *tree) error {
-			for id, x := range t.leases {
-				if x.machine == machine {
-					ids = append(ids, id)
-				}
-			}
-			return nil
-		})
-		slices.Sort(ids)
-		if rep := l.do(ctx, barrierOp{}); rep.err != nil && sigma.KindOf(rep.err) != sigma.KindUnavailable {
-			return rep.err
-		}
-		for _, id := range ids {
-			if rep := l.do(ctx, endOp{id: id}); rep.err != nil && sigma.KindOf(rep.err) != sigma.KindNotFound {
-				return rep.err
-			}
-		}
-	}
-	return nil
-}
-
-// hasLeases looks for leases of a machine in a realm that is not loaded.
-func (s *Server) hasLeases(ctx context.Context, realm sigma.RealmID, machine sigma.MachineID) (found bool) {
-	err := s.store.Scan(ctx, leasePrefix(realm), func(_ string, value []byte) error {
-		r, err := decodeLease(value)
-		found = found || err == nil && r.machine == machine
-		return nil
-	})
-	return found || err != nil
 }

@@ -1,4 +1,4 @@
-package named
+package member
 
 import (
 	"context"
@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"sigmaos.dev/named"
 	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/treekit"
@@ -59,7 +60,7 @@ func runMember(a memberArgs, log *slog.Logger) error {
 	if err := EnterSocketDir(a.Dir); err != nil {
 		return err
 	}
-	m, err := OpenMember(MemberConfig{Config: Config{Dir: a.Dir, Log: log}, Machine: a.Machine, Initial: a.Initial,
+	m, err := Open(Config{Dir: a.Dir, Config: named.Config{Log: log}, Machine: a.Machine, Initial: a.Initial,
 		Peers: switchPeers{a}})
 	if err != nil {
 		return err

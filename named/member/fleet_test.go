@@ -1,10 +1,11 @@
-package named
+package member
 
 import (
 	"context"
 	"testing"
 	"time"
 
+	"sigmaos.dev/named"
 	"sigmaos.dev/sigma"
 )
 
@@ -22,7 +23,7 @@ func TestFleet(t *testing.T) {
 	m := r.leader()
 	r.lose(m, "is stopped as it stands", func() { r.pause(m) }, func() { r.proceed(m) })
 	err := r.x.do(ctx, func(ctx context.Context) error {
-		lease, err := r.x.root.(sigma.Leaser).Lease(ctx, LeaseLeast)
+		lease, err := r.x.root.(sigma.Leaser).Lease(ctx, named.LeaseLeast)
 		if err == nil {
 			_, _, err = r.x.root.(sigma.Putter).Put(ctx, []string{"ephemeral"}, nil, sigma.PutOptions{Lease: lease})
 		}

@@ -1,4 +1,4 @@
-package named
+package member
 
 import (
 	"bufio"
@@ -15,6 +15,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/embed"
 
+	"sigmaos.dev/named"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
 )
@@ -30,7 +31,7 @@ const (
 	snapshotIdle  = time.Minute // since a piece was read last; what old values cost meanwhile is disk
 	snapshotPiece = sigmap.DataMax - 1024
 	keyMax        = 4096
-	valueMax      = etcdRequestMax
+	valueMax      = named.CommitBytesMax
 )
 
 // snapshot is one that is being read.
@@ -160,7 +161,7 @@ func (l *leadership) openSnapshot(ctx context.Context, realm sigma.RealmID) (num
 	var write func(w io.Writer) error
 	term, cancel := context.WithCancel(l.ctx)
 	if realm != "" {
-		if keys, write, err = l.server.openRealmSnapshot(ctx, realm); err != nil {
+		if keys, write, err = l.server.OpenRealmSnapshot(ctx, realm); err != nil {
 			cancel()
 			return 0, 0, err
 		}

@@ -1,4 +1,4 @@
-package named
+package member
 
 import (
 	"context"
@@ -29,6 +29,7 @@ import (
 	"go.etcd.io/etcd/server/v3/etcdserver/api/v3client"
 	"go.uber.org/zap"
 
+	"sigmaos.dev/named"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
 )
@@ -53,7 +54,8 @@ func operatorsEtcd(t testing.TB, change func(*embed.Config)) *operators {
 
 func (o *operators) start() {
 	o.t.Helper()
-	c := etcdConfig(o.dir, Config{StoreMax: sigma.GiB, Log: slog.New(slog.DiscardHandler)})
+	c := etcdConfig(o.dir, Config{StoreMax: sigma.GiB,
+		Config: named.Config{Log: slog.New(slog.DiscardHandler)}})
 	scheme := "http"
 	c.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.NewNop())
 	if o.change != nil {
@@ -112,7 +114,7 @@ func externalMember(t testing.TB, dir string, machine sigma.MachineID, x *Extern
 	t.Helper()
 	timing := DefaultTiming()
 	timing.Quorum = time.Second
-	m, err := OpenMember(MemberConfig{Config: Config{Dir: dir, Log: slog.New(slog.NewTextHandler(logWriter{t}, nil))},
+	m, err := Open(Config{Dir: dir, Config: named.Config{Log: slog.New(slog.NewTextHandler(logWriter{t}, nil))},
 		Machine: machine, Timing: timing, External: x})
 	if err != nil {
 		t.Fatal(err)
@@ -136,14 +138,14 @@ func name(t testing.TB, m *Member, path, value string) string {
 	t.Helper()
 	for end := time.Now().Add(30 * time.Second); ; {
 		root, err := m.Attach(t.Context(), sigma.Principal{Realm: testRealm}, "")
-		if f, ok := root.(*file); err == nil && ok {
+		if f, ok := root.(file); err == nil && ok {
 			if value != "" {
 				if _, _, err = f.Put(t.Context(), []string{path}, []byte(value), sigma.PutOptions{}); err == nil {
 					return value
 				}
 			} else {
 				var r sigma.GetResult
-				if r, _, err = f.Get(t.Context(), []string{path}, 0, FileMax); err == nil {
+				if r, _, err = f.Get(t.Context(), []string{path}, 0, named.FileMax); err == nil {
 					return string(r.Data)
 				}
 			}
@@ -303,9 +305,7 @@ func TestExternalFull(t *testing.T) {
 	if got := get(t, root, "kept"); got != "1" {
 		t.Errorf("kept is %q", got)
 	}
-	l.server.unloadIdle()
-	l.server.unloadIdle()
-	if root.slot.current.Load() != nil {
+	if n := l.server.UnloadIdle() + l.server.UnloadIdle(); n != 1 {
 		t.Error("the realm was not unloaded")
 	}
 	if got := get(t, root, "kept"); got != "1" {
@@ -357,7 +357,7 @@ func TestExternalReserve(t *testing.T) {
 	m, _ := externalMember(t, t.TempDir(), "m1", o.external())
 	root := memberRoot(t, m)
 	eventually(t, "the quota is known", func() bool { return m.opened().max.Load() == 64<<20 })
-	big := make([]byte, FileMax)
+	big := make([]byte, named.FileMax)
 	full, n := error(nil), 0
 	for ; full == nil && n < 64; n++ {
 		_, _, full = root.Put(t.Context(), []string{fmt.Sprint("big", n)}, big, sigma.PutOptions{})
@@ -463,7 +463,7 @@ func TestExternalRefused(t *testing.T) {
 		}
 	}
 	refused("another system's names", t.TempDir(), o.external(), sigma.KindExists, "another sigmaOS")
-	other, err := OpenMember(MemberConfig{Config: Config{Dir: t.TempDir()}, Machine: "m1", External: o.external()})
+	other, err := Open(Config{Dir: t.TempDir(), Machine: "m1", External: o.external()})
 	if err != nil {
 		t.Fatal(err)
 	}

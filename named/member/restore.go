@@ -1,4 +1,4 @@
-package named
+package member
 
 import (
 	"bufio"
@@ -30,7 +30,7 @@ const (
 
 // restorePending carries out a restore that waits in the data directory. After a crash in the
 // middle it is done again.
-func restorePending(ctx context.Context, cfg MemberConfig) error {
+func restorePending(ctx context.Context, cfg Config) error {
 	const op = "named.restore"
 	for _, name := range []string{RestoreName, RestoreFreshName} {
 		path := filepath.Join(cfg.Dir, name)
@@ -47,7 +47,7 @@ func restorePending(ctx context.Context, cfg MemberConfig) error {
 			return err
 		}
 		defer lock.Close()
-		restoring := cfg.Config
+		restoring := cfg
 		restoring.Dir = filepath.Join(cfg.Dir, restoringDir)
 		if err := os.RemoveAll(restoring.Dir); err != nil {
 			return sigma.Wrap(op, restoring.Dir, err)
@@ -108,7 +108,7 @@ const (
 // changeMachines has change work in the directory of the record of the machines of a store, if
 // there is one.
 func changeMachines(ctx context.Context, cfg Config, change func(ctx context.Context, dir sigma.File) error) error {
-	s, err := Open(ctx, cfg)
+	s, err := openAlone(ctx, cfg)
 	if err != nil {
 		return err
 	}

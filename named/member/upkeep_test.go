@@ -1,4 +1,4 @@
-package named
+package member
 
 import (
 	"context"
@@ -8,6 +8,7 @@ import (
 
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
 
+	"sigmaos.dev/named"
 	"sigmaos.dev/sigma"
 )
 
@@ -21,7 +22,7 @@ func TestStoreFull(t *testing.T) {
 	m, stop := aloneWith(t, Config{Dir: t.TempDir(), StoreMax: 64 * sigma.MiB})
 	defer stop()
 	root := memberRoot(t, m)
-	big := make([]byte, FileMax)
+	big := make([]byte, named.FileMax)
 	full := error(nil)
 	n := 0
 	for ; full == nil && n < 60; n++ {

@@ -1,6 +1,25 @@
-package named
+// Package member is named on one of several machines: a member of the store in etcd, and while it
+// leads the one server of names.
+//
+// It promises: of the members of a store at most one answers at any moment, and it knows everything
+// that was acknowledged by those before it (term.go says how); a leader that is lost is replaced
+// within seconds while most members are there; a member that was removed, and a machine that was
+// expelled, can do no more harm. A snapshot is the store at one moment, or none.
+//
+// It assumes: clocks run about equally fast; Peers reaches the named of other machines and nobody
+// else.
+//
+// It is used by cmd/named, which serves it with the server kit; others see sigma.Tree.
+//
+// Where things are: etcd.go the store, upkeep.go how it keeps its size; member.go, campaign.go and
+// lead.go a member's life; peers.go the ways between members; term.go who leads; calls.go what the
+// provider asks; snapshot.go and restore.go. An etcd of the operator's: external.go.
+//
+// Locks: Member.mu, network.mu and authority.mu alone.
+package member
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -17,16 +36,24 @@ import (
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.etcd.io/etcd/server/v3/etcdserver/api/membership"
 
+	"sigmaos.dev/diskspace"
+	"sigmaos.dev/named"
 	"sigmaos.dev/sigma"
 )
 
 // membersMax bounds the members of a store; 5 is the most that makes sense.
 const membersMax = 7
 
-// MemberConfig says what a Member is.
-type MemberConfig struct {
-	Config                  // Store must be nil
-	Machine sigma.MachineID // this one
+// Config says what a Member is.
+type Config struct {
+	// Config is of the server while this member leads; Store and Authority must be nil.
+	named.Config
+	// Dir is the data directory of the embedded etcd, made if missing. Two members on one directory
+	// are refused.
+	Dir string
+	// StoreMax is how big etcd's database may be. Default 8 GiB, the most that etcd recommends.
+	StoreMax sigma.Bytes
+	Machine  sigma.MachineID // this one
 	// Initial is what member-add of the leading named answered. It is used by a machine that has no
 	// store yet, or that of a membership before. Without it such a machine founds a store.
 	Initial string
@@ -38,6 +65,22 @@ type MemberConfig struct {
 	// Succeed makes of the record of the machines in a snapshot the one with which this machine
 	// begins when the snapshot replaces its store; nil = it stays as it is.
 	Succeed func(record []byte) ([]byte, error)
+
+	disk func(dir string) (sigma.Space, error) // of tests; nil = diskspace.Of
+}
+
+func (cfg Config) withDefaults() Config {
+	cfg.StoreMax = cmp.Or(cfg.StoreMax, 8*sigma.GiB)
+	if cfg.disk == nil {
+		cfg.disk = diskspace.Of
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Timing == (Timing{}) {
+		cfg.Timing = DefaultTiming()
+	}
+	return cfg
 }
 
 // Member is the name service on one of several machines: a member of the store, and while it leads
@@ -45,7 +88,7 @@ type MemberConfig struct {
 // is told who. A provider who attaches without a name gets a callable file, see sigmap.FileNames.
 // Safe for concurrent use.
 type Member struct {
-	cfg     MemberConfig
+	cfg     Config
 	log     *slog.Logger
 	net     *network
 	initial *initial
@@ -102,25 +145,18 @@ func parseInitial(text string) (*initial, error) {
 	return i, nil
 }
 
-// OpenMember opens the store of a machine that has one or founds one; a machine that joins does so
+// Open opens the store of a machine that has one or founds one; a machine that joins does so
 // in Run. The process must have entered the directory of sockets (EnterSocketDir) if there are
 // Peers.
-func OpenMember(cfg MemberConfig) (*Member, error) {
-	const op = "named.OpenMember"
+func Open(cfg Config) (*Member, error) {
+	const op = "named.Open"
 	if err := cfg.Machine.Check(); err != nil {
 		return nil, err
 	}
-	if cfg.Log == nil {
-		cfg.Log = slog.New(slog.DiscardHandler)
-	}
-	if cfg.Timing == (Timing{}) {
-		cfg.Timing = DefaultTiming()
-	}
+	cfg = cfg.withDefaults()
 	if cfg.Timing.Patience <= cfg.Timing.Lease || cfg.Timing.Slow < cfg.Timing.Patience {
 		return nil, sigma.Errorf(op, sigma.KindInvalid, "a leader would be replaced within its lease")
 	}
-	cfg.Config = cfg.Config.withDefaults()
-	cfg.machine = cfg.Machine
 	m := &Member{cfg: cfg, log: cfg.Log, changed: make(chan struct{}), sessions: map[*tie]bool{}}
 	if cfg.External != nil {
 		m.cfg.Peers = nil
@@ -151,7 +187,7 @@ func OpenMember(cfg MemberConfig) (*Member, error) {
 	m.joining = m.initial != nil && !m.hasStore()
 	if !m.joining {
 		own := peerURL(cfg.Machine)
-		store, err := startEtcd(cfg.Config, func(c *embed.Config) { founding(c, cfg.Machine, own.String()) })
+		store, err := startEtcd(cfg, func(c *embed.Config) { founding(c, cfg.Machine, own.String()) })
 		if err != nil {
 			return nil, err
 		}
@@ -185,7 +221,7 @@ func (m *Member) hasStore() bool {
 // forgetEarlier removes the store of a membership that ended, since the machine was removed and is
 // added again.
 func (m *Member) forgetEarlier() error {
-	const op = "named.OpenMember"
+	const op = "named.Open"
 	id := strconv.FormatUint(m.initial.id, 16)
 	name := filepath.Join(m.cfg.Dir, joinedName)
 	if was, err := os.ReadFile(name); err == nil && string(was) == id {
@@ -343,7 +379,7 @@ func (m *Member) joinOnce(ctx context.Context) error {
 	if err := m.net.reach(machines); err != nil {
 		return err
 	}
-	s, err := startEtcd(m.cfg.Config, func(c *embed.Config) {
+	s, err := startEtcd(m.cfg, func(c *embed.Config) {
 		founding(c, m.cfg.Machine, "")
 		c.InitialCluster, c.ClusterState = cluster, embed.ClusterStateFlagExisting
 	})

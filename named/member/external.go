@@ -1,4 +1,4 @@
-package named
+package member
 
 import (
 	"cmp"
@@ -26,8 +26,9 @@ import (
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
-	"sigmaos.dev/atomicfile"
 
+	"sigmaos.dev/atomicfile"
+	"sigmaos.dev/named"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
 )
@@ -64,9 +65,6 @@ const (
 	claimPause       = 300 * time.Millisecond
 )
 
-// hintFull is for who meets an etcd with the alarm NOSPACE.
-const hintFull = "make room there (a bigger --quota-backend-bytes, etcdctl defrag), then: etcdctl alarm disarm"
-
 // errRemoved says that this machine may not lead any more.
 var errRemoved = errors.New("this machine keeps the names no more")
 
@@ -90,7 +88,7 @@ func (x *External) client() (*clientv3.Client, error) {
 	}
 	c, err := clientv3.New(clientv3.Config{Endpoints: endpoints, TLS: tc, Logger: zap.NewNop(),
 		DialKeepAliveTime: externalAlive, DialKeepAliveTimeout: externalAliveMax,
-		MaxCallSendMsgSize: etcdRequestMax + 1<<20, MaxUnaryRetries: externalTries,
+		MaxCallSendMsgSize: named.CommitBytesMax + 1<<20, MaxUnaryRetries: externalTries,
 		DialOptions: []grpc.DialOption{grpc.WithContextDialer(x.Dial), grpc.WithNoProxy(),
 			grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 100 * time.Millisecond,
 				Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second}, MinConnectTimeout: externalLook})}})
@@ -131,7 +129,7 @@ func (x *External) names() string {
 }
 
 // openExternal makes a store of it. Nothing is asked yet: it may not be there for long.
-func openExternal(cfg MemberConfig) (*etcdStore, error) {
+func openExternal(cfg Config) (*etcdStore, error) {
 	lock, err := lockDir(cfg.Dir)
 	if err != nil {
 		return nil, err
@@ -264,20 +262,20 @@ func (s *etcdStore) system(ctx context.Context) (id string, err error) {
 // checkLimits finds out whether etcd takes what named asks of it. It changes nothing.
 func (s *etcdStore) checkLimits(ctx context.Context) error {
 	never := clientv3.Compare(clientv3.CreateRevision(systemKey), "=", -1)
-	ops := make([]clientv3.Op, etcdOpsMax)
+	ops := make([]clientv3.Op, named.CommitOpsMax)
 	for i := range ops {
 		ops[i] = clientv3.OpGet(systemKey)
 	}
 	_, err := s.client.Txn(ctx).If(never).Then(ops...).Commit()
 	if err == nil {
 		_, err = s.client.Txn(ctx).If(never).Then(clientv3.OpPut(systemKey,
-			strings.Repeat("x", etcdRequestMax-4096))).Commit()
+			strings.Repeat("x", named.CommitBytesMax-4096))).Commit()
 	}
 	if errors.Is(err, rpctypes.ErrTooManyOps) || errors.Is(err, rpctypes.ErrRequestTooLarge) || err != nil &&
 		strings.Contains(err.Error(), "larger than max") {
 		return &sigma.Error{Op: "named.External", Kind: sigma.KindUnsupported,
 			Msg:  "this etcd takes too little in one transaction",
-			Hint: fmt.Sprintf("start it with --max-txn-ops=%d --max-request-bytes=%d", etcdOpsMax, etcdRequestMax),
+			Hint: fmt.Sprintf("start it with --max-txn-ops=%d --max-request-bytes=%d", named.CommitOpsMax, named.CommitBytesMax),
 			Err:  err}
 	}
 	return err
@@ -292,7 +290,7 @@ func (x *External) explain(err error) error {
 		Err: err, Hint: "see that it runs, and that --etcd names its client address"}
 	switch text := err.Error(); {
 	case errors.Is(err, rpctypes.ErrNoSpace):
-		e.Kind, e.Msg, e.Hint = sigma.KindNoSpace, "the etcd at "+x.names()+" is full", hintFull
+		e.Kind, e.Msg, e.Hint = sigma.KindNoSpace, "the etcd at "+x.names()+" is full", named.HintFull
 	case errors.Is(err, rpctypes.ErrCorrupt):
 		e.Kind, e.Msg, e.Hint = sigma.KindOther, "the etcd at "+x.names()+" says that its members differ",
 			"see etcd's manual on data corruption"

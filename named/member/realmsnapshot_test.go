@@ -1,4 +1,4 @@
-package named
+package member
 
 import (
 	"bytes"
@@ -149,7 +149,7 @@ func TestSnapshotKeeps(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	root = f.(*file)
+	root = f.(file)
 	wantKind(t, root.Mkdir(fencedAt(t, "/leader", 6), "deposed", 0o755), sigma.KindStale)
 	if err := root.Mkdir(fencedAt(t, "/leader", 7), "leads", 0o755); err != nil {
 		t.Error(err)
