@@ -14,6 +14,8 @@ import (
 	"syscall"
 	"time"
 
+	"sigmaos.dev/cmd/sigma/cli"
+	"sigmaos.dev/cmd/sigma/datadir"
 	"sigmaos.dev/hostsetup"
 	"sigmaos.dev/kernel"
 	"sigmaos.dev/sigma"
@@ -57,7 +59,7 @@ func (a *app) boot(ctx context.Context, dir string, p bootPlan) (_ *booting, err
 		return nil, err
 	}
 	defer user.Close()
-	if err := prepareData(dir); err != nil {
+	if err := datadir.Prepare(dir); err != nil {
 		return nil, err
 	}
 	b := &booting{dir: dir, joining: p.join != nil, exited: make(chan struct{})}
@@ -66,13 +68,13 @@ func (a *app) boot(ctx context.Context, dir string, p bootPlan) (_ *booting, err
 			b.close()
 		}
 	}()
-	if b.lock, err = lockData(ctx, dir); err != nil {
+	if b.lock, err = datadir.Lock(ctx, dir); err != nil {
 		return nil, err
 	}
-	if err := writeHolder(b.lock, os.Getpid()); err != nil {
+	if err := datadir.WriteHolder(b.lock, os.Getpid()); err != nil {
 		return nil, err
 	}
-	id, err := instance(dir)
+	id, err := datadir.Instance(dir)
 	if err != nil {
 		return nil, err
 	}
@@ -84,9 +86,9 @@ func (a *app) boot(ctx context.Context, dir string, p bootPlan) (_ *booting, err
 		return nil, err
 	}
 	if err := p.prioritize(id); err != nil {
-		fmt.Fprintln(a.err, uplinkWarning(err))
+		fmt.Fprintln(a.Err, uplinkWarning(err))
 	}
-	if b.log, b.logFrom, err = openLog(dir); err != nil {
+	if b.log, b.logFrom, err = datadir.OpenLog(dir); err != nil {
 		return nil, err
 	}
 	ready, w, err := os.Pipe()
@@ -135,7 +137,7 @@ func (a *app) boot(ctx context.Context, dir string, p bootPlan) (_ *booting, err
 		b.cmd.Wait()
 		close(b.exited)
 	}()
-	err = writeHolder(b.lock, b.cmd.Process.Pid)
+	err = datadir.WriteHolder(b.lock, b.cmd.Process.Pid)
 	if err == nil && user != nil {
 		err = user.MapIDs(b.cmd.Process.Pid)
 	}
@@ -161,7 +163,7 @@ func (p *bootPlan) prepare(dir, instance string) (listen netip.AddrPort, err err
 	}
 	if err := os.Remove(filepath.Join(dir, "sigmad", "launches")); err != nil &&
 		!errors.Is(err, fs.ErrNotExist) { // restarts are counted from here on
-		return listen, explainWrite(dir, err)
+		return listen, datadir.Explain(dir, err)
 	}
 	if err := p.record.write(dir); err != nil || p.record.Address == "" {
 		return listen, err
@@ -249,14 +251,14 @@ func (a *app) awaitReady(b *booting, r *record, tell func(format string, args ..
 	case s := <-signals:
 		b.stop(stopTimeout)
 		freeUplink(b.dir)
-		return exitCode(exitBySignal + int(s.(syscall.Signal)))
+		return cli.ExitCode(cli.ExitBySignal + int(s.(syscall.Signal)))
 	}
 	if text == "ready" {
 		return nil
 	}
 	b.stop(stopTimeout)
 	freeUplink(b.dir)
-	if tail := lastLines(b.log, b.logFrom, 20); tail != "" && !hasHint(text) {
+	if tail := datadir.LastLines(b.log, b.logFrom, 20); tail != "" && !hasHint(text) {
 		for line := range strings.SplitSeq(tail, "\n") {
 			tell("%s", line)
 		}
@@ -272,7 +274,7 @@ func hasHint(text string) bool { return strings.Contains(text, "\t") }
 func notReady(b *booting, r *record, why string, w waiting) error {
 	why, hint, is := strings.Cut(why, "\t")
 	e := &sigma.Error{Op: "sigma.up", Kind: sigma.KindUnavailable, Msg: "sigmaOS did not start: " + why,
-		Hint: "see " + filepath.Join(b.dir, logName) + "; what this machine lacks is told by: sigma doctor"}
+		Hint: "see " + filepath.Join(b.dir, datadir.LogName) + "; what this machine lacks is told by: sigma doctor"}
 	if b.joining {
 		e.Msg = "this machine did not join: " + why
 	}
@@ -303,7 +305,7 @@ func (a *app) bootAndStay(ctx context.Context, dir string, p bootPlan, detach bo
 		return err
 	}
 	defer b.close()
-	if err := a.awaitReady(b, &p.record, a.remark, signals); err != nil {
+	if err := a.awaitReady(b, &p.record, a.Remark, signals); err != nil {
 		if p.join != nil {
 			abandonJoin(dir)
 		}
@@ -314,18 +316,18 @@ func (a *app) bootAndStay(ctx context.Context, dir string, p bootPlan, detach bo
 		is = fmt.Sprintf("joined the system at %s; sigmaOS is running as machine", p.join.Address)
 	}
 	if !detach {
-		fmt.Fprintf(a.out, "%s %s on %s; ^C stops it\n", is, p.record.Machine, dir)
+		fmt.Fprintf(a.Out, "%s %s on %s; ^C stops it\n", is, p.record.Machine, dir)
 		return a.stay(b, signals)
 	}
-	fmt.Fprintf(a.out, "%s %s on %s (pid %d)\n", is, p.record.Machine, dir, b.cmd.Process.Pid)
-	fmt.Fprintln(a.err, a.next(dir))
+	fmt.Fprintf(a.Out, "%s %s on %s (pid %d)\n", is, p.record.Machine, dir, b.cmd.Process.Pid)
+	fmt.Fprintln(a.Err, a.next(dir))
 	return nil
 }
 
 // next says what to do with a system.
 func (a *app) next(dir string) string {
 	where := ""
-	if dir != a.defaultData() {
+	if dir != a.DefaultData() {
 		where = " --data " + dir
 	}
 	return fmt.Sprintf("next: sigma run%s ./PROGRAM | sigma ls%s / | sigma status%s | sigma down%s", where, where,

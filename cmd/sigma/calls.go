@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"sigmaos.dev/call"
+	"sigmaos.dev/cmd/sigma/cli"
 	"sigmaos.dev/sigma"
 )
 
@@ -22,7 +23,7 @@ are at most twice as long as what was measured. Servers that are something else,
 not answer, are told of on standard error.`,
 		Example: `  sudo sigma calls /ledgers
   sudo sigma calls --json /ledgers`,
-		Args: between(1, 1),
+		Args: cli.Between(1, 1),
 		RunE: func(cmd *cobra.Command, args []string) error { return a.calls(cmd.Context(), args[0]) },
 	}
 }
@@ -38,7 +39,7 @@ type callsJSON struct {
 }
 
 func (a *app) calls(ctx context.Context, path string) error {
-	c, err := a.connect(ctx)
+	c, err := a.Connect(ctx)
 	if err != nil {
 		return err
 	}
@@ -59,20 +60,20 @@ func (a *app) calls(ctx context.Context, path string) error {
 		}
 		if x.Err != nil {
 			j.Error = x.Err.Error()
-			a.remark("%s: %v %s", x.Member, x.Err, sigma.HintOf(x.Err))
+			a.Remark("%s: %v %s", x.Member, x.Err, sigma.HintOf(x.Err))
 		}
 		out = append(out, j)
 	}
-	if a.json {
-		return a.printJSON(out)
+	if a.JSON {
+		return a.PrintJSON(out)
 	}
-	t := a.table("MEMBER", "METHOD", "CALLS", "FAILED", "P50", "P99", "IN", "OUT")
+	t := a.Table("MEMBER", "METHOD", "CALLS", "FAILED", "P50", "P99", "IN", "OUT")
 	for _, x := range out {
 		for i := range x.Methods {
 			m := &x.Methods[i]
-			t.row(x.Member, m.Method, fmt.Sprint(m.Calls), fmt.Sprint(m.FailedCalls()), m.Quantile(0.5),
+			t.Row(x.Member, m.Method, fmt.Sprint(m.Calls), fmt.Sprint(m.FailedCalls()), m.Quantile(0.5),
 				m.Quantile(0.99), sigma.Bytes(m.In), sigma.Bytes(m.Out))
 		}
 	}
-	return t.print()
+	return t.Print()
 }

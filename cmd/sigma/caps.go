@@ -7,6 +7,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"sigmaos.dev/cmd/sigma/cli"
+	"sigmaos.dev/cmd/sigma/term"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
 )
@@ -24,7 +26,7 @@ none (hidden). Besides its view a proc always has /proc with itself and its desc
 and of /sys what it needs of itself.`,
 		Example: `  sudo sigma caps worker
   sudo sigma caps --json 3kq`,
-		Args: between(1, 1),
+		Args: cli.Between(1, 1),
 		RunE: func(cmd *cobra.Command, args []string) error { return a.caps(cmd.Context(), args[0]) },
 	}
 }
@@ -54,7 +56,7 @@ type viewEntryJSON struct {
 }
 
 func (a *app) caps(ctx context.Context, word string) error {
-	c, err := a.connect(ctx)
+	c, err := a.Connect(ctx)
 	if err != nil {
 		return err
 	}
@@ -67,8 +69,8 @@ func (a *app) caps(ctx context.Context, word string) error {
 	if err != nil {
 		return err
 	}
-	if a.json {
-		return a.printJSON(capsToJSON(&caps))
+	if a.JSON {
+		return a.PrintJSON(capsToJSON(&caps))
 	}
 	return a.printCaps(&caps)
 }
@@ -93,41 +95,41 @@ func endpointTexts(es []sigma.Endpoint) []string {
 }
 
 func (a *app) printCaps(c *sigmap.Caps) error {
-	t := newTable(a.out)
-	t.row("id", string(c.ID))
-	t.row("realm", string(c.Realm))
+	t := term.NewTable(a.Out)
+	t.Row("id", string(c.ID))
+	t.Row("realm", string(c.Realm))
 	if c.Machine != "" {
-		t.row("machine", string(c.Machine))
+		t.Row("machine", string(c.Machine))
 	}
 	switch {
 	case c.All:
-		t.row("sees", "all of its realm")
+		t.Row("sees", "all of its realm")
 	case len(c.View) == 0:
-		t.row("sees", "itself")
+		t.Row("sees", "itself")
 	}
 	for _, e := range c.View {
-		t.row("sees", fmt.Sprintf("%s = %s %v", e.Path, e.Target, e.Rights))
+		t.Row("sees", fmt.Sprintf("%s = %s %v", e.Path, e.Target, e.Rights))
 	}
 	for _, id := range c.Kin {
-		t.row("seen by", string(id))
+		t.Row("seen by", string(id))
 	}
 	for _, e := range c.Listens {
-		t.row("listens", e.String())
+		t.Row("listens", e.String())
 	}
 	for _, e := range c.Read {
-		t.row("may dial", e.String())
+		t.Row("may dial", e.String())
 	}
 	if c.Entered > 0 {
-		t.row("trees entered", fmt.Sprint(c.Entered))
+		t.Row("trees entered", fmt.Sprint(c.Entered))
 	}
 	for _, l := range c.Leases {
-		t.row("lease", fmt.Sprint(uint64(l)))
+		t.Row("lease", fmt.Sprint(uint64(l)))
 	}
-	t.row("profile", string(c.Profile))
-	t.row("memory limit", c.Memory.String())
-	t.row("tasks limit", fmt.Sprint(c.Tasks))
-	t.row("files limit", fmt.Sprint(c.Files))
-	return t.print()
+	t.Row("profile", string(c.Profile))
+	t.Row("memory limit", c.Memory.String())
+	t.Row("tasks limit", fmt.Sprint(c.Tasks))
+	t.Row("files limit", fmt.Sprint(c.Files))
+	return t.Print()
 }
 
 // parseView reads the words after --view: PATH[=TARGET][:RIGHTS], or none alone.
@@ -145,7 +147,7 @@ func parseView(words []string) ([]sigma.ViewEntry, error) {
 		if i := strings.LastIndexByte(w, ':'); i >= 0 && !strings.Contains(w[i:], "/") {
 			r, err := sigma.ParseRights(w[i+1:])
 			if err != nil {
-				return nil, withCode(exitUsage, err)
+				return nil, cli.WithCode(cli.ExitUsage, err)
 			}
 			e.Rights, rest = r, w[:i]
 		}

@@ -9,6 +9,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"sigmaos.dev/cmd/sigma/cli"
+	"sigmaos.dev/cmd/sigma/term"
 	"sigmaos.dev/files"
 	"sigmaos.dev/sigma"
 )
@@ -24,9 +26,9 @@ its beginning. One that does not exist is waited for then.`,
 		Example: `  sudo sigma cat /s3/in/a.txt | head
   sudo sigma cat '/s3/in/*.txt' | wc
   sudo sigma cat -f /ux/~local/log`,
-		Args: between(1, -1),
+		Args: cli.Between(1, -1),
 	}
-	a.reading(cmd, func(ctx context.Context, args []string, _ *sigma.Age) error { return a.cat(ctx, args, follow) })
+	a.Reading(cmd, func(ctx context.Context, args []string, _ *sigma.Age) error { return a.cat(ctx, args, follow) })
 	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on printing what is added")
 	return cmd
 }
@@ -42,7 +44,7 @@ func (a *app) cat(ctx context.Context, paths []string, follow bool) error {
 	}
 	var errs []error
 	for _, p := range paths {
-		err := files.OfRealm(c).Content(ctx, p, raw(a.out))
+		err := files.OfRealm(c).Content(ctx, p, term.Raw(a.Out))
 		if errors.Is(err, syscall.EPIPE) || err != nil && ctx.Err() != nil {
 			return err
 		}
@@ -56,7 +58,7 @@ func (a *app) catOn(ctx context.Context, c sigma.Namespace, paths []string) erro
 	until := ctx
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	to := &inTurn{to: raw(a.out)}
+	to := &inTurn{to: term.Raw(a.Out)}
 	var wg sync.WaitGroup
 	for _, p := range paths {
 		if st, err := c.Stat(ctx, p); err == nil && (st.ID.Kind == sigma.KindDir || st.ID.Kind == sigma.KindCallable) {
@@ -73,7 +75,7 @@ func (a *app) catOn(ctx context.Context, c sigma.Namespace, paths []string) erro
 	var broken writeError
 	switch err := context.Cause(ctx); {
 	case until.Err() != nil:
-		return exitCode(exitInterrupted)
+		return cli.ExitCode(cli.ExitInterrupted)
 	case errors.As(err, &broken):
 		return broken.error
 	default:

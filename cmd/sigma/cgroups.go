@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"syscall"
 	"time"
+
+	"sigmaos.dev/cmd/sigma/datadir"
 )
 
 // cgroupsMost is how long processes that were killed may take to leave their cgroups.
@@ -16,22 +18,22 @@ const cgroupsMost = 2 * time.Second
 // freeCgroups takes away the cgroups of the system on dir, which has ended. One that was killed
 // could not do so itself. What is not empty stays for the next up, which ends what is in it.
 func freeCgroups(ctx context.Context, dir string) {
-	if _, err := os.Lstat(filepath.Join(dir, instanceName)); err != nil || os.Geteuid() != 0 {
+	if _, err := os.Lstat(filepath.Join(dir, datadir.InstanceName)); err != nil || os.Geteuid() != 0 {
 		return
 	}
-	lock, err := lockData(ctx, dir) // so that none is started meanwhile
+	lock, err := datadir.Lock(ctx, dir) // so that none is started meanwhile
 	if err != nil {
 		return
 	}
 	defer lock.Close()
-	id, err := instance(dir)
+	id, err := datadir.Instance(dir)
 	if err != nil {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, cgroupsMost)
 	defer cancel()
 	for _, at := range thisMachine().hierarchies() {
-		for !removeDirs(filepath.Join(at, "sigma-"+id)) && pause(ctx, 20*time.Millisecond) == nil {
+		for !removeDirs(filepath.Join(at, "sigma-"+id)) && datadir.Pause(ctx, 20*time.Millisecond) == nil {
 		}
 	}
 }

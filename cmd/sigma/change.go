@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"sigmaos.dev/cmd/sigma/cli"
 	"sigmaos.dev/files"
 	"sigmaos.dev/sigma"
 )
@@ -36,7 +37,7 @@ no failure if there is no such file.`,
 		Example: `  sudo sigma rm /s3/in/a.txt
   sudo sigma rm '/s3/in/*.tmp'
   sudo sigma rm -r /s3/in`,
-		Args: between(1, -1),
+		Args: cli.Between(1, -1),
 		RunE: func(cmd *cobra.Command, args []string) error { return a.rm(cmd.Context(), args, recursive, force) },
 	}
 	cmd.Flags().BoolVarP(&recursive, "recursive", "r", false, "also directories")
@@ -53,7 +54,7 @@ func (a *app) rm(ctx context.Context, paths []string, recursive, force bool) err
 			return err
 		}
 	}
-	c, err := a.connect(ctx)
+	c, err := a.Connect(ctx)
 	if err != nil {
 		return err
 	}
@@ -110,7 +111,7 @@ func newMkdirCommand(a *app) *cobra.Command {
 way, and it is no failure if one exists.`,
 		Example: `  sudo sigma mkdir /s3/in
   sudo sigma mkdir -p /s3/in/a/b`,
-		Args: between(1, -1),
+		Args: cli.Between(1, -1),
 		RunE: func(cmd *cobra.Command, args []string) error { return a.mkdir(cmd.Context(), args, parents) },
 	}
 	cmd.Flags().BoolVarP(&parents, "parents", "p", false, "make directories on the way; they may exist")
@@ -122,7 +123,7 @@ func (a *app) mkdir(ctx context.Context, paths []string, parents bool) error {
 	if err != nil {
 		return err
 	}
-	c, err := a.connect(ctx)
+	c, err := a.Connect(ctx)
 	if err != nil {
 		return err
 	}
@@ -157,10 +158,10 @@ directory, the link is made below it with TARGET's name. With -f a file or link 
 replaced, in one step. There are no other links, so -s must be given.`,
 		Example: `  sudo sigma ln -s /s3/in /input
   sudo sigma ln -sf /s3/new /input`,
-		Args: between(2, 2),
+		Args: cli.Between(2, 2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if !symbolic {
-				return usageError(cmd, "make a symbolic link: sigma ln -s "+args[0]+" "+args[1],
+				return cli.UsageError(cmd, "make a symbolic link: sigma ln -s "+args[0]+" "+args[1],
 					"there are no hard links in sigmaOS")
 			}
 			return a.ln(cmd.Context(), args[0], args[1], force)
@@ -184,7 +185,7 @@ func (a *app) ln(ctx context.Context, target, at string, force bool) error {
 	if _, err := cleanPath(check); err != nil {
 		return err
 	}
-	c, err := a.connect(ctx)
+	c, err := a.Connect(ctx)
 	if err != nil {
 		return err
 	}

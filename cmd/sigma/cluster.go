@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -17,93 +16,25 @@ import (
 	"syscall"
 	"time"
 
+	"sigmaos.dev/cmd/sigma/cli"
+	"sigmaos.dev/cmd/sigma/datadir"
+	"sigmaos.dev/cmd/sigma/term"
 	"sigmaos.dev/hostsetup"
 	"sigmaos.dev/kernel"
 	"sigmaos.dev/sigma"
 )
 
-// Several machines on one host: DATA holds clusterName and, below machinesName, a complete DATA of
-// each.
-const (
-	clusterName  = "cluster"
-	machinesName = "machines"
-)
-
-// How many machines a host can bear.
-const (
-	machinesPerCore   = 4
-	machinesOnOneCore = 5 // so that any host can show the loss of two control machines
-	machineMemory     = 256 << 20
-	machinesMost      = 250 // addresses
-)
-
-// cluster is what clusterName holds.
-type cluster struct {
-	Machines int `json:"machines"`
-	Control  int `json:"control"`
-}
-
-func readCluster(dir string) (*cluster, error) {
-	path := filepath.Join(dir, clusterName)
-	b, err := os.ReadFile(path)
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, explainWrite(path, err)
-	}
-	var c cluster
-	if err := json.Unmarshal(b, &c); err != nil || c.Machines < 1 || c.Machines > machinesMost || c.Control < 1 ||
-		c.Control > c.Machines {
-		return nil, &sigma.Error{Op: "sigma.readCluster", Path: path, Kind: sigma.KindInvalid,
-			Msg: "does not say how many machines there are", Hint: "restore it from a backup"}
-	}
-	return &c, nil
-}
-
-func isCluster(dir string) bool {
-	c, err := readCluster(dir)
-	return c != nil || err != nil
-}
-
-// machineDir is the DATA of the i-th machine, from 1.
-func machineDir(dir string, i int) string {
-	return filepath.Join(dir, machinesName, fmt.Sprint("m", i))
-}
-
-func (c *cluster) dirs(dir string) (all []string) {
-	for i := range c.Machines {
-		all = append(all, machineDir(dir, i+1))
-	}
-	return all
-}
-
-// homeOf is where commands find the machine they talk to: of several the first that runs, and dir
-// itself otherwise.
-func homeOf(dir string) string {
-	c, err := readCluster(dir)
-	if c == nil || err != nil {
-		return dir
-	}
-	for _, m := range c.dirs(dir) {
-		if _, held, err := running(m); held && err == nil {
-			return m
-		}
-	}
-	return machineDir(dir, 1)
-}
-
 // several tells whether up is about several machines, and which; nil if not.
-func (a *app) several(dir string, o upOptions) (*cluster, error) {
-	have, err := readCluster(dir)
+func (a *app) several(dir string, o upOptions) (*datadir.Cluster, error) {
+	have, err := datadir.ReadCluster(dir)
 	switch {
 	case err != nil:
 		return nil, err
 	case have != nil:
 		if o.machines > 0 && o.machines != have.Machines || o.control > 0 && o.control != have.Control {
-			return nil, dataError(dir, sigma.KindExists,
+			return nil, datadir.Error(dir, sigma.KindExists,
 				fmt.Sprintf("is that of %s, %d of them with a part of the control plane",
-					count(have.Machines, "machine"), have.Control),
+					cli.Count(have.Machines, "machine"), have.Control),
 				"leave --machines and --control out, or choose another with --data DIR")
 		}
 	case o.machines == 0 && o.control != 0 && o.etcd.given():
@@ -130,7 +61,7 @@ func (a *app) several(dir string, o upOptions) (*cluster, error) {
 	if have != nil {
 		return have, nil
 	}
-	c := &cluster{Machines: o.machines, Control: max(o.control, 1)}
+	c := &datadir.Cluster{Machines: o.machines, Control: max(o.control, 1)}
 	if bear, why := hostBears(runtime.NumCPU(), hostMemory()); o.machines < 1 || o.machines > bear {
 		return nil, flagFault("--machines %d is not between 1 and %d, which is what this host can bear (%s)",
 			o.machines, bear, why)("sigma up --machines " + strconv.Itoa(min(3, bear)))
@@ -139,19 +70,19 @@ func (a *app) several(dir string, o upOptions) (*cluster, error) {
 		return nil, flagFault("--control %d is not 1, 3 or 5, or more than there are machines",
 			o.control)("an even number bears no more losses than the odd one below")
 	}
-	if _, err := os.Lstat(filepath.Join(dir, instanceName)); err == nil {
-		return nil, dataError(dir, sigma.KindExists, "is that of one machine", "choose another with --data DIR")
+	if _, err := os.Lstat(filepath.Join(dir, datadir.InstanceName)); err == nil {
+		return nil, datadir.Error(dir, sigma.KindExists, "is that of one machine", "choose another with --data DIR")
 	}
 	return c, nil
 }
 
 // hostBears says how many machines a host can be.
 func hostBears(cores int, memory sigma.Bytes) (n int, why string) {
-	n = max(machinesPerCore*cores, machinesOnOneCore)
-	byMemory := int(min(memory/machineMemory, machinesMost))
-	return max(1, min(n, byMemory, machinesMost)),
+	n = max(datadir.MachinesPerCore*cores, datadir.MachinesOnOneCore)
+	byMemory := int(min(memory/datadir.MachineMemory, datadir.MachinesMost))
+	return max(1, min(n, byMemory, datadir.MachinesMost)),
 		fmt.Sprintf("%d cores, %v of memory; at most %d machines for each core, and %v for each machine", cores, memory,
-			machinesPerCore, sigma.Bytes(machineMemory))
+			datadir.MachinesPerCore, sigma.Bytes(datadir.MachineMemory))
 }
 
 // member is one machine that is started.
@@ -163,24 +94,25 @@ type member struct {
 }
 
 // upSeveral starts those machines of DATA that do not run.
-func (a *app) upSeveral(ctx context.Context, dir string, c *cluster, o upOptions, signals <-chan os.Signal) error {
-	lock, err := c.claim(ctx, dir)
+func (a *app) upSeveral(ctx context.Context, dir string, c *datadir.Cluster, o upOptions,
+	signals <-chan os.Signal) error {
+	lock, err := c.Claim(ctx, dir)
 	if err != nil {
 		return err
 	}
 	defer lock.Close()
 	began := time.Now()
-	ms, err := c.plan(ctx, dir, o)
+	ms, err := planMembers(ctx, c, dir, o)
 	if err != nil {
 		return err
 	}
 	if len(ms) == 0 {
 		return &sigma.Error{Op: "sigma.up", Kind: sigma.KindExists, Msg: fmt.Sprintf("all machines of %s are running",
-			dir), Hint: "stop them with: " + commandOn("down", dir)}
+			dir), Hint: "stop them with: " + datadir.CommandOn("down", dir)}
 	}
 	s := &starting{a: a, dir: dir}
-	if terminalWidth(a.err) > 0 && !a.json {
-		s.bar = a.progress("starting machines", int64(len(ms)))
+	if term.Width(a.Err) > 0 && !a.JSON {
+		s.bar = a.Progress("starting machines", int64(len(ms)))
 	}
 	defer s.close()
 	stop := make(chan struct{})
@@ -195,63 +127,37 @@ func (a *app) upSeveral(ctx context.Context, dir string, c *cluster, o upOptions
 		return err
 	}
 	lock.Close()
-	is := fmt.Sprintf("sigmaOS is running as %s, m1 to m%d, on %s", count(c.Machines, "machine"), c.Machines, dir)
+	is := fmt.Sprintf("sigmaOS is running as %s, m1 to m%d, on %s", cli.Count(c.Machines, "machine"), c.Machines, dir)
 	if o.detach {
-		fmt.Fprintf(a.out, "%s (%.1f s)\n", is, time.Since(began).Seconds())
-		fmt.Fprintln(a.err, a.next(dir))
+		fmt.Fprintf(a.Out, "%s (%.1f s)\n", is, time.Since(began).Seconds())
+		fmt.Fprintln(a.Err, a.next(dir))
 		return nil
 	}
-	fmt.Fprintf(a.out, "%s; ^C stops them\n", is)
+	fmt.Fprintf(a.Out, "%s; ^C stops them\n", is)
 	return a.stayAll(ms, signals)
 }
 
-// claim makes DATA that of several machines, and keeps other ups away.
-func (c *cluster) claim(ctx context.Context, dir string) (*os.File, error) {
-	if err := prepareData(dir); err != nil {
-		return nil, err
-	}
-	lock, err := lockData(ctx, dir)
-	if err != nil {
-		return nil, err
-	}
-	text, err := json.Marshal(c)
-	if err == nil {
-		err = writeHolder(lock, os.Getpid())
-	}
-	if err == nil {
-		err = writeWhole(filepath.Join(dir, clusterName), string(text)+"\n", -1)
-	}
-	if merr := os.Mkdir(filepath.Join(dir, machinesName), 0o711); err == nil && !errors.Is(merr, fs.ErrExist) {
-		err = merr
-	}
-	if err != nil {
-		lock.Close()
-		return nil, explainWrite(dir, err)
-	}
-	return lock, nil
-}
-
-// plan says what is to be started.
-func (c *cluster) plan(ctx context.Context, dir string, o upOptions) (ms []*member, err error) {
-	first, err := c.firstInstance(dir)
+// planMembers says what is to be started.
+func planMembers(ctx context.Context, c *datadir.Cluster, dir string, o upOptions) (ms []*member, err error) {
+	first, err := c.FirstInstance(dir)
 	if err != nil {
 		return nil, err
 	}
 	for i := range c.Machines {
-		home := machineDir(dir, i+1)
-		if _, held, err := running(home); err != nil || held {
+		home := datadir.MachineDir(dir, i+1)
+		if _, held, err := datadir.Running(home); err != nil || held {
 			if err != nil {
 				return nil, err
 			}
 			continue
 		}
-		if err := prepareData(home); err != nil {
+		if err := datadir.Prepare(home); err != nil {
 			return nil, err
 		}
-		path := filepath.Join(home, instanceName)
+		path := filepath.Join(home, datadir.InstanceName)
 		if _, err := os.Lstat(path); errors.Is(err,
 			fs.ErrNotExist) { // their uids must differ, which the number modulo 1024 decides
-			err = writeWhole(path, fmt.Sprintf("%08x\n", first+uint32(i)), -1)
+			err = datadir.Write(path, fmt.Sprintf("%08x\n", first+uint32(i)), -1)
 			if err != nil {
 				return nil, err
 			}
@@ -279,25 +185,11 @@ func (c *cluster) plan(ctx context.Context, dir string, o upOptions) (ms []*memb
 	return ms, nil
 }
 
-// firstInstance is the number of m1's instance, from which the others count.
-func (c *cluster) firstInstance(dir string) (uint32, error) {
-	m1 := machineDir(dir, 1)
-	if err := prepareData(m1); err != nil {
-		return 0, err
-	}
-	id, err := instance(m1)
-	if err != nil {
-		return 0, err
-	}
-	n, err := strconv.ParseUint(id, 16, 32)
-	return uint32(n), err
-}
-
 // starting is several machines on their way.
 type starting struct {
 	a   *app
 	dir string
-	bar progress // nil = a line for each machine
+	bar term.Progress // nil = a line for each machine
 	hub *os.File
 
 	mu          sync.Mutex
@@ -339,8 +231,8 @@ func (s *starting) signals() <-chan os.Signal {
 
 // all starts the machines: first the members of a system and, if there is none, its founder; then
 // by a token those that have to join.
-func (s *starting) all(ctx context.Context, c *cluster, ms []*member) (err error) {
-	if s.hub, err = hubOf(filepath.Join(s.dir, machinesName)); err != nil {
+func (s *starting) all(ctx context.Context, c *datadir.Cluster, ms []*member) (err error) {
+	if s.hub, err = hubOf(filepath.Join(s.dir, datadir.MachinesName)); err != nil {
 		return err
 	}
 	var members, joiners []*member
@@ -363,7 +255,7 @@ func (s *starting) all(ctx context.Context, c *cluster, ms []*member) (err error
 	if err != nil {
 		return err
 	}
-	r, err := readRecord(homeOf(s.dir))
+	r, err := readRecord(datadir.HomeOf(s.dir))
 	if err != nil {
 		return err
 	}
@@ -387,15 +279,15 @@ func (s *starting) each(ctx context.Context, ms []*member) error {
 			}
 			if s.bar != nil {
 				s.bar.Add(1)
-			} else if !s.a.json {
-				s.a.remark("machine %s is up (%.1f s)", m.name, time.Since(began).Seconds())
+			} else if !s.a.JSON {
+				s.a.Remark("machine %s is up (%.1f s)", m.name, time.Since(began).Seconds())
 			}
 		})
 	}
 	all.Wait()
 	for i, err := range errs { // one is enough to say; an interruption comes to all
 		if err != nil {
-			var code exitCode
+			var code cli.ExitCode
 			if errors.As(err, &code) {
 				return err
 			}
@@ -442,10 +334,10 @@ func (s *starting) one(ctx context.Context, m *member) error {
 // tell is remark beside the bar.
 func (s *starting) tell(format string, args ...any) {
 	if s.bar == nil {
-		s.a.remark(format, args...)
+		s.a.Remark(format, args...)
 		return
 	}
-	s.bar.Beside(func() { s.a.remark(format, args...) })
+	s.bar.Beside(func() { s.a.Remark(format, args...) })
 }
 
 // stopAll takes down what was started.
@@ -479,24 +371,24 @@ func (a *app) stayAll(ms []*member, signals <-chan os.Signal) error {
 			if !m.cmd.ProcessState.Success() {
 				return &sigma.Error{Op: "sigma.up", Kind: sigma.KindLost,
 					Msg:  fmt.Sprintf("machine %s ended unexpectedly (%v)", m.name, m.cmd.ProcessState),
-					Hint: "see " + filepath.Join(m.dir, logName) + "; start it again with: sigma up"}
+					Hint: "see " + filepath.Join(m.dir, datadir.LogName) + "; start it again with: sigma up"}
 			}
 		}
-		a.remark("sigmaOS was stopped")
+		a.Remark("sigmaOS was stopped")
 		return nil
 	case <-signals:
 	}
-	a.remark("stopping")
+	a.Remark("stopping")
 	a.stopAll(ms)
 	return nil
 }
 
 // downSeveral stops all machines of DATA, those with a part of the control plane last, when the
 // procs of all have gone.
-func (a *app) downSeveral(ctx context.Context, dir string, c *cluster, now bool) error {
+func (a *app) downSeveral(ctx context.Context, dir string, c *datadir.Cluster, now bool) error {
 	var control, others []*stopping
-	for i, m := range c.dirs(dir) {
-		pid, held, err := running(m)
+	for i, m := range c.Dirs(dir) {
+		pid, held, err := datadir.Running(m)
 		if err != nil {
 			return err
 		}
@@ -523,6 +415,6 @@ func (a *app) downSeveral(ctx context.Context, dir string, c *cluster, now bool)
 			return errs[i]
 		}
 	}
-	fmt.Fprintf(a.out, "sigmaOS on %s is stopped (%s)\n", dir, count(len(all), "machine"))
+	fmt.Fprintf(a.Out, "sigmaOS on %s is stopped (%s)\n", dir, cli.Count(len(all), "machine"))
 	return nil
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"sigmaos.dev/cmd/sigma/term"
 	"sigmaos.dev/sigma"
 )
 
@@ -37,7 +38,7 @@ func (a *app) complete(cmd *cobra.Command, _ []string, word string) ([]string, c
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	c, err := a.connect(ctx)
+	c, err := a.Connect(ctx)
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
@@ -52,7 +53,7 @@ func (a *app) complete(cmd *cobra.Command, _ []string, word string) ([]string, c
 		if e.ID.Kind == sigma.KindDir || e.ID.Kind == sigma.KindEndpoint {
 			p += "/"
 		}
-		if strings.HasPrefix(p, word) && harmless(p) {
+		if strings.HasPrefix(p, word) && term.Harmless(p) {
 			out = append(out, p)
 		}
 	}

@@ -13,6 +13,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"sigmaos.dev/cmd/sigma/cli"
+	"sigmaos.dev/cmd/sigma/term"
 	"sigmaos.dev/files"
 	"sigmaos.dev/sigma"
 )
@@ -37,7 +39,7 @@ A bucket has to exist: make it with "sigma mkdir /s3/NAME".`,
   sudo sigma mkdir /s3/in
   sudo sigma put -r texts /s3/in/texts
   date | sudo sigma put - /s3/in/now`,
-		Args: between(2, -1),
+		Args: cli.Between(2, -1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.put(cmd.Context(), args, moving{recursive: recursive})
 		},
@@ -62,9 +64,9 @@ content are skipped and counted, and links below LOCAL on this machine are not f
   sudo sigma get '/s3/in/*.txt' texts/
   sudo sigma get -r /s3/out results
   sudo sigma get /s3/in/a.txt - | wc`,
-		Args: between(1, -1),
+		Args: cli.Between(1, -1),
 	}
-	a.reading(cmd, func(ctx context.Context, args []string, _ *sigma.Age) error {
+	a.Reading(cmd, func(ctx context.Context, args []string, _ *sigma.Age) error {
 		local, last := "./", len(args)-1
 		if last > 0 {
 			args, local = args[:last], args[last]
@@ -95,7 +97,7 @@ skipped and counted. What is there under the same name is replaced, each file at
   sudo sigma cp -r /s3/in /ux/~local/in
   sudo sigma cp a.txt b.txt /s3/in/
   sudo sigma cp '/s3/in/*.txt' ./texts/`,
-		Args: between(2, -1),
+		Args: cli.Between(2, -1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.cp(cmd.Context(), args, moving{recursive: recursive, below: true})
 		},
@@ -122,7 +124,7 @@ func (a *app) cp(ctx context.Context, args []string, o moving) error {
 	for i, f := range from {
 		name, host := hostPath(f)
 		if name == "" {
-			return usageError(nil, "write . for this directory", "a name is empty")
+			return cli.UsageError(nil, "write . for this directory", "a name is empty")
 		}
 		if from[i] = name; host {
 			hosts++
@@ -130,14 +132,14 @@ func (a *app) cp(ctx context.Context, args []string, o moving) error {
 	}
 	switch {
 	case to == "":
-		return usageError(nil, "write . for this directory", "a name is empty")
+		return cli.UsageError(nil, "write . for this directory", "a name is empty")
 	case hosts == len(from) && toHost:
-		return usageError(nil, "realm paths begin with /, as in /s3/in/a.txt; between files of this host use cp(1)",
+		return cli.UsageError(nil, "realm paths begin with /, as in /s3/in/a.txt; between files of this host use cp(1)",
 			"cp: all of these are files of this host")
 	case hosts == len(from):
 		return a.put(ctx, append(from, to), o)
 	case hosts > 0:
-		return usageError(nil, "copy them one after the other",
+		return cli.UsageError(nil, "copy them one after the other",
 			"cp: some of these are files of this host and some are the realm's")
 	case toHost:
 		return a.get(ctx, from, to, o)
@@ -277,7 +279,7 @@ func (a *app) put(ctx context.Context, args []string, o moving) error {
 			return err
 		}
 	}
-	c, err := a.connect(ctx)
+	c, err := a.Connect(ctx)
 	if err != nil {
 		return err
 	}
@@ -303,7 +305,7 @@ func (a *app) put(ctx context.Context, args []string, o moving) error {
 		at := to
 		if o.into(typed, isDir, st) {
 			if name == "-" {
-				return usageError(nil, "write for example: sigma put - "+path.Join(to, "NAME"),
+				return cli.UsageError(nil, "write for example: sigma put - "+path.Join(to, "NAME"),
 					"standard input needs a whole path")
 			}
 			abs, err := filepath.Abs(name) // "." and ".." have names too
@@ -340,7 +342,7 @@ func (s stdin) Close() error { return nil }
 // hostSource gives the directory of this host in which what was named is, and its name there.
 func (a *app) hostSource(name string) (host hostTree, in string, st sigma.Stat, err error) {
 	if name == "-" {
-		return stdin{in: a.in}, "", st, nil
+		return stdin{in: a.In}, "", st, nil
 	}
 	root, err := filepath.EvalSymlinks(name) // what the user named is meant, also through a link
 	if err != nil {
@@ -360,7 +362,7 @@ func (a *app) hostSource(name string) (host hostTree, in string, st sigma.Stat, 
 func (a *app) get(ctx context.Context, from []string, typed string, o moving) error {
 	o.verb, o.done, o.skips = "get", "fetched", "links and files without content"
 	if typed == "" {
-		return usageError(nil, "write . for this directory", "the local name is empty")
+		return cli.UsageError(nil, "write . for this directory", "the local name is empty")
 	}
 	c, from, err := a.connectFor(ctx, from)
 	if err != nil {
@@ -370,7 +372,7 @@ func (a *app) get(ctx context.Context, from []string, typed string, o moving) er
 	realm := files.OfRealm(c)
 	if typed == "-" {
 		for _, f := range from {
-			if err := realm.Content(ctx, f, raw(a.out)); err != nil {
+			if err := realm.Content(ctx, f, term.Raw(a.Out)); err != nil {
 				return err
 			}
 		}
@@ -425,26 +427,26 @@ func (a *app) carryOut(ctx context.Context, p *files.Copy, o moving, from []stri
 	if p.Files() == 1 {
 		title = o.verb + " " + path.Base(from[0])
 	}
-	bar := a.progressBytes(title, p.Bytes)
+	bar := a.ProgressBytes(title, p.Bytes)
 	err := p.Run(ctx, bar)
 	bar.Done()
 	if p.Skipped > 0 {
-		a.remark("skipped %d %s", p.Skipped, o.skips)
+		a.Remark("skipped %d %s", p.Skipped, o.skips)
 	}
 	done, bytes := p.Done()
 	if err != nil {
 		if done > 0 {
-			a.remark("%d of %d files were %s", done, p.Files(), o.done)
+			a.Remark("%d of %d files were %s", done, p.Files(), o.done)
 		}
 		return err
 	}
 	took := time.Since(start)
 	switch {
-	case a.json:
-		return a.printJSON(movedJSON{done, bytes, p.Skipped, took.Seconds()})
+	case a.JSON:
+		return a.PrintJSON(movedJSON{done, bytes, p.Skipped, took.Seconds()})
 	case p.Dirs() > 0: // more than they named
 		rate := sigma.Bytes(float64(bytes) / max(took.Seconds(), 1e-6))
-		a.remark("%s %s, %v in %v (%v/s)", o.done, count(done, "file"), sigma.Bytes(bytes),
+		a.Remark("%s %s, %v in %v (%v/s)", o.done, cli.Count(done, "file"), sigma.Bytes(bytes),
 			took.Round(time.Millisecond), rate)
 	}
 	return nil

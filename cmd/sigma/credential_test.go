@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"sigmaos.dev/cmd/sigma/cli"
+	"sigmaos.dev/cmd/sigma/datadir"
 	"sigmaos.dev/identity"
 )
 
@@ -26,7 +28,7 @@ func TestWarnOpen(t *testing.T) {
 			t.Fatal(err)
 		}
 		var out bytes.Buffer
-		(&app{err: &out}).warnOpen(path, f)
+		(&app{&cli.App{Err: &out}}).WarnOpen(path, f)
 		f.Close()
 		if is := strings.Contains(out.String(), "chmod 600"); is != warned {
 			t.Errorf("of mode %o: %q", mode, out.String())
@@ -39,7 +41,7 @@ func TestWarnOpen(t *testing.T) {
 	defer r.Close()
 	defer w.Close()
 	var out bytes.Buffer
-	if (&app{err: &out}).warnOpen("pipe", w); out.Len() > 0 {
+	if (&app{&cli.App{Err: &out}}).WarnOpen("pipe", w); out.Len() > 0 {
 		t.Errorf("of a pipe: %q", out.String())
 	}
 }
@@ -51,7 +53,7 @@ func TestClosedTo(t *testing.T) {
 	if err := os.MkdirAll(inner, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	path := filepath.Join(inner, realmSocket)
+	path := filepath.Join(inner, datadir.RealmSocket)
 	if above := closedTo(filepath.Join(top, "x")); above != "" {
 		t.Skipf("%s is closed to others itself", above)
 	}

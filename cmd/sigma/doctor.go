@@ -15,6 +15,9 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"sigmaos.dev/cmd/sigma/cli"
+	"sigmaos.dev/cmd/sigma/datadir"
+	"sigmaos.dev/cmd/sigma/term"
 	"sigmaos.dev/diskspace"
 	"sigmaos.dev/hostsetup"
 	"sigmaos.dev/sigma"
@@ -60,7 +63,7 @@ nothing. A part that has not answered after 1.2 s is down, and so is a machine t
 lost. Exit code 1 if something is missing or down.`,
 		Example: `  sigma doctor
   sigma doctor --json | jq '.[] | select(.state != "ok")'`,
-		Args: between(0, 0),
+		Args: cli.Between(0, 0),
 		RunE: func(cmd *cobra.Command, _ []string) error { return a.doctor(cmd.Context()) },
 	}
 }
@@ -83,8 +86,8 @@ func (a *app) doctor(ctx context.Context) error {
 	findings = append(findings, (<-asked).found...)
 	findings = append(findings, m.features()...)
 	code := exitOf(findings)
-	if a.json {
-		if err := a.printJSON(findings); err != nil {
+	if a.JSON {
+		if err := a.PrintJSON(findings); err != nil {
 			return err
 		}
 		return exitCodeOrNil(code)
@@ -96,29 +99,29 @@ func (a *app) doctor(ctx context.Context) error {
 }
 
 func (a *app) printFindings(findings []finding) error {
-	t := newTable(a.out)
+	t := term.NewTable(a.Out)
 	for _, f := range findings {
 		found := f.Found
 		if f.Advice != "" {
 			found += "; " + f.Advice
 		}
-		t.row(f.State, f.Check, found)
+		t.Row(f.State, f.Check, found)
 	}
-	return t.print()
+	return t.Print()
 }
 
 func exitOf(findings []finding) int {
 	if slices.ContainsFunc(findings, func(f finding) bool {
 		return f.State == findingMissing || f.State == findingDown
 	}) {
-		return exitFailure
+		return cli.ExitFailure
 	}
-	return exitOK
+	return cli.ExitOK
 }
 
 // unknown is for a part of the system that runs and did not say how it is.
 func unknown(ctx context.Context, check string, err error) finding {
-	f := weak(check, "not known: "+err.Error(), orElse(sigma.HintOf(err), "look at the log"))
+	f := weak(check, "not known: "+err.Error(), cli.OrElse(sigma.HintOf(err), "look at the log"))
 	switch sigma.KindOf(err) {
 	case sigma.KindTimeout, sigma.KindUnavailable, sigma.KindLost:
 		f.State = findingDown
@@ -150,7 +153,7 @@ func (m machine) platform() finding {
 
 func (m machine) kernel() finding {
 	release := m.release()
-	f := finding{Check: "kernel", State: findingOK, Found: orElse(release, "unknown")}
+	f := finding{Check: "kernel", State: findingOK, Found: cli.OrElse(release, "unknown")}
 	if !versionAtLeast(release, kernelLeast) {
 		f.State, f.Advice = findingMissing, "use Linux "+kernelLeast+" or newer, as Debian 12 has"
 	}
@@ -307,7 +310,7 @@ func (m machine) memory() finding {
 
 // disk looks at where DATA is or would be.
 func (a *app) disk() finding {
-	dir, err := a.dataDir()
+	dir, err := a.DataDir()
 	if err != nil {
 		return finding{Check: "disk", State: findingMissing, Found: err.Error(), Advice: sigma.HintOf(err)}
 	}
@@ -318,7 +321,7 @@ func (a *app) disk() finding {
 		space, err = diskspace.Of(at)
 	}
 	f := finding{Check: "disk", State: findingOK, Found: fmt.Sprintf("%v free for %s", space.Free, dir)}
-	if _, up, err := running(dir); err == nil && up {
+	if _, up, err := datadir.Running(dir); err == nil && up {
 		if diskspace.Low(space) {
 			f.State, f.Advice = findingWeak,
 				fmt.Sprintf(
@@ -327,10 +330,10 @@ func (a *app) disk() finding {
 		}
 		return f
 	}
-	if space.Free < spaceLeast {
+	if space.Free < datadir.SpaceLeast {
 		f.State, f.Advice = findingMissing,
 			fmt.Sprintf("%v are needed: free some space or choose another place with --data DIR",
-				sigma.Bytes(spaceLeast))
+				sigma.Bytes(datadir.SpaceLeast))
 	}
 	return f
 }

@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"sigmaos.dev/cmd/sigma/cli"
 	"sigmaos.dev/machines"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
@@ -157,21 +158,21 @@ func TestDoctorTellsOutages(t *testing.T) {
 				t.Errorf("%T: doctor took %v", c, took)
 			}
 			if len(found) != 1 || found[0].State != findingDown || !strings.HasPrefix(found[0].Found, says) ||
-				exitOf(found) != exitFailure {
+				exitOf(found) != cli.ExitFailure {
 				t.Errorf("%T: doctor finds %+v", c, found)
 			}
 		})
 	}
 	if found := memberWords(machines.Membership{System: "s", Machines: 3, Alive: 1, Controls: 3, Voting: 1},
-		"m1"); exitOf(found) != exitFailure {
+		"m1"); exitOf(found) != cli.ExitFailure {
 		t.Errorf("without a majority doctor finds %+v", found)
 	}
 	if found := memberWords(machines.Membership{System: "s", Machines: 3, Alive: 2, Controls: 3, Voting: 2},
-		"m1"); exitOf(found) != exitFailure || found[1].State != findingWeak {
+		"m1"); exitOf(found) != cli.ExitFailure || found[1].State != findingWeak {
 		t.Errorf("with one of three control machines lost doctor finds %+v", found)
 	}
 	if found := memberWords(machines.Membership{System: "s", Machines: 3, Alive: 3, Controls: 3, Voting: 3},
-		"m1"); exitOf(found) != exitOK {
+		"m1"); exitOf(found) != cli.ExitOK {
 		t.Errorf("with all machines doctor finds %+v", found)
 	}
 }

@@ -12,6 +12,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"sigmaos.dev/cmd/sigma/cli"
+	"sigmaos.dev/cmd/sigma/datadir"
+	"sigmaos.dev/cmd/sigma/term"
 	"sigmaos.dev/schedd"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
@@ -48,9 +51,9 @@ A system that does not answer is stopped through its launcher. It is a failure (
 code 1) if no system runs on DATA; what a killed one left on the host is removed then.`,
 		Example: `  sudo sigma down
   sudo sigma down --now`,
-		Args: between(0, 0),
+		Args: cli.Between(0, 0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if _, is := a.guest(); is {
+			if _, is := a.Guest(); is {
 				return &sigma.Error{Op: "sigma.down", Kind: sigma.KindPermission,
 					Msg:  "to stop the system is the provider's, and a credential is of one realm",
 					Hint: "work as root, without a credential"}
@@ -63,17 +66,17 @@ code 1) if no system runs on DATA; what a killed one left on the host is removed
 }
 
 func (a *app) down(ctx context.Context, now bool) error {
-	dir, err := a.dataRoot()
+	dir, err := a.DataRoot()
 	if err != nil {
 		return err
 	}
-	if c, err := readCluster(dir); c != nil || err != nil {
+	if c, err := datadir.ReadCluster(dir); c != nil || err != nil {
 		if err != nil {
 			return err
 		}
 		return a.downSeveral(ctx, dir, c, now)
 	}
-	pid, held, err := running(dir)
+	pid, held, err := datadir.Running(dir)
 	if err != nil {
 		return err
 	}
@@ -89,7 +92,7 @@ func (a *app) down(ctx context.Context, now bool) error {
 	if err := a.downOne(ctx, ms[0], now); err != nil {
 		return err
 	}
-	fmt.Fprintf(a.out, "sigmaOS on %s is stopped\n", dir)
+	fmt.Fprintf(a.Out, "sigmaOS on %s is stopped\n", dir)
 	return nil
 }
 
@@ -136,7 +139,7 @@ func (a *app) seeOff(ctx context.Context, ms []*stopping, now bool) error {
 	}
 	ask(false) // all know it before the first proc goes
 	said := false
-	for begun := time.Now(); ctx.Err() == nil && time.Since(begun) < schedd.GraceDefault+downKill; pause(ctx,
+	for begun := time.Now(); ctx.Err() == nil && time.Since(begun) < schedd.GraceDefault+downKill; datadir.Pause(ctx,
 		downLook) {
 		n, some := ask(true)
 		if n == 0 {
@@ -144,12 +147,12 @@ func (a *app) seeOff(ctx context.Context, ms []*stopping, now bool) error {
 		}
 		if !said && time.Since(begun) >= downQuiet {
 			said = true
-			a.remark("waiting for %s to go, killed after %v (not waited for with --now): %s", count(n, "proc"),
+			a.Remark("waiting for %s to go, killed after %v (not waited for with --now): %s", cli.Count(n, "proc"),
 				schedd.GraceDefault, procWords(n, some))
 		}
 	}
 	if ctx.Err() != nil {
-		a.remark("not stopped; procs that were asked to go may be gone")
+		a.Remark("not stopped; procs that were asked to go may be gone")
 	}
 	return ctx.Err()
 }
@@ -159,7 +162,7 @@ func procWords(n int, some []sigma.ProcInfo) string {
 	some = some[:min(len(some), downShown)]
 	var words []string
 	for _, p := range some {
-		words = append(words, fmt.Sprintf("%s (%s, realm %s)", printable(p.Name), p.ID, p.Realm))
+		words = append(words, fmt.Sprintf("%s (%s, realm %s)", term.Printable(p.Name), p.ID, p.Realm))
 	}
 	if n > len(some) {
 		words = append(words, fmt.Sprintf("%d more", n-len(some)))
@@ -182,20 +185,21 @@ func (a *app) downOne(ctx context.Context, m *stopping, now bool) error {
 	if m.silent == nil {
 		m.silent = a.askDown(ctx, dir, now)
 	}
-	if _, held, err := running(dir); m.silent != nil && ctx.Err() == nil && (held || err != nil) {
-		a.remark("the system does not answer (%v); stopping it through its launcher", m.silent)
+	if _, held, err := datadir.Running(dir); m.silent != nil && ctx.Err() == nil && (held || err != nil) {
+		a.Remark("the system does not answer (%v); stopping it through its launcher", m.silent)
 		signalLauncher(pid, syscall.SIGTERM)
 	}
 	wait, cancel := context.WithTimeout(ctx, downGrace)
 	defer cancel()
-	if waitStopped(wait, dir) != nil && ctx.Err() == nil {
-		a.remark("still stopping after %v; killing it", downGrace)
+	if datadir.WaitStopped(wait, dir) != nil && ctx.Err() == nil {
+		a.Remark("still stopping after %v; killing it", downGrace)
 		signalLauncher(pid, syscall.SIGKILL)
 		wait, cancel := context.WithTimeout(ctx, downInsist)
 		defer cancel()
-		if err := waitStopped(wait, dir); err != nil && ctx.Err() == nil {
+		if err := datadir.WaitStopped(wait, dir); err != nil && ctx.Err() == nil {
 			return &sigma.Error{Op: "sigma.down", Kind: sigma.KindTimeout, Msg: fmt.Sprintf("something still holds %s",
-				filepath.Join(dir, lockName)), Hint: "find it with: fuser " + filepath.Join(dir, lockName)}
+				filepath.Join(dir, datadir.LockName)), Hint: "find it with: fuser " +
+				filepath.Join(dir, datadir.LockName)}
 		}
 	}
 	freeUplink(dir)
@@ -220,10 +224,10 @@ func (a *app) askDown(ctx context.Context, dir string, now bool) error {
 
 // socketOf is the admin socket of the machine of a DATA.
 func (a *app) socketOf(dir string) string {
-	if a.addr != "" {
-		return a.addr
+	if a.Addr != "" {
+		return a.Addr
 	}
-	return filepath.Join(dir, adminSocket)
+	return filepath.Join(dir, datadir.AdminSocket)
 }
 
 // signalLauncher signals the process that holds the lock. Its number cannot belong to another
@@ -240,5 +244,5 @@ func notRunning(dir string) error {
 		verb = "up --rootless --detach"
 	}
 	return &sigma.Error{Op: "sigma.running", Kind: sigma.KindUnavailable, Msg: "no sigmaOS is running on " + dir,
-		Hint: "start it with: " + commandOn(verb, dir)}
+		Hint: "start it with: " + datadir.CommandOn(verb, dir)}
 }

@@ -11,34 +11,36 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"sigmaos.dev/cmd/sigma/cli"
+	"sigmaos.dev/cmd/sigma/term"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/state"
 )
 
 func newEpCommand(a *app) *cobra.Command {
-	return a.group("ep", "List endpoints and connections, and take endpoints back",
+	return cli.Parent("ep", "List endpoints and connections, and take endpoints back",
 		`What listens at this machine, who is connected with whom, and what happened to connections
 lately. sigma ep revoke takes an endpoint back and ends its connections.`,
 		&cobra.Command{Use: "ls", Short: "List who listens at this machine",
 			Long: `List the endpoints of procs that listen at this machine, with the connections that wait there
-to be accepted.`, Example: "  sudo sigma ep ls", Args: between(0, 0), RunE: func(cmd *cobra.Command, _ []string) error {
+to be accepted.`, Example: "  sudo sigma ep ls", Args: cli.Between(0, 0), RunE: func(cmd *cobra.Command, _ []string) error {
 				return a.epList(cmd.Context())
 			}},
 		&cobra.Command{Use: "stat", Short: "Show which connections there are, and what they carried",
 			Long: `Show the connections that procs of this machine have: who dialled whom, by which transport
 (unix, ring: memory that both share; with another machine tcp, or relay: sigmad passes it on),
 since when. Bytes of tcp are the kernel's account; all else is what the procs have counted
-themselves: messages, round trips, time spun; bytes of the others.`, Example: "  sudo sigma ep stat\n  sudo sigma ep stat --json", Args: between(0, 0), RunE: func(cmd *cobra.Command, _ []string) error {
+themselves: messages, round trips, time spun; bytes of the others.`, Example: "  sudo sigma ep stat\n  sudo sigma ep stat --json", Args: cli.Between(0, 0), RunE: func(cmd *cobra.Command, _ []string) error {
 				return a.epStat(cmd.Context())
 			}},
 		&cobra.Command{Use: "revoke PATH...", Short: "Take endpoints back and end their connections",
 			Long: `Take back the endpoints in the files PATH: nobody dials them any more, and the connections
-that were made to them are ended, on this machine and with others. The files stay.`, Example: "  sudo sigma ep revoke /svc/web", Args: between(1, -1), ValidArgsFunction: a.complete,
+that were made to them are ended, on this machine and with others. The files stay.`, Example: "  sudo sigma ep revoke /svc/web", Args: cli.Between(1, -1), ValidArgsFunction: a.complete,
 			RunE: func(cmd *cobra.Command, args []string) error { return a.epRevoke(cmd.Context(), args) }},
 		&cobra.Command{Use: "log", Short: "Show what happened to connections lately",
 			Long: `Show the latest connections that were dialled, revoked, or cut because the other machine was
-lost, oldest first.`, Example: "  sudo sigma ep log", Args: between(0, 0), RunE: func(cmd *cobra.Command, _ []string) error {
+lost, oldest first.`, Example: "  sudo sigma ep log", Args: cli.Between(0, 0), RunE: func(cmd *cobra.Command, _ []string) error {
 				return a.epLog(cmd.Context())
 			}},
 	)
@@ -59,8 +61,8 @@ func linesOf[T any](text []byte) ([]T, error) {
 
 // epLines prints lines of the system's state as a table, or as JSON.
 func epLines[T any](ctx context.Context, a *app, read func(c *sdk.Client) ([]byte, error), heads []string,
-	row func(t *table, one *T)) error {
-	c, err := a.connect(ctx)
+	row func(t *term.Table, one *T)) error {
+	c, err := a.Connect(ctx)
 	if err != nil {
 		return err
 	}
@@ -73,14 +75,14 @@ func epLines[T any](ctx context.Context, a *app, read func(c *sdk.Client) ([]byt
 	if err != nil {
 		return err
 	}
-	if a.json {
-		return a.printJSON(all)
+	if a.JSON {
+		return a.PrintJSON(all)
 	}
-	t := a.table(heads...)
+	t := a.Table(heads...)
 	for i := range all {
 		row(t, &all[i])
 	}
-	return t.print()
+	return t.Print()
 }
 
 func fileOf(ctx context.Context, path string) func(c *sdk.Client) ([]byte, error) {
@@ -96,19 +98,19 @@ func fileOf(ctx context.Context, path string) func(c *sdk.Client) ([]byte, error
 
 func (a *app) epList(ctx context.Context) error {
 	return epLines(ctx, a, fileOf(ctx, "/sys/endpoints"), []string{"REALM", "PROC", "MACHINE", "FORM", "WAITING"},
-		func(t *table, e *state.Endpoint) {
-			t.row(e.Realm, e.Proc, e.Machine, e.Form, e.Waiting)
+		func(t *term.Table, e *state.Endpoint) {
+			t.Row(e.Realm, e.Proc, e.Machine, e.Form, e.Waiting)
 		})
 }
 
 func (a *app) epStat(ctx context.Context) error {
 	return epLines(ctx, a, fileOf(ctx, "/sys/connections"), []string{"REALM", "FROM", "TO", "TRANSPORT", "SENT",
-		"RECEIVED", "MESSAGES", "TURNS", "SPUN", "AGE"}, func(t *table, c *state.Connection) {
+		"RECEIVED", "MESSAGES", "TURNS", "SPUN", "AGE"}, func(t *term.Table, c *state.Connection) {
 		spun := "-"
 		if c.Spun != nil {
 			spun = fmt.Sprint(time.Duration(*c.Spun).Round(time.Microsecond))
 		}
-		t.row(c.Realm, who(c.From, c.FromOn), who(c.Proc, c.On), c.Transport, tallied(c.Sent), tallied(c.Received),
+		t.Row(c.Realm, who(c.From, c.FromOn), who(c.Proc, c.On), c.Transport, tallied(c.Sent), tallied(c.Received),
 			tallied(c.Messages), tallied(c.Turns), spun, time.Since(c.Began).Round(time.Second))
 	})
 }
@@ -116,14 +118,14 @@ func (a *app) epStat(ctx context.Context) error {
 func (a *app) epLog(ctx context.Context) error {
 	read := func(c *sdk.Client) ([]byte, error) { return c.ConnectionLog(ctx) }
 	return epLines(ctx, a, read, []string{"TIME", "EVENT", "REALM", "FROM", "TO", "TRANSPORT"},
-		func(t *table, e *state.ConnectionEvent) {
-			t.row(e.Time.Format("15:04:05.000"), e.Event, e.Realm, who(e.From, e.FromOn), who(e.Proc, e.On),
+		func(t *term.Table, e *state.ConnectionEvent) {
+			t.Row(e.Time.Format("15:04:05.000"), e.Event, e.Realm, who(e.From, e.FromOn), who(e.Proc, e.On),
 				e.Transport)
 		})
 }
 
 func who(proc, machine string) string {
-	return orElse(proc, "outside") + "@" + machine
+	return cli.OrElse(proc, "outside") + "@" + machine
 }
 
 func tallied(n *uint64) string {
@@ -134,7 +136,7 @@ func tallied(n *uint64) string {
 }
 
 func (a *app) epRevoke(ctx context.Context, paths []string) error {
-	c, err := a.connect(ctx)
+	c, err := a.Connect(ctx)
 	if err != nil {
 		return err
 	}

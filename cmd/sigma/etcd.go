@@ -15,6 +15,8 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"sigmaos.dev/cmd/sigma/cli"
+	"sigmaos.dev/cmd/sigma/datadir"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
 )
@@ -58,7 +60,7 @@ func (o *etcdOptions) apply(dir string, r *record) error {
 	if r.Etcd != nil {
 		*e = *r.Etcd
 	} else if _, err := os.Lstat(filepath.Join(dir, namedName, "etcd")); err == nil {
-		return dataError(dir, sigma.KindExists, "has names in sigmaOS's own etcd, and they do not move",
+		return datadir.Error(dir, sigma.KindExists, "has names in sigmaOS's own etcd, and they do not move",
 			"leave --etcd out, or choose another with --data DIR")
 	}
 	if o.members != nil {
@@ -124,7 +126,7 @@ func (e *recordEtcd) resolve(ctx context.Context) (*sigmap.Etcd, error) {
 		*f.to = text
 	}
 	if err := out.Check(); err != nil {
-		return nil, withCode(exitUsage, err)
+		return nil, cli.WithCode(cli.ExitUsage, err)
 	}
 	return out, nil
 }

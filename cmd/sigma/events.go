@@ -11,6 +11,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"sigmaos.dev/cmd/sigma/cli"
+	"sigmaos.dev/cmd/sigma/datadir"
+	"sigmaos.dev/cmd/sigma/term"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/state"
@@ -45,11 +48,12 @@ With --cursor-file the position is kept in FILE, and the next run goes on from t
 		Example: `  sudo sigma events -w
   sudo sigma events --event machine --event daemon.ended
   sudo sigma events --all --json --cursor-file /var/lib/me/cursor`,
-		Args: between(0, 0),
+		Args: cli.Between(0, 0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			for _, e := range o.events {
 				if !slices.ContainsFunc(state.Events, func(known string) bool { return isEvent(known, e) }) {
-					return usageError(cmd, "events are "+strings.Join(state.Events, ", "), "there is no event %.40q", e)
+					return cli.UsageError(cmd, "events are "+strings.Join(state.Events, ", "),
+						"there is no event %.40q", e)
 				}
 			}
 			return a.events(cmd.Context(), o)
@@ -88,11 +92,11 @@ func (a *app) events(ctx context.Context, o eventsOptions) error {
 	if err != nil {
 		return err
 	}
-	realm := sigma.RealmID(a.realm)
+	realm := sigma.RealmID(a.Realm)
 	if o.all {
 		realm = sigma.SystemRealm
 	}
-	c, err := a.connectTo(ctx, realm)
+	c, err := a.ConnectTo(ctx, realm)
 	if err != nil {
 		return err
 	}
@@ -102,7 +106,7 @@ func (a *app) events(ctx context.Context, o eventsOptions) error {
 	begun, shown := time.Now(), 0
 	end := func() error { // of those that were asked for there may be none, which looks like a mistake
 		if shown == 0 && o.cursorFile == "" && (o.proc != "" || o.name != "" || o.machine != "" || len(o.events) > 0) {
-			a.remark("no event that is remembered is one of these; all of them: sigma events --all")
+			a.Remark("no event that is remembered is one of these; all of them: sigma events --all")
 		}
 		return nil
 	}
@@ -129,11 +133,11 @@ func (a *app) events(ctx context.Context, o eventsOptions) error {
 		case <-tick.C:
 		case <-c.Done():
 			c.Close()
-			if c, err = a.connectTo(ctx, realm); err != nil {
+			if c, err = a.ConnectTo(ctx, realm); err != nil {
 				return err
 			}
 		case <-ctx.Done():
-			return exitCode(exitInterrupted)
+			return cli.ExitCode(cli.ExitInterrupted)
 		}
 	}
 }
@@ -157,17 +161,17 @@ func (a *app) eventsPage(ctx context.Context, c *sdk.Client, o *eventsOptions, c
 			continue
 		}
 		shown++
-		if a.json {
+		if a.JSON {
 			line, err := state.Line(e)
 			if err == nil {
-				_, err = a.out.Write(line)
+				_, err = a.Out.Write(line)
 			}
 			if err != nil {
 				return n, shown, latest, err
 			}
 			continue
 		}
-		if _, err := fmt.Fprintln(a.out, eventText(e)); err != nil {
+		if _, err := fmt.Fprintln(a.Out, eventText(e)); err != nil {
 			return n, shown, latest, err
 		}
 	}
@@ -180,11 +184,11 @@ func eventText(e *state.Event) string {
 	for _, w := range []struct{ key, value string }{{"realm", e.Realm}, {"proc", e.Proc}, {"name", e.Name},
 		{"machine", e.Machine}, {"daemon", e.Daemon}} {
 		if w.value != "" {
-			words = append(words, w.key+"="+printable(w.value))
+			words = append(words, w.key+"="+term.Printable(w.value))
 		}
 	}
 	if e.Message != "" {
-		words = append(words, printable(e.Message))
+		words = append(words, term.Printable(e.Message))
 	}
 	return strings.Join(words, " ")
 }
@@ -207,5 +211,5 @@ func writeCursor(file string, c state.Cursor) error {
 	if file == "" {
 		return nil
 	}
-	return writeWhole(file, c.String()+"\n", -1)
+	return datadir.Write(file, c.String()+"\n", -1)
 }

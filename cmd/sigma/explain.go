@@ -11,6 +11,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"sigmaos.dev/cmd/sigma/cli"
+	"sigmaos.dev/cmd/sigma/term"
 	"sigmaos.dev/decision"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
@@ -28,7 +30,7 @@ also of procs that have ended and over restarts, as far as a realm has room for 
 ` + procArgument,
 		Example: `  sudo sigma explain hello
   sudo sigma explain --json 3kq`,
-		Args: between(1, -1),
+		Args: cli.Between(1, -1),
 		RunE: func(cmd *cobra.Command, args []string) error { return a.explain(cmd.Context(), args) },
 	}
 }
@@ -43,7 +45,7 @@ type explained struct {
 }
 
 func (a *app) explain(ctx context.Context, words []string) error {
-	c, err := a.connect(ctx)
+	c, err := a.Connect(ctx)
 	if err != nil {
 		return err
 	}
@@ -64,13 +66,13 @@ func (a *app) explain(ctx context.Context, words []string) error {
 		}
 		list = append(list, e)
 	}
-	if a.json {
-		return a.printJSON(list)
+	if a.JSON {
+		return a.PrintJSON(list)
 	}
 	for _, e := range list {
-		fmt.Fprintf(a.out, "%s\n", printable(e.ID))
+		fmt.Fprintf(a.Out, "%s\n", term.Printable(e.ID))
 		for _, l := range e.Lines {
-			fmt.Fprintf(a.out, "  %s\n", printable(l))
+			fmt.Fprintf(a.Out, "  %s\n", term.Printable(l))
 		}
 	}
 	return nil

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"sigmaos.dev/cmd/sigma/cli"
 	"sigmaos.dev/memfs"
 	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
@@ -406,8 +407,9 @@ func (f *fake) with(in []byte, args ...string) result {
 
 func command(in []byte, env map[string]string, args ...string) result {
 	var out, errs lockedBuffer
-	a := &app{in: bytes.NewReader(in), out: &out, err: &errs, getenv: func(k string) string { return env[k] }}
-	code := a.execute(context.Background(), args)
+	a := &app{&cli.App{Groups: groups, In: bytes.NewReader(in), Out: &out, Err: &errs,
+		Getenv: func(k string) string { return env[k] }}}
+	code := a.Execute(context.Background(), args)
 	return result{code, out.String(), errs.String()}
 }
 

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"time"
 
+	"sigmaos.dev/cmd/sigma/cli"
+	"sigmaos.dev/cmd/sigma/datadir"
 	"sigmaos.dev/hostsetup"
 )
 
@@ -176,7 +178,7 @@ const resendLeast = "6.9"
 
 func (m machine) resend() finding {
 	if release := m.release(); !versionAtLeast(release, resendLeast) {
-		return weak("fuse resend", "not in Linux "+orElse(release, "of unknown version"),
+		return weak("fuse resend", "not in Linux "+cli.OrElse(release, "of unknown version"),
 			"a proc that waits for a page of its program when sigmad is killed waits for ever: use Linux "+resendLeast+
 				" or newer")
 	}
@@ -189,13 +191,13 @@ const madeWithin = 100 * time.Millisecond
 // active looks at what runs on DATA: does every process of the system have its walls?
 func (a *app) active(m machine) finding {
 	const check = "running system"
-	dir, err := a.dataDir()
+	dir, err := a.DataDir()
 	if err != nil {
 		return ok(check, "none")
 	}
-	pid, is, err := running(dir)
+	pid, is, err := datadir.Running(dir)
 	switch {
-	case err != nil || a.addr != "":
+	case err != nil || a.Addr != "":
 		return ok(check, "not looked at")
 	case !is:
 		return ok(check, "none on "+dir)

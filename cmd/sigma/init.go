@@ -8,6 +8,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"sigmaos.dev/cmd/sigma/cli"
+	"sigmaos.dev/cmd/sigma/term"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/state"
@@ -17,25 +19,25 @@ import (
 const initPath = "/sys/init"
 
 func newInitCommand(a *app) *cobra.Command {
-	return a.group("init", "Keep procs running: register, list, restart and remove them",
+	return cli.Parent("init", "Keep procs running: register, list, restart and remove them",
 		`Registered procs are started again when they end, when their machine is lost, and after a
 restart of the whole system. One instance of each runs at a time.`,
 		newInitAddCommand(a), newInitLsCommand(a),
 		&cobra.Command{Use: "rm NAME...", Aliases: []string{"remove"}, Short: "Let registered procs end for good",
 			Long: `Remove registrations. Each proc is asked to go, and killed if it has not within 5 s; then its
 registration is gone. The name may be registered again at once: the new proc is started when
-the old one has ended.`, Example: "  sudo sigma init rm web", Args: between(1, -1), RunE: func(cmd *cobra.Command, args []string) error {
+the old one has ended.`, Example: "  sudo sigma init rm web", Args: cli.Between(1, -1), RunE: func(cmd *cobra.Command, args []string) error {
 				return a.initEach(cmd.Context(), args, (*sdk.Client).Unregister)
 			}},
 		&cobra.Command{Use: "restart NAME...", Short: "End instances of registered procs and start others",
 			Long: `Ask the procs of registrations to go, and kill those that have not within 5 s. Another is
 started when each has ended; at once if none runs, also of those that have ended, given up or
-wait for a pause to pass. A proc with --most N may be started N times again then.`, Example: "  sudo sigma init restart web", Args: between(1, -1), RunE: func(cmd *cobra.Command, args []string) error {
+wait for a pause to pass. A proc with --most N may be started N times again then.`, Example: "  sudo sigma init restart web", Args: cli.Between(1, -1), RunE: func(cmd *cobra.Command, args []string) error {
 				return a.initEach(cmd.Context(), args, (*sdk.Client).Restart)
 			}},
 		&cobra.Command{Use: "log NAME", Short: "Show the instances that a registered proc had",
 			Long: `Show the latest 32 instances of a registered proc, oldest first: when each was spawned, how
-long it was there, and how it ended.`, Example: "  sudo sigma init log web\n  sudo sigma init log --json web", Args: between(1, 1), RunE: func(cmd *cobra.Command, args []string) error {
+long it was there, and how it ended.`, Example: "  sudo sigma init log web\n  sudo sigma init log --json web", Args: cli.Between(1, 1), RunE: func(cmd *cobra.Command, args []string) error {
 				return a.initLog(cmd.Context(), args[0])
 			}},
 	)
@@ -61,7 +63,7 @@ With --replace it takes the place of what is registered under NAME, if anything 
 proc is asked to go as by "sigma init rm", and the new one is started when it has ended.`,
 		Example: `  sudo sigma init add web ./server --port-file /port
   sudo sigma init add --restart on-failure --most 5 migrate /bin/migrate`,
-		Args: between(2, -1),
+		Args: cli.Between(2, -1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.initAdd(cmd.Context(), o, sigma.Registration{Name: args[0], Restart: sigma.Restart(restart),
 				Most: most}, args[1:], replace)
@@ -79,8 +81,8 @@ func newInitLsCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{Use: "ls [--all]", Aliases: []string{"list"}, Short: "List registered procs",
 		Long: `List registered procs: running (an instance was spawned and has not ended), waiting (the next
 is due soon), ended (its policy wants no more), given-up (it was started as often as --most
-says), restarting (the instance was asked to go) or removing.`, Example: "  sudo sigma init ls", Args: between(0, 0), RunE: func(cmd *cobra.Command, _ []string) error {
-			realm := sigma.RealmID(a.realm)
+says), restarting (the instance was asked to go) or removing.`, Example: "  sudo sigma init ls", Args: cli.Between(0, 0), RunE: func(cmd *cobra.Command, _ []string) error {
+			realm := sigma.RealmID(a.Realm)
 			if all {
 				realm = sigma.SystemRealm
 			}
@@ -92,7 +94,7 @@ says), restarting (the instance was asked to go) or removing.`, Example: "  sudo
 
 func (a *app) initAdd(ctx context.Context, o runOptions, r sigma.Registration, args []string, replace bool) error {
 	if strings.HasPrefix(args[0], "-") {
-		return usageError(nil, "write flags before NAME: sigma init add "+args[0]+" ... "+r.Name+
+		return cli.UsageError(nil, "write flags before NAME: sigma init add "+args[0]+" ... "+r.Name+
 			" PROGRAM; flags of the program come after PROGRAM",
 			"%.80q comes after the name %s, where the program is named", args[0], r.Name)
 	}
@@ -103,7 +105,7 @@ func (a *app) initAdd(ctx context.Context, o runOptions, r sigma.Registration, a
 	}
 	r.Descriptor = d
 	if err := r.Check(); err != nil {
-		return withCode(exitUsage, err)
+		return cli.WithCode(cli.ExitUsage, err)
 	}
 	local, err := localFile(args[0])
 	if err != nil {
@@ -112,7 +114,7 @@ func (a *app) initAdd(ctx context.Context, o runOptions, r sigma.Registration, a
 	if local != nil {
 		defer local.Close()
 	}
-	c, err := a.connect(ctx)
+	c, err := a.Connect(ctx)
 	if err != nil {
 		return err
 	}
@@ -130,13 +132,13 @@ func (a *app) initAdd(ctx context.Context, o runOptions, r sigma.Registration, a
 	if err := add(ctx, r); err != nil {
 		return err
 	}
-	fmt.Fprintln(a.out, r.Name)
+	fmt.Fprintln(a.Out, r.Name)
 	return nil
 }
 
 // initEach does something to registrations, one after another.
 func (a *app) initEach(ctx context.Context, names []string, do func(*sdk.Client, context.Context, string) error) error {
-	c, err := a.connect(ctx)
+	c, err := a.Connect(ctx)
 	if err != nil {
 		return err
 	}
@@ -145,14 +147,14 @@ func (a *app) initEach(ctx context.Context, names []string, do func(*sdk.Client,
 		if err := do(c, ctx, n); err != nil {
 			return sigma.Wrap("sigma.init", n, err)
 		}
-		fmt.Fprintln(a.out, n)
+		fmt.Fprintln(a.Out, n)
 	}
 	return nil
 }
 
 // registrations reads those of a realm.
 func (a *app) registrations(ctx context.Context, realm sigma.RealmID) ([]state.Registration, error) {
-	c, err := a.connectTo(ctx, realm)
+	c, err := a.ConnectTo(ctx, realm)
 	if err != nil {
 		return nil, err
 	}
@@ -169,14 +171,14 @@ func (a *app) initLs(ctx context.Context, realm sigma.RealmID) error {
 	if err != nil {
 		return err
 	}
-	return printList(a, rs, false, func(r state.Registration) []any {
-		return []any{r.Realm, r.Name, r.State, orElse(r.Proc, "-"), r.Starts, r.Restart, ago(r.Added),
+	return cli.PrintList(a.App, rs, false, func(r state.Registration) []any {
+		return []any{r.Realm, r.Name, r.State, cli.OrElse(r.Proc, "-"), r.Starts, r.Restart, term.Ago(r.Added),
 			strings.Join(append([]string{r.Program}, r.Args...), " ")}
 	}, "REALM", "NAME", "STATE", "PROC", "STARTS", "RESTART", "AGE", "PROGRAM")
 }
 
 func (a *app) initLog(ctx context.Context, name string) error {
-	rs, err := a.registrations(ctx, sigma.RealmID(a.realm))
+	rs, err := a.registrations(ctx, sigma.RealmID(a.Realm))
 	if err != nil {
 		return err
 	}
@@ -184,10 +186,10 @@ func (a *app) initLog(ctx context.Context, name string) error {
 		if r.Name != name {
 			continue
 		}
-		if a.json {
-			return a.printJSON(r.History)
+		if a.JSON {
+			return a.PrintJSON(r.History)
 		}
-		t := a.table("BEGUN", "LASTED", "PROC", "END")
+		t := a.Table("BEGUN", "LASTED", "PROC", "END")
 		for _, i := range r.History {
 			lasted, end := time.Since(i.Begun), "-"
 			if i.Ended != nil {
@@ -199,9 +201,9 @@ func (a *app) initLog(ctx context.Context, name string) error {
 					end += ": " + s.Message
 				}
 			}
-			t.row(i.Begun.Format(time.DateTime), lasted.Round(time.Millisecond), i.Proc, end)
+			t.Row(i.Begun.Format(time.DateTime), lasted.Round(time.Millisecond), i.Proc, end)
 		}
-		return t.print()
+		return t.Print()
 	}
 	return &sigma.Error{Op: "sigma.initLog", Kind: sigma.KindNotFound, Msg: fmt.Sprintf("no registered proc %.64q",
 		name), Hint: "sigma init ls lists them"}

@@ -10,6 +10,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"sigmaos.dev/cmd/sigma/cli"
+	"sigmaos.dev/cmd/sigma/term"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/state"
 )
@@ -35,7 +37,7 @@ With --timing, show where the time of their start went:
 		Example: `  sudo sigma inspect hello
   sudo sigma inspect --timing hello
   sudo sigma inspect --json 3kq`,
-		Args: between(1, -1),
+		Args: cli.Between(1, -1),
 		RunE: func(cmd *cobra.Command, args []string) error { return a.inspect(cmd.Context(), args, timing) },
 	}
 	cmd.Flags().BoolVar(&timing, "timing", false, "show the phases of the start")
@@ -43,7 +45,7 @@ With --timing, show where the time of their start went:
 }
 
 func (a *app) inspect(ctx context.Context, words []string, timing bool) error {
-	c, err := a.connect(ctx)
+	c, err := a.Connect(ctx)
 	if err != nil {
 		return err
 	}
@@ -66,16 +68,16 @@ func (a *app) inspect(ctx context.Context, words []string, timing bool) error {
 		}
 	}
 	a.measureOrSay(ctx, c, found)
-	if a.json {
+	if a.JSON {
 		list := make([]state.Proc, len(found))
 		for i, p := range found {
 			list[i] = state.OfProc(p)
 		}
-		return a.printJSON(list)
+		return a.PrintJSON(list)
 	}
 	for i, p := range found {
 		if i > 0 {
-			fmt.Fprintln(a.out)
+			fmt.Fprintln(a.Out)
 		}
 		show := a.printProc
 		if timing {
@@ -89,10 +91,10 @@ func (a *app) inspect(ctx context.Context, words []string, timing bool) error {
 }
 
 func (a *app) printProc(p sigma.ProcInfo) error {
-	t := newTable(a.out)
+	t := term.NewTable(a.Out)
 	say := func(what string, v any) {
 		if s := fmt.Sprint(v); s != "" {
-			t.row(what, s)
+			t.Row(what, s)
 		}
 	}
 	say("id", p.ID)
@@ -149,7 +151,7 @@ func (a *app) printProc(p sigma.ProcInfo) error {
 		say("sent", fmt.Sprintf("%v in %d messages, %v to other machines", t.Sent, t.Messages, t.Egress))
 		say("received", fmt.Sprintf("%v, %v from other machines", t.Received, t.Ingress))
 	}
-	return t.print()
+	return t.Print()
 }
 
 // timingCells is the width of the longest bar.
@@ -159,9 +161,9 @@ const timingCells = 40
 // that of the one before ended.
 func (a *app) printTiming(p sigma.ProcInfo) error {
 	total := p.Timing.Total()
-	fmt.Fprintf(a.out, "%s %s\n", p.ID, printable(p.Name))
+	fmt.Fprintf(a.Out, "%s %s\n", p.ID, term.Printable(p.Name))
 	if total == 0 {
-		fmt.Fprintf(a.out, "  it has not started: %s\n", p.State)
+		fmt.Fprintf(a.Out, "  it has not started: %s\n", p.State)
 		return nil
 	}
 	cell := func(d time.Duration) int { return int((d*timingCells + total/2) / total) }
@@ -176,10 +178,10 @@ func (a *app) printTiming(p sigma.ProcInfo) error {
 			from = min(from, timingCells-1)
 			to = from + 1
 		}
-		fmt.Fprintf(a.out, "  %-10s %9s ms %3d%%  %s%s\n", sigma.Phase(i), milliseconds(d), (d*100+total/2)/total,
+		fmt.Fprintf(a.Out, "  %-10s %9s ms %3d%%  %s%s\n", sigma.Phase(i), milliseconds(d), (d*100+total/2)/total,
 			strings.Repeat(" ", from), strings.Repeat("#", to-from))
 	}
-	fmt.Fprintf(a.out, "  %-10s %9s ms\n", "total", milliseconds(total))
+	fmt.Fprintf(a.Out, "  %-10s %9s ms\n", "total", milliseconds(total))
 	return nil
 }
 

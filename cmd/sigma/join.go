@@ -17,6 +17,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"sigmaos.dev/cmd/sigma/cli"
+	"sigmaos.dev/cmd/sigma/datadir"
 	"sigmaos.dev/hostdir"
 	"sigmaos.dev/identity"
 	"sigmaos.dev/kernel"
@@ -48,8 +50,8 @@ Others reach this machine at --address; the default is the address of this host 
 leads to ADDR, with ADDR's port.`,
 		Example: `  sudo sigma join 192.0.2.7:7700 --token sigma-token-1-... --detach
   sudo sigma join 192.0.2.7:7700 --token - --control --label zone=b < token`,
-		Args:        between(1, 1),
-		Annotations: map[string]string{ownSignals: ""},
+		Args:        cli.Between(1, 1),
+		Annotations: map[string]string{cli.OwnSignals: ""},
 		RunE:        func(cmd *cobra.Command, args []string) error { return a.join(cmd.Context(), args[0], o) },
 	}
 	f := cmd.Flags()
@@ -75,7 +77,7 @@ func (a *app) join(ctx context.Context, address string, o joinOptions) error {
 	if o.token, err = a.readToken(o.token); err != nil {
 		return err
 	}
-	dir, err := a.dataRoot()
+	dir, err := a.DataRoot()
 	if err != nil {
 		return err
 	}
@@ -104,7 +106,7 @@ func (a *app) join(ctx context.Context, address string, o joinOptions) error {
 // readToken takes the token from where it is, and looks whether it is one.
 func (a *app) readToken(text string) (string, error) {
 	if text == "-" {
-		b, err := io.ReadAll(io.LimitReader(a.in, 4096))
+		b, err := io.ReadAll(io.LimitReader(a.In, 4096))
 		if err != nil {
 			return "", sigma.Wrap("sigma.join", "", err)
 		}
@@ -116,7 +118,7 @@ func (a *app) readToken(text string) (string, error) {
 				"make one on a machine of the system with: sigma token create; then give it with --token")
 	}
 	if _, err := identity.ParseToken(text); err != nil {
-		return "", withCode(exitUsage, err)
+		return "", cli.WithCode(cli.ExitUsage, err)
 	}
 	return text, nil
 }
@@ -131,19 +133,19 @@ func prepareJoin(dir, instance string, j *kernel.Join) error {
 	_, used := os.Lstat(filepath.Join(dir, "sigmad"))
 	switch {
 	case isMember(dir) && old != nil && old.Role != roleFounder:
-		return dataError(dir, sigma.KindExists, fmt.Sprintf("is that of machine %s, which has joined a system",
-			old.Machine), "start it with: "+commandOn("up --detach", dir)+"; or choose another with --data DIR")
-	case isCluster(dir):
-		return dataError(dir, sigma.KindExists, "is that of several machines", "choose another with --data DIR")
+		return datadir.Error(dir, sigma.KindExists, fmt.Sprintf("is that of machine %s, which has joined a system",
+			old.Machine), "start it with: "+datadir.CommandOn("up --detach", dir)+"; or choose another with --data DIR")
+	case datadir.IsCluster(dir):
+		return datadir.Error(dir, sigma.KindExists, "is that of several machines", "choose another with --data DIR")
 	case old != nil && old.Role == roleFounder, old == nil && used == nil:
-		return dataError(dir, sigma.KindExists, "is that of a system of its own", "choose another with --data DIR")
+		return datadir.Error(dir, sigma.KindExists, "is that of a system of its own", "choose another with --data DIR")
 	}
 	if old != nil {
 		// of an attempt that failed; sigmad may have kept the key with which to ask for an answer
 		// that was lost
 		for _, p := range bootPrograms[1:] {
 			if err := os.RemoveAll(filepath.Join(dir, p)); err != nil {
-				return explainWrite(dir, err)
+				return datadir.Explain(dir, err)
 			}
 		}
 	}
@@ -154,7 +156,7 @@ func prepareJoin(dir, instance string, j *kernel.Join) error {
 func tellSigmad(dir, instance, name string, what any) error {
 	home := filepath.Join(dir, "sigmad")
 	if err := os.Mkdir(home, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
-		return explainWrite(home, err)
+		return datadir.Explain(home, err)
 	}
 	text, err := json.Marshal(what)
 	if err != nil {
@@ -164,7 +166,7 @@ func tellSigmad(dir, instance, name string, what any) error {
 	if err != nil {
 		return err
 	}
-	return writeWhole(filepath.Join(home, name), string(text), uid)
+	return datadir.Write(filepath.Join(home, name), string(text), uid)
 }
 
 // programUID is what the launcher runs the i-th program of the boot set as
@@ -189,7 +191,7 @@ func (p *bootPlan) handOver(dir, instance string) error {
 	}
 	data, err := hostdir.Open(dir)
 	if err != nil {
-		return explainWrite(dir, err)
+		return datadir.Explain(dir, err)
 	}
 	defer data.Close()
 	for i, name := range bootSet(&p.record) {
@@ -198,7 +200,7 @@ func (p *bootPlan) handOver(dir, instance string) error {
 			err = ownDirectory(data, name, uint32(uid))
 		}
 		if err != nil {
-			return explainWrite(dir, err)
+			return datadir.Explain(dir, err)
 		}
 	}
 	return nil

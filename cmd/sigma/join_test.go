@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"sigmaos.dev/cmd/sigma/datadir"
 	"sigmaos.dev/identity"
 	"sigmaos.dev/kernel"
 	"sigmaos.dev/sigma"
@@ -64,7 +65,7 @@ func TestJoin(t *testing.T) {
 		role, flag, set string
 	}{{roleOrdinary, "--detach", "sigmad"}, {roleControl, "--control", "sigmad named besched machined lcsched"}} {
 		w := newWorld(t, "error: the token has been used")
-		os.WriteFile(filepath.Join(w.data, instanceName), []byte("00000402\n"), 0o600)
+		os.WriteFile(filepath.Join(w.data, datadir.InstanceName), []byte("00000402\n"), 0o600)
 		token := someToken()
 		join := []string{"join", "127.0.0.1:7", "--token", token, "--machine", "m2", "--address", freePort(t), "-d",
 			c.flag}
@@ -183,11 +184,11 @@ func TestBadMachines(t *testing.T) {
 // Several machines of which one does not come up are taken down.
 func TestUpSeveralFails(t *testing.T) {
 	w := newWorld(t, "")
-	m1 := machineDir(w.data, 1)
+	m1 := datadir.MachineDir(w.data, 1)
 	if err := os.MkdirAll(m1, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	for _, f := range []string{"behave", lockName} {
+	for _, f := range []string{"behave", datadir.LockName} {
 		os.WriteFile(filepath.Join(m1, f), []byte("ready"), 0o600)
 	}
 	got := w.run("up", "--detach", "--machines", "2")
@@ -203,7 +204,7 @@ func TestUpSeveralFails(t *testing.T) {
 		"--hold-fd 5") {
 		t.Errorf("the launcher got %q", launched)
 	}
-	if _, held, err := running(m1); held || err != nil {
+	if _, held, err := datadir.Running(m1); held || err != nil {
 		t.Errorf("m1 runs; %v", err)
 	}
 	if got := w.run("down"); got.code != 1 || !strings.Contains(got.err, "no sigmaOS is running on "+w.data) {
@@ -223,7 +224,7 @@ func TestHostBears(t *testing.T) {
 		cores  int
 		memory sigma.Bytes
 		want   int
-	}{{1, 8 * sigma.GiB, 5}, {2, 24 * sigma.GiB, 8}, {64, 4 * sigma.GiB, 16}, {256, 1 << 40, machinesMost},
+	}{{1, 8 * sigma.GiB, 5}, {2, 24 * sigma.GiB, 8}, {64, 4 * sigma.GiB, 16}, {256, 1 << 40, datadir.MachinesMost},
 		{1, sigma.MiB, 1}} {
 		if got, why := hostBears(c.cores, c.memory); got != c.want {
 			t.Errorf("%d cores, %v: %d (%s), want %d", c.cores, c.memory, got, why, c.want)
@@ -236,20 +237,20 @@ func TestInstancesOfSeveral(t *testing.T) {
 		t.Skip("the network namespaces need root")
 	}
 	dir := t.TempDir()
-	c := &cluster{Machines: 5, Control: 3}
-	os.WriteFile(filepath.Join(dir, lockName), nil, 0o600)
-	os.MkdirAll(filepath.Dir(machineDir(dir, 1)), 0o700)
-	os.MkdirAll(machineDir(dir, 1), 0o700)
-	os.WriteFile(filepath.Join(machineDir(dir, 1), instanceName), []byte("fffffffe\n"), 0o600)
+	c := &datadir.Cluster{Machines: 5, Control: 3}
+	os.WriteFile(filepath.Join(dir, datadir.LockName), nil, 0o600)
+	os.MkdirAll(filepath.Dir(datadir.MachineDir(dir, 1)), 0o700)
+	os.MkdirAll(datadir.MachineDir(dir, 1), 0o700)
+	os.WriteFile(filepath.Join(datadir.MachineDir(dir, 1), datadir.InstanceName), []byte("fffffffe\n"), 0o600)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	ms, err := c.plan(ctx, dir, upOptions{})
+	ms, err := planMembers(ctx, c, dir, upOptions{})
 	if err != nil || len(ms) != 5 {
 		t.Fatal(ms, err)
 	}
 	uids := map[int]bool{}
 	for i, m := range ms {
-		id, err := instance(m.dir)
+		id, err := datadir.Instance(m.dir)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -12,6 +12,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"sigmaos.dev/cmd/sigma/cli"
+	"sigmaos.dev/cmd/sigma/datadir"
+	"sigmaos.dev/cmd/sigma/term"
 	"sigmaos.dev/files"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
@@ -27,7 +30,7 @@ const (
 const endGrace = 5 * time.Second
 
 func newLeaseCommand(a *app) *cobra.Command {
-	return a.group("lease", "Hold leases in the realm",
+	return cli.Parent("lease", "Hold leases in the realm",
 		`A lease lives as long as its holder renews it, and a file made with it goes when it does:
 who sees the file knows that its maker lives.`, newLeaseHoldCommand(a))
 }
@@ -55,18 +58,19 @@ there is none. SIGMA_LEASE_PATH is in its environment. Without a COMMAND, print 
 it until ^C.`,
 		Example: `  sudo sigma lease hold /locks/backup -- ./backup
   sudo sigma lease hold -n --ttl 5s /leader -- ./serve`,
-		Args: between(1, -1),
+		Args: cli.Between(1, -1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			path, command := args[0], args[1:]
 			switch n := cmd.ArgsLenAtDash(); {
 			case n > 1 || n < 0 && len(args) > 1:
-				return usageError(cmd, "write -- before the command", "lease hold: unexpected argument %.80q", args[1])
+				return cli.UsageError(cmd, "write -- before the command", "lease hold: unexpected argument %.80q",
+					args[1])
 			case n == 0:
-				return usageError(cmd, "", "lease hold: a PATH is missing")
+				return cli.UsageError(cmd, "", "lease hold: a PATH is missing")
 			case o.ttl < leaseLeast || o.ttl > time.Hour:
-				return usageError(cmd, "", "--ttl is 1s to 1h, not %v", o.ttl)
+				return cli.UsageError(cmd, "", "--ttl is 1s to 1h, not %v", o.ttl)
 			case o.nonblock && o.patience > 0 || o.patience < 0:
-				return usageError(cmd, "", "-n and --timeout do not go together")
+				return cli.UsageError(cmd, "", "-n and --timeout do not go together")
 			}
 			return a.hold(cmd.Context(), path, command, o)
 		},
@@ -92,7 +96,7 @@ func (a *app) hold(ctx context.Context, path string, command []string, o holdOpt
 			return commandError(command[0], err)
 		}
 	}
-	c, err := a.connect(ctx)
+	c, err := a.Connect(ctx)
 	if err != nil {
 		return err
 	}
@@ -126,7 +130,7 @@ func (a *app) hold(ctx context.Context, path string, command []string, o holdOpt
 	}()
 	defer func() { cancel(nil); <-ended }()
 	if len(command) == 0 {
-		fmt.Fprintln(a.out, a.shown(path))
+		fmt.Fprintln(a.Out, a.Shown(path))
 		<-held.Done()
 	} else {
 		err = a.runHeld(held, path, command)
@@ -136,7 +140,7 @@ func (a *app) hold(ctx context.Context, path string, command []string, o holdOpt
 			Msg: "the lease was lost; another may hold it now"}
 	}
 	if len(command) == 0 {
-		return exitCode(exitInterrupted)
+		return cli.ExitCode(cli.ExitInterrupted)
 	}
 	return err
 }
@@ -185,7 +189,7 @@ func guard(ctx context.Context, c *sdk.Client, path string, id sigma.FileID, ttl
 			return
 		}
 		if err != nil {
-			pause(ctx, lookEvery)
+			datadir.Pause(ctx, lookEvery)
 			continue
 		}
 		heard = time.Now()
@@ -199,7 +203,7 @@ func guard(ctx context.Context, c *sdk.Client, path string, id sigma.FileID, ttl
 // runHeld runs a command of this host until it ends, or ctx does.
 func (a *app) runHeld(ctx context.Context, path string, command []string) error {
 	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = a.in, raw(a.out), raw(a.err)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = a.In, term.Raw(a.Out), term.Raw(a.Err)
 	cmd.Env = append(os.Environ(), "SIGMA_LEASE_PATH="+path)
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	cmd.WaitDelay = endGrace
@@ -217,9 +221,9 @@ func (a *app) runHeld(ctx context.Context, path string, command []string) error 
 		return nil
 	case errors.As(err, &ended):
 		if st := ended.Sys().(syscall.WaitStatus); st.Signaled() {
-			return exitCode(exitBySignal + int(st.Signal()))
+			return cli.ExitCode(cli.ExitBySignal + int(st.Signal()))
 		}
-		return exitCode(ended.ExitCode())
+		return cli.ExitCode(ended.ExitCode())
 	}
-	return exitCode(exitInterrupted)
+	return cli.ExitCode(cli.ExitInterrupted)
 }

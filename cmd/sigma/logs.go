@@ -14,6 +14,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"sigmaos.dev/cmd/sigma/cli"
+	"sigmaos.dev/cmd/sigma/term"
 	"sigmaos.dev/output"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
@@ -31,15 +33,15 @@ Of several with one name it is the newest, with --previous the one before.`,
 		Example: `  sudo sigma logs hello
   sudo sigma logs --previous --tail 20 hello
   sudo sigma logs -f --stderr 3kq`,
-		Args: between(1, 1),
+		Args: cli.Between(1, 1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if !cmd.Flags().Changed("tail") {
 				o.tail = -1
 			} else if o.tail < 0 {
-				return usageError(cmd, "", "--tail %d: give the number of lines, 0 or more", o.tail)
+				return cli.UsageError(cmd, "", "--tail %d: give the number of lines, 0 or more", o.tail)
 			}
 			if o.since < 0 {
-				return usageError(cmd, "", "--since %v: give a time that is not negative, such as 5m", o.since)
+				return cli.UsageError(cmd, "", "--since %v: give a time that is not negative, such as 5m", o.since)
 			}
 			return a.logs(cmd.Context(), o, args[0])
 		},
@@ -65,7 +67,7 @@ func (a *app) logs(ctx context.Context, o logsOptions, word string) error {
 	if o.stdout == o.stderr {
 		o.stdout, o.stderr = true, true
 	}
-	c, err := a.connect(ctx)
+	c, err := a.Connect(ctx)
 	if err != nil {
 		return err
 	}
@@ -89,10 +91,10 @@ func (a *app) logs(ctx context.Context, o logsOptions, word string) error {
 	}
 	var tails []*logTail
 	if o.stdout {
-		tails = append(tails, o.open(c, id, "stdout", raw(a.out)))
+		tails = append(tails, o.open(c, id, "stdout", term.Raw(a.Out)))
 	}
 	if o.stderr {
-		tails = append(tails, o.open(c, id, "stderr", raw(a.err)))
+		tails = append(tails, o.open(c, id, "stderr", term.Raw(a.Err)))
 	}
 	errs := make(chan error, len(tails))
 	for _, t := range tails {
@@ -365,7 +367,7 @@ func (w *logWindow) read(p []byte, at int64) (int, error) {
 	return w.ReadAt(p, at)
 }
 
-// lastLines is the place where the last n lines begin.
+// LastLines is the place where the last n lines begin.
 func (w *logWindow) lastLines(n int) (int64, error) {
 	buf, at := make([]byte, 64<<10), w.size-1 // the end of the last line begins none
 	for at > 0 && n > 0 {

@@ -10,6 +10,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"sigmaos.dev/cmd/sigma/cli"
+	"sigmaos.dev/cmd/sigma/term"
 	"sigmaos.dev/files"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
@@ -67,7 +69,7 @@ On a terminal, names that a shell would not read as one word are quoted.`,
   sudo sigma ls -d '/s3/in/*.txt'
   sudo sigma ls -w /s3/in`,
 	}
-	a.reading(cmd, func(ctx context.Context, args []string, age *sigma.Age) error { return a.ls(ctx, args, o, age) })
+	a.Reading(cmd, func(ctx context.Context, args []string, age *sigma.Age) error { return a.ls(ctx, args, o, age) })
 	f := cmd.Flags()
 	f.BoolVarP(&o.long, "long", "l", false, "print details")
 	f.BoolVarP(&o.recursive, "recursive", "R", false, "list directories below too")
@@ -84,7 +86,7 @@ type listed struct {
 
 func (a *app) ls(ctx context.Context, paths []string, o lsOptions, age *sigma.Age) error {
 	if o.watch && o.recursive {
-		return usageError(nil, "name the directories to watch", "-w does not go with -R")
+		return cli.UsageError(nil, "name the directories to watch", "-w does not go with -R")
 	}
 	if len(paths) == 0 {
 		paths = []string{"/"}
@@ -108,13 +110,13 @@ func (a *app) ls(ctx context.Context, paths []string, o lsOptions, age *sigma.Ag
 }
 
 func (a *app) printListed(lists []listed, o lsOptions, age *sigma.Age) error {
-	if a.json {
+	if a.JSON {
 		all := []fileJSON{}
 		for _, l := range lists {
 			marked(l.files, age)
 			all = append(all, l.files...)
 		}
-		return a.printJSON(all)
+		return a.PrintJSON(all)
 	}
 	return a.printLists(lists, o.long)
 }
@@ -179,10 +181,10 @@ func (o lsOptions) meansItself(ctx context.Context, c sigma.Namespace, p string)
 func (a *app) printLists(lists []listed, long bool) error {
 	for i, l := range lists {
 		if i > 0 {
-			fmt.Fprintln(a.out)
+			fmt.Fprintln(a.Out)
 		}
 		if l.dir != "" && len(lists) > 1 {
-			fmt.Fprintf(a.out, "%s:\n", a.shown(l.dir))
+			fmt.Fprintf(a.Out, "%s:\n", a.Shown(l.dir))
 		}
 		if err := a.printFiles(l.files, l.dir == "", long); err != nil {
 			return err
@@ -197,7 +199,7 @@ func (a *app) connectFor(ctx context.Context, typed []string) (c *sdk.Client, pa
 	if err := cleanPaths(typed); err != nil {
 		return nil, nil, err
 	}
-	if c, err = a.connect(ctx); err != nil {
+	if c, err = a.Connect(ctx); err != nil {
 		return nil, nil, err
 	}
 	if paths, err = files.Expand(ctx, c, typed); err != nil {
@@ -266,7 +268,7 @@ func (a *app) forAll(ctx context.Context, paths []string, do func(ctx context.Co
 func (a *app) failed(errs []error) error {
 	var ends error
 	errs = slices.DeleteFunc(errs, func(err error) bool {
-		if a.signal.Load() != 0 && errors.Is(err, context.Canceled) {
+		if a.Signal.Load() != 0 && errors.Is(err, context.Canceled) {
 			ends = err
 			return true
 		}
@@ -279,10 +281,10 @@ func (a *app) failed(errs []error) error {
 	case len(errs) == 1:
 		return errs[0]
 	default:
-		ends = exitCode(a.codeOf(errs[0]))
+		ends = cli.ExitCode(cli.CodeOf(errs[0]))
 	}
 	for _, err := range errs {
-		a.printError(err)
+		a.PrintError(err)
 	}
 	return ends
 }
@@ -291,32 +293,32 @@ func (a *app) failed(errs []error) error {
 func (a *app) printFiles(files []fileJSON, named, long bool) error {
 	name := func(f fileJSON) string {
 		if named {
-			return a.shown(f.Path)
+			return a.Shown(f.Path)
 		}
-		return a.shown(f.Name)
+		return a.Shown(f.Name)
 	}
 	if !long {
 		for _, f := range files {
-			if _, err := fmt.Fprintln(a.out, name(f)); err != nil {
+			if _, err := fmt.Fprintln(a.Out, name(f)); err != nil {
 				return err
 			}
 		}
 		return nil
 	}
-	t := newTable(a.out)
+	t := term.NewTable(a.Out)
 	for _, f := range files {
 		modified, name := "-", name(f)
 		if f.Modified != nil {
 			modified = f.Modified.Local().Format("2006-01-02 15:04")
 		}
 		if f.Target != "" {
-			name += " -> " + a.shown(f.Target)
+			name += " -> " + a.Shown(f.Target)
 		}
 		size := sigma.Bytes(f.Size).String()
 		if f.Kind == sigma.KindDir.String() {
 			size = "-"
 		}
-		t.row(f.Kind, orElse(f.Perm, "-"), size, modified, name)
+		t.Row(f.Kind, cli.OrElse(f.Perm, "-"), size, modified, name)
 	}
-	return t.print()
+	return t.Print()
 }

@@ -10,6 +10,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"sigmaos.dev/cmd/sigma/cli"
+	"sigmaos.dev/cmd/sigma/term"
 	"sigmaos.dev/machines"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
@@ -28,7 +30,7 @@ type members struct {
 
 // members connects to /sys/machines.
 func (a *app) members(ctx context.Context) (*members, error) {
-	c, err := a.connectTo(ctx, sigma.SystemRealm)
+	c, err := a.ConnectTo(ctx, sigma.SystemRealm)
 	if err != nil {
 		return nil, err
 	}
@@ -49,7 +51,7 @@ func (m *members) close() {
 }
 
 func newMachineCommand(a *app) *cobra.Command {
-	return a.group("machine", "List, label, drain and remove machines of the system",
+	return cli.Parent("machine", "List, label, drain and remove machines of the system",
 		`The machines of a system share one tree of names and one queue of procs. A machine
 joins with sigma join, and is known by its name from then on.`,
 		newMachineLsCommand(a), newMachineInspectCommand(a), newMachineLabelCommand(a),
@@ -73,7 +75,7 @@ and says also whether it gets new procs: not while it is cordoned or draining. C
 says whether it holds a part of the control plane. * marks this machine.`,
 		Example: `  sudo sigma machine ls
   sudo sigma machine ls --json | jq -r '.[] | select(.state == "lost") | .name'`,
-		Args: between(0, 0),
+		Args: cli.Between(0, 0),
 		RunE: func(cmd *cobra.Command, _ []string) error { return a.machineLs(cmd.Context(), quiet, watch) },
 	}
 	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "print names only")
@@ -102,9 +104,9 @@ func (a *app) machineLs(ctx context.Context, quiet, watch bool) error {
 		}
 		if now := text.String(); now != before {
 			if before != "" {
-				fmt.Fprintln(a.out)
+				fmt.Fprintln(a.Out)
 			}
-			if _, err := fmt.Fprint(a.out, now); err != nil {
+			if _, err := fmt.Fprint(a.Out, now); err != nil {
 				return err
 			}
 			before = now
@@ -114,21 +116,21 @@ func (a *app) machineLs(ctx context.Context, quiet, watch bool) error {
 		}
 		select {
 		case <-ctx.Done():
-			return exitCode(exitInterrupted)
+			return cli.ExitCode(cli.ExitInterrupted)
 		case <-time.After(watchEvery):
 		}
 	}
 }
 
 func (a *app) printMachines(out *strings.Builder, all []sigma.MachineInfo, self sigma.MachineID, quiet bool) error {
-	if a.json {
+	if a.JSON {
 		list := make([]state.Machine, len(all))
 		for i, m := range all {
 			list[i] = state.OfMachine(m, self)
 		}
-		b := *a
-		b.out = out
-		return b.printJSON(list)
+		b := *a.App
+		b.Out = out
+		return b.PrintJSON(list)
 	}
 	if quiet {
 		for _, m := range all {
@@ -136,17 +138,17 @@ func (a *app) printMachines(out *strings.Builder, all []sigma.MachineInfo, self 
 		}
 		return nil
 	}
-	t := newTable(out)
-	t.row("MACHINE", "STATE", "CONTROL", "CPU", "MEMORY", "ADDRESS", "VERSION", "LABELS")
+	t := term.NewTable(out)
+	t.Row("MACHINE", "STATE", "CONTROL", "CPU", "MEMORY", "ADDRESS", "VERSION", "LABELS")
 	for _, m := range all {
 		name := string(m.ID)
 		if m.ID == self {
 			name += "*"
 		}
-		t.row(name, machineState(m), yesNo(m.Control), cores(m.CPU), m.Memory, orElse(m.Address, "-"),
-			orElse(m.Version, "-"), orElse(strings.Join(labelWords(m.Labels), " "), "-"))
+		t.Row(name, machineState(m), yesNo(m.Control), cores(m.CPU), m.Memory, cli.OrElse(m.Address, "-"),
+			cli.OrElse(m.Version, "-"), cli.OrElse(strings.Join(labelWords(m.Labels), " "), "-"))
 	}
-	return t.print()
+	return t.Print()
 }
 
 func yesNo(b bool) string {
@@ -204,7 +206,7 @@ func newMachineInspectCommand(a *app) *cobra.Command {
 in which life they are and when they were heard last.`,
 		Example: `  sudo sigma machine inspect m2
   sudo sigma machine inspect --json m2`,
-		Args: between(1, -1),
+		Args: cli.Between(1, -1),
 		RunE: func(cmd *cobra.Command, args []string) error { return a.machineInspect(cmd.Context(), args) },
 	}
 }
@@ -219,16 +221,16 @@ func (a *app) machineInspect(ctx context.Context, words []string) error {
 	if err != nil {
 		return err
 	}
-	if a.json {
+	if a.JSON {
 		list := make([]state.Machine, len(found))
 		for i, f := range found {
 			list[i] = state.OfMachine(f, m.self)
 		}
-		return a.printJSON(list)
+		return a.PrintJSON(list)
 	}
 	for i, f := range found {
 		if i > 0 {
-			fmt.Fprintln(a.out)
+			fmt.Fprintln(a.Out)
 		}
 		if err := a.printMachine(f); err != nil {
 			return err
@@ -238,31 +240,31 @@ func (a *app) machineInspect(ctx context.Context, words []string) error {
 }
 
 func (a *app) printMachine(m sigma.MachineInfo) error {
-	t := newTable(a.out)
-	t.row("name", m.ID)
-	t.row("state", machineState(m))
-	t.row("address", orElse(m.Address, "none: others cannot reach it"))
-	t.row("control", yesNo(m.Control))
-	t.row("cpu", cores(m.CPU))
-	t.row("memory", m.Memory)
+	t := term.NewTable(a.Out)
+	t.Row("name", m.ID)
+	t.Row("state", machineState(m))
+	t.Row("address", cli.OrElse(m.Address, "none: others cannot reach it"))
+	t.Row("control", yesNo(m.Control))
+	t.Row("cpu", cores(m.CPU))
+	t.Row("memory", m.Memory)
 	for _, l := range labelWords(m.Labels) {
-		t.row("label", l)
+		t.Row("label", l)
 	}
-	t.row("version", orElse(m.Version, "-"))
-	t.row("incarnation", uint64(m.Incarnation))
+	t.Row("version", cli.OrElse(m.Version, "-"))
+	t.Row("incarnation", uint64(m.Incarnation))
 	if m.Fence != 0 {
-		t.row("fence", uint64(m.Fence))
+		t.Row("fence", uint64(m.Fence))
 	}
-	t.row("joined", m.Joined.UTC().Format(time.RFC3339))
-	t.row("heard", orElse(heardWords(m.Heard), "-"))
-	return t.print()
+	t.Row("joined", m.Joined.UTC().Format(time.RFC3339))
+	t.Row("heard", cli.OrElse(heardWords(m.Heard), "-"))
+	return t.Print()
 }
 
 func heardWords(at time.Time) string {
 	if at.IsZero() || at.Unix() <= 0 {
 		return ""
 	}
-	return ago(at) + " ago"
+	return term.Ago(at) + " ago"
 }
 
 func noMachine(name string) error {

@@ -8,6 +8,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"sigmaos.dev/cmd/sigma/cli"
+	"sigmaos.dev/cmd/sigma/term"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
 )
@@ -21,7 +23,7 @@ which failure domains a machine is, such as zone=a or rack=7, or what it has. A 
 a value are 1 to 63 of a-z, A-Z, 0-9, '.', '_' and '-'; a machine has at most 16.`,
 		Example: `  sudo sigma machine label m2 zone=a rack=7
   sudo sigma machine label m2 rack-`,
-		Args: between(2, -1),
+		Args: cli.Between(2, -1),
 		RunE: func(cmd *cobra.Command, args []string) error { return a.machineLabel(cmd.Context(), args[0], args[1:]) },
 	}
 }
@@ -37,7 +39,7 @@ func (a *app) machineLabel(ctx context.Context, name string, words []string) err
 		case !set && drop && bare != "":
 			labels[i] = bare + "="
 		default:
-			return usageError(nil, "set one with NAME=VALUE, take one away with NAME-", "%.80q is no label", w)
+			return cli.UsageError(nil, "set one with NAME=VALUE, take one away with NAME-", "%.80q is no label", w)
 		}
 	}
 	return a.changeMachines(ctx, []string{name}, func(m *members, id sigma.MachineID) error {
@@ -60,7 +62,7 @@ func (a *app) changeMachines(ctx context.Context, names []string,
 		if err := change(m, sigma.MachineID(n)); err != nil {
 			return err
 		}
-		fmt.Fprintln(a.out, n)
+		fmt.Fprintln(a.Out, n)
 	}
 	return nil
 }
@@ -73,12 +75,12 @@ func newMachineCordonCommand(a *app, on bool) *cobra.Command {
 when the command has ended, unless it says that the machine does not answer.`,
 		Example: `  sudo sigma machine cordon m2
   sudo sigma machine uncordon m2`,
-		Args: between(1, -1),
+		Args: cli.Between(1, -1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.changeMachines(cmd.Context(), args, func(m *members, id sigma.MachineID) error {
 				acts, err := m.Cordon(cmd.Context(), id, on)
 				if err == nil && !acts {
-					a.remark("machine %s does not answer: it does so as soon as it hears of it", id)
+					a.Remark("machine %s does not answer: it does so as soon as it hears of it", id)
 				}
 				return err
 			})
@@ -105,7 +107,7 @@ queued run on other machines.
 A machine that was drained stays as it is until sigma machine uncordon, or can be
 removed with sigma machine rm. ^C ends the waiting, not the draining.`,
 		Example: `  sudo sigma machine drain m2 && sudo sigma machine rm m2`,
-		Args:    between(1, -1),
+		Args:    cli.Between(1, -1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.machineDrain(cmd.Context(), args, detach, timeout)
 		},
@@ -144,7 +146,7 @@ func (a *app) machineDrain(ctx context.Context, names []string, detach bool, tim
 				return err
 			}
 		}
-		fmt.Fprintln(a.out, n)
+		fmt.Fprintln(a.Out, n)
 	}
 	return nil
 }
@@ -157,7 +159,7 @@ func (a *app) awaitDrained(ctx context.Context, m *members, id sigma.MachineID) 
 			c.Close()
 		}
 	}()
-	var bar progress
+	var bar term.Progress
 	first := 0
 	for {
 		now, err := m.find(ctx, string(id))
@@ -165,7 +167,7 @@ func (a *app) awaitDrained(ctx context.Context, m *members, id sigma.MachineID) 
 		case err != nil:
 			return err
 		case now[0].State == sigma.MachineLost:
-			a.remark("machine %s is lost, and its procs with it", id)
+			a.Remark("machine %s is lost, and its procs with it", id)
 			return nil
 		case !now[0].Draining:
 			return &sigma.Error{Op: "sigma.machineDrain", Kind: sigma.KindStale,
@@ -177,7 +179,7 @@ func (a *app) awaitDrained(ctx context.Context, m *members, id sigma.MachineID) 
 		}
 		if bar == nil {
 			first = n
-			bar = a.progress(fmt.Sprintf("draining %s: procs gone", id), int64(first))
+			bar = a.Progress(fmt.Sprintf("draining %s: procs gone", id), int64(first))
 			defer func() { bar.Done() }()
 		}
 		bar.Set(int64(max(first-n, 0)))
@@ -195,7 +197,7 @@ func (a *app) awaitDrained(ctx context.Context, m *members, id sigma.MachineID) 
 func (a *app) drainError(ctx context.Context, err error, id sigma.MachineID, left int) error {
 	if ctx.Err() == context.DeadlineExceeded {
 		return &sigma.Error{Op: "sigma.machineDrain", Kind: sigma.KindTimeout,
-			Msg:  fmt.Sprintf("%s still run on machine %s, which goes on draining", count(left, "proc"), id),
+			Msg:  fmt.Sprintf("%s still run on machine %s, which goes on draining", cli.Count(left, "proc"), id),
 			Hint: "wait on with the same command, or end it with: sigma machine uncordon " + string(id)}
 	}
 	return err
@@ -212,7 +214,7 @@ func (a *app) procsOn(ctx context.Context, system *sdk.Client, clients map[sigma
 	for _, r := range realms {
 		c := clients[r.ID]
 		if c == nil {
-			if c, err = a.connectTo(ctx, r.ID); err != nil {
+			if c, err = a.ConnectTo(ctx, r.ID); err != nil {
 				if sigma.KindOf(err) == sigma.KindNotFound {
 					continue // removed meanwhile
 				}
@@ -247,7 +249,7 @@ must give it up first: sigma machine control MACHINE off.
 To take a machine in again, make a token and join with a fresh DATA.`,
 		Example: `  sudo sigma machine drain m2 && sudo sigma machine rm m2
   sudo sigma machine rm --force m3`,
-		Args: between(1, -1),
+		Args: cli.Between(1, -1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.changeMachines(cmd.Context(), args, func(m *members, id sigma.MachineID) error {
 				return m.Remove(cmd.Context(), id, force)
@@ -270,10 +272,10 @@ A machine that joins with sigma join --control takes its part by itself, and no 
 machine has the programs for it. A machine whose part was taken away, because it is lost
 or is to go, can be removed then.`,
 		Example: `  sudo sigma machine control m2 off && sudo sigma machine rm m2`,
-		Args:    between(2, 2),
+		Args:    cli.Between(2, 2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if args[1] != "on" && args[1] != "off" {
-				return usageError(cmd, "write on or off", "machine control: %.20q is neither on nor off", args[1])
+				return cli.UsageError(cmd, "write on or off", "machine control: %.20q is neither on nor off", args[1])
 			}
 			return a.changeMachines(cmd.Context(), args[:1], func(m *members, id sigma.MachineID) error {
 				return m.Control(cmd.Context(), id, args[1] == "on")

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"time"
 
+	"sigmaos.dev/cmd/sigma/cli"
+	"sigmaos.dev/cmd/sigma/term"
 	"sigmaos.dev/machines"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
@@ -54,23 +56,23 @@ func membershipToJSON(m machines.Membership) *membershipJSON {
 // printMembership says in two lines or three how this machine stands with its system.
 func (a *app) printMembership(m machines.Membership) {
 	if m.System == "" {
-		fmt.Fprintf(a.out, "it is not registered with a system yet\n\n")
+		fmt.Fprintf(a.Out, "it is not registered with a system yet\n\n")
 		return
 	}
-	fmt.Fprintf(a.out, "system %s: %d of %s alive, %s\n", m.System, m.Alive, count(int(m.Machines), "machine"),
+	fmt.Fprintf(a.Out, "system %s: %d of %s alive, %s\n", m.System, m.Alive, cli.Count(int(m.Machines), "machine"),
 		quorumWords(m))
 	for _, e := range m.Expiries {
 		warning := ""
 		if e.Warn {
 			warning = " (it should have been renewed: sigma doctor)"
 		}
-		fmt.Fprintf(a.out, "%s good for %s%s\n", e.What, left(e.At), warning)
+		fmt.Fprintf(a.Out, "%s good for %s%s\n", e.What, left(e.At), warning)
 	}
-	fmt.Fprintln(a.out)
+	fmt.Fprintln(a.Out)
 }
 
 func quorumWords(m machines.Membership) string {
-	words := fmt.Sprintf("%d of %s", m.Voting, count(int(m.Controls), "control machine"))
+	words := fmt.Sprintf("%d of %s", m.Voting, cli.Count(int(m.Controls), "control machine"))
 	if m.Silent > 0 {
 		words += fmt.Sprintf(", %d silent", m.Silent)
 	}
@@ -83,7 +85,7 @@ func quorumWords(m machines.Membership) string {
 // left is the time until at.
 func left(at time.Time) string {
 	if d := time.Until(at); d > 0 {
-		return short(d)
+		return term.Short(d)
 	}
 	return "no time, since " + at.UTC().Format(time.RFC3339)
 }
@@ -95,7 +97,7 @@ func memberWords(m machines.Membership, self sigma.MachineID) (out []finding) {
 			"it tries by itself; why it does not succeed is in the log")}
 	}
 	found := fmt.Sprintf("machine %s of system %s, life %d, %d of %s alive", self, m.System, m.Incarnation, m.Alive,
-		count(int(m.Machines), "machine"))
+		cli.Count(int(m.Machines), "machine"))
 	if m.Alive < m.Machines {
 		out = append(out, finding{"membership", findingDown, found,
 			"sigma machine ls shows which are lost; those that do not come back: sigma machine rm"})

@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"sigmaos.dev/cmd/sigma/cli"
 	"sigmaos.dev/files"
 	"sigmaos.dev/sigma"
 )
@@ -24,7 +25,7 @@ symbolic, as u+x,go-w or a=r, as in chmod(1); letters are u, g, o, a and r, w, x
 are followed, but with -R only those that were named.`,
 		Example: `  sudo sigma chmod 600 /secret
   sudo sigma chmod -R go-w /ux/~local/work`,
-		Args: between(2, -1),
+		Args: cli.Between(2, -1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.chmod(cmd.Context(), args[0], args[1:], recursive)
 		},
@@ -99,7 +100,7 @@ func (c modeClause) apply(perm uint32, dir bool) uint32 {
 }
 
 func modeError(text string) error {
-	return usageError(nil, "write for example 640, u+x or go-w", "%.80q is not a mode", text)
+	return cli.UsageError(nil, "write for example 640, u+x or go-w", "%.80q is not a mode", text)
 }
 
 func (a *app) chmod(ctx context.Context, mode string, paths []string, recursive bool) error {

@@ -17,6 +17,8 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"sigmaos.dev/cmd/sigma/cli"
+	"sigmaos.dev/cmd/sigma/term"
 	"sigmaos.dev/files"
 	"sigmaos.dev/mount"
 	"sigmaos.dev/sigma"
@@ -61,8 +63,8 @@ minute.`,
   sudo cp -a project /mnt/sigma/ux/~local/
   sudo sigma mount -r alice --read-only /mnt/alice /s3
   sudo sigma unmount /mnt/sigma`,
-		Args:        between(1, 2),
-		Annotations: map[string]string{ownSignals: ""},
+		Args:        cli.Between(1, 2),
+		Annotations: map[string]string{cli.OwnSignals: ""},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			at := "/"
 			if len(args) == 2 {
@@ -81,7 +83,7 @@ minute.`,
 			if err != nil {
 				return err
 			}
-			c, err := a.connect(cmd.Context()) // what is wrong with that is told here, with its exit code
+			c, err := a.Connect(cmd.Context()) // what is wrong with that is told here, with its exit code
 			if err != nil {
 				return err
 			}
@@ -155,9 +157,9 @@ func (a *app) again(dir, at string, o mountOptions, flag string) (*exec.Cmd, err
 	if err != nil {
 		return nil, sigma.Wrap("sigma.mount", "", err)
 	}
-	args := []string{"mount", flag, "--realm", a.realm, "--addr", a.socket()}
-	if a.credential != "" {
-		credential := a.credential
+	args := []string{"mount", flag, "--realm", a.Realm, "--addr", a.Socket()}
+	if a.Credential != "" {
+		credential := a.Credential
 		if abs, err := filepath.Abs(credential); err == nil && credential[0] != '@' {
 			credential = abs
 		}
@@ -199,7 +201,7 @@ func startMount(cmd *exec.Cmd, started func()) (err error) {
 	cmd.Wait()
 	msg, hint, _ := strings.Cut(strings.TrimSuffix(text, "\n"), "\x00")
 	return &sigma.Error{Op: "sigma.mount", Kind: sigma.KindUnavailable,
-		Msg: orElse(msg, "the mount did not become ready"), Hint: hint}
+		Msg: cli.OrElse(msg, "the mount did not become ready"), Hint: hint}
 }
 
 // tellStarter tells who started this process that it is ready, or why not.
@@ -243,9 +245,9 @@ func (a *app) keepMount(dir, at string, o mountOptions) error {
 	if err != nil {
 		return err
 	}
-	started := a.getenv(mountStarted) != ""
+	started := a.Getenv(mountStarted) != ""
 	if !started {
-		cmd.Stderr = raw(a.err)
+		cmd.Stderr = term.Raw(a.Err)
 	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGTERM}
 	var host *mountHost
@@ -267,7 +269,7 @@ func (a *app) keepMount(dir, at string, o mountOptions) error {
 		return errors.Join(err, unmountDead(dir))
 	}
 	if !started {
-		a.remark("%s of realm %s is mounted on %s; ^C unmounts it", at, a.realm, dir)
+		a.Remark("%s of realm %s is mounted on %s; ^C unmounts it", at, a.Realm, dir)
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }()
@@ -283,16 +285,16 @@ func (a *app) keepMount(dir, at string, o mountOptions) error {
 			return nil
 		case <-signals:
 			if err := unmount(dir, false); err != nil {
-				a.printError(err)
+				a.PrintError(err)
 			}
 		}
 	}
 }
 
 func (a *app) mountConfig(dir, at string, o mountOptions) mount.Config {
-	return mount.Config{Dir: dir, Path: at, Source: "sigma:" + a.realm + ":" + at, AllowOther: o.allowOther,
+	return mount.Config{Dir: dir, Path: at, Source: "sigma:" + a.Realm + ":" + at, AllowOther: o.allowOther,
 		ReadOnly: o.readOnly, TrustLinks: o.trustLinks,
-		UID: uint32(os.Getuid()), GID: uint32(os.Getgid()), Connect: a.connect}
+		UID: uint32(os.Getuid()), GID: uint32(os.Getgid()), Connect: a.Connect}
 }
 
 // serveMount mounts and serves until somebody unmounts.
@@ -344,7 +346,7 @@ func newUnmountCommand(a *app) *cobra.Command {
 with --lazy it goes from DIR at once, and altogether when the last program has closed
 its files.`,
 		Example: `  sudo sigma unmount /mnt/sigma`,
-		Args:    between(1, -1),
+		Args:    cli.Between(1, -1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return files.Each(cmd.Context(), len(args), func(_ context.Context, i int) error {
 				return unmountDir(args[i], lazy)

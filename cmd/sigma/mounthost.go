@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"sigmaos.dev/cmd/sigma/cli"
 	"sigmaos.dev/inflight"
 	"sigmaos.dev/mount"
 	"sigmaos.dev/sdk"
@@ -158,11 +159,11 @@ func (h *mountHost) do(ask hostAsk, files []*os.File) {
 }
 
 func (h *mountHost) dial(ctx context.Context) (*os.File, error) {
-	text, _, err := h.a.credentialText()
+	text, _, err := h.a.CredentialText()
 	if err != nil {
 		return nil, err
 	}
-	c, err := sdk.Dial(ctx, h.a.socket(), text)
+	c, err := sdk.Dial(ctx, h.a.Socket(), text)
 	if err != nil {
 		return nil, err
 	}
@@ -228,8 +229,8 @@ type mountAsker struct {
 
 // hostOfMount is the keeper of the mount that this process serves.
 func (a *app) hostOfMount() *mountAsker {
-	h := &mountAsker{realm: sigma.RealmID(a.realm)}
-	_, h.guest = a.guest()
+	h := &mountAsker{realm: sigma.RealmID(a.Realm)}
+	_, h.guest = a.Guest()
 	h.keeper, h.err = session.UnixConn(os.NewFile(mountHostFD, "keeper"))
 	return h
 }
@@ -297,7 +298,7 @@ func (h *mountAsker) Back(fd *os.File) (int32, error) {
 // Unback implements mount.Host. It waits for no answer.
 func (h *mountAsker) Unback(id int32) error { return send(h.keeper, hostAsk{What: hostUnback, ID: id}) }
 
-// connect connects to the realm by a connection that the keeper dialled.
+// Connect connects to the realm by a connection that the keeper dialled.
 func (h *mountAsker) connect(ctx context.Context) (*sdk.Client, error) {
 	realm := h.realm
 	if h.guest {
@@ -311,7 +312,7 @@ func (h *mountAsker) connect(ctx context.Context) (*sdk.Client, error) {
 		return session.UnixConn(f)
 	})
 	if sigma.KindOf(err) == sigma.KindNotFound && err != nil {
-		return nil, noRealm(h.realm)
+		return nil, cli.NoRealm(h.realm)
 	}
 	return c, err
 }

@@ -38,7 +38,7 @@ func (h *mountHost) startSpare() error {
 	return sigma.Wrap("sigma.mount", self, err)
 }
 
-// close ends the keeper's part, after the server has ended.
+// Close ends the keeper's part, after the server has ended.
 func (h *mountHost) close() {
 	h.socket.Close()
 	if h.spare != nil {

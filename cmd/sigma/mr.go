@@ -12,11 +12,13 @@ import (
 	"github.com/spf13/cobra"
 
 	"sigmaos.dev/apps/mr"
+	"sigmaos.dev/cmd/sigma/cli"
+	"sigmaos.dev/cmd/sigma/term"
 	"sigmaos.dev/sigma"
 )
 
 func newMRCommand(a *app) *cobra.Command {
-	return a.group("mr", "Run MapReduce jobs",
+	return cli.Parent("mr", "Run MapReduce jobs",
 		`Run MapReduce jobs: many procs, spawned by a coordinator proc, that each work on a part
 of the input. The program of these procs, mr, must lie beside sigma.`,
 		newWordCountCommand(a))
@@ -40,17 +42,17 @@ then goes on where it was.`,
   sudo sigma put -r texts /s3/in/texts
   sudo sigma mr wordcount --input /s3/in/texts --output /s3/in/counts
   sudo sigma cat /s3/in/counts/part-00000`,
-		Args:        between(0, 0),
-		Annotations: map[string]string{tidiesUp: ""},
+		Args:        cli.Between(0, 0),
+		Annotations: map[string]string{cli.TidiesUp: ""},
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			for _, name := range []string{"input", "output"} {
 				if !cmd.Flags().Changed(name) {
-					return usageError(cmd, "", "--%s is missing", name)
+					return cli.UsageError(cmd, "", "--%s is missing", name)
 				}
 			}
 			for _, name := range []string{"maps", "reduces"} {
 				if n, err := cmd.Flags().GetInt(name); err == nil && cmd.Flags().Changed(name) && n < 1 {
-					return usageError(cmd, "", "--%s is %d, but must be at least 1", name, n)
+					return cli.UsageError(cmd, "", "--%s is %d, but must be at least 1", name, n)
 				}
 			}
 			return a.wordCount(cmd.Context(), job)
@@ -73,9 +75,9 @@ func (a *app) wordCount(ctx context.Context, job mr.Job) (err error) {
 	}
 	job.Program = binDir + "/mr" // until it is known under which name it is stored
 	if err := job.Check(); err != nil {
-		return withCode(exitUsage, err)
+		return cli.WithCode(cli.ExitUsage, err)
 	}
-	c, err := a.connect(ctx)
+	c, err := a.Connect(ctx)
 	if err != nil {
 		return err
 	}
@@ -95,13 +97,13 @@ func (a *app) wordCount(ctx context.Context, job mr.Job) (err error) {
 	bar.done()
 	if err != nil {
 		if errors.Is(err, context.Canceled) {
-			a.remark("sigma: stopped; the job's procs are killed and what they wrote is removed")
-			return exitCode(exitInterrupted)
+			a.Remark("sigma: stopped; the job's procs are killed and what they wrote is removed")
+			return cli.ExitCode(cli.ExitInterrupted)
 		}
 		return err
 	}
-	if a.json {
-		return a.printJSON(s)
+	if a.JSON {
+		return a.PrintJSON(s)
 	}
 	return a.printJob(s)
 }
@@ -125,10 +127,10 @@ func programBeside(name string) (*os.File, error) {
 }
 
 func (a *app) printJob(s mr.Summary) error {
-	fmt.Fprintf(a.out, "counted %d words (%d different) in %d files, %s in %.2f s: %s/s\n", s.Words, s.Different,
+	fmt.Fprintf(a.Out, "counted %d words (%d different) in %d files, %s in %.2f s: %s/s\n", s.Words, s.Different,
 		s.Files, sigma.Bytes(s.Bytes), s.Seconds, sigma.Bytes(s.BytesPerS))
 	if s.Skipped > 0 {
-		fmt.Fprintf(a.out, "skipped %d links and devices\n", s.Skipped)
+		fmt.Fprintf(a.Out, "skipped %d links and devices\n", s.Skipped)
 	}
 	again := ""
 	if n := s.MapsRun - s.Maps; n > 0 {
@@ -137,20 +139,20 @@ func (a *app) printJob(s mr.Summary) error {
 	if s.Coordinators > 1 {
 		again += fmt.Sprintf(", coordinator started %d times", s.Coordinators)
 	}
-	fmt.Fprintf(a.out, "%d procs (%d maps, %d reduces%s); start latency p50 %.2f ms, p99 %.2f ms\n", s.Procs, s.Maps,
+	fmt.Fprintf(a.Out, "%d procs (%d maps, %d reduces%s); start latency p50 %.2f ms, p99 %.2f ms\n", s.Procs, s.Maps,
 		s.Reduces, again, s.StartP50, s.StartP99)
 	for _, w := range s.Machines {
-		fmt.Fprintf(a.out, "machine %s: %s (%s), %s (%d words)\n", w.Machine, count(int(w.Maps), "map"),
-			sigma.Bytes(w.Bytes), count(int(w.Reduces), "reduce"), w.Words)
+		fmt.Fprintf(a.Out, "machine %s: %s (%s), %s (%d words)\n", w.Machine, cli.Count(int(w.Maps), "map"),
+			sigma.Bytes(w.Bytes), cli.Count(int(w.Reduces), "reduce"), w.Words)
 	}
-	_, err := fmt.Fprintf(a.out, "output: %s\n", s.Output)
+	_, err := fmt.Fprintf(a.Out, "output: %s\n", s.Output)
 	return err
 }
 
 // jobBar shows the progress of a job: the input bytes of finished maps, then the reduces.
 type jobBar struct {
 	a       *app
-	current progress
+	current term.Progress
 	reduces bool
 }
 
@@ -158,14 +160,14 @@ func (a *app) newJobBar() *jobBar { return &jobBar{a: a} }
 
 func (b *jobBar) show(p mr.Progress) {
 	if b.current == nil {
-		b.current = b.a.progressBytes("mapping", p.Bytes)
+		b.current = b.a.ProgressBytes("mapping", p.Bytes)
 	}
 	if !b.reduces {
 		b.current.Set(p.BytesDone)
 	}
 	if p.Maps > 0 && p.MapsDone == p.Maps && !b.reduces {
 		b.current.Done()
-		b.current, b.reduces = b.a.progress("reducing", p.Reduces), true
+		b.current, b.reduces = b.a.Progress("reducing", p.Reduces), true
 	}
 	if b.reduces {
 		b.current.Set(p.ReducesDone)

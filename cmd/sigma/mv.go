@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"sigmaos.dev/cmd/sigma/cli"
 	"sigmaos.dev/files"
 	"sigmaos.dev/sigma"
 )
@@ -26,7 +27,7 @@ is copied and then removed, which others can see. What cannot be copied, such as
 stops it before anything is removed.`,
 		Example: `  sudo sigma mv /s3/in/a.txt /s3/in/b.txt
   sudo sigma mv --copy /s3/in/b.txt /ux/~local/`,
-		Args: between(2, -1),
+		Args: cli.Between(2, -1),
 		RunE: func(cmd *cobra.Command, args []string) error { return a.mv(cmd.Context(), args, copies) },
 	}
 	cmd.Flags().BoolVar(&copies, "copy", false, "copy and remove what goes to another server")

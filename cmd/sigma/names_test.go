@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"sigmaos.dev/cmd/sigma/cli"
+	"sigmaos.dev/cmd/sigma/term"
 	"sigmaos.dev/sigma"
 )
 
@@ -63,12 +65,12 @@ func TestShellQuoted(t *testing.T) {
 		"a b": `'a b'`, "it's": `"it's"`, `it's "$x"`: `'it'\''s "$x"'`, "a\nb": `'a'$'\n''b'`,
 		"\x1b[31m": `$'\033''[31m'`, "\xff": `$'\377'`, "é": `'é'`, "-rf": `'-rf'`, "": `''`,
 	} {
-		if got := shellQuoted(name); got != want {
+		if got := term.ShellQuoted(name); got != want {
 			t.Errorf("%q: got %s, want %s", name, got, want)
 		}
 	}
 	for _, plain := range []string{"a.txt", "é", "-rf", "x~", "a,b=c"} {
-		if quoted := needsQuotes(plain); quoted != strings.Contains(plain, "=") {
+		if quoted := term.NeedsQuotes(plain); quoted != strings.Contains(plain, "=") {
 			t.Errorf("%q: %v", plain, quoted)
 		}
 	}
@@ -196,10 +198,10 @@ func TestWatcher(t *testing.T) {
 	f := newFake(t)
 	f.ok("mkdir", "-p", "/p/d")
 	f.with([]byte("1"), "put", "-", "/p/d/f")
-	a := &app{addr: f.addr, realm: string(sigma.DefaultRealm), getenv: func(string) string { return "" }}
+	a := &app{&cli.App{Addr: f.addr, Realm: string(sigma.DefaultRealm), Getenv: func(string) string { return "" }}}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	c, err := a.connect(ctx)
+	c, err := a.Connect(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -7,6 +7,8 @@ import (
 	"path"
 	"time"
 
+	"sigmaos.dev/cmd/sigma/datadir"
+	"sigmaos.dev/cmd/sigma/term"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
 )
@@ -25,7 +27,7 @@ func (a *app) follow(ctx context.Context, c *sdk.Client, id sigma.ProcID) *strea
 	ctx, cancel := context.WithCancel(ctx)
 	o := &streams{cancel: cancel, broken: make(chan error, 2), ended: make(chan struct{}), done: make(chan struct{})}
 	copied := make(chan struct{}, 2)
-	for name, w := range map[string]io.Writer{"stdout": raw(a.out), "stderr": raw(a.err)} {
+	for name, w := range map[string]io.Writer{"stdout": term.Raw(a.Out), "stderr": term.Raw(a.Err)} {
 		go func() {
 			defer func() { copied <- struct{}{} }()
 			c.WaitStart(ctx, id) // there are no files before; if it failed, there may be none at all
@@ -105,7 +107,7 @@ func (t *tail) follow(ctx context.Context, ended <-chan struct{}, copy func(cont
 				return err
 			}
 			// Not there yet, or a server that cannot watch: look again now and then.
-			pause(watching, 100*time.Millisecond)
+			datadir.Pause(watching, 100*time.Millisecond)
 		}
 	}
 }

@@ -10,6 +10,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"sigmaos.dev/cmd/sigma/cli"
 )
 
 var rewrite = flag.Bool("rewrite", false,
@@ -26,8 +28,8 @@ const (
 // Goal: every command has a page that says what the program's own help says of its usage and flags,
 // and shows each of its commands. The examples are run by test/reference.
 func TestPages(t *testing.T) {
-	a := &app{getenv: func(string) string { return "" }}
-	root := a.root()
+	a := &app{&cli.App{Groups: groups, Getenv: func(string) string { return "" }}}
+	root := a.Root()
 	pages := map[string]bool{"README.md": true}
 	var index strings.Builder
 	index.WriteString(madeBegin + "| command | does |\n|---|---|\n")

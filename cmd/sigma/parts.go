@@ -7,6 +7,9 @@ import (
 	"sync"
 	"time"
 
+	"sigmaos.dev/cmd/sigma/cli"
+	"sigmaos.dev/cmd/sigma/datadir"
+	"sigmaos.dev/cmd/sigma/term"
 	"sigmaos.dev/machines"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
@@ -50,14 +53,14 @@ func (a *app) askParts(ctx context.Context) (p parts) {
 
 // runs reports whether a system runs where the flags say, as far as this user may know.
 func (a *app) runs() bool {
-	if a.addr != "" {
+	if a.Addr != "" {
 		return true
 	}
-	dir, err := a.dataDir()
+	dir, err := a.DataDir()
 	if err != nil {
 		return false
 	}
-	_, up, err := running(dir)
+	_, up, err := datadir.Running(dir)
 	return err == nil && up
 }
 
@@ -102,9 +105,9 @@ func sigmadFinding(ctx context.Context, err error) finding {
 func serviceWords(services []sigmap.Service, now time.Time) (out []finding) {
 	const check = "service"
 	for _, s := range services {
-		age, times := short(now.Sub(s.Since)), ""
+		age, times := term.Short(now.Sub(s.Since)), ""
 		if s.Restarts > 0 {
-			times = fmt.Sprintf(", started again %s since sigma up", count(int(s.Restarts), "time"))
+			times = fmt.Sprintf(", started again %s since sigma up", cli.Count(int(s.Restarts), "time"))
 		}
 		switch {
 		case s.State == "running" && s.Restarts > 0 && now.Sub(s.Since) < restartRecent:
@@ -136,7 +139,7 @@ func serviceAdvice(state string) string {
 // nameFindings says whether the names of the realm can be read.
 func (a *app) nameFindings(ctx context.Context) []finding {
 	const check = "names"
-	c, err := a.connect(ctx)
+	c, err := a.Connect(ctx)
 	if err == nil {
 		defer c.Close()
 		_, err = c.Stat(ctx, "/sigma-doctor") // that it is not there is an answer

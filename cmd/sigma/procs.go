@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"sigmaos.dev/cmd/sigma/cli"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/state"
@@ -25,7 +26,7 @@ func newWaitCommand(a *app) *cobra.Command {
 one (in the order given) that did not end well. With --start, wait until they have
 started, and print their ids. ` + procArgument,
 		Example: `  id=$(sudo sigma run -d ./job); sudo sigma wait $id`,
-		Args:    between(1, -1),
+		Args:    cli.Between(1, -1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if start {
 				return a.eachProc(cmd.Context(), args, func(ctx context.Context, c *sdk.Client, id sigma.ProcID) error {
@@ -45,7 +46,7 @@ type waitJSON struct {
 }
 
 func (a *app) wait(ctx context.Context, words []string) error {
-	c, err := a.connect(ctx)
+	c, err := a.Connect(ctx)
 	if err != nil {
 		return err
 	}
@@ -58,7 +59,7 @@ func (a *app) wait(ctx context.Context, words []string) error {
 	for i, id := range ids {
 		st, err := c.WaitExit(ctx, id)
 		if err != nil && ctx.Err() == nil {
-			return withCode(exitRun, lostSight(id, err))
+			return cli.WithCode(cli.ExitRun, lostSight(id, err))
 		} else if err != nil {
 			return err
 		}
@@ -66,12 +67,12 @@ func (a *app) wait(ctx context.Context, words []string) error {
 			code = statusCode(st)
 		}
 		list[i] = waitJSON{string(id), state.OfStatus(st)}
-		if !a.json {
-			fmt.Fprintf(a.out, "%s %s\n", id, endWords(st))
+		if !a.JSON {
+			fmt.Fprintf(a.Out, "%s %s\n", id, endWords(st))
 		}
 	}
-	if a.json {
-		if err := a.printJSON(list); err != nil {
+	if a.JSON {
+		if err := a.PrintJSON(list); err != nil {
 			return err
 		}
 	}
@@ -89,7 +90,7 @@ are killed when the grace is over; "sigma evict" is the same. Returns when the p
 are told; "sigma wait" waits for their end. ` + procArgument,
 		Example: `  sudo sigma kill hello
   sudo sigma kill --evict --grace 30s hello`,
-		Args: between(1, -1),
+		Args: cli.Between(1, -1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.end(cmd.Context(), args, evict || cmd.Flags().Changed("grace"), grace)
 		},
@@ -108,7 +109,7 @@ func newEvictCommand(a *app) *cobra.Command {
 		Long: `Give procs notice (SIGTERM, and WaitEvict for those that use the SDK) and kill them
 when the grace is over. Returns when notice is given. ` + procArgument,
 		Example: `  sudo sigma evict --grace 30s hello`,
-		Args:    between(1, -1),
+		Args:    cli.Between(1, -1),
 		RunE:    func(cmd *cobra.Command, args []string) error { return a.end(cmd.Context(), args, true, grace) },
 	}
 	cmd.Flags().DurationVar(&grace, "grace", 0, "`TIME` between notice and kill, such as 30s (default: the system's)")
@@ -125,7 +126,7 @@ connections, use no processor, and go on after "sigma thaw". A frozen proc can b
 killed; the grace of "sigma evict" passes while it is frozen. One that has not started is
 waited for. ` + procArgument,
 		Example: `  sudo sigma freeze hello && sudo sigma thaw hello`,
-		Args:    between(1, -1),
+		Args:    cli.Between(1, -1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.eachProc(cmd.Context(), args, func(ctx context.Context, c *sdk.Client, id sigma.ProcID) error {
 				err := c.Freeze(ctx, id)
@@ -147,7 +148,7 @@ func newThawCommand(a *app) *cobra.Command {
 		Short:   "Let frozen procs go on",
 		Long:    `Let procs go on that "sigma freeze" stopped. It is no error if one is not frozen. ` + procArgument,
 		Example: `  sudo sigma thaw hello`,
-		Args:    between(1, -1),
+		Args:    cli.Between(1, -1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.eachProc(cmd.Context(), args, func(ctx context.Context, c *sdk.Client, id sigma.ProcID) error {
 				return c.Thaw(ctx, id)
@@ -159,7 +160,7 @@ func newThawCommand(a *app) *cobra.Command {
 // end kills or evicts procs.
 func (a *app) end(ctx context.Context, words []string, evict bool, grace time.Duration) error {
 	if grace < 0 {
-		return usageError(nil, "write for example: --grace 30s", "the grace is negative")
+		return cli.UsageError(nil, "write for example: --grace 30s", "the grace is negative")
 	}
 	return a.eachProc(ctx, words, func(ctx context.Context, c *sdk.Client, id sigma.ProcID) error {
 		if evict {
@@ -173,7 +174,7 @@ func (a *app) end(ctx context.Context, words []string, evict bool, grace time.Du
 // failure does not keep it from the others.
 func (a *app) eachProc(ctx context.Context, words []string, do func(context.Context, *sdk.Client,
 	sigma.ProcID) error) error {
-	c, err := a.connect(ctx)
+	c, err := a.Connect(ctx)
 	if err != nil {
 		return err
 	}
@@ -190,12 +191,12 @@ func (a *app) eachProc(ctx context.Context, words []string, do func(context.Cont
 			continue
 		}
 		done = append(done, string(id))
-		if !a.json {
-			fmt.Fprintln(a.out, id)
+		if !a.JSON {
+			fmt.Fprintln(a.Out, id)
 		}
 	}
-	if a.json {
-		failed = errors.Join(failed, a.printJSON(done))
+	if a.JSON {
+		failed = errors.Join(failed, a.PrintJSON(done))
 	}
 	return failed
 }

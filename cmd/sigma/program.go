@@ -14,6 +14,7 @@ import (
 	"syscall"
 
 	"sigmaos.dev/binfs"
+	"sigmaos.dev/cmd/sigma/cli"
 	"sigmaos.dev/files"
 	"sigmaos.dev/namespace"
 	"sigmaos.dev/sigma"
@@ -45,16 +46,17 @@ func localFile(word string) (*os.File, error) {
 		errors.Is(err, syscall.ENOTDIR)):
 		return nil, nil
 	case errors.Is(err, fs.ErrNotExist):
-		return nil, withCode(exitNoProgram, noProgram(word, "there is no such file"))
+		return nil, cli.WithCode(cli.ExitNoProgram, noProgram(word, "there is no such file"))
 	case errors.Is(err, fs.ErrPermission):
-		return nil, withCode(exitNoExec, &sigma.Error{Op: "sigma.localFile", Path: word, Kind: sigma.KindPermission,
-			Msg: "may not be read", Hint: "run as root, or: chmod a+r " + word})
+		return nil, cli.WithCode(cli.ExitNoExec, &sigma.Error{Op: "sigma.localFile", Path: word,
+			Kind: sigma.KindPermission,
+			Msg:  "may not be read", Hint: "run as root, or: chmod a+r " + word})
 	}
 	var pe *fs.PathError
 	if errors.As(err, &pe) {
 		err = pe.Err
 	}
-	return nil, withCode(exitNoProgram, &sigma.Error{Op: "sigma.localFile", Path: word, Kind: sigma.KindOf(err),
+	return nil, cli.WithCode(cli.ExitNoProgram, &sigma.Error{Op: "sigma.localFile", Path: word, Kind: sigma.KindOf(err),
 		Msg: "cannot be opened", Err: err})
 }
 
@@ -67,13 +69,14 @@ func noProgram(word, msg string) error {
 // checkProgram says why a local file cannot run as a proc.
 func checkProgram(f *os.File) error {
 	bad := func(msg, hint string) error {
-		return withCode(exitNoExec, &sigma.Error{Op: "sigma.checkProgram", Path: f.Name(), Kind: sigma.KindNoExec,
-			Msg: msg, Hint: hint})
+		return cli.WithCode(cli.ExitNoExec, &sigma.Error{Op: "sigma.checkProgram", Path: f.Name(),
+			Kind: sigma.KindNoExec,
+			Msg:  msg, Hint: hint})
 	}
 	st, err := f.Stat()
 	switch {
 	case err != nil:
-		return withCode(exitRun, sigma.Wrap("sigma.checkProgram", f.Name(), err))
+		return cli.WithCode(cli.ExitRun, sigma.Wrap("sigma.checkProgram", f.Name(), err))
 	case st.IsDir():
 		return bad("is a directory", "give the path of an executable file")
 	case !st.Mode().IsRegular():
@@ -88,7 +91,7 @@ func checkProgram(f *os.File) error {
 	if errors.As(err, &e) && e.Kind == sigma.KindNoExec {
 		return bad(e.Msg, e.Hint)
 	}
-	return withCode(exitRun, err)
+	return cli.WithCode(cli.ExitRun, err)
 }
 
 // findProgram gives the realm path of the program that word names, and puts a local file there
@@ -97,15 +100,16 @@ func (a *app) findProgram(ctx context.Context, c sigma.Namespace, word string, l
 	if strings.HasPrefix(word, "/") {
 		remote, err := cleanPath(word)
 		if err != nil {
-			return "", withCode(exitNoProgram, err)
+			return "", cli.WithCode(cli.ExitNoProgram, err)
 		}
 		if st, err := c.Stat(ctx, remote); err == nil && st.ID.Kind != sigma.KindDir {
 			return remote, nil
 		} else if err == nil && local == nil {
-			return "", withCode(exitNoExec, &sigma.Error{Op: "sigma.findProgram", Path: remote, Kind: sigma.KindNoExec,
-				Msg: "is a directory", Hint: "give the path of a program"})
+			return "", cli.WithCode(cli.ExitNoExec, &sigma.Error{Op: "sigma.findProgram", Path: remote,
+				Kind: sigma.KindNoExec,
+				Msg:  "is a directory", Hint: "give the path of a program"})
 		} else if err != nil && sigma.KindOf(err) != sigma.KindNotFound && sigma.KindOf(err) != sigma.KindNotDir {
-			return "", withCode(exitRun, err)
+			return "", cli.WithCode(cli.ExitRun, err)
 		}
 	}
 	if local != nil {
@@ -113,22 +117,23 @@ func (a *app) findProgram(ctx context.Context, c sigma.Namespace, word string, l
 			return "", err
 		}
 		remote, err := a.putProgram(ctx, c, local)
-		return remote, withCode(exitRun, err)
+		return remote, cli.WithCode(cli.ExitRun, err)
 	}
 	if !strings.HasPrefix(word, "/") {
 		if err := sigma.CheckName(word); err != nil {
-			return "", withCode(exitNoProgram, err)
+			return "", cli.WithCode(cli.ExitNoProgram, err)
 		}
 		remote := path.Join(binDir, word)
 		if _, err := c.Stat(ctx, remote); err == nil {
 			return remote, nil
 		} else if sigma.KindOf(err) != sigma.KindNotFound {
-			return "", withCode(exitRun, err)
+			return "", cli.WithCode(cli.ExitRun, err)
 		}
-		return "", withCode(exitNoProgram,
+		return "", cli.WithCode(cli.ExitNoProgram,
 			noProgram(word, "there is no such file here and no such program in the realm's "+binDir))
 	}
-	return "", withCode(exitNoProgram, noProgram(word, "there is no such file in the realm and none on this machine"))
+	return "", cli.WithCode(cli.ExitNoProgram, noProgram(word,
+		"there is no such file in the realm and none on this machine"))
 }
 
 // putProgram stores a local program in the realm under a name that has its content's hash in it, so
@@ -149,7 +154,7 @@ func (a *app) putProgram(ctx context.Context, c sigma.Namespace, f *os.File) (st
 	if err != nil && sigma.KindOf(err) != sigma.KindNotFound {
 		return "", err
 	}
-	p := a.progressBytes("storing "+base, size)
+	p := a.ProgressBytes("storing "+base, size)
 	defer p.Done()
 	return remote, files.OfRealm(c).Store(ctx, remote, &files.Source{Reader: io.NewSectionReader(f, 0, size),
 		Perm: 0o755}, p)
@@ -162,7 +167,7 @@ func cleanPath(typed string) (string, error) {
 		typed = namespace.Clean(typed)
 	}
 	_, err := sigma.ParsePath(typed)
-	return typed, withCode(exitUsage, err)
+	return typed, cli.WithCode(cli.ExitUsage, err)
 }
 
 // plainPath is cleanPath for a path where nothing is looked up: what is to be made.

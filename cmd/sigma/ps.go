@@ -8,6 +8,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"sigmaos.dev/cmd/sigma/cli"
+	"sigmaos.dev/cmd/sigma/term"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/state"
@@ -17,7 +19,7 @@ import (
 // procs use.
 func (a *app) measureOrSay(ctx context.Context, c *sdk.Client, procs []sigma.ProcInfo) {
 	if err := measure(ctx, c, procs); err != nil {
-		a.remark("sigma: what procs use now is not known: %v", err)
+		a.Remark("sigma: what procs use now is not known: %v", err)
 	}
 }
 
@@ -61,7 +63,7 @@ now, of one that has ended the most it used; LIMIT what it may use. TASKS are it
 processes and threads.`,
 		Example: `  sudo sigma ps -a
   sudo sigma kill $(sudo sigma ps -q)`,
-		Args: between(0, 0),
+		Args: cli.Between(0, 0),
 		RunE: func(cmd *cobra.Command, _ []string) error { return a.ps(cmd.Context(), all, quiet) },
 	}
 	cmd.Flags().BoolVarP(&all, "all", "a", false, "also procs that have ended")
@@ -70,7 +72,7 @@ processes and threads.`,
 }
 
 func (a *app) ps(ctx context.Context, all, quiet bool) error {
-	c, err := a.connect(ctx)
+	c, err := a.Connect(ctx)
 	if err != nil {
 		return err
 	}
@@ -81,27 +83,27 @@ func (a *app) ps(ctx context.Context, all, quiet bool) error {
 	}
 	if quiet {
 		for _, p := range procs {
-			fmt.Fprintln(a.out, p.ID)
+			fmt.Fprintln(a.Out, p.ID)
 		}
 		return nil
 	}
 	a.measureOrSay(ctx, c, procs)
 	waits := a.waitReasons(ctx, c, procs)
-	if a.json {
+	if a.JSON {
 		list := make([]state.Proc, len(procs))
 		for i, p := range procs {
 			list[i] = state.OfProc(p)
 			list[i].Reason = waits[p.ID]
 		}
-		return a.printJSON(list)
+		return a.PrintJSON(list)
 	}
-	t := a.table("PROC", "NAME", "MACHINE", "STATE", "AGE", "CPU", "MEMORY", "LIMIT", "TASKS", "COMMAND")
+	t := a.Table("PROC", "NAME", "MACHINE", "STATE", "AGE", "CPU", "MEMORY", "LIMIT", "TASKS", "COMMAND")
 	for _, p := range procs {
-		t.row(p.ID, clip(p.Name, 24), orElse(string(p.Machine), "-"), stateWords(p)+waitWords(p, waits),
-			ago(p.Times.Spawned), cpuWords(p), memoryWords(p), p.Memory, tasksWords(p),
-			clip(strings.Join(append([]string{p.Program}, p.Args...), " "), 48))
+		t.Row(p.ID, cli.Clip(p.Name, 24), cli.OrElse(string(p.Machine), "-"), stateWords(p)+waitWords(p, waits),
+			term.Ago(p.Times.Spawned), cpuWords(p), memoryWords(p), p.Memory, tasksWords(p),
+			cli.Clip(strings.Join(append([]string{p.Program}, p.Args...), " "), 48))
 	}
-	return t.print()
+	return t.Print()
 }
 
 // waitReasons is the main reason of each proc that waits; what is not known is left out.
@@ -111,7 +113,7 @@ func (a *app) waitReasons(ctx context.Context, c *sdk.Client, procs []sigma.Proc
 	}
 	noted, err := decisions(ctx, c)
 	if err != nil {
-		a.remark("sigma: why procs wait is not known: %v", err)
+		a.Remark("sigma: why procs wait is not known: %v", err)
 	}
 	of := map[sigma.ProcID]string{}
 	for _, r := range noted {
@@ -133,13 +135,6 @@ func waitWords(p sigma.ProcInfo, reasons map[sigma.ProcID]string) string {
 	return ""
 }
 
-func clip(s string, n int) string {
-	if r := []rune(s); len(r) > n {
-		return string(r[:n-1]) + "…"
-	}
-	return s
-}
-
 func stateWords(p sigma.ProcInfo) string {
 	switch {
 	case p.State == sigma.ProcEnded:
@@ -157,7 +152,7 @@ func stateWords(p sigma.ProcInfo) string {
 
 func cpuWords(p sigma.ProcInfo) string {
 	if d := p.Usage.UserTime + p.Usage.SystemTime; d > 0 {
-		return short(d)
+		return term.Short(d)
 	}
 	return "-"
 }
@@ -193,7 +188,7 @@ func tasksWords(p sigma.ProcInfo) string {
 func findProc(procs []sigma.ProcInfo, word string) (sigma.ProcID, error) {
 	const op = "sigma.findProc"
 	if word == "" {
-		return "", usageError(nil, "list procs with: sigma ps -a", "a proc's id is empty")
+		return "", cli.UsageError(nil, "list procs with: sigma ps -a", "a proc's id is empty")
 	}
 	for _, p := range procs {
 		if string(p.ID) == word {

@@ -10,6 +10,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"sigmaos.dev/cmd/sigma/cli"
+	"sigmaos.dev/cmd/sigma/term"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
@@ -17,7 +19,7 @@ import (
 )
 
 func newRealmCommand(a *app) *cobra.Command {
-	return a.group("realm", "Make, list, change and remove realms (tenants)",
+	return cli.Parent("realm", "Make, list, change and remove realms (tenants)",
 		`A realm is a tenant: one tree of names, one set of procs, separated from all others.
 The realm "default" exists as soon as the system is up.`,
 		newRealmCreateCommand(a), newRealmLsCommand(a), newRealmInspectCommand(a), newRealmSetCommand(a),
@@ -34,7 +36,7 @@ and -, starting with a letter. While realms compete, their best-effort procs are
 CPU and memory in the ratio of their shares.`,
 		Example: `  sudo sigma realm create team-a
   sudo sigma realm create --shares 4 team-b`,
-		Args: between(1, -1),
+		Args: cli.Between(1, -1),
 		RunE: func(cmd *cobra.Command, args []string) error { return a.realmCreate(cmd.Context(), args, shares) },
 	}
 	cmd.Flags().Uint32Var(&shares, "shares", shares, "`N` of what realms share; 1 to 10000")
@@ -64,7 +66,7 @@ inspect" shows limits and what is used of them.`,
   sudo sigma realm set --limit-names 5000000 --limit-bytes 1G team-a
   sudo sigma realm set --max-cpu 1.5 --max-memory 4G team-a
   sudo sigma realm set --min-cpu 2 --min-memory 1G team-b`,
-		Args: between(1, -1),
+		Args: cli.Between(1, -1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			l, err := parseLimits(limits)
 			if err != nil {
@@ -97,7 +99,8 @@ inspect" shows limits and what is used of them.`,
 // checkShares says what is wrong with a number of shares, or nil.
 func checkShares(n uint32) error {
 	if n < 1 || n > sigma.SharesMax {
-		return usageError(nil, "name them with: --shares N", "a realm has 1 to %d shares, not %d", sigma.SharesMax, n)
+		return cli.UsageError(nil, "name them with: --shares N", "a realm has 1 to %d shares, not %d", sigma.SharesMax,
+			n)
 	}
 	return nil
 }
@@ -106,7 +109,7 @@ func (a *app) realmSet(ctx context.Context, names []string, shares uint32, setSh
 	limits sigma.RealmLimits) error {
 	switch {
 	case !setShares && limits == sigma.RealmLimits{}:
-		return usageError(nil,
+		return cli.UsageError(nil,
 			"say what: --shares N, or a limit such as --limit-names N or --max-cpu CORES; all of them: sigma realm "+
 				"set --help", "nothing to set")
 	case !setShares:
@@ -145,7 +148,7 @@ func parseLimits(flags map[string]*string) (l sigma.RealmLimits, err error) {
 			n, bad = strconv.ParseUint(text, 10, 64)
 		}
 		if bad != nil || n == 0 || n == sigma.LimitDefault {
-			err = usageError(nil, "a number from 1 on, or default", "--limit-%s %.80q is no limit", what, text)
+			err = cli.UsageError(nil, "a number from 1 on, or default", "--limit-%s %.80q is no limit", what, text)
 		}
 		return n
 	}
@@ -157,7 +160,7 @@ func parseLimits(flags map[string]*string) (l sigma.RealmLimits, err error) {
 	l.MaxMemory, l.MinMemory, l.ReserveMemory = parseMemory(flags, "max-memory", &err), parseMemory(flags, "min-memory",
 		&err), parseMemory(flags, "limit-reserve-memory", &err)
 	if err == nil {
-		err = withCode(exitUsage, l.Check())
+		err = cli.WithCode(cli.ExitUsage, l.Check())
 	}
 	return l, err
 }
@@ -172,7 +175,8 @@ func parseCores(flags map[string]*string, name string, err *error) sigma.MilliCP
 	default:
 		n, bad := strconv.ParseFloat(text, 64)
 		if bad != nil || !(n >= 0.001) || n > float64(sigma.LimitCPUMax)/1000 {
-			*err = usageError(nil, "a number such as 1.5, or default", "--%s %.80q is no number of cores", name, text)
+			*err = cli.UsageError(nil, "a number such as 1.5, or default", "--%s %.80q is no number of cores", name,
+				text)
 			return 0
 		}
 		return sigma.MilliCPU(math.Round(n * 1000))
@@ -189,7 +193,7 @@ func parseMemory(flags map[string]*string, name string, err *error) sigma.Bytes 
 	default:
 		n, bad := sigma.ParseBytes(text)
 		if bad != nil || n == 0 {
-			*err = usageError(nil, "a size such as 512M, or default", "--%s %.80q is no size", name, text)
+			*err = cli.UsageError(nil, "a size such as 512M, or default", "--%s %.80q is no size", name, text)
 			return 0
 		}
 		return n
@@ -217,7 +221,7 @@ func (a *app) eachRealm(ctx context.Context, names []string, shares uint32,
 	if err := cmp.Or(checkShares(shares), checkRealms(names)); err != nil {
 		return err
 	}
-	c, err := a.connectTo(ctx, sigma.SystemRealm)
+	c, err := a.ConnectTo(ctx, sigma.SystemRealm)
 	if err != nil {
 		return err
 	}
@@ -226,7 +230,7 @@ func (a *app) eachRealm(ctx context.Context, names []string, shares uint32,
 		if err := do(c.Realms(), sigma.RealmID(n)); err != nil {
 			return err
 		}
-		fmt.Fprintln(a.out, n)
+		fmt.Fprintln(a.Out, n)
 	}
 	return nil
 }
@@ -234,10 +238,10 @@ func (a *app) eachRealm(ctx context.Context, names []string, shares uint32,
 func checkRealms(names []string) error {
 	for i, n := range names {
 		if err := sigma.RealmID(n).Check(); err != nil {
-			return withCode(exitUsage, err)
+			return cli.WithCode(cli.ExitUsage, err)
 		}
 		if slices.Contains(names[:i], n) {
-			return usageError(nil, "name each realm once", "the realm %s is given twice", n)
+			return cli.UsageError(nil, "name each realm once", "the realm %s is given twice", n)
 		}
 	}
 	return nil
@@ -253,7 +257,7 @@ func newRealmLsCommand(a *app) *cobra.Command {
 shares; with --json also what limits their names.`,
 		Example: `  sudo sigma realm ls
   sudo sigma realm ls --json`,
-		Args: between(0, 0),
+		Args: cli.Between(0, 0),
 		RunE: func(cmd *cobra.Command, _ []string) error { return a.realmLs(cmd.Context(), quiet) },
 	}
 	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "print names only")
@@ -261,7 +265,7 @@ shares; with --json also what limits their names.`,
 }
 
 func (a *app) realmLs(ctx context.Context, quiet bool) error {
-	c, err := a.connectTo(ctx, a.whole())
+	c, err := a.ConnectTo(ctx, a.Whole())
 	if err != nil {
 		return err
 	}
@@ -270,8 +274,8 @@ func (a *app) realmLs(ctx context.Context, quiet bool) error {
 	if err != nil {
 		return err
 	}
-	return printList(a, list, quiet, func(r state.Realm) []any {
-		return []any{r.ID, ago(r.Created), r.Procs, r.Shares}
+	return cli.PrintList(a.App, list, quiet, func(r state.Realm) []any {
+		return []any{r.ID, term.Ago(r.Created), r.Procs, r.Shares}
 	}, "REALM", "AGE", "PROCS", "SHARES")
 }
 
@@ -298,7 +302,7 @@ func newRealmRmCommand(a *app) *cobra.Command {
 procs have not all ended is only removed with --force, which kills them. There is no
 way back.`,
 		Example: `  sudo sigma realm rm team-a`,
-		Args:    between(1, -1),
+		Args:    cli.Between(1, -1),
 		RunE:    func(cmd *cobra.Command, args []string) error { return a.realmRm(cmd.Context(), args, force) },
 	}
 	cmd.Flags().BoolVarP(&force, "force", "f", false, "also if procs are running: kill them")
@@ -309,7 +313,7 @@ func (a *app) realmRm(ctx context.Context, names []string, force bool) error {
 	if err := checkRealms(names); err != nil {
 		return err
 	}
-	c, err := a.connectTo(ctx, sigma.SystemRealm)
+	c, err := a.ConnectTo(ctx, sigma.SystemRealm)
 	if err != nil {
 		return err
 	}
@@ -341,7 +345,7 @@ func (a *app) realmRm(ctx context.Context, names []string, force bool) error {
 		if err := c.Realms().Remove(ctx, sigma.RealmID(n)); err != nil {
 			return err
 		}
-		fmt.Fprintln(a.out, n)
+		fmt.Fprintln(a.Out, n)
 	}
 	return nil
 }

@@ -12,6 +12,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"sigmaos.dev/cmd/sigma/cli"
+	"sigmaos.dev/cmd/sigma/term"
 	"sigmaos.dev/files"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
@@ -28,7 +30,7 @@ realms, and each limit of the realm with how much of it is used, as far as that 
 at this machine. Limits of sessions, handles and procs are of this machine.`,
 		Example: `  sudo sigma realm inspect team-a
   sudo sigma realm inspect --json team-a`,
-		Args: between(1, 1),
+		Args: cli.Between(1, 1),
 		RunE: func(cmd *cobra.Command, args []string) error { return a.realmInspect(cmd.Context(), args[0]) },
 	}
 }
@@ -50,7 +52,7 @@ func (a *app) realmInspect(ctx context.Context, name string) error {
 	if err := checkRealms([]string{name}); err != nil {
 		return err
 	}
-	c, err := a.connectTo(ctx, sigma.RealmID(name))
+	c, err := a.ConnectTo(ctx, sigma.RealmID(name))
 	if err != nil {
 		return err
 	}
@@ -79,24 +81,24 @@ func (a *app) realmInspect(ctx context.Context, name string) error {
 			return err
 		}
 	}
-	if a.json {
-		return a.printJSON(r)
+	if a.JSON {
+		return a.PrintJSON(r)
 	}
 	return a.printRealm(&r)
 }
 
 func (a *app) printRealm(r *realmJSON) error {
-	t := newTable(a.out)
-	t.row("realm", r.ID)
-	t.row("created", r.Created.Local().Format(time.RFC3339))
-	t.row("procs", r.Procs)
-	t.row("shares", r.Shares)
-	t.row("names led by", orElse(r.Leader, "-"))
-	if err := t.print(); err != nil {
+	t := term.NewTable(a.Out)
+	t.Row("realm", r.ID)
+	t.Row("created", r.Created.Local().Format(time.RFC3339))
+	t.Row("procs", r.Procs)
+	t.Row("shares", r.Shares)
+	t.Row("names led by", cli.OrElse(r.Leader, "-"))
+	if err := t.Print(); err != nil {
 		return err
 	}
-	fmt.Fprintln(a.out)
-	t = a.table("LIMIT", "MAX", "USED")
+	fmt.Fprintln(a.Out)
+	t = a.Table("LIMIT", "MAX", "USED")
 	for _, q := range r.Quotas {
 		shown := func(n uint64) any {
 			if strings.HasSuffix(q.Limit, "_bytes") {
@@ -108,9 +110,9 @@ func (a *app) printRealm(r *realmJSON) error {
 		if q.Used != nil {
 			used = shown(*q.Used)
 		}
-		t.row(q.Limit, shown(q.Max), used)
+		t.Row(q.Limit, shown(q.Max), used)
 	}
-	return t.print()
+	return t.Print()
 }
 
 // lines reads a file of lines of JSON.

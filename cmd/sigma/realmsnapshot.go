@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 
+	"sigmaos.dev/cmd/sigma/cli"
 	"sigmaos.dev/named/archive"
 	"sigmaos.dev/namespace"
 	"sigmaos.dev/sigma"
@@ -20,7 +21,7 @@ const restoreWorkers = 32
 // restoreRealm makes a realm of an archive. One that cannot be made whole is removed again.
 func (a *app) restoreRealm(ctx context.Context, file string, realm sigma.RealmID) error {
 	if err := realm.Check(); err != nil {
-		return withCode(exitUsage, err)
+		return cli.WithCode(cli.ExitUsage, err)
 	}
 	f, err := os.Open(file)
 	if err != nil {
@@ -36,7 +37,7 @@ func (a *app) restoreRealm(ctx context.Context, file string, realm sigma.RealmID
 		return &sigma.Error{Op: "sigma.snapshot", Path: file, Kind: sigma.KindInvalid, Msg: err.Error(),
 			Hint: "make snapshots of a realm with: sigma snapshot save --realm NAME FILE"}
 	}
-	c, err := a.connectTo(ctx, sigma.SystemRealm)
+	c, err := a.ConnectTo(ctx, sigma.SystemRealm)
 	if err != nil {
 		return err
 	}
@@ -51,26 +52,26 @@ func (a *app) restoreRealm(ctx context.Context, file string, realm sigma.RealmID
 	}
 	if err := a.fillRealm(ctx, f, realm, names); err != nil {
 		if rerr := c.Realms().Remove(context.WithoutCancel(ctx), realm); rerr != nil {
-			a.remark("realm %s is incomplete and could not be removed: %v", realm, rerr)
+			a.Remark("realm %s is incomplete and could not be removed: %v", realm, rerr)
 		}
 		return err
 	}
-	if a.json {
-		return a.printJSON(snapshotJSON{file, names, info.Size()})
+	if a.JSON {
+		return a.PrintJSON(snapshotJSON{file, names, info.Size()})
 	}
-	fmt.Fprintf(a.out, "%s: %s restored into realm %s\n", file, count(int(names), "name"), realm)
+	fmt.Fprintf(a.Out, "%s: %s restored into realm %s\n", file, cli.Count(int(names), "name"), realm)
 	return nil
 }
 
 // fillRealm reads the archive three times: for the directories, for what is in them, and for the
 // directories' times, which that changed.
 func (a *app) fillRealm(ctx context.Context, f *os.File, realm sigma.RealmID, names uint64) error {
-	c, err := a.connectTo(ctx, realm)
+	c, err := a.ConnectTo(ctx, realm)
 	if err != nil {
 		return err
 	}
 	defer c.Close()
-	bar := a.progress("restoring names", int64(names))
+	bar := a.Progress("restoring names", int64(names))
 	defer bar.Done()
 	var mu sync.Mutex
 	done := int64(0)

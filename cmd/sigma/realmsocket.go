@@ -8,26 +8,23 @@ import (
 	"path/filepath"
 	"strconv"
 
+	"sigmaos.dev/cmd/sigma/datadir"
 	"sigmaos.dev/sigma"
 )
-
-// realmSocket is where programs with a credential of a realm connect, below DATA. All users may;
-// what they get is what their credential says.
-const realmSocket = "realm.sock"
 
 // listenRealms makes the socket, which the launcher hands to sigmad, on DATA, which is locked.
 func listenRealms(dir string) (*os.File, error) {
 	const op = "sigma.boot"
-	path := filepath.Join(dir, realmSocket)
+	path := filepath.Join(dir, datadir.RealmSocket)
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, sigma.Wrap(op, path, err)
 	}
 	d, err := os.Open(dir) // socket paths are limited to 107 bytes; going through the directory makes any path short
 	if err != nil {
-		return nil, explainWrite(dir, err)
+		return nil, datadir.Explain(dir, err)
 	}
 	defer d.Close()
-	short := filepath.Join("/proc/self/fd", strconv.Itoa(int(d.Fd())), realmSocket)
+	short := filepath.Join("/proc/self/fd", strconv.Itoa(int(d.Fd())), datadir.RealmSocket)
 	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: short, Net: "unixpacket"})
 	if err != nil {
 		return nil, sigma.Wrap(op, path, err)
@@ -65,11 +62,11 @@ func closedTo(path string) (closed string) {
 // here; none if none does.
 func (a *app) realmSocketFindings() []finding {
 	const check = "realm socket"
-	dir := homeOf(a.data)
-	if _, held, err := running(dir); err != nil || !held {
+	dir := datadir.HomeOf(a.Data)
+	if _, held, err := datadir.Running(dir); err != nil || !held {
 		return nil
 	}
-	path := filepath.Join(dir, realmSocket)
+	path := filepath.Join(dir, datadir.RealmSocket)
 	st, err := os.Stat(path)
 	switch {
 	case err != nil:

@@ -11,6 +11,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"sigmaos.dev/cmd/sigma/cli"
+	"sigmaos.dev/cmd/sigma/term"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/state"
 )
@@ -32,14 +34,14 @@ What runs counts until some seconds ago. A realm that is removed takes its usage
 		Example: `  sudo sigma usage
   sudo sigma usage --hours default
   sudo sigma usage --procs --json`,
-		Args: between(0, 1000),
+		Args: cli.Between(0, 1000),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if o.procs && (o.hours || o.machines) {
-				return usageError(cmd, "procs have their machine in their line",
+				return cli.UsageError(cmd, "procs have their machine in their line",
 					"--procs goes with neither --hours nor --machines")
 			}
-			if realmGiven(cmd) && !slices.Contains(args, a.realm) {
-				args = append(args, a.realm)
+			if cli.RealmGiven(cmd) && !slices.Contains(args, a.Realm) {
+				args = append(args, a.Realm)
 			}
 			if err := a.checkRealmsExist(cmd.Context(), args); err != nil {
 				return err
@@ -69,7 +71,7 @@ func (a *app) checkRealmsExist(ctx context.Context, names []string) error {
 	if err := checkRealms(names); err != nil {
 		return err
 	}
-	c, err := a.connectTo(ctx, a.whole())
+	c, err := a.ConnectTo(ctx, a.Whole())
 	if err != nil {
 		return err
 	}
@@ -85,7 +87,7 @@ func (a *app) checkRealmsExist(ctx context.Context, names []string) error {
 		if err == nil && n != string(sigma.SystemRealm) && !slices.ContainsFunc(all, func(r state.Realm) bool {
 			return string(r.ID) == n
 		}) {
-			err = noRealm(sigma.RealmID(n))
+			err = cli.NoRealm(sigma.RealmID(n))
 		}
 	}
 	return err
@@ -93,7 +95,7 @@ func (a *app) checkRealmsExist(ctx context.Context, names []string) error {
 
 // usageLines reads a file of usage; what is missing is remarked upon.
 func usageLines[T any](ctx context.Context, a *app, file string) ([]T, error) {
-	c, err := a.connectTo(ctx, a.whole())
+	c, err := a.ConnectTo(ctx, a.Whole())
 	if err != nil {
 		return nil, err
 	}
@@ -102,7 +104,7 @@ func usageLines[T any](ctx context.Context, a *app, file string) ([]T, error) {
 	var out []T
 	for i := range all {
 		if m := all[i].missing; m.Missing != "" {
-			a.remark("warning: without machine %s: %s", m.Machine, m.Missing)
+			a.Remark("warning: without machine %s: %s", m.Machine, m.Missing)
 			continue
 		}
 		out = append(out, all[i].line)
@@ -133,19 +135,19 @@ func (a *app) usage(ctx context.Context, only []string, o usageOptions) error {
 		}
 	}
 	for _, m := range slices.Sorted(maps.Keys(told)) {
-		a.remark("warning: machine %s does not answer; what it used counts until %s, when it told last", m,
+		a.Remark("warning: machine %s does not answer; what it used counts until %s, when it told last", m,
 			told[m].Local().Format("2006-01-02 15:04:05"))
 	}
 	out := sumUsage(all, only, o)
-	if a.json {
-		return a.printJSON(out)
+	if a.JSON {
+		return a.PrintJSON(out)
 	}
 	head := []any{"REALM", "FROM", "STARTS", "ENDED", "CPU", "MEMORY", "EGRESS", "REQUESTS", "SERVED", "SERVICES"}
 	if o.machines {
 		head = slices.Insert(head, 1, any("MACHINE"))
 	}
-	t := newTable(a.out)
-	t.row(head...)
+	t := term.NewTable(a.Out)
+	t.Row(head...)
 	for _, u := range out {
 		cells := []any{u.Realm, u.From.Local().Format("2006-01-02 15:04"), u.Starts, u.Ended, secondsWords(u.CPU),
 			memoryHours(u.Memory), sigma.Bytes(u.Egress), u.Requests, secondsWords(u.Served),
@@ -153,9 +155,9 @@ func (a *app) usage(ctx context.Context, only []string, o usageOptions) error {
 		if o.machines {
 			cells = slices.Insert(cells, 1, any(u.Machine))
 		}
-		t.row(cells...)
+		t.Row(cells...)
 	}
-	return t.print()
+	return t.Print()
 }
 
 // sumUsage adds up what differs only in what is not asked for.
@@ -206,12 +208,13 @@ func (a *app) usageProcs(ctx context.Context, only []string) error {
 	slices.SortStableFunc(out, func(a, b state.ProcSpent) int {
 		return cmp.Or(cmp.Compare(a.Realm, b.Realm), a.Began.Compare(b.Began))
 	})
-	return printList(a, out, false, func(p state.ProcSpent) []any {
+	return cli.PrintList(a.App, out, false, func(p state.ProcSpent) []any {
 		ended := "-"
 		if p.Ended != nil {
 			ended = p.Ended.Local().Format("15:04:05")
 		}
-		return []any{p.Realm, p.Proc, clip(p.Name, 24), p.Machine, p.Began.Local().Format("2006-01-02 15:04:05"), ended,
+		return []any{p.Realm, p.Proc, cli.Clip(p.Name, 24), p.Machine, p.Began.Local().Format("2006-01-02 15:04:05"),
+			ended,
 			secondsWords(p.CPU), memoryHours(p.Memory), sigma.Bytes(p.Egress)}
 	}, "REALM", "PROC", "NAME", "MACHINE", "BEGAN", "ENDED", "CPU", "MEMORY", "EGRESS")
 }

@@ -19,6 +19,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sigmaos.dev/besched"
+	"sigmaos.dev/cmd/sigma/cli"
+	"sigmaos.dev/cmd/sigma/datadir"
 	"sigmaos.dev/sigma"
 )
 
@@ -84,7 +86,7 @@ func readRecord(dir string) (*record, error) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, explainWrite(path, err)
+		return nil, datadir.Explain(path, err)
 	}
 	var r record
 	if err := json.Unmarshal(b, &r); err != nil || r.Machine.Check() != nil ||
@@ -100,7 +102,7 @@ func (r *record) write(dir string) error {
 	if err != nil {
 		return sigma.Wrap("sigma.record", "", err)
 	}
-	return writeWhole(filepath.Join(dir, recordName), string(b)+"\n", -1)
+	return datadir.Write(filepath.Join(dir, recordName), string(b)+"\n", -1)
 }
 
 // isMember tells whether the machine of DATA has an identity in a system.
@@ -151,7 +153,7 @@ func (o *offer) apply(ctx context.Context, r *record) error {
 		r.Machine = sigma.MachineID(o.machine)
 	}
 	if err := r.Machine.Check(); err != nil {
-		return withCode(exitUsage, err)
+		return cli.WithCode(cli.ExitUsage, err)
 	}
 	if o.address != "" {
 		to, err := reachable(ctx, "--address", o.address)
@@ -178,7 +180,7 @@ func (o *offer) apply(ctx context.Context, r *record) error {
 	if o.memory != "" {
 		m, err := sigma.ParseBytes(o.memory)
 		if err != nil {
-			return withCode(exitUsage, err)
+			return cli.WithCode(cli.ExitUsage, err)
 		}
 		if host := hostMemory(); m < shareLeast || m > host {
 			return flagFault("--memory %v is not between %v and the host's %v", m, sigma.Bytes(shareLeast),
@@ -220,7 +222,7 @@ const shareLeast = 128 << 20
 // flagFault is an error of the command line; its result takes the hint.
 func flagFault(format string, args ...any) func(hint string) error {
 	return func(hint string) error {
-		return withCode(exitUsage, &sigma.Error{Op: "sigma.flags", Kind: sigma.KindInvalid,
+		return cli.WithCode(cli.ExitUsage, &sigma.Error{Op: "sigma.flags", Kind: sigma.KindInvalid,
 			Msg: fmt.Sprintf(format, args...), Hint: hint})
 	}
 }

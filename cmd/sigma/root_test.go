@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"sigmaos.dev/cmd/sigma/cli"
 	"sigmaos.dev/sigma"
 )
 
@@ -38,12 +39,11 @@ func TestMistypedWords(t *testing.T) {
 		{"realm", "rm", "../x"}, {"realm", "inspect", "../x"}, {"usage", "../x"}, {"realm", "set", "--shares", "2",
 			"../x"},
 	} {
-		if got := f.sigma(args...); got.code != exitUsage || got.out != "" {
+		if got := f.sigma(args...); got.code != cli.ExitUsage || got.out != "" {
 			t.Errorf("%q: %+v", args, got)
 		}
 	}
-	a := &app{}
-	if _, bad := sigma.ParsePath("x"); a.codeOf(bad) != exitFailure {
-		t.Errorf("%v of no word: code %d", bad, a.codeOf(bad))
+	if _, bad := sigma.ParsePath("x"); cli.CodeOf(bad) != cli.ExitFailure {
+		t.Errorf("%v of no word: code %d", bad, cli.CodeOf(bad))
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"os"
 	"strings"
 
+	"sigmaos.dev/cmd/sigma/cli"
 	"sigmaos.dev/hostsetup"
 	"sigmaos.dev/sigma"
 )
@@ -21,7 +22,7 @@ func rootlessFinding() finding {
 		f.State, f.Found, f.Advice = findingWeak, r.Missing, r.HowMore
 		return f
 	}
-	f.Found, f.Advice = fmt.Sprintf("%d uids, cgroup %s", r.Count(), orElse(r.CGroup, "none")),
+	f.Found, f.Advice = fmt.Sprintf("%d uids, cgroup %s", r.Count(), cli.OrElse(r.CGroup, "none")),
 		strings.Join(r.Weaker(), "; ")
 	f.State = findingWeak
 	return f
@@ -38,7 +39,7 @@ func (a *app) startRootless(asked bool) (*hostsetup.RootlessStart, error) {
 			Msg: "rootless mode cannot be had here: " + r.Missing, Hint: r.HowMore}
 	}
 	for _, w := range r.Weaker() {
-		a.remark("rootless: %s", w)
+		a.Remark("rootless: %s", w)
 	}
 	return r.Start()
 }

@@ -15,6 +15,8 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"sigmaos.dev/cmd/sigma/cli"
+	"sigmaos.dev/cmd/sigma/term"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
 )
@@ -71,10 +73,10 @@ the program cannot be executed; 127 if there is none.`,
 		Example: `  sudo sigma run ./hello world
   sudo sigma run --view /in=/s3/data:ro --view /out=/results/7:rw ./mapper
   sudo sigma run --name job -e LEVEL=debug -m 256M -d ./server --port-file /port`,
-		Args:        between(1, -1),
-		Annotations: map[string]string{ownSignals: ""},
+		Args:        cli.Between(1, -1),
+		Annotations: map[string]string{cli.OwnSignals: ""},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return withCodeUnless(exitRun, a.run(cmd.Context(), o, args))
+			return cli.WithCodeUnless(cli.ExitRun, a.run(cmd.Context(), o, args))
 		},
 	}
 	o.flags(cmd.Flags())
@@ -104,15 +106,6 @@ func (o *runOptions) flags(f *pflag.FlagSet) {
 	f.Lookup("mem").Hidden = true
 }
 
-// withCodeUnless gives err a code if it has none of its own.
-func withCodeUnless(code int, err error) error {
-	switch err.(type) {
-	case nil, coded, exitCode:
-		return err
-	}
-	return coded{code, err}
-}
-
 // descriptor makes what Spawn takes; Program is filled in later.
 func (a *app) descriptor(o runOptions, args []string) (sigma.Descriptor, error) {
 	d := sigma.Descriptor{Program: "/", Name: o.name, Args: args[1:], Profile: sigma.Profile(o.profile)}
@@ -123,7 +116,7 @@ func (a *app) descriptor(o runOptions, args []string) (sigma.Descriptor, error) 
 	if o.memory != "" {
 		m, err := sigma.ParseBytes(o.memory)
 		if err != nil {
-			return d, withCode(exitUsage, err)
+			return d, cli.WithCode(cli.ExitUsage, err)
 		}
 		d.Memory = m
 	}
@@ -131,9 +124,9 @@ func (a *app) descriptor(o runOptions, args []string) (sigma.Descriptor, error) 
 		name, _, given := strings.Cut(e, "=")
 		switch {
 		case name == "":
-			return d, usageError(nil, "write for example: -e LEVEL=debug", "%.80q sets no variable", e)
+			return d, cli.UsageError(nil, "write for example: -e LEVEL=debug", "%.80q sets no variable", e)
 		case !given:
-			value := a.getenv(name)
+			value := a.Getenv(name)
 			if value == "" {
 				continue // as docker does: what is not set here is not set there
 			}
@@ -144,7 +137,7 @@ func (a *app) descriptor(o runOptions, args []string) (sigma.Descriptor, error) 
 	if o.lc != "" {
 		cores, err := strconv.ParseFloat(o.lc, 64)
 		if err != nil || !(cores >= 0.001 && cores <= float64(sigma.CPUMost)/1000) {
-			return d, usageError(nil, "write for example: --lc 0.5", "%.80q is no number of cores", o.lc)
+			return d, cli.UsageError(nil, "write for example: --lc 0.5", "%.80q is no number of cores", o.lc)
 		}
 		d.Class, d.CPU = sigma.LatencyCritical, sigma.MilliCPU(math.Round(1000*cores))
 	}
@@ -155,7 +148,7 @@ func (a *app) descriptor(o runOptions, args []string) (sigma.Descriptor, error) 
 	}
 	d.View = view
 	if err := d.Check(); err != nil {
-		return d, withCode(exitUsage, err)
+		return d, cli.WithCode(cli.ExitUsage, err)
 	}
 	return d, nil
 }
@@ -181,7 +174,7 @@ func (a *app) run(ctx context.Context, o runOptions, args []string) error {
 	defer in.stop()
 	connecting, done := in.context(ctx)
 	defer done()
-	c, err := a.connect(connecting)
+	c, err := a.Connect(connecting)
 	if err != nil {
 		return in.cause(err)
 	}
@@ -197,7 +190,7 @@ func (a *app) run(ctx context.Context, o runOptions, args []string) error {
 	}
 	ids, err := c.Spawn(ctx, d)
 	if err != nil {
-		return withCode(startCode(sigma.KindOf(err)), err)
+		return cli.WithCode(startCode(sigma.KindOf(err)), err)
 	}
 	if o.detach {
 		if err := a.printID(ids[0]); err != nil || d.Class != sigma.LatencyCritical {
@@ -220,7 +213,7 @@ func refused(ctx context.Context, c sigma.Procs, id sigma.ProcID) error {
 	if err == nil || look.Err() != nil && ctx.Err() == nil { // it runs, or waits
 		return nil
 	}
-	return withCode(startCode(sigma.KindOf(err)), err)
+	return cli.WithCode(startCode(sigma.KindOf(err)), err)
 }
 
 // machineOf is the machine that has the data at a path; none of no path. Data that is not there yet
@@ -235,7 +228,7 @@ func machineOf(ctx context.Context, c *sdk.Client, path string) (sigma.MachineID
 		abs, err = path, nil
 	}
 	if sigma.KindOf(err) == sigma.KindInvalid {
-		return "", withCode(exitUsage, err)
+		return "", cli.WithCode(cli.ExitUsage, err)
 	}
 	if err != nil {
 		return "", err
@@ -250,16 +243,16 @@ func machineOf(ctx context.Context, c *sdk.Client, path string) (sigma.MachineID
 		}
 		return id, nil
 	}
-	return "", withCode(exitUsage, &sigma.Error{Op: "sigma.run", Path: path, Kind: sigma.KindInvalid,
+	return "", cli.WithCode(cli.ExitUsage, &sigma.Error{Op: "sigma.run", Path: path, Kind: sigma.KindInvalid,
 		Msg:  "is on no machine of its own",
 		Hint: "name data in scratch storage, as in --near /ux/m2/in, or the machine's directory itself"})
 }
 
 func (a *app) printID(id sigma.ProcID) error {
-	if a.json {
-		return a.printJSON(map[string]string{"id": string(id)})
+	if a.JSON {
+		return a.PrintJSON(map[string]string{"id": string(id)})
 	}
-	_, err := fmt.Fprintln(a.out, id)
+	_, err := fmt.Fprintln(a.Out, id)
 	return err
 }
 
@@ -281,10 +274,10 @@ func (a *app) attend(ctx context.Context, c *sdk.Client, id sigma.ProcID, name s
 		case r := <-ended:
 			out.finish(in.patience())
 			if n := in.first(); n != 0 {
-				return exitCode(exitBySignal + n)
+				return cli.ExitCode(cli.ExitBySignal + n)
 			}
 			if r.err != nil {
-				return withCode(exitRun, lostSight(id, r.err))
+				return cli.WithCode(cli.ExitRun, lostSight(id, r.err))
 			}
 			a.explainEnd(id, name, r.status)
 			return exitCodeOrNil(statusCode(r.status))
@@ -293,7 +286,7 @@ func (a *app) attend(ctx context.Context, c *sdk.Client, id sigma.ProcID, name s
 			go c.Kill(ctx, id)
 		case s := <-in.signals:
 			if n := in.note(s); n > 2 {
-				return exitCode(exitBySignal + in.first())
+				return cli.ExitCode(cli.ExitBySignal + in.first())
 			} else if n == 2 {
 				go c.Kill(ctx, id)
 			} else {
@@ -317,54 +310,54 @@ func exitCodeOrNil(code int) error {
 	if code == 0 {
 		return nil
 	}
-	return exitCode(code)
+	return cli.ExitCode(code)
 }
 
 // startCode is run's exit code when a proc could not be started for a reason.
 func startCode(k sigma.Kind) int {
 	switch k {
 	case sigma.KindNoExec:
-		return exitNoExec
+		return cli.ExitNoExec
 	case sigma.KindNotFound:
-		return exitNoProgram
+		return cli.ExitNoProgram
 	}
-	return exitRun
+	return cli.ExitRun
 }
 
 // statusCode is run's and wait's exit code for how a proc ended.
 func statusCode(s sigma.Status) int {
 	switch {
 	case s.Code == sigma.StatusOK:
-		return exitOK
+		return cli.ExitOK
 	case s.Code == sigma.StatusLost:
-		return exitRun
+		return cli.ExitRun
 	case s.ExitCode > 0:
 		return min(s.ExitCode, 255)
 	case s.Code == sigma.StatusError && s.Kind != sigma.KindOther:
 		return startCode(s.Kind)
 	case s.Code == sigma.StatusOOM || s.Code == sigma.StatusEvicted:
-		return exitBySignal + int(syscall.SIGKILL)
+		return cli.ExitBySignal + int(syscall.SIGKILL)
 	}
-	return exitFailure
+	return cli.ExitFailure
 }
 
 // explainEnd says what the exit code alone does not.
 func (a *app) explainEnd(id sigma.ProcID, name string, s sigma.Status) {
-	name = printable(name)
-	msg := printable(s.Msg)
+	name = term.Printable(name)
+	msg := term.Printable(s.Msg)
 	switch s.Code {
 	case sigma.StatusOOM:
-		a.remark(
+		a.Remark(
 			"sigma: %s was killed because it used more memory than it may\nhint: give it more with: sigma run -m SIZE",
 			name)
 	case sigma.StatusLost:
-		a.remark("sigma: %s was lost: %s\nhint: it may have done all, some or none of its work", name,
-			orElse(msg, "its machine or scheduler died"))
+		a.Remark("sigma: %s was lost: %s\nhint: it may have done all, some or none of its work", name,
+			cli.OrElse(msg, "its machine or scheduler died"))
 	case sigma.StatusCrashed, sigma.StatusEvicted:
-		a.remark("sigma: %s (%s) %s", name, id, endWords(s))
+		a.Remark("sigma: %s (%s) %s", name, id, endWords(s))
 	case sigma.StatusError:
 		if s.Kind != sigma.KindOther || s.ExitCode <= 0 {
-			a.remark("sigma: %s: %s", name, orElse(msg, s.Kind.String()))
+			a.Remark("sigma: %s: %s", name, cli.OrElse(msg, s.Kind.String()))
 		}
 	}
 }
@@ -373,13 +366,13 @@ func (a *app) explainEnd(id sigma.ProcID, name string, s sigma.Status) {
 func endWords(s sigma.Status) string {
 	words := s.Code.String()
 	switch {
-	case s.ExitCode > exitBySignal && s.ExitCode < exitBySignal+65 && s.Code != sigma.StatusError:
-		words += " (" + syscall.Signal(s.ExitCode-exitBySignal).String() + ")"
+	case s.ExitCode > cli.ExitBySignal && s.ExitCode < cli.ExitBySignal+65 && s.Code != sigma.StatusError:
+		words += " (" + syscall.Signal(s.ExitCode-cli.ExitBySignal).String() + ")"
 	case s.ExitCode > 0:
 		words += fmt.Sprintf(" (%d)", s.ExitCode)
 	}
 	if s.Msg != "" && s.Kind != sigma.KindOther {
-		words += ": " + printable(s.Msg)
+		words += ": " + term.Printable(s.Msg)
 	}
 	return words
 }
@@ -445,7 +438,7 @@ func (in *interrupts) context(ctx context.Context) (_ context.Context, done func
 // cause replaces an error that a signal made.
 func (in *interrupts) cause(err error) error {
 	if n := in.first(); n != 0 {
-		return exitCode(exitBySignal + n)
+		return cli.ExitCode(cli.ExitBySignal + n)
 	}
 	return err
 }

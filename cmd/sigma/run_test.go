@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"sigmaos.dev/cmd/sigma/cli"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/state"
 )
@@ -113,8 +114,8 @@ func TestRunStreams(t *testing.T) {
 		p.write("stdout", "the end")
 		return sigma.Status{Code: sigma.StatusOK}
 	})
-	a := &app{out: shown, err: shown, getenv: func(string) string { return "" }}
-	if code := a.execute(t.Context(), []string{"--addr", f.addr, "run", staticProgram(t, "p")}); code != 0 ||
+	a := &app{&cli.App{Groups: groups, Out: shown, Err: shown, Getenv: func(string) string { return "" }}}
+	if code := a.Execute(t.Context(), []string{"--addr", f.addr, "run", staticProgram(t, "p")}); code != 0 ||
 		len(shown) != 1 {
 		t.Errorf("code %d, %d writes after the last that was waited for", code, len(shown))
 	}
@@ -312,7 +313,7 @@ func (r refusing) WaitStart(ctx context.Context, _ sigma.ProcID) error {
 func TestRefused(t *testing.T) {
 	err := refused(t.Context(), refusing{err: sigma.Errorf("lcsched", sigma.KindInvalid,
 		"there is no machine with zone=none")}, "p")
-	if code := (&app{}).codeOf(err); code != startCode(sigma.KindInvalid) || !strings.Contains(err.Error(),
+	if code := cli.CodeOf(err); code != startCode(sigma.KindInvalid) || !strings.Contains(err.Error(),
 		"zone=none") {
 		t.Errorf("refused: code %d, %v", code, err)
 	}

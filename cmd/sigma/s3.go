@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"sigmaos.dev/cmd/sigma/cli"
 	"sigmaos.dev/sigma"
 )
 
@@ -15,7 +16,7 @@ import (
 const s3Scheme = "s3://"
 
 func newS3Command(a *app) *cobra.Command {
-	cmd := a.group("s3", "Work with buckets and objects, and say where they are kept",
+	cmd := cli.Parent("s3", "Work with buckets and objects, and say where they are kept",
 		`Work with the buckets and objects of the realm by the names that S3's tools use:
 s3://BUCKET/KEY is the file /s3/BUCKET/KEY of the realm's tree, and all that "sigma ls",
 "cp", "rm" and other commands can do with files they do with objects too.
@@ -36,7 +37,7 @@ func s3Path(word string) (string, error) {
 		return word, nil
 	}
 	if strings.HasPrefix(rest, "/") || !ok && strings.Contains(rest, "://") {
-		return "", usageError(nil, "write "+s3Scheme+"BUCKET/KEY", "%.200q names no object", word)
+		return "", cli.UsageError(nil, "write "+s3Scheme+"BUCKET/KEY", "%.200q names no object", word)
 	}
 	return bucketsDir + "/" + rest, nil
 }
@@ -66,7 +67,7 @@ quote them.`,
   sudo sigma s3 ls -l s3://photos/summer
   sudo sigma s3 ls --json 's3://photos/*/a*.jpg'`,
 	}
-	a.reading(cmd, func(ctx context.Context, args []string, age *sigma.Age) error {
+	a.Reading(cmd, func(ctx context.Context, args []string, age *sigma.Age) error {
 		paths, err := s3Paths(args)
 		if err != nil {
 			return err
@@ -95,7 +96,7 @@ Patterns are expanded: quote them.`,
   sudo sigma s3 cp 's3://photos/summer/*.jpg' ./back/
   sudo sigma s3 cp -r s3://photos/summer s3://archive/
   pg_dump shop | sudo sigma s3 cp - s3://archive/shop.sql`,
-		Args: between(2, -1),
+		Args: cli.Between(2, -1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			words, err := s3Words(args)
 			if err != nil {
@@ -139,7 +140,7 @@ failure if there is no such object. Patterns are expanded: quote them. Buckets a
 with "sigma s3 bucket rm".`,
 		Example: `  sudo sigma s3 rm s3://photos/summer/a.jpg
   sudo sigma s3 rm -r 's3://photos/20*'`,
-		Args: between(1, -1),
+		Args: cli.Between(1, -1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			paths, err := s3Paths(args)
 			if err != nil {
@@ -147,7 +148,7 @@ with "sigma s3 bucket rm".`,
 			}
 			for _, p := range paths {
 				if clean := path.Clean(p); path.Dir(clean) == bucketsDir {
-					return usageError(nil,
+					return cli.UsageError(nil,
 						"remove the bucket with all that is in it: sigma s3 bucket rm -r "+path.Base(clean),
 						"%s names a bucket, no object", s3Scheme+path.Base(clean))
 				}
@@ -161,7 +162,7 @@ with "sigma s3 bucket rm".`,
 }
 
 func newS3BucketCommand(a *app) *cobra.Command {
-	cmd := a.group("bucket", "Make, list and remove buckets",
+	cmd := cli.Parent("bucket", "Make, list and remove buckets",
 		`Make, list and remove buckets of the realm. A name is 1 to 63 of a-z, 0-9 and -,
 beginning and ending with a letter or digit; other realms may use the same.`)
 	cmd.Example = `  sudo sigma s3 bucket create photos
@@ -173,7 +174,7 @@ beginning and ending with a letter or digit; other realms may use the same.`)
 		Short:   "Remove buckets",
 		Long:    `Remove buckets of the realm: those that are empty or, with -r, with all that is in them.`,
 		Example: `  sudo sigma s3 bucket rm -r photos`,
-		Args:    between(1, -1),
+		Args:    cli.Between(1, -1),
 		RunE:    func(cmd *cobra.Command, args []string) error { return a.s3BucketRm(cmd.Context(), args, recursive) },
 	}
 	rm.Flags().BoolVarP(&recursive, "recursive", "r", false, "with all that is in them")
@@ -182,7 +183,7 @@ beginning and ending with a letter or digit; other realms may use the same.`)
 		Short:   "Make buckets",
 		Long:    `Make buckets in the realm.`,
 		Example: `  sudo sigma s3 bucket create photos archive`,
-		Args:    between(1, -1),
+		Args:    cli.Between(1, -1),
 		RunE:    func(cmd *cobra.Command, args []string) error { return a.s3BucketCreate(cmd.Context(), args) },
 	}, &cobra.Command{
 		Use:     "ls",
@@ -190,7 +191,7 @@ beginning and ending with a letter or digit; other realms may use the same.`)
 		Short:   "List the buckets of the realm",
 		Long:    `List the buckets of the realm.`,
 		Example: `  sudo sigma s3 bucket ls --json`,
-		Args:    between(0, 0),
+		Args:    cli.Between(0, 0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return a.ls(cmd.Context(), []string{bucketsDir}, lsOptions{}, nil)
 		},
@@ -202,7 +203,7 @@ beginning and ending with a letter or digit; other realms may use the same.`)
 func bucketPath(word string) (string, error) {
 	name := strings.TrimSuffix(strings.TrimPrefix(word, s3Scheme), "/")
 	if name == "" || strings.Contains(name, "/") {
-		return "", usageError(nil, "write for example photos or s3://photos", "%.100q is no name of a bucket", word)
+		return "", cli.UsageError(nil, "write for example photos or s3://photos", "%.100q is no name of a bucket", word)
 	}
 	return bucketsDir + "/" + name, nil
 }
@@ -254,7 +255,7 @@ func (a *app) eachBucket(ctx context.Context, words []string, do func(c sigma.Na
 		}
 		paths[i] = p
 	}
-	c, err := a.connect(ctx)
+	c, err := a.Connect(ctx)
 	if err != nil {
 		return err
 	}
@@ -263,7 +264,7 @@ func (a *app) eachBucket(ctx context.Context, words []string, do func(c sigma.Na
 		if err := do(c, p); err != nil {
 			return err
 		}
-		fmt.Fprintln(a.out, a.shown(path.Base(p)))
+		fmt.Fprintln(a.Out, a.Shown(path.Base(p)))
 	}
 	return nil
 }

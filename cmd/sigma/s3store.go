@@ -15,6 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"sigmaos.dev/cmd/sigma/cli"
 	"sigmaos.dev/s3/store"
 	"sigmaos.dev/sigma"
 )
@@ -34,7 +35,7 @@ type storeOptions struct {
 }
 
 func newS3StoreCommand(a *app) *cobra.Command {
-	cmd := a.group("store", "Say in which object store objects are kept",
+	cmd := cli.Parent("store", "Say in which object store objects are kept",
 		`Objects are kept on the disk of the first machine unless a store of S3's kind is set, for
 a realm or, with --all, for all that have none of their own.`)
 	cmd.Example = `  sudo sigma s3 store ls`
@@ -55,7 +56,7 @@ the local disk is refused. Whatever has objects open at this moment loses them.
 This must be asked on the machine that serves the objects: the first of the system.`,
 		Example: `  sudo sigma s3 store set --credentials ~/.aws/credentials --region eu-central-1 https://s3.eu-central-1.amazonaws.com/corp/sigma
   sudo sigma s3 store set --all --credentials keys.ini --ca ca.pem https://192.0.2.9:9000/objects`,
-		Args: between(1, 1),
+		Args: cli.Between(1, 1),
 		RunE: func(cmd *cobra.Command, args []string) error { return a.s3StoreSet(cmd.Context(), args[0], o) },
 	}
 	f := set.Flags()
@@ -73,7 +74,7 @@ This must be asked on the machine that serves the objects: the first of the syst
 		Long: `Forget the store of the realm or, with --all, that of all that have none of their own.
 What is in it stays there, and is not seen any more.`,
 		Example: `  sudo sigma s3 store rm`,
-		Args:    between(0, 0),
+		Args:    cli.Between(0, 0),
 		RunE:    func(cmd *cobra.Command, _ []string) error { return a.s3StoreRm(cmd.Context(), all) },
 	}
 	rm.Flags().BoolVar(&all, "all", false, "that of all realms that have none of their own")
@@ -85,7 +86,7 @@ What is in it stays there, and is not seen any more.`,
 have none of their own. With --check each is asked how it is.`,
 		Example: `  sudo sigma s3 store ls --check
   sudo sigma s3 store ls --json`,
-		Args: between(0, 0),
+		Args: cli.Between(0, 0),
 		RunE: func(cmd *cobra.Command, _ []string) error { return a.s3StoreLs(cmd.Context(), check) },
 	}
 	ls.Flags().BoolVar(&check, "check", false, "ask each how it is")
@@ -97,13 +98,13 @@ func (a *app) storeRealm(all bool) sigma.RealmID {
 	if all {
 		return sigma.SystemRealm
 	}
-	return sigma.RealmID(a.realm)
+	return sigma.RealmID(a.Realm)
 }
 
 func (a *app) s3StoreSet(ctx context.Context, address string, o storeOptions) error {
 	st := store.Store{URL: address, Region: o.region}
 	if o.credentials == "" {
-		return usageError(nil, "name the file with the keys: --credentials FILE",
+		return cli.UsageError(nil, "name the file with the keys: --credentials FILE",
 			"a store is of no use without credentials")
 	}
 	text, err := a.readSecret(o.credentials)
@@ -122,20 +123,20 @@ func (a *app) s3StoreSet(ctx context.Context, address string, o storeOptions) er
 		st.CA = string(pem)
 	}
 	if err := st.Check(); err != nil {
-		return withCode(exitUsage, err)
+		return cli.WithCode(cli.ExitUsage, err)
 	}
 	at, err := storeAddresses(ctx, address)
 	if err != nil {
 		return err
 	}
 	if strings.HasPrefix(address, "http:") && !at[0].Addr().IsLoopback() {
-		a.remark("by http whoever is on the way to %s can read the objects; use https where that matters", at[0])
+		a.Remark("by http whoever is on the way to %s can read the objects; use https where that matters", at[0])
 	}
 	told, err := json.Marshal(st)
 	if err != nil {
 		return sigma.Errorf("sigma.s3StoreSet", sigma.KindInvalid, "the store cannot be told") // err might quote a key
 	}
-	c, err := a.connect(ctx)
+	c, err := a.Connect(ctx)
 	if err != nil {
 		return err
 	}
@@ -147,7 +148,7 @@ func (a *app) s3StoreSet(ctx context.Context, address string, o storeOptions) er
 	if err := c.SetStore(ctx, a.storeRealm(o.all), string(told), names); err != nil {
 		return err
 	}
-	fmt.Fprintln(a.out, address)
+	fmt.Fprintln(a.Out, address)
 	return nil
 }
 
@@ -155,7 +156,7 @@ func (a *app) s3StoreSet(ctx context.Context, address string, o storeOptions) er
 func storeAddresses(ctx context.Context, address string) ([]netip.AddrPort, error) {
 	u, err := url.Parse(address)
 	if err != nil {
-		return nil, usageError(nil, "write for example https://s3.example.org/BUCKET", "not a URL")
+		return nil, cli.UsageError(nil, "write for example https://s3.example.org/BUCKET", "not a URL")
 	}
 	port := u.Port()
 	if port == "" {
@@ -187,7 +188,7 @@ func storeAddresses(ctx context.Context, address string) ([]netip.AddrPort, erro
 // readSecret reads a file that nobody else may read, or standard input.
 func (a *app) readSecret(name string) ([]byte, error) {
 	const op = "sigma.readSecret"
-	in := a.in
+	in := a.In
 	if name != "-" {
 		f, err := os.Open(name)
 		if err != nil {
@@ -265,7 +266,7 @@ func parseCredentials(text []byte, profile string) (access, secret, token string
 }
 
 func (a *app) s3StoreRm(ctx context.Context, all bool) error {
-	c, err := a.connect(ctx)
+	c, err := a.Connect(ctx)
 	if err != nil {
 		return err
 	}
@@ -274,7 +275,7 @@ func (a *app) s3StoreRm(ctx context.Context, all bool) error {
 }
 
 func (a *app) s3StoreLs(ctx context.Context, check bool) error {
-	c, err := a.connect(ctx)
+	c, err := a.Connect(ctx)
 	if err != nil {
 		return err
 	}
@@ -283,14 +284,14 @@ func (a *app) s3StoreLs(ctx context.Context, check bool) error {
 	if err != nil {
 		return err
 	}
-	if a.json {
-		return a.printJSON(list)
+	if a.JSON {
+		return a.PrintJSON(list)
 	}
-	t := a.table("REALM", "URL", "REGION", "STATE")
+	t := a.Table("REALM", "URL", "REGION", "STATE")
 	for _, s := range list {
-		t.row(s.Realm, s.URL, orElse(s.Region, "-"), orElse(s.State, "-"))
+		t.Row(s.Realm, s.URL, cli.OrElse(s.Region, "-"), cli.OrElse(s.State, "-"))
 	}
-	return t.print()
+	return t.Print()
 }
 
 // storeLister lists the stores as JSON (sdk.Client).
@@ -320,7 +321,7 @@ func storesOf(ctx context.Context, c storeLister, check bool) ([]store.Info, err
 
 // storeFindings says how the object stores are, if any is set.
 func (a *app) storeFindings(ctx context.Context) []finding {
-	c, err := a.connectTo(ctx, sigma.SystemRealm) // which needs no names
+	c, err := a.ConnectTo(ctx, sigma.SystemRealm) // which needs no names
 	if err != nil {                               // sigmad is told of elsewhere
 		return nil
 	}

@@ -7,6 +7,8 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 	"github.com/spf13/cobra"
+
+	"sigmaos.dev/cmd/sigma/cli"
 )
 
 // noRaceSleep keeps programs that are built with the race detector from sleeping a second at their
@@ -36,7 +38,7 @@ func TestScripts(t *testing.T) {
 
 // Every verb has all parts of a help text.
 func TestHelpIsWhole(t *testing.T) {
-	a := &app{getenv: func(string) string { return "" }}
+	a := &app{&cli.App{Groups: groups, Getenv: func(string) string { return "" }}}
 	var check func(cmd *cobra.Command)
 	check = func(cmd *cobra.Command) {
 		if cmd.Name() == "help" || cmd.Name() == "completion" {
@@ -49,5 +51,5 @@ func TestHelpIsWhole(t *testing.T) {
 			check(c)
 		}
 	}
-	check(a.root())
+	check(a.Root())
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"sigmaos.dev/cmd/sigma/cli"
 	"sigmaos.dev/files"
 	"sigmaos.dev/link"
 	"sigmaos.dev/namespace"
@@ -38,7 +39,7 @@ const (
 const unixPrefix = "unix:"
 
 func newServeCommand(a *app) *cobra.Command {
-	cmd := a.group("serve", "Serve the realm's tree to programs that know nothing of sigmaOS",
+	cmd := cli.Parent("serve", "Serve the realm's tree to programs that know nothing of sigmaOS",
 		`Serve the realm's tree by a protocol of others, until ^C. For the programs of this host
 "sigma mount" needs no protocol.`, newServe9PCommand(a))
 	cmd.Example = `  sudo sigma serve 9p --listen unix:/run/sigma-9p.sock`
@@ -62,7 +63,7 @@ The name and user that a client says it is decide nothing: all act as whoever ru
 command. What is behind endpoints is served too.`,
 		Example: `  sudo sigma serve 9p --listen unix:/run/sigma-9p.sock
   sudo sigma serve 9p --listen 127.0.0.1:5640 /ux/~local`,
-		Args: between(0, 1),
+		Args: cli.Between(0, 1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			at := "/"
 			if len(args) == 1 {
@@ -86,13 +87,13 @@ type gate struct {
 
 func (a *app) serve9P(ctx context.Context, address, at string) error {
 	if address == "" {
-		return usageError(nil, "sigma serve 9p --listen unix:/run/sigma-9p.sock", "--listen is needed")
+		return cli.UsageError(nil, "sigma serve 9p --listen unix:/run/sigma-9p.sock", "--listen is needed")
 	}
 	if _, _, err := net.SplitHostPort(address); err != nil && !strings.HasPrefix(address, unixPrefix) {
-		return usageError(nil, "write unix:FILE, or HOST:PORT as in 127.0.0.1:5640",
+		return cli.UsageError(nil, "write unix:FILE, or HOST:PORT as in 127.0.0.1:5640",
 			"the address %.80q to listen on is neither a file nor HOST:PORT", address)
 	}
-	c, err := a.connect(ctx)
+	c, err := a.Connect(ctx)
 	if err != nil {
 		return err
 	}
@@ -116,12 +117,12 @@ func (a *app) serve9P(ctx context.Context, address, at string) error {
 		said.Token = g.token
 	}
 	switch {
-	case a.json:
-		err = a.printJSON(said)
+	case a.JSON:
+		err = a.PrintJSON(said)
 	case g.token != "":
-		_, err = fmt.Fprintf(a.out, "serving %s of realm %s on %s with token %s\n", at, a.realm, said.Address, g.token)
+		_, err = fmt.Fprintf(a.Out, "serving %s of realm %s on %s with token %s\n", at, a.Realm, said.Address, g.token)
 	default:
-		_, err = fmt.Fprintf(a.out, "serving %s of realm %s on %s\n", at, a.realm, said.Address)
+		_, err = fmt.Fprintf(a.Out, "serving %s of realm %s on %s\n", at, a.Realm, said.Address)
 	}
 	if err != nil {
 		l.Close()
@@ -188,7 +189,7 @@ func (a *app) accept9P(ctx context.Context, l net.Listener, g gate) {
 			defer known()
 			if err := a.serveClient(ctx, c, &gated{gate: g, app: a, conn: c, slots: slots, known: known}); err != nil &&
 				ctx.Err() == nil {
-				a.remark("client %s: %v", c.RemoteAddr(), err)
+				a.Remark("client %s: %v", c.RemoteAddr(), err)
 			}
 		})
 	}
@@ -258,7 +259,7 @@ func (g *gated) open() (*sdk.Client, error) {
 	default: // better none than one that waits without knowing why
 		return nil, sigma.Errorf("sigma.serve9P", sigma.KindBusy, "%d clients are served, which is the limit", serveMax)
 	}
-	s, err := g.app.connect(g.ctx)
+	s, err := g.app.Connect(g.ctx)
 	if err != nil {
 		<-g.slots
 		return nil, err
@@ -275,7 +276,7 @@ func (g *gated) open() (*sdk.Client, error) {
 	return s, nil
 }
 
-// close ends what open began.
+// Close ends what open began.
 func (g *gated) close() {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"sigmaos.dev/cmd/sigma/cli"
 	"sigmaos.dev/sigma"
 )
 
@@ -69,8 +70,8 @@ func TestSignals(t *testing.T) {
 // before.
 func TestInterruptedErrors(t *testing.T) {
 	var errs lockedBuffer
-	a := &app{err: &errs, signal: new(atomic.Int32)}
-	a.signal.Store(int32(syscall.SIGINT))
+	a := &app{&cli.App{Err: &errs, Signal: new(atomic.Int32)}}
+	a.Signal.Store(int32(syscall.SIGINT))
 	ended := func() error { return sigma.Wrap("x", "/a", context.Canceled) }
 	if got := a.failed([]error{ended(), nil, ended()}); !errors.Is(got, context.Canceled) || errs.String() != "" {
 		t.Errorf("%v, printed %q", got, errs.String())
@@ -85,7 +86,7 @@ func TestInterruptedErrors(t *testing.T) {
 // realms has.
 func TestUsageWithoutNames(t *testing.T) {
 	f := newFake(t)
-	a := &app{addr: f.addr, data: "/nonexistent", getenv: func(string) string { return "" }}
+	a := &app{&cli.App{Addr: f.addr, Data: "/nonexistent", Getenv: func(string) string { return "" }}}
 	if err := a.checkRealmsExist(t.Context(), []string{"default", "system"}); err != nil {
 		t.Error(err)
 	}

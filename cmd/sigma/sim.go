@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"sigmaos.dev/cmd/sigma/cli"
 	"sigmaos.dev/initd"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sim"
@@ -44,7 +45,7 @@ It needs no running system.`,
 		Example: `  sigma sim --machines 100 --procs 20000 --realms 10
   sigma sim --machines 5 --procs 600 --lc 0.2 --faults --seeds 100
   sigma sim --trace procs.trace --json`,
-		Args: between(0, 0),
+		Args: cli.Between(0, 0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			o.sized = cmd.Flags().Changed("cores") || cmd.Flags().Changed("memory")
 			o.counted = cmd.Flags().Changed("machines")
@@ -108,14 +109,14 @@ func (a *app) sim(ctx context.Context, o simOptions) error {
 			return &sigma.Error{Op: "sigma.sim", Kind: sigma.KindOther, Msg: err.Error(),
 				Hint: "again with: " + o.command(c.Seed)}
 		}
-		if took := time.Since(began); a.json {
+		if took := time.Since(began); a.JSON {
 			reports = append(reports, reportOf(c.Seed, r, took))
 		} else {
-			printReport(a.out, c.Seed, r, took)
+			printReport(a.Out, c.Seed, r, took)
 		}
 	}
-	if a.json {
-		return a.printJSON(reports)
+	if a.JSON {
+		return a.PrintJSON(reports)
 	}
 	return nil
 }
@@ -144,12 +145,12 @@ func (o *simOptions) fill() error {
 	if o.Machines < 1 || o.Realms < 1 || o.Procs < 1 || o.Shards < 1 || o.seeds < 1 || o.Registered < 0 ||
 		o.Registered > initd.LookMax || !(o.Load > 0) || !(o.LC >= 0 && o.LC <= 1) || !(o.Near >= 0 && o.Near <= 1) ||
 		o.Run <= 0 {
-		return usageError(nil, "--lc and --near are from 0 to 1, --registered from 0 to 128, all else more than 0",
+		return cli.UsageError(nil, "--lc and --near are from 0 to 1, --registered from 0 to 128, all else more than 0",
 			"there is nothing to simulate")
 	}
 	if o.Machines > sim.MachinesMax || o.Procs > simProcsMax || o.Realms > simProcsMax || o.Shards > o.Machines ||
 		o.Load > simLoadMax || o.Run > simRunMax {
-		return usageError(nil, "",
+		return cli.UsageError(nil, "",
 			"that is too much to simulate: %d machines, %d procs and realms, a besched for each machine, --load %g "+
 				"and --run %v are the most", sim.MachinesMax, simProcsMax, simLoadMax, simRunMax)
 	}
@@ -170,7 +171,7 @@ func (o *simOptions) fill() error {
 		}
 	}
 	if o.Shards > o.Machines {
-		return usageError(nil, "give it fewer with --shards, or more machines with --machines",
+		return cli.UsageError(nil, "give it fewer with --shards, or more machines with --machines",
 			"%d bescheds are more than the %d machines of %s", o.Shards, o.Machines, o.trace)
 	}
 	var largest sim.Size
@@ -194,7 +195,7 @@ func (o *simOptions) fill() error {
 func (o *simOptions) sizes() error {
 	cores, memory := strings.Split(o.cores, ","), strings.Split(o.memory, ",")
 	if len(cores) > o.Machines || len(memory) > o.Machines {
-		return usageError(nil, "", "--cores and --memory name more than the %d machines", o.Machines)
+		return cli.UsageError(nil, "", "--cores and --memory name more than the %d machines", o.Machines)
 	}
 	n := 1
 	if len(cores) > 1 || len(memory) > 1 {
@@ -203,15 +204,15 @@ func (o *simOptions) sizes() error {
 	for i := range n {
 		c, err := strconv.ParseFloat(cores[i%len(cores)], 64)
 		if err != nil || !(c >= 0.01 && c <= 1e6) {
-			return usageError(nil, "write for example --cores 8, or --cores 8,2",
+			return cli.UsageError(nil, "write for example --cores 8, or --cores 8,2",
 				"--cores %.40q is not numbers of cores", o.cores)
 		}
 		m, err := sigma.ParseBytes(memory[i%len(memory)])
 		if err != nil {
-			return withCode(exitUsage, err)
+			return cli.WithCode(cli.ExitUsage, err)
 		}
 		if m < 32*sigma.MemoryLeast || m > 1<<50 {
-			return usageError(nil, "write for example --memory 2GiB, or --memory 2GiB,1GiB",
+			return cli.UsageError(nil, "write for example --memory 2GiB, or --memory 2GiB,1GiB",
 				"--memory is from %v to 1 PiB", 32*sigma.MemoryLeast)
 		}
 		o.Sizes = append(o.Sizes, sim.Size{CPU: sigma.MilliCPU(math.Round(c * 1000)), Memory: m})

@@ -16,6 +16,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"sigmaos.dev/cmd/sigma/cli"
+	"sigmaos.dev/cmd/sigma/datadir"
 	"sigmaos.dev/hostdir"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
@@ -40,7 +42,7 @@ type snapshotJSON struct {
 }
 
 func newSnapshotCommand(a *app) *cobra.Command {
-	return a.group("snapshot", "Save and restore the names of all realms",
+	return cli.Parent("snapshot", "Save and restore the names of all realms",
 		`A snapshot is the names of all realms as they were at one moment: directories, small
 files, links, and the record of the machines. Objects (/s3) and scratch files (/ux) are
 files below DATA, and saved as files are.`,
@@ -59,11 +61,11 @@ With --realm FILE has the names of one realm: directories, files, links and endp
 but no ephemeral ones, which live by their holders.`,
 		Example: `  sudo sigma snapshot save /backup/names.$(date +%F)
   sudo sigma snapshot save --realm team-a /backup/team-a.names`,
-		Args: between(1, 1),
+		Args: cli.Between(1, 1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			realm := sigma.RealmID("")
-			if realmGiven(cmd) {
-				realm = sigma.RealmID(a.realm)
+			if cli.RealmGiven(cmd) {
+				realm = sigma.RealmID(a.Realm)
 			}
 			return a.snapshotSave(cmd.Context(), args[0], realm)
 		},
@@ -90,10 +92,10 @@ made with its names. There must be none of that name.`,
 		Example: `  sudo sigma snapshot restore /backup/names.2026-11-20 --data /srv/sigma
   sudo sigma up --data /srv/sigma --detach
   sudo sigma snapshot restore --realm team-a2 /backup/team-a.names`,
-		Args: between(1, 1),
+		Args: cli.Between(1, 1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if realmGiven(cmd) {
-				return a.restoreRealm(cmd.Context(), args[0], sigma.RealmID(a.realm))
+			if cli.RealmGiven(cmd) {
+				return a.restoreRealm(cmd.Context(), args[0], sigma.RealmID(a.Realm))
 			}
 			return a.snapshotRestore(cmd.Context(), args[0], replace)
 		},
@@ -104,7 +106,7 @@ made with its names. There must be none of that name.`,
 
 // snapshotSave saves one realm, or all ("").
 func (a *app) snapshotSave(ctx context.Context, file string, realm sigma.RealmID) error {
-	c, err := a.connectTo(ctx, sigma.SystemRealm)
+	c, err := a.ConnectTo(ctx, sigma.SystemRealm)
 	if err != nil {
 		return err
 	}
@@ -123,19 +125,19 @@ func (a *app) snapshotSave(ctx context.Context, file string, realm sigma.RealmID
 		if err == nil || !again || try == snapshotTries {
 			break
 		}
-		a.remark("beginning again: %v", err)
+		a.Remark("beginning again: %v", err)
 	}
 	if err != nil {
 		return err
 	}
-	if a.json {
-		return a.printJSON(snapshotJSON{file, keys, size})
+	if a.JSON {
+		return a.PrintJSON(snapshotJSON{file, keys, size})
 	}
 	what := "key"
 	if realm != "" {
 		what = "name"
 	}
-	fmt.Fprintf(a.out, "%s: %s, %s\n", file, count(int(keys), what), sigma.Bytes(size))
+	fmt.Fprintf(a.Out, "%s: %s, %s\n", file, cli.Count(int(keys), what), sigma.Bytes(size))
 	return nil
 }
 
@@ -178,7 +180,7 @@ func (a *app) snapshotOnce(ctx context.Context, names sigma.Caller, file string,
 	}()
 	out, err := hostdir.Create(file, 0o600) // names may hold secrets
 	if err != nil {
-		return 0, 0, explainWrite(file, err)
+		return 0, 0, datadir.Explain(file, err)
 	}
 	defer out.Drop()
 	sum := &tailSum{sum: sha256.New()}
@@ -192,14 +194,14 @@ func (a *app) snapshotOnce(ctx context.Context, names sigma.Caller, file string,
 		err = out.Commit()
 	}
 	if err != nil {
-		return 0, 0, explainWrite(file, err)
+		return 0, 0, datadir.Explain(file, err)
 	}
 	return keys, size, nil
 }
 
 func (a *app) copySnapshot(ctx context.Context, names sigma.Caller, number uint64, w io.Writer) (size int64,
 	err error) {
-	bar := a.progressBytes("saving names", 0)
+	bar := a.ProgressBytes("saving names", 0)
 	defer bar.Done()
 	for {
 		offset := uint64(size)
@@ -244,20 +246,20 @@ func (t *tailSum) Write(b []byte) (int, error) {
 func (t *tailSum) right() bool { return string(t.tail) == string(t.sum.Sum(nil)) }
 
 func (a *app) snapshotRestore(ctx context.Context, file string, replace bool) error {
-	dir, err := a.dataDir()
+	dir, err := a.DataDir()
 	if err != nil {
 		return err
 	}
-	dir = homeOf(dir)
+	dir = datadir.HomeOf(dir)
 	in, err := os.Open(file)
 	if err != nil {
 		return sigma.Wrap("sigma.snapshot", file, err)
 	}
 	defer in.Close()
-	if err := prepareData(dir); err != nil {
+	if err := datadir.Prepare(dir); err != nil {
 		return err
 	}
-	lock, err := lockData(ctx, dir)
+	lock, err := datadir.Lock(ctx, dir)
 	if err != nil {
 		return err
 	}
@@ -269,11 +271,11 @@ func (a *app) snapshotRestore(ctx context.Context, file string, replace bool) er
 	if err != nil {
 		return err
 	}
-	if a.json {
-		return a.printJSON(snapshotJSON{file, keys, size})
+	if a.JSON {
+		return a.PrintJSON(snapshotJSON{file, keys, size})
 	}
-	fmt.Fprintf(a.out, "%s, %s: restored at the next start: %s\n", count(int(keys), "key"), sigma.Bytes(size),
-		commandOn("up", dir))
+	fmt.Fprintf(a.Out, "%s, %s: restored at the next start: %s\n", cli.Count(int(keys), "key"), sigma.Bytes(size),
+		datadir.CommandOn("up", dir))
 	return nil
 }
 
@@ -303,7 +305,7 @@ func checkSnapshot(ctx context.Context, path, file string) (keys uint64, err err
 	}
 	if err != nil {
 		return 0, &sigma.Error{Op: "sigma.snapshot", Path: file, Kind: sigma.KindInvalid,
-			Msg:  orElse(strings.TrimSpace(said.String()), err.Error()),
+			Msg:  cli.OrElse(strings.TrimSpace(said.String()), err.Error()),
 			Hint: "make snapshots with: sigma snapshot save FILE"}
 	}
 	return keys, nil
@@ -315,7 +317,7 @@ func putSnapshot(ctx context.Context, dir string, in *os.File, replace bool) (ke
 	const op = "sigma.snapshot"
 	own := filepath.Join(dir, namedName)
 	if err := os.Mkdir(own, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
-		return 0, 0, explainWrite(own, err)
+		return 0, 0, datadir.Explain(own, err)
 	}
 	exists := func(name string) bool {
 		_, err := os.Lstat(name)
@@ -335,7 +337,7 @@ func putSnapshot(ctx context.Context, dir string, in *os.File, replace bool) (ke
 	switch {
 	case exists(filepath.Join(dir, "machined", "authority")):
 	case isMember(dir):
-		return 0, 0, dataError(dir, sigma.KindUnsupported,
+		return 0, 0, datadir.Error(dir, sigma.KindUnsupported,
 			"is that of a machine that has no authority over others, as control machines have",
 			"restore on one of these, or on a fresh --data DIR, which begins a new system with the names")
 	default:
@@ -344,12 +346,12 @@ func putSnapshot(ctx context.Context, dir string, in *os.File, replace bool) (ke
 	for _, former := range []string{restoreName,
 		restoreFreshName} { // of a restore before that was not followed by a start
 		if err := os.Remove(filepath.Join(own, former)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return 0, 0, explainWrite(own, err)
+			return 0, 0, datadir.Explain(own, err)
 		}
 	}
 	out, err := hostdir.Create(filepath.Join(own, name), 0o600)
 	if err != nil {
-		return 0, 0, explainWrite(own, err)
+		return 0, 0, datadir.Explain(own, err)
 	}
 	defer out.Drop()
 	if size, err = io.Copy(out, in); err == nil {
@@ -359,13 +361,13 @@ func putSnapshot(ctx context.Context, dir string, in *os.File, replace bool) (ke
 		err = out.Sync()
 	}
 	if err != nil {
-		return 0, 0, explainWrite(own, err)
+		return 0, 0, datadir.Explain(own, err)
 	}
 	if keys, err = checkSnapshot(ctx, out.Name(), in.Name()); err != nil {
 		return 0, 0, err
 	}
 	if err = out.Commit(); err != nil {
-		return 0, 0, explainWrite(own, err)
+		return 0, 0, datadir.Explain(own, err)
 	}
 	return keys, size, nil
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"sigmaos.dev/cmd/sigma/cli"
 	"sigmaos.dev/db/query"
 	"sigmaos.dev/sdk/database"
 	"sigmaos.dev/sigma"
@@ -40,12 +41,12 @@ in docs/reference/db.md; programs use databases by Go's database/sql.`,
   sudo sigma sql shop "insert into fruit values ('apple', 30), ('pear', 45)"
   sudo sigma sql shop 'select * from fruit order by price'
   sudo sigma sql --json shop < statements.sql`,
-		Args: between(1, 2),
+		Args: cli.Between(1, 2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 2 {
 				return a.sql(cmd.Context(), args[0], strings.NewReader(args[1]), true, o)
 			}
-			return a.sql(cmd.Context(), args[0], a.in, false, o)
+			return a.sql(cmd.Context(), args[0], a.In, false, o)
 		},
 	}
 	cmd.Flags().BoolVar(&o.csv, "csv", false, "print rows as CSV")
@@ -69,7 +70,7 @@ now: make the database anew if its address changes.
 A name is 1 to 63 of a-z, 0-9, _ and -, beginning with a letter or digit.`,
 		Example: `  sudo sigma sql create shop
   sudo sigma sql create --url - orders < url-of-orders`,
-		Args: between(1, 1),
+		Args: cli.Between(1, 1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.sqlCreate(cmd.Context(), args[0], url, cmd.Flags().Changed("url"))
 		},
@@ -83,7 +84,7 @@ func checkDatabase(name string) error {
 	if sigma.CheckName(name) == nil {
 		return nil
 	}
-	return usageError(nil, "use 1 to 63 of a-z, 0-9, _ and -, beginning with a letter or digit",
+	return cli.UsageError(nil, "use 1 to 63 of a-z, 0-9, _ and -, beginning with a letter or digit",
 		"%.80q is not a name of a database", name)
 }
 
@@ -92,7 +93,7 @@ func (a *app) sqlCreate(ctx context.Context, name, url string, byURL bool) error
 		return err
 	}
 	if url == "-" {
-		text, err := io.ReadAll(io.LimitReader(a.in, urlMax))
+		text, err := io.ReadAll(io.LimitReader(a.In, urlMax))
 		if err != nil {
 			return sigma.Wrap("sigma.sqlCreate", "", err)
 		}
@@ -102,7 +103,7 @@ func (a *app) sqlCreate(ctx context.Context, name, url string, byURL bool) error
 	if byURL {
 		server, err := query.CheckURL(url)
 		if err != nil {
-			return withCode(exitUsage, err)
+			return cli.WithCode(cli.ExitUsage, err)
 		}
 		at, err := reachable(ctx, "--url", server)
 		if err != nil {
@@ -110,7 +111,7 @@ func (a *app) sqlCreate(ctx context.Context, name, url string, byURL bool) error
 		}
 		address = at.String()
 	}
-	c, err := a.connect(ctx)
+	c, err := a.Connect(ctx)
 	if err != nil {
 		return err
 	}
@@ -127,7 +128,7 @@ func (a *app) sqlCreate(ctx context.Context, name, url string, byURL bool) error
 	if err != nil {
 		return err
 	}
-	fmt.Fprintln(a.out, name)
+	fmt.Fprintln(a.Out, name)
 	return nil
 }
 
@@ -144,7 +145,7 @@ func (a *app) sqlRegister(ctx context.Context, c registrar, name, url, address s
 	if _, err := c.Stat(ctx, databasesDir+"/"+name); err == nil {
 		return sigma.PathError("sigma.sqlCreate", sigma.KindExists, name)
 	}
-	if err := c.SetServer(ctx, sigma.RealmID(a.realm), name, address); err != nil {
+	if err := c.SetServer(ctx, sigma.RealmID(a.Realm), name, address); err != nil {
 		return err
 	}
 	payload, err := json.Marshal(query.CreateRequest{Name: name, URL: url})
@@ -152,7 +153,7 @@ func (a *app) sqlRegister(ctx context.Context, c registrar, name, url, address s
 		_, err = c.Call(ctx, databasesDir, query.CallCreate, payload)
 	}
 	if err != nil {
-		c.SetServer(ctx, sigma.RealmID(a.realm), name, "") // the error that counts is the first
+		c.SetServer(ctx, sigma.RealmID(a.Realm), name, "") // the error that counts is the first
 	}
 	return err
 }
@@ -167,7 +168,7 @@ func newSQLLsCommand(a *app) *cobra.Command {
 knows, and how many sessions are open.`,
 		Example: `  sudo sigma sql ls
   sudo sigma sql ls --json`,
-		Args: between(0, 0),
+		Args: cli.Between(0, 0),
 		RunE: func(cmd *cobra.Command, _ []string) error { return a.sqlLs(cmd.Context(), quiet) },
 	}
 	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "print names only")
@@ -175,7 +176,7 @@ knows, and how many sessions are open.`,
 }
 
 func (a *app) sqlLs(ctx context.Context, quiet bool) error {
-	c, err := a.connect(ctx)
+	c, err := a.Connect(ctx)
 	if err != nil {
 		return err
 	}
@@ -199,7 +200,7 @@ func (a *app) sqlLs(ctx context.Context, quiet bool) error {
 		}
 		list = append(list, i)
 	}
-	return printList(a, list, quiet, func(i query.Info) []any {
+	return cli.PrintList(a.App, list, quiet, func(i query.Info) []any {
 		size := "-"
 		if i.Bytes != nil {
 			size = sigma.Bytes(*i.Bytes).String()
@@ -216,7 +217,7 @@ func newSQLRmCommand(a *app) *cobra.Command {
 		Long: `Remove databases of the realm, with all that is in them, and end their sessions. One
 that another server keeps is only forgotten: what is in it stays there.`,
 		Example: `  sudo sigma sql rm shop`,
-		Args:    between(1, -1),
+		Args:    cli.Between(1, -1),
 		RunE:    func(cmd *cobra.Command, args []string) error { return a.sqlRm(cmd.Context(), args) },
 	}
 }
@@ -227,7 +228,7 @@ func (a *app) sqlRm(ctx context.Context, names []string) error {
 			return err
 		}
 	}
-	c, err := a.connect(ctx)
+	c, err := a.Connect(ctx)
 	if err != nil {
 		return err
 	}
@@ -249,12 +250,12 @@ func (a *app) sqlRm(ctx context.Context, names []string) error {
 			return err
 		}
 		if i.Bytes == nil { // another server's
-			if err := c.SetServer(ctx, sigma.RealmID(a.realm), n, ""); err != nil &&
+			if err := c.SetServer(ctx, sigma.RealmID(a.Realm), n, ""); err != nil &&
 				sigma.KindOf(err) != sigma.KindUnsupported {
 				return err
 			}
 		}
-		fmt.Fprintln(a.out, n)
+		fmt.Fprintln(a.Out, n)
 	}
 	return nil
 }
@@ -264,7 +265,7 @@ func (a *app) sql(ctx context.Context, name string, in io.Reader, whole bool, o 
 	if err := checkDatabase(name); err != nil {
 		return err
 	}
-	c, err := a.connect(ctx)
+	c, err := a.Connect(ctx)
 	if err != nil {
 		return err
 	}
@@ -290,7 +291,7 @@ func (a *app) sql(ctx context.Context, name string, in io.Reader, whole bool, o 
 		return s.run(ctx, string(text))
 	}
 	terminal := false
-	if file, ok := a.in.(*os.File); ok {
+	if file, ok := a.In.(*os.File); ok {
 		st, err := file.Stat()
 		terminal = err == nil && st.Mode()&os.ModeCharDevice != 0
 	}

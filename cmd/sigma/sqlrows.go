@@ -14,6 +14,8 @@ import (
 	"strings"
 	"time"
 
+	"sigmaos.dev/cmd/sigma/cli"
+	"sigmaos.dev/cmd/sigma/term"
 	"sigmaos.dev/db/query"
 	"sigmaos.dev/sdk/database"
 	"sigmaos.dev/sigma"
@@ -47,7 +49,7 @@ func (s *sqlSession) each(ctx context.Context, in *bufio.Reader, terminal bool) 
 	size := 0
 	for {
 		if terminal {
-			fmt.Fprint(s.a.err, map[bool]string{true: "sql> ", false: "...> "}[strings.TrimSpace(text.String()) == ""])
+			fmt.Fprint(s.a.Err, map[bool]string{true: "sql> ", false: "...> "}[strings.TrimSpace(text.String()) == ""])
 		}
 		line, rerr := in.ReadString('\n')
 		text.WriteString(line)
@@ -70,7 +72,7 @@ func (s *sqlSession) each(ctx context.Context, in *bufio.Reader, terminal bool) 
 			if err != nil && (!terminal || ctx.Err() != nil) {
 				return err
 			} else if err != nil {
-				s.a.printError(err)
+				s.a.PrintError(err)
 			}
 		}
 		if rerr == io.EOF {
@@ -171,7 +173,7 @@ func (s *sqlSession) explain(text string, e *query.Error) error {
 	return &out
 }
 
-// print prints an answer.
+// Print prints an answer.
 func (s *sqlSession) print(answer *query.Answer) error {
 	names := make([]string, len(answer.Columns()))
 	for i, c := range answer.Columns() {
@@ -193,8 +195,8 @@ func (s *sqlSession) print(answer *query.Answer) error {
 	if err := flush(); err != nil || len(names) > 0 {
 		return err
 	}
-	if end := answer.End(); end.Changed > 0 && !s.a.json && !s.o.csv {
-		s.a.remark("%s changed", count(int(end.Changed), "row"))
+	if end := answer.End(); end.Changed > 0 && !s.a.JSON && !s.o.csv {
+		s.a.Remark("%s changed", cli.Count(int(end.Changed), "row"))
 	}
 	return nil
 }
@@ -207,14 +209,14 @@ func (s *sqlSession) printer(names []string) (put func([]any) error, flush func(
 	switch {
 	case len(names) == 0:
 		return func([]any) error { return nil }, func() error { return nil }
-	case s.a.json:
+	case s.a.JSON:
 		return func(row []any) error { return s.printObject(names, row) }, func() error { return nil }
 	case s.o.csv:
-		w, terminal := csv.NewWriter(raw(s.a.out)), terminalWidth(s.a.out) > 0 // a program gets values as they are
+		w, terminal := csv.NewWriter(term.Raw(s.a.Out)), term.Width(s.a.Out) > 0 // a program gets values as they are
 		if terminal {
 			names = slices.Clone(names)
 			for i := range names {
-				names[i] = printable(names[i])
+				names[i] = term.Printable(names[i])
 			}
 		}
 		w.Write(names)
@@ -225,7 +227,7 @@ func (s *sqlSession) printer(names []string) (put func([]any) error, flush func(
 						cells[i] = cell(v)
 					}
 					if terminal {
-						cells[i] = printable(cells[i])
+						cells[i] = term.Printable(cells[i])
 					}
 				}
 				return w.Write(cells)
@@ -234,18 +236,18 @@ func (s *sqlSession) printer(names []string) (put func([]any) error, flush func(
 				return w.Error()
 			}
 	}
-	t, n := s.a.table(names...), 0
+	t, n := s.a.Table(names...), 0
 	return func(row []any) error {
 		cells := make([]any, len(row))
 		for i, v := range row {
 			cells[i] = cell(v)
 		}
-		if t.row(cells...); n%tableRows == tableRows-1 {
-			t.print()
+		if t.Row(cells...); n%tableRows == tableRows-1 {
+			t.Print()
 		}
 		n++
 		return nil
-	}, t.print
+	}, t.Print
 }
 
 func (s *sqlSession) printObject(names []string, row []any) error {
@@ -260,7 +262,7 @@ func (s *sqlSession) printObject(names []string, row []any) error {
 		}
 		b = query.AppendValue(append(append(b, name...), ':'), v)
 	}
-	_, err := s.a.out.Write(append(b, "}\n"...))
+	_, err := s.a.Out.Write(append(b, "}\n"...))
 	return err
 }
 

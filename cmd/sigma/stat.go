@@ -8,6 +8,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"sigmaos.dev/cmd/sigma/cli"
+	"sigmaos.dev/cmd/sigma/term"
 	"sigmaos.dev/sigma"
 )
 
@@ -20,9 +22,9 @@ func newStatCommand(a *app) *cobra.Command {
 followed; with --link they are described themselves.`,
 		Example: `  sudo sigma stat /s3/in/a.txt
   sudo sigma stat --json '/s3/in/*.txt'`,
-		Args: between(1, -1),
+		Args: cli.Between(1, -1),
 	}
-	a.reading(cmd, func(ctx context.Context, args []string, age *sigma.Age) error {
+	a.Reading(cmd, func(ctx context.Context, args []string, age *sigma.Age) error {
 		return a.stat(ctx, args, link, age)
 	})
 	cmd.Flags().BoolVar(&link, "link", false, "describe a link, not what it leads to")
@@ -48,8 +50,8 @@ func (a *app) stat(ctx context.Context, paths []string, link bool, age *sigma.Ag
 		return a.failed(errs)
 	}
 	marked(files, age)
-	if a.json {
-		err = a.printJSON(files)
+	if a.JSON {
+		err = a.PrintJSON(files)
 	} else {
 		err = a.printStats(files)
 	}
@@ -72,27 +74,27 @@ func describeOrFollow(ctx context.Context, c sigma.Namespace, f *fileJSON, link 
 }
 
 func (a *app) printStats(files []fileJSON) error {
-	t := newTable(a.out)
+	t := term.NewTable(a.Out)
 	for i, f := range files {
 		if i > 0 {
-			t.row()
+			t.Row()
 		}
-		t.row("path", a.shown(f.Path))
-		t.row("kind", f.Kind)
-		t.row("size", fmt.Sprintf("%v (%d bytes)", sigma.Bytes(f.Size), f.Size))
-		t.row("perm", f.Perm)
-		t.row("version", f.Version)
+		t.Row("path", a.Shown(f.Path))
+		t.Row("kind", f.Kind)
+		t.Row("size", fmt.Sprintf("%v (%d bytes)", sigma.Bytes(f.Size), f.Size))
+		t.Row("perm", f.Perm)
+		t.Row("version", f.Version)
 		for _, more := range [][2]string{{"owner", f.Owner}, {"target", f.Target}} {
 			if more[1] != "" {
-				t.row(more[0], a.shown(more[1]))
+				t.Row(more[0], a.Shown(more[1]))
 			}
 		}
 		if f.Modified != nil {
-			t.row("modified", f.Modified.Local().Format(time.RFC3339Nano))
+			t.Row("modified", f.Modified.Local().Format(time.RFC3339Nano))
 		}
 		if f.Ephemeral {
-			t.row("ephemeral", "yes")
+			t.Row("ephemeral", "yes")
 		}
 	}
-	return t.print()
+	return t.Print()
 }

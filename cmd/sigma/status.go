@@ -7,6 +7,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"sigmaos.dev/cmd/sigma/cli"
+	"sigmaos.dev/cmd/sigma/datadir"
+	"sigmaos.dev/cmd/sigma/term"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
 )
@@ -40,31 +43,31 @@ of the system does not answer. The exit code is 1 if no system is running, or if
 sigmad does not answer within 1.2 s; of what else is wrong sigma doctor has an exit code.`,
 		Example: `  sudo sigma status
   sudo sigma status --json`,
-		Args: between(0, 0),
+		Args: cli.Between(0, 0),
 		RunE: func(cmd *cobra.Command, _ []string) error { return a.status(cmd.Context()) },
 	}
 }
 
 func (a *app) status(ctx context.Context) error {
 	st := statusJSON{Services: []serviceJSON{}, Down: []finding{}}
-	if a.addr == "" { // the socket of another place says nothing about our DATA
-		dir, err := a.dataDir()
+	if a.Addr == "" { // the socket of another place says nothing about our DATA
+		dir, err := a.DataDir()
 		if err != nil {
 			return err
 		}
 		st.Data = dir
-		if st.PID, st.Running, err = running(dir); err != nil {
+		if st.PID, st.Running, err = datadir.Running(dir); err != nil {
 			return err
 		}
 		if !st.Running {
-			if a.json {
-				return withCodeOnly(exitFailure, a.printJSON(st))
+			if a.JSON {
+				return withCodeOnly(cli.ExitFailure, a.PrintJSON(st))
 			}
 			return notRunning(dir)
 		}
 	}
 	p := a.askParts(ctx)
-	if p.err != nil && (a.addr != "" || len(p.down()) == 0) { // nobody knows that it runs, or it answered and refused
+	if p.err != nil && (a.Addr != "" || len(p.down()) == 0) { // nobody knows that it runs, or it answered and refused
 		return p.err
 	}
 	st.Running, st.Machine, st.Version, st.Member, st.Down = true, string(p.machine), p.version,
@@ -75,28 +78,28 @@ func (a *app) status(ctx context.Context) error {
 	for _, s := range p.services {
 		st.Services = append(st.Services, serviceJSON{s.Name, s.State, s.Since, s.Restarts, string(s.Proc)})
 	}
-	if a.json {
+	if a.JSON {
 		if p.err != nil {
-			return withCodeOnly(exitFailure, a.printJSON(st))
+			return withCodeOnly(cli.ExitFailure, a.PrintJSON(st))
 		}
-		return a.printJSON(st)
+		return a.PrintJSON(st)
 	}
-	at := orElse(st.Data, a.socket())
+	at := cli.OrElse(st.Data, a.Socket())
 	if p.err != nil {
 		return &sigma.Error{Op: "sigma.status", Kind: sigma.KindUnavailable,
 			Msg:  fmt.Sprintf("sigmaOS runs on %s, and its sigmad does not answer: %s", at, st.Down[0].Found),
 			Hint: st.Down[0].Advice}
 	}
-	fmt.Fprintf(a.out, "sigmaOS %s is running as machine %s on %s\n", st.Version, st.Machine, at)
+	fmt.Fprintf(a.Out, "sigmaOS %s is running as machine %s on %s\n", st.Version, st.Machine, at)
 	a.printMembership(p.member)
-	t := a.table("SERVICE", "STATE", "SINCE", "RESTARTS")
+	t := a.Table("SERVICE", "STATE", "SINCE", "RESTARTS")
 	for _, s := range st.Services {
-		t.row(s.Name, s.State, ago(s.Since), s.Restarts)
+		t.Row(s.Name, s.State, term.Ago(s.Since), s.Restarts)
 	}
-	if err := t.print(); err != nil || len(st.Down) == 0 {
+	if err := t.Print(); err != nil || len(st.Down) == 0 {
 		return err
 	}
-	fmt.Fprintln(a.out)
+	fmt.Fprintln(a.Out)
 	return a.printFindings(st.Down)
 }
 
@@ -105,5 +108,5 @@ func withCodeOnly(code int, err error) error {
 	if err != nil {
 		return err
 	}
-	return exitCode(code)
+	return cli.ExitCode(code)
 }

@@ -10,6 +10,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"sigmaos.dev/cmd/sigma/cli"
+	"sigmaos.dev/cmd/sigma/term"
 	"sigmaos.dev/identity"
 	"sigmaos.dev/machines"
 	"sigmaos.dev/sigma"
@@ -27,7 +29,7 @@ type tokenJSON struct {
 }
 
 func newTokenCommand(a *app) *cobra.Command {
-	return a.group("token", "Make, list and revoke tokens, with which machines join",
+	return cli.Parent("token", "Make, list and revoke tokens, with which machines join",
 		`A token lets a machine join this system: sigma join ADDRESS --token TOKEN. It can be
 used so many times and so long as it was made for, and be revoked. The system keeps
 only what a token is checked with, so a token is shown once, when it is made.`,
@@ -45,7 +47,7 @@ system's, which sees what procs on it do: pass it on like a password.
 There must be a machine that others can reach: started with sigma up --address.`,
 		Example: `  sudo sigma token create
   sudo sigma token create --uses 20 --ttl 24h`,
-		Args: between(0, 0),
+		Args: cli.Between(0, 0),
 		RunE: func(cmd *cobra.Command, _ []string) error { return a.tokenCreate(cmd.Context(), uses, ttl) },
 	}
 	cmd.Flags().IntVar(&uses, "uses", 1,
@@ -59,9 +61,9 @@ func hours(d time.Duration) string { return fmt.Sprintf("%dh", int(d.Hours())) }
 func (a *app) tokenCreate(ctx context.Context, uses int, ttl time.Duration) error {
 	switch {
 	case uses < 1 || uses > machines.TokenUsesMax:
-		return usageError(nil, "", "a token can be used 1 to %d times, not %d", machines.TokenUsesMax, uses)
+		return cli.UsageError(nil, "", "a token can be used 1 to %d times, not %d", machines.TokenUsesMax, uses)
 	case ttl <= 0 || ttl > machines.TokenAgeMax:
-		return usageError(nil, "", "a token is good for at most %s, not %v", hours(machines.TokenAgeMax), ttl)
+		return cli.UsageError(nil, "", "a token is good for at most %s, not %v", hours(machines.TokenAgeMax), ttl)
 	}
 	m, err := a.members(ctx)
 	if err != nil {
@@ -80,22 +82,14 @@ func (a *app) tokenCreate(ctx context.Context, uses int, ttl time.Duration) erro
 	if address := m.joinAddress(ctx); address != "" {
 		join = "sigma join " + address + " --token " + text
 	}
-	if a.json {
-		return a.printJSON(tokenJSON{ID: string(tok.ID()), Token: text, Join: join, State: "good", Uses: uses,
+	if a.JSON {
+		return a.PrintJSON(tokenJSON{ID: string(tok.ID()), Token: text, Join: join, State: "good", Uses: uses,
 			Made: time.Now(), Expires: time.Now().Add(ttl)})
 	}
-	fmt.Fprintln(a.out, text)
-	a.remark("good for %s, for %v; on a machine with sigmaOS installed: sudo %s", count(uses, "machine"), ttl,
-		orElse(join, "sigma join ADDRESS --token TOKEN"))
+	fmt.Fprintln(a.Out, text)
+	a.Remark("good for %s, for %v; on a machine with sigmaOS installed: sudo %s", cli.Count(uses, "machine"), ttl,
+		cli.OrElse(join, "sigma join ADDRESS --token TOKEN"))
 	return nil
-}
-
-// count is a number of things in words.
-func count(n int, thing string) string {
-	if n == 1 {
-		return "1 " + thing
-	}
-	return fmt.Sprintf("%d %ss", n, thing)
 }
 
 // joinAddress is where a machine can join: this machine if it can be reached, else a control
@@ -134,7 +128,7 @@ are. Those that ended are listed for a day. Secrets are not shown: nobody has th
 who made the token.`,
 		Example: `  sudo sigma token ls
   sudo sigma token ls --json`,
-		Args: between(0, 0),
+		Args: cli.Between(0, 0),
 		RunE: func(cmd *cobra.Command, _ []string) error { return a.tokenLs(cmd.Context(), quiet) },
 	}
 	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "print ids only")
@@ -169,12 +163,12 @@ func (a *app) tokenLs(ctx context.Context, quiet bool) error {
 		list[i] = tokenJSON{ID: string(t.ID), State: tokenState(t, time.Now()), Uses: t.Uses, Made: t.Made,
 			Expires: t.Expires}
 	}
-	return printList(a, list, quiet, func(k tokenJSON) []any {
+	return cli.PrintList(a.App, list, quiet, func(k tokenJSON) []any {
 		expires := "-"
 		if k.State == "good" {
-			expires = "in " + short(time.Until(k.Expires))
+			expires = "in " + term.Short(time.Until(k.Expires))
 		}
-		return []any{k.ID, k.State, k.Uses, ago(k.Made), expires}
+		return []any{k.ID, k.State, k.Uses, term.Ago(k.Made), expires}
 	}, "TOKEN", "STATE", "USES LEFT", "AGE", "EXPIRES")
 }
 
@@ -186,7 +180,7 @@ func newTokenRevokeCommand(a *app) *cobra.Command {
 		Long: `Revoke tokens, given by their ids, by the start of one that no other has, or whole.
 Machines that have joined with one stay: remove them with sigma machine rm.`,
 		Example: `  sudo sigma token revoke 5f2c91d07ab3e648`,
-		Args:    between(1, -1),
+		Args:    cli.Between(1, -1),
 		RunE:    func(cmd *cobra.Command, args []string) error { return a.tokenRevoke(cmd.Context(), args) },
 	}
 }
@@ -211,7 +205,7 @@ func (a *app) tokenRevoke(ctx context.Context, words []string) error {
 		if err := m.Revoke(ctx, id); err != nil {
 			return err
 		}
-		fmt.Fprintln(a.out, id)
+		fmt.Fprintln(a.Out, id)
 	}
 	return nil
 }

@@ -13,6 +13,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"sigmaos.dev/cmd/sigma/cli"
+	"sigmaos.dev/cmd/sigma/term"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/state"
@@ -49,11 +51,11 @@ shorter than the interval are not seen; they are counted in starts/s.`,
 		Example: `  sudo sigma top
   sudo sigma top --once --sort memory -n 10
   sudo sigma top --json | jq '.realms[] | {realm, cpu_percent}'`,
-		Args: between(0, 0),
+		Args: cli.Between(0, 0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			realm := sigma.RealmID("")
-			if realmGiven(cmd) || a.getenv("SIGMA_REALM") != "" {
-				realm = sigma.RealmID(a.realm)
+			if cli.RealmGiven(cmd) || a.Getenv("SIGMA_REALM") != "" {
+				realm = sigma.RealmID(a.Realm)
 			}
 			return a.top(cmd.Context(), o, realm)
 		},
@@ -70,11 +72,11 @@ shorter than the interval are not seen; they are counted in starts/s.`,
 func (a *app) top(ctx context.Context, o topOptions, realm sigma.RealmID) error {
 	switch {
 	case o.sort != "cpu" && o.sort != "memory":
-		return usageError(nil, "write --sort cpu or --sort memory", "there is no order %.40q", o.sort)
+		return cli.UsageError(nil, "write --sort cpu or --sort memory", "there is no order %.40q", o.sort)
 	case o.interval < topIntervalLeast:
-		return usageError(nil, "", "an interval of %v is too short; %v is the least", o.interval, topIntervalLeast)
+		return cli.UsageError(nil, "", "an interval of %v is too short; %v is the least", o.interval, topIntervalLeast)
 	case o.rows < 0:
-		return usageError(nil, "", "a negative number of rows")
+		return cli.UsageError(nil, "", "a negative number of rows")
 	}
 	t := &topView{a: a, o: o, realm: realm, clients: map[sigma.RealmID]*sdk.Client{},
 		last: map[sigma.ProcID]time.Duration{}}
@@ -83,9 +85,9 @@ func (a *app) top(ctx context.Context, o topOptions, realm sigma.RealmID) error 
 	if err != nil {
 		return err
 	}
-	if !o.once && !a.json && a.getenv("TERM") != "dumb" {
-		if s := openScreen(a.in, raw(a.out)); s != nil {
-			defer s.close()
+	if !o.once && !a.JSON && a.Getenv("TERM") != "dumb" {
+		if s := term.OpenScreen(a.In, term.Raw(a.Out)); s != nil {
+			defer s.Close()
 			return t.live(ctx, s, first)
 		}
 	}
@@ -103,25 +105,25 @@ func (a *app) top(ctx context.Context, o topOptions, realm sigma.RealmID) error 
 			break
 		}
 	}
-	if a.json {
-		return a.printJSON(t.cut(p, o.rows))
+	if a.JSON {
+		return a.PrintJSON(t.cut(p, o.rows))
 	}
-	return t.print(a.out, t.cut(p, o.rows))
+	return t.print(a.Out, t.cut(p, o.rows))
 }
 
 // live renews the picture until the person has seen enough.
-func (t *topView) live(ctx context.Context, s *screen, p picture) error {
+func (t *topView) live(ctx context.Context, s *term.Screen, p picture) error {
 	for {
-		width, height := s.size()
+		width, height := s.Size()
 		var text strings.Builder
 		if err := t.print(&text, t.cut(p,
 			cmp.Or(t.o.rows, max(1, height-5-len(p.Realms)-2-len(p.Machines)-2)))); err != nil {
 			return err
 		}
-		if err := s.draw(text.String(), width, height); err != nil {
+		if err := s.Draw(text.String(), width, height); err != nil {
 			return err
 		}
-		key, over := s.key(ctx, t.o.interval)
+		key, over := s.Key(ctx, t.o.interval)
 		switch {
 		case over || key == 'q':
 			return nil
@@ -212,7 +214,7 @@ func (t *topView) client(ctx context.Context, realm sigma.RealmID) (*sdk.Client,
 	if c := t.clients[realm]; c != nil {
 		return c, nil
 	}
-	c, err := t.a.connectTo(ctx, realm)
+	c, err := t.a.ConnectTo(ctx, realm)
 	if err == nil {
 		t.clients[realm] = c
 	}
@@ -327,7 +329,7 @@ func (t *topView) sampleServices(ctx context.Context, c *sdk.Client, p *picture,
 	return nil
 }
 
-// count adds a running proc to a picture and to its realm.
+// Count adds a running proc to a picture and to its realm.
 func (t *topView) count(r *realmUse, p *picture, info sigma.ProcInfo, known bool, seen map[sigma.ProcID]time.Duration) {
 	used := info.Usage.UserTime + info.Usage.SystemTime
 	if !known {
@@ -377,10 +379,10 @@ func (t *topView) print(out io.Writer, p picture) error {
 	m, size := p.Machine, func(n uint64) string { return sigma.Bytes(n).String() }
 	fmt.Fprintf(out,
 		"machine %s: cpu %.1f%% of %d cores; memory %s, %s available; procs may have %s, %s free; %.0f starts/s\n\n",
-		printable(m.Name), m.CPU, m.Cores, size(m.Memory), size(m.Available),
+		term.Printable(m.Name), m.CPU, m.Cores, size(m.Memory), size(m.Available),
 		size(m.Capacity), size(m.Free), m.Starts)
 	if p.Unknown != "" {
-		fmt.Fprintf(out, "what procs use now is not known: %s\n\n", printable(p.Unknown))
+		fmt.Fprintf(out, "what procs use now is not known: %s\n\n", term.Printable(p.Unknown))
 	}
 	if len(p.Machines) > 0 {
 		if err := printMachines(out, p.Machines); err != nil {
@@ -388,51 +390,51 @@ func (t *topView) print(out io.Writer, p picture) error {
 		}
 		fmt.Fprintln(out)
 	}
-	realms := newTable(out)
-	realms.row("REALM", "RUNNING", "WAITING", "%CPU", "MEMORY", "LIMITS", "TASKS", "LENT", "BORROWED")
+	realms := term.NewTable(out)
+	realms.Row("REALM", "RUNNING", "WAITING", "%CPU", "MEMORY", "LIMITS", "TASKS", "LENT", "BORROWED")
 	for _, r := range p.Realms {
-		realms.row(r.Realm, r.Running, r.Waiting, fmt.Sprintf("%.1f", r.CPU), size(r.Memory),
+		realms.Row(r.Realm, r.Running, r.Waiting, fmt.Sprintf("%.1f", r.CPU), size(r.Memory),
 			limitWords(sigma.Bytes(r.Limit)), r.Tasks, coresWords(r.Lent), coresWords(r.Borrowed))
 	}
-	if err := realms.print(); err != nil {
+	if err := realms.Print(); err != nil {
 		return err
 	}
 	fmt.Fprintln(out)
-	procs := newTable(out)
+	procs := term.NewTable(out)
 	head := []any{"PROC", "NAME", "STATE", "%CPU", "CPU", "MEMORY", "PEAK", "LIMIT", "TASKS", "AGE"}
 	if p.names {
 		head = slices.Insert(head, 1, any("REALM"))
 	}
-	procs.row(head...)
+	procs.Row(head...)
 	for _, x := range p.Procs {
-		cells := []any{x.ID, clip(x.Name, 24), stateWords(x.info), fmt.Sprintf("%.1f", x.CPU), cpuWords(x.info),
+		cells := []any{x.ID, cli.Clip(x.Name, 24), stateWords(x.info), fmt.Sprintf("%.1f", x.CPU), cpuWords(x.info),
 			memoryWords(x.info), x.info.Usage.MemoryPeak, limitWords(x.info.Memory), tasksWords(x.info),
-			ago(x.info.Times.Spawned)}
+			term.Ago(x.info.Times.Spawned)}
 		if p.names {
-			cells = slices.Insert(cells, 1, any(clip(x.Realm, 16)))
+			cells = slices.Insert(cells, 1, any(cli.Clip(x.Realm, 16)))
 		}
-		procs.row(cells...)
+		procs.Row(cells...)
 	}
-	return procs.print()
+	return procs.Print()
 }
 
 // printMachines prints what the machines' processors and memory are used for.
 func printMachines(out io.Writer, machines []machineUse) error {
 	size := func(n uint64) string { return sigma.Bytes(n).String() }
-	t := newTable(out)
-	t.row("MACHINE", "CORES", "LC", "RESERVED", "BE", "SYSTEM", "SIGMAD", "LENT", "BORROWED", "MEMORY", "USED", "HELD",
+	t := term.NewTable(out)
+	t.Row("MACHINE", "CORES", "LC", "RESERVED", "BE", "SYSTEM", "SIGMAD", "LENT", "BORROWED", "MEMORY", "USED", "HELD",
 		"FREE")
 	for _, m := range machines {
 		if m.Missing != "" {
-			t.row(m.Machine, "does not answer: "+m.Missing)
+			t.Row(m.Machine, "does not answer: "+m.Missing)
 			continue
 		}
-		t.row(m.Machine, fmt.Sprint(m.Cores), coresWords(m.LC), coresWords(m.Reserved), coresWords(m.BE),
+		t.Row(m.Machine, fmt.Sprint(m.Cores), coresWords(m.LC), coresWords(m.Reserved), coresWords(m.BE),
 			coresWords(m.System), coresWords(m.Sigmad), coresWords(m.Lent), coresWords(m.Borrowed), size(m.Memory),
 			size(m.Used),
 			size(m.Held), size(m.Free))
 	}
-	return t.print()
+	return t.Print()
 }
 
 func coresWords(n float64) string { return fmt.Sprintf("%.2f", n) }

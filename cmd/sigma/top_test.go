@@ -11,6 +11,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"sigmaos.dev/cmd/sigma/cli"
+	"sigmaos.dev/cmd/sigma/term"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/state"
 )
@@ -67,7 +69,7 @@ func TestUsageShown(t *testing.T) {
 		t.Errorf("one row: %+v", got)
 	}
 	for _, args := range [][]string{{"top", "--sort", "age"}, {"top", "-i", "1ms"}, {"top", "-n", "-1"}, {"top", "x"}} {
-		if got := f.sigma(args...); got.code != exitUsage || !strings.Contains(got.err, "sigma: ") {
+		if got := f.sigma(args...); got.code != cli.ExitUsage || !strings.Contains(got.err, "sigma: ") {
 			t.Errorf("%v: %+v", args, got)
 		}
 	}
@@ -124,7 +126,7 @@ func TestNoScreen(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer null.Close()
-	if s := openScreen(null, null); s != nil {
+	if s := term.OpenScreen(null, null); s != nil {
 		t.Error("/dev/null was taken for a terminal")
 	}
 }
@@ -158,11 +160,11 @@ func TestTopLive(t *testing.T) {
 		t.Fatal(err)
 	}
 	var errs lockedBuffer
-	a := &app{in: tty, out: tty, err: &errs, getenv: func(k string) string {
+	a := &app{&cli.App{Groups: groups, In: tty, Out: tty, Err: &errs, Getenv: func(k string) string {
 		return map[string]string{"SIGMA_ADDR": f.addr}[k]
-	}}
+	}}}
 	code := make(chan int, 1)
-	go func() { code <- a.execute(context.Background(), []string{"top", "-i", "1h"}) }()
+	go func() { code <- a.Execute(context.Background(), []string{"top", "-i", "1h"}) }()
 	seen, buf := "", make([]byte, 4096)
 	until := func(text string) {
 		for !strings.Contains(seen, text) {

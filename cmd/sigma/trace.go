@@ -10,13 +10,16 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"sigmaos.dev/cmd/sigma/cli"
+	"sigmaos.dev/cmd/sigma/datadir"
+	"sigmaos.dev/cmd/sigma/term"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sim"
 )
 
 func newTraceCommand(a *app) *cobra.Command {
-	return a.group("trace", "Record what procs asked for, waited and ran, for sigma sim",
+	return cli.Parent("trace", "Record what procs asked for, waited and ran, for sigma sim",
 		`A trace is a file that tells of the procs of a run when they were spawned, what they asked
 for, how long they waited and how long they ran. sigma sim --trace runs it again in virtual
 time. It names realms, but neither programs nor arguments.`, newTraceRecordCommand(a))
@@ -35,10 +38,10 @@ replaced as a whole in the end: until then it is what it was.`,
 		Example: `  sudo sigma trace record procs.trace
   sudo sigma trace record --for 10m procs.trace
   sigma sim --trace procs.trace`,
-		Args: between(1, 1),
+		Args: cli.Between(1, 1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if length < 0 {
-				return usageError(cmd, "", "a negative time")
+				return cli.UsageError(cmd, "", "a negative time")
 			}
 			return a.traceRecord(cmd.Context(), args[0], length)
 		},
@@ -80,7 +83,7 @@ func (a *app) traceRecord(ctx context.Context, path string, length time.Duration
 			r.trace.Sizes = append(r.trace.Sizes, sim.Size{CPU: i.CPU, Memory: i.Memory})
 		}
 	}
-	out, end := raw(a.out), func() error { return nil }
+	out, end := term.Raw(a.Out), func() error { return nil }
 	if path != "-" {
 		f, err := newWhole(path) // before the time is spent
 		if err != nil {
@@ -96,7 +99,7 @@ func (a *app) traceRecord(ctx context.Context, path string, length time.Duration
 			err = nil
 		}
 		if err != nil && !failed && length > 0 { // it may be only for a moment
-			a.remark("sigma: procs cannot be seen: %v", err)
+			a.Remark("sigma: procs cannot be seen: %v", err)
 		}
 		failed = err != nil
 		if wait := min(traceEvery, time.Until(until)); ctx.Err() == nil && wait > 0 && len(r.ended) < sim.TraceMax {
@@ -118,7 +121,7 @@ func (r *recording) client(ctx context.Context, a *app, realm sigma.RealmID) (*s
 	if c := r.clients[realm]; c != nil {
 		return c, nil
 	}
-	c, err := a.connectTo(ctx, realm)
+	c, err := a.ConnectTo(ctx, realm)
 	if err == nil {
 		r.clients[realm] = c
 	}
@@ -197,15 +200,15 @@ func (r *recording) write(a *app, out io.Writer, end func() error, path string, 
 		r.trace.Arrivals = append(r.trace.Arrivals, ar)
 	}
 	if err := r.trace.Write(out); err != nil {
-		return explainWrite(path, err)
+		return datadir.Explain(path, err)
 	}
 	if err := end(); err != nil {
-		return explainWrite(path, err)
+		return datadir.Explain(path, err)
 	}
 	words := fmt.Sprintf("%d procs", len(r.ended))
 	if left > 0 {
 		words += fmt.Sprintf("; %d have not ended and are left out", left)
 	}
-	a.remark("sigma: recorded %s", words)
+	a.Remark("sigma: recorded %s", words)
 	return nil
 }

@@ -12,6 +12,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"sigmaos.dev/cmd/sigma/cli"
+	"sigmaos.dev/cmd/sigma/datadir"
 	"sigmaos.dev/sigma"
 )
 
@@ -73,8 +75,8 @@ each start and by "sigma doctor".`,
   sudo sigma up --machines 3 --detach
   sudo sigma up --etcd etcd-1:2379,etcd-2:2379 --etcd-ca ca.pem --etcd-cert me.pem --etcd-key me.key
   sigma up --rootless --detach`,
-		Args:        between(0, 0),
-		Annotations: map[string]string{ownSignals: ""},
+		Args:        cli.Between(0, 0),
+		Annotations: map[string]string{cli.OwnSignals: ""},
 		RunE:        func(cmd *cobra.Command, _ []string) error { return a.up(cmd.Context(), o) },
 	}
 	f := cmd.Flags()
@@ -92,23 +94,24 @@ each start and by "sigma doctor".`,
 func (a *app) up(ctx context.Context, o upOptions) error {
 	switch root := os.Geteuid() == 0; {
 	case root && o.rootless:
-		return withCode(exitUsage, &sigma.Error{Op: "sigma.up", Kind: sigma.KindInvalid,
+		return cli.WithCode(cli.ExitUsage, &sigma.Error{Op: "sigma.up", Kind: sigma.KindInvalid,
 			Msg: "--rootless is for ordinary users, and this is root", Hint: "sigma up"})
 	case !root && o.rootless && (o.machines > 0 || o.beyondRootless() != ""):
-		return withCode(exitUsage, &sigma.Error{Op: "sigma.up", Kind: sigma.KindUnsupported,
+		return cli.WithCode(cli.ExitUsage, &sigma.Error{Op: "sigma.up", Kind: sigma.KindUnsupported,
 			Msg: fmt.Sprintf(
 				"%s needs root: an ordinary user has no network namespaces and control groups to give machines, and "+
-					"others could not trust one whose procs are a user's", orElse(o.beyondRootless(), "--machines")),
+					"others could not trust one whose procs are a user's", cli.OrElse(o.beyondRootless(),
+					"--machines")),
 			Hint: "sudo sigma up"})
 	case !root && o.rootless && o.etcd.given():
-		return withCode(exitUsage, &sigma.Error{Op: "sigma.up", Kind: sigma.KindUnsupported,
+		return cli.WithCode(cli.ExitUsage, &sigma.Error{Op: "sigma.up", Kind: sigma.KindUnsupported,
 			Msg:  "--etcd needs root: its keys would not be kept from other programs of the user",
 			Hint: "sudo sigma up"})
 	case !root && !o.rootless:
 		return &sigma.Error{Op: "sigma.up", Kind: sigma.KindPermission, Msg: "starting sigmaOS needs root",
 			Hint: "sudo sigma up; or, with weaker protections: sigma up --rootless"}
 	}
-	dir, err := a.dataRoot()
+	dir, err := a.DataRoot()
 	if err != nil {
 		return err
 	}
@@ -153,12 +156,13 @@ func upRecord(ctx context.Context, dir string, o *offer) (record, error) {
 	if old != nil {
 		r = *old
 		if r.Role != roleFounder && !isMember(dir) {
-			return r, dataError(dir, sigma.KindUnavailable,
+			return r, datadir.Error(dir, sigma.KindUnavailable,
 				"is that of a machine that tried to join a system and did not succeed",
-				"try again with: "+commandOn("join", dir)+" ADDR --token TOKEN")
+				"try again with: "+datadir.CommandOn("join", dir)+" ADDR --token TOKEN")
 		}
 		if name := sigma.MachineID(o.machine); name != "" && name != r.Machine && isMember(dir) {
-			return r, dataError(dir, sigma.KindExists, fmt.Sprintf("is that of machine %s, whose name its system knows",
+			return r, datadir.Error(dir, sigma.KindExists, fmt.Sprintf(
+				"is that of machine %s, whose name its system knows",
 				r.Machine), "leave --machine out, or choose another with --data DIR")
 		}
 	}
@@ -186,7 +190,7 @@ func (a *app) stay(b *booting, signals <-chan os.Signal) error {
 	select {
 	case <-b.exited:
 	case <-signals:
-		a.remark("stopping; once more to kill")
+		a.Remark("stopping; once more to kill")
 		b.cmd.Process.Signal(syscall.SIGTERM)
 		select {
 		case <-b.exited:
@@ -196,17 +200,17 @@ func (a *app) stay(b *booting, signals <-chan os.Signal) error {
 			b.stop(0)
 		}
 		defer freeUplink(b.dir)
-		return waitStopped(context.Background(), b.unlocked())
+		return datadir.WaitStopped(context.Background(), b.unlocked())
 	}
 	freeUplink(b.dir)
 	if b.cmd.ProcessState.Success() {
-		a.remark("sigmaOS was stopped")
+		a.Remark("sigmaOS was stopped")
 		return nil
 	}
-	if tail := lastLines(b.log, b.logFrom, 20); tail != "" {
-		fmt.Fprintln(a.err, tail)
+	if tail := datadir.LastLines(b.log, b.logFrom, 20); tail != "" {
+		fmt.Fprintln(a.Err, tail)
 	}
 	return &sigma.Error{Op: "sigma.up", Kind: sigma.KindLost, Msg: fmt.Sprintf("sigmaOS ended unexpectedly (%v)",
 		b.cmd.ProcessState),
-		Hint: "see " + filepath.Join(b.dir, logName) + "; start it again with: sigma up"}
+		Hint: "see " + filepath.Join(b.dir, datadir.LogName) + "; start it again with: sigma up"}
 }

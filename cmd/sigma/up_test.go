@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"sigmaos.dev/cmd/sigma/datadir"
 	"sigmaos.dev/sigma"
 )
 
@@ -25,7 +26,7 @@ func fakeLauncher() int {
 		args[os.Args[i]] += os.Args[i+1]
 	}
 	fd, err := strconv.Atoi(args["--ready-fd"])
-	if err != nil || args["--lock-fd"] != "3" || !instanceForm.MatchString(args["--instance"]) ||
+	if err != nil || args["--lock-fd"] != "3" || !datadir.InstanceForm.MatchString(args["--instance"]) ||
 		!strings.Contains(args["--program"], "sigmad=/") {
 		fmt.Println("bad command line:", os.Args)
 		return 64
@@ -83,13 +84,13 @@ func newWorld(t *testing.T, behave string) *world {
 	if err := os.Mkdir(w.data, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	for name, text := range map[string]string{"behave": behave, lockName: ""} {
+	for name, text := range map[string]string{"behave": behave, datadir.LockName: ""} {
 		if err := os.WriteFile(filepath.Join(w.data, name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
 	t.Cleanup(func() {
-		if pid, held, _ := running(w.data); held {
+		if pid, held, _ := datadir.Running(w.data); held {
 			syscall.Kill(pid, syscall.SIGKILL)
 		}
 	})
@@ -125,7 +126,7 @@ func TestUpDown(t *testing.T) {
 			!strings.Contains(got.err, "a sigmaOS is already running on "+w.data+" (pid ") {
 			t.Errorf("a second up: %+v", got)
 		}
-		id, err := os.ReadFile(filepath.Join(w.data, instanceName))
+		id, err := os.ReadFile(filepath.Join(w.data, datadir.InstanceName))
 		if err != nil {
 			t.Error(err)
 		}
@@ -134,7 +135,7 @@ func TestUpDown(t *testing.T) {
 			!strings.Contains(got.out, "is stopped") {
 			t.Errorf("down: %+v", got)
 		}
-		if _, held, err := running(w.data); held || err != nil {
+		if _, held, err := datadir.Running(w.data); held || err != nil {
 			t.Errorf("the lock is held after down; %v", err)
 		}
 	}
@@ -161,7 +162,7 @@ func TestUpFails(t *testing.T) {
 			!strings.Contains(got.err, "this is the launcher's log, machine m1") {
 			t.Errorf("%s: %+v", behave, got)
 		}
-		if _, held, err := running(w.data); held || err != nil {
+		if _, held, err := datadir.Running(w.data); held || err != nil {
 			t.Errorf("%s: the lock is held; %v", behave, err)
 		}
 	}
@@ -238,14 +239,14 @@ func TestUpForeground(t *testing.T) {
 		}
 		pid := cmd.Process.Pid
 		if c.launcher {
-			pid, _, _ = running(w.data)
+			pid, _, _ = datadir.Running(w.data)
 		}
 		syscall.Kill(pid, c.signal)
 		cmd.Wait()
 		if got := cmd.ProcessState.ExitCode(); got != c.code {
 			t.Errorf("%v (launcher: %v): code %d, want %d", c.signal, c.launcher, got, c.code)
 		}
-		if _, held, _ := running(w.data); held {
+		if _, held, _ := datadir.Running(w.data); held {
 			t.Errorf("%v: something is left", c.signal)
 		}
 	}
@@ -254,24 +255,24 @@ func TestUpForeground(t *testing.T) {
 // SIGINT before the system is ready stops the start.
 func TestUpInterrupted(t *testing.T) {
 	w := newWorld(t, "hang")
-	os.Remove(filepath.Join(w.data, logName))
+	os.Remove(filepath.Join(w.data, datadir.LogName))
 	cmd := w.cmd("up")
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
 	deadline := time.Now().Add(10 * time.Second)
 	for { // the launcher has written its log once it listens to signals
-		if b, _ := os.ReadFile(filepath.Join(w.data, logName)); len(b) > 0 || time.Now().After(deadline) {
+		if b, _ := os.ReadFile(filepath.Join(w.data, datadir.LogName)); len(b) > 0 || time.Now().After(deadline) {
 			break
 		}
-		pause(t.Context(), 5*time.Millisecond)
+		datadir.Pause(t.Context(), 5*time.Millisecond)
 	}
 	cmd.Process.Signal(syscall.SIGINT)
 	cmd.Wait()
 	if code := cmd.ProcessState.ExitCode(); code != 130 {
 		t.Errorf("code %d", code)
 	}
-	if _, held, _ := running(w.data); held {
+	if _, held, _ := datadir.Running(w.data); held {
 		t.Error("something is left")
 	}
 }
@@ -294,7 +295,7 @@ func TestUpRefusesDirectories(t *testing.T) {
 	if after, _ := os.Stat(other); after.Mode() != before.Mode() {
 		t.Errorf("mode changed to %v", after.Mode())
 	}
-	if err := os.WriteFile(filepath.Join(w.data, instanceName), nil, 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(w.data, datadir.InstanceName), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if got := w.run("up", "-d"); got.code != 1 || !strings.Contains(got.err, "8 hex digits") {

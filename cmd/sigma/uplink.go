@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"strconv"
 
+	"sigmaos.dev/cmd/sigma/cli"
+	"sigmaos.dev/cmd/sigma/datadir"
 	"sigmaos.dev/hostsetup"
 	"sigmaos.dev/sigma"
 )
@@ -36,7 +38,7 @@ func freeUplink(dir string) {
 	if err != nil || r == nil || r.Address == "" || r.Local || os.Geteuid() != 0 {
 		return
 	}
-	id, err := instance(dir)
+	id, err := datadir.Instance(dir)
 	if err != nil {
 		return
 	}
@@ -48,22 +50,22 @@ func freeUplink(dir string) {
 // uplinkFindings tells what goes first on the network of the machine on DATA.
 func (a *app) uplinkFindings() []finding {
 	const check = "network priority"
-	dir, err := a.dataDir()
+	dir, err := a.DataDir()
 	if err != nil {
 		return nil
 	}
-	if c, err := readCluster(dir); c != nil || err != nil {
+	if c, err := datadir.ReadCluster(dir); c != nil || err != nil {
 		return nil // each machine's own: --data DATA/machines/mI
 	}
 	r, err := readRecord(dir)
 	if err != nil || r == nil || r.Address == "" {
 		return []finding{ok(check, "no other machine reaches this one")}
 	}
-	id, err := instance(dir)
+	id, err := datadir.Instance(dir)
 	if err != nil {
 		return nil
 	}
-	pid, held, _ := running(dir)
+	pid, held, _ := datadir.Running(dir)
 	var found finding
 	look := func() error {
 		u, err := hostsetup.FindUplink(r.Address, r.Uplink, id)
@@ -104,7 +106,7 @@ func uplinkFinding(u *hostsetup.Uplink, check string, r *record, id, dir string,
 		return weak(check,
 			fmt.Sprintf(
 				"the system on %s has ended and left its queue on %s, htb %x:, through which all that this host "+
-					"sends goes", dir, name, major), "take it away: "+commandOn("down",
+					"sends goes", dir, name, major), "take it away: "+datadir.CommandOn("down",
 				dir)+"; or: tc qdisc del dev "+name+" root; the next sigma up makes it anew")
 	case another:
 		return weak(check, fmt.Sprintf("%s has a queue of another sigmaOS, htb %x:", name, major),
@@ -145,7 +147,7 @@ func noteUplink(text string, r *record) (err error) {
 		r.NoUplink = false
 		r.Uplink, err = hostsetup.ParseRate(text)
 	}
-	return withCode(exitUsage, err)
+	return cli.WithCode(cli.ExitUsage, err)
 }
 
 // uplinkWarning says why there is no priority, where there should be.
@@ -173,7 +175,7 @@ func rejoinNetwork(dir, address string) (*hostsetup.Network, error) {
 func hubOf(machines string) (*os.File, error) {
 	entries, _ := os.ReadDir(machines)
 	for _, e := range entries {
-		if pid, held, err := running(filepath.Join(machines, e.Name())); err == nil && held {
+		if pid, held, err := datadir.Running(filepath.Join(machines, e.Name())); err == nil && held {
 			if hub := hostsetup.FindHub(pid); hub != nil {
 				return hub, nil
 			}

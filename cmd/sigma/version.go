@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+
+	"sigmaos.dev/cmd/sigma/cli"
 )
 
 type versionJSON struct {
@@ -25,21 +27,21 @@ func newVersionCommand(a *app) *cobra.Command {
 ask the system that runs; "sigma status" does.`,
 		Example: `  sigma version
   sigma version --json`,
-		Args: between(0, 0),
+		Args: cli.Between(0, 0),
 		RunE: func(*cobra.Command, []string) error { return a.version() },
 	}
 }
 
 func (a *app) version() error {
 	v := builtFrom()
-	if a.json {
-		return a.printJSON(v)
+	if a.JSON {
+		return a.PrintJSON(v)
 	}
 	revision := v.Revision
 	if v.Modified {
 		revision += " (modified)"
 	}
-	_, err := fmt.Fprintf(a.out, "%s\n%s %s\n", strings.TrimSpace("sigma "+v.Version+" "+revision), v.Go, v.Platform)
+	_, err := fmt.Fprintf(a.Out, "%s\n%s %s\n", strings.TrimSpace("sigma "+v.Version+" "+revision), v.Go, v.Platform)
 	return err
 }
 

@@ -12,6 +12,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"sigmaos.dev/cmd/sigma/cli"
+	"sigmaos.dev/cmd/sigma/term"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
 )
@@ -37,7 +39,7 @@ SIGMA_WATCH_VERSION in its environment, one at a time.`,
 		Example: `  sudo sigma watch /s3/in
   sudo sigma watch -n 1 /config -- ./reload
   sudo sigma watch --json /s3/in | jq .path`,
-		Args: between(1, -1),
+		Args: cli.Between(1, -1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			paths := args
 			if n := cmd.ArgsLenAtDash(); n >= 0 {
@@ -45,9 +47,9 @@ SIGMA_WATCH_VERSION in its environment, one at a time.`,
 			}
 			switch {
 			case len(paths) == 0:
-				return usageError(cmd, "", "watch: a PATH is missing")
+				return cli.UsageError(cmd, "", "watch: a PATH is missing")
 			case o.count < 0:
-				return usageError(cmd, "", "-n takes a number of changes")
+				return cli.UsageError(cmd, "", "-n takes a number of changes")
 			}
 			return a.watch(cmd.Context(), paths, o)
 		},
@@ -101,17 +103,17 @@ func (x *changes) print(e eventJSON) error {
 	switch {
 	case len(x.o.command) > 0:
 		err = x.run(e)
-	case x.a.json:
+	case x.a.JSON:
 		var line []byte
 		if line, err = json.Marshal(e); err == nil {
-			_, err = x.a.out.Write(append(line, '\n'))
+			_, err = x.a.Out.Write(append(line, '\n'))
 		}
 	default:
-		what := x.a.shown(e.Path)
+		what := x.a.Shown(e.Path)
 		if e.From != "" {
-			what = x.a.shown(e.From) + " -> " + what
+			what = x.a.Shown(e.From) + " -> " + what
 		}
-		_, err = fmt.Fprintf(x.a.out, "%s %s %s\n", e.Time.Local().Format("15:04:05.000"), e.Event, what)
+		_, err = fmt.Fprintf(x.a.Out, "%s %s %s\n", e.Time.Local().Format("15:04:05.000"), e.Event, what)
 	}
 	if err == nil && x.o.count > 0 && x.n == x.o.count {
 		return errEnough
@@ -124,7 +126,7 @@ func (x *changes) run(e eventJSON) error {
 	cmd := exec.CommandContext(x.ctx, x.o.command[0], x.o.command[1:]...)
 	cmd.Env = append(os.Environ(), "SIGMA_WATCH_EVENT="+e.Event, "SIGMA_WATCH_PATH="+e.Path,
 		fmt.Sprint("SIGMA_WATCH_VERSION=", e.Version))
-	cmd.Stdout, cmd.Stderr = raw(x.a.out), raw(x.a.err)
+	cmd.Stdout, cmd.Stderr = term.Raw(x.a.Out), term.Raw(x.a.Err)
 	err := cmd.Run()
 	var ended *exec.ExitError
 	if err == nil || errors.As(err, &ended) {
@@ -135,16 +137,16 @@ func (x *changes) run(e eventJSON) error {
 
 // commandError is about a command of this host that cannot be run.
 func commandError(name string, err error) error {
-	code := exitNoExec
+	code := cli.ExitNoExec
 	if errors.Is(err, exec.ErrNotFound) || errors.Is(err, os.ErrNotExist) {
-		code = exitNoProgram
+		code = cli.ExitNoProgram
 	}
 	var ee *exec.Error
 	if errors.As(err, &ee) {
 		err = ee.Err
 	}
-	return coded{code, &sigma.Error{Op: "sigma.command", Path: name, Kind: sigma.KindNoExec,
-		Msg: "cannot be run on this host", Err: err}}
+	return cli.WithCode(code, &sigma.Error{Op: "sigma.command", Path: name, Kind: sigma.KindNoExec,
+		Msg: "cannot be run on this host", Err: err})
 }
 
 func (a *app) watch(ctx context.Context, paths []string, o watchOptions) error {
@@ -152,7 +154,7 @@ func (a *app) watch(ctx context.Context, paths []string, o watchOptions) error {
 	if err != nil {
 		return err
 	}
-	c, err := a.connect(ctx)
+	c, err := a.Connect(ctx)
 	if err != nil {
 		return err
 	}
@@ -164,7 +166,7 @@ func (a *app) watch(ctx context.Context, paths []string, o watchOptions) error {
 			return err
 		}
 		if ws[i].file == nil {
-			a.remark("%s does not exist yet; waiting for it", a.shown(p))
+			a.Remark("%s does not exist yet; waiting for it", a.Shown(p))
 		}
 	}
 	return untilLost(ctx, c, func(ctx context.Context) error { return a.watchAll(ctx, ws, o) })
@@ -213,7 +215,7 @@ func (a *app) watchAll(ctx context.Context, ws []*watcher, o watchOptions) error
 	case errors.Is(err, errEnough):
 		return nil
 	case until.Err() != nil:
-		return exitCode(exitInterrupted)
+		return cli.ExitCode(cli.ExitInterrupted)
 	default:
 		return err
 	}
@@ -236,7 +238,7 @@ func (a *app) lsAndWatch(ctx context.Context, c watched, paths []string, o lsOpt
 		}
 		lists = append(lists, l)
 	}
-	if !a.json {
+	if !a.JSON {
 		if err := a.printLists(lists, o.long); err != nil {
 			return err
 		}

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"sigmaos.dev/cmd/sigma/datadir"
 	"sigmaos.dev/files"
 	"sigmaos.dev/sigma"
 )
@@ -135,7 +136,7 @@ func (w *watcher) run(ctx context.Context) error {
 		if err := w.wait(ctx); err != nil {
 			return err
 		}
-		if idle > 0 && pause(ctx, idle) != nil {
+		if idle > 0 && datadir.Pause(ctx, idle) != nil {
 			break
 		}
 		had, before, entries := w.file != nil, w.st, w.entries
@@ -144,7 +145,7 @@ func (w *watcher) run(ctx context.Context) error {
 				return err
 			}
 			w.st, w.entries = before, entries
-			if pause(ctx, lookEvery) != nil {
+			if datadir.Pause(ctx, lookEvery) != nil {
 				break
 			}
 			continue
@@ -231,7 +232,7 @@ func (w *watcher) wait(until context.Context) error {
 	if w.file == nil {
 		err := w.tree.WaitFor(ctx, w.path)
 		if k := sigma.KindOf(err); err != nil && ctx.Err() == nil && (k == sigma.KindUnsupported || mayPass(err)) {
-			return pause(until, lookEvery)
+			return datadir.Pause(until, lookEvery)
 		}
 		return err
 	}
@@ -256,7 +257,7 @@ func (w *watcher) wait(until context.Context) error {
 	case err == nil || files.Gone(err):
 		return nil
 	case mayPass(err) && until.Err() == nil:
-		return pause(until, lookEvery)
+		return datadir.Pause(until, lookEvery)
 	}
 	return err
 }
@@ -306,7 +307,7 @@ func watchHandle(ctx context.Context, f sigma.File, since sigma.Version) error {
 			return err
 		}
 	}
-	return pause(ctx, lookEvery)
+	return datadir.Pause(ctx, lookEvery)
 }
 
 // mayPass says whether err may be over soon.

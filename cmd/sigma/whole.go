@@ -7,7 +7,7 @@ import (
 	"sigmaos.dev/hostdir"
 )
 
-// whole is a local file that is put in its place when all of it is on the disk, so that who reads
+// Whole is a local file that is put in its place when all of it is on the disk, so that who reads
 // it, or finds it after a crash, has the old one or the new one. What is no regular file, as
 // /dev/stdout, is written as it is.
 type whole struct {
@@ -52,27 +52,4 @@ func (w *whole) drop() {
 		return
 	}
 	w.beside.Drop()
-}
-
-// writeWhole makes a small file, for its owner alone, that is there whole or not at all, also when
-// the disk is full or the machine stops. A uid other than -1 owns it.
-func writeWhole(path, text string, uid int) error {
-	f, err := hostdir.Create(path, 0o600)
-	if err != nil {
-		return explainWrite(path, err)
-	}
-	defer f.Drop()
-	if _, err = f.WriteString(text); err == nil {
-		err = f.Chown(uid, uid)
-	}
-	if err == nil {
-		err = f.Sync()
-	}
-	if err == nil {
-		err = f.Commit()
-	}
-	if err != nil {
-		return explainWrite(path, err)
-	}
-	return nil
 }

@@ -13,6 +13,8 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"sigmaos.dev/cmd/sigma/cli"
+	"sigmaos.dev/cmd/sigma/term"
 	"sigmaos.dev/sigma"
 )
 
@@ -47,7 +49,7 @@ func TestNoControlCharacters(t *testing.T) {
 	f.mu.Lock()
 	f.away = sigma.Errorf("fake", sigma.KindUnavailable, "%s", hostile)
 	f.mu.Unlock()
-	root := (&app{getenv: func(string) string { return "" }}).root()
+	root := (&app{&cli.App{Groups: groups, Getenv: func(string) string { return "" }}}).Root()
 	commands := 0
 	for _, c := range root.Commands() {
 		for _, leaf := range leaves(c) {
@@ -83,15 +85,17 @@ func (f *fake) briefly(dir string, args []string) result {
 	defer cancel()
 	env := map[string]string{"SIGMA_ADDR": f.addr, "SIGMA_DATA": dir + "/none"}
 	var out, errs lockedBuffer
-	a := &app{in: strings.NewReader(hostile), out: &out, err: &errs, getenv: func(k string) string { return env[k] }}
-	code := a.execute(ctx, args)
+	a := &app{&cli.App{Groups: groups, In: strings.NewReader(hostile), Out: &out, Err: &errs,
+		Getenv: func(k string) string { return env[k] }}}
+	code := a.Execute(ctx, args)
 	return result{code, out.String(), errs.String()}
 }
 
 func checkWords(t *testing.T, line []string, got result) {
 	t.Helper()
 	for _, text := range []string{got.out, got.err} {
-		if i := strings.IndexFunc(text, func(r rune) bool { return !passes(r) }); i >= 0 || !utf8.ValidString(text) {
+		if i := strings.IndexFunc(text, func(r rune) bool { return !term.Passes(r) }); i >= 0 ||
+			!utf8.ValidString(text) {
 			t.Errorf("sigma %q printed %.300q", line, text)
 		}
 		if strings.HasPrefix(text, "hint: obey") || strings.Contains(text, "\nhint: obey") {
@@ -110,12 +114,12 @@ func TestWords(t *testing.T) {
 		{true, "{\"a\": \"\u009b\u202e\U000e0001\x7f é\"}\n", "{\"a\": \"\\u009b\\u202e\\udb40\\udc01\\u007f é\"}\n"},
 	} {
 		var b strings.Builder
-		n, err := (&words{&app{json: c.json}, &b}).Write([]byte(c.in))
+		n, err := term.NewWords(&b, &c.json).Write([]byte(c.in))
 		if got := strings.ReplaceAll(b.String(), "\ufffd", "?"); got != c.want || n != len(c.in) || err != nil {
 			t.Errorf("%q became %q, want %q (%d, %v)", c.in, got, c.want, n, err)
 		}
 	}
-	if _, err := (&words{&app{}, errWriter{}}).Write([]byte("x")); err == nil {
+	if _, err := term.NewWords(errWriter{}, new(bool)).Write([]byte("x")); err == nil {
 		t.Error("an error was swallowed")
 	}
 }

@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"context"
@@ -13,65 +13,64 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"sigmaos.dev/cmd/sigma/datadir"
+	"sigmaos.dev/cmd/sigma/term"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
 )
 
-// Where things are unless a flag or the environment says otherwise.
-const (
-	dataDefault = "/var/lib/sigma"    // root's; an ordinary user's is told by app.defaultData
-	adminSocket = "sigmad/admin.sock" // below DATA
-)
+// App is what all verbs share: the global flags, the streams, and the connection to a realm.
+type App struct {
+	Groups func(a *App) []Group // all commands; see Group
+	In     io.Reader
+	Out    io.Writer // answers; one JSON value with --json; a words
+	Err    io.Writer // errors, progress, remarks; a words
+	Getenv func(string) string
 
-// app is what all verbs share: the global flags, the streams, and the connection to a realm.
-type app struct {
-	in     io.Reader
-	out    io.Writer // answers; one JSON value with --json; a words
-	err    io.Writer // errors, progress, remarks; a words
-	getenv func(string) string
+	Addr  string // path of the admin socket
+	Data  string // DATA
+	Realm string
+	JSON  bool
 
-	addr  string // path of the admin socket
-	data  string // DATA
-	realm string
-	json  bool
+	Credential string // FILE or @VARIABLE; "" = what the environment says
 
-	credential string // FILE or @VARIABLE; "" = what the environment says
-
-	signal *atomic.Int32 // that ended the command's context; 0 = none did
+	Signal *atomic.Int32 // that ended the command's context; 0 = none did
 }
 
-// connect opens the realm that the flags name. The caller closes the client.
-func (a *app) connect(ctx context.Context) (*sdk.Client, error) {
-	return a.connectTo(ctx, sigma.RealmID(a.realm))
+// Connect opens the realm that the flags name. The caller closes the client.
+func (a *App) Connect(ctx context.Context) (*sdk.Client, error) {
+	return a.ConnectTo(ctx, sigma.RealmID(a.Realm))
 }
 
-func (a *app) connectTo(ctx context.Context, realm sigma.RealmID) (*sdk.Client, error) {
+// ConnectTo opens a realm. The caller closes the client.
+func (a *App) ConnectTo(ctx context.Context, realm sigma.RealmID) (*sdk.Client, error) {
 	if err := realm.Check(); err != nil {
-		return nil, withCode(exitUsage, err)
+		return nil, WithCode(ExitUsage, err)
 	}
 	if c, guest, err := a.connectAs(ctx, realm); guest {
 		return c, err
 	}
-	c, err := sdk.Connect(ctx, a.socket(), realm)
+	c, err := sdk.Connect(ctx, a.Socket(), realm)
 	var e *sigma.Error
-	if errors.As(err, &e) && e.Kind == sigma.KindUnavailable && e.Op == "sdk.Connect" && a.addr == "" &&
-		homeOf(a.data) != a.defaultData() {
-		e.Hint = "start it with: " + commandOn("up --detach", a.data) // not another one
+	if errors.As(err, &e) && e.Kind == sigma.KindUnavailable && e.Op == "sdk.Connect" && a.Addr == "" &&
+		datadir.HomeOf(a.Data) != a.DefaultData() {
+		e.Hint = "start it with: " + datadir.CommandOn("up --detach", a.Data) // not another one
 	}
 	if errors.As(err, &e) && e.Kind == sigma.KindNotFound {
-		return nil, noRealm(realm)
+		return nil, NoRealm(realm)
 	}
 	return c, err
 }
 
-func noRealm(id sigma.RealmID) error {
+// NoRealm is the error for a realm that does not exist.
+func NoRealm(id sigma.RealmID) error {
 	return &sigma.Error{Op: "sigma.connect", Realm: id, Kind: sigma.KindNotFound,
 		Msg:  fmt.Sprintf("there is no realm %q", id),
 		Hint: "list realms with: sigma realm ls; make this one with: sigma realm create " + string(id)}
 }
 
-// reading gives cmd the flag --stale, and runs it as that says. age is nil without.
-func (a *app) reading(cmd *cobra.Command, run func(ctx context.Context, args []string, age *sigma.Age) error) {
+// Reading gives cmd the flag --stale, and runs it as that says. age is nil without.
+func (a *App) Reading(cmd *cobra.Command, run func(ctx context.Context, args []string, age *sigma.Age) error) {
 	stale := cmd.Flags().Bool("stale", false, "read what this machine remembers while the name service is away")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		ctx, age := cmd.Context(), (*sigma.Age)(nil)
@@ -80,48 +79,48 @@ func (a *app) reading(cmd *cobra.Command, run func(ctx context.Context, args []s
 		}
 		err := run(ctx, args, age)
 		if age != nil && age.Most() > 0 {
-			a.remark("warning: the name service does not answer; this is what was known %v ago",
+			a.Remark("warning: the name service does not answer; this is what was known %v ago",
 				age.Most().Round(100*time.Millisecond))
 		}
 		return err
 	}
 }
 
-// socket is where sigmad answers programs outside.
-func (a *app) socket() string {
-	if a.addr != "" {
-		return a.addr
+// Socket is where sigmad answers programs outside.
+func (a *App) Socket() string {
+	if a.Addr != "" {
+		return a.Addr
 	}
-	if _, is := a.guest(); is {
-		return filepath.Join(homeOf(a.data), realmSocket)
+	if _, is := a.Guest(); is {
+		return filepath.Join(datadir.HomeOf(a.Data), datadir.RealmSocket)
 	}
-	return filepath.Join(homeOf(a.data), adminSocket)
+	return filepath.Join(datadir.HomeOf(a.Data), datadir.AdminSocket)
 }
 
-// printJSON writes v as one JSON value, indented, with a newline.
-func (a *app) printJSON(v any) error {
-	enc := json.NewEncoder(a.out)
+// PrintJSON writes v as one JSON value, indented, with a newline.
+func (a *App) PrintJSON(v any) error {
+	enc := json.NewEncoder(a.Out)
 	enc.SetIndent("", "  ")
 	enc.SetEscapeHTML(false)
 	return enc.Encode(v)
 }
 
-// remark writes lines for people beside the answer. What tenants chose in its arguments makes no
+// Remark writes lines for people beside the answer. What tenants chose in its arguments makes no
 // lines of its own.
-func (a *app) remark(format string, args ...any) {
+func (a *App) Remark(format string, args ...any) {
 	for i, x := range args {
 		switch x := x.(type) {
 		case string:
-			args[i] = printable(x)
+			args[i] = term.Printable(x)
 		case error:
-			args[i] = printable(x.Error())
+			args[i] = term.Printable(x.Error())
 		}
 	}
-	fmt.Fprintf(a.err, format+"\n", args...)
+	fmt.Fprintf(a.Err, format+"\n", args...)
 }
 
-// root makes the command tree.
-func (a *app) root() *cobra.Command {
+// Root makes the command tree.
+func (a *App) Root() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "sigma [FLAGS] COMMAND",
 		Short: "Run and use sigmaOS on this machine",
@@ -135,28 +134,34 @@ Who has a credential of a realm (sigma realm credential) works in it as any user
   sudo sigma run ./hello           # run a static executable as a proc
   sudo sigma mkdir /s3/in          # make a bucket
   sudo sigma put -r texts /s3/in   # store files in it`,
-		Args:              a.unknownCommand,
+		Args:              unknownCommand,
 		RunE:              func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 		SilenceErrors:     true,
 		SilenceUsage:      true,
 		TraverseChildren:  true, // so that flags before the verb may mean something else (-r) than after it
 		PersistentPreRunE: a.before,
 	}
-	root.SetIn(a.in)
-	root.SetOut(a.out)
-	root.SetErr(a.err)
+	root.SetIn(a.In)
+	root.SetOut(a.Out)
+	root.SetErr(a.Err)
 	root.SetFlagErrorFunc(flagError)
 	f := root.PersistentFlags()
-	f.StringVar(&a.addr, "addr", a.getenv("SIGMA_ADDR"),
-		"admin `SOCKET` of the system (env SIGMA_ADDR; default DATA/"+adminSocket+")")
-	f.StringVar(&a.data, "data", orElse(a.getenv("SIGMA_DATA"), a.defaultData()),
+	f.StringVar(&a.Addr, "addr", a.Getenv("SIGMA_ADDR"),
+		"admin `SOCKET` of the system (env SIGMA_ADDR; default DATA/"+datadir.AdminSocket+")")
+	f.StringVar(&a.Data, "data", OrElse(a.Getenv("SIGMA_DATA"), a.DefaultData()),
 		"`DIR` that holds all state of the system (env SIGMA_DATA)")
-	f.StringVar(&a.credential, "credential", "",
+	f.StringVar(&a.Credential, "credential", "",
 		"`FILE` with a credential of a realm, or @VARIABLE of the environment, to work as its role allows, without "+
 			"root (env SIGMA_CREDENTIAL: the credential, or a FILE)")
-	f.BoolVar(&a.json, "json", false, "print JSON instead of text")
+	f.BoolVar(&a.JSON, "json", false, "print JSON instead of text")
 	root.SetUsageTemplate(usageTemplate)
-	a.addCommands(root)
+	for _, g := range a.Groups(a) {
+		root.AddGroup(&cobra.Group{ID: g.ID, Title: g.Title})
+		for _, c := range g.Commands {
+			c.GroupID = g.ID
+			root.AddCommand(c)
+		}
+	}
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()
 	a.finish(root)
@@ -191,33 +196,33 @@ More about one: {{.CommandPath}} COMMAND --help{{end}}
 
 // finish gives every command --realm, and -r where the command has no -r (recursive) of its own,
 // and what else is the same for all.
-func (a *app) finish(cmd *cobra.Command) {
+func (a *App) finish(cmd *cobra.Command) {
 	cmd.DisableFlagsInUseLine = true
 	if f := cmd.Flags(); f.Lookup("realm") == nil {
 		short := "r"
 		if f.ShorthandLookup(short) != nil {
 			short = ""
 		}
-		f.StringVarP(&a.realm, "realm", short, orElse(a.getenv("SIGMA_REALM"), string(sigma.DefaultRealm)),
+		f.StringVarP(&a.Realm, "realm", short, OrElse(a.Getenv("SIGMA_REALM"), string(sigma.DefaultRealm)),
 			"`REALM` to work in (env SIGMA_REALM)")
 	}
 	switch {
 	case cmd.Name() == "help":
-		cmd.Args = a.knownTopic
+		cmd.Args = knownTopic
 	case cmd.Name() == "completion":
-		cmd.Args = a.unknownCommand
+		cmd.Args = unknownCommand
 		cmd.RunE = needsCommand
 	case cmd.HasParent() && cmd.Parent().Name() == "completion":
-		cmd.Args = between(0, 0)
+		cmd.Args = Between(0, 0)
 	}
 	for _, c := range cmd.Commands() {
 		a.finish(c)
 	}
 }
 
-// realmGiven says whether the command line names the realm to work in, before the verb or after it:
+// RealmGiven says whether the command line names the realm to work in, before the verb or after it:
 // each command has a flag --realm of its own.
-func realmGiven(cmd *cobra.Command) bool {
+func RealmGiven(cmd *cobra.Command) bool {
 	for ; cmd != nil; cmd = cmd.Parent() {
 		if cmd.Flags().Changed("realm") {
 			return true
@@ -227,59 +232,61 @@ func realmGiven(cmd *cobra.Command) bool {
 }
 
 // knownTopic is the check of the arguments of help.
-func (a *app) knownTopic(cmd *cobra.Command, args []string) error {
+func knownTopic(cmd *cobra.Command, args []string) error {
 	at := cmd.Root()
 	for _, word := range args {
 		next, _, err := at.Find([]string{word})
 		if err != nil || next == at {
-			return a.unknownCommand(at, []string{word})
+			return unknownCommand(at, []string{word})
 		}
 		at = next
 	}
 	return nil
 }
 
-func orElse(s, other string) string {
+// OrElse is s, or other if s is empty.
+func OrElse(s, other string) string {
 	if s == "" {
 		return other
 	}
 	return s
 }
 
-// execute runs one command line and returns the exit code.
-func (a *app) execute(ctx context.Context, args []string) int {
-	a.signal = new(atomic.Int32)
-	a.out, a.err = &words{a, raw(a.out)}, &words{a, raw(a.err)}
-	root := a.root()
+// Execute runs one command line and returns the exit code.
+func (a *App) Execute(ctx context.Context, args []string) int {
+	a.Signal = new(atomic.Int32)
+	a.Out, a.Err = term.NewWords(a.Out, &a.JSON), term.NewWords(a.Err, &a.JSON)
+	root := a.Root()
 	root.SetArgs(args)
 	err := root.ExecuteContext(ctx)
 	if err == nil {
-		return exitOK
+		return ExitOK
 	}
-	var code exitCode
-	s := int(a.signal.Load())
+	var code ExitCode
+	s := int(a.Signal.Load())
 	switch {
-	case s != 0 && (err == exitCode(exitInterrupted) || errors.Is(err, context.Canceled)): // who sent it knows
-		return exitBySignal + s
+	case s != 0 && (err == ExitCode(ExitInterrupted) || errors.Is(err, context.Canceled)): // who sent it knows
+		return ExitBySignal + s
 	case errors.As(err, &code):
 		return int(code)
 	}
 	if errors.Is(err, syscall.EPIPE) {
-		return exitFailure // the reader of our output, such as head, has what it wants
+		return ExitFailure // the reader of our output, such as head, has what it wants
 	}
-	a.printError(err)
-	return a.codeOf(err)
+	a.PrintError(err)
+	return CodeOf(err)
 }
 
-func (a *app) printError(err error) {
+// PrintError writes an error, or each of several, with its hint.
+func (a *App) PrintError(err error) {
 	if several, ok := err.(interface{ Unwrap() []error }); ok {
 		for _, e := range several.Unwrap() {
-			a.printError(e)
+			a.PrintError(e)
 		}
 		return
 	}
-	a.remark("sigma: %v", err)
+	a.Remark("sigma: %v", err)
 	if hint := sigma.HintOf(err); hint != "" {
-		a.remark("hint: %s", hint)
+		a.Remark("hint: %s", hint)
 	}
 }

@@ -1,4 +1,9 @@
-package main
+// Package term is how text gets to a person's terminal and into pipes: names without control
+// characters, quoted where a shell needs it; tables, progress and whole screens.
+//
+// It knows no command and no flag. What tenants chose goes through NewWords or Printable. What
+// files and procs hold goes past them, by Raw.
+package term
 
 import (
 	"fmt"
@@ -15,14 +20,17 @@ import (
 
 // words is a writer that takes lines of text, or of JSON, and passes on what can be printed.
 type words struct {
-	a  *app // its flag --json says what is written
-	to io.Writer
+	json *bool // JSON is written: the flag --json, which is parsed after the writer is made
+	to   io.Writer
 }
+
+// NewWords makes a writer of words before to.
+func NewWords(to io.Writer, json *bool) io.Writer { return &words{json, Raw(to)} }
 
 // Write writes whole characters.
 func (w *words) Write(p []byte) (int, error) {
 	text := string(p)
-	if strings.IndexFunc(text, func(r rune) bool { return !passes(r) }) >= 0 || !utf8.ValidString(text) {
+	if strings.IndexFunc(text, func(r rune) bool { return !Passes(r) }) >= 0 || !utf8.ValidString(text) {
 		text = w.clean(text)
 	}
 	_, err := io.WriteString(w.to, text)
@@ -34,9 +42,9 @@ func (w *words) clean(text string) string {
 	var b strings.Builder
 	for _, r := range text {
 		switch {
-		case passes(r):
+		case Passes(r):
 			b.WriteRune(r)
-		case !w.a.json:
+		case !*w.json:
 			b.WriteByte('?')
 		case r > 0xffff:
 			high, low := utf16.EncodeRune(r)
@@ -48,22 +56,22 @@ func (w *words) clean(text string) string {
 	return b.String()
 }
 
-// passes says whether a character is printed, or moves the cursor only to where lines and tables go
+// Passes says whether a character is printed, or moves the cursor only to where lines and tables go
 // on.
-func passes(r rune) bool { return r == '\n' || r == '\t' || unicode.IsPrint(r) }
+func Passes(r rune) bool { return r == '\n' || r == '\t' || unicode.IsPrint(r) }
 
-// raw is where a words leads. For what files and procs hold, which goes out as it is, and for what
+// Raw is where a words leads. For what files and procs hold, which goes out as it is, and for what
 // moves the cursor.
-func raw(w io.Writer) io.Writer {
+func Raw(w io.Writer) io.Writer {
 	if to, ok := w.(*words); ok {
 		return to.to
 	}
 	return w
 }
 
-// printable replaces what is no printable character, also ends of lines, so that a tenant's text
+// Printable replaces what is no printable character, also ends of lines, so that a tenant's text
 // stays one line.
-func printable(s string) string {
+func Printable(s string) string {
 	return strings.Map(func(r rune) rune {
 		if !unicode.IsPrint(r) || r == unicode.ReplacementChar {
 			return '?'
@@ -72,7 +80,7 @@ func printable(s string) string {
 	}, s)
 }
 
-// harmless says whether s is text without control characters.
-func harmless(s string) bool {
+// Harmless says whether s is text without control characters.
+func Harmless(s string) bool {
 	return strings.IndexFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }) < 0 && utf8.ValidString(s)
 }

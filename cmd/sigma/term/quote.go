@@ -1,4 +1,4 @@
-package main
+package term
 
 import (
 	"fmt"
@@ -7,28 +7,15 @@ import (
 	"unicode/utf8"
 )
 
-// What tenants named may hold any byte but / and NUL. On a terminal names are written so that a
-// shell reads them back, as GNU ls does; elsewhere they are written as they are, unless they have
-// control characters or are no text: a line stays a line, and nothing plays tricks on a terminal
-// further on.
-
-// shown is how a name or path is printed.
-func (a *app) shown(name string) string {
-	if terminalWidth(a.out) > 0 && (needsQuotes(name) || strings.HasPrefix(name, "-")) || !harmless(name) {
-		return shellQuoted(name)
-	}
-	return name
-}
-
-// needsQuotes says whether a shell would see more in s than a word.
-func needsQuotes(s string) bool {
+// NeedsQuotes says whether a shell would see more in s than a word.
+func NeedsQuotes(s string) bool {
 	return s == "" || strings.ContainsAny(s, " !\"$&'()*;<=>?[\\]^`{|}") || strings.ContainsAny(s[:1], "~#") ||
-		!harmless(s)
+		!Harmless(s)
 }
 
-// shellQuoted writes s so that a shell reads it as one word: 'a b', "it's", 'a'$'\n”b'.
-func shellQuoted(s string) string {
-	if harmless(s) {
+// ShellQuoted writes s so that a shell reads it as one word: 'a b', "it's", 'a'$'\n”b'.
+func ShellQuoted(s string) string {
+	if Harmless(s) {
 		if strings.IndexByte(s, '\'') >= 0 && !strings.ContainsAny(s, "\"$`\\!") {
 			return `"` + s + `"`
 		}

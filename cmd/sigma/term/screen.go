@@ -1,4 +1,4 @@
-package main
+package term
 
 import (
 	"context"
@@ -11,18 +11,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// screen is a terminal that shows one picture after another. It uses the terminal's second screen,
+// Screen is a terminal that shows one picture after another. It uses the terminal's second screen,
 // so that what was there before is there afterwards, and reads keys one by one.
-type screen struct {
+type Screen struct {
 	in, out *os.File
 	before  *unix.Termios // how the terminal was
 }
 
-// openScreen gives nil if in and out are not a terminal. Close puts the terminal back.
-func openScreen(in io.Reader, out io.Writer) *screen {
+// OpenScreen gives nil if in and out are not a terminal. Close puts the terminal back.
+func OpenScreen(in io.Reader, out io.Writer) *Screen {
 	i, iok := in.(*os.File)
 	o, ook := out.(*os.File)
-	if !iok || !ook || terminalWidth(out) == 0 {
+	if !iok || !ook || Width(out) == 0 {
 		return nil
 	}
 	before, err := unix.IoctlGetTermios(int(i.Fd()), unix.TCGETS)
@@ -36,16 +36,17 @@ func openScreen(in io.Reader, out io.Writer) *screen {
 		return nil
 	}
 	fmt.Fprint(o, "\x1b[?1049h\x1b[?25l")
-	return &screen{i, o, before}
+	return &Screen{i, o, before}
 }
 
-func (s *screen) close() {
+// Close puts the terminal back.
+func (s *Screen) Close() {
 	fmt.Fprint(s.out, "\x1b[?25h\x1b[?1049l")
 	unix.IoctlSetTermios(int(s.in.Fd()), unix.TCSETS, s.before)
 }
 
-// size is the terminal's, as it is now.
-func (s *screen) size() (width, height int) {
+// Size is the terminal's, as it is now.
+func (s *Screen) Size() (width, height int) {
 	w, err := unix.IoctlGetWinsize(int(s.out.Fd()), unix.TIOCGWINSZ)
 	if err != nil || w.Col == 0 || w.Row == 0 {
 		return 80, 24
@@ -53,8 +54,8 @@ func (s *screen) size() (width, height int) {
 	return int(w.Col), int(w.Row)
 }
 
-// draw shows text, cut to the terminal's size.
-func (s *screen) draw(text string, width, height int) error {
+// Draw shows text, cut to the terminal's size.
+func (s *Screen) Draw(text string, width, height int) error {
 	var b strings.Builder
 	b.WriteString("\x1b[H")
 	for i, line := range strings.Split(strings.TrimRight(text, "\n"), "\n") {
@@ -67,7 +68,7 @@ func (s *screen) draw(text string, width, height int) error {
 		if r := []rune(line); len(r) > width {
 			line = string(r[:width])
 		}
-		b.WriteString(printable(line) + "\x1b[K")
+		b.WriteString(Printable(line) + "\x1b[K")
 	}
 	b.WriteString("\x1b[J")
 	_, err := io.WriteString(s.out, b.String())
@@ -77,9 +78,9 @@ func (s *screen) draw(text string, width, height int) error {
 // keyTurn is how often it is looked whether the context has ended while a key is waited for.
 const keyTurn = 100 * time.Millisecond
 
-// key waits so long for a key; 0 = none came. over: the context has ended, or nobody is at the
+// Key waits so long for a key; 0 = none came. over: the context has ended, or nobody is at the
 // terminal any more.
-func (s *screen) key(ctx context.Context, most time.Duration) (key byte, over bool) {
+func (s *Screen) Key(ctx context.Context, most time.Duration) (key byte, over bool) {
 	for deadline := time.Now().Add(most); ctx.Err() == nil; {
 		left := time.Until(deadline)
 		if left <= 0 {

@@ -1,4 +1,4 @@
-package main
+package term
 
 import (
 	"fmt"
@@ -9,28 +9,15 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"sigmaos.dev/sigma"
 )
 
-// progress shows how far something is. Safe for concurrent use. Done shows the end and must be
+// Progress shows how far something is. Safe for concurrent use. Done shows the end and must be
 // called, once.
-type progress interface {
+type Progress interface {
 	Add(n int64)
 	Set(n int64)
 	Beside(write func()) // has write write lines to where the progress is shown
 	Done()
-}
-
-// progress starts showing how much of total (0 = not known) is done: a bar on a terminal, elsewhere
-// a line every few seconds, nothing for what is over sooner and nothing with --json.
-func (a *app) progress(title string, total int64) progress {
-	return a.newProgress(title, total, func(n int64) string { return fmt.Sprint(n) })
-}
-
-// progressBytes is progress for amounts of data.
-func (a *app) progressBytes(title string, total int64) progress {
-	return a.newProgress(title, total, func(n int64) string { return sigma.Bytes(n).String() })
 }
 
 // How often a bar is drawn and a line printed.
@@ -39,20 +26,9 @@ const (
 	lineEvery = 5 * time.Second
 )
 
-func (a *app) newProgress(title string, total int64, unit func(int64) string) progress {
-	m := &meter{title: printable(title), total: total, unit: unit, out: raw(a.err), start: time.Now(),
-		width: terminalWidth(a.err)}
-	m.last = m.start
-	if a.json {
-		m.out = io.Discard
-		m.width = 0
-	}
-	return m
-}
-
-// terminalWidth gives the columns of the terminal that w is, or 0.
-func terminalWidth(w io.Writer) int {
-	f, ok := raw(w).(*os.File)
+// Width gives the columns of the terminal that w is, or 0.
+func Width(w io.Writer) int {
+	f, ok := Raw(w).(*os.File)
 	if !ok {
 		return 0
 	}
@@ -61,6 +37,14 @@ func terminalWidth(w io.Writer) int {
 		return 0
 	}
 	return max(int(size.Col), 40)
+}
+
+// NewProgress starts to show on out how much of total (0 = not known) is done: as a bar if out is a
+// terminal, elsewhere in a line every few seconds. What is over sooner is not shown.
+func NewProgress(out io.Writer, title string, total int64, unit func(int64) string) Progress {
+	now := time.Now()
+	return &meter{title: Printable(title), total: total, unit: unit, out: Raw(out), width: Width(out), start: now,
+		last: now}
 }
 
 // meter is a progress that draws when something is added, so that it needs no goroutine.
