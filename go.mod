@@ -88,7 +88,10 @@ require (
 	modernc.org/sqlite v1.60.1
 )
 
-require github.com/robfig/cron/v3 v3.0.1
+require (
+	github.com/BurntSushi/toml v1.6.0
+	github.com/robfig/cron/v3 v3.0.1
+)
 
 require (
 	filippo.io/edwards25519 v1.2.0 // indirect

@@ -4,6 +4,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"sigmaos.dev/cmd/sigma/cli"
+	"sigmaos.dev/cmd/sigma/fleets"
 )
 
 // groups is the table of all commands.
@@ -15,9 +16,9 @@ func groups(base *cli.App) []cli.Group {
 			newMachineCommand(a), newRealmCommand(a), newSnapshotCommand(a), newVersionCommand(a)}},
 		{ID: "procs", Title: "Procs:", Commands: []*cobra.Command{newRunCommand(a), newPsCommand(a),
 			newLogsCommand(a), newWaitCommand(a), newKillCommand(a), newEvictCommand(a), newFreezeCommand(a),
-			newThawCommand(a), newInspectCommand(a), newExplainCommand(a), newInitCommand(a), newCapsCommand(a),
-			newEpCommand(a), newCallsCommand(a), newTopCommand(a), newEventsCommand(a), newUsageCommand(a),
-			newTraceCommand(a), newSimCommand(a)}},
+			newThawCommand(a), newInspectCommand(a), newExplainCommand(a), newInitCommand(a),
+			fleets.Command(base, a.fleetHost()), newCapsCommand(a), newEpCommand(a), newCallsCommand(a),
+			newTopCommand(a), newEventsCommand(a), newUsageCommand(a), newTraceCommand(a), newSimCommand(a)}},
 		{ID: "files", Title: "Files of the realm:", Commands: append(a.completePaths(newLsCommand(a),
 			newCatCommand(a), newPutCommand(a), newGetCommand(a), newCpCommand(a), newRmCommand(a),
 			newMkdirCommand(a), newMvCommand(a), newStatCommand(a), newLnCommand(a), newChmodCommand(a),

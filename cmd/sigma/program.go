@@ -136,17 +136,28 @@ func (a *app) findProgram(ctx context.Context, c sigma.Namespace, word string, l
 		"there is no such file in the realm and none on this machine"))
 }
 
-// putProgram stores a local program in the realm under a name that has its content's hash in it, so
-// that the same program is stored once.
-func (a *app) putProgram(ctx context.Context, c sigma.Namespace, f *os.File) (string, error) {
+// programPath is where a local program is stored in a realm: under a name that has its content's
+// hash in it, so that the same program is stored once.
+func programPath(f *os.File) (remote string, size int64, err error) {
 	h := sha256.New()
-	size, err := io.Copy(h, io.NewSectionReader(f, 0, 1<<62))
-	if err != nil {
-		return "", sigma.Wrap("sigma.putProgram", f.Name(), err)
+	if size, err = io.Copy(h, io.NewSectionReader(f, 0, 1<<62)); err != nil {
+		return "", 0, sigma.Wrap("sigma.programPath", f.Name(), err)
 	}
+	base := programName(f)
+	return path.Join(binDir, base+"-"+hex.EncodeToString(h.Sum(nil))[:12]), size, nil
+}
+
+func programName(f *os.File) string {
 	base := filepath.Base(f.Name())
-	base = base[:min(len(base), 200)]
-	remote := path.Join(binDir, base+"-"+hex.EncodeToString(h.Sum(nil))[:12])
+	return base[:min(len(base), 200)]
+}
+
+// putProgram stores a local program in the realm, if it is not there.
+func (a *app) putProgram(ctx context.Context, c sigma.Namespace, f *os.File) (string, error) {
+	remote, size, err := programPath(f)
+	if err != nil {
+		return "", err
+	}
 	st, err := c.Stat(ctx, remote)
 	if err == nil && st.Size == uint64(size) {
 		return remote, nil
@@ -154,7 +165,7 @@ func (a *app) putProgram(ctx context.Context, c sigma.Namespace, f *os.File) (st
 	if err != nil && sigma.KindOf(err) != sigma.KindNotFound {
 		return "", err
 	}
-	p := a.ProgressBytes("storing "+base, size)
+	p := a.ProgressBytes("storing "+programName(f), size)
 	defer p.Done()
 	return remote, files.OfRealm(c).Store(ctx, remote, &files.Source{Reader: io.NewSectionReader(f, 0, size),
 		Perm: 0o755}, p)

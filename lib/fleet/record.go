@@ -22,6 +22,9 @@ const (
 	EnvRevision = "SIGMA_FLEET_REVISION"
 )
 
+// ProbeAgent is the User-Agent of health checks, by which members leave them out of their load.
+const ProbeAgent = "sigma-fleet-check"
+
 // Dir is the directory of a fleet.
 func Dir(name string) string { return Root + "/" + name }
 
@@ -176,3 +179,31 @@ const (
 	ReasonTakeOver = "takeover" // another coordinator leads
 	ReasonRemoved  = "removed"
 )
+
+// Next is the record after a new description: members are replaced if they have to be.
+func (r Record) Next(s Spec, now time.Time, by, what string) Record {
+	if !r.Spec.SameMembers(&s) {
+		r = r.renewed()
+	}
+	r.Generation++
+	r.Spec, r.At, r.By, r.What = s, now, by, what
+	return r
+}
+
+// Rolled is the record after it was asked for new members of the same description.
+func (r Record) Rolled(now time.Time, by string) Record {
+	r = r.renewed()
+	r.Generation++
+	r.At, r.By, r.What = now, by, "rolled"
+	return r
+}
+
+// renewed begins a new revision. What is stable stays so until the new one has taken its place.
+func (r Record) renewed() Record {
+	if r.Stable == nil {
+		r.Stable = &Stable{r.Revision, r.Spec}
+	}
+	r.Highest++
+	r.Revision, r.Passed, r.Undone = r.Highest, false, 0
+	return r
+}

@@ -124,9 +124,17 @@ func (d Duration) Or(def time.Duration) time.Duration {
 	return time.Duration(d)
 }
 
-// ParseSpec reads a Spec that is JSON. A key that is unknown is KindInvalid, as is all that Check
-// finds.
+// ParseSpec reads a Spec that is JSON, and checks it.
 func ParseSpec(text []byte) (s Spec, err error) {
+	if s, err = DecodeSpec(text); err != nil {
+		return s, err
+	}
+	return s, s.Check()
+}
+
+// DecodeSpec reads a Spec that is JSON. A key that is unknown is KindInvalid; what Check finds is
+// not looked for.
+func DecodeSpec(text []byte) (s Spec, err error) {
 	if len(text) > SpecMax {
 		return s, tooBig("the description has %d bytes, %d are allowed", len(text), SpecMax)
 	}
@@ -138,7 +146,7 @@ func ParseSpec(text []byte) (s Spec, err error) {
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
 		return Spec{}, wrong("something follows the description")
 	}
-	return s, s.Check()
+	return s, nil
 }
 
 // reasonOf is what an error of encoding/json says to people.
