@@ -19,7 +19,7 @@ var entryTests = []subtest{
 var renameTests = []subtest{
 	{name: "rename", run: testRename},
 	{name: "rename-refused", needs: []Capability{RenameDirs}, run: testRenameRefused},
-	{name: "rename-follows", run: testRenameFollows},
+	{name: "rename-follows", needs: []Capability{Identity}, run: testRenameFollows},
 	{name: "rename-race", run: testRenameRace},
 	{name: "rename-onto-race", run: testRenameOntoRace},
 	{name: "rename-cross-race", needs: []Capability{RenameDirs}, run: testRenameCross},

@@ -87,6 +87,24 @@ var lacking = map[Capability]func(e *env) map[string]error{
 		_, err := e.dir.Create(e.ctx, "x", sigma.OpenWrite|sigma.OpenHidden, 0o666)
 		return map[string]error{"Create": err}
 	},
+	// a handle is of a name: it has what is there, or nothing
+	Identity: func(e *env) map[string]error {
+		e.write(e.dir, "named", "abc")
+		f := e.walk(e.dir, "named")
+		defer f.Close()
+		e.ok("Rename", e.dir.Rename(e.ctx, "named", e.dir, "other"))
+		_, err := f.Stat(e.ctx)
+		e.fails("Stat by the old name", err, sigma.KindNotFound)
+		e.write(e.dir, "named", "defg")
+		e.wantData("by the name", e.read(e.dir, "named"), "defg")
+		if st, err := f.Stat(e.ctx); err != nil || st.Size != 4 {
+			e.Errorf("Stat of what has the name now: %+v, %v", st, err)
+		}
+		for _, name := range []string{"named", "other"} {
+			e.ok("Remove", e.dir.Remove(e.ctx, name))
+		}
+		return nil
+	},
 	RenameDirs: func(e *env) map[string]error {
 		d := e.mkdir(e.dir, "d")
 		e.write(d, "f", "x")

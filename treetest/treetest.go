@@ -38,6 +38,7 @@ const (
 	Hidden      Capability = "hidden"       // sigma.OpenHidden
 	RenameDirs  Capability = "rename-dirs"  // Rename of a directory
 	LongPaths   Capability = "long-paths"   // paths beyond 900 bytes or so
+	Identity    Capability = "identity"     // files that are more than what is at a name: handles follow renames
 )
 
 // Config says what to test.

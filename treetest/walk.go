@@ -14,7 +14,7 @@ var walkTests = []subtest{
 	{name: "bad-names", run: testBadNames},
 	{name: "odd-names", run: testOddNames},
 	{name: "close-is-idempotent", run: testClose},
-	{name: "identity", run: testIdentity},
+	{name: "identity", needs: []Capability{Identity}, run: testIdentity},
 }
 
 func testWalk(e *env) {

@@ -31,17 +31,15 @@ type body struct {
 
 // openBody pins the bytes of an object: a small one is fetched now, so that it can be read whatever
 // becomes of it.
-func (sp *space) openBody(ctx context.Context, op string, n *node) (*body, error) {
+func (sp *space) openBody(ctx context.Context, op, key string) (*body, error) {
 	for try := 0; ; try++ {
-		if err := sp.refresh(ctx, n); err != nil {
+		a, err := sp.have(ctx, op, key, sigma.KindFile)
+		if err != nil {
 			return nil, err
 		}
-		sp.mu.Lock()
-		err := n.wantFileLocked(op)
-		b := &body{sp: sp, key: n.key, a: n.a, sound: map[int]int{}, last: -1}
-		sp.mu.Unlock()
-		if err != nil || b.a.size == 0 {
-			return b, err
+		b := &body{sp: sp, key: key, a: a, sound: map[int]int{}, last: -1}
+		if a.size == 0 {
+			return b, nil
 		}
 		if b.e, err = sp.t.cache.use(sp, sp.pathOf(b.key), b.key, b.a); err != nil {
 			return nil, err

@@ -18,10 +18,10 @@ func (sp *space) admit(dirKey, name string, kind sigma.FileKind) error {
 
 // inDir runs a change of the entry name of this directory, alone.
 func (f *file) inDir(ctx context.Context, op, name string, change func(dirKey string) error) error {
-	n, dirKey, err := f.checkDir(ctx, op)
-	if err != nil {
+	if err := f.checkDir(ctx, op); err != nil {
 		return err
 	}
+	dirKey := f.key
 	key, err := join(dirKey, name)
 	if err != nil {
 		return sigma.Wrap(op, "", err)
@@ -31,10 +31,7 @@ func (f *file) inDir(ctx context.Context, op, name string, change func(dirKey st
 		return err
 	}
 	defer unlock()
-	f.sp.mu.Lock()
-	err = n.wantDirLocked(op) // it may have been removed meanwhile
-	f.sp.mu.Unlock()
-	if err == nil {
+	if err = f.sp.missed(ctx, op, dirKey); err == nil { // it may have been removed meanwhile
 		err = change(dirKey)
 	}
 	return sigma.Wrap(op, f.sp.pathOf(key), err)
@@ -44,25 +41,25 @@ func (f *file) inDir(ctx context.Context, op, name string, change func(dirKey st
 func (f *file) Create(ctx context.Context, name string, flags sigma.OpenFlags, _ uint32) (sigma.File, error) {
 	const op = "remote.Create"
 	if flags&sigma.OpenHidden != 0 {
-		return nil, sigma.Errorf(op, sigma.KindUnsupported,
-			"hidden files are not made here: an object is not seen before it is whole anyway")
+		return nil, &sigma.Error{Op: op, Kind: sigma.KindUnsupported, Msg: "hidden files are not made here",
+			Hint: "make it without: an object is not seen before it is whole anyway"}
 	}
-	n, dirKey, err := f.checkDir(ctx, op)
-	if err != nil {
+	if err := f.checkDir(ctx, op); err != nil {
 		return nil, err
 	}
+	dirKey := f.key
 	if err := sigma.CheckName(name); err != nil {
 		return nil, sigma.Wrap(op, "", err)
 	}
 	if err := f.sp.admit(dirKey, name, sigma.KindFile); err != nil {
 		return nil, sigma.Wrap(op, name, err)
 	}
-	key, a, err := f.sp.look(ctx, dirKey, name)
+	key, _, err := f.sp.look(ctx, dirKey, name)
 	switch {
 	case err == nil && flags&sigma.OpenExclusive != 0:
 		return nil, sigma.PathError(op, sigma.KindExists, name)
 	case err == nil:
-		made := &file{sp: f.sp, n: f.sp.nodeOf(key, name, a)}
+		made := &file{sp: f.sp, key: key}
 		if err := made.Open(ctx, flags); err != nil {
 			made.Close()
 			return nil, err
@@ -79,8 +76,10 @@ func (f *file) Create(ctx context.Context, name string, flags sigma.OpenFlags, _
 	if !flags.Writes() {
 		flags |= sigma.OpenReadWrite // it is new: who makes it may fill it
 	}
-	return &file{sp: f.sp, open: true, flags: flags, up: up, dir: f.sp.take(n), name: name,
-		excl: flags&sigma.OpenExclusive != 0}, nil
+	made := &file{sp: f.sp, key: up.key, open: true, flags: flags, up: up, dirKey: dirKey, name: name,
+		excl: flags&sigma.OpenExclusive != 0}
+	made.unmade.Store(true)
+	return made, nil
 }
 
 // Mkdir implements sigma.File. A directory is an object without bytes whose key ends with a slash,
@@ -101,7 +100,7 @@ func (f *file) Mkdir(ctx context.Context, name string, _ uint32) error {
 		if !strings.HasSuffix(key, "/") {
 			key += "/"
 		}
-		a, err := sp.c.put(ctx, sp.pathOf(key), key, attr{kind: sigma.KindDir, id: newID(), version: sp.after(0)},
+		a, err := sp.c.put(ctx, sp.pathOf(key), key, attr{kind: sigma.KindDir, version: sp.after(0)},
 			bytes.NewReader(nil), condition{absent: true})
 		if err != nil {
 			sp.doubt(key)
@@ -122,16 +121,16 @@ func (f *file) Symlink(ctx context.Context, name, _ string) error {
 	if err := sigma.CheckName(name); err != nil {
 		return sigma.Wrap(op, "", err)
 	}
-	if _, _, err := f.checkDir(ctx, op); err != nil {
+	if err := f.checkDir(ctx, op); err != nil {
 		return err
 	}
-	return sigma.Errorf(op, sigma.KindUnsupported, "there are no links in this tree")
+	return noLinks(op)
 }
 
 // ReadLink implements sigma.File.
 func (f *file) ReadLink(ctx context.Context) (string, error) {
 	const op = "remote.ReadLink"
-	if _, err := f.checkNode(ctx, op); err != nil {
+	if err := f.checkMade(ctx, op); err != nil {
 		return "", err
 	}
 	return "", sigma.Errorf(op, sigma.KindInvalid, "the file is no link")
@@ -183,14 +182,12 @@ func (f *file) Rename(ctx context.Context, name string, newDir sigma.File, newNa
 		return sigma.Errorf(op, sigma.KindInvalid, "the new directory is not of this tree")
 	}
 	sp := f.sp
-	from, fromKey, err := f.checkDir(ctx, op)
-	if err != nil {
-		return err
+	for _, dir := range []*file{f, to} {
+		if err := dir.checkDir(ctx, op); err != nil {
+			return err
+		}
 	}
-	dst, dstKey, err := to.checkDir(ctx, op)
-	if err != nil {
-		return err
-	}
+	fromKey, dstKey := f.key, to.key
 	oldKey, err := join(fromKey, name)
 	if err != nil {
 		return sigma.Wrap(op, "", err)
@@ -204,11 +201,8 @@ func (f *file) Rename(ctx context.Context, name string, newDir sigma.File, newNa
 		return err
 	}
 	defer unlock()
-	for _, n := range []*node{from, dst} {
-		sp.mu.Lock()
-		err := n.wantDirLocked(op)
-		sp.mu.Unlock()
-		if err != nil {
+	for _, dir := range []string{fromKey, dstKey} {
+		if err := sp.missed(ctx, op, dir); err != nil {
 			return err
 		}
 	}
@@ -258,26 +252,9 @@ func (sp *space) rename(ctx context.Context, op, fromKey, name, dstKey, newName 
 		return &sigma.Error{Op: op, Kind: sigma.KindOf(err),
 			Msg: "copied to " + sp.pathOf(newKey) + ", but the old name could not be removed", Err: err}
 	}
-	sp.moved(oldKey, newKey, newName, now)
+	sp.changed(oldKey, attr{}, true)
 	sp.touch(fromKey)
 	return nil
-}
-
-// moved lets handles follow an object.
-func (sp *space) moved(oldKey, newKey, newName string, a attr) {
-	sp.mu.Lock()
-	n, replaced := sp.nodes[oldKey], sp.nodes[newKey]
-	if n != nil {
-		delete(sp.nodes, oldKey)
-		if replaced != nil {
-			sp.goneLocked(replaced)
-		}
-		n.key, n.name, n.a = newKey, newName, a
-		sp.nodes[newKey] = n
-		sp.wakeLocked(n)
-	}
-	sp.mu.Unlock()
-	sp.changed(oldKey, attr{}, true)
 }
 
 // Sync implements sigma.File. It publishes an object too; what the store acknowledged is as durable
@@ -289,25 +266,19 @@ func (f *file) Publish(ctx context.Context) error { return f.publish(ctx, "remot
 
 // publish gives an object that was written through this handle its name.
 func (f *file) publish(ctx context.Context, op string) error {
-	n, err := f.check(ctx, op)
+	err := f.check(ctx, op)
 	if err != nil || f.up == nil || f.up.published() {
 		return err
 	}
-	p := &put{sp: f.sp, op: op, over: n, dir: f.dir, name: f.name, mustMake: f.excl && n == nil}
-	made, err := p.run(ctx, f.up.finish)
-	if err != nil {
-		return err
+	p := &put{sp: f.sp, op: op, dirKey: f.dirKey, name: f.name, mustMake: f.excl && f.unmade.Load(),
+		mustExist: f.existed}
+	if f.existed {
+		p.dirKey, p.name = f.key[:strings.LastIndexByte(f.key, '/')+1], f.sp.nameOf(f.key)
 	}
-	f.sp.mu.Lock()
-	fresh := f.n == nil
-	if fresh {
-		f.n = made // with its reference
+	if _, err = p.run(ctx, f.up.finish); err == nil {
+		f.unmade.Store(false)
 	}
-	f.sp.mu.Unlock()
-	if !fresh {
-		f.sp.release(made)
-	}
-	return nil
+	return err
 }
 
 // put is one way in which an object becomes visible: a name of a directory, and under what
@@ -315,101 +286,80 @@ func (f *file) publish(ctx context.Context, op string) error {
 type put struct {
 	sp        *space
 	op        string
-	over      *node // if not nil: the object to replace, wherever it is by then, instead of dir and name
-	dir       *node
+	dirKey    string
 	name      string
 	mustMake  bool
 	mustExist bool
 	ifVersion sigma.Version
 }
 
-// where says what key is meant now, and in which directory.
-func (p *put) where() (dirKey, name string, err error) {
-	p.sp.mu.Lock()
-	defer p.sp.mu.Unlock()
-	if err := p.sp.aliveLocked(p.op); err != nil {
-		return "", "", err
-	}
-	if p.over == nil {
-		return p.dir.key, p.name, p.dir.wantDirLocked(p.op)
-	}
-	return p.over.key[:strings.LastIndexByte(p.over.key, '/')+1], p.over.name, p.over.wantFileLocked(p.op)
-}
-
-// run locks the name, checks the conditions, and has the object written. It returns its node with a
-// reference.
+// run locks the name, checks the conditions, and has the object written.
 func (p *put) run(ctx context.Context, write func(ctx context.Context, key string, a attr, cond condition) (attr,
-	error)) (*node, error) {
-	for {
-		dirKey, name, err := p.where()
-		if err != nil {
-			return nil, err
-		}
-		key, err := join(dirKey, name)
-		if err != nil {
-			return nil, sigma.Wrap(p.op, "", err)
-		}
-		unlock, err := p.sp.locks.take(ctx, lock{dirKey, false}, lock{key, true})
-		if err != nil {
-			return nil, err
-		}
-		if dir, now, err := p.where(); err == nil && (dir != dirKey || now != name) {
-			unlock()
-			continue // it was renamed meanwhile
-		} else if err != nil {
-			unlock()
-			return nil, err
-		}
-		n, err := p.locked(ctx, dirKey, key, name, write)
-		unlock()
-		return n, sigma.Wrap(p.op, p.sp.pathOf(key), err)
+	error)) (sigma.FileID, error) {
+	none := sigma.FileID{}
+	key, err := join(p.dirKey, p.name)
+	if err != nil {
+		return none, sigma.Wrap(p.op, "", err)
 	}
+	unlock, err := p.sp.locks.take(ctx, lock{p.dirKey, false}, lock{key, true})
+	if err != nil {
+		return none, err
+	}
+	defer unlock()
+	made, err := p.locked(ctx, key, write)
+	if err != nil {
+		return none, sigma.Wrap(p.op, p.sp.pathOf(key), err)
+	}
+	return made.fileID(key), nil
 }
 
-func (p *put) locked(ctx context.Context, dirKey, key, name string, write func(ctx context.Context, key string, a attr,
-	cond condition) (attr, error)) (*node, error) {
+func (p *put) locked(ctx context.Context, key string, write func(ctx context.Context, key string, a attr,
+	cond condition) (attr, error)) (made attr, err error) {
 	sp := p.sp
-	if err := sp.admit(dirKey, name, sigma.KindFile); err != nil {
-		return nil, err
+	if err := sp.alive(p.op); err != nil {
+		return made, err
 	}
-	_, old, err := sp.look(ctx, dirKey, name)
+	if err := sp.missed(ctx, p.op, p.dirKey); err != nil {
+		return made, err
+	}
+	if err := sp.admit(p.dirKey, p.name, sigma.KindFile); err != nil {
+		return made, err
+	}
+	_, old, err := sp.look(ctx, p.dirKey, p.name)
 	exists := err == nil
 	switch {
 	case err != nil && sigma.KindOf(err) != sigma.KindNotFound:
-		return nil, err
+		return made, err
 	case exists && p.mustMake:
-		return nil, sigma.PathError(p.op, sigma.KindExists, name)
+		return made, sigma.PathError(p.op, sigma.KindExists, p.name)
 	case exists && old.kind == sigma.KindDir:
-		return nil, sigma.PathError(p.op, sigma.KindIsDir, name)
+		return made, sigma.PathError(p.op, sigma.KindIsDir, p.name)
 	case !exists && p.mustExist:
-		return nil, sigma.PathError(p.op, sigma.KindNotFound, name)
+		return made, sigma.PathError(p.op, sigma.KindNotFound, p.name)
 	case p.ifVersion != 0 && (!exists || old.version != p.ifVersion):
-		return nil, sigma.Errorf(p.op, sigma.KindVersion, "the object has changed")
+		return made, sigma.Errorf(p.op, sigma.KindVersion, "the object has changed")
 	}
-	a := attr{kind: sigma.KindFile, id: old.id, version: sp.after(old.version)}
+	a := attr{kind: sigma.KindFile, version: sp.after(old.version)}
 	cond := condition{absent: p.mustMake}
 	if p.ifVersion != 0 {
 		cond.etag = old.etag
 	}
-	if !exists {
-		a.id = newID()
-	}
-	made, err := write(ctx, key, a, cond)
+	made, err = write(ctx, key, a, cond)
 	if err != nil {
 		sp.doubt(key)
 		if p.mustMake && sigma.KindOf(err) == sigma.KindVersion {
-			err = sigma.PathError(p.op, sigma.KindExists, name)
+			err = sigma.PathError(p.op, sigma.KindExists, p.name)
 		}
-		return nil, err
+		return made, err
 	}
 	if exists && made.version <= old.version { // a large one got its version when its first part was sent
 		made.version = sp.after(old.version)
 	}
 	sp.changed(key, made, false)
 	if !exists {
-		sp.touch(dirKey)
+		sp.touch(p.dirKey)
 	}
-	return sp.nodeOf(key, name, made), nil
+	return made, nil
 }
 
 // Put implements sigma.Putter.
@@ -420,28 +370,23 @@ func (f *file) Put(ctx context.Context, names []string, data []byte, o sigma.Put
 	if err := checkPut(op, names, o); err != nil {
 		return none, nil, err
 	}
-	start, err := f.checkNode(ctx, op)
-	if err != nil {
+	if err := f.checkMade(ctx, op); err != nil {
 		return none, nil, err
 	}
-	dir, _, err := f.sp.walk(ctx, op, start, names[:len(names)-1])
+	dir, _, err := f.sp.walk(ctx, op, f.key, names[:len(names)-1])
+	if err == nil && dir != f.sp.prefix && !strings.HasSuffix(dir, "/") {
+		err = sigma.PathError(op, sigma.KindNotDir, f.sp.pathOf(dir))
+	}
 	if err != nil {
 		return none, nil, sigma.Wrap(op, "", err)
 	}
-	defer f.sp.release(dir)
-	p := &put{sp: f.sp, op: op, dir: dir, name: names[len(names)-1], mustMake: o.MustMake, mustExist: o.MustExist,
+	p := &put{sp: f.sp, op: op, dirKey: dir, name: names[len(names)-1], mustMake: o.MustMake, mustExist: o.MustExist,
 		ifVersion: o.IfVersion}
-	n, err := p.run(ctx, func(ctx context.Context, key string, a attr, cond condition) (attr, error) {
+	id, err := p.run(ctx, func(ctx context.Context, key string, a attr, cond condition) (attr, error) {
 		a.size = uint64(len(data))
 		return f.sp.c.put(ctx, f.sp.pathOf(key), key, a, bytes.NewReader(data), cond)
 	})
-	if err != nil {
-		return none, nil, err
-	}
-	defer f.sp.release(n)
-	f.sp.mu.Lock()
-	defer f.sp.mu.Unlock()
-	return n.a.fileID(), nil, nil
+	return id, nil, err
 }
 
 func checkPut(op string, names []string, o sigma.PutOptions) error {
@@ -449,15 +394,25 @@ func checkPut(op string, names []string, o sigma.PutOptions) error {
 	case len(names) == 0:
 		return sigma.Errorf(op, sigma.KindInvalid, "put needs the name of an object")
 	case o.Kind == sigma.KindPipe || o.Kind == sigma.KindSymlink || o.Kind == sigma.KindEndpoint:
-		return sigma.Errorf(op, sigma.KindUnsupported, "there are no links and pipes in this tree")
+		return noLinks(op)
 	case o.Kind != sigma.KindFile:
 		return sigma.Errorf(op, sigma.KindInvalid, "a %v cannot be put", o.Kind)
 	case o.MustMake && o.MustExist:
 		return sigma.Errorf(op, sigma.KindInvalid, "an object cannot both be new and exist")
 	case o.Lease != 0 || o.Wait:
-		return sigma.Errorf(op, sigma.KindUnsupported, "this tree has no leases, and nobody can wait for a name")
+		return &sigma.Error{Op: op, Kind: sigma.KindUnsupported,
+			Msg: "this tree has no leases, and nobody can wait for a name", Hint: hintNames}
 	case o.Append:
-		return sigma.Errorf(op, sigma.KindUnsupported, "nothing can be appended to an object")
+		return &sigma.Error{Op: op, Kind: sigma.KindUnsupported, Msg: "nothing can be appended to an object",
+			Hint: "write it as a whole, or each piece as an object of its own"}
 	}
 	return sigma.CheckNames(op, names)
+}
+
+// hintNames is for who wants a file that is more than an object.
+const hintNames = "use a name outside of /s3, which the realm's own directories and /ux have"
+
+func noLinks(op string) error {
+	return &sigma.Error{Op: op, Kind: sigma.KindUnsupported,
+		Msg: "an object store has no links, endpoints and pipes", Hint: hintNames}
 }

@@ -11,7 +11,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"hash/fnv"
 	"io"
 	"math/rand/v2"
 	"net"
@@ -156,17 +155,20 @@ func (c *client) try(ctx context.Context, op, path string, most time.Duration,
 // attr is what is known of an object or directory.
 type attr struct {
 	kind     sigma.FileKind
-	id       uint64
 	version  sigma.Version
 	etag     string
 	size     uint64
 	modified time.Time
 }
 
-// tag is what we note with an object: its identity, and its version.
+// tag is what we note with an object: its version. The first number was its identity, which is its
+// key's now.
 func (a attr) tag() map[string]string {
-	return map[string]string{metaName: fmt.Sprintf("1 %x %x", a.id, uint64(a.version))}
+	return map[string]string{metaName: fmt.Sprintf("1 1 %x", uint64(a.version))}
 }
+
+// isOf says whether an object has our note of a.
+func (a attr) isOf(o minio.ObjectInfo) bool { return o.UserMetadata[metaName] == a.tag()[metaName] }
 
 // attrOf reads what the store says of an object, with our note if it has one.
 func attrOf(key string, o minio.ObjectInfo) attr {
@@ -175,19 +177,15 @@ func attrOf(key string, o minio.ObjectInfo) attr {
 	if strings.HasSuffix(key, "/") {
 		a.kind = sigma.KindDir
 	}
-	var version uint64
+	var id, version uint64
 	note := o.UserMetadata[metaName]
-	if n, err := fmt.Sscanf(note, "1 %x %x", &a.id, &version); n == 2 && err == nil && a.id != 0 && version != 0 {
+	if n, err := fmt.Sscanf(note, "1 %x %x", &id, &version); n == 2 && err == nil && version != 0 {
 		a.version = sigma.Version(version)
 		return a
 	}
-	h := fnv.New64a()
-	io.WriteString(h, key+"\x00"+a.etag)
-	sum := h.Sum64()
+	sum := hashOf(key + "\x00" + a.etag)
 	a.version = sigma.Version(uint64(max(1,
 		a.modified.Unix()))*1e9 + sum%1e9) // lists have no note, and stores tell seconds
-	fmt.Fprint(h, a.modified.Unix())
-	a.id = h.Sum64()
 	return a
 }
 
@@ -301,8 +299,8 @@ func (c *client) settle(ctx context.Context, key string, want attr, err error) (
 	case herr != nil:
 		return attr{}, err
 	}
-	if got := attrOf(key, o); got.id == want.id && got.version == want.version {
-		return got, nil
+	if want.isOf(o) {
+		return attrOf(key, o), nil
 	}
 	return attr{}, err
 }

@@ -3,6 +3,7 @@ package remote
 import (
 	"context"
 	"os"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -13,10 +14,11 @@ import (
 	"sigmaos.dev/treekit"
 )
 
-// file is a handle. What Open and Close set is not guarded, since they are called alone.
+// file is a handle: of a key, whatever object that has when it is used. What Open and Close set is
+// not guarded, since they are called alone.
 type file struct {
 	sp     *space
-	n      *node // space.mu; nil while an object made by Create is not published
+	key    string // of a directory it ends with a slash
 	closed atomic.Bool
 
 	open  bool
@@ -24,10 +26,12 @@ type file struct {
 	b     *body   // while open for reading an object
 	up    *upload // while open for writing one
 
-	// Where a new object will be published.
-	dir  *node
-	name string
-	excl bool
+	// of an object made by Create
+	name    string
+	unmade  atomic.Bool // it is not published yet
+	dirKey  string
+	excl    bool
+	existed bool // it was there when it was opened for writing, so it is not made again
 
 	list listing
 }
@@ -45,99 +49,69 @@ func (f *file) Close() {
 	if f.up != nil {
 		f.up.close()
 	}
-	f.sp.mu.Lock()
-	n := f.n
-	f.sp.mu.Unlock()
-	for _, n := range []*node{n, f.dir} {
-		if n != nil {
-			f.sp.release(n)
-		}
-	}
 }
 
-// check is what every operation starts with. It returns the handle's node, nil for an unpublished
-// object.
-func (f *file) check(ctx context.Context, op string) (*node, error) {
+// check is what every operation starts with.
+func (f *file) check(ctx context.Context, op string) error {
 	if err := ctx.Err(); err != nil {
-		return nil, sigma.Wrap(op, "", err)
+		return sigma.Wrap(op, "", err)
 	}
 	if f.closed.Load() {
-		return nil, sigma.Errorf(op, sigma.KindInvalid, "the handle is closed")
+		return sigma.Errorf(op, sigma.KindInvalid, "the handle is closed")
 	}
-	f.sp.mu.Lock()
-	defer f.sp.mu.Unlock()
-	return f.n, f.sp.aliveLocked(op)
+	return f.sp.alive(op)
 }
 
-// checkNode is check for operations that need a published file.
-func (f *file) checkNode(ctx context.Context, op string) (*node, error) {
-	n, err := f.check(ctx, op)
-	if err == nil && n == nil {
+// checkMade is check for operations that need a published file.
+func (f *file) checkMade(ctx context.Context, op string) error {
+	err := f.check(ctx, op)
+	if err == nil && f.unmade.Load() {
 		err = sigma.Errorf(op, sigma.KindNotFound, "the object is not published yet")
 	}
-	return n, err
+	return err
 }
 
-// checkDir is checkNode for operations in a directory. It returns its key.
-func (f *file) checkDir(ctx context.Context, op string) (*node, string, error) {
-	n, err := f.checkNode(ctx, op)
-	if err != nil {
-		return nil, "", err
+func (f *file) isDir() bool { return f.key == f.sp.prefix || strings.HasSuffix(f.key, "/") }
+
+// checkDir is checkMade for operations in a directory.
+func (f *file) checkDir(ctx context.Context, op string) error {
+	err := f.checkMade(ctx, op)
+	if err == nil && !f.isDir() {
+		err = sigma.PathError(op, sigma.KindNotDir, f.sp.pathOf(f.key))
 	}
-	f.sp.mu.Lock()
-	defer f.sp.mu.Unlock()
-	return n, n.key, n.wantDirLocked(op)
-}
-
-func (n *node) wantDirLocked(op string) error {
-	switch {
-	case n.a.kind != sigma.KindDir:
-		return sigma.PathError(op, sigma.KindNotDir, n.name)
-	case n.removed:
-		return sigma.PathError(op, sigma.KindNotFound, n.name)
+	if err == nil {
+		err = f.sp.missed(ctx, op, f.key)
 	}
-	return nil
+	return err
 }
 
-func (n *node) wantFileLocked(op string) error {
-	switch {
-	case n.removed:
-		return sigma.PathError(op, sigma.KindNotFound, n.name)
-	case n.a.kind == sigma.KindDir:
-		return sigma.PathError(op, sigma.KindIsDir, n.name)
-	}
-	return nil
+func (a attr) fileID(key string) sigma.FileID {
+	return sigma.FileID{Kind: a.kind, Path: hashOf(key), Version: a.version}
 }
 
-func (a attr) fileID() sigma.FileID {
-	return sigma.FileID{Kind: a.kind, Path: a.id, Version: a.version}
-}
-
-// walk returns the node at names, with a reference, and the ids on the way. With an error that
-// ended it at a name it tells the ids up to there; an error that is the store's has no ids.
-func (sp *space) walk(ctx context.Context, op string, start *node, names []string) (*node, []sigma.FileID, error) {
-	n, ids := sp.take(start), make([]sigma.FileID, 0, len(names))
+// walk returns the key at names, and the ids on the way. With an error that ended it at a name it
+// tells the ids up to there; an error that is the store's has no ids.
+func (sp *space) walk(ctx context.Context, op, key string, names []string) (string, []sigma.FileID, error) {
+	ids := make([]sigma.FileID, 0, len(names))
 	for _, name := range names {
-		sp.mu.Lock()
-		key := n.key
-		err := n.wantDirLocked(op)
-		sp.mu.Unlock()
 		var a attr
+		err := sp.missed(ctx, op, key)
+		if err == nil && key != sp.prefix && !strings.HasSuffix(key, "/") {
+			err = sigma.PathError(op, sigma.KindNotDir, sp.pathOf(key))
+		}
 		if err == nil {
 			key, a, err = sp.look(ctx, key, name)
 		}
-		sp.release(n)
 		switch kind := sigma.KindOf(err); {
 		case err == nil:
 		case kind == sigma.KindNotFound || kind == sigma.KindNotDir:
-			return nil, ids, err
+			return "", ids, err
 		default:
-			return nil, nil, err
+			return "", nil, err
 		}
-		n = sp.nodeOf(key, name, a)
-		ids = append(ids, a.fileID())
+		ids = append(ids, a.fileID(key))
 	}
-	return n, ids, nil
+	return key, ids, nil
 }
 
 // Walk implements sigma.File.
@@ -146,71 +120,70 @@ func (f *file) Walk(ctx context.Context, names []string) (sigma.File, []sigma.Fi
 	if err := sigma.CheckNames(op, names); err != nil {
 		return nil, nil, err
 	}
-	start, err := f.checkNode(ctx, op)
-	if err != nil {
+	if err := f.checkMade(ctx, op); err != nil {
 		return nil, nil, err
 	}
-	n, ids, err := f.sp.walk(ctx, op, start, names)
+	key, ids, err := f.sp.walk(ctx, op, f.key, names)
 	if err != nil {
 		if len(ids) > 0 {
 			err = nil
 		}
 		return nil, ids, sigma.Wrap(op, "", err)
 	}
-	return &file{sp: f.sp, n: n}, ids, nil
+	return &file{sp: f.sp, key: key}, ids, nil
 }
 
-// Stat implements sigma.File.
+// Stat implements sigma.File. What is open tells what it has open.
 func (f *file) Stat(ctx context.Context) (sigma.Stat, error) {
 	const op = "remote.Stat"
-	n, err := f.check(ctx, op)
-	if err != nil {
+	if err := f.check(ctx, op); err != nil {
 		return sigma.Stat{}, err
 	}
-	st := sigma.Stat{Perm: 0o600, Name: f.name}
-	if n != nil {
-		if f.b == nil && f.up == nil {
-			if err := f.sp.refresh(ctx, n); err != nil {
-				return sigma.Stat{}, sigma.Wrap(op, "", err)
-			}
-		}
-		f.sp.mu.Lock()
-		st.ID, st.Name, st.Size, st.Modified = n.a.fileID(), n.name, n.a.size, n.a.modified
-		if f.b == nil && f.up == nil && n.removed {
-			err = sigma.PathError(op, sigma.KindNotFound, n.name)
-		}
-		f.sp.mu.Unlock()
-	}
+	st := sigma.Stat{Perm: 0o600, Name: f.sp.nameOf(f.key)}
+	var a attr
 	switch {
 	case f.b != nil:
-		st.ID, st.Size, st.Modified = f.b.a.fileID(), f.b.a.size, f.b.a.modified
+		a = f.b.a
 	case f.up != nil:
 		f.up.mu.Lock()
-		st.Size = f.up.size
-		if st.ID.Path == 0 {
-			st.ID = f.up.a.fileID()
-		}
+		a = f.up.a
+		a.size = f.up.size
 		f.up.mu.Unlock()
+		if got, err := f.sp.ask(ctx, f.key); err == nil && !got.absent {
+			a.version, a.modified = got.a.version, got.a.modified
+		}
+	default:
+		got, err := f.sp.ask(ctx, f.key)
+		if err == nil && got.absent {
+			err = sigma.PathError(op, sigma.KindNotFound, f.sp.pathOf(f.key))
+		}
+		if err != nil {
+			return sigma.Stat{}, sigma.Wrap(op, "", err)
+		}
+		a = got.a
 	}
+	st.ID, st.Size, st.Modified = a.fileID(f.key), a.size, a.modified
 	if st.ID.Kind == sigma.KindDir {
 		st.Perm, st.Size, st.Modified = 0o700, 0, time.Unix(0, int64(st.ID.Version))
 	}
-	return st, err
+	return st, nil
 }
 
 // SetStat implements sigma.File. Only the size of what is being written can change.
 func (f *file) SetStat(ctx context.Context, c sigma.StatChange) error {
 	const op = "remote.SetStat"
-	if _, err := f.check(ctx, op); err != nil {
+	if err := f.check(ctx, op); err != nil {
 		return err
 	}
 	switch {
 	case c.Perm != nil || c.Modified != nil:
-		return sigma.Errorf(op, sigma.KindUnsupported, "permissions and times of objects cannot be set")
+		return &sigma.Error{Op: op, Kind: sigma.KindUnsupported,
+			Msg: "permissions and times of objects cannot be set", Hint: "keep them in an object beside it"}
 	case c.Size == nil:
 		return nil
 	case f.up == nil:
-		return sigma.Errorf(op, sigma.KindUnsupported, "a published object cannot be changed")
+		return &sigma.Error{Op: op, Kind: sigma.KindUnsupported, Msg: "a published object cannot be changed",
+			Hint: "write it as a whole (truncate)"}
 	}
 	return f.up.resize(*c.Size)
 }
@@ -218,31 +191,29 @@ func (f *file) SetStat(ctx context.Context, c sigma.StatChange) error {
 // Open implements sigma.File.
 func (f *file) Open(ctx context.Context, flags sigma.OpenFlags) error {
 	const op = "remote.Open"
-	n, err := f.checkNode(ctx, op)
-	if err != nil {
+	if err := f.checkMade(ctx, op); err != nil {
 		return err
 	}
 	if f.open {
 		return sigma.Errorf(op, sigma.KindInvalid, "the handle is open already")
 	}
-	f.sp.mu.Lock()
-	isDir := n.a.kind == sigma.KindDir
-	if !isDir || flags.Writes() {
-		err = n.wantFileLocked(op)
-	}
-	f.sp.mu.Unlock()
+	var err error
 	switch {
-	case err != nil:
-		return err
-	case isDir:
+	case f.isDir() && flags.Writes():
+		err = sigma.PathError(op, sigma.KindIsDir, f.sp.pathOf(f.key))
+	case f.isDir():
+		_, err = f.sp.have(ctx, op, f.key, sigma.KindDir)
 	case !flags.Writes():
-		f.b, err = f.sp.openBody(ctx, op, n)
+		f.b, err = f.sp.openBody(ctx, op, f.key)
 	case flags&sigma.OpenTruncate == 0:
 		return &sigma.Error{Op: op, Kind: sigma.KindUnsupported, Msg: "an object cannot be changed in place",
 			Hint: "write it as a whole (truncate)"}
 	default:
-		if f.up, err = f.sp.newUpload(); err == nil {
-			f.up.key = f.sp.keyOf(n)
+		if _, err = f.sp.have(ctx, op, f.key, sigma.KindFile); err == nil {
+			f.up, err = f.sp.newUpload()
+		}
+		if err == nil {
+			f.up.key, f.existed = f.key, true
 		}
 	}
 	if err != nil {
@@ -252,26 +223,16 @@ func (f *file) Open(ctx context.Context, flags sigma.OpenFlags) error {
 	return nil
 }
 
-func (sp *space) keyOf(n *node) string {
-	sp.mu.Lock()
-	defer sp.mu.Unlock()
-	return n.key
-}
-
 // wantBytes checks that the handle is open for reading or writing bytes.
 func (f *file) wantBytes(ctx context.Context, op string, write bool) error {
-	n, err := f.check(ctx, op)
+	err := f.check(ctx, op)
 	switch {
 	case err != nil:
 		return err
+	case f.isDir():
+		return sigma.PathError(op, sigma.KindIsDir, f.sp.pathOf(f.key))
 	case f.b == nil && f.up == nil:
-		f.sp.mu.Lock()
-		err = n.wantFileLocked(op)
-		f.sp.mu.Unlock()
-		if err == nil {
-			err = sigma.Errorf(op, sigma.KindInvalid, "the handle is not open")
-		}
-		return err
+		return sigma.Errorf(op, sigma.KindInvalid, "the handle is not open")
 	case write && f.up == nil:
 		return sigma.Errorf(op, sigma.KindPermission, "the handle is open for reading only")
 	case !write && f.flags&(sigma.OpenWrite|sigma.OpenReadWrite) == sigma.OpenWrite:
@@ -314,16 +275,11 @@ func (f *file) ReadAtIf(ctx context.Context, p []byte, offset uint64, v sigma.Ve
 	if err := f.wantBytes(ctx, op, false); err != nil {
 		return 0, err
 	}
-	n, err := f.checkNode(ctx, op)
+	got, err := f.sp.ask(ctx, f.key)
 	if err != nil {
-		return 0, err
-	}
-	if err := f.sp.refresh(ctx, n); err != nil {
 		return 0, sigma.Wrap(op, "", err)
 	}
-	f.sp.mu.Lock()
-	same := !n.removed && n.a.version == v && f.b != nil && f.b.a.etag == n.a.etag
-	f.sp.mu.Unlock()
+	same := !got.absent && got.a.version == v && f.b != nil && f.b.a.etag == got.a.etag
 	if v != 0 && !same {
 		return 0, sigma.Errorf(op, sigma.KindVersion, "the object has changed")
 	}
@@ -366,21 +322,19 @@ func (f *file) Get(ctx context.Context, names []string, offset uint64, count int
 	if count < 0 {
 		return none, nil, sigma.Errorf(op, sigma.KindInvalid, "%d bytes were asked for", count)
 	}
-	start, err := f.checkNode(ctx, op)
-	if err != nil {
+	if err := f.checkMade(ctx, op); err != nil {
 		return none, nil, err
 	}
-	n, _, err := f.sp.walk(ctx, op, start, names)
+	key, _, err := f.sp.walk(ctx, op, f.key, names)
 	if err != nil {
 		return none, nil, sigma.Wrap(op, "", err)
 	}
-	defer f.sp.release(n)
-	b, err := f.sp.openBody(ctx, op, n)
+	b, err := f.sp.openBody(ctx, op, key)
 	if err != nil {
 		return none, nil, sigma.Wrap(op, "", err)
 	}
 	defer b.close()
-	r := sigma.GetResult{ID: b.a.fileID(), Size: b.a.size}
+	r := sigma.GetResult{ID: b.a.fileID(key), Size: b.a.size}
 	r.Data = make([]byte, min(uint64(count), uint64(sigma.GetMax), b.a.size-min(b.a.size, offset)))
 	got, err := b.readAt(ctx, r.Data, offset)
 	r.Data = r.Data[:got]
@@ -394,18 +348,18 @@ func (f *file) Call(ctx context.Context, method string, payload []byte, files []
 	if method != sigmap.CallHash {
 		return nil, nil, sigma.Errorf(op, sigma.KindUnsupported, "the file has no method %.50q", method)
 	}
-	n, err := f.checkNode(ctx, op)
+	err := f.checkMade(ctx, op)
 	if err != nil {
 		return nil, nil, err
 	}
 	b := f.b
 	if b == nil {
-		if b, err = f.sp.openBody(ctx, op, n); err != nil {
+		if b, err = f.sp.openBody(ctx, op, f.key); err != nil {
 			return nil, nil, sigma.Wrap(op, "", err)
 		}
 		defer b.close()
 	}
-	reply, err := treekit.HashRange(payload, b.a.fileID(), b.a.size, func(p []byte, at uint64) (int, error) {
+	reply, err := treekit.HashRange(payload, b.a.fileID(f.key), b.a.size, func(p []byte, at uint64) (int, error) {
 		return b.readAt(ctx, p, at)
 	})
 	return reply, nil, sigma.Wrap(op, "", err)
@@ -417,37 +371,29 @@ const watchEvery = 5 * time.Second
 // Watch implements sigma.Watcher. Changes of a directory by others are not noticed.
 func (f *file) Watch(ctx context.Context, since sigma.Version) (sigma.Version, error) {
 	const op = "remote.Watch"
-	n, err := f.checkNode(ctx, op)
-	if err != nil {
+	if err := f.checkMade(ctx, op); err != nil {
 		return 0, err
 	}
+	w, done := f.sp.watch(f.key)
+	defer done()
+	again := time.NewTicker(watchEvery)
+	defer again.Stop()
 	for {
-		f.sp.mu.Lock()
-		err := f.sp.aliveLocked(op)
-		if err == nil && n.removed {
-			err = sigma.PathError(op, sigma.KindNotFound, n.name)
+		wake := f.sp.woken(w)
+		got, err := f.sp.ask(ctx, f.key)
+		if dead := f.sp.alive(op); dead != nil {
+			return 0, dead
 		}
-		if err != nil || n.a.version > since {
-			defer f.sp.mu.Unlock()
-			if err != nil {
-				return 0, err
-			}
-			return n.a.version, nil
+		switch { // a store that is away says nothing about the object
+		case err == nil && got.absent:
+			return 0, sigma.PathError(op, sigma.KindNotFound, f.sp.pathOf(f.key))
+		case err == nil && got.a.version > since:
+			return got.a.version, nil
 		}
-		if n.wake == nil {
-			n.wake = make(chan struct{})
-		}
-		wake := n.wake
-		f.sp.mu.Unlock()
-		again := time.NewTimer(watchEvery)
 		select {
 		case <-wake:
 		case <-again.C:
-			_ = f.sp.refresh(ctx, n) // a store that is away says nothing about the object
 		case <-ctx.Done():
-		}
-		again.Stop()
-		if ctx.Err() != nil {
 			return 0, sigma.Wrap(op, "", ctx.Err())
 		}
 	}

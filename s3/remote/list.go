@@ -34,7 +34,8 @@ type start struct {
 // ReadDir implements sigma.File.
 func (f *file) ReadDir(ctx context.Context, cookie uint64, limit int) ([]sigma.DirEntry, uint64, bool, error) {
 	const op = "remote.ReadDir"
-	_, key, err := f.checkDir(ctx, op)
+	err := f.checkDir(ctx, op)
+	key := f.key
 	switch {
 	case err != nil:
 		return nil, 0, false, err
@@ -120,7 +121,7 @@ func (sp *space) readPage(ctx context.Context, dirKey string, l *listing, i int)
 			a = f.a
 		}
 		cookie++
-		l.entries = append(l.entries, sigma.DirEntry{Name: name, ID: a.fileID(), Size: a.size, Next: cookie})
+		l.entries = append(l.entries, sigma.DirEntry{Name: name, ID: a.fileID(o.Key), Size: a.size, Next: cookie})
 	}
 	l.starts = l.starts[:i+1]
 	if p.more {

@@ -20,6 +20,10 @@
 // others are noticed when an object is looked at, within freshMax, and never overwritten by a
 // conditional write. Links, appending, moving directories and setting times are not there.
 //
+// There are objects and their keys, and no files behind them: a handle is of a key, and has what is
+// there when it is used, but for the bytes of one that it has open. It does not follow a rename. A
+// directory is the beginning of keys.
+//
 // What is read is kept in a cache on disk, bounded, by object and ETag. A whole object in it is
 // passed as a descriptor.
 //
@@ -134,7 +138,7 @@ func (t *Tree) Attach(ctx context.Context, realm sigma.RealmID, s Store, whole b
 	if err := sp.load(ctx); err != nil {
 		return nil, err
 	}
-	return fence.Guard(sp.fences, &file{sp: sp, n: sp.take(sp.root)}), nil
+	return fence.Guard(sp.fences, &file{sp: sp, key: sp.prefix}), nil
 }
 
 // space returns the realm's part, which is made anew when its store is another.

@@ -46,7 +46,8 @@ func TestConformance(t *testing.T) {
 		Principal: sigma.Principal{Realm: "r"},
 		Lacks: []treetest.Capability{treetest.Rewrite, treetest.Symlinks, treetest.Endpoints, treetest.SetPerm,
 			treetest.SetModified,
-			treetest.Leases, treetest.Pipes, treetest.RenameDirs, treetest.LongPaths, treetest.Hidden},
+			treetest.Leases, treetest.Pipes, treetest.RenameDirs, treetest.LongPaths, treetest.Hidden,
+			treetest.Identity},
 		ListEntries: 1500,
 		Depth:       100,
 	})

@@ -6,7 +6,6 @@ import (
 	"context"
 	"hash/fnv"
 	"io"
-	"math/rand/v2"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -42,8 +41,7 @@ type space struct {
 	spooled atomic.Int64 // bytes of uploads that are on the disk here
 
 	mu     sync.Mutex
-	root   *node
-	nodes  map[string]*node         // mu; files that handles refer to, by key
+	waits  map[string]*wait         // mu; who watches, by key
 	known  map[string]*list.Element // mu; of memory
 	memory list.List                // mu; what was found lately, the last in front
 	last   sigma.Version            // mu; the newest that was given
@@ -91,23 +89,16 @@ type found struct {
 	wrote  uint64    // space.wrote after our last change of it
 }
 
-// node is a file or directory that handles refer to, by whatever name. The key of a directory ends
-// with a slash.
-type node struct {
-	key     string // space.mu, and the lock of the key
-	name    string // space.mu
-	a       attr   // space.mu
-	refs    int    // space.mu
-	removed bool   // space.mu
-	wake    chan struct{}
+// wait is what those who watch a key wait for.
+type wait struct {
+	wake chan struct{} // closed when it may have changed
+	by   int           // so many
 }
 
 func newSpace(t *Tree, realm sigma.RealmID, c *client, prefix string) *space {
 	sp := &space{t: t, realm: realm, c: c, prefix: prefix, locks: locks{held: map[string]*held{}},
-		loading: make(chan struct{}, 1), nodes: map[string]*node{}, known: map[string]*list.Element{}}
+		loading: make(chan struct{}, 1), waits: map[string]*wait{}, known: map[string]*list.Element{}}
 	sp.floor = sp.afterLocked(0) // so that a directory's version is newer than before a restart
-	sp.root = &node{key: prefix, a: attr{kind: sigma.KindDir, id: hashOf(prefix), version: sp.floor}, refs: 1}
-	sp.nodes[prefix] = sp.root
 	return sp
 }
 
@@ -166,7 +157,7 @@ func (sp *space) load(ctx context.Context) error {
 	sp.fences = fence.NewTable(fence.Config{Known: known, Save: func(ctx context.Context, _ sigma.Fence,
 		all []sigma.Fence) error {
 		text := fence.Encode(all)
-		_, err := sp.c.put(ctx, "/"+sigma.NameS3, sp.prefix+fencesKey, attr{id: 1, version: sp.after(0),
+		_, err := sp.c.put(ctx, "/"+sigma.NameS3, sp.prefix+fencesKey, attr{version: sp.after(0),
 			size: uint64(len(text))}, bytes.NewReader(text), condition{})
 		return err
 	}})
@@ -179,8 +170,8 @@ func (sp *space) end() {
 	sp.mu.Lock()
 	defer sp.mu.Unlock()
 	sp.dead = true
-	for _, n := range sp.nodes {
-		sp.wakeLocked(n)
+	for key := range sp.waits {
+		sp.wakeLocked(key)
 	}
 	sp.c.close()
 }
@@ -192,41 +183,46 @@ func (sp *space) aliveLocked(op string) error {
 	return nil
 }
 
-func (sp *space) wakeLocked(n *node) {
-	sp.t.cfg.Board.Changed(n.a.id)
-	if n.wake != nil {
-		close(n.wake)
-		n.wake = nil
+// alive is an error once the realm's objects are served no more.
+func (sp *space) alive(op string) error {
+	sp.mu.Lock()
+	defer sp.mu.Unlock()
+	return sp.aliveLocked(op)
+}
+
+// wakeLocked tells who watches a key, and who remembers it, that it may have changed.
+func (sp *space) wakeLocked(key string) {
+	sp.t.cfg.Board.Changed(hashOf(key))
+	if w := sp.waits[key]; w != nil {
+		close(w.wake)
+		w.wake = make(chan struct{})
 	}
 }
 
-// take adds a reference.
-func (sp *space) take(n *node) *node {
+// watch gives what is closed when a key may have changed, until the function is called.
+func (sp *space) watch(key string) (*wait, func()) {
 	sp.mu.Lock()
 	defer sp.mu.Unlock()
-	n.refs++
-	return n
-}
-
-func (sp *space) release(n *node) {
-	sp.mu.Lock()
-	defer sp.mu.Unlock()
-	if n.refs--; n.refs == 0 && sp.nodes[n.key] == n {
-		delete(sp.nodes, n.key)
+	w := sp.waits[key]
+	if w == nil {
+		w = &wait{wake: make(chan struct{})}
+		sp.waits[key] = w
+	}
+	w.by++
+	return w, func() {
+		sp.mu.Lock()
+		defer sp.mu.Unlock()
+		if w.by--; w.by == 0 {
+			delete(sp.waits, key)
+		}
 	}
 }
 
-// nodeOf returns the node of what was found, with a reference.
-func (sp *space) nodeOf(key, name string, a attr) *node {
+// woken is the channel of now.
+func (sp *space) woken(w *wait) <-chan struct{} {
 	sp.mu.Lock()
 	defer sp.mu.Unlock()
-	n := sp.nodes[key]
-	if n == nil {
-		n = &node{key: key, name: name, a: a}
-		sp.nodes[key] = n
-	}
-	n.refs++
-	return n
+	return w.wake
 }
 
 // pathOf is a key as the realm's users see it.
@@ -238,6 +234,13 @@ func (sp *space) pathOf(key string) string {
 		}
 	}
 	return "/" + sigma.NameS3 + "/" + strings.Join(parts, "/")
+}
+
+// nameOf is the last name of a key.
+func (sp *space) nameOf(key string) string {
+	part := strings.TrimSuffix(strings.TrimPrefix(key, sp.prefix), "/")
+	name, _ := decodeName(part[strings.LastIndexByte(part, '/')+1:])
+	return name
 }
 
 // recall gives what is remembered of a key, if that is fresh; and the number of our changes, for
@@ -275,39 +278,26 @@ func (sp *space) learn(key string, a attr, absent bool, wrote uint64) (f found, 
 	sp.mu.Lock()
 	defer sp.mu.Unlock()
 	f = found{key: key, a: a, absent: absent, at: time.Now()}
-	n := sp.nodes[key]
-	var before *attr
-	if at := sp.known[key]; at != nil {
-		old := at.Value.(*found)
-		if old.wrote > wrote {
-			return f, false
-		}
-		f.wrote = old.wrote
-		before = &old.a
-		if old.absent {
-			before = nil
-		}
-	} else if n != nil && !n.removed {
-		before = &n.a
+	at := sp.known[key]
+	if at == nil {
+		sp.rememberLocked(f)
+		return f, true
 	}
-	if before != nil && !absent {
-		if before.kind == sigma.KindDir || before.etag == a.etag && before.size == a.size {
-			f.a.id, f.a.version = before.id, before.version
-		} else if f.a.version <= before.version {
-			f.a.version = before.version + 1
+	old := *at.Value.(*found)
+	if old.wrote > wrote {
+		return f, false
+	}
+	f.wrote = old.wrote
+	if !old.absent && !absent {
+		if old.a.kind == sigma.KindDir || old.a.etag == a.etag && old.a.size == a.size {
+			f.a.version = old.a.version
+		} else if f.a.version <= old.a.version {
+			f.a.version = old.a.version + 1
 		}
 	}
 	sp.rememberLocked(f)
-	switch {
-	case n == nil || n.removed:
-	case absent:
-		sp.goneLocked(n)
-	case n.a != f.a:
-		changed := n.a.version != f.a.version
-		n.a = f.a
-		if changed {
-			sp.wakeLocked(n)
-		}
+	if f.a.version != old.a.version || absent != old.absent {
+		sp.wakeLocked(key)
 	}
 	return f, true
 }
@@ -318,16 +308,7 @@ func (sp *space) changed(key string, a attr, absent bool) {
 	defer sp.mu.Unlock()
 	sp.wrote++
 	sp.rememberLocked(found{key: key, a: a, absent: absent, at: time.Now(), wrote: sp.wrote})
-	n := sp.nodes[key]
-	switch {
-	case n == nil:
-		sp.t.cfg.Board.Changed(a.id)
-	case absent:
-		sp.goneLocked(n)
-	default:
-		n.a = a
-		sp.wakeLocked(n)
-	}
+	sp.wakeLocked(key)
 }
 
 // doubt forgets when a key was looked at: what we tried to do to it may have happened or not.
@@ -339,38 +320,24 @@ func (sp *space) doubt(key string) {
 	}
 }
 
-func (sp *space) goneLocked(n *node) {
-	n.removed = true
-	if sp.nodes[n.key] == n {
-		delete(sp.nodes, n.key)
-	}
-	sp.wakeLocked(n)
-}
-
 // touch gives a directory a new version, after its entries changed.
 func (sp *space) touch(key string) {
 	sp.mu.Lock()
 	defer sp.mu.Unlock()
-	n := sp.nodes[key]
 	if at := sp.known[key]; at != nil {
 		f := at.Value.(*found)
 		f.a.version = sp.afterLocked(f.a.version)
-		if n != nil {
-			n.a.version = f.a.version
-		}
-	} else if n != nil {
-		n.a.version = sp.afterLocked(n.a.version)
+	} else {
+		sp.floor = sp.afterLocked(sp.floor)
 	}
-	if n != nil {
-		sp.wakeLocked(n)
-	}
+	sp.wakeLocked(key)
 }
 
 // dirAttr is a directory of which nothing is known but that it is there.
 func (sp *space) dirAttr(key string) attr {
 	sp.mu.Lock()
 	defer sp.mu.Unlock()
-	return attr{kind: sigma.KindDir, id: hashOf(key), version: sp.floor}
+	return attr{kind: sigma.KindDir, version: sp.floor}
 }
 
 // look finds what is at a name of a directory: key is that of the object, or with a slash that of
@@ -399,6 +366,13 @@ func (sp *space) look(ctx context.Context, dirKey, name string) (key string, a a
 
 // ask says what is at a key, by memory or the store's word.
 func (sp *space) ask(ctx context.Context, key string) (found, error) {
+	if key == sp.prefix { // it is there whatever is in it
+		f, _, _ := sp.recall(key)
+		if f.key == "" {
+			f = found{key: key, a: sp.dirAttr(key)}
+		}
+		return f, nil
+	}
 	for {
 		f, fresh, wrote := sp.recall(key)
 		if fresh {
@@ -429,16 +403,28 @@ func (sp *space) askStore(ctx context.Context, key string) (a attr, absent bool,
 	return sp.dirAttr(key), false, nil
 }
 
-// refresh asks for a node's file again, if it was not looked at lately.
-func (sp *space) refresh(ctx context.Context, n *node) error {
-	if n == sp.root {
-		return nil
+// have is ask for what must be there, and be of that kind.
+func (sp *space) have(ctx context.Context, op, key string, kind sigma.FileKind) (attr, error) {
+	f, err := sp.ask(ctx, key)
+	switch {
+	case err != nil:
+		return attr{}, err
+	case f.absent:
+		return attr{}, sigma.PathError(op, sigma.KindNotFound, sp.pathOf(key))
+	case f.a.kind != kind && kind == sigma.KindDir:
+		return attr{}, sigma.PathError(op, sigma.KindNotDir, sp.pathOf(key))
+	case f.a.kind != kind:
+		return attr{}, sigma.PathError(op, sigma.KindIsDir, sp.pathOf(key))
 	}
-	sp.mu.Lock()
-	key := n.key
-	sp.mu.Unlock()
-	_, err := sp.ask(ctx, key)
-	return err
+	return f.a, nil
 }
 
-func newID() uint64 { return rand.Uint64() | 1 }
+// missed is an error if a directory is known to be gone. It need not be asked after: a key makes
+// the directories that it is in.
+func (sp *space) missed(ctx context.Context, op, dirKey string) error {
+	if f, _, _ := sp.recall(dirKey); !f.absent {
+		return nil
+	}
+	_, err := sp.have(ctx, op, dirKey, sigma.KindDir)
+	return err
+}

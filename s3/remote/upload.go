@@ -64,7 +64,7 @@ func (sp *space) newUpload() (*upload, error) {
 	}
 	os.Remove(f.Name())
 	return &upload{sp: sp, file: f, pieces: map[uint64]uint64{}, slots: make(chan struct{}, sendingMax),
-		a: attr{kind: sigma.KindFile, id: newID()}}, nil
+		a: attr{kind: sigma.KindFile}}, nil
 }
 
 func spoolError(err error) error {
@@ -346,14 +346,14 @@ func (u *upload) finish(ctx context.Context, key string, a attr, cond condition)
 		u.mu.Unlock()
 	}
 	c := u.sp.c
-	a.id, a.version = u.a.id, u.a.version // as its first request said
+	a.version = u.a.version // as its first request said
 	a, err := c.write(ctx, u.sp.pathOf(key), key, a, cond,
 		func(ctx context.Context, o minio.PutObjectOptions) (minio.UploadInfo, error) {
 			o.UserMetadata = nil
 			return c.core.CompleteMultipartUpload(ctx, c.bucket, key, u.id, u.parts, o)
 		})
 	if err == nil {
-		if got, herr := c.head(ctx, u.sp.pathOf(key), key); herr == nil && got.id == a.id && got.version == a.version {
+		if got, herr := c.head(ctx, u.sp.pathOf(key), key); herr == nil && got.version == a.version {
 			a.etag, a.modified = got.etag, got.modified // stores do not agree on the ETag that this request answers
 		}
 		published = true
