@@ -504,3 +504,30 @@ func TestHostileServer(t *testing.T) {
 		}
 	}
 }
+
+// Goal: unary calls are observed, quick and slow ones, with their errors; streams and StatsMethod
+// are not.
+func TestObserve(t *testing.T) {
+	s := echoServer(t, Config{})
+	var begun, ended, failed atomic.Int64
+	s.Observe = func() func(error) {
+		begun.Add(1)
+		return func(err error) {
+			ended.Add(1)
+			if err != nil {
+				failed.Add(1)
+			}
+		}
+	}
+	c := NewClient(serve(t, s), Config{})
+	defer c.Close()
+	for _, arg := range []string{"a", "fail", "b", "fail", "c"} {
+		c.Call(t.Context(), echo, []byte(arg), nil)
+	}
+	if _, err := c.Call(t.Context(), StatsMethod, nil, nil); err != nil {
+		t.Error(err)
+	}
+	if begun.Load() != 5 || ended.Load() != 5 || failed.Load() != 2 {
+		t.Errorf("of 5 calls, 2 of which failed, %d began, %d ended and %d failed", begun.Load(), ended.Load(), failed.Load())
+	}
+}

@@ -170,7 +170,7 @@ func (c *serverCall) run() {
 	began := time.Now()
 	err := c.Err()
 	if err == nil {
-		reply, err = c.method.unary(c, c.arg, (*room)[:0])
+		reply, err = c.handle(c.arg, (*room)[:0])
 	} else {
 		err = lackOf(err)
 	}
@@ -184,6 +184,18 @@ func (c *serverCall) run() {
 	}
 	release(room, *room)
 	release(c.room, c.arg)
+}
+
+// handle has the handler of a unary call append the answer to reply.
+func (c *serverCall) handle(arg, reply []byte) ([]byte, error) {
+	observe := c.conn.server.Observe
+	if observe == nil || c.method.name == StatsMethod.Name {
+		return c.method.unary(c, arg, reply)
+	}
+	end := observe()
+	out, err := c.method.unary(c, arg, reply)
+	end(err)
+	return out, err
 }
 
 func (c *serverCall) runStream() {

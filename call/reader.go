@@ -227,7 +227,7 @@ func (r *reader) inline(m *method, call *serverCall, arg []byte) (gone bool, err
 	r.seq++
 	seq := r.seq
 	c.tending.busy.Store(seq)
-	reply, failed := m.unary(call, arg, r.batch[at:])
+	reply, failed := call.handle(arg, r.batch[at:])
 	if n := len(reply); failed == nil && n > c.server.cfg.MessageMax {
 		reply, failed = nil, tooBig("the answer", n, c.server.cfg.MessageMax)
 	}

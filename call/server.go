@@ -22,6 +22,11 @@ type Streaming func(ctx context.Context, s *Stream) error
 // Server answers calls. Register methods, then serve; safe for concurrent use. Handlers run
 // concurrently.
 type Server struct {
+	// Observe, unless nil, is called when the handler of a unary call begins, and what it gives
+	// when that one has returned. Streams are not observed, as they may last for hours, nor
+	// StatsMethod. Set it before Serve.
+	Observe func() (end func(error))
+
 	cfg   Config
 	stats stats
 

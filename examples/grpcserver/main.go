@@ -1,5 +1,5 @@
-// Command grpcserver is a proc that serves a gRPC service by an unmodified grpc-go, as one of the
-// members of the directory that it is given. When it is asked to go it leaves the directory, ends
+// Command grpcserver is a proc that serves a gRPC service by an unmodified grpc-go, as a member of
+// the fleet that started it, or of the directory that it is given. When it is asked to go it ends
 // what was begun, and goes.
 //
 // The service has no generated code, so that the example is all there is: one method that takes and
@@ -15,12 +15,16 @@ import (
 	"google.golang.org/grpc/peer"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
+	"sigmaos.dev/lib/fleet/member"
 	"sigmaos.dev/sdk"
-	"sigmaos.dev/sigma"
 )
 
 func main() {
-	if err := run(context.Background(), os.Args[1]); err != nil {
+	var opts member.Options
+	if len(os.Args) > 1 {
+		opts.Dir = os.Args[1]
+	}
+	if err := run(context.Background(), opts); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
@@ -41,48 +45,42 @@ func (g *greeter) greet(ctx context.Context, word string) string {
 func service() *grpc.ServiceDesc {
 	return &grpc.ServiceDesc{ServiceName: "example.Greeter", HandlerType: (*any)(nil),
 		Methods: []grpc.MethodDesc{{MethodName: "Greet",
-			Handler: func(g any, ctx context.Context, decode func(any) error, _ grpc.UnaryServerInterceptor) (any,
+			Handler: func(g any, ctx context.Context, decode func(any) error, around grpc.UnaryServerInterceptor) (any,
 				error) {
 				var word wrapperspb.StringValue
 				if err := decode(&word); err != nil {
 					return nil, err
 				}
-				return wrapperspb.String(g.(*greeter).greet(ctx, word.Value)), nil
+				return around(ctx, &word, &grpc.UnaryServerInfo{Server: g, FullMethod: "/example.Greeter/Greet"},
+					func(ctx context.Context, _ any) (any, error) {
+						return wrapperspb.String(g.(*greeter).greet(ctx, word.Value)), nil
+					})
 			}}}}
 }
 
-func run(ctx context.Context, dir string) error {
+// counting has the requests of a gRPC server counted.
+func counting(m *member.Member) grpc.UnaryServerInterceptor {
+	return func(ctx context.Context, word any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+		end := m.Begin()
+		answer, err := handle(ctx, word)
+		end(err != nil)
+		return answer, err
+	}
+}
+
+func run(ctx context.Context, opts member.Options) error {
 	c, err := sdk.Open(ctx)
 	if err != nil {
 		return err
 	}
-	l, err := c.Listen(ctx, sigma.FormStream)
+	m, err := member.Open(c, opts)
 	if err != nil {
 		return err
 	}
-	server := grpc.NewServer()
+	server := grpc.NewServer(grpc.UnaryInterceptor(counting(m)))
 	server.RegisterService(service(), &greeter{string(c.Info().Principal.Proc)})
-	leave, err := c.Join(ctx, dir, l.Endpoint())
-	if err != nil {
-		return err
-	}
-	left := make(chan error, 1)
-	go func() {
-		err := c.WaitEvict(ctx)
-		if err == nil {
-			err = leave(ctx)
-		}
+	return m.Serve(ctx, server.Serve, func(context.Context) error {
 		server.GracefulStop()
-		left <- err
-	}()
-	if err := c.Started(ctx); err != nil {
-		return err
-	}
-	if err := server.Serve(l); err != nil {
-		return err
-	}
-	if err := <-left; err != nil {
-		return err
-	}
-	return c.Exited(ctx, sigma.Status{Code: sigma.StatusOK})
+		return nil
+	})
 }
