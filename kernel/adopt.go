@@ -129,17 +129,15 @@ func (l *label) code(c *sigmap.Coder) {
 // needs: the ends of its output and of its session. Without them it only renews the label. If it
 // fails the proc dies with sigmad.
 func (k *Kernel) keep(realm sigma.RealmID, id sigma.ProcID, fds ...int) {
-	gid := k.gid(realm)
+	gid := k.groups.of(realm)
 	k.keeping.Lock()
 	defer k.keeping.Unlock()
-	k.mu.Lock()
-	p, l := k.core.Proc(realm, id), k.launcher
-	if p == nil || p.State != sigma.ProcRunning || l == nil {
-		k.mu.Unlock()
+	p, known := k.procs.Proc(realm, id)
+	l := k.launcher.Now()
+	if !known || p.State != sigma.ProcRunning || l == nil {
 		return
 	}
 	what, launched := label{p.ProcInfo, gid, p.Said(), p.Home, p.View, p.Kin}, p.Launch
-	k.mu.Unlock()
 	for i := range fds {
 		if fds[i] < 0 { // what it prints there is complete
 			fds[i] = k.nothing
@@ -175,7 +173,6 @@ func atEnd() (int, error) {
 // charged, its session begins anew and its output is stored on. It reports whether the proc is one
 // that anybody can find.
 func (k *Kernel) adopt(e launch.Adopted) bool {
-	k.nextLaunch.Store(max(k.nextLaunch.Load(), e.ID))
 	var what label
 	err := sigmap.Parse(e.Label, what.code)
 	if n := len(e.FDs); err == nil && n != 0 && n != 3 {
@@ -202,21 +199,17 @@ func (k *Kernel) adopt(e launch.Adopted) bool {
 		out, _ = atEnd()
 		errs, _ = atEnd()
 	}
-	k.mu.Lock()
-	if _, ok := k.gids[realm]; !ok {
-		k.gids[realm] = what.gid
-	}
-	k.children[e.ID] = c.event
-	k.stepLocked(schedd.Adopted{Info: what.info, Launch: e.ID, Said: what.said, View: what.view, Kin: what.kin,
+	k.groups.adopt(realm, what.gid)
+	k.launcher.RegisterAs(e.ID, c.event)
+	k.procs.Step(schedd.Adopted{Info: what.info, Launch: e.ID, Said: what.said, View: what.view, Kin: what.kin,
 		Home: what.home})
-	l := k.newLogsLocked(realm, id)
-	k.mu.Unlock()
-	for _, log := range []*output.Log{l.out, l.err} {
+	l, _ := k.procs.Logs(realm, id)
+	for _, log := range []*output.Log{l.Out, l.Err} {
 		if err := log.Resume(); err != nil {
 			k.cfg.Log.Warn("what a proc printed before is lost", "proc", id, "err", err)
 		}
 	}
-	c.out, c.err = k.outputs.Adopt(l.out, out), k.outputs.Adopt(l.err, errs)
+	c.out, c.err = k.outputs.Adopt(l.Out, out), k.outputs.Adopt(l.Err, errs)
 	k.outputs.Begin(c.out, c.err)
 	if c.ours >= 0 {
 		c.mu.Lock()

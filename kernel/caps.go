@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"sigmaos.dev/identity"
+	"sigmaos.dev/kernel/procs"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
 )
@@ -20,7 +21,7 @@ func (r *root) capsCall(ctx context.Context, id sigma.ProcID) ([]byte, error) {
 	k := r.tree.k
 	at, ok := k.find(ctx, r.realm, id)
 	if !ok {
-		return nil, unknownProc(id)
+		return nil, procs.Unknown(id)
 	}
 	m := at.runs
 	if m == "" {
@@ -50,13 +51,11 @@ func (k *Kernel) peerCaps(_ context.Context, _ identity.Subject, payload []byte)
 // capsHere tells what a proc that is here may reach.
 func (k *Kernel) capsHere(realm sigma.RealmID, id sigma.ProcID) ([]byte, error) {
 	var sessions []*tree
-	k.mu.Lock()
-	p := k.core.Proc(realm, id)
-	if p == nil || p.Ended() {
-		k.mu.Unlock()
-		if p == nil {
-			return nil, unknownProc(id)
-		}
+	p, ok := k.procs.Proc(realm, id)
+	if !ok {
+		return nil, procs.Unknown(id)
+	}
+	if p.Ended() {
 		return nil, sigma.Errorf("kernel.caps", sigma.KindUnavailable, "the proc has ended and may reach nothing")
 	}
 	caps := sigmap.Caps{ID: id, Realm: realm, Machine: p.Machine, Profile: p.Profile, All: p.View == nil, Kin: p.Kin,
@@ -64,6 +63,7 @@ func (k *Kernel) capsHere(realm sigma.RealmID, id sigma.ProcID) ([]byte, error) 
 	if p.View != nil {
 		caps.View = p.View.Entries()
 	}
+	k.mu.Lock()
 	for t := range k.open {
 		if t.principal.Proc == id && !t.far {
 			sessions = append(sessions, t)

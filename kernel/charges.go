@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"sigmaos.dev/besched"
+	"sigmaos.dev/kernel/procs"
 	"sigmaos.dev/schedd"
 	"sigmaos.dev/sigma"
 )
@@ -267,11 +268,11 @@ func (c *charges) over(id sigma.ProcID) {
 }
 
 // endedLocked takes note of what a proc used that ended here.
-func (s *scheduler) endedLocked(realm sigma.RealmID, id sigma.ProcID) {
+func (s *scheduler) endedLocked(p *schedd.Proc) {
 	if s.charges.idle() {
 		return
 	}
-	if p := s.k.core.Proc(realm, id); p != nil && p.Ended() && s.charges.ended(p, s.k.cpu(), s.k.cfg.Memory) &&
+	if p.Ended() && s.charges.ended(p, s.k.cpu(), s.k.cfg.Memory) &&
 		s.charges.claim() {
 		time.AfterFunc(chargeDelay, s.sendCharges)
 	}
@@ -295,9 +296,7 @@ func (s *scheduler) watchUse(ctx context.Context) {
 		}
 		if !since.Equal(*contended) {
 			since = *contended
-			s.k.mu.Lock()
-			earlier = s.k.core.PlacedBefore(since)
-			s.k.mu.Unlock()
+			s.k.procs.With(func(v procs.View) { earlier = v.PlacedBefore(since) })
 		}
 		some := earlier[:min(len(earlier), chargeEach)]
 		for _, id := range some {
@@ -313,7 +312,7 @@ func (s *scheduler) watchUse(ctx context.Context) {
 			for _, r := range of {
 				shares[r.Realm] = r.Shares
 			}
-			s.k.step(schedd.Starved{Shares: shares})
+			s.k.procs.Step(schedd.Starved{Shares: shares})
 		}
 	}
 }
@@ -321,10 +320,7 @@ func (s *scheduler) watchUse(ctx context.Context) {
 // sharesToTell are the realms' shares, as they were so long ago at most, if procs of this machine
 // wait at besched: then they matter.
 func (s *scheduler) sharesToTell() (of []besched.RealmShares, age time.Duration, matter bool) {
-	s.k.mu.Lock()
-	waits := s.k.core.Queued() > 0
-	s.k.mu.Unlock()
-	if !waits || s.charges.contended.Load() == nil {
+	if s.k.procs.Queued() == 0 || s.charges.contended.Load() == nil {
 		return nil, 0, false
 	}
 	all, asked, err := s.k.realmListAt()
@@ -343,14 +339,14 @@ func (s *scheduler) sharesToTell() (of []besched.RealmShares, age time.Duration,
 // there is no room any more, or their realm has all that it may have.
 func (s *scheduler) unused(jobs []besched.Job) {
 	some := false
-	s.k.mu.Lock()
-	for _, j := range jobs {
-		if !s.k.core.Holds(j.ID) {
-			some = true
-			s.charges.over(j.ID)
+	s.k.procs.With(func(v procs.View) {
+		for _, j := range jobs {
+			if !v.Holds(j.ID) {
+				some = true
+				s.charges.over(j.ID)
+			}
 		}
-	}
-	s.k.mu.Unlock()
+	})
 	if some && s.charges.claim() {
 		time.AfterFunc(chargeDelay, s.sendCharges)
 	}
@@ -368,15 +364,9 @@ func (s *scheduler) sharesChanged() {
 
 // useBefore looks for the first time at one that ran before somebody waited.
 func (s *scheduler) useBefore(ctx context.Context, id sigma.ProcID) {
-	s.k.mu.Lock()
-	p := s.k.core.Find(id)
-	if p == nil {
-		s.k.mu.Unlock()
-		return
+	if p, ok := s.k.procs.Find(id); ok {
+		s.look(ctx, &p)
 	}
-	copied := *p
-	s.k.mu.Unlock()
-	s.look(ctx, &copied)
 }
 
 // look charges for one, if it runs here.
@@ -392,24 +382,17 @@ func (s *scheduler) look(ctx context.Context, p *schedd.Proc) {
 // looked charges for what one uses, as the launcher has said, unless it has ended since that was
 // asked: then its end has charged for all of it.
 func (s *scheduler) looked(realm sigma.RealmID, id sigma.ProcID, u sigma.Usage) {
-	s.k.mu.Lock()
-	defer s.k.mu.Unlock()
-	if p := s.k.core.Proc(realm, id); p != nil && p.State == sigma.ProcRunning && !p.Away() {
-		now := time.Now()
-		s.charges.so(now, p, costOf(p, u, now, s.k.cpu(), s.k.cfg.Memory))
-	}
+	s.k.procs.With(func(v procs.View) {
+		if p := v.Proc(realm, id); p != nil && p.State == sigma.ProcRunning && !p.Away() {
+			now := time.Now()
+			s.charges.so(now, p, costOf(p, u, now, s.k.cpu(), s.k.cfg.Memory))
+		}
+	})
 }
 
 // use looks at one that is charged for.
 func (s *scheduler) use(ctx context.Context, realm sigma.RealmID, id sigma.ProcID) {
-	s.k.mu.Lock()
-	p := s.k.core.Proc(realm, id)
-	known := p != nil
-	var copied schedd.Proc
-	if known {
-		copied = *p
-	}
-	s.k.mu.Unlock()
+	p, known := s.k.procs.Proc(realm, id)
 	switch {
 	case !known:
 		s.charges.mu.Lock()
@@ -419,9 +402,9 @@ func (s *scheduler) use(ctx context.Context, realm sigma.RealmID, id sigma.ProcI
 		if gone {
 			s.charges.over(id)
 		}
-	case copied.Ended() || copied.Away():
+	case p.Ended() || p.Away():
 		s.charges.over(id)
 	default:
-		s.look(ctx, &copied)
+		s.look(ctx, &p)
 	}
 }

@@ -198,10 +198,7 @@ func TestEndsWhileLookedAt(t *testing.T) {
 	placed := time.Now().Add(-10 * time.Second)
 	c.contendedSince(placed)
 	step := func(e schedd.Event) {
-		k.mu.Lock()
-		defer k.mu.Unlock()
-		k.core.Step(time.Now(), e)
-		s.endedLocked("r", "p")
+		k.procs.End("r", "p", e, s.endedLocked)
 	}
 	var used time.Duration
 	owed := func() time.Duration {

@@ -38,11 +38,9 @@ func (k *Kernel) openDecisions() *decision.Log {
 // offers nothing because its operator closed it.
 func (k *Kernel) completeDecision(r *decision.Record) {
 	if r.Name == "" {
-		k.mu.Lock()
-		if p := k.core.Find(sigma.ProcID(r.Proc)); p != nil {
+		if p, ok := k.procs.Find(sigma.ProcID(r.Proc)); ok {
 			r.Name = p.Name
 		}
-		k.mu.Unlock()
 	}
 	if r.Reason != decision.Memory || len(r.Machines) == 0 {
 		return

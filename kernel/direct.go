@@ -138,10 +138,8 @@ func (k *Kernel) markDirect(proc sigma.ProcID, conn *net.TCPConn) {
 
 // isUrgent says whether a proc is one of this machine that is latency-critical.
 func (k *Kernel) isUrgent(proc sigma.ProcID) bool {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	p := k.core.Find(proc)
-	return p != nil && p.Class == sigma.LatencyCritical
+	p, ok := k.procs.Find(proc)
+	return ok && p.Class == sigma.LatencyCritical
 }
 
 // fileOf makes a socket one that can be passed, and closes conn.

@@ -6,6 +6,7 @@ import (
 	"sync"
 
 	"sigmaos.dev/identity"
+	"sigmaos.dev/kernel/procs"
 	"sigmaos.dev/schedd"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
@@ -13,21 +14,19 @@ import (
 
 // endRealm kills a realm's procs and waits for their end. No more may be spawned meanwhile.
 func (k *Kernel) endRealm(ctx context.Context, realm sigma.RealmID) error {
-	k.mu.Lock()
-	procs := k.core.List(realm, false, 0, math.MaxInt)
-	for _, p := range procs {
-		k.stepLocked(schedd.Killed{ID: p.ID})
+	var all []sigma.ProcInfo
+	k.procs.With(func(v procs.View) { all = v.List(realm, false, 0, math.MaxInt) })
+	for _, p := range all {
+		k.procs.Step(schedd.Killed{ID: p.ID})
 	}
-	for _, s := range k.unlock() { // what waited for what was killed
-		k.sessions.Go(func() { k.startProc(s) })
-	}
-	for _, p := range procs {
+	for _, p := range all {
 		if p.Machine != k.cfg.Machine {
 			if err := k.tell(ctx, realm, p.ID, actKill, 0); err != nil && sigma.KindOf(err) != sigma.KindNotFound {
 				return err
 			}
 		}
-		if _, err := k.waitProc(ctx, realm, p.ID, hasEnded); err != nil && sigma.KindOf(err) != sigma.KindNotFound {
+		_, err := k.procs.Wait(ctx, realm, p.ID, procs.Ended)
+		if err != nil && sigma.KindOf(err) != sigma.KindNotFound {
 			return err
 		}
 	}
@@ -56,10 +55,7 @@ func (k *Kernel) forgetRealm(realm sigma.RealmID) {
 	defer k.events.forget(realm)
 	defer k.decisions.Forget(realm)
 	defer k.forgetPast(realm)
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.stepLocked(schedd.RealmGone{Realm: realm})
-	delete(k.budgets, realm)
+	k.procs.ForgetRealm(realm)
 }
 
 // leaveRealmElsewhere has all other machines end what they have of a realm. One that is lost
@@ -88,9 +84,9 @@ func (k *Kernel) leaveRealmElsewhere(ctx context.Context, realm sigma.RealmID) e
 }
 
 func (k *Kernel) isOver(l sigma.Life) bool {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return k.core.Over(l)
+	over := false
+	k.procs.With(func(v procs.View) { over = v.Over(l) })
+	return over
 }
 
 func (k *Kernel) peerEndRealm(ctx context.Context, _ identity.Subject, payload []byte) ([]byte, error) {
@@ -119,7 +115,7 @@ func (k *Kernel) countProcs(ctx context.Context, realms []sigma.RealmInfo) {
 	ids := make([]string, len(realms))
 	for i := range realms {
 		ids[i] = string(realms[i].ID)
-		realms[i].Procs = k.procsOf(realms[i].ID)
+		realms[i].Procs = k.procs.Live(realms[i].ID)
 	}
 	ctx, cancel := context.WithTimeout(ctx, findMax)
 	defer cancel()
@@ -143,13 +139,6 @@ func (k *Kernel) countProcs(ctx context.Context, realms []sigma.RealmInfo) {
 	all.Wait()
 }
 
-// procsOf counts the procs of a realm that are at home here.
-func (k *Kernel) procsOf(realm sigma.RealmID) int {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return k.core.Live(realm)
-}
-
 func codeCounts(c *sigmap.Coder, counts *[]uint64) {
 	n := len(*counts)
 	c.Count(&n, 8)
@@ -168,7 +157,7 @@ func (k *Kernel) peerCount(_ context.Context, _ identity.Subject, payload []byte
 	}
 	counts := make([]uint64, len(ids))
 	for i, id := range ids {
-		counts[i] = uint64(k.procsOf(sigma.RealmID(id)))
+		counts[i] = uint64(k.procs.Live(sigma.RealmID(id)))
 	}
 	return sigmap.Payload(func(c *sigmap.Coder) { codeCounts(c, &counts) })
 }

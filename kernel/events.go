@@ -11,6 +11,7 @@ import (
 	"sync"
 
 	"sigmaos.dev/identity"
+	"sigmaos.dev/schedd"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
 	"sigmaos.dev/state"
@@ -165,9 +166,9 @@ func (k *Kernel) peerEvents(_ context.Context, _ identity.Subject, payload []byt
 	return sigmap.Payload(func(c *sigmap.Coder) { c.Data(&lines) })
 }
 
-// tellProcLocked notes what became of a proc that is at home here. Kernel.mu is held.
-func (k *Kernel) tellProcLocked(id sigma.ProcID) {
-	if p := k.core.Find(id); p != nil && !p.Guest() {
+// tellProc notes what became of a proc that is at home here. It does not block.
+func (k *Kernel) tellProc(p *schedd.Proc) {
+	if !p.Guest() {
 		info := p.ProcInfo
 		info.Status.Msg = info.Status.Msg[:min(len(info.Status.Msg), eventMessage)]
 		if k.events.proc(&info, p.HasStarted()) {
@@ -218,9 +219,7 @@ func (k *Kernel) tellDaemon(what, name, message string) {
 
 // tellRefused notes that a reservation can never be had.
 func (k *Kernel) tellRefused(id sigma.ProcID, why string) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if p := k.core.Find(id); p != nil && !p.Ended() {
+	if p, ok := k.procs.Find(id); ok && !p.Ended() {
 		k.events.ofRealm(state.Event{Event: state.EventReservationRefused, Realm: string(p.Realm), Proc: string(id),
 			Name: p.Name, Message: why[:min(len(why), eventMessage)]})
 	}

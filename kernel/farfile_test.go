@@ -168,10 +168,8 @@ func TestFarProcFiles(t *testing.T) {
 	for i := range 5 {
 		id := sigma.ProcID(fmt.Sprintf("proc%d", i))
 		k := []*machine{m1, m2}[i%2].k
-		k.mu.Lock()
-		k.stepLocked(schedd.Spawned{By: sigma.Principal{Realm: sigma.DefaultRealm}, IDs: []sigma.ProcID{id},
+		k.procs.Step(schedd.Spawned{By: sigma.Principal{Realm: sigma.DefaultRealm}, IDs: []sigma.ProcID{id},
 			Ds: []sigma.Descriptor{{Program: "/bin/x"}}})
-		k.mu.Unlock()
 		ids = append(ids, string(id))
 	}
 	here := m1.names(sigma.DefaultRealm, "p")

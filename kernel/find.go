@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"sigmaos.dev/identity"
+	"sigmaos.dev/kernel/procs"
 	"sigmaos.dev/schedd"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
@@ -22,10 +23,8 @@ type place struct {
 
 // placeHere looks a proc up here.
 func (k *Kernel) placeHere(realm sigma.RealmID, id sigma.ProcID) (place, bool) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	p := k.core.Proc(realm, id)
-	if p == nil {
+	p, ok := k.procs.Proc(realm, id)
+	if !ok {
 		return place{}, false
 	}
 	at := place{k.cfg.Machine, p.Machine, p.Kin}
@@ -105,20 +104,10 @@ func parseProc(payload []byte, more func(*sigmap.Coder)) (realm sigma.RealmID, i
 	return realm, id, err
 }
 
-// until is what one waits for of a proc.
-type until bool
-
-const (
-	hasStarted until = false
-	hasEnded   until = true
-)
-
-func (u until) is(p *schedd.Proc) bool { return p.Ended() || u == hasStarted && p.HasStarted() }
-
 // await waits for a proc of a realm at its home, so that whoever was answered sees it listed as it
 // was told. KindNotFound: no machine that is alive knows it. If the machine that knew it is lost,
 // and with it what was known, the answer is that the proc is lost.
-func (k *Kernel) await(ctx context.Context, realm sigma.RealmID, id sigma.ProcID, u until) (info sigma.ProcInfo,
+func (k *Kernel) await(ctx context.Context, realm sigma.RealmID, id sigma.ProcID, u procs.Until) (info sigma.ProcInfo,
 	err error) {
 	defer func() {
 		if err == nil &&
@@ -127,7 +116,7 @@ func (k *Kernel) await(ctx context.Context, realm sigma.RealmID, id sigma.ProcID
 		}
 	}()
 	if at, ok := k.placeHere(realm, id); ok && at.home == k.cfg.Machine || !ok && len(k.others()) == 0 {
-		return k.waitProc(ctx, realm, id, u)
+		return k.procs.Wait(ctx, realm, id, u)
 	}
 	var last sigma.MachineID // that knew it
 	var since time.Time      // when it was asked in vain for the first time
@@ -135,7 +124,7 @@ func (k *Kernel) await(ctx context.Context, realm sigma.RealmID, id sigma.ProcID
 		at, ok := k.find(ctx, realm, id)
 		switch {
 		case ok && at.home == k.cfg.Machine: // it came home meanwhile
-			return k.waitProc(ctx, realm, id, u)
+			return k.procs.Wait(ctx, realm, id, u)
 		case ok:
 			last = at.home
 			info, err := k.waitAt(ctx, at.home, realm, id, u)
@@ -147,10 +136,10 @@ func (k *Kernel) await(ctx context.Context, realm sigma.RealmID, id sigma.ProcID
 			case since.IsZero(): // its home was restarted just now, or has forgotten it, which who ran it has not
 				since = time.Now()
 			case time.Since(since) > k.peers.comeBack:
-				return info, unknownProc(id)
+				return info, procs.Unknown(id)
 			}
 		case last == "":
-			return sigma.ProcInfo{}, unknownProc(id)
+			return sigma.ProcInfo{}, procs.Unknown(id)
 		case since.IsZero():
 			since = time.Now()
 		case !slices.Contains(k.others(), last), time.Since(since) > k.peers.comeBack:
@@ -173,7 +162,7 @@ const comeBackMax = 5 * time.Second
 
 // waitAt waits at another machine.
 func (k *Kernel) waitAt(ctx context.Context, m sigma.MachineID, realm sigma.RealmID, id sigma.ProcID,
-	u until) (info sigma.ProcInfo, err error) {
+	u procs.Until) (info sigma.ProcInfo, err error) {
 	done, err := k.peers.wait(realm)
 	if err != nil {
 		return info, err
@@ -194,7 +183,7 @@ func (k *Kernel) peerWait(ctx context.Context, _ identity.Subject, payload []byt
 	if err != nil {
 		return nil, err
 	}
-	info, err := k.waitProc(ctx, realm, id, until(exit))
+	info, err := k.procs.Wait(ctx, realm, id, procs.Until(exit))
 	if err != nil {
 		return nil, err
 	}
@@ -205,16 +194,12 @@ func (k *Kernel) peerWait(ctx context.Context, _ identity.Subject, payload []byt
 // until ctx ends or the proc has.
 func (k *Kernel) tell(ctx context.Context, realm sigma.RealmID, id sigma.ProcID, a act, grace time.Duration) error {
 	for wait := peerRetry; ; wait = min(2*wait, peerSlow) {
-		k.mu.Lock()
-		p := k.core.Proc(realm, id)
-		here, ended := p != nil && !p.Away(), p != nil && p.Ended()
-		k.mu.Unlock()
-		if here || ended {
+		if p, known := k.procs.Proc(realm, id); known && (!p.Away() || p.Ended()) {
 			return k.tellHere(ctx, realm, id, a, grace)
 		}
 		at, ok := k.find(ctx, realm, id)
 		if !ok {
-			return unknownProc(id)
+			return procs.Unknown(id)
 		}
 		to := at.runs // which acts at once
 		if to == "" || to == k.cfg.Machine {
@@ -243,16 +228,13 @@ func (k *Kernel) tell(ctx context.Context, realm sigma.RealmID, id sigma.ProcID,
 
 // tellHere does it to a proc that is here.
 func (k *Kernel) tellHere(ctx context.Context, realm sigma.RealmID, id sigma.ProcID, a act, grace time.Duration) error {
-	k.mu.Lock()
-	known := k.core.Proc(realm, id) != nil
-	k.mu.Unlock()
-	switch {
+	switch _, known := k.procs.Proc(realm, id); {
 	case !known:
-		return unknownProc(id)
+		return procs.Unknown(id)
 	case a == actKill:
-		k.step(schedd.Killed{ID: id})
+		k.procs.Step(schedd.Killed{ID: id})
 	case a == actEvict:
-		k.step(schedd.Evicted{ID: id, Grace: grace})
+		k.procs.Step(schedd.Evicted{ID: id, Grace: grace})
 	case a == actFreeze, a == actThaw:
 		return k.freeze(ctx, realm, id, a == actFreeze)
 	default:
@@ -268,12 +250,8 @@ func (k *Kernel) peerTell(ctx context.Context, _ identity.Subject, payload []byt
 	if err != nil {
 		return nil, err
 	}
-	k.mu.Lock()
-	p := k.core.Proc(realm, id)
-	gone := p == nil || p.Away() && !p.Ended()
-	k.mu.Unlock()
-	if gone { // who asks looks again where it is
-		return nil, unknownProc(id)
+	if p, known := k.procs.Proc(realm, id); !known || p.Away() && !p.Ended() { // who asks looks again where it is
+		return nil, procs.Unknown(id)
 	}
 	return nil, k.tellHere(ctx, realm, id, a, grace)
 }
@@ -284,16 +262,12 @@ func (k *Kernel) usagesOf(ctx context.Context, realm sigma.RealmID, ids []sigma.
 	out := make([]sigma.Usage, len(ids))
 	far := map[sigma.MachineID][]int{} // "" = wherever
 	for i, id := range ids {
-		k.mu.Lock()
-		p := k.core.Proc(realm, id)
-		known := p != nil && (!p.Away() || p.Ended())
-		at := sigma.MachineID("")
-		if p != nil {
-			at = p.Machine
-		}
-		k.mu.Unlock()
+		p, known := k.procs.Proc(realm, id)
 		if !known {
-			far[at] = append(far[at], i)
+			p.Machine = ""
+		}
+		if !known || p.Away() && !p.Ended() {
+			far[p.Machine] = append(far[p.Machine], i)
 			continue
 		}
 		u, err := k.usageOf(ctx, realm, id)
@@ -375,11 +349,8 @@ func (k *Kernel) peerUsage(ctx context.Context, _ identity.Subject, payload []by
 	}
 	us, known := make([]sigma.Usage, len(ids)), make([]bool, len(ids))
 	for i, id := range ids {
-		k.mu.Lock()
-		p := k.core.Proc(realm, id)
-		known[i] = p != nil && (!p.Away() || p.Ended())
-		k.mu.Unlock()
-		if known[i] {
+		p, is := k.procs.Proc(realm, id)
+		if known[i] = is && (!p.Away() || p.Ended()); known[i] {
 			us[i], _ = k.usageOf(ctx, realm, id)
 		}
 	}

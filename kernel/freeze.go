@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"syscall"
 
-	"sigmaos.dev/launch"
+	"sigmaos.dev/kernel/procs"
 	"sigmaos.dev/schedd"
 	"sigmaos.dev/sigma"
 )
@@ -13,14 +13,11 @@ import (
 // freeze stops a proc that is here, or lets it go on.
 func (k *Kernel) freeze(ctx context.Context, realm sigma.RealmID, id sigma.ProcID, on bool) error {
 	const op = "kernel.freeze"
-	k.mu.Lock()
-	p := k.core.Proc(realm, id)
-	if p == nil {
-		k.mu.Unlock()
-		return unknownProc(id)
+	p, ok := k.procs.Proc(realm, id)
+	if !ok {
+		return procs.Unknown(id)
 	}
-	state, launched, l := p.State, p.Launch, k.launcher
-	k.mu.Unlock()
+	state, launched, l := p.State, p.Launch, k.launcher.Now()
 	switch {
 	case state != sigma.ProcRunning && !on:
 		return nil // it is not frozen
@@ -33,22 +30,9 @@ func (k *Kernel) freeze(ctx context.Context, realm sigma.RealmID, id sigma.ProcI
 	case l == nil:
 		return sigma.Errorf(op, sigma.KindUnavailable, "the launcher is being restarted")
 	}
-	q, send := question{'t', launched}, l.Thaw
-	if on {
-		q, send = question{'f', launched}, l.Freeze
-	}
-	var no syscall.Errno
-	_, err := k.freezes.put(ctx, q, send, func(e launch.Event) {
-		switch e := e.(type) {
-		case launch.Frozen:
-			no = e.Errno
-		case launch.Thawed:
-			no = e.Errno
-		}
-		if no == 0 {
-			k.step(schedd.Froze{ID: id, On: on})
-			k.keep(realm, id)
-		}
+	no, err := k.launcher.Freeze(ctx, l, launched, on, func() {
+		k.procs.Step(schedd.Froze{ID: id, On: on})
+		k.keep(realm, id)
 	})
 	switch {
 	case err != nil:

@@ -1,6 +1,7 @@
 package kernel
 
 import (
+	"cmp"
 	"context"
 	"os"
 	"slices"
@@ -9,6 +10,7 @@ import (
 
 	"sigmaos.dev/identity"
 	"sigmaos.dev/initd"
+	"sigmaos.dev/kernel/procs"
 	"sigmaos.dev/namespace"
 	"sigmaos.dev/schedd"
 	"sigmaos.dev/sigma"
@@ -129,10 +131,7 @@ func (r *root) initAdd(ctx context.Context, payload []byte) ([]byte, []*os.File,
 	if err := t.MkdirAll(ctx, dir, 0o700); err != nil {
 		return nil, nil, err
 	}
-	k.mu.Lock() // not while the realm is being removed: its registrations go first
-	err = k.removedLocked(r.realm)
-	k.mu.Unlock()
-	if err != nil {
+	if err := k.removed(r.realm); err != nil { // the registrations of a realm that is being removed go first
 		return nil, nil, err
 	}
 	key := initd.Key{Realm: r.realm, Name: g.Name}
@@ -285,14 +284,23 @@ func (k *Kernel) forgetRegistrations(ctx context.Context, realm sigma.RealmID) e
 	return err
 }
 
-// initEpochLocked admits what a leader of an epoch asks for, and nothing of former ones from now
-// on. Kernel.mu is held.
-func (k *Kernel) initEpochLocked(e sigma.Epoch) error {
-	if e < k.initEpoch {
+// initEpoch is the epoch of the newest leader of initd that is known.
+type initEpoch struct {
+	mu  sync.Mutex  // before procs.Table's
+	now sigma.Epoch // mu
+}
+
+// admit does what a leader of an epoch asks for, and nothing that a former one asks for from now
+// on.
+func (x *initEpoch) admit(e sigma.Epoch, do func()) error {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if e < x.now {
 		return sigma.Errorf("kernel.init", sigma.KindStale, "another leader of initd has the epoch %d; this is %d",
-			k.initEpoch, e)
+			x.now, e)
 	}
-	k.initEpoch = e
+	x.now = e
+	do()
 	return nil
 }
 
@@ -303,13 +311,11 @@ func (k *Kernel) peerInit(_ context.Context, _ identity.Subject, payload []byte)
 		return nil, err
 	}
 	ss := make([]initd.Seen, len(l.Questions))
-	k.mu.Lock()
-	err := k.initEpochLocked(l.Epoch)
-	for i, q := range l.Questions {
-		ss[i], _ = k.seenLocked(q)
-	}
-	k.mu.Unlock()
-	if err != nil {
+	if err := k.initEpoch.admit(l.Epoch, func() {
+		for i, q := range l.Questions {
+			ss[i], _ = k.seen(q)
+		}
+	}); err != nil {
 		return nil, err
 	}
 	return sigmap.Payload(func(c *sigmap.Coder) { initd.CodeSeen(c, &ss) })
@@ -330,17 +336,15 @@ func (r *root) initLook(ctx context.Context, payload []byte) ([]byte, []*os.File
 	ss := make([]initd.Seen, len(l.Questions))
 	far := initd.Look{Epoch: l.Epoch}
 	var at []int
-	k.mu.Lock()
-	err := k.initEpochLocked(l.Epoch)
-	for i, q := range l.Questions {
-		var home bool
-		if ss[i], home = k.seenLocked(q); !home {
-			far.Questions = append(far.Questions, q)
-			at = append(at, i)
+	if err := k.initEpoch.admit(l.Epoch, func() {
+		for i, q := range l.Questions {
+			var home bool
+			if ss[i], home = k.seen(q); !home {
+				far.Questions = append(far.Questions, q)
+				at = append(at, i)
+			}
 		}
-	}
-	k.mu.Unlock()
-	if err != nil {
+	}); err != nil {
 		return nil, nil, err
 	}
 	if len(at) > 0 {
@@ -355,10 +359,10 @@ func (r *root) initLook(ctx context.Context, payload []byte) ([]byte, []*os.File
 	return reply, nil, err
 }
 
-// seenLocked is what this machine knows of a proc. Until it has entered what an earlier sigmad
+// seen is what this machine knows of a proc. Until it has entered what an earlier sigmad
 // remembered, a proc that it does not know may be one that has ended.
-func (k *Kernel) seenLocked(q initd.Question) (s initd.Seen, home bool) {
-	s, home = initd.SeenAt(k.core, q, time.Now())
+func (k *Kernel) seen(q initd.Question) (s initd.Seen, home bool) {
+	k.procs.With(func(v procs.View) { s, home = initd.SeenAt(v.Core, q, time.Now()) })
 	if s.Sight == initd.Gone && !k.past.recalled.Load() {
 		s.Sight = initd.Unsure
 	}
@@ -428,18 +432,12 @@ func (r *root) initSpawn(ctx context.Context, payload []byte) ([]byte, []*os.Fil
 	if err != nil {
 		return nil, nil, err
 	}
-	k.mu.Lock()
-	if err = k.initEpochLocked(s.Epoch); err == nil {
-		err = k.removedLocked(s.Realm)
-	}
-	if err == nil {
-		err = k.core.CanSpawn(s.Realm, ds)
-	}
-	if err == nil && k.core.Find(s.Proc) == nil {
-		k.stepLocked(schedd.Spawned{By: by, IDs: []sigma.ProcID{s.Proc}, Ds: ds, Views: views})
-	}
-	k.startSpawned(k.unlock())
-	return nil, nil, err
+	var starts []procs.Start
+	stale := k.initEpoch.admit(s.Epoch, func() {
+		starts, err = k.procs.Spawn(s.Realm, schedd.Spawned{By: by, IDs: []sigma.ProcID{s.Proc}, Ds: ds, Views: views})
+	})
+	k.startSpawned(starts)
+	return nil, nil, cmp.Or(stale, err)
 }
 
 // initStop asks a proc of a registration that was removed to go.
@@ -449,10 +447,7 @@ func (r *root) initStop(ctx context.Context, payload []byte) ([]byte, []*os.File
 	if err := sigmap.Parse(payload, s.Code); err != nil {
 		return nil, nil, err
 	}
-	k.mu.Lock()
-	err := k.initEpochLocked(s.Epoch)
-	k.mu.Unlock()
-	if err != nil {
+	if err := k.initEpoch.admit(s.Epoch, func() {}); err != nil {
 		return nil, nil, err
 	}
 	return nil, nil, k.tell(ctx, s.Realm, s.Proc, actEvict, initd.StopGrace)

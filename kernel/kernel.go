@@ -6,9 +6,9 @@
 // assumes that named, besched and s3d are in the boot set or run on a control machine. Users:
 // cmd/sigmad.
 //
-// Locks: Kernel.mu (procs, waiters, sessions), under which scheduler.mu, reservations.mu and the
-// locks of eventLog and of decision.Log.Note are taken; service.mu, tree.mu, links.mu and
-// questions.mu, under which nothing is. None is held across a call to another process.
+// Locks: Kernel.mu (sessions, names), under which procs.Table's is taken, under which scheduler.mu,
+// reservations.mu and the locks of eventLog and of decision.Log.Note are; service.mu, tree.mu and
+// links.mu, under which nothing is. None is held across a call to another process.
 package kernel
 
 import (
@@ -19,11 +19,12 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"time"
 
+	"sigmaos.dev/kernel/launchers"
 	"sigmaos.dev/kernel/meter"
+	"sigmaos.dev/kernel/procs"
 
 	"sigmaos.dev/besched"
 	"sigmaos.dev/binfs"
@@ -37,7 +38,6 @@ import (
 	"sigmaos.dev/names/cache"
 	"sigmaos.dev/output"
 	"sigmaos.dev/readiness"
-	"sigmaos.dev/schedd"
 	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
@@ -119,10 +119,11 @@ type Program struct {
 // Kernel is one running sigmad.
 type Kernel struct {
 	cfg       Config
-	keeper    *launch.Keeper
+	procs     *procs.Table
+	launcher  *launchers.Launchers
+	groups    realmGroups
 	proxy     *dialproxy.Proxy
 	passed    *inflight.Account // descriptors that procs and services have not received
-	startMax  time.Duration
 	bin       *binfs.Cache
 	ux        *ux.Tree
 	uxQuotas  *scratchQuotas
@@ -139,10 +140,6 @@ type Kernel struct {
 	tcpEnds   hearing
 	reserved  *reservations
 	metrics   metrics
-	meters    *questions // what launches use
-	// to freeze and thaw; one at a time, so that what is said of a proc is in the order of what is
-	// done to it
-	freezes   *questions
 	outputs   *output.Collector
 	ready     *readiness.Set // procs that are silent
 	start     time.Time
@@ -161,12 +158,9 @@ type Kernel struct {
 	beats     func(ctx context.Context, l *link.Link) // answers another machine's beats until l ends; set before Run
 
 	tickets  tickets
-	sockets  *questions    // which sockets procs have, and to shut them down
 	rechecks chan struct{} // takes one: connections are to be looked at
 	// what other machines' programs have direct connections to; complete before Run
 	directServices map[string]directService
-
-	nextLaunch atomic.Uint64
 
 	enrolled  chan struct{}      // closed when id and node are set, for good
 	id        *identity.Identity // see enrolled
@@ -180,46 +174,20 @@ type Kernel struct {
 	nothing int // a pipe that has ended
 	// makes looking at a proc and telling the launcher of it one act; taken before mu
 	keeping   sync.Mutex
-	adopted   func(n int)                         // says that what ran before this sigmad is known: n procs
-	known     chan struct{}                       // closed then
-	launcher  *launch.Launcher                    // mu; nil between the death of one and the start of the next
-	launched  sigmap.Service                      // mu; the last launcher, as status tells of it
-	comes     chan struct{}                       // mu; closed when there is a launcher
-	core      *schedd.Core                        // mu
-	wake      map[sigma.ProcID]chan struct{}      // mu; closed at the next change of a proc
-	notice    map[sigma.ProcID]chan struct{}      // mu; closed when a proc shall go
-	fetching  map[sigma.ProcID]context.CancelFunc // mu; of starts that have not come to the launcher's answer
-	timers    map[sigma.ProcID]*time.Timer        // mu; that kill procs; at most one of each
-	logs      map[sigma.ProcID]*procLogs          // mu
-	budgets   map[sigma.RealmID]*output.Budget    // mu; of logs
-	children  map[uint64]func(launch.Event)       // mu; by launch id
-	awaited   map[uint64]*time.Timer              // mu; starts of which the launcher has said nothing, by launch id
-	names     map[sigma.RealmID]*names.Realm      // mu
-	quotas    map[sigma.RealmID]*quota            // mu; of realms that have sessions here
-	recalled  *cache.Budget                       // of what is remembered of all realms' names
-	trees     map[sigma.RealmID]*realmTree        // mu; the kernel's own view of realms
-	stores    map[sigma.RealmID]*session.Client   // mu; to the object store, for trees
-	removing  map[sigma.RealmID]bool              // mu; realms that are being removed
+	adopted   func(n int)                       // says that what ran before this sigmad is known: n procs
+	known     chan struct{}                     // closed then
+	names     map[sigma.RealmID]*names.Realm    // mu
+	quotas    map[sigma.RealmID]*quota          // mu; of realms that have sessions here
+	recalled  *cache.Budget                     // of what is remembered of all realms' names
+	trees     map[sigma.RealmID]*realmTree      // mu; the kernel's own view of realms
+	stores    map[sigma.RealmID]*session.Client // mu; to the object store, for trees
 	events    *eventLog
 	decisions *decision.Log
 	past      *past
-	initEpoch sigma.Epoch              // mu; of the newest leader of initd that is known
-	open      map[*tree]bool           // mu; the sessions there are
-	gids      map[sigma.RealmID]uint32 // mu
-	starts    []start                  // mu; procs that were placed and are to be started by who has mu
-	failing   time.Time                // mu; when counting failures began
-	failures  int                      // mu; of requests, since then
-}
-
-type procLogs struct {
-	out, err *output.Log
-	both     *output.Merged
-}
-
-func (l *procLogs) remove() {
-	l.out.Remove()
-	l.err.Remove()
-	l.both.Remove()
+	initEpoch initEpoch
+	open      map[*tree]bool // mu; the sessions there are
+	failing   time.Time      // mu; when counting failures began
+	failures  int            // mu; of requests, since then
 }
 
 // New checks the configuration and prepares the machine's parts. Nothing runs yet.
@@ -254,19 +222,15 @@ func New(cfg Config) (*Kernel, error) {
 		return nil, sigma.Wrap("kernel.New", "", os.NewSyscallError("getrlimit", err))
 	}
 	passed := inflight.New(int(min(files.Cur, 1<<20)))
-	k := &Kernel{cfg: cfg, keeper: cfg.Keeper, comes: make(chan struct{}), proxy: dialproxy.New(cfg.Machine, passed),
-		passed: passed, startMax: startMax, awaited: map[uint64]*time.Timer{}, ux: scratch, uxQuotas: uxQuotas,
-		services: map[string]*service{}, meters: newQuestions(metersMax), sockets: newQuestions(socketsAtOnce),
-		freezes: newQuestions(1), start: time.Now(), launched: sigmap.Service{Name: serviceLauncher, State: "starting",
-			Since: time.Now()}, startMono: monotonic(),
-		core: schedd.NewCore(cfg.Machine, cfg.Memory), wake: map[sigma.ProcID]chan struct{}{},
-		notice: map[sigma.ProcID]chan struct{}{}, timers: map[sigma.ProcID]*time.Timer{},
-		fetching: map[sigma.ProcID]context.CancelFunc{}, logs: map[sigma.ProcID]*procLogs{},
-		budgets: map[sigma.RealmID]*output.Budget{}, children: map[uint64]func(launch.Event){},
-		names: map[sigma.RealmID]*names.Realm{}, quotas: map[sigma.RealmID]*quota{},
+	k := &Kernel{cfg: cfg, proxy: dialproxy.New(cfg.Machine, passed), passed: passed, ux: scratch, uxQuotas: uxQuotas,
+		services: map[string]*service{}, start: time.Now(), startMono: monotonic(),
+		groups: realmGroups{first: cfg.UIDBase + cfg.UIDs/2, gids: map[sigma.RealmID]uint32{}},
+		names:  map[sigma.RealmID]*names.Realm{}, quotas: map[sigma.RealmID]*quota{},
 		recalled: &cache.Budget{Bytes: recalledMax}, trees: map[sigma.RealmID]*realmTree{},
-		stores:   map[sigma.RealmID]*session.Client{},
-		removing: map[sigma.RealmID]bool{}, open: map[*tree]bool{}, gids: map[sigma.RealmID]uint32{}}
+		stores: map[sigma.RealmID]*session.Client{}, open: map[*tree]bool{}}
+	k.procs = procs.NewTable(procs.Config{Machine: cfg.Machine, Memory: cfg.Memory, LogsDir: k.logsDir(),
+		Carry: k.carry, MaySpawn: k.mayEnter, Launch: func(s procs.Start) { k.sessions.Go(func() { k.startProc(s) }) }})
+	k.launcher = launchers.New(k.launchersConfig())
 	k.launches = newLaunches(cfg.Log, filepath.Join(cfg.Data, "launches"))
 	uxQuotas.k, k.events = k, newEventLog(cfg.Machine, time.Now)
 	if k.nothing, err = atEnd(); err != nil {
@@ -349,6 +313,23 @@ func (k *Kernel) countTraffic() {
 	}
 }
 
+// launchersConfig says what is done when launchers come and go.
+func (k *Kernel) launchersConfig() launchers.Config {
+	return launchers.Config{Keeper: k.cfg.Keeper, Log: k.cfg.Log, Adopt: k.adopt,
+		Prepare: func(l *launch.Launcher) {
+			k.recallTold()
+			k.sweepLogs()
+			k.shares.classes(l, k.cpu())
+		},
+		Begun: func(inherited int) {
+			k.sched.launches(true)
+			k.adopted(inherited)
+		},
+		Ended:   func() { k.sched.launches(false) },
+		Died:    func() { k.tellDaemon(state.EventDaemonEnded, launchers.Name, "") },
+		Yielded: func(e launch.Yielded) { k.shares.yielded(e) }}
+}
+
 // isMember says that other machines may have the services that this one lacks.
 func isMember(cfg Config) bool {
 	if cfg.Join != nil {
@@ -366,13 +347,14 @@ func (k *Kernel) Run(ctx context.Context) error {
 	ctx, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	k.ctx, k.down = ctx, down
+	k.procs.Begin(ctx)
 	k.launches.begun(serviceSigmad)
 	defer context.AfterFunc(asked, func() { k.leave(); stop() })()
 	events := make(chan error, 1)
 	work := context.WithoutCancel(ctx) // launcher events are needed until the services have ended
 	work, stopWork := context.WithCancel(work)
 	defer stopWork()
-	go func() { events <- k.launchers(work) }()
+	go func() { events <- k.launcher.Run(work) }()
 
 	k.sessions.Go(func() { k.sched.run(ctx) })
 	k.sessions.Go(func() { k.reserved.run(ctx) })

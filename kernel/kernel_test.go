@@ -107,8 +107,10 @@ func TestLife(t *testing.T) {
 	eventually(t, "nothing is left", func() bool {
 		m.k.mu.Lock()
 		defer m.k.mu.Unlock()
-		return len(m.k.timers)+len(m.k.notice)+len(m.k.wake) == 0 && len(m.k.children) == 3 &&
-			len(m.k.open) == 4 // of the three services and the admin session
+		timers, notices, waits := m.k.procs.Pending()
+		launches, _ := m.k.launcher.Registered()
+		// what is left are three services and the admin session
+		return timers+notices+waits == 0 && launches == 3 && len(m.k.open) == 4
 	})
 }
 
@@ -195,9 +197,8 @@ func TestEnding(t *testing.T) {
 		told <- err
 	}()
 	eventually(t, "it waits", func() bool {
-		m.k.mu.Lock()
-		defer m.k.mu.Unlock()
-		return m.k.notice[waits] != nil
+		_, notices, _ := m.k.procs.Pending()
+		return notices == 1
 	})
 	for range 100 {
 		if err := c.Evict(t.Context(), waits, time.Minute); err != nil {
@@ -367,7 +368,7 @@ func TestRemoveRealm(t *testing.T) {
 			m.k.mu.Lock()
 			defer m.k.mu.Unlock()
 			return m.k.names["a"] == nil && m.k.trees["a"] == nil && m.k.stores["a"] == nil &&
-				m.k.core.List("a", true, 0, 1) == nil && len(m.k.logs) == 0
+				m.k.procs.Live("a") == 0 && m.k.procs.Known() == 0
 		})
 		for len(m.procs) > 0 {
 			<-m.procs

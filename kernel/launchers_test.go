@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"sigmaos.dev/kernel/launchers"
 	"sigmaos.dev/sigma"
 )
 
@@ -45,9 +46,9 @@ func TestLauncherDies(t *testing.T) {
 		}
 	}
 	eventually(t, "memory is free", func() bool {
-		m.k.mu.Lock()
-		defer m.k.mu.Unlock()
-		return m.k.core.Free() == m.k.core.Capacity() && len(m.k.children) == 3
+		capacity, free := m.k.procs.Memory()
+		launches, _ := m.k.launcher.Registered()
+		return free == capacity && launches == 3
 	})
 }
 
@@ -90,10 +91,9 @@ func TestNoLauncherNoOffers(t *testing.T) {
 	}
 	m2.launcher()
 	offers(1)
-	m1.k.mu.Lock()
-	more := m1.k.core.Free() + 1 // than m1 has: a home that knows that nobody waits places what it has room for
-	m1.k.mu.Unlock()
-	m1.spawn(c, sigma.Descriptor{Memory: more})
+	_, free := m1.k.procs.Memory()
+	// more than m1 has: a home that knows that nobody waits places what it has room for
+	m1.spawn(c, sigma.Descriptor{Memory: free + 1})
 	runs(m2).exit(0)
 }
 
@@ -101,7 +101,9 @@ func TestNoLauncherNoOffers(t *testing.T) {
 // service is started again, so that it is there once the launcher answers.
 func TestStartIsNeverAnswered(t *testing.T) {
 	m := bootAs(t, Config{Machine: "m1"}, func(m *machine) {
-		m.k.startMax = 300 * time.Millisecond
+		cfg := m.k.launchersConfig()
+		cfg.StartMax = 300 * time.Millisecond
+		m.k.launcher = launchers.New(cfg)
 	}, serviceNamed, serviceBesched, serviceS3)
 	c := m.connect("default")
 	m.hangs.Store(true)
@@ -131,8 +133,8 @@ func TestStartIsNeverAnswered(t *testing.T) {
 		t.Errorf("a proc ended as %+v", s)
 	}
 	eventually(t, "nothing is waited for", func() bool {
-		m.k.mu.Lock()
-		defer m.k.mu.Unlock()
-		return len(m.k.awaited) == 0 && m.k.core.Free() == m.k.core.Capacity()
+		capacity, free := m.k.procs.Memory()
+		_, awaited := m.k.launcher.Registered()
+		return awaited == 0 && free == capacity
 	})
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"sigmaos.dev/identity"
+	"sigmaos.dev/kernel/procs"
 	"sigmaos.dev/schedd"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
@@ -49,13 +50,13 @@ func (k *Kernel) leaveCall(_ context.Context, payload []byte) ([]byte, []*os.Fil
 	}
 	k.setLeaving()
 	if evict {
-		k.step(schedd.Drained{Why: k.leaveWords()})
+		k.procs.Step(schedd.Drained{Why: k.leaveWords()})
 	} else {
 		k.tellLeave()
 	}
-	k.mu.Lock()
-	n, some := uint32(k.core.Running()), k.core.Here(leaveShown)
-	k.mu.Unlock()
+	var n uint32
+	var some []sigma.ProcInfo
+	k.procs.With(func(v procs.View) { n, some = uint32(v.Running()), v.Here(leaveShown) })
 	reply, err := sigmap.Payload(func(c *sigmap.Coder) { c.U32(&n); c.ProcInfos(&some) })
 	return reply, nil, err
 }
@@ -145,17 +146,14 @@ func (k *Kernel) empty() {
 		if time.Since(asked) >= drainAgain { // again for what was on its way here
 			asked = time.Now()
 			k.setLeaving()
-			k.step(schedd.Drained{Why: k.leaveWords()})
+			k.procs.Step(schedd.Drained{Why: k.leaveWords()})
 		}
-		k.mu.Lock()
-		running := k.core.Running()
-		k.mu.Unlock()
-		if running == 0 {
+		if k.procs.Running() == 0 {
 			break
 		}
 		sleep(k.ctx, endsAgain)
 	}
-	k.step(schedd.Drained{Queued: true, Why: k.leaveWords()})
+	k.procs.Step(schedd.Drained{Queued: true, Why: k.leaveWords()})
 	for begun = time.Now(); time.Since(begun) < answerMost && !k.own.now.Load() && k.owesAnswers(); {
 		sleep(k.ctx, endsAgain)
 	}
@@ -164,11 +162,12 @@ func (k *Kernel) empty() {
 // owesAnswers says whether somebody is still to hear of the end of a proc: its home, or a session
 // that waited for one and has not ended.
 func (k *Kernel) owesAnswers() bool {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.core.Owes() {
+	owes := false
+	if k.procs.With(func(v procs.View) { owes = v.Owes() }); owes {
 		return true
 	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
 	for t := range k.open {
 		if t.waited.Load() {
 			return true

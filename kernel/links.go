@@ -312,7 +312,7 @@ func (t *tree) attachFar(name string) (sigma.File, error) {
 	}
 	t.k.mu.Lock()
 	defer t.k.mu.Unlock()
-	if err := t.k.removedLocked(realm); err != nil {
+	if err := t.k.removed(realm); err != nil {
 		return nil, err
 	}
 	t.realms[realm] = true

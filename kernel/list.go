@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"sigmaos.dev/identity"
+	"sigmaos.dev/kernel/procs"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
 )
@@ -91,22 +92,22 @@ func (k *Kernel) listHere(realm sigma.RealmID, all bool, after uint64, of sigma.
 	numbers []uint64, more bool, last uint64, err error) {
 	var infos []sigma.ProcInfo
 	var seqs []uint64
-	k.mu.Lock()
-	for seq, p := range k.core.After(realm, after) {
-		if !all && p.Ended() || of != "" && !p.IsKin(of) {
-			continue
+	k.procs.With(func(v procs.View) {
+		for seq, p := range v.After(realm, after) {
+			if !all && p.Ended() || of != "" && !p.IsKin(of) {
+				continue
+			}
+			if more = len(infos) == listProcs; more {
+				break
+			}
+			info := p.ProcInfo
+			if !p.Away() {
+				info.Usage.Output = v.Output(p.ID)
+			}
+			info.Status.Data = nil // a listing does not carry results
+			infos, seqs = append(infos, info), append(seqs, seq)
 		}
-		if more = len(infos) == listProcs; more {
-			break
-		}
-		info := p.ProcInfo
-		if !p.Away() {
-			info.Usage.Output = k.outputLocked(p.ID)
-		}
-		info.Status.Data = nil // a listing does not carry results
-		infos, seqs = append(infos, info), append(seqs, seq)
-	}
-	k.mu.Unlock()
+	})
 	size := 0
 	for i := range infos {
 		one, err := sigmap.Payload(func(c *sigmap.Coder) { c.ProcInfo(&infos[i]) })

@@ -21,13 +21,10 @@ func (k *Kernel) drain() {
 	}
 	defer k.own.drains.Store(false)
 	for said := false; draining(k.members(), k.cfg.Machine) && k.ctx.Err() == nil; said = true {
-		k.mu.Lock()
-		running := k.core.Running()
-		k.mu.Unlock()
 		if !said {
-			k.cfg.Log.Info("the machine is drained", "machine", k.cfg.Machine, "procs", running)
+			k.cfg.Log.Info("the machine is drained", "machine", k.cfg.Machine, "procs", k.procs.Running())
 		}
-		k.step(schedd.Drained{Grace: drainGrace, Why: "machine " + string(k.cfg.Machine) + " is drained"})
+		k.procs.Step(schedd.Drained{Grace: drainGrace, Why: "machine " + string(k.cfg.Machine) + " is drained"})
 		sleep(k.ctx, drainAgain)
 	}
 }
@@ -37,11 +34,8 @@ func (k *Kernel) drain() {
 func (k *Kernel) endLife(ctx context.Context) error {
 	k.own.setBetween(true)
 	for {
-		k.step(schedd.Reborn{})
-		k.mu.Lock()
-		running := k.core.Running()
-		k.mu.Unlock()
-		if running == 0 {
+		k.procs.Step(schedd.Reborn{})
+		if k.procs.Running() == 0 {
 			break
 		}
 		if sleep(ctx, endsAgain); ctx.Err() != nil {

@@ -7,7 +7,9 @@ import (
 	"sync"
 	"time"
 
+	"sigmaos.dev/kernel/launchers"
 	"sigmaos.dev/kernel/meter"
+	"sigmaos.dev/kernel/procs"
 
 	"sigmaos.dev/identity"
 	"sigmaos.dev/sigma"
@@ -48,14 +50,14 @@ func (k *Kernel) load(ctx context.Context) (state.MachineLoad, []state.RealmLoad
 	}
 	spent, running := k.ledger.Classes()
 	m.At = time.Since(k.start).Seconds()
-	k.mu.Lock()
-	m.Reserved, m.MemoryLC = float64(k.core.ReservedCPU())/1000, uint64(k.core.ReservedMemory())
-	m.Memory, m.MemoryFree = uint64(k.core.Capacity()), uint64(k.core.Free())
 	of := map[sigma.RealmID]*state.RealmLoad{}
-	for _, id := range k.core.Realms() {
-		of[id] = &state.RealmLoad{Reserved: float64(k.core.ReservedBy(id)) / 1000}
-	}
-	k.mu.Unlock()
+	k.procs.With(func(v procs.View) {
+		m.Reserved, m.MemoryLC = float64(v.ReservedCPU())/1000, uint64(v.ReservedMemory())
+		m.Memory, m.MemoryFree = uint64(v.Capacity()), uint64(v.Free())
+		for _, id := range v.Realms() {
+			of[id] = &state.RealmLoad{Reserved: float64(v.ReservedBy(id)) / 1000}
+		}
+	})
 	m.MemoryGiven = m.Memory - min(m.Memory, m.MemoryFree)
 	for c, t := range spent {
 		r := of[c.Realm]
@@ -87,7 +89,7 @@ func (k *Kernel) load(ctx context.Context) (state.MachineLoad, []state.RealmLoad
 // ctx ends, and gives how much memory they use.
 func (k *Kernel) lookAtProcs(ctx context.Context) (used sigma.Bytes) {
 	var mu sync.Mutex
-	eachOf(metersMax, k.ledger.Procs(), func(p meter.Proc) {
+	eachOf(launchers.MetersMax, k.ledger.Procs(), func(p meter.Proc) {
 		if ctx.Err() != nil {
 			return
 		}

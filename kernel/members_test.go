@@ -249,9 +249,7 @@ func TestLifeEnds(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "m2 knows", func() bool { return m2.k.self().Incarnation == 0 })
-	m2.k.mu.Lock()
-	err = m2.k.removedLocked("default")
-	m2.k.mu.Unlock()
+	err = m2.k.removed("default")
 	if kind := sigma.KindOf(err); err == nil || kind != sigma.KindUnavailable && kind != sigma.KindPermission {
 		t.Errorf("a machine that was removed serves: %v", err)
 	}

@@ -30,10 +30,8 @@ func (k *Kernel) keepLedger(ctx context.Context) {
 			if ctx.Err() != nil {
 				break
 			}
-			k.mu.Lock()
-			p := k.core.Proc(realm, id)
-			gone := p == nil || p.Ended() || p.Away() // of a former sigmad, and its end was not seen
-			k.mu.Unlock()
+			p, known := k.procs.Proc(realm, id)
+			gone := !known || p.Ended() || p.Away() // of a former sigmad, and its end was not seen
 			u, err := k.usageOf(ctx, realm, id)
 			if err == nil {
 				k.ledger.Uses(now, id, u.UserTime+u.SystemTime, gone)
@@ -54,11 +52,8 @@ func (k *Kernel) sampleTraffic(ctx context.Context) {
 	}
 	x, now := k.traffic, time.Now()
 	for _, id := range x.Procs() {
-		k.mu.Lock()
-		p := k.core.Find(id)
-		over := p == nil || p.Ended()
-		k.mu.Unlock()
-		if x.Look(now, id); over { // what came when its end was being seen
+		p, known := k.procs.Find(id)
+		if x.Look(now, id); !known || p.Ended() { // what came when its end was being seen
 			x.End(now, id)
 		}
 	}
@@ -97,7 +92,7 @@ func (r *root) meterCall(_ context.Context, payload []byte) ([]byte, []*os.File,
 // carriedLate is traffic.late: the status of a proc that has ended tells it too, as long as it is
 // remembered.
 func (k *Kernel) carriedLate(id sigma.ProcID, more sigma.Traffic) {
-	k.step(schedd.Carried{ID: id, Traffic: more})
+	k.procs.Step(schedd.Carried{ID: id, Traffic: more})
 }
 
 // countWork counts what a service did, of what it has used since that was counted last: in the
@@ -155,8 +150,8 @@ func (r *root) workedCall(ctx context.Context, payload []byte) ([]byte, []*os.Fi
 	s.mu.Unlock()
 	if k.worked.News(s.name, meter.Report{Launch: id, Number: number}) {
 		var total time.Duration
-		if l := k.living(); l != nil {
-			if m, err := k.meter(ctx, l, id); err == nil { // else its time is counted the next time
+		if l := k.launcher.Now(); l != nil {
+			if m, err := k.launcher.Meter(ctx, l, id); err == nil { // else its time is counted the next time
 				total = m.User + m.Sys
 			}
 		}

@@ -155,9 +155,7 @@ func (k *Kernel) memberMetrics(b *strings.Builder) {
 }
 
 func (k *Kernel) metricsText(context.Context) ([]byte, error) {
-	k.mu.Lock()
-	free, capacity := k.core.Free(), k.core.Capacity()
-	k.mu.Unlock()
+	capacity, free := k.procs.Memory()
 	bin := k.bin.Stats()
 	var b strings.Builder
 	for _, m := range []struct {

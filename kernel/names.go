@@ -172,32 +172,35 @@ type realms struct {
 // beginRemoval keeps others out of a realm: no proc is spawned there and nobody attaches until end
 // is called.
 func (k *Kernel) beginRemoval(id sigma.RealmID) (end func(), err error) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if err := k.removedLocked(id); err != nil {
+	if err := k.mayEnter(id); err != nil {
 		return nil, err
 	}
-	k.removing[id] = true
-	return func() {
-		k.mu.Lock()
-		defer k.mu.Unlock()
-		delete(k.removing, id)
-	}, nil
+	end, ok := k.procs.Close(id)
+	if !ok {
+		return nil, k.procs.Closed(id)
+	}
+	return end, nil
 }
 
-// removedLocked is the error for who comes to a realm that is being removed.
-func (k *Kernel) removedLocked(id sigma.RealmID) error {
-	if id != sigma.SystemRealm && k.own.between.Load() {
-		if err := k.shutOut(); err != nil {
-			return err
-		}
-		return &sigma.Error{Op: "kernel.realms", Kind: sigma.KindUnavailable,
-			Msg: "this machine's life was ended, and it is not registered anew yet", Hint: "sigma doctor says why"}
+// removed is the error for whoever comes to a realm that is being removed, or that nobody can enter
+// now.
+func (k *Kernel) removed(id sigma.RealmID) error {
+	if err := k.mayEnter(id); err != nil {
+		return err
 	}
-	if !k.removing[id] {
+	return k.procs.Closed(id)
+}
+
+// mayEnter is the error for whoever comes to a tenant's realm between two lives of this machine.
+func (k *Kernel) mayEnter(id sigma.RealmID) error {
+	if id == sigma.SystemRealm || !k.own.between.Load() {
 		return nil
 	}
-	return sigma.Errorf("kernel.realms", sigma.KindBusy, "the realm %s is being removed", id)
+	if err := k.shutOut(); err != nil {
+		return err
+	}
+	return &sigma.Error{Op: "kernel.realms", Kind: sigma.KindUnavailable,
+		Msg: "this machine's life was ended, and it is not registered anew yet", Hint: "sigma doctor says why"}
 }
 
 // endSessions ends the sessions that are attached to a realm, but for one, and waits until their
@@ -259,13 +262,10 @@ func (r realms) Create(ctx context.Context, id sigma.RealmID) error {
 	if id == sigma.SystemRealm {
 		return sigma.Errorf("kernel.realms", sigma.KindExists, "the realm system is the provider's")
 	}
-	r.k.mu.Lock()
-	err := r.k.removedLocked(id)
-	r.k.mu.Unlock()
-	if err != nil {
+	if err := r.k.removed(id); err != nil {
 		return err
 	}
-	_, err = r.admin(ctx, serviceNamed, sigmap.CallCreate, id)
+	_, err := r.admin(ctx, serviceNamed, sigmap.CallCreate, id)
 	if err != nil && sigma.KindOf(err) != sigma.KindExists {
 		return err
 	}

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"sigmaos.dev/kernel/procs"
 	"sigmaos.dev/output"
 	"sigmaos.dev/schedd"
 	"sigmaos.dev/sigma"
@@ -50,7 +51,7 @@ func (k *Kernel) openPast() *past {
 	return x
 }
 
-// note has a proc that has ended written down. Kernel.mu is held.
+// note has a proc that has ended written down. It does not block.
 func (x *past) note(realm sigma.RealmID, id sigma.ProcID) {
 	x.archive.Expect(id)
 	x.mu.Lock()
@@ -119,10 +120,12 @@ func (k *Kernel) pastRecord(e ended) (output.Record, bool) {
 	if !ok {
 		return output.Record{}, false
 	}
-	k.mu.Lock()
-	p, ok := k.core.Past(e.id)
-	l := k.logs[e.id]
-	k.mu.Unlock()
+	var p schedd.Past
+	var l *procs.Logs
+	k.procs.With(func(v procs.View) {
+		p, ok = v.Past(e.id)
+		l = v.Logs(e.id)
+	})
 	if !ok {
 		return output.Record{}, false
 	}
@@ -130,7 +133,7 @@ func (k *Kernel) pastRecord(e ended) (output.Record, bool) {
 	codePast(c, &made, &p)
 	printed := l != nil
 	if c.Bool(&printed); printed {
-		l.both.Code(c)
+		l.Both.Code(c)
 	}
 	return output.Record{ID: e.id, Data: c.Bytes()}, c.Finish() == nil
 }
@@ -223,14 +226,11 @@ func (k *Kernel) recallPast(ctx context.Context) error {
 			ps = append(ps, p)
 			return
 		}
-		k.mu.Lock()
-		known := k.core.Find(r.ID) != nil
-		k.mu.Unlock()
-		if !known { // else it has ended since
+		if _, known := k.procs.Find(r.ID); !known { // else it has ended since
 			x.archive.Forget(r.ID)
 		}
 	})
-	k.step(schedd.Remembered{Procs: ps})
+	k.procs.Step(schedd.Remembered{Procs: ps})
 	k.sweepLogs()
 	return err
 }
@@ -257,7 +257,7 @@ func (k *Kernel) recallTold() {
 	if err != nil {
 		k.cfg.Log.Warn("procs that ended just now are not remembered", "err", err)
 	}
-	k.step(schedd.Remembered{Procs: ps})
+	k.procs.Step(schedd.Remembered{Procs: ps})
 }
 
 // recallOne reads a record, and has what the proc printed at hand again. It is false if the realm,
@@ -272,20 +272,14 @@ func (k *Kernel) recallOne(r output.Record, is func(realm sigma.RealmID, was tim
 		return p, false
 	}
 	p.Info.Status.Data = slices.Clone(p.Info.Status.Data) // the rest of the record goes
-	k.mu.Lock()
-	if known := k.core.Find(r.ID) != nil; known || !printed {
-		k.mu.Unlock()
+	if _, known := k.procs.Find(r.ID); known || !printed {
 		return p, !known && c.Finish() == nil
 	}
-	l := k.newLogsLocked(p.Info.Realm, r.ID)
-	k.mu.Unlock()
-	l.both.Code(c)
+	l, _ := k.procs.Logs(p.Info.Realm, r.ID)
+	l.Both.Code(c)
 	if c.Finish() == nil {
 		return p, true
 	}
-	l.remove()
-	k.mu.Lock()
-	delete(k.logs, r.ID)
-	k.mu.Unlock()
+	k.procs.DropLogs(r.ID)
 	return p, false
 }

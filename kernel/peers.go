@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"sigmaos.dev/identity"
+	"sigmaos.dev/kernel/procs"
 	"sigmaos.dev/schedd"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
@@ -245,7 +246,7 @@ func (k *Kernel) procsOfMembers(after []identity.Member) {
 	if len(after) == 0 { // nothing has been heard yet
 		return
 	}
-	k.step(schedd.Members{Least: least})
+	k.procs.Step(schedd.Members{Least: least})
 	x := k.peers
 	x.mu.Lock()
 	var fresh []sigma.Life
@@ -287,9 +288,8 @@ func (k *Kernel) resync(ctx context.Context, l sigma.Life) {
 	case <-ctx.Done():
 		return
 	}
-	k.mu.Lock()
-	ids := k.core.Guests(l)
-	k.mu.Unlock()
+	var ids []sigma.ProcID
+	k.procs.With(func(v procs.View) { ids = v.Guests(l) })
 	for page := range slices.Chunk(ids, reportProcs) {
 		if k.reportTo(ctx, l, page) != nil {
 			return
@@ -309,10 +309,9 @@ func (k *Kernel) peerResync(_ context.Context, from identity.Subject, payload []
 		return nil, err
 	}
 	life := lifeOf(from)
-	k.step(schedd.Resynced{From: life, Boot: boot})
-	k.mu.Lock()
-	ids := k.core.Guests(life)
-	k.mu.Unlock()
+	k.procs.Step(schedd.Resynced{From: life, Boot: boot})
+	var ids []sigma.ProcID
+	k.procs.With(func(v procs.View) { ids = v.Guests(life) })
 	for _, id := range ids {
 		k.owe(id, life)
 	}
@@ -346,18 +345,15 @@ func (k *Kernel) take(id sigma.ProcID, home sigma.Life) {
 		k.holders.hint(e.Info.Realm, e.Descriptor.Program, home.Machine)
 		k.doubtNames(e.Info.Realm) // it shall see what was written before it was spawned
 	}
-	k.mu.Lock()
-	switch {
-	case life.Incarnation != 0 &&
-		k.life() != life: // Reborn gives back what was kept for it; it may be on offer in the next life already
-	case given:
-		k.stepLocked(e)
-	default:
-		k.stepLocked(schedd.NotTaken{ID: id})
-	}
-	for _, s := range k.unlock() {
-		k.sessions.Go(func() { k.startProc(s) })
-	}
+	k.procs.Change(func(procs.View) schedd.Event {
+		switch {
+		case life.Incarnation != 0 && k.life() != life:
+			return nil // Reborn gives back what was kept for it; it may be on offer in the next life already
+		case given:
+			return e
+		}
+		return schedd.NotTaken{ID: id}
+	})
 }
 
 // checkArrived looks at what another machine gave as at what a program of this one asks for.
@@ -398,12 +394,12 @@ func (k *Kernel) peerTake(_ context.Context, from identity.Subject, payload []by
 	var kin []sigma.ProcID
 	var err error
 	if given {
-		k.mu.Lock()
-		if info, d, err = k.core.Give(time.Now(), id, lifeOf(from), boot); err == nil {
-			p := k.core.Proc(info.Realm, id)
-			v, kin = p.View, p.Kin
-		}
-		k.mu.Unlock()
+		k.procs.With(func(all procs.View) {
+			if info, d, err = all.Give(time.Now(), id, lifeOf(from), boot); err == nil {
+				p := all.Proc(info.Realm, id)
+				v, kin = p.View, p.Kin
+			}
+		})
 		given = err == nil
 	}
 	if !given {
@@ -434,7 +430,7 @@ func (k *Kernel) peerDecline(_ context.Context, _ identity.Subject, payload []by
 	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.ProcID(&id) }); err != nil {
 		return nil, err
 	}
-	k.step(schedd.Declined{ID: id})
+	k.procs.Step(schedd.Declined{ID: id})
 	return nil, nil
 }
 
@@ -486,27 +482,27 @@ func (k *Kernel) reportTo(ctx context.Context, home sigma.Life, ids []sigma.Proc
 	for len(ids) > 0 {
 		var rs []schedd.Report
 		size := 0
-		k.mu.Lock()
-		for len(ids) > 0 && size < reportBytes {
-			id := ids[0]
-			r, to, ok := k.core.Report(id)
-			if ok && to == home {
-				one := 2048 + len(r.Info.Status.Data) + len(r.Info.Status.Msg) + len(r.Info.Program)
-				for _, a := range r.Info.Args {
-					one += len(a) + 2
+		k.procs.With(func(v procs.View) {
+			for len(ids) > 0 && size < reportBytes {
+				id := ids[0]
+				r, to, ok := v.Report(id)
+				if ok && to == home {
+					one := 2048 + len(r.Info.Status.Data) + len(r.Info.Status.Msg) + len(r.Info.Program)
+					for _, a := range r.Info.Args {
+						one += len(a) + 2
+					}
+					if size+one > sigmap.DataMax-1024 && len(rs) > 0 {
+						break
+					}
+					size += one
+					if v.Logs(id) != nil {
+						r.Info.Usage.Output = v.Output(id)
+					}
+					rs = append(rs, r)
 				}
-				if size+one > sigmap.DataMax-1024 && len(rs) > 0 {
-					break
-				}
-				size += one
-				if l := k.logs[id]; l != nil {
-					r.Info.Usage.Output = k.outputLocked(id)
-				}
-				rs = append(rs, r)
+				ids = ids[1:]
 			}
-			ids = ids[1:]
-		}
-		k.mu.Unlock()
+		})
 		if len(rs) == 0 {
 			continue
 		}
@@ -519,7 +515,7 @@ func (k *Kernel) reportTo(ctx context.Context, home sigma.Life, ids []sigma.Proc
 			return err
 		}
 		for _, r := range rs {
-			k.step(schedd.Told{ID: r.Info.ID, Ended: r.Info.State == sigma.ProcEnded})
+			k.procs.Step(schedd.Told{ID: r.Info.ID, Ended: r.Info.State == sigma.ProcEnded})
 		}
 	}
 	return nil
@@ -555,6 +551,6 @@ func (k *Kernel) peerReport(_ context.Context, from identity.Subject, payload []
 	for i := range rs {
 		rs[i].Info.Status.Data = slices.Clone(rs[i].Info.Status.Data)
 	}
-	k.step(schedd.Reported{From: lifeOf(from), Boot: boot, Procs: rs})
+	k.procs.Step(schedd.Reported{From: lifeOf(from), Boot: boot, Procs: rs})
 	return nil, nil
 }

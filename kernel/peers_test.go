@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"sigmaos.dev/kernel/procs"
 	"sigmaos.dev/schedd"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
@@ -146,9 +147,8 @@ func TestFarProcs(t *testing.T) {
 	}
 	for name, m := range x.m {
 		eventually(t, "memory is free again", func() bool {
-			m.k.mu.Lock()
-			defer m.k.mu.Unlock()
-			return m.k.core.Free() == m.k.core.Capacity() && m.k.core.Running() == 0
+			capacity, free := m.k.procs.Memory()
+			return free == capacity && m.k.procs.Running() == 0
 		})
 		if got := x.on(name); len(got) != 0 {
 			t.Errorf("%s lists %v", name, got)
@@ -218,7 +218,7 @@ func TestFarForgotten(t *testing.T) {
 		t.Fatal(err)
 	}
 	x.exited("m2", id)
-	x.m["m2"].k.step(schedd.RealmGone{Realm: sigma.DefaultRealm}) // it forgets what has ended
+	x.m["m2"].k.procs.Step(schedd.RealmGone{Realm: sigma.DefaultRealm}) // it forgets what has ended
 	for at, c := range x.c {
 		if _, err := c.WaitExit(t.Context(), id); sigma.KindOf(err) != sigma.KindNotFound {
 			t.Errorf("%s waits: %v", at, err)
@@ -299,11 +299,11 @@ func TestFarRemoveRealm(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, m := range x.m {
-		m.k.mu.Lock()
-		if left := m.k.core.List("a", true, 0, 1); len(left) > 0 || m.k.core.Running() != 0 {
-			t.Errorf("%s still has %v", name, left)
-		}
-		m.k.mu.Unlock()
+		m.k.procs.With(func(v procs.View) {
+			if left := v.List("a", true, 0, 1); len(left) > 0 || v.Running() != 0 {
+				t.Errorf("%s still has %v", name, left)
+			}
+		})
 	}
 }
 

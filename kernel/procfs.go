@@ -5,6 +5,7 @@ import (
 	"context"
 	"slices"
 
+	"sigmaos.dev/kernel/procs"
 	"sigmaos.dev/kernel/viewfs"
 
 	"sigmaos.dev/identity"
@@ -21,7 +22,7 @@ func (r *root) procDir() sigma.File {
 		open: func(ctx context.Context, name string) (sigma.File, error) {
 			k, id := r.tree.k, sigma.ProcID(name)
 			if r.mayProc(ctx, id, sigma.RightRead) != nil {
-				return nil, unknownProc(id)
+				return nil, procs.Unknown(id)
 			}
 			if _, ok := k.placeHere(r.realm, id); ok {
 				return r.oneProcDir(id), nil
@@ -84,16 +85,16 @@ func (r *root) procPage(ctx context.Context, cookie uint64, n int) ([]sigma.DirE
 // ours.
 func (r *root) procsHere(after uint64, n int) (es []sigma.DirEntry, more bool) {
 	k := r.tree.k
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	for seq, p := range k.core.After(r.realm, after) {
-		if len(es) == min(n, listProcs) {
-			return es, true
+	k.procs.With(func(v procs.View) {
+		for seq, p := range v.After(r.realm, after) {
+			if more = len(es) == min(n, listProcs); more {
+				break
+			}
+			es = append(es, sigma.DirEntry{Name: string(p.ID), ID: sigma.FileID{Kind: sigma.KindDir,
+				Path: viewfs.PathID(sigma.JoinPath(sigma.NameProc, string(p.ID)))}, Next: seq})
 		}
-		es = append(es, sigma.DirEntry{Name: string(p.ID), ID: sigma.FileID{Kind: sigma.KindDir,
-			Path: viewfs.PathID(sigma.JoinPath(sigma.NameProc, string(p.ID)))}, Next: seq})
-	}
-	return es, false
+	})
+	return es, more
 }
 
 // procsAt gives those that are at home at another machine. One that does not answer is left out, as
@@ -154,7 +155,7 @@ func (r *root) oneProcDir(id sigma.ProcID) sigma.File {
 			}
 			at, ok := k.find(ctx, r.realm, id)
 			if !ok {
-				return nil, unknownProc(id)
+				return nil, procs.Unknown(id)
 			}
 			m := at.home
 			switch {
@@ -172,7 +173,7 @@ func (r *root) oneProcDir(id sigma.ProcID) sigma.File {
 				return nil, err
 			}
 			if far == nil {
-				return nil, unknownProc(id)
+				return nil, procs.Unknown(id)
 			}
 			f, _, err := far.walk(ctx, nil)
 			return f, err
@@ -213,11 +214,11 @@ func (r *root) procFile(id sigma.ProcID, name string) (sigma.File, error) {
 		return text(func(ctx context.Context) (any, error) {
 			u, err := r.procUsage(ctx, id)
 			v := state.ProcUsage{Usage: state.OfUsage(u)}
-			k.mu.Lock()
-			if l := k.logs[id]; l != nil {
-				v.StdoutDropped, v.StderrDropped = uint64(l.out.Dropped()), uint64(l.err.Dropped())
-			}
-			k.mu.Unlock()
+			k.procs.With(func(all procs.View) {
+				if l := all.Logs(id); l != nil {
+					v.StdoutDropped, v.StderrDropped = uint64(l.Out.Dropped()), uint64(l.Err.Dropped())
+				}
+			})
 			return v, err
 		})
 	case procChildren:
@@ -226,37 +227,28 @@ func (r *root) procFile(id sigma.ProcID, name string) (sigma.File, error) {
 			return text, last, more, nil
 		}), nil
 	}
-	k.mu.Lock()
-	p := k.core.Proc(r.realm, id)
-	if p == nil {
-		k.mu.Unlock()
-		return nil, unknownProc(id)
-	}
-	l := k.newLogsLocked(r.realm, id) // if it is not started yet, the same are used then
-	neverRan := p.Ended() && p.Launch == 0
-	k.mu.Unlock()
-	if neverRan {
-		l.out.End()
-		l.err.End()
+	l, err := k.procs.LogsOf(r.realm, id)
+	if err != nil {
+		return nil, err
 	}
 	switch name {
 	case procStdout:
-		return l.out.File(name, viewfs.PathID(file)), nil
+		return l.Out.File(name, viewfs.PathID(file)), nil
 	case procLog:
-		return l.both.File(name, viewfs.PathID(file)), nil
+		return l.Both.File(name, viewfs.PathID(file)), nil
 	case procTimes:
-		return stateFile(file, name, 0o444, func(context.Context) ([]byte, error) { return l.times() }), nil
+		return stateFile(file, name, 0o444, func(context.Context) ([]byte, error) { return printTimes(l) }), nil
 	}
-	return l.err.File(name, viewfs.PathID(file)), nil
+	return l.Err.File(name, viewfs.PathID(file)), nil
 }
 
-// times are the lines of /proc/PID/times.
-func (l *procLogs) times() ([]byte, error) {
+// printTimes gives the lines of /proc/PID/times.
+func printTimes(l *procs.Logs) ([]byte, error) {
 	var all []state.Printed
 	for _, stream := range []struct {
 		name string
 		log  *output.Log
-	}{{procStdout, l.out}, {procStderr, l.err}} {
+	}{{procStdout, l.Out}, {procStderr, l.Err}} {
 		for _, s := range stream.log.Stamps() {
 			all = append(all, state.Printed{Stream: stream.name, Offset: s.At, Time: s.Time})
 		}
@@ -266,16 +258,12 @@ func (l *procLogs) times() ([]byte, error) {
 
 // procState is what is known of a proc that is here.
 func (k *Kernel) procState(realm sigma.RealmID, id sigma.ProcID) (state.Proc, error) {
-	k.mu.Lock()
-	p := k.core.Proc(realm, id)
-	if p == nil {
-		k.mu.Unlock()
-		return state.Proc{}, unknownProc(id)
+	p, ok := k.procs.Proc(realm, id)
+	if !ok {
+		return state.Proc{}, procs.Unknown(id)
 	}
-	i, near := p.ProcInfo, p.Near
-	k.mu.Unlock()
-	of := state.OfProc(i)
-	of.Near = string(near)
+	of := state.OfProc(p.ProcInfo)
+	of.Near = string(p.Near)
 	return of, nil
 }
 
@@ -289,11 +277,8 @@ func (r *root) procUsage(ctx context.Context, id sigma.ProcID) (sigma.Usage, err
 	if r.tree.principal.System && !r.tree.far {
 		return k.usageOf(ctx, r.realm, id)
 	}
-	k.mu.Lock()
-	p := k.core.Proc(r.realm, id)
-	running := p != nil && p.State == sigma.ProcRunning
-	k.mu.Unlock()
-	if !running { // it does not change any more, and nobody need be asked
+	if p, _ := k.procs.Proc(r.realm, id); p.State != sigma.ProcRunning {
+		// it does not change any more, and nobody need be asked
 		return k.usageOf(ctx, r.realm, id)
 	}
 	return recall(&k.memo, "usage "+string(r.realm)+" "+string(id), func() (sigma.Usage, error) {
@@ -310,16 +295,17 @@ const childrenScan = 4096
 // first. of is as for listHere.
 func (k *Kernel) childrenOf(realm sigma.RealmID, id sigma.ProcID, after uint64, of sigma.ProcID) (text []byte,
 	last uint64, more bool) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
 	n := 0
-	for seq, p := range k.core.After(realm, after) {
-		if n++; n > childrenScan {
-			return text, last, true
+	k.procs.With(func(v procs.View) {
+		for seq, p := range v.After(realm, after) {
+			if n++; n > childrenScan {
+				more = true
+				break
+			}
+			if last = seq; p.Parent == id && (of == "" || p.IsKin(of)) {
+				text = append(append(text, p.ID...), '\n')
+			}
 		}
-		if last = seq; p.Parent == id && (of == "" || p.IsKin(of)) {
-			text = append(append(text, p.ID...), '\n')
-		}
-	}
-	return text, last, false
+	})
+	return text, last, more
 }

@@ -1,53 +1,27 @@
 package kernel
 
 import (
-	"context"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
-	"time"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
-	"sigmaos.dev/output"
 	"sigmaos.dev/schedd"
 	"sigmaos.dev/sigma"
 )
 
 // Limits of each proc that its descriptor does not choose.
 const (
-	pidsMax    = 512
-	noFileMax  = 4096
-	fetchLimit = time.Minute // for a program's bytes to come
+	pidsMax   = 512
+	noFileMax = 4096
 )
 
-// step applies an event and carries out its effects.
-func (k *Kernel) step(e schedd.Event) {
-	k.mu.Lock()
-	k.stepLocked(e)
-	for _, s := range k.unlock() {
-		k.sessions.Go(func() { k.startProc(s) })
-	}
-}
-
-// unlock releases Kernel.mu and returns the procs to be started, which is the caller's task.
-func (k *Kernel) unlock() []start {
-	starts := k.starts
-	k.starts = nil
-	k.mu.Unlock()
-	return starts
-}
-
-func (k *Kernel) stepLocked(e schedd.Event) {
-	for _, f := range k.core.Step(time.Now(), e) {
-		k.applyLocked(f)
-	}
-}
-
-// applyLocked carries out one effect; nothing in it blocks. Procs that are to be started are noted
-// in Kernel.starts.
-func (k *Kernel) applyLocked(f schedd.Effect) {
+// carry carries out an effect of schedd as far as it concerns more than the proc itself. Nothing in
+// it blocks.
+func (k *Kernel) carry(core *schedd.Core, f schedd.Effect) {
 	switch f := f.(type) {
 	case schedd.Enqueue:
 		if f.Proc.Class == sigma.LatencyCritical {
@@ -65,54 +39,24 @@ func (k *Kernel) applyLocked(f schedd.Effect) {
 		k.reserved.release(f.ID)
 	case schedd.Unfit:
 		k.reserved.decline(f.ID)
-	case schedd.Start:
-		ctx, cancel := context.WithTimeout(k.ctx, fetchLimit)
-		k.fetching[f.Proc.ID] = cancel
-		k.starts = append(k.starts, start{ctx, *f.Proc, k.newLogsLocked(f.Proc.Realm, f.Proc.ID)})
-	case schedd.Abandon:
-		if cancel := k.fetching[f.ID]; cancel != nil {
-			cancel()
-		}
 	case schedd.Kill:
 		go func(id sigma.ProcID, launch uint64) {
 			k.proxy.CloseListeners(id)
-			k.kill(launch)
+			k.launcher.Kill(launch)
 		}(f.Proc.ID, f.Proc.Launch)
 	case schedd.Notice:
-		ch := k.noticeLocked(f.Proc.ID) // stays closed, so that a later WaitEvict returns at once
-		select {
-		case <-ch:
-		default:
-			close(ch)
-		}
 		if f.Signal != 0 {
-			go k.signal(f.Proc.Launch, f.Signal)
+			go k.launcher.Signal(f.Proc.Launch, f.Signal)
 		}
 	case schedd.Wake:
-		k.tellProcLocked(f.ID)
-		if p := k.core.Find(f.ID); p != nil && p.Ended() {
-			k.past.note(p.Realm, p.ID)
-		}
-		if ch := k.wake[f.ID]; ch != nil {
-			close(ch)
-			delete(k.wake, f.ID)
-		}
-	case schedd.Timer:
-		if t := k.timers[f.ID]; t != nil {
-			t.Reset(time.Until(f.At))
-			break
-		}
-		k.timers[f.ID] = time.AfterFunc(time.Until(f.At), func() { k.step(schedd.TimerFired{ID: f.ID}) })
-	case schedd.Forget:
-		k.past.archive.Forget(f.ID)
-		if l := k.logs[f.ID]; l != nil {
-			delete(k.logs, f.ID)
-			if l.out.InMemory() && l.err.InMemory() {
-				l.remove()
-			} else {
-				go l.remove()
+		if p := core.Find(f.ID); p != nil {
+			k.tellProc(p)
+			if p.Ended() {
+				k.past.note(p.Realm, p.ID)
 			}
 		}
+	case schedd.Forget:
+		k.past.archive.Forget(f.ID)
 	case schedd.Timed:
 		k.metrics.timed(&f.Timing)
 	case schedd.Room:
@@ -128,33 +72,6 @@ func (k *Kernel) applyLocked(f schedd.Effect) {
 	}
 }
 
-// endedLocked drops what only a proc that has not ended needs.
-func (k *Kernel) endedLocked(id sigma.ProcID) {
-	if t := k.timers[id]; t != nil {
-		t.Stop()
-		delete(k.timers, id)
-	}
-	delete(k.notice, id)
-}
-
-// newLogsLocked makes a proc's logs, unless somebody who looked early made them.
-func (k *Kernel) newLogsLocked(realm sigma.RealmID, id sigma.ProcID) *procLogs {
-	if l := k.logs[id]; l != nil {
-		return l
-	}
-	b := k.budgets[realm]
-	if b == nil {
-		b = new(output.Budget)
-		k.budgets[realm] = b
-	}
-	dir := k.logsDir()
-	l := &procLogs{out: output.New(filepath.Join(dir, string(id)+".out"), b),
-		err: output.New(filepath.Join(dir, string(id)+".err"), b)}
-	l.both = output.Merge(l.out, l.err)
-	k.logs[id] = l
-	return l
-}
-
 // logsDir is where logs are that are not in memory.
 func (k *Kernel) logsDir() string { return filepath.Join(k.cfg.Data, "logs") }
 
@@ -166,38 +83,42 @@ func (k *Kernel) sweepLogs() {
 	}
 	for _, f := range files {
 		id, _, _ := strings.Cut(f.Name(), ".")
-		k.mu.Lock()
-		known := k.logs[sigma.ProcID(id)] != nil || k.past.archive.Has(sigma.ProcID(id))
-		k.mu.Unlock()
-		if !known {
+		if !k.procs.HasLogs(sigma.ProcID(id)) && !k.past.archive.Has(sigma.ProcID(id)) {
 			os.Remove(filepath.Join(k.logsDir(), f.Name()))
 		}
 	}
 }
 
-func (k *Kernel) noticeLocked(id sigma.ProcID) chan struct{} {
-	ch := k.notice[id]
-	if ch == nil {
-		ch = make(chan struct{})
-		k.notice[id] = ch
-	}
-	return ch
+// realmGroups are the groups (gids) of realms: of the upper half of the instance's range, below
+// which are the uids that the launcher chooses. Safe for concurrent use.
+type realmGroups struct {
+	first uint32 // of the upper half
+	mu    sync.Mutex
+	gids  map[sigma.RealmID]uint32 // mu
 }
 
-// gid is the realm's group: of the upper half of the range, below which are the uids that the
-// launcher chooses.
-func (k *Kernel) gid(realm sigma.RealmID) uint32 {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	g, ok := k.gids[realm]
+// of is the group of a realm.
+func (x *realmGroups) of(realm sigma.RealmID) uint32 {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	g, ok := x.gids[realm]
 	if !ok {
-		g = k.cfg.UIDBase + k.cfg.UIDs/2
-		for _, taken := range k.gids { // those of adopted procs were given by another sigmad
+		g = x.first
+		for _, taken := range x.gids { // those of adopted procs were given by another sigmad
 			g = max(g, taken+1)
 		}
-		k.gids[realm] = g
+		x.gids[realm] = g
 	}
 	return g
+}
+
+// adopt notes the group that a former sigmad gave to a realm, unless the realm has one.
+func (x *realmGroups) adopt(realm sigma.RealmID, gid uint32) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if _, ok := x.gids[realm]; !ok {
+		x.gids[realm] = gid
+	}
 }
 
 // machineMemory is what sysinfo(2) tells; sigmad has no /proc.
@@ -207,38 +128,6 @@ func machineMemory() (sigma.Bytes, error) {
 		return 0, os.NewSyscallError("sysinfo", err)
 	}
 	return sigma.Bytes(si.Totalram) * sigma.Bytes(si.Unit), nil
-}
-
-// waitProc waits for a proc of a realm that is known here. It may become unknown meanwhile.
-func (k *Kernel) waitProc(ctx context.Context, realm sigma.RealmID, id sigma.ProcID, u until) (sigma.ProcInfo, error) {
-	for {
-		k.mu.Lock()
-		p := k.core.Proc(realm, id)
-		if p == nil {
-			k.mu.Unlock()
-			return sigma.ProcInfo{}, unknownProc(id)
-		}
-		if u.is(p) {
-			defer k.mu.Unlock()
-			return p.ProcInfo, nil
-		}
-		ch := k.wake[id]
-		if ch == nil {
-			ch = make(chan struct{})
-			k.wake[id] = ch
-		}
-		k.mu.Unlock()
-		select {
-		case <-ch:
-		case <-ctx.Done():
-			return sigma.ProcInfo{}, sigma.Wrap("kernel.waitProc", "", ctx.Err())
-		}
-	}
-}
-
-func unknownProc(id sigma.ProcID) error {
-	return &sigma.Error{Op: "kernel", Kind: sigma.KindNotFound, Msg: "no proc " + string(id[:min(len(id), 64)]),
-		Hint: "sigma ps -a lists the realm's procs"}
 }
 
 // weaken reads which protections a test wants off (launcher-protocol.md); 0 unless the machine was

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 
+	"sigmaos.dev/kernel/procs"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/state"
 )
@@ -123,9 +124,8 @@ func cores[T sigma.MilliCPU | uint64](c T) string { return fmt.Sprintf("%.4g", f
 // computeLimits lists those limits of processors and memory that a realm has, with what is used of
 // them at this machine.
 func (k *Kernel) computeLimits(i *sigma.RealmInfo) (out []state.Limit) {
-	k.mu.Lock()
-	_, held := k.core.Most(i.ID)
-	k.mu.Unlock()
+	var held sigma.Bytes
+	k.procs.With(func(v procs.View) { _, held = v.Most(i.ID) })
 	l, memory := i.Limits, uint64(held)
 	for _, x := range []struct {
 		limit string

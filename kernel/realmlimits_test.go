@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"sigmaos.dev/kernel/procs"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/state"
 )
@@ -80,9 +81,8 @@ func TestMaximumOfRealm(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "schedd knows it", func() bool {
-		m.k.mu.Lock()
-		defer m.k.mu.Unlock()
-		most, _ := m.k.core.Most("a")
+		var most sigma.Bytes
+		m.k.procs.With(func(v procs.View) { most, _ = v.Most("a") })
 		return most == 40*sigma.MiB
 	})
 	a, b := m.connect("a"), m.connect("b")
@@ -103,9 +103,9 @@ func TestMaximumOfRealm(t *testing.T) {
 		t.Errorf("the other realm's quota is %d", q)
 	}
 	eventually(t, "it is kept back", func() bool {
-		m.k.mu.Lock()
-		defer m.k.mu.Unlock()
-		return m.k.core.KeptBack("a") == 1
+		back := 0
+		m.k.procs.With(func(v procs.View) { back = v.KeptBack("a") })
+		return back == 1
 	})
 	seen := false
 	for _, l := range objects[state.Limit](t, a, "/sys/limits") {

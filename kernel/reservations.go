@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"sigmaos.dev/kernel/procs"
 	"sigmaos.dev/lcsched"
 	"sigmaos.dev/schedd"
 	"sigmaos.dev/session"
@@ -73,7 +74,7 @@ func (r *reservations) run(ctx context.Context) {
 	case <-ctx.Done():
 		return
 	}
-	r.k.step(schedd.Cores{CPU: r.k.cpu()})
+	r.k.procs.Step(schedd.Cores{CPU: r.k.cpu()})
 	for ctx.Err() == nil {
 		if !r.k.lives(ctx) {
 			return
@@ -131,7 +132,7 @@ func (r *reservations) session(ctx context.Context, c *session.Client, life sigm
 	} {
 		all.Go(func() { work(); cancel() })
 	}
-	r.k.step(schedd.LCSchedulerLost{}) // what is queued is sent to this one
+	r.k.procs.Step(schedd.LCSchedulerLost{}) // what is queued is sent to this one
 	select {
 	case <-c.Done():
 		cancel()
@@ -146,20 +147,20 @@ func (r *reservations) attendance(life sigma.Life) *lcsched.Attendance {
 	k := r.k
 	a := &lcsched.Attendance{Incarnation: life.Incarnation, CPU: k.cpu(), Memory: k.cfg.Memory, Labels: k.labels(),
 		Closed: k.cordoned()}
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.queue, r.cancels, r.released, r.declined = nil, nil, nil, nil
-	a.Lent = k.core.Lent()
-	for _, id := range k.core.Reservations() {
-		h := lcsched.Held{ID: id}
-		h.Realm, h.CPU, h.Memory = k.core.Reservation(id)
-		if p := k.core.Find(id); p != nil {
-			h.Name = p.Name
+	k.procs.With(func(v procs.View) {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.queue, r.cancels, r.released, r.declined = nil, nil, nil, nil
+		a.Lent = v.Lent()
+		for _, id := range v.Reservations() {
+			h := lcsched.Held{ID: id}
+			h.Realm, h.CPU, h.Memory = v.Reservation(id)
+			if p := v.Find(id); p != nil {
+				h.Name = p.Name
+			}
+			a.Held = append(a.Held, h)
 		}
-		a.Held = append(a.Held, h)
-	}
+	})
 	return a
 }
 
@@ -297,24 +298,23 @@ func (r *reservations) take(ctx context.Context, b sigma.Caller) {
 			case k.sched.isClosed() && !k.holds(j.ID): // lcsched has not heard it yet
 				r.decline(j.ID)
 			case j.Home.Machine == k.cfg.Machine:
-				k.step(schedd.Assigned{ID: j.ID})
+				k.procs.Step(schedd.Assigned{ID: j.ID})
 			case isProcID(j.ID):
-				k.step(schedd.Offered{ID: j.ID, Realm: j.Realm, Class: sigma.LatencyCritical, CPU: j.CPU,
+				k.procs.Step(schedd.Offered{ID: j.ID, Realm: j.Realm, Class: sigma.LatencyCritical, CPU: j.CPU,
 					Memory: j.Memory, Home: j.Home})
 			}
 		}
 		for _, f := range x.Refused {
 			k.tellRefused(f.ID, f.Why)
-			k.step(schedd.Refused{ID: f.ID, Why: f.Why})
+			k.procs.Step(schedd.Refused{ID: f.ID, Why: f.Why})
 		}
 	}
 }
 
 // holds reports whether a proc has a reservation here.
-func (k *Kernel) holds(id sigma.ProcID) bool {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return k.core.Reserved(id)
+func (k *Kernel) holds(id sigma.ProcID) (is bool) {
+	k.procs.With(func(v procs.View) { is = v.Reserved(id) })
+	return is
 }
 
 // watch tells what best-effort procs hold, and returns when the machine is not what lcsched was
@@ -338,11 +338,10 @@ func (r *reservations) watch(ctx context.Context, b sigma.Caller, life sigma.Lif
 			if !maps.Equal(k.labels(), as.Labels) {
 				return
 			}
-			k.step(schedd.Requeue{Before: looked.Add(-standingEvery)})
+			k.procs.Step(schedd.Requeue{Before: looked.Add(-standingEvery)})
 		}
-		k.mu.Lock()
-		lent := k.core.Lent()
-		k.mu.Unlock()
+		var lent sigma.Bytes
+		k.procs.With(func(v procs.View) { lent = v.Lent() })
 		if max(lent, told)-min(lent, told) < k.cfg.Memory/16 {
 			continue
 		}

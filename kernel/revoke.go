@@ -18,11 +18,8 @@ import (
 // procs' descriptors and shuts them down, for both sides (docs/adr/0020).
 
 const (
-	// questions to the launcher under way; one costs it a microsecond for each descriptor of the
-	// proc
-	socketsAtOnce = 4
-	revokeAgain   = time.Second // what was taken back but still under way to its proc is looked for again
-	revokeTime    = 5 * time.Second
+	revokeAgain = time.Second // what was taken back but still under way to its proc is looked for again
+	revokeTime  = 5 * time.Second
 )
 
 // peerRevoke: Endpoint -> nothing. The machine where it listens takes it back, as the provider
@@ -87,9 +84,7 @@ func (k *Kernel) launchOf(realm sigma.RealmID, id sigma.ProcID) uint64 {
 		defer s.mu.Unlock()
 		return s.launch
 	}
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if p := k.core.Proc(realm, id); p != nil {
+	if p, ok := k.procs.Proc(realm, id); ok {
 		return p.Launch
 	}
 	return 0
@@ -106,31 +101,20 @@ func (k *Kernel) found(ctx context.Context, ends []dialproxy.Open, shut bool) ma
 	}
 	var all sync.WaitGroup
 	for id, own := range of {
-		l, launched := k.living(), k.launchOf(own[0].Realm, id)
+		l, launched := k.launcher.Now(), k.launchOf(own[0].Realm, id)
 		if l == nil || launched == 0 {
 			continue
-		}
-		ask := l.Sockets
-		if shut {
-			ask = l.Shut
 		}
 		for part := range slices.Chunk(own, launch.SocketsMax) {
 			inodes := make([]uint64, len(part))
 			for i, o := range part {
 				inodes[i] = o.Inode
 			}
-			number := k.nextLaunch.Add(1) // not of a launch, but so that no two questions have the same
 			all.Go(func() {
-				e, err := k.sockets.put(ctx, question{'s', number}, func(uint64) error {
-					return ask(launched, number, inodes)
-				}, nil)
-				f, ok := e.(launch.Found)
-				if err != nil || !ok {
-					return
-				}
+				sockets := k.launcher.Sockets(ctx, l, launched, inodes, shut)
 				mu.Lock()
 				defer mu.Unlock()
-				for _, s := range f.Sockets {
+				for _, s := range sockets {
 					out[s.Inode] = s
 				}
 			})
@@ -214,7 +198,7 @@ func (k *Kernel) bounded(ctx context.Context, f func(context.Context)) {
 // none are.
 func (k *Kernel) reconcile(ctx context.Context, id sigma.ProcID, ends []dialproxy.Open) map[uint64]launch.Socket {
 	found := k.found(ctx, ends, false)
-	if ctx.Err() != nil || k.living() == nil {
+	if ctx.Err() != nil || k.launcher.Now() == nil {
 		return found
 	}
 	is := make(map[uint64]bool, len(found))

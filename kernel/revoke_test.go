@@ -15,7 +15,7 @@ import (
 
 // launched has the kernel take a proc for one that its launcher runs.
 func (m *machine) launched(id sigma.ProcID, launch uint64) {
-	m.k.step(schedd.Adopted{Info: sigma.ProcInfo{ID: id, Realm: "default"}, Launch: launch})
+	m.k.procs.Step(schedd.Adopted{Info: sigma.ProcInfo{ID: id, Realm: "default"}, Launch: launch})
 }
 
 // TestCut: direct connections end when the roster says that the life of the other machine is over,

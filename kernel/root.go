@@ -71,7 +71,7 @@ func (t *tree) Attach(ctx context.Context, p sigma.Principal, name string) (sigm
 	}
 	t.k.mu.Lock()
 	defer t.k.mu.Unlock()
-	if err := t.k.removedLocked(realm); err != nil {
+	if err := t.k.removed(realm); err != nil {
 		return nil, err
 	}
 	t.realms[realm] = true

@@ -268,7 +268,7 @@ func (s *scheduler) attended(sh *shard) {
 	}
 	s.tellLeases()
 	poke(sh.work) // what procs here hold
-	s.k.step(schedd.ShardFound{Shard: sh.name})
+	s.k.procs.Step(schedd.ShardFound{Shard: sh.name})
 	poke(s.roomy)
 }
 
@@ -292,7 +292,7 @@ func (s *scheduler) left(sh *shard) {
 func (s *scheduler) lost(shard besched.Shard) {
 	s.leasing.Lock()
 	defer s.leasing.Unlock()
-	s.k.step(schedd.ShardLost{Shard: shard})
+	s.k.procs.Step(schedd.ShardLost{Shard: shard})
 	if s.lent { // schedd forgot it; procs may wait from now on
 		s.lent = false
 		s.charges.lease(false)
@@ -316,7 +316,7 @@ func (s *scheduler) tellLeases() {
 	}
 	s.lent, s.limit = all, e.Limit
 	s.charges.lease(all)
-	s.k.step(e)
+	s.k.procs.Step(e)
 }
 
 // plan parks credits and takes them back, until ctx ends.
@@ -324,9 +324,8 @@ func (s *scheduler) plan(ctx context.Context) {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	for {
-		s.k.mu.Lock()
-		free, load := s.k.core.Free(), uint32(s.k.core.Running())
-		s.k.mu.Unlock()
+		_, free := s.k.procs.Memory()
+		load := uint32(s.k.procs.Running())
 		s.mu.Lock()
 		now := time.Now()
 		moves, again := s.offers.Plan(now, free, load)
@@ -386,10 +385,8 @@ func (s *scheduler) watchQueue(ctx context.Context) {
 			return
 		}
 		if len(s.k.others()) > 0 {
-			s.k.mu.Lock()
-			age := requeueEvery + time.Duration(s.k.core.Queued())*requeueEach
-			s.k.mu.Unlock()
-			s.k.step(schedd.Requeue{Before: time.Now().Add(-age)})
+			age := requeueEvery + time.Duration(s.k.procs.Queued())*requeueEach
+			s.k.procs.Step(schedd.Requeue{Before: time.Now().Add(-age)})
 		}
 	}
 }
@@ -429,12 +426,12 @@ func (k *Kernel) granted(got *besched.Pulled) {
 	for _, j := range got.Jobs {
 		switch {
 		case j.Home.Machine == k.cfg.Machine:
-			k.step(schedd.Assigned{ID: j.ID})
+			k.procs.Step(schedd.Assigned{ID: j.ID})
 		case isProcID(j.ID):
-			k.step(schedd.Offered{ID: j.ID, Realm: j.Realm, Memory: j.Memory, Home: j.Home})
+			k.procs.Step(schedd.Offered{ID: j.ID, Realm: j.Realm, Memory: j.Memory, Home: j.Home})
 		}
 	}
 	if got.Largest > 0 {
-		k.step(schedd.Largest{Memory: got.Largest})
+		k.procs.Step(schedd.Largest{Memory: got.Largest})
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"sigmaos.dev/besched"
+	"sigmaos.dev/kernel/procs"
 	"sigmaos.dev/schedd"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
@@ -39,8 +40,9 @@ func newPulls() *pulls { return &pulls{make(chan context.Context), make(chan bes
 
 // loneScheduler is that of a machine that nothing runs on.
 func loneScheduler() *scheduler {
-	k := &Kernel{core: schedd.NewCore("m1", sigma.GiB), cfg: Config{Machine: "m1", Memory: sigma.GiB, CPU: 4000,
-		Log: slog.New(slog.DiscardHandler)}}
+	k := &Kernel{cfg: Config{Machine: "m1", Memory: sigma.GiB, CPU: 4000, Log: slog.New(slog.DiscardHandler)}}
+	k.procs = procs.NewTable(procs.Config{Machine: "m1", Memory: sigma.GiB,
+		Carry: func(*schedd.Core, schedd.Effect) {}})
 	k.sched = newScheduler(k)
 	k.sched.launches(true)
 	return k.sched

@@ -137,7 +137,7 @@ func (s *service) run(ctx context.Context) error {
 	p := sigma.Principal{Realm: sigma.SystemRealm, Proc: sigma.NewProcID(), Machine: s.k.cfg.Machine}
 	over := make(chan struct{})
 	result := make(chan error, 1)
-	id := s.k.register(func(e launch.Event) {
+	id := s.k.launcher.Register(func(e launch.Event) {
 		switch e := e.(type) {
 		case launch.Failed:
 			result <- e.Err()
@@ -155,7 +155,7 @@ func (s *service) run(ctx context.Context) error {
 				max(0, int(e.Wait.Signal())))
 		}
 	})
-	defer s.k.unregister(id)
+	defer s.k.launcher.Unregister(id)
 	before := s.k.launches.begun(s.name)
 	s.mu.Lock()
 	s.restarts = before
@@ -179,7 +179,7 @@ func (s *service) run(ctx context.Context) error {
 	} else {
 		request.Env = []string{fmt.Sprintf("GOMEMLIMIT=%d", request.Memory/8*7)}
 	}
-	err = s.k.launch(ctx, request)
+	err = s.k.launcher.Start(ctx, request)
 	if err != nil {
 		return err
 	}
@@ -298,7 +298,7 @@ func (s *service) terminate() {
 	id := s.launch
 	s.mu.Unlock()
 	if id != 0 {
-		s.k.signal(id, syscall.SIGTERM)
+		s.k.launcher.Signal(id, syscall.SIGTERM)
 	}
 }
 

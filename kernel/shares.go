@@ -5,6 +5,7 @@ import (
 	"sync"
 	"time"
 
+	"sigmaos.dev/kernel/procs"
 	"sigmaos.dev/launch"
 	"sigmaos.dev/schedd"
 	"sigmaos.dev/sigma"
@@ -161,10 +162,7 @@ func (g *groupShares) uses(l *launch.Launcher, realm sigma.RealmID, class sigma.
 
 // dropGroups has the launcher remove the cgroups of a realm that is gone.
 func (k *Kernel) dropGroups(realm sigma.RealmID) {
-	k.mu.Lock()
-	l := k.launcher
-	k.mu.Unlock()
-	k.shares.drop(l, realm)
+	k.shares.drop(k.launcher.Now(), realm)
 }
 
 // drop forgets the groups of a realm that is gone. l is nil while there is no launcher, which then
@@ -241,10 +239,8 @@ func (k *Kernel) watchShares(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		}
-		k.mu.Lock()
-		l, running := k.launcher, k.core.Running()
-		k.mu.Unlock()
-		if !poked && running == 0 && time.Since(looked) < limitsIdle {
+		l := k.launcher.Now()
+		if !poked && k.procs.Running() == 0 && time.Since(looked) < limitsIdle {
 			continue
 		}
 		looked = time.Now()
@@ -266,12 +262,12 @@ func (k *Kernel) setRealms(l *launch.Launcher, all []sigma.RealmInfo) {
 		shares[all[i].ID] = all[i].Shares
 	}
 	k.turns.SetShares(shares)
-	k.mu.Lock()
 	reserved := map[sigma.RealmID]sigma.MilliCPU{}
-	for i := range all {
-		reserved[all[i].ID] = k.core.ReservedBy(all[i].ID)
-	}
-	k.mu.Unlock()
+	k.procs.With(func(v procs.View) {
+		for i := range all {
+			reserved[all[i].ID] = v.ReservedBy(all[i].ID)
+		}
+	})
 	if !k.shares.set(l, all, func(r sigma.RealmID) sigma.MilliCPU { return reserved[r] }) {
 		return
 	}
@@ -281,6 +277,6 @@ func (k *Kernel) setRealms(l *launch.Launcher, all []sigma.RealmInfo) {
 			of[all[i].ID] = most
 		}
 	}
-	k.step(schedd.Maxima{Memory: of})
+	k.procs.Step(schedd.Maxima{Memory: of})
 	poke(k.reserved.work) // lcsched is told
 }

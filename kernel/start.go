@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sigmaos.dev/binfs"
+	"sigmaos.dev/kernel/procs"
 	"sigmaos.dev/launch"
 	"sigmaos.dev/nowait"
 	"sigmaos.dev/output"
@@ -20,13 +21,6 @@ import (
 	"sigmaos.dev/view"
 )
 
-// start is a proc that was placed here and is to be started.
-type start struct {
-	ctx  context.Context // ends when the proc need not be started any more
-	proc schedd.Proc
-	logs *procLogs
-}
-
 // startNowMax procs are started by the request that spawned them; of more, the others are started
 // while it is answered.
 const startNowMax = 4
@@ -34,11 +28,11 @@ const startNowMax = 4
 // startSpawned starts what a Spawn placed here. Programs that are at hand are started at once and
 // one after the other: each costs some ten microseconds, less than to wake somebody for it. Others
 // are fetched first, for which nobody waits here.
-func (k *Kernel) startSpawned(starts []start) {
-	var warm []start
+func (k *Kernel) startSpawned(starts []procs.Start) {
+	var warm []procs.Start
 	for _, s := range starts {
-		if tree, err := k.tree(s.proc.Realm); err == nil && len(s.proc.Kin) == 0 &&
-			tree.warm(s.proc.Descriptor.Program) {
+		if tree, err := k.tree(s.Proc.Realm); err == nil && len(s.Proc.Kin) == 0 &&
+			tree.warm(s.Proc.Descriptor.Program) {
 			warm = append(warm, s)
 		} else {
 			k.sessions.Go(func() { k.startProc(s) })
@@ -58,21 +52,17 @@ func (k *Kernel) startSpawned(starts []start) {
 }
 
 // startProc fetches the program and asks the launcher for the proc (architecture §5, point 3).
-func (k *Kernel) startProc(s start) {
-	err := k.tryStart(s.ctx, &s.proc, s.logs)
-	k.mu.Lock()
-	k.fetching[s.proc.ID]()
-	delete(k.fetching, s.proc.ID)
-	k.mu.Unlock()
+func (k *Kernel) startProc(s procs.Start) {
+	err := k.tryStart(s.Ctx, &s.Proc, s.Logs)
+	k.procs.Answered(s.Proc.ID)
 	if err != nil {
-		s.logs.out.End()
-		s.logs.err.End()
+		s.Logs.End()
 		k.metrics.failed.Add(1)
-		k.step(schedd.NotLaunched{ID: s.proc.ID, Err: err})
+		k.procs.Step(schedd.NotLaunched{ID: s.Proc.ID, Err: err})
 	}
 }
 
-func (k *Kernel) tryStart(ctx context.Context, p *schedd.Proc, l *procLogs) error {
+func (k *Kernel) tryStart(ctx context.Context, p *schedd.Proc, l *procs.Logs) error {
 	tree, err := k.tree(p.Realm)
 	if err != nil {
 		return err
@@ -103,18 +93,18 @@ func (k *Kernel) tryStart(ctx context.Context, p *schedd.Proc, l *procLogs) erro
 	if p.Descriptor.Profile == sigma.ProfileLinux {
 		profile = launch.ProfileLinux
 	}
-	req := launch.Request{ID: c.launch, Weaken: k.weaken(p.Descriptor.Env), Profile: profile, GID: k.gid(p.Realm),
+	req := launch.Request{ID: c.launch, Weaken: k.weaken(p.Descriptor.Env), Profile: profile, GID: k.groups.of(p.Realm),
 		PidsMax: pidsMax, Memory: p.Memory, CPUShares: weightOf(p.Class, p.Descriptor.CPU), NoFile: noFileMax,
 		Group: k.groupFor(p), Args: append([]string{p.Name}, p.Descriptor.Args...), Program: program,
 		Env: append([]string{"SIGMA_PROC_ID=" + string(p.ID), "SIGMA_REALM=" + string(p.Realm),
 			"SIGMA_MACHINE=" + string(k.cfg.Machine), "SIGMA_CLASS=" + p.Class.String()}, environment(p.Descriptor)...),
 		Passed: []launch.Passed{{FD: c.outW, Target: 1}, {FD: c.errW, Target: 2}, {FD: c.theirs, Target: 3}}}
-	k.step(schedd.LaunchAsked{ID: p.ID, Launch: c.launch})
-	err = k.launch(ctx, req)
+	k.procs.Step(schedd.LaunchAsked{ID: p.ID, Launch: c.launch})
+	err = k.launcher.Start(ctx, req)
 	nowait.Close(c.outW)
 	nowait.Close(c.errW)
 	if err != nil {
-		k.unregister(c.launch)
+		k.launcher.Unregister(c.launch)
 		c.end()
 		c.finish()
 		release()
@@ -127,10 +117,9 @@ func (k *Kernel) tryStart(ctx context.Context, p *schedd.Proc, l *procLogs) erro
 
 // groupFor is the cgroup that a proc is started in, which has what it is to have.
 func (k *Kernel) groupFor(p *schedd.Proc) string {
-	k.mu.Lock()
-	reserved := k.core.ReservedBy(p.Realm)
-	k.mu.Unlock()
-	return k.shares.uses(k.living(), p.Realm, p.Class, reserved)
+	var reserved sigma.MilliCPU
+	k.procs.With(func(v procs.View) { reserved = v.ReservedBy(p.Realm) })
+	return k.shares.uses(k.launcher.Now(), p.Realm, p.Class, reserved)
 }
 
 // child is the kernel's side of a proc that the launcher was asked for.
@@ -159,7 +148,7 @@ type child struct {
 }
 
 // newChild makes what a proc is born with, and takes the launcher's events about it.
-func (k *Kernel) newChild(p *schedd.Proc, l *procLogs, release func()) (*child, error) {
+func (k *Kernel) newChild(p *schedd.Proc, l *procs.Logs, release func()) (*child, error) {
 	c := &child{k: k, release: release, memory: p.Memory, class: p.Class, name: p.Name, view: p.View, kin: p.Kin,
 		who: sigma.Principal{Realm: p.Realm, Proc: p.ID, Machine: k.cfg.Machine}, outW: -1, errW: -1}
 	pair, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_SEQPACKET|syscall.SOCK_CLOEXEC|syscall.SOCK_NONBLOCK,
@@ -168,8 +157,8 @@ func (k *Kernel) newChild(p *schedd.Proc, l *procLogs, release func()) (*child, 
 		return nil, os.NewSyscallError("socketpair", err)
 	}
 	c.ours, c.theirs = pair[0], pair[1]
-	if c.out, c.outW, err = k.outputs.Open(l.out); err == nil {
-		if c.err, c.errW, err = k.outputs.Open(l.err); err != nil {
+	if c.out, c.outW, err = k.outputs.Open(l.Out); err == nil {
+		if c.err, c.errW, err = k.outputs.Open(l.Err); err != nil {
 			nowait.Close(c.outW)
 			c.out.Drain()
 		}
@@ -178,7 +167,7 @@ func (k *Kernel) newChild(p *schedd.Proc, l *procLogs, release func()) (*child, 
 		c.end()
 		return nil, err
 	}
-	c.launch = k.register(c.event)
+	c.launch = k.launcher.Register(c.event)
 	return c, nil
 }
 
@@ -206,7 +195,7 @@ func (c *child) speaks() {
 	c.silent.Remove()
 	c.silent = nil
 	c.serveLocked(false)
-	c.k.step(schedd.Spoke{ID: c.who.Proc})
+	c.k.procs.Step(schedd.Spoke{ID: c.who.Proc})
 }
 
 // serveLocked begins the session. That of an adopted proc may have been another sigmad's.
@@ -266,14 +255,14 @@ func (c *child) event(e launch.Event) {
 	case launch.Started:
 		k.metrics.started.Add(1)
 		k.ledger.Started(time.Now(), c.who.Realm, id, c.name, c.memory, c.class)
-		k.step(schedd.Launched{ID: id, Cloned: k.wallTime(e.Cloned), Contained: k.wallTime(e.Contained),
+		k.procs.Step(schedd.Launched{ID: id, Cloned: k.wallTime(e.Cloned), Contained: k.wallTime(e.Contained),
 			Executed: k.wallTime(e.Executed)})
 		k.keepLater(c)
 		return
 	case launch.Failed:
 		k.metrics.failed.Add(1)
 		c.end()
-		k.step(schedd.NotLaunched{ID: id, Err: e.Err()})
+		k.procs.Step(schedd.NotLaunched{ID: id, Err: e.Err()})
 		c.release()
 		go c.finish()
 	case launch.Exited:
@@ -281,7 +270,7 @@ func (c *child) event(e launch.Event) {
 	case launch.Lost:
 		c.gone(schedd.LauncherDied{ID: id})
 	}
-	k.unregister(e.ProcID())
+	k.launcher.Unregister(e.ProcID())
 }
 
 // environment is what the proc's spawner gave, with the trace that it belongs to by the name that
@@ -316,16 +305,10 @@ func (c *child) gone(e schedd.Event) {
 
 func (c *child) tellGone(e schedd.Event) {
 	k := c.k
-	k.mu.Lock()
-	k.stepLocked(e)
-	k.sched.endedLocked(c.who.Realm, c.who.Proc)
-	if p := k.core.Proc(c.who.Realm, c.who.Proc); p != nil {
+	k.procs.End(c.who.Realm, c.who.Proc, e, func(p *schedd.Proc) {
+		k.sched.endedLocked(p)
 		k.ledger.Uses(time.Now(), p.ID, p.Usage.UserTime+p.Usage.SystemTime, true)
-	}
-	k.endedLocked(c.who.Proc)
-	for _, s := range k.unlock() { // what waited for the memory
-		k.sessions.Go(func() { k.startProc(s) })
-	}
+	})
 }
 
 // wallTime turns the launcher's CLOCK_MONOTONIC into a time.

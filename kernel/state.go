@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"sigmaos.dev/kernel/procs"
 	"sigmaos.dev/kernel/viewfs"
 
 	"sigmaos.dev/kernel/meter"
@@ -166,20 +167,20 @@ const unscheduledMax = 256
 
 // unscheduled are the latency-critical procs of this home that wait while no lcsched leads.
 func (k *Kernel) unscheduled() (ws []lcsched.Waits) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	for _, realm := range k.core.Realms() {
-		for _, p := range k.core.After(realm, 0) {
-			if p.Class == sigma.LatencyCritical && p.State == sigma.ProcQueued && !p.Guest() &&
-				len(ws) < unscheduledMax {
-				w := lcsched.Waits{Since: p.Times.Spawned,
-					Why: "no lcsched leads: another is being elected, or the control machines have no quorum; procs " +
-						"that run go on"}
-				w.ID, w.Realm, w.Memory = p.ID, realm, p.Memory
-				ws = append(ws, w)
+	k.procs.With(func(v procs.View) {
+		for _, realm := range v.Realms() {
+			for _, p := range v.After(realm, 0) {
+				if p.Class == sigma.LatencyCritical && p.State == sigma.ProcQueued && !p.Guest() &&
+					len(ws) < unscheduledMax {
+					w := lcsched.Waits{Since: p.Times.Spawned,
+						Why: "no lcsched leads: another is being elected, or the control machines have no quorum; " +
+							"procs that run go on"}
+					w.ID, w.Realm, w.Memory = p.ID, realm, p.Memory
+					ws = append(ws, w)
+				}
 			}
 		}
-	}
+	})
 	return ws
 }
 
@@ -248,11 +249,12 @@ func (r *root) utilisationFile() sigma.File {
 		of := []sigma.RealmID{r.realm}
 		if r.tree.principal.System {
 			cpu := k.enrolment().CPU
-			k.mu.Lock()
-			m := state.MachineUse{Machine: string(k.cfg.Machine), Cores: float64(cpu) / 1000, Running: k.core.Running(),
-				Waiting: k.core.Queued(), Capacity: uint64(k.core.Capacity()), Free: uint64(k.core.Free())}
-			of = k.core.Realms()
-			k.mu.Unlock()
+			m := state.MachineUse{Machine: string(k.cfg.Machine), Cores: float64(cpu) / 1000}
+			k.procs.With(func(v procs.View) {
+				m.Running, m.Waiting = v.Running(), v.Queued()
+				m.Capacity, m.Free = uint64(v.Capacity()), uint64(v.Free())
+				of = v.Realms()
+			})
 			line, err := state.Line(m)
 			if err != nil {
 				return nil, err
@@ -274,10 +276,9 @@ func (r *root) utilisationFile() sigma.File {
 
 // useOf counts a realm's procs here.
 func (k *Kernel) useOf(realm sigma.RealmID) schedd.Use {
-	u, _ := recall(&k.memo, "use "+string(realm), func() (schedd.Use, error) {
-		k.mu.Lock()
-		defer k.mu.Unlock()
-		return k.core.Use(realm), nil
+	u, _ := recall(&k.memo, "use "+string(realm), func() (u schedd.Use, _ error) {
+		k.procs.With(func(v procs.View) { u = v.Use(realm) })
+		return u, nil
 	})
 	return u
 }
@@ -349,7 +350,7 @@ func (k *Kernel) limitsOf(i *sigma.RealmInfo, names *sigma.RealmLimits) (out []s
 	if n, known := k.ux.Used(i.ID); known {
 		scratch = (*uint64)(&n)
 	}
-	u, live := k.useOf(i.ID), uint64(k.procsOf(i.ID))
+	u, live := k.useOf(i.ID), uint64(k.procs.Live(i.ID))
 	ended, rings := uint64(u.Ended), uint64(k.proxy.Rings(i.ID))
 	for _, l := range []struct {
 		limit string

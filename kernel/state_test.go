@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"sigmaos.dev/kernel/procs"
 	"sigmaos.dev/schedd"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
@@ -189,18 +190,19 @@ func TestManyChildren(t *testing.T) {
 	parent := m.startProg(sigma.Descriptor{})
 	const many = 2*childrenScan + 100
 	var want strings.Builder
-	m.k.mu.Lock()
-	for i := range many {
-		id, by := sigma.ProcID(fmt.Sprintf("child%d", i)), sigma.Principal{Realm: sigma.DefaultRealm, Proc: parent.id}
-		if i%3 == 0 {
-			by.Proc = "another"
-		} else {
-			want.WriteString(string(id) + "\n")
+	m.k.procs.With(func(v procs.View) {
+		for i := range many {
+			id := sigma.ProcID(fmt.Sprintf("child%d", i))
+			by := sigma.Principal{Realm: sigma.DefaultRealm, Proc: parent.id}
+			if i%3 == 0 {
+				by.Proc = "another"
+			} else {
+				want.WriteString(string(id) + "\n")
+			}
+			v.Step(m.k.start, schedd.Spawned{By: by, IDs: []sigma.ProcID{id},
+				Ds: []sigma.Descriptor{{Program: "/bin/x", Memory: m.k.cfg.Memory}}})
 		}
-		m.k.core.Step(m.k.start, schedd.Spawned{By: by, IDs: []sigma.ProcID{id},
-			Ds: []sigma.Descriptor{{Program: "/bin/x", Memory: m.k.cfg.Memory}}})
-	}
-	m.k.mu.Unlock()
+	})
 	f, err := parent.Open(t.Context(), "/proc/"+string(parent.id)+"/"+procChildren, sigma.OpenRead)
 	if err != nil {
 		t.Fatal(err)

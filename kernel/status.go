@@ -5,23 +5,18 @@ import (
 	"time"
 
 	"sigmaos.dev/diskspace"
+	"sigmaos.dev/kernel/launchers"
 	"sigmaos.dev/sigmap"
 )
 
 const (
 	// silentAfter is how long a service or the launcher may take to answer before its state is
-	// stateSilent. It leaves sigma status and sigma doctor enough of their 2 s.
+	// "silent". It leaves sigma status and sigma doctor enough of their 2 s.
 	silentAfter = 700 * time.Millisecond
 	// statusAtOnce services are asked at a time: those of the boot set and the dbds of most
 	// machines at once.
 	statusAtOnce = 64
 )
-
-// stateSilent is the state of a service whose process is there and does not answer.
-const stateSilent = "silent"
-
-// serviceLauncher is the launcher, where it is listed like a service.
-const serviceLauncher = "launcher"
 
 // status tells how the services, sigmad and the launcher are. Those that should be running are
 // asked, since a process that is stopped, or hangs, does not end.
@@ -32,7 +27,7 @@ func (k *Kernel) status(ctx context.Context) []sigmap.Service {
 	out := make([]sigmap.Service, len(list)+2)
 	out[len(list)] = sigmap.Service{Name: serviceSigmad, State: "running", Since: k.start,
 		Restarts: k.launches.restarts(serviceSigmad)}
-	asks := []func(){func() { out[len(list)+1] = k.launcherStatus(ctx) }}
+	asks := []func(){func() { out[len(list)+1] = k.launcher.Status(ctx) }}
 	for i, s := range list {
 		asks = append(asks, func() { out[i] = s.status(ctx) })
 	}
@@ -56,13 +51,13 @@ func (s *service) status(ctx context.Context) sigmap.Service {
 		}
 		return now
 	case ctx.Err() != nil:
-		now.State = stateSilent
+		now.State = launchers.StateSilent
 		return now
 	}
 	if later := s.noted(); later.Proc != now.Proc || later.State != now.State { // it ended meanwhile
 		return later
 	}
-	now.State = stateSilent
+	now.State = launchers.StateSilent
 	return now
 }
 
@@ -81,22 +76,4 @@ func (s *service) low() bool {
 	}
 	space, err := diskspace.Of(s.k.cfg.Data)
 	return err == nil && diskspace.Low(space)
-}
-
-// launcherStatus asks the launcher what a launch that never is uses, which it answers in turn.
-func (k *Kernel) launcherStatus(ctx context.Context) sigmap.Service {
-	k.mu.Lock()
-	l, now := k.launcher, k.launched
-	k.mu.Unlock()
-	if l == nil {
-		return now
-	}
-	switch _, err := k.meter(ctx, l, 0); {
-	case err == nil:
-	case k.living() == l:
-		now.State = stateSilent
-	default: // it died meanwhile
-		now.State = "restarting"
-	}
-	return now
 }

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"sigmaos.dev/kernel/procs"
 	"sigmaos.dev/kernel/viewfs"
 
 	"sigmaos.dev/dialproxy"
@@ -142,7 +143,7 @@ func (r *root) procsCalls() map[string]handler {
 		sigmap.CallUsage: r.usage,
 		sigmap.CallCaps:  r.aboutProc(sigma.RightRead, r.capsCall),
 		sigmap.CallWaitStart: r.aboutProc(sigma.RightRead, func(ctx context.Context, id sigma.ProcID) ([]byte, error) {
-			p, err := k.await(ctx, r.realm, id, hasStarted)
+			p, err := k.await(ctx, r.realm, id, procs.Started)
 			if err == nil && p.Times.Started.IsZero() {
 				err = &sigma.Error{Op: "kernel.WaitStart", Kind: max(p.Status.Kind, sigma.KindOther),
 					Msg: p.Status.Code.String() + ": " + p.Status.Msg}
@@ -150,7 +151,7 @@ func (r *root) procsCalls() map[string]handler {
 			return nil, err
 		}),
 		sigmap.CallWaitExit: r.aboutProc(sigma.RightRead, func(ctx context.Context, id sigma.ProcID) ([]byte, error) {
-			p, err := k.await(ctx, r.realm, id, hasEnded)
+			p, err := k.await(ctx, r.realm, id, procs.Ended)
 			if err != nil {
 				return nil, err
 			}
@@ -211,18 +212,11 @@ func (r *root) spawn(ctx context.Context, payload []byte) ([]byte, []*os.File, e
 	if err != nil {
 		return nil, nil, err
 	}
-	k.mu.Lock()
-	err = k.removedLocked(r.realm)
-	if err == nil {
-		err = k.core.CanSpawn(r.realm, ds)
-	}
-	if err == nil {
-		k.stepLocked(schedd.Spawned{By: by, IDs: ids, Ds: ds, Views: views, Kin: r.tree.kin()})
-	}
-	k.startSpawned(k.unlock())
+	starts, err := k.procs.Spawn(r.realm, schedd.Spawned{By: by, IDs: ids, Ds: ds, Views: views, Kin: r.tree.kin()})
 	if err != nil {
 		return nil, nil, err
 	}
+	k.startSpawned(starts)
 	reply, err := sigmap.Payload(func(c *sigmap.Coder) { c.ProcIDs(&ids) })
 	return reply, nil, err
 }
@@ -254,7 +248,7 @@ func (r *root) selfCalls() map[string]handler {
 				s.started(who.Proc)
 				return nil, nil, nil
 			}
-			k.step(schedd.CalledStarted{ID: who.Proc})
+			k.procs.Step(schedd.CalledStarted{ID: who.Proc})
 			return nil, nil, nil
 		}),
 		sigmap.CallWorked: r.workedCall,
@@ -272,29 +266,15 @@ func (r *root) selfCalls() map[string]handler {
 			}
 			s.Data = slices.Clone(s.Data)
 			s.Kind = sigma.KindOther // a kind says why a proc could not be started, and this one was
-			k.step(schedd.CalledExited{ID: who.Proc, Status: s})
+			k.procs.Step(schedd.CalledExited{ID: who.Proc, Status: s})
 			if !s.OK() || s.Msg != "" || len(s.Data) > 0 { // what its exit code will not say
 				k.keep(r.realm, who.Proc)
 			}
 			return nil, nil, nil
 		}),
+		// KindNotFound: a service, or a request that was still on its way when its proc ended.
 		sigmap.CallWaitEvict: proc(func(ctx context.Context, _ []byte) ([]byte, []*os.File, error) {
-			k.mu.Lock()
-			if p := k.core.Proc(r.realm, who.Proc); p == nil || p.Ended() {
-				k.mu.Unlock()
-				return nil, nil,
-					unknownProc(who.Proc) // a service, or a request that was still on its way when its proc ended
-			}
-			ch := k.noticeLocked(who.Proc)
-			k.stepLocked(schedd.WaitsEvict{ID: who.Proc, Delta: 1})
-			k.mu.Unlock()
-			defer k.step(schedd.WaitsEvict{ID: who.Proc, Delta: -1})
-			select {
-			case <-ch:
-				return nil, nil, nil
-			case <-ctx.Done():
-				return nil, nil, sigma.Wrap("kernel.WaitEvict", "", ctx.Err())
-			}
+			return nil, nil, k.procs.WaitEvict(ctx, r.realm, who.Proc)
 		}),
 	}
 }

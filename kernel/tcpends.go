@@ -34,7 +34,7 @@ type hearing struct {
 // hearTCPEnds begins to listen to the ends of TCP connections, unless it does. It returns when that
 // has begun, so that none of a connection that is made then is missed.
 func (k *Kernel) hearTCPEnds(ctx context.Context) {
-	if k.keeper == nil || k.cfg.Connect == nil { // it makes no sockets
+	if k.cfg.Keeper == nil || k.cfg.Connect == nil { // it makes no sockets
 		return
 	}
 	h := &k.tcpEnds
@@ -45,7 +45,7 @@ func (k *Kernel) hearTCPEnds(ctx context.Context) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, endsAnswer)
 	defer cancel()
-	f, err := k.keeper.Ends(ctx)
+	f, err := k.cfg.Keeper.Ends(ctx)
 	if err != nil {
 		if h.not.IsZero() {
 			k.cfg.Log.Warn("the ends of TCP connections are not heard of; what they carry last is not counted", "err",

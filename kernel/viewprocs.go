@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 
+	"sigmaos.dev/kernel/procs"
 	"sigmaos.dev/kernel/viewfs"
 
 	"sigmaos.dev/schedd"
@@ -48,7 +49,7 @@ func (r *root) mayProc(ctx context.Context, id sigma.ProcID, need sigma.Rights) 
 		return &sigma.Error{Op: "kernel.procs", Kind: sigma.KindPermission,
 			Msg: "the proc's view shows other procs for reading only"}
 	}
-	return unknownProc(id)
+	return procs.Unknown(id)
 }
 
 // kinAt gives those of one machine's procs that are of's kin, for a listing of /proc.
