@@ -64,7 +64,7 @@ func (r *root) credentialsFile() sigma.File {
 			out[i] = state.OfCredential(r.realm, c)
 		}
 		return state.Lines(out)
-	}).answering(r.callable(sigmap.FileCredentials, map[string]handler{sigmap.CallCreate: owner(r.createCredential),
+	}).Answering(r.callable(sigmap.FileCredentials, map[string]handler{sigmap.CallCreate: owner(r.createCredential),
 		sigmap.CallCredentialRevoke: owner(r.revokeCredential)}))
 }
 

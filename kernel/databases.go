@@ -124,7 +124,9 @@ func (d *databases) charge(now time.Time, s *service, id uint64, total time.Dura
 	for _, w := range works {
 		done.Requests, done.In, done.Out = done.Requests+w.Requests, done.In+w.In, done.Out+w.Out
 	}
-	d.k.countDone(now, meter.Spanned(now, d.k.worked.Since(s.name, now)), serviceDB, []sigma.Work{done})
+	before := meter.Spanned(now, d.k.worked.Since(s.name, now))
+	d.k.worked.Add(serviceDB, done)
+	d.k.countDone(now, before, serviceDB, done)
 }
 
 // ended charges what a dbd used until its end.

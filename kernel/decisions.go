@@ -10,6 +10,7 @@ import (
 
 	"sigmaos.dev/decision"
 	"sigmaos.dev/identity"
+	"sigmaos.dev/kernel/computed"
 	"sigmaos.dev/schedd"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
@@ -116,7 +117,7 @@ func (r *root) decisionsFile() sigma.File {
 	if of == sigma.SystemRealm && r.tree.principal.System {
 		of = ""
 	}
-	f := linesFile("/sys/"+sigmap.FileDecisions, sigmap.FileDecisions, 0o444,
+	f := computed.LinesFile("/sys/"+sigmap.FileDecisions, sigmap.FileDecisions, 0o444,
 		func(ctx context.Context, at decisionsAt) ([]byte, decisionsAt, bool, error) {
 			machines := k.usageMachines()
 			i, found := slices.BinarySearch(machines, at.machine)
@@ -140,7 +141,7 @@ func (r *root) decisionsFile() sigma.File {
 			return text, at, more || i+1 < len(machines), err
 		})
 	if r.realm == sigma.SystemRealm && k.service(r.tree.principal) != nil {
-		return f.answering(r.callable(sigmap.FileDecisions, map[string]handler{sigmap.CallNote: r.noteDecisions}))
+		return f.Answering(r.callable(sigmap.FileDecisions, map[string]handler{sigmap.CallNote: r.noteDecisions}))
 	}
 	return f
 }

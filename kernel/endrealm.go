@@ -52,7 +52,7 @@ func (k *Kernel) forgetRealm(realm sigma.RealmID) {
 	k.traffic.Drop(realm)
 	k.dropGroups(realm)
 	k.worked.Drop(realm, databaseService(realm))
-	defer k.events.forget(realm)
+	defer k.events.Forget(realm)
 	defer k.decisions.Forget(realm)
 	defer k.forgetPast(realm)
 	k.procs.ForgetRealm(realm)

@@ -1,16 +1,15 @@
 package kernel
 
 import (
-	"bytes"
-	"cmp"
 	"context"
-	"encoding/json"
 	"maps"
 	"os"
 	"slices"
 	"sync"
 
 	"sigmaos.dev/identity"
+	"sigmaos.dev/kernel/computed"
+	"sigmaos.dev/kernel/eventlog"
 	"sigmaos.dev/schedd"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
@@ -21,30 +20,11 @@ import (
 // eventsBytes.
 const peerEvents = "events"
 
-// eventsPage events are in one answer at most, and eventsBytes of lines, which leaves room in a
-// message; eventMessage bytes of a message are told, which JSON may write sixfold.
-const (
-	eventsPage   = 96
-	eventsBytes  = 48 << 10
-	eventsPages  = 64 // that one reading has: where more happens than can be read there is no end otherwise
-	eventMessage = 200
-)
-
-// sortEvents puts events in order of time, those of one machine in their order.
-func sortEvents(es []state.Event) {
-	slices.SortStableFunc(es, func(a, b state.Event) int {
-		if a.At == b.At {
-			return cmp.Compare(a.Seq, b.Seq)
-		}
-		return a.Time.Compare(b.Time)
-	})
-}
-
 // mayKnow says which events the session is told of: a tenant of its realm's; the provider of the
 // system's and of the realm's that it works in, or in that of the system of all.
-func (r *root) mayKnow() asked {
+func (r *root) mayKnow() eventlog.Asked {
 	p := r.tree.principal.System
-	return asked{system: p, all: p && r.realm == sigma.SystemRealm, realm: r.realm}
+	return eventlog.Asked{System: p, All: p && r.realm == sigma.SystemRealm, Realm: r.realm}
 }
 
 // eventsFile is /sys/events: what happened lately, on all machines; the call events for who goes on
@@ -56,7 +36,7 @@ func (r *root) eventsFile() sigma.File {
 	}
 	page := func(ctx context.Context, from at) ([]byte, at, bool, error) {
 		text, next, more, err := r.eventsAfter(ctx, from.cursor)
-		return text, at{next, from.pages + 1}, more && from.pages < eventsPages, err
+		return text, at{next, from.pages + 1}, more && from.pages < eventlog.PagesMax, err
 	}
 	calls := map[string]handler{sigmap.CallEvents: func(ctx context.Context, payload []byte) ([]byte, []*os.File,
 		error) {
@@ -71,24 +51,9 @@ func (r *root) eventsFile() sigma.File {
 		lines, _, _, err := r.eventsAfter(ctx, after)
 		return lines, nil, err
 	}}
-	return linesFile("/sys/"+sigmap.FileEvents, sigmap.FileEvents, 0o444, page).answering(r.callable(sigmap.FileEvents,
+	return computed.LinesFile("/sys/"+sigmap.FileEvents, sigmap.FileEvents, 0o444,
+		page).Answering(r.callable(sigmap.FileEvents,
 		calls))
-}
-
-// eventLines gives the first of the events as lines, as many as are in one answer.
-func eventLines(es []state.Event) (text []byte, n int, err error) {
-	for n < min(len(es), eventsPage) {
-		line, err := state.Line(&es[n])
-		if err != nil {
-			return nil, 0, err
-		}
-		if n > 0 && len(text)+len(line) > eventsBytes {
-			break
-		}
-		text = append(text, line...)
-		n++
-	}
-	return text, n, nil
 }
 
 // eventsAfter merges what all machines remember; more: there may be more than that. One that does
@@ -96,9 +61,9 @@ func eventLines(es []state.Event) (text []byte, n int, err error) {
 func (r *root) eventsAfter(ctx context.Context, after state.Cursor) (text []byte, next state.Cursor, more bool,
 	err error) {
 	k, q := r.tree.k, r.mayKnow()
-	own := k.events.after(q, after[string(k.cfg.Machine)])
-	out := slices.Clone(own[:min(len(own), eventsPage)])
-	more = len(own) > eventsPage
+	own := k.events.After(q, after[string(k.cfg.Machine)])
+	out := slices.Clone(own[:min(len(own), eventlog.PageMax)])
+	more = len(own) > eventlog.PageMax
 	ctx, cancel := context.WithTimeout(ctx, findMax)
 	defer cancel()
 	var mu sync.Mutex
@@ -108,58 +73,39 @@ func (r *root) eventsAfter(ctx context.Context, after state.Cursor) (text []byte
 			seq := after[string(m)]
 			var lines []byte
 			err := k.ask(ctx, m, peerEvents, func(c *sigmap.Coder) {
-				codeAsked(c, &q)
+				q.Code(c)
 				c.U64(&seq)
 			}, func(c *sigmap.Coder) { c.Data(&lines) })
-			es, perr := parseEvents(lines, m)
+			es, perr := eventlog.Parse(lines, m)
 			mu.Lock()
 			defer mu.Unlock()
 			if err == nil && perr == nil {
 				out = append(out, es...)
-				more = more || len(es) == eventsPage || len(lines) > eventsBytes/2 // that was not all, maybe
+				// that was not all, maybe
+				more = more || len(es) == eventlog.PageMax || len(lines) > eventlog.PageBytes/2
 			}
 		})
 	}
 	all.Wait()
-	sortEvents(out)
+	eventlog.Sort(out)
 	next = maps.Clone(after)
 	if next == nil {
 		next = state.Cursor{}
 	}
-	text, n, err := eventLines(out)
+	text, n, err := eventlog.Page(out)
 	for _, e := range out[:n] {
 		next[e.At] = e.Seq
 	}
 	return text, next, n > 0 && (more || n < len(out)), err
 }
 
-// parseEvents reads what a machine told, and believes it nothing about others.
-func parseEvents(lines []byte, from sigma.MachineID) (out []state.Event, err error) {
-	for line := range bytes.Lines(lines) {
-		var e state.Event
-		if err := json.Unmarshal(line, &e); err != nil {
-			return nil, sigma.Wrap("kernel.events", "", err)
-		}
-		if e.At == string(from) && len(out) < eventsPage {
-			out = append(out, e)
-		}
-	}
-	return out, nil
-}
-
-func codeAsked(c *sigmap.Coder, q *asked) {
-	c.Bool(&q.system)
-	c.Bool(&q.all)
-	c.RealmID(&q.realm)
-}
-
 func (k *Kernel) peerEvents(_ context.Context, _ identity.Subject, payload []byte) ([]byte, error) {
-	var q asked
+	var q eventlog.Asked
 	var seq uint64
-	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { codeAsked(c, &q); c.U64(&seq) }); err != nil {
+	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { q.Code(c); c.U64(&seq) }); err != nil {
 		return nil, err
 	}
-	lines, _, err := eventLines(k.events.after(q, seq))
+	lines, _, err := eventlog.Page(k.events.After(q, seq))
 	if err != nil {
 		return nil, err
 	}
@@ -170,8 +116,8 @@ func (k *Kernel) peerEvents(_ context.Context, _ identity.Subject, payload []byt
 func (k *Kernel) tellProc(p *schedd.Proc) {
 	if !p.Guest() {
 		info := p.ProcInfo
-		info.Status.Msg = info.Status.Msg[:min(len(info.Status.Msg), eventMessage)]
-		if k.events.proc(&info, p.HasStarted()) {
+		info.Status.Msg = info.Status.Msg[:min(len(info.Status.Msg), eventlog.MessageMax)]
+		if k.events.OfProc(&info, p.HasStarted()) {
 			k.noteFate(&info)
 		}
 	}
@@ -185,7 +131,7 @@ func (k *Kernel) tellMembers(before, after []identity.Member) {
 		return
 	}
 	tell := func(what string, m sigma.MachineID, message string) {
-		k.events.ofSystem(state.Event{Event: what, Machine: string(m), Message: message})
+		k.events.OfSystem(state.Event{Event: what, Machine: string(m), Message: message})
 	}
 	old := map[sigma.MachineID]identity.Member{}
 	for _, m := range before {
@@ -214,13 +160,13 @@ func (k *Kernel) tellMembers(before, after []identity.Member) {
 
 // tellDaemon notes that a daemon of this machine ended or is there again.
 func (k *Kernel) tellDaemon(what, name, message string) {
-	k.events.ofSystem(state.Event{Event: what, Machine: string(k.cfg.Machine), Daemon: name, Message: message})
+	k.events.OfSystem(state.Event{Event: what, Machine: string(k.cfg.Machine), Daemon: name, Message: message})
 }
 
 // tellRefused notes that a reservation can never be had.
 func (k *Kernel) tellRefused(id sigma.ProcID, why string) {
 	if p, ok := k.procs.Find(id); ok && !p.Ended() {
-		k.events.ofRealm(state.Event{Event: state.EventReservationRefused, Realm: string(p.Realm), Proc: string(id),
-			Name: p.Name, Message: why[:min(len(why), eventMessage)]})
+		k.events.OfRealm(state.Event{Event: state.EventReservationRefused, Realm: string(p.Realm), Proc: string(id),
+			Name: p.Name, Message: why[:min(len(why), eventlog.MessageMax)]})
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"sigmaos.dev/kernel/progtree"
 	"sigmaos.dev/kernel/viewfs"
 
 	"sigmaos.dev/identity"
@@ -42,7 +43,7 @@ type farPlace struct {
 	k       *Kernel
 	machine sigma.MachineID
 	realm   sigma.RealmID
-	root    remoteRoot
+	root    progtree.Root
 	names   []string // of the place, from the root
 	seed    uint64   // of ids
 	path    string
@@ -69,7 +70,7 @@ func (r *root) farAt(ctx context.Context, m sigma.MachineID, names ...string) (*
 	if err != nil {
 		return nil, err
 	}
-	all, ok := f.(remoteRoot)
+	all, ok := f.(progtree.Root)
 	if !ok {
 		return nil, sigma.Errorf(op, sigma.KindUnsupported, "the session's root is no remote file")
 	}
@@ -120,7 +121,7 @@ func (p *farPlace) walk(ctx context.Context, names []string) (sigma.File, []sigm
 }
 
 func (p *farPlace) file(f sigma.File) sigma.File {
-	if all, ok := f.(remoteRoot); ok {
+	if all, ok := f.(progtree.Root); ok {
 		return &farFile{p, all}
 	}
 	return f
@@ -149,7 +150,7 @@ func (p *farPlace) put(ctx context.Context, names []string, data []byte, o sigma
 // descriptors do not, so it passes none.
 type farFile struct {
 	at   *farPlace
-	file remoteRoot
+	file progtree.Root
 }
 
 var (

@@ -257,7 +257,10 @@ func drop[K comparable](n map[K]int, k K) {
 // revoked.
 func (g *guests) tell() {
 	g.revoked.Add(1)
-	poke(g.poke)
+	select {
+	case g.poke <- struct{}{}:
+	default: // they are looked at soon anyway
+	}
 }
 
 // list gives the sessions that can be ended.

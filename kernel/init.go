@@ -31,7 +31,7 @@ func (r *root) initFile() sigma.File {
 		methods = map[string]handler{initd.CallLook: r.initLook, initd.CallSpawn: r.initSpawn,
 			initd.CallStop: r.initStop}
 	}
-	return r.sysState(sigmap.FileInit, r.initLines).answering(r.callable(sigmap.FileInit, methods))
+	return r.sysState(sigmap.FileInit, r.initLines).Answering(r.callable(sigmap.FileInit, methods))
 }
 
 // systemNames is the kernel's own view of the names of the system's realm, where records of initd
@@ -420,7 +420,7 @@ func (r *root) initSpawn(ctx context.Context, payload []byte) ([]byte, []*os.Fil
 	if err := s.Realm.Check(); err != nil {
 		return nil, nil, err
 	}
-	if !isProcID(s.Proc) || s.Realm == sigma.SystemRealm {
+	if !procs.IsID(s.Proc) || s.Realm == sigma.SystemRealm {
 		return nil, nil, sigma.Errorf(op, sigma.KindInvalid, "%.64q is no proc's id", string(s.Proc))
 	}
 	if _, err := k.named(ctx, s.Realm); err != nil { // is there such a realm?

@@ -18,13 +18,19 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"runtime"
 	"sync"
 	"syscall"
 	"time"
 
+	"sigmaos.dev/kernel/eventlog"
 	"sigmaos.dev/kernel/launchers"
+	"sigmaos.dev/kernel/memo"
 	"sigmaos.dev/kernel/meter"
+	"sigmaos.dev/kernel/placement"
 	"sigmaos.dev/kernel/procs"
+	"sigmaos.dev/kernel/progtree"
+	"sigmaos.dev/kernel/shares"
 
 	"sigmaos.dev/besched"
 	"sigmaos.dev/binfs"
@@ -129,8 +135,8 @@ type Kernel struct {
 	uxQuotas  *scratchQuotas
 	services  map[string]*service
 	databases *databases
-	sched     *scheduler
-	shares    *groupShares
+	placing   *placement.Placement
+	shares    *shares.Groups
 	launches  *launches // of services and sigmad, counted
 	ledger    *meter.Ledger
 	copies    *meter.Copies
@@ -138,7 +144,6 @@ type Kernel struct {
 	worked    *meter.Works
 	traffic   *meter.Traffic
 	tcpEnds   hearing
-	reserved  *reservations
 	metrics   metrics
 	outputs   *output.Collector
 	ready     *readiness.Set // procs that are silent
@@ -153,7 +158,7 @@ type Kernel struct {
 	scratch   *scratch
 	servers   *servers
 	peers     *peers
-	memo      memo
+	memo      memo.Memo
 	peerCalls map[string]peerCall                     // what other machines' sigmads may call here; complete before Run
 	beats     func(ctx context.Context, l *link.Link) // answers another machine's beats until l ends; set before Run
 
@@ -179,9 +184,9 @@ type Kernel struct {
 	names     map[sigma.RealmID]*names.Realm    // mu
 	quotas    map[sigma.RealmID]*quota          // mu; of realms that have sessions here
 	recalled  *cache.Budget                     // of what is remembered of all realms' names
-	trees     map[sigma.RealmID]*realmTree      // mu; the kernel's own view of realms
+	trees     map[sigma.RealmID]*progtree.Tree  // mu; the kernel's own view of realms
 	stores    map[sigma.RealmID]*session.Client // mu; to the object store, for trees
-	events    *eventLog
+	events    *eventlog.Log
 	decisions *decision.Log
 	past      *past
 	initEpoch initEpoch
@@ -200,6 +205,9 @@ func New(cfg Config) (*Kernel, error) {
 	}
 	if cfg.UIDs == 0 {
 		cfg.UIDs = 1 << 20
+	}
+	if cfg.CPU == 0 {
+		cfg.CPU = sigma.MilliCPU(1000 * runtime.NumCPU())
 	}
 	if cfg.Memory == 0 {
 		total, err := machineMemory()
@@ -226,13 +234,13 @@ func New(cfg Config) (*Kernel, error) {
 		services: map[string]*service{}, start: time.Now(), startMono: monotonic(),
 		groups: realmGroups{first: cfg.UIDBase + cfg.UIDs/2, gids: map[sigma.RealmID]uint32{}},
 		names:  map[sigma.RealmID]*names.Realm{}, quotas: map[sigma.RealmID]*quota{},
-		recalled: &cache.Budget{Bytes: recalledMax}, trees: map[sigma.RealmID]*realmTree{},
+		recalled: &cache.Budget{Bytes: recalledMax}, trees: map[sigma.RealmID]*progtree.Tree{},
 		stores: map[sigma.RealmID]*session.Client{}, open: map[*tree]bool{}}
 	k.procs = procs.NewTable(procs.Config{Machine: cfg.Machine, Memory: cfg.Memory, LogsDir: k.logsDir(),
 		Carry: k.carry, MaySpawn: k.mayEnter, Launch: func(s procs.Start) { k.sessions.Go(func() { k.startProc(s) }) }})
 	k.launcher = launchers.New(k.launchersConfig())
 	k.launches = newLaunches(cfg.Log, filepath.Join(cfg.Data, "launches"))
-	uxQuotas.k, k.events = k, newEventLog(cfg.Machine, time.Now)
+	uxQuotas.k, k.events = k, eventlog.New(cfg.Machine, time.Now)
 	if k.nothing, err = atEnd(); err != nil {
 		return nil, sigma.Wrap("kernel.New", "", err)
 	}
@@ -251,8 +259,9 @@ func New(cfg Config) (*Kernel, error) {
 	if err := k.takeBootSet(); err != nil {
 		return nil, err
 	}
-	k.sched = newScheduler(k)
-	k.shares = newGroupShares()
+	k.shares = shares.New()
+	k.placing = k.newPlacement()
+	k.own.vacant = k.placing.AwaitClosed
 	if k.ledger, err = meter.OpenLedger(cfg.Data, k.start); err != nil {
 		cfg.Log.Warn("the usage of realms cannot be read and begins anew", "err", err)
 	}
@@ -262,7 +271,6 @@ func New(cfg Config) (*Kernel, error) {
 	k.decisions, k.past = k.openDecisions(), k.openPast()
 	k.turns, k.worked = treekit.NewTurns(), meter.NewWorks()
 	k.countTraffic()
-	k.reserved = newReservations(k)
 	k.holders = newHolders(k)
 	if k.scratch, err = newScratch(k); err != nil {
 		return nil, err
@@ -319,15 +327,15 @@ func (k *Kernel) launchersConfig() launchers.Config {
 		Prepare: func(l *launch.Launcher) {
 			k.recallTold()
 			k.sweepLogs()
-			k.shares.classes(l, k.cpu())
+			k.shares.Classes(l, k.cfg.CPU)
 		},
 		Begun: func(inherited int) {
-			k.sched.launches(true)
+			k.placing.Launcher(true)
 			k.adopted(inherited)
 		},
-		Ended:   func() { k.sched.launches(false) },
+		Ended:   func() { k.placing.Launcher(false) },
 		Died:    func() { k.tellDaemon(state.EventDaemonEnded, launchers.Name, "") },
-		Yielded: func(e launch.Yielded) { k.shares.yielded(e) }}
+		Yielded: func(e launch.Yielded) { k.shares.Yielded(e) }}
 }
 
 // isMember says that other machines may have the services that this one lacks.
@@ -356,8 +364,7 @@ func (k *Kernel) Run(ctx context.Context) error {
 	defer stopWork()
 	go func() { events <- k.launcher.Run(work) }()
 
-	k.sessions.Go(func() { k.sched.run(ctx) })
-	k.sessions.Go(func() { k.reserved.run(ctx) })
+	k.sessions.Go(func() { k.placing.Run(ctx) })
 	k.sessions.Go(func() { k.followRoster(ctx) })
 	k.sessions.Go(func() { k.watchShares(ctx) })
 	k.sessions.Go(func() { k.watchGuests(ctx) })
@@ -497,7 +504,7 @@ func (k *Kernel) shutDown() {
 	deadline := time.After(5 * time.Second)
 	names := []string{serviceMachined, serviceLcsched}
 	for n := range besched.ShardsMax {
-		names = append(names, beschedName(n+1))
+		names = append(names, placement.BeschedName(n+1))
 	}
 	all := k.databases.list()
 	for _, s := range all { // at once: there may be one for each realm

@@ -64,9 +64,8 @@ func TestNoLauncherNoOffers(t *testing.T) {
 	offers := func(n int) {
 		t.Helper()
 		eventually(t, "credits are parked, or none", func() bool {
-			m2.k.sched.mu.Lock()
-			defer m2.k.sched.mu.Unlock()
-			return m2.k.sched.offers.Parked() == n && m2.k.sched.offers.Shards() == 1
+			credits, shards := m2.k.placing.Parked()
+			return credits == n && shards == 1
 		})
 	}
 	runs := func(m *machine) *fakeProc {

@@ -75,7 +75,7 @@ func (k *Kernel) setLeaving() {
 		m.following.Lock()
 		defer m.following.Unlock()
 		if k.ctx.Err() == nil {
-			k.sched.close(k.cordoned())
+			k.placing.Close(k.cordoned())
 		}
 	}
 	admit()

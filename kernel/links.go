@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"sigmaos.dev/identity"
+	"sigmaos.dev/kernel/computed"
+	"sigmaos.dev/kernel/placement"
 	"sigmaos.dev/link"
 	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
@@ -129,7 +131,7 @@ func mayReach(from sigma.Principal, to link.Target) error {
 	case to.Kind == link.ToBeat, to.Kind == link.ToDirect, to.Kind == link.ToStream && to.Name == serviceNamed:
 		return nil
 	case to.Kind == link.ToService:
-		if _, ok := databaseRealm(to.Name); ok || isBesched(to.Name) {
+		if _, ok := databaseRealm(to.Name); ok || placement.IsBesched(to.Name) {
 			return nil
 		}
 		switch to.Name {
@@ -150,7 +152,8 @@ func (x *links) count(m sigma.MachineID, to link.Target) (done func(), err error
 		most = servingStreams
 	case to.Kind == link.ToService:
 		s.name = to.Name
-		if to.Name == targetPeer || isBesched(to.Name) || to.Name == serviceLcsched || to.Name == serviceMachined {
+		if to.Name == targetPeer || placement.IsBesched(to.Name) || to.Name == serviceLcsched ||
+			to.Name == serviceMachined {
 			most = servingFew
 		}
 	}
@@ -318,14 +321,14 @@ func (t *tree) attachFar(name string) (sigma.File, error) {
 	t.realms[realm] = true
 	r := &root{tree: t, realm: realm}
 	shown := map[string]func() sigma.File{sigma.NameUX: r.uxDir, sigma.NameProc: r.procDir}
-	return &dir{path: "/",
-		names: func(context.Context) (names []string, err error) {
+	return &computed.Dir{Path: "/",
+		Names: func(context.Context) (names []string, err error) {
 			for n := range shown {
 				names = append(names, n)
 			}
 			return names, nil
 		},
-		open: func(_ context.Context, name string) (sigma.File, error) {
+		Child: func(_ context.Context, name string) (sigma.File, error) {
 			if f := shown[name]; f != nil {
 				return f(), nil
 			}

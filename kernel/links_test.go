@@ -181,7 +181,7 @@ func TestServicesAcross(t *testing.T) {
 			t.Errorf("after a restart of %s: %v", service, err)
 		}
 	}
-	if tree.warm("/bin/big") {
+	if tree.Warm("/bin/big") {
 		t.Error("what no board covers is remembered")
 	}
 	w.lose("m1")
@@ -282,7 +282,9 @@ func TestScheduler(t *testing.T) {
 	at("m2", 1, "m1", "m3")
 	w.lose("m1")
 	eventually(t, "the others do without it", func() bool {
-		return len(w.machines["m2"].k.sched.sessions()) == 1 && len(w.machines["m3"].k.sched.sessions()) == 1
+		_, m2 := w.machines["m2"].k.placing.Parked()
+		_, m3 := w.machines["m3"].k.placing.Parked()
+		return m2 == 1 && m3 == 1
 	})
 	at("m2", 1, "m3")
 	w.change(func(x *identity.Member) { x.Lost = false })

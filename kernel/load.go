@@ -7,7 +7,9 @@ import (
 	"sync"
 	"time"
 
+	"sigmaos.dev/kernel/computed"
 	"sigmaos.dev/kernel/launchers"
+	"sigmaos.dev/kernel/memo"
 	"sigmaos.dev/kernel/meter"
 	"sigmaos.dev/kernel/procs"
 
@@ -38,8 +40,8 @@ func (k *Kernel) load(ctx context.Context) (state.MachineLoad, []state.RealmLoad
 	system := k.servicesUsage(look) // first: they are few
 	used := k.lookAtProcs(look)
 	cancel()
-	known, _ := k.shares.known()
-	m := state.MachineLoad{Machine: string(k.cfg.Machine), Since: k.start, Cores: float64(k.enrolment().CPU) / 1000,
+	known, _ := k.shares.Known()
+	m := state.MachineLoad{Machine: string(k.cfg.Machine), Since: k.start, Cores: float64(k.cfg.CPU) / 1000,
 		MemoryUsed: uint64(used)}
 	for i, u := range system {
 		if t := (u.UserTime + u.SystemTime).Seconds(); i == len(system)-1 {
@@ -121,7 +123,7 @@ func eachOf[T any](most int, all []T, do func(T)) {
 
 // loadLines are what this machine tells: of itself, and of its realms.
 func (k *Kernel) loadLines() ([]byte, error) {
-	return recall(&k.memo, nameLoad, func() ([]byte, error) {
+	return memo.Recall(&k.memo, nameLoad, func() ([]byte, error) {
 		ctx, cancel := k.asked() // several wait for it
 		defer cancel()
 		m, realms := k.load(ctx)
@@ -176,7 +178,7 @@ func (k *Kernel) loadOf(ctx context.Context, m sigma.MachineID) (text []byte, er
 // loadFile is /sys/load. It is the provider's: what others do on a machine is no tenant's business.
 func (r *root) loadFile() sigma.File {
 	k := r.tree.k
-	return stateFile("/sys/"+nameLoad, nameLoad, 0o400, func(ctx context.Context) ([]byte, error) {
+	return computed.File("/sys/"+nameLoad, nameLoad, 0o400, func(ctx context.Context) ([]byte, error) {
 		if !r.tree.principal.System {
 			return nil, sigma.Errorf("kernel.load", sigma.KindPermission, "only the provider may read this")
 		}

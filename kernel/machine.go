@@ -7,7 +7,6 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"time"
 
@@ -197,9 +196,6 @@ func (k *Kernel) enter(ctx context.Context) error {
 func (k *Kernel) enrolment() identity.Enrolment {
 	e := identity.Enrolment{Machine: k.cfg.Machine, Address: k.cfg.Address, CPU: k.cfg.CPU, Memory: k.cfg.Memory,
 		Version: Version, Clock: time.Now()}
-	if e.CPU == 0 {
-		e.CPU = sigma.MilliCPU(1000 * runtime.NumCPU())
-	}
 	for _, name := range slices.Sorted(maps.Keys(k.cfg.Labels)) {
 		e.Labels = append(e.Labels, name+"="+k.cfg.Labels[name])
 	}
@@ -300,9 +296,9 @@ func (k *Kernel) tryRegister(ctx context.Context, boot bool) error {
 		return err
 	}
 	k.own.setBetween(false)
-	k.sched.move()
+	k.own.move()
 	k.own.following.Lock() // for a roster that comes just now may cordon it
-	k.sched.close(k.cordoned())
+	k.placing.Close(k.cordoned())
 	k.own.following.Unlock()
 	self := k.id.Self()
 	k.cfg.Log.Info("the machine is registered", "machine", self.Machine, "incarnation", self.Incarnation)

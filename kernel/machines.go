@@ -37,7 +37,7 @@ func (r *root) machinesFile() sigma.File {
 	file := r.machineLines()
 	if !r.tree.principal.System {
 		if r.realm == sigma.SystemRealm && r.tree.isService(serviceMachined) {
-			file.answering(r.callable(sigmap.FileMachines, k.pass(serviceMachined, machines.CallAuthority)))
+			file.Answering(r.callable(sigmap.FileMachines, k.pass(serviceMachined, machines.CallAuthority)))
 		}
 		return file
 	}
@@ -48,7 +48,7 @@ func (r *root) machinesFile() sigma.File {
 		reply, err := sigmap.Payload(func(c *sigmap.Coder) { machines.CodeMembership(c, &m) })
 		return reply, nil, err
 	}
-	return file.answering(r.callable(sigmap.FileMachines, methods))
+	return file.Answering(r.callable(sigmap.FileMachines, methods))
 }
 
 // namesFile is /sys/names: calls of the leading named about its members and who may write.

@@ -33,6 +33,8 @@ type membership struct {
 	lives   atomic.Uint64         // that ended
 	refusal atomic.Pointer[error] // why this machine is not registered, if it is refused; changed by noteRefusal
 
+	vacant func(ctx context.Context) bool // placement.Placement.AwaitClosed
+
 	over chan error // takes one: why the present life is over
 
 	mu      sync.Mutex
@@ -40,6 +42,7 @@ type membership struct {
 	end     context.CancelFunc         // mu; of present
 	silent  map[sigma.MachineID]bool   // mu
 	left    map[sigma.MachineID]leaver // mu; lives whose machine said that it is being stopped; one of each member
+	moved   chan struct{}              // mu; closed and replaced when the roster changed: maybe this is another life
 	leaving time.Time                  // mu; until when this machine takes no procs, for it is going to be stopped
 	now     atomic.Bool                // and its procs are not waited for
 
@@ -49,9 +52,24 @@ type membership struct {
 
 func newMembership(dir string) *membership {
 	m := &membership{keeper: identityKeeper{dir: dir}, ear: machines.NewEar(), timing: machines.DefaultTiming(),
-		over: make(chan error, 1), silent: map[sigma.MachineID]bool{}, left: map[sigma.MachineID]leaver{}}
+		over: make(chan error, 1), moved: make(chan struct{}), silent: map[sigma.MachineID]bool{},
+		left: map[sigma.MachineID]leaver{}}
 	m.present, m.end = context.WithCancel(context.Background())
 	return m
+}
+
+// move says that the roster changed.
+func (m *membership) move() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	close(m.moved)
+	m.moved = make(chan struct{})
+}
+
+func (m *membership) moves() <-chan struct{} {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.moved
 }
 
 // members is the roster as now known, by name: who is a member and in which life. It is empty
@@ -332,7 +350,7 @@ func (k *Kernel) takeRoster(ctx context.Context, c *machines.Client) error {
 		k.own.following.Lock()
 		has := k.id.Roster().Epoch()
 		k.own.following.Unlock()
-		if k.sched.awaitClosed(ctx) {
+		if k.own.vacant(ctx) {
 			acts = has
 		}
 		epoch, members, err := c.Roster(ctx, acts)
@@ -386,7 +404,7 @@ func (k *Kernel) setRoster(epoch uint64, members []identity.Member) {
 	if err := m.keeper.setControl(after); err != nil {
 		k.cfg.Log.Error("the control machines could not be noted", "err", err)
 	}
-	k.sched.close(k.cordoned())
+	k.placing.Close(k.cordoned())
 	if draining(after, k.cfg.Machine) && !draining(before, k.cfg.Machine) {
 		k.sessions.Go(k.drain)
 	}

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -283,18 +284,16 @@ func TestCordon(t *testing.T) {
 		}
 		if acts {
 			acted++
-			if m2.k.cordoned() != on || m2.k.sched.isClosed() != on {
+			if m2.k.cordoned() != on || m2.k.placing.Closed() != on {
 				t.Fatalf("cordon %v returned before the machine acts by it", on)
 			}
-			m2.k.sched.mu.Lock()
-			parked := m2.k.sched.offers.Parked()
-			m2.k.sched.mu.Unlock()
+			parked, _ := m2.k.placing.Parked()
 			if on && parked > 0 {
 				t.Fatal("the cordon returned while a besched can give the machine procs")
 			}
 		}
 		eventually(t, "the cordon is known", func() bool {
-			return m2.k.cordoned() == on && m2.k.sched.isClosed() == on
+			return m2.k.cordoned() == on && m2.k.placing.Closed() == on
 		})
 	}
 	if acted == 0 {
@@ -306,22 +305,30 @@ func TestCordon(t *testing.T) {
 // it, until it does.
 func TestCordonWithoutCredits(t *testing.T) {
 	f := foundSystem(t)
-	m2, err := f.join("m2", f.token(1), t.TempDir(), nil)
+	var returned, asked atomic.Bool
+	_, err := f.join("m2", f.token(1), t.TempDir(), func(m *machine) {
+		m.k.own.vacant = func(ctx context.Context) bool {
+			if !m.k.placing.Closed() {
+				return true
+			}
+			asked.Store(true)
+			if !returned.Load() {
+				sleep(ctx, 10*time.Millisecond)
+			}
+			return returned.Load()
+		}
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := m2.k.sched
-	deaf := s.newShard(t.Context(), "m9/1") // it takes the credit and answers nothing
-	s.attended(deaf)
-	defer s.left(deaf)
-	eventually(t, "the credit is parked", func() bool { return len(deaf.parks) == 1 })
 	acts, err := f.judge.Cordon(t.Context(), "m2", true)
 	if err != nil || acts {
 		t.Fatalf("the machine acts by the cordon: %v, %v", acts, err)
 	}
-	s.mu.Lock()
-	s.offers.Returned("m9/1")
-	s.mu.Unlock()
+	if !asked.Load() {
+		t.Error("the machine does not ask whether its credits are back")
+	}
+	returned.Store(true)
 	eventually(t, "the machine acts by the cordon", func() bool {
 		acts, err := f.judge.Cordon(t.Context(), "m2", true)
 		return err == nil && acts

@@ -98,21 +98,16 @@ func (k *Kernel) carriedLate(id sigma.ProcID, more sigma.Traffic) {
 // countWork counts what a service did, of what it has used since that was counted last: in the
 // realms' usage, and in their turns at besched.
 func (k *Kernel) countWork(now time.Time, service string, used time.Duration, works []sigma.Work) {
-	before := k.worked.Since(service, now)
-	if service != serviceSigmad {
-		before = meter.Spanned(now, before)
-	}
-	k.countDone(now, before, service, meter.Divide(used, works))
+	k.worked.Count(now, service, used, works, func(before time.Time, done sigma.Work) {
+		k.countDone(now, before, service, done)
+	})
 }
 
-// countDone counts work in the realms' usage, and in their turns at besched. It was done between
-// the two times.
-func (k *Kernel) countDone(now, before time.Time, service string, works []sigma.Work) {
-	for _, done := range works {
-		k.worked.Add(service, done)
-		k.ledger.Served(now, service, done)
-		k.sched.charges.served(before, now, done)
-	}
+// countDone counts what a service did between two times in the realm's usage, and in its turns at
+// besched.
+func (k *Kernel) countDone(now, before time.Time, service string, done sigma.Work) {
+	k.ledger.Served(now, service, done)
+	k.placing.Served(before, now, done)
 }
 
 // countServed counts what sigmad has done for realms since it was counted last.
@@ -140,7 +135,7 @@ func (r *root) workedCall(ctx context.Context, payload []byte) ([]byte, []*os.Fi
 		return nil, nil, sigma.Errorf(op, sigma.KindTooBig, "work for %d realms in one call; %d are allowed",
 			len(works), sigmap.WorksMax)
 	}
-	known, _ := k.shares.known()
+	known, _ := k.shares.Known()
 	works = slices.DeleteFunc(works, func(w sigma.Work) bool {
 		_, is := known[w.Realm]
 		return !is && w.Realm != sigma.SystemRealm

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"sigmaos.dev/kernel/computed"
 	"sigmaos.dev/kernel/meter"
 
 	"sigmaos.dev/identity"
@@ -79,7 +80,7 @@ func TestUsageOfOneSource(t *testing.T) {
 		for more := true; more; {
 			var text []byte
 			var err error
-			if text, at, more, err = f.page(t.Context(), at); err != nil {
+			if text, at, more, err = f.Page(t.Context(), at); err != nil {
 				t.Fatal(err)
 			}
 			for line := range bytes.Lines(text) {
@@ -242,7 +243,7 @@ func TestServedIsTold(t *testing.T) {
 	}
 }
 
-type usageLines = lines[usageCursor]
+type usageLines = computed.Lines[usageCursor]
 
 // copiedLines counts the lines of a ledger's copy.
 func copiedLines(c *meter.Copies, one meter.Copy) (n int) {

@@ -85,7 +85,7 @@ func (k *Kernel) recallMetrics(b *strings.Builder) {
 
 // yieldMetrics prints how best-effort procs stood aside for latency-critical ones (docs/adr/0021).
 func (k *Kernel) yieldMetrics(b *strings.Builder) {
-	y := k.shares.sum()
+	y := k.shares.Sum()
 	fmt.Fprintf(b,
 		"# TYPE sigma_yield_looks_total counter\nsigma_yield_looks_total %d\n# TYPE sigma_yield_pushes_total "+
 			"counter\nsigma_yield_pushes_total %d\n", y.Looks, y.Pushes)

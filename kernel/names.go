@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"sigmaos.dev/kernel/progtree"
 	"sigmaos.dev/names"
 	"sigmaos.dev/namespace"
 	"sigmaos.dev/session"
@@ -75,7 +76,7 @@ const flushNames = 500 * time.Millisecond
 // attachNames attaches to a realm's names twice: for the provider, and for the realm's programs.
 func attachNames(ctx context.Context, s *session.Client, realm sigma.RealmID) (names.Session, error) {
 	s.FlushWithin(flushNames)
-	root, err := attachFollowed(ctx, s, realm)
+	root, err := progtree.Attach(ctx, s, realm)
 	if err != nil {
 		return names.Session{}, err
 	}
@@ -118,17 +119,17 @@ func (k *Kernel) takeNamesLocked(realm sigma.RealmID) (end func()) {
 }
 
 // tree is the kernel's own view of a realm, with which it fetches programs.
-func (k *Kernel) tree(realm sigma.RealmID) (*realmTree, error) {
+func (k *Kernel) tree(realm sigma.RealmID) (*progtree.Tree, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	t := k.trees[realm]
 	if t == nil {
 		p := sigma.Principal{Realm: realm, Machine: k.cfg.Machine, System: true}
-		t = &realmTree{known: map[string]*resolved{}, Tree: namespace.New(namespace.Config{Machine: k.cfg.Machine,
+		t = progtree.New(namespace.New(namespace.Config{Machine: k.cfg.Machine,
 			Root: &root{tree: &tree{k: k, principal: p}, realm: realm},
 			Dial: func(ctx context.Context, e sigma.Endpoint) (sigma.File, <-chan struct{}, error) {
 				return k.mount(ctx, realm, e)
-			}})}
+			}}))
 		k.trees[realm] = t
 	}
 	return t, nil
@@ -282,7 +283,7 @@ func (r realms) Create(ctx context.Context, id sigma.RealmID) error {
 	}
 	if err == nil {
 		r.k.leaveFresh(id)
-		r.k.events.ofSystem(state.Event{Event: state.EventRealmCreated, Realm: string(id)})
+		r.k.events.OfSystem(state.Event{Event: state.EventRealmCreated, Realm: string(id)})
 	}
 	return err
 }
@@ -292,7 +293,7 @@ func (r realms) Create(ctx context.Context, id sigma.RealmID) error {
 const binWait = 5 * time.Second
 
 // makeBin makes the directory of a realm's programs.
-func (r realms) makeBin(ctx context.Context, t *realmTree, before bool) error {
+func (r realms) makeBin(ctx context.Context, t *progtree.Tree, before bool) error {
 	if !before {
 		return t.MkdirAll(ctx, "/s3/bin", 0o755)
 	}
@@ -369,7 +370,7 @@ func (r realms) Remove(ctx context.Context, id sigma.RealmID) error {
 		return err
 	}
 	r.k.forgetRealm(id)
-	r.k.events.ofSystem(state.Event{Event: state.EventRealmRemoved, Realm: string(id)})
+	r.k.events.OfSystem(state.Event{Event: state.EventRealmRemoved, Realm: string(id)})
 	return r.k.leaveRealmElsewhere(ctx, id) // what somebody began there meanwhile
 }
 
@@ -381,8 +382,9 @@ func (r realms) SetShares(ctx context.Context, id sigma.RealmID, shares uint32) 
 			"the realm system is the provider's and has no shares")
 	}
 	_, err := r.ask(ctx, serviceNamed, sigmap.CallSetShares, func(e *sigmap.Coder) { e.RealmID(&id); e.U32(&shares) })
-	poke(r.k.shares.poke)
-	r.k.sched.sharesChanged()
+	r.k.shares.Touch()
+	r.k.memo.Forget(memoRealms)
+	r.k.placing.SharesChanged()
 	return err
 }
 
@@ -391,7 +393,7 @@ func (r realms) SetLimits(ctx context.Context, id sigma.RealmID, limits sigma.Re
 	if err := r.k.canLimit(ctx, id, limits); err != nil {
 		return err
 	}
-	defer poke(r.k.shares.poke)
+	defer r.k.shares.Touch()
 	_, err := r.ask(ctx, serviceNamed, sigmap.CallSetLimits, func(e *sigmap.Coder) {
 		e.RealmID(&id)
 		e.RealmLimits(&limits)

@@ -3,7 +3,6 @@ package kernel
 import (
 	"context"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -134,7 +133,7 @@ func (k *Kernel) life() sigma.Life {
 // member yet reaches no scheduler, so it need not wait.
 func (k *Kernel) lives(ctx context.Context) bool {
 	for {
-		moved := k.sched.moves() // before the look
+		moved := k.own.moves() // before the look
 		if k.life().Incarnation != 0 || !k.registered() && k.local(serviceMachined) == nil {
 			return true
 		}
@@ -270,7 +269,7 @@ func (k *Kernel) procsOfMembers(after []identity.Member) {
 			k.resync(ctx, l)
 		})
 	}
-	k.sched.move()
+	k.own.move()
 }
 
 // presently is a context that ends with this sigmad, and with the machine's present life.
@@ -368,12 +367,6 @@ func checkArrived(id sigma.ProcID, e *schedd.Arrived) error {
 		return sigma.Errorf("kernel.take", sigma.KindInvalid, "it has %d ancestors with views", len(e.Kin))
 	}
 	return e.Descriptor.Check()
-}
-
-// isProcID says whether id has the form that sigma.NewProcID gives it. Files of what procs print
-// have it in their names.
-func isProcID(id sigma.ProcID) bool {
-	return len(id) == 16 && strings.Trim(string(id), "abcdefghijklmnopqrstuvwxyz234567") == ""
 }
 
 func (k *Kernel) peerTake(_ context.Context, from identity.Subject, payload []byte) ([]byte, error) {

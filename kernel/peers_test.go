@@ -230,7 +230,7 @@ func TestFarForgotten(t *testing.T) {
 func TestCheckArrived(t *testing.T) {
 	id := sigma.NewProcID()
 	good := schedd.Arrived{Info: sigma.ProcInfo{ID: id, Realm: "a"}, Descriptor: sigma.Descriptor{Program: "/bin/x"}}
-	if err := checkArrived(id, &good); err != nil || !isProcID(id) {
+	if err := checkArrived(id, &good); err != nil || !procs.IsID(id) {
 		t.Errorf("%s: %v", id, err)
 	}
 	for name, spoil := range map[string]func(*schedd.Arrived){
@@ -247,7 +247,7 @@ func TestCheckArrived(t *testing.T) {
 		}
 	}
 	for _, id := range []sigma.ProcID{"", "../../identity.x", "aaaaaaaaaaaaaaaaa", "aaaaaaaa/aaaaaaa"} {
-		if isProcID(id) {
+		if procs.IsID(id) {
 			t.Errorf("%q names files", id)
 		}
 	}

@@ -5,6 +5,8 @@ import (
 	"context"
 	"slices"
 
+	"sigmaos.dev/kernel/computed"
+	"sigmaos.dev/kernel/memo"
 	"sigmaos.dev/kernel/procs"
 	"sigmaos.dev/kernel/viewfs"
 
@@ -18,8 +20,8 @@ import (
 // procDir is /proc: a directory per proc of the realm, also of ended ones while they are
 // remembered, wherever they are at home. Another machine is shown those of this one.
 func (r *root) procDir() sigma.File {
-	return &dir{path: "/proc", page: r.procPage,
-		open: func(ctx context.Context, name string) (sigma.File, error) {
+	return &computed.Dir{Path: "/proc", Page: r.procPage,
+		Child: func(ctx context.Context, name string) (sigma.File, error) {
 			k, id := r.tree.k, sigma.ProcID(name)
 			if r.mayProc(ctx, id, sigma.RightRead) != nil {
 				return nil, procs.Unknown(id)
@@ -144,9 +146,9 @@ func procFiles() []string {
 // oneProcDir is /proc/PID.
 func (r *root) oneProcDir(id sigma.ProcID) sigma.File {
 	k, path := r.tree.k, sigma.JoinPath(sigma.NameProc, string(id))
-	return &dir{path: path,
-		names: func(context.Context) ([]string, error) { return procFiles(), nil },
-		open: func(ctx context.Context, name string) (sigma.File, error) {
+	return &computed.Dir{Path: path,
+		Names: func(context.Context) ([]string, error) { return procFiles(), nil },
+		Child: func(ctx context.Context, name string) (sigma.File, error) {
 			if !slices.Contains(procFiles(), name) {
 				return nil, sigma.PathError("kernel.proc", sigma.KindNotFound, path+"/"+name)
 			}
@@ -191,7 +193,7 @@ func emptyFile(dir, name string) sigma.File {
 func (r *root) procFile(id sigma.ProcID, name string) (sigma.File, error) {
 	k, file := r.tree.k, sigma.JoinPath(sigma.NameProc, string(id), name)
 	text := func(of func(context.Context) (any, error)) (sigma.File, error) {
-		return stateFile(file, name, 0o444, func(ctx context.Context) ([]byte, error) {
+		return computed.File(file, name, 0o444, func(ctx context.Context) ([]byte, error) {
 			v, err := of(ctx)
 			if err != nil {
 				return nil, err
@@ -222,7 +224,8 @@ func (r *root) procFile(id sigma.ProcID, name string) (sigma.File, error) {
 			return v, err
 		})
 	case procChildren:
-		return linesFile(file, name, 0o444, func(_ context.Context, after uint64) ([]byte, uint64, bool, error) {
+		return computed.LinesFile(file, name, 0o444, func(_ context.Context, after uint64) ([]byte, uint64, bool,
+			error) {
 			text, last, more := k.childrenOf(r.realm, id, after, r.ownKin())
 			return text, last, more, nil
 		}), nil
@@ -237,7 +240,7 @@ func (r *root) procFile(id sigma.ProcID, name string) (sigma.File, error) {
 	case procLog:
 		return l.Both.File(name, viewfs.PathID(file)), nil
 	case procTimes:
-		return stateFile(file, name, 0o444, func(context.Context) ([]byte, error) { return printTimes(l) }), nil
+		return computed.File(file, name, 0o444, func(context.Context) ([]byte, error) { return printTimes(l) }), nil
 	}
 	return l.Err.File(name, viewfs.PathID(file)), nil
 }
@@ -281,7 +284,7 @@ func (r *root) procUsage(ctx context.Context, id sigma.ProcID) (sigma.Usage, err
 		// it does not change any more, and nobody need be asked
 		return k.usageOf(ctx, r.realm, id)
 	}
-	return recall(&k.memo, "usage "+string(r.realm)+" "+string(id), func() (sigma.Usage, error) {
+	return memo.Recall(&k.memo, "usage "+string(r.realm)+" "+string(id), func() (sigma.Usage, error) {
 		ctx, cancel := k.asked()
 		defer cancel()
 		return k.usageOf(ctx, r.realm, id)

@@ -23,22 +23,6 @@ const (
 // it blocks.
 func (k *Kernel) carry(core *schedd.Core, f schedd.Effect) {
 	switch f := f.(type) {
-	case schedd.Enqueue:
-		if f.Proc.Class == sigma.LatencyCritical {
-			k.reserved.enqueue(f.Proc)
-			break
-		}
-		k.sched.enqueue(f.Proc)
-	case schedd.Dequeue:
-		if f.Class == sigma.LatencyCritical {
-			k.reserved.cancel(f.ID)
-			break
-		}
-		k.sched.cancel(f.Shard, f.ID)
-	case schedd.Unreserved:
-		k.reserved.release(f.ID)
-	case schedd.Unfit:
-		k.reserved.decline(f.ID)
 	case schedd.Kill:
 		go func(id sigma.ProcID, launch uint64) {
 			k.proxy.CloseListeners(id)
@@ -59,8 +43,6 @@ func (k *Kernel) carry(core *schedd.Core, f schedd.Effect) {
 		k.past.archive.Forget(f.ID)
 	case schedd.Timed:
 		k.metrics.timed(&f.Timing)
-	case schedd.Room:
-		k.sched.room()
 	case schedd.Decided:
 		k.decisions.Note(f.Record)
 	case schedd.Owed:
@@ -69,6 +51,8 @@ func (k *Kernel) carry(core *schedd.Core, f schedd.Effect) {
 		k.sessions.Go(func() { k.take(f.ID, f.Home) })
 	case schedd.Decline:
 		k.sessions.Go(func() { k.decline(f.ID, f.Home) })
+	default:
+		k.placing.Carry(f)
 	}
 }
 

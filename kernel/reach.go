@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"sigmaos.dev/identity"
+	"sigmaos.dev/kernel/progtree"
 	"sigmaos.dev/link"
 	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
@@ -89,9 +90,11 @@ func (k *Kernel) dial(ctx context.Context, name string) (*session.Client, error)
 }
 
 // reachRoot is reach that attaches to a realm, of several machines at once if need be.
-func (k *Kernel) reachRoot(ctx context.Context, name string, realm sigma.RealmID) (*session.Client, *followed, error) {
-	r := search[*followed]{k: k, name: name, open: func(ctx context.Context, s *session.Client) (*followed, error) {
-		return attachFollowed(ctx, s, realm)
+func (k *Kernel) reachRoot(ctx context.Context, name string, realm sigma.RealmID) (*session.Client,
+	*progtree.Followed, error) {
+	r := search[*progtree.Followed]{k: k, name: name, open: func(ctx context.Context,
+		s *session.Client) (*progtree.Followed, error) {
+		return progtree.Attach(ctx, s, realm)
 	}}
 	found, err := r.run(ctx)
 	return found.client, found.value, err

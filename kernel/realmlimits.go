@@ -52,7 +52,7 @@ func (k *Kernel) canLimit(ctx context.Context, id sigma.RealmID, set sigma.Realm
 	var ms []sigma.MachineInfo
 	for _, m := range k.rosterInfos() {
 		if m.ID == k.cfg.Machine {
-			m.CPU, m.Memory = k.cpu(), k.cfg.Memory
+			m.CPU, m.Memory = k.cfg.CPU, k.cfg.Memory
 		}
 		if m.State != sigma.MachineLost {
 			ms = append(ms, m)

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"sigmaos.dev/kernel/procs"
+	"sigmaos.dev/kernel/shares"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/state"
 )
@@ -88,7 +89,7 @@ func TestMaximumOfRealm(t *testing.T) {
 	a, b := m.connect("a"), m.connect("b")
 	m.spawn(a, sigma.Descriptor{Memory: 30 * sigma.MiB})
 	first := <-m.procs
-	if q := m.quota(groupBE + "/a"); q != 500 {
+	if q := m.quota(shares.GroupBE + "/a"); q != 500 {
 		t.Errorf("its quota is %d", q)
 	}
 	waits := m.spawn(a, sigma.Descriptor{Memory: 30 * sigma.MiB})
@@ -99,7 +100,7 @@ func TestMaximumOfRealm(t *testing.T) {
 	}
 	m.spawn(b, sigma.Descriptor{Memory: 64 * sigma.MiB})
 	<-m.procs
-	if q := m.quota(groupBE + "/b"); q != 0 {
+	if q := m.quota(shares.GroupBE + "/b"); q != 0 {
 		t.Errorf("the other realm's quota is %d", q)
 	}
 	eventually(t, "it is kept back", func() bool {
@@ -124,28 +125,7 @@ func TestMaximumOfRealm(t *testing.T) {
 		MaxMemory: sigma.LimitDefault}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "it has none any more", func() bool { return m.quota(groupBE+"/a") == 0 })
+	eventually(t, "it has none any more", func() bool { return m.quota(shares.GroupBE+"/a") == 0 })
 	m.spawn(a, sigma.Descriptor{Memory: 64 * sigma.MiB})
 	<-m.procs
-}
-
-// Goal: while a realm has a maximum of processors its latency-critical procs have what they reserve
-// and no more, and best-effort ones what is left of it.
-func TestMaximumShares(t *testing.T) {
-	r := sigma.RealmInfo{ID: "a", Shares: 3, Limits: sigma.RealmLimits{MaxCPU: 2000}}
-	if s := shareBE(&r, 500); s.Quota != 1500 || s.CPUShares != 3*realmShares {
-		t.Errorf("best-effort procs have %+v", s)
-	}
-	if s := shareBE(&r, 3000); s.Quota != quotaLeast {
-		t.Errorf("with all reserved they have %+v", s)
-	}
-	if s := shareLC(500); s.Quota != 500 || s.CPUShares != 512 {
-		t.Errorf("latency-critical procs have %+v", s)
-	}
-	g := newGroupShares()
-	g.set(nil, []sigma.RealmInfo{r, {ID: "b"}}, func(sigma.RealmID) sigma.MilliCPU { return 0 })
-	if x, y := g.uses(nil, "a", sigma.LatencyCritical, 500), g.uses(nil, "b", sigma.LatencyCritical,
-		500); x != "lc/a" || y != "lc" {
-		t.Errorf("they go to %s and %s", x, y)
-	}
 }

@@ -7,6 +7,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"sigmaos.dev/kernel/computed"
+	"sigmaos.dev/kernel/progtree"
 	"sigmaos.dev/kernel/viewfs"
 
 	"sigmaos.dev/names"
@@ -254,9 +256,9 @@ func (r *root) Walk(ctx context.Context, names []string) (sigma.File, []sigma.Fi
 	}
 	if f := r.provided(names[0]); f != nil {
 		if _, ok := f.(*storeLink); !ok { // where that leads ends with the session there
-			trailOf(ctx).leave()
+			progtree.Leave(ctx)
 		}
-		return walkOn(ctx, f, names[1:])
+		return computed.WalkOn(ctx, f, names[1:])
 	}
 	n, err := r.named(ctx)
 	if err != nil {

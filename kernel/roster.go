@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"sigmaos.dev/kernel/memo"
 	"sigmaos.dev/kernel/viewfs"
 
 	"sigmaos.dev/machines"
@@ -42,7 +43,7 @@ func (k *Kernel) rosterInfos() []sigma.MachineInfo {
 	if !k.registered() {
 		return k.ownRoster()
 	}
-	infos, _ := recall(&k.memo, nameRoster, func() ([]sigma.MachineInfo, error) {
+	infos, _ := memo.Recall(&k.memo, nameRoster, func() ([]sigma.MachineInfo, error) {
 		ctx, cancel := context.WithTimeout(k.ctx,
 			rosterMax) // not of who asks: one who gives up would have the others told less
 		defer cancel()

@@ -10,7 +10,10 @@ import (
 	"syscall"
 	"time"
 
+	"sigmaos.dev/kernel/delayed"
 	"sigmaos.dev/kernel/meter"
+	"sigmaos.dev/kernel/placement"
+	"sigmaos.dev/kernel/shares"
 
 	"sigmaos.dev/launch"
 	"sigmaos.dev/session"
@@ -21,8 +24,8 @@ import (
 // The boot set.
 const (
 	serviceNamed   = "named"
-	serviceBesched = "besched"
-	serviceLcsched = "lcsched"
+	serviceBesched = placement.Besched
+	serviceLcsched = placement.Lcsched
 	serviceS3      = "s3d"
 	serviceDB      = "dbd" // one for each realm (databases.go)
 	// serviceMachined decides about membership, on control machines.
@@ -167,9 +170,10 @@ func (s *service) run(ctx context.Context) error {
 	defer stop()
 	s.k.sessions.Go(func() { s.k.serve(serving, conn, p) })
 	request := launch.Request{ID: id, Profile: launch.ProfileSystem, UID: s.uid, GID: s.uid, PidsMax: 256,
-		CPUShares: coreShares, NoFile: 65536,
-		Group: groupServices + "/" + s.name, Args: append([]string{s.program.Name}, s.args...), Program: s.program.File,
-		Dir: s.program.Dir,
+		CPUShares: shares.CoreShares, NoFile: 65536,
+		Group: shares.GroupServices + "/" + s.name, Args: append([]string{s.program.Name}, s.args...),
+		Program: s.program.File,
+		Dir:     s.program.Dir,
 		Passed: []launch.Passed{{File: os.Stderr, Target: 1}, {File: os.Stderr, Target: 2},
 			{File: serviceEnd, Target: 3}}}
 	if s.realm != "" {
@@ -340,7 +344,7 @@ func (s *service) connect(ctx context.Context, e sigma.Endpoint) (*session.Clien
 		return nil, err
 	}
 	if s.name == serviceS3 && s.k.cfg.StoreDelay > 0 {
-		far, err := newRelay(conn, s.k.cfg.StoreDelay)
+		far, err := delayed.New(conn, s.k.cfg.StoreDelay)
 		if err != nil {
 			conn.Close()
 			return nil, err

@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"sigmaos.dev/kernel/shares"
 	"sigmaos.dev/sigma"
 )
 
@@ -14,18 +15,6 @@ func (m *machine) weight(group string) uint32 {
 	return m.shares[group]
 }
 
-// Goal: best-effort procs weigh half a core for each, and on no machine more than half of a group
-// of daemons.
-func TestBestEffortWeighsLessThanDaemons(t *testing.T) {
-	for cpu, want := range map[sigma.MilliCPU]uint32{500: coreShares / 2, 1000: coreShares / 2, 2000: coreShares,
-		8000: coreShares, 256000: coreShares} {
-		if got := weightBE(cpu); got != want || got > daemonShares/2 {
-			t.Errorf("on %d thousandths of a core they weigh %d of the daemons' %d, want %d", cpu, got, daemonShares,
-				want)
-		}
-	}
-}
-
 // Goal: latency-critical procs weigh what they have reserved, all of them more than the daemons,
 // and best-effort procs least of all; of these each realm weighs its shares, also when they change;
 // another launcher is told the same.
@@ -33,11 +22,11 @@ func TestGroupShares(t *testing.T) {
 	m := boot(t)
 	ctx := t.Context()
 	admin := m.connect(sigma.SystemRealm)
-	for id, shares := range map[sigma.RealmID]uint32{"one": 1, "four": 4} {
+	for id, n := range map[sigma.RealmID]uint32{"one": 1, "four": 4} {
 		if err := admin.Realms().Create(ctx, id); err != nil {
 			t.Fatal(err)
 		}
-		if err := admin.Realms().SetShares(ctx, id, shares); err != nil {
+		if err := admin.Realms().SetShares(ctx, id, n); err != nil {
 			t.Fatal(err)
 		}
 		m.spawn(m.connect(id), sigma.Descriptor{})
@@ -47,17 +36,20 @@ func TestGroupShares(t *testing.T) {
 		m.mu.Lock()
 		yields := m.yields
 		m.mu.Unlock()
-		return yields == "lc rest/be" && m.weight(groupRest) == restShares && m.weight(groupLC) == lcShares &&
-			m.weight(groupBE) == weightBE(m.k.cpu()) && m.weight(groupServices) == daemonShares &&
-			m.weight(groupSigmad) == daemonShares
+		return yields == "lc rest/be" && m.weight(shares.GroupRest) == shares.RestShares &&
+			m.weight(shares.GroupLC) == shares.LCShares &&
+			m.weight(shares.GroupBE) == shares.WeightBE(m.k.cfg.CPU) &&
+			m.weight(shares.GroupServices) == shares.DaemonShares &&
+			m.weight(shares.GroupSigmad) == shares.DaemonShares
 	}
 	eventually(t, "classes and realms have their weights", func() bool {
-		return classes() && m.weight(groupBE+"/one") == realmShares && m.weight(groupBE+"/four") == 4*realmShares
+		return classes() && m.weight(shares.GroupBE+"/one") == shares.RealmShares &&
+			m.weight(shares.GroupBE+"/four") == 4*shares.RealmShares
 	})
 	if err := admin.Realms().SetShares(ctx, "one", 7); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "a change holds", func() bool { return m.weight(groupBE+"/one") == 7*realmShares })
+	eventually(t, "a change holds", func() bool { return m.weight(shares.GroupBE+"/one") == 7*shares.RealmShares })
 	m.mu.Lock()
 	clear(m.shares)
 	m.yields = ""
@@ -68,15 +60,17 @@ func TestGroupShares(t *testing.T) {
 	m.spawn(m.connect("four"), sigma.Descriptor{})
 	m.spawn(m.connect("one"), sigma.Descriptor{})
 	eventually(t, "and of the realms", func() bool {
-		return m.weight(groupBE+"/one") == 7*realmShares && m.weight(groupBE+"/four") == 4*realmShares
+		return m.weight(shares.GroupBE+"/one") == 7*shares.RealmShares &&
+			m.weight(shares.GroupBE+"/four") == 4*shares.RealmShares
 	})
-	if shares := weightOf(sigma.LatencyCritical, 1500); shares != 1536 {
-		t.Errorf("a reservation of a core and a half weighs %d", shares)
+	if w := shares.WeightOf(sigma.LatencyCritical, 1500); w != 1536 {
+		t.Errorf("a reservation of a core and a half weighs %d", w)
 	}
-	if shares := weightOf(sigma.BestEffort, 0); shares != coreShares {
-		t.Errorf("a best-effort proc weighs %d", shares)
+	if w := shares.WeightOf(sigma.BestEffort, 0); w != shares.CoreShares {
+		t.Errorf("a best-effort proc weighs %d", w)
 	}
-	if a, b := groupOf("r", sigma.LatencyCritical), groupOf("r", sigma.BestEffort); a != "lc" || b != "rest/be/r" {
+	if a, b := shares.GroupOf("r", sigma.LatencyCritical), shares.GroupOf("r", sigma.BestEffort); a != "lc" ||
+		b != "rest/be/r" {
 		t.Errorf("the groups are %s and %s", a, b)
 	}
 }

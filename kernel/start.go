@@ -11,6 +11,7 @@ import (
 
 	"sigmaos.dev/binfs"
 	"sigmaos.dev/kernel/procs"
+	"sigmaos.dev/kernel/shares"
 	"sigmaos.dev/launch"
 	"sigmaos.dev/nowait"
 	"sigmaos.dev/output"
@@ -32,7 +33,7 @@ func (k *Kernel) startSpawned(starts []procs.Start) {
 	var warm []procs.Start
 	for _, s := range starts {
 		if tree, err := k.tree(s.Proc.Realm); err == nil && len(s.Proc.Kin) == 0 &&
-			tree.warm(s.Proc.Descriptor.Program) {
+			tree.Warm(s.Proc.Descriptor.Program) {
 			warm = append(warm, s)
 		} else {
 			k.sessions.Go(func() { k.startProc(s) })
@@ -72,7 +73,7 @@ func (k *Kernel) tryStart(ctx context.Context, p *schedd.Proc, l *procs.Logs) er
 	}
 	var from binfs.Tree = tree
 	if len(p.Kin) > 0 { // who spawned it has a view
-		from = strictTree{tree}
+		from = tree.Strict()
 	}
 	program, release, err := k.bin.Open(ctx, p.Realm, from, p.Descriptor.Program)
 	if sigma.KindOf(err) == sigma.KindCanceled &&
@@ -83,7 +84,7 @@ func (k *Kernel) tryStart(ctx context.Context, p *schedd.Proc, l *procs.Logs) er
 	if err != nil {
 		return err
 	}
-	tree.opened(p.Descriptor.Program)
+	tree.Opened(p.Descriptor.Program)
 	c, err := k.newChild(p, l, release)
 	if err != nil {
 		release()
@@ -94,7 +95,7 @@ func (k *Kernel) tryStart(ctx context.Context, p *schedd.Proc, l *procs.Logs) er
 		profile = launch.ProfileLinux
 	}
 	req := launch.Request{ID: c.launch, Weaken: k.weaken(p.Descriptor.Env), Profile: profile, GID: k.groups.of(p.Realm),
-		PidsMax: pidsMax, Memory: p.Memory, CPUShares: weightOf(p.Class, p.Descriptor.CPU), NoFile: noFileMax,
+		PidsMax: pidsMax, Memory: p.Memory, CPUShares: shares.WeightOf(p.Class, p.Descriptor.CPU), NoFile: noFileMax,
 		Group: k.groupFor(p), Args: append([]string{p.Name}, p.Descriptor.Args...), Program: program,
 		Env: append([]string{"SIGMA_PROC_ID=" + string(p.ID), "SIGMA_REALM=" + string(p.Realm),
 			"SIGMA_MACHINE=" + string(k.cfg.Machine), "SIGMA_CLASS=" + p.Class.String()}, environment(p.Descriptor)...),
@@ -119,7 +120,7 @@ func (k *Kernel) tryStart(ctx context.Context, p *schedd.Proc, l *procs.Logs) er
 func (k *Kernel) groupFor(p *schedd.Proc) string {
 	var reserved sigma.MilliCPU
 	k.procs.With(func(v procs.View) { reserved = v.ReservedBy(p.Realm) })
-	return k.shares.uses(k.launcher.Now(), p.Realm, p.Class, reserved)
+	return k.shares.Uses(k.launcher.Now(), p.Realm, p.Class, reserved)
 }
 
 // child is the kernel's side of a proc that the launcher was asked for.
@@ -306,7 +307,7 @@ func (c *child) gone(e schedd.Event) {
 func (c *child) tellGone(e schedd.Event) {
 	k := c.k
 	k.procs.End(c.who.Realm, c.who.Proc, e, func(p *schedd.Proc) {
-		k.sched.endedLocked(p)
+		k.placing.Ended(p)
 		k.ledger.Uses(time.Now(), p.ID, p.Usage.UserTime+p.Usage.SystemTime, true)
 	})
 }

@@ -2,11 +2,11 @@ package kernel
 
 import (
 	"context"
-	"maps"
 	"runtime"
-	"slices"
 	"time"
 
+	"sigmaos.dev/kernel/computed"
+	"sigmaos.dev/kernel/memo"
 	"sigmaos.dev/kernel/procs"
 	"sigmaos.dev/kernel/viewfs"
 
@@ -16,7 +16,6 @@ import (
 	"sigmaos.dev/dialproxy"
 	"sigmaos.dev/lcsched"
 	"sigmaos.dev/schedd"
-	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
 	"sigmaos.dev/state"
@@ -41,8 +40,8 @@ const (
 // endpointsPage endpoints are told at a time.
 const endpointsPage = 256
 
-func (r *root) sysState(name string, text func(context.Context) ([]byte, error)) *lines[struct{}] {
-	return stateFile("/sys/"+name, name, 0o444, text)
+func (r *root) sysState(name string, text func(context.Context) ([]byte, error)) *computed.Lines[struct{}] {
+	return computed.File("/sys/"+name, name, 0o444, text)
 }
 
 // asked is a context for what several wait for.
@@ -57,7 +56,7 @@ func (r *root) versionFile() sigma.File {
 }
 
 // machineLines is what is read of /sys/machines. It asks machined, and no machine.
-func (r *root) machineLines() *lines[struct{}] {
+func (r *root) machineLines() *computed.Lines[struct{}] {
 	return r.sysState(sigmap.FileMachines, func(context.Context) ([]byte, error) {
 		all := []state.Machine{}
 		seen := []state.MachineSeen{}
@@ -87,7 +86,7 @@ func (r *root) realmsFile() sigma.File {
 			out[i] = state.OfRealm(infos[i])
 		}
 		return state.Lines(out)
-	}).answering(calls)
+	}).Answering(calls)
 }
 
 // realmInfos are the realms that the session is told of: all, or its own.
@@ -96,7 +95,7 @@ func (r *root) realmInfos(ctx context.Context) ([]sigma.RealmInfo, error) {
 	if r.tree.principal.System {
 		return k.realms(r.tree).List(ctx)
 	}
-	return recall(&k.memo, "realm "+string(r.realm), func() (out []sigma.RealmInfo, err error) {
+	return memo.Recall(&k.memo, "realm "+string(r.realm), func() (out []sigma.RealmInfo, err error) {
 		all, err := k.realmList()
 		for _, i := range all {
 			if i.ID == r.realm {
@@ -110,6 +109,9 @@ func (r *root) realmInfos(ctx context.Context) ([]sigma.RealmInfo, error) {
 	})
 }
 
+// memoRealms is the key of the list of realms.
+const memoRealms = "realms"
+
 // realmList is what named tells of all realms.
 func (k *Kernel) realmList() ([]sigma.RealmInfo, error) {
 	all, _, err := k.realmListAt()
@@ -122,7 +124,7 @@ func (k *Kernel) realmListAt() ([]sigma.RealmInfo, time.Time, error) {
 		all   []sigma.RealmInfo
 		asked time.Time
 	}
-	l, err := recall(&k.memo, memoRealms, func() (l list, err error) {
+	l, err := memo.Recall(&k.memo, memoRealms, func() (l list, err error) {
 		ctx, cancel := k.asked()
 		defer cancel()
 		l.asked = time.Now()
@@ -136,7 +138,7 @@ func (k *Kernel) realmListAt() ([]sigma.RealmInfo, time.Time, error) {
 func (r *root) queuesFile() sigma.File {
 	k := r.tree.k
 	return r.sysState(nameQueues, func(context.Context) ([]byte, error) {
-		all, err := recall(&k.memo, nameQueues, k.askQueues)
+		all, err := memo.Recall(&k.memo, nameQueues, k.askQueues)
 		if err != nil {
 			return nil, err
 		}
@@ -147,7 +149,7 @@ func (r *root) queuesFile() sigma.File {
 					Shares: q.Shares})
 			}
 		}
-		lc, err := recall(&k.memo, "queue lc", k.askWaits)
+		lc, err := memo.Recall(&k.memo, "queue lc", k.askWaits)
 		if err != nil {
 			k.cfg.Log.Debug("no lcsched answers", "err", err)
 			lc = k.unscheduled()
@@ -191,54 +193,14 @@ func (k *Kernel) askWaits() (ws []lcsched.Waits, err error) {
 	}
 	ctx, cancel := k.asked()
 	defer cancel()
-	c, err := k.reach(ctx, serviceLcsched, func(ctx context.Context, c *session.Client) error {
-		b, err := callable(ctx, c)
-		if err != nil {
-			return err
-		}
-		reply, _, err := b.Call(ctx, lcsched.CallWaiting, nil, nil)
-		if err == nil {
-			err = sigmap.Parse(reply, func(c *sigmap.Coder) { lcsched.CodeWaits(c, &ws) })
-		}
-		return err
-	})
-	if err == nil {
-		c.Close()
-	}
-	return ws, err
+	return k.placing.Waiting(ctx)
 }
 
 // askQueues asks all shards what waits there.
 func (k *Kernel) askQueues() ([]besched.Queued, error) {
 	ctx, cancel := k.asked()
 	defer cancel()
-	shards := k.sched.sessions()
-	if len(shards) == 0 {
-		return nil, &sigma.Error{Op: "kernel.queues", Kind: sigma.KindUnavailable,
-			Msg:  "this machine has no session with a besched",
-			Hint: "sigma status shows how the services are; what runs goes on"}
-	}
-	of := map[sigma.RealmID]besched.Queued{}
-	for _, b := range shards {
-		reply, _, err := b.Call(ctx, besched.CallQueues, nil, nil)
-		var qs []besched.Queued
-		if err == nil {
-			err = sigmap.Parse(reply, func(c *sigmap.Coder) { besched.CodeQueues(c, &qs) })
-		}
-		if err != nil {
-			return nil, err
-		}
-		for _, q := range qs {
-			sum := of[q.Realm]
-			of[q.Realm] = besched.Queued{Realm: q.Realm, Jobs: sum.Jobs + q.Jobs, Memory: sum.Memory + q.Memory,
-				Shares: max(sum.Shares, q.Shares)}
-		}
-	}
-	out := make([]besched.Queued, 0, len(of))
-	for _, realm := range slices.Sorted(maps.Keys(of)) {
-		out = append(out, of[realm])
-	}
-	return out, nil
+	return k.placing.Queues(ctx)
 }
 
 // utilisationFile is /sys/utilisation: what runs at this machine.
@@ -248,7 +210,7 @@ func (r *root) utilisationFile() sigma.File {
 		var out []byte
 		of := []sigma.RealmID{r.realm}
 		if r.tree.principal.System {
-			cpu := k.enrolment().CPU
+			cpu := k.cfg.CPU
 			m := state.MachineUse{Machine: string(k.cfg.Machine), Cores: float64(cpu) / 1000}
 			k.procs.With(func(v procs.View) {
 				m.Running, m.Waiting = v.Running(), v.Queued()
@@ -276,7 +238,7 @@ func (r *root) utilisationFile() sigma.File {
 
 // useOf counts a realm's procs here.
 func (k *Kernel) useOf(realm sigma.RealmID) schedd.Use {
-	u, _ := recall(&k.memo, "use "+string(realm), func() (u schedd.Use, _ error) {
+	u, _ := memo.Recall(&k.memo, "use "+string(realm), func() (u schedd.Use, _ error) {
 		k.procs.With(func(v procs.View) { u = v.Use(realm) })
 		return u, nil
 	})
@@ -305,7 +267,8 @@ func (r *root) endpointsFile() sigma.File {
 		text, err = state.Lines(out)
 		return text, last, more, err
 	}
-	return linesFile("/sys/"+sigmap.FileEndpoints, sigmap.FileEndpoints, 0o444, page).answering(r.endpointsCallable())
+	return computed.LinesFile("/sys/"+sigmap.FileEndpoints, sigmap.FileEndpoints, 0o444,
+		page).Answering(r.endpointsCallable())
 }
 
 // limitsFile is /sys/limits: what a realm, and each of its procs, may have.

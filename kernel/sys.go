@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"sigmaos.dev/kernel/computed"
 	"sigmaos.dev/kernel/procs"
 	"sigmaos.dev/kernel/viewfs"
 
@@ -21,9 +22,9 @@ type handler func(ctx context.Context, payload []byte) (reply []byte, files []*o
 
 // sysDir is /sys: the system calls (sigmap/calls.go) and the state of the system (state.go).
 func (r *root) sysDir() sigma.File {
-	return &dir{path: "/sys",
-		names: func(context.Context) ([]string, error) { return r.sysNames(), nil },
-		open: func(_ context.Context, name string) (sigma.File, error) {
+	return &computed.Dir{Path: "/sys",
+		Names: func(context.Context) ([]string, error) { return r.sysNames(), nil },
+		Child: func(_ context.Context, name string) (sigma.File, error) {
 			if slices.Contains(r.sysNames(), name) {
 				if f := r.sysFile(name); f != nil {
 					if g := r.tree.granted; g != nil {

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"sync"
 
+	"sigmaos.dev/kernel/computed"
+	"sigmaos.dev/kernel/memo"
 	"sigmaos.dev/kernel/meter"
 
 	"sigmaos.dev/identity"
@@ -52,7 +54,7 @@ func (k *Kernel) peerCopied(_ context.Context, _ identity.Subject, payload []byt
 // copiesKnown lists the copies that there are, of each machine and ledger the one that holds the
 // most.
 func (k *Kernel) copiesKnown() []meter.Copy {
-	out, _ := recall(&k.memo, "copies", func() ([]meter.Copy, error) {
+	out, _ := memo.Recall(&k.memo, "copies", func() ([]meter.Copy, error) {
 		ctx, cancel := k.asked()
 		defer cancel()
 		var mu sync.Mutex
@@ -158,7 +160,7 @@ func (r *root) usageFile(what string) sigma.File {
 	if r.tree.principal.System {
 		of = ""
 	}
-	return linesFile("/sys/"+what, what, 0o444, func(ctx context.Context, at usageCursor) (text []byte,
+	return computed.LinesFile("/sys/"+what, what, 0o444, func(ctx context.Context, at usageCursor) (text []byte,
 		next usageCursor, more bool, err error) {
 		sources := k.usageSources(what)
 		i, found := slices.BinarySearchFunc(sources, at, func(s meter.Source, at usageCursor) int {

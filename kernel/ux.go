@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 
+	"sigmaos.dev/kernel/computed"
 	"sigmaos.dev/kernel/viewfs"
 
 	"sigmaos.dev/sigma"
@@ -14,15 +15,15 @@ import (
 // is served here, that of others by their sigmads, one hop away. ~any means this one's: it is as
 // good as any, and nearest.
 type uxDir struct {
-	dir
+	computed.Dir
 	r *root
 }
 
 func (r *root) uxDir() sigma.File {
 	k := r.tree.k
 	d := &uxDir{r: r}
-	d.dir = dir{path: "/" + sigma.NameUX, list: nil,
-		names: func(context.Context) (names []string, err error) {
+	d.Dir = computed.Dir{Path: "/" + sigma.NameUX,
+		Names: func(context.Context) (names []string, err error) {
 			if r.tree.far {
 				return []string{string(k.cfg.Machine)}, nil
 			}
@@ -31,7 +32,7 @@ func (r *root) uxDir() sigma.File {
 			}
 			return names, nil
 		},
-		open: func(ctx context.Context, name string) (sigma.File, error) {
+		Child: func(ctx context.Context, name string) (sigma.File, error) {
 			switch {
 			case r.realm == sigma.SystemRealm:
 			case r.isLocal(name):
@@ -69,7 +70,7 @@ func (r *root) farUX(ctx context.Context, name string) (*farPlace, error) {
 func (d *uxDir) Walk(ctx context.Context, names []string) (sigma.File, []sigma.FileID, error) {
 	if len(names) == 0 {
 		c := *d
-		c.list = nil
+		c.Listed = nil
 		return &c, nil, nil
 	}
 	at, err := d.r.farUX(ctx, names[0])
@@ -79,22 +80,22 @@ func (d *uxDir) Walk(ctx context.Context, names []string) (sigma.File, []sigma.F
 	case at != nil:
 		return at.walk(ctx, names[1:])
 	}
-	return d.dir.Walk(ctx, names)
+	return d.Dir.Walk(ctx, names)
 }
 
 // Open implements sigma.File. No other machine is asked to list who there is.
 func (d *uxDir) Open(ctx context.Context, f sigma.OpenFlags) error {
 	if f.Writes() {
-		return sigma.PathError("kernel.ux.Open", sigma.KindIsDir, d.path)
+		return sigma.PathError("kernel.ux.Open", sigma.KindIsDir, d.Path)
 	}
-	names, err := d.names(ctx)
+	names, err := d.Names(ctx)
 	if err != nil || d.r.realm == sigma.SystemRealm {
 		return err
 	}
-	d.list = make([]sigma.DirEntry, len(names))
+	d.Listed = make([]sigma.DirEntry, len(names))
 	slices.Sort(names)
 	for i, n := range names {
-		d.list[i] = sigma.DirEntry{Name: n, ID: sigma.FileID{Kind: sigma.KindDir,
+		d.Listed[i] = sigma.DirEntry{Name: n, ID: sigma.FileID{Kind: sigma.KindDir,
 			Path: viewfs.PathID(sigma.JoinPath(sigma.NameUX, n))}, Next: uint64(i + 1)}
 	}
 	return nil
@@ -104,7 +105,7 @@ func (d *uxDir) Open(ctx context.Context, f sigma.OpenFlags) error {
 func (d *uxDir) Get(ctx context.Context, names []string, offset uint64, count int) (sigma.GetResult, *sigma.Stopped,
 	error) {
 	if len(names) == 0 {
-		return sigma.GetResult{}, nil, sigma.PathError("kernel.ux.Get", sigma.KindIsDir, d.path)
+		return sigma.GetResult{}, nil, sigma.PathError("kernel.ux.Get", sigma.KindIsDir, d.Path)
 	}
 	at, err := d.r.farUX(ctx, names[0])
 	if err != nil {
@@ -113,7 +114,7 @@ func (d *uxDir) Get(ctx context.Context, names []string, offset uint64, count in
 	if at != nil {
 		return at.get(ctx, names[1:], offset, count)
 	}
-	f, err := d.open(ctx, names[0])
+	f, err := d.Child(ctx, names[0])
 	if err != nil {
 		return sigma.GetResult{}, nil, err
 	}
@@ -129,7 +130,7 @@ func (d *uxDir) Get(ctx context.Context, names []string, offset uint64, count in
 func (d *uxDir) Put(ctx context.Context, names []string, data []byte, o sigma.PutOptions) (sigma.FileID, *sigma.Stopped,
 	error) {
 	if len(names) < 2 {
-		return sigma.FileID{}, nil, d.readOnly()
+		return sigma.FileID{}, nil, d.ReadOnly()
 	}
 	at, err := d.r.farUX(ctx, names[0])
 	if err != nil {
@@ -138,7 +139,7 @@ func (d *uxDir) Put(ctx context.Context, names []string, data []byte, o sigma.Pu
 	if at != nil {
 		return at.put(ctx, names[1:], data, o)
 	}
-	f, err := d.open(ctx, names[0])
+	f, err := d.Child(ctx, names[0])
 	if err != nil {
 		return sigma.FileID{}, nil, err
 	}

@@ -14,7 +14,7 @@ const packageMax = 5000
 // the numbers only fall.
 var tooLarge = map[string]int{
 	"cmd/sigma": 13900,
-	"kernel":    15300,
+	"kernel":    12600,
 }
 
 // notProduct are folders whose code is not the product's own: programs that test, measure or show

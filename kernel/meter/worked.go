@@ -164,3 +164,17 @@ func Spanned(now, before time.Time) time.Time {
 	}
 	return before
 }
+
+// Count counts what a service did, of the processor time that it has used since that was counted
+// last. each is called with each realm's part, and with the time since when that was done.
+func (w *Works) Count(now time.Time, service string, used time.Duration, works []sigma.Work,
+	each func(from time.Time, done sigma.Work)) {
+	from := w.Since(service, now)
+	if service != Sigmad {
+		from = Spanned(now, from)
+	}
+	for _, done := range Divide(used, works) {
+		w.Add(service, done)
+		each(from, done)
+	}
+}

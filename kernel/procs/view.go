@@ -2,6 +2,7 @@ package procs
 
 import (
 	"context"
+	"strings"
 
 	"sigmaos.dev/schedd"
 	"sigmaos.dev/sigma"
@@ -169,4 +170,10 @@ func (t *Table) WaitEvict(ctx context.Context, realm sigma.RealmID, id sigma.Pro
 func Unknown(id sigma.ProcID) error {
 	return &sigma.Error{Op: "kernel", Kind: sigma.KindNotFound, Msg: "no proc " + string(id[:min(len(id), 64)]),
 		Hint: "sigma ps -a lists the realm's procs"}
+}
+
+// IsID says whether id has the form that sigma.NewProcID gives it. Files of what procs print have
+// it in their names.
+func IsID(id sigma.ProcID) bool {
+	return len(id) == 16 && strings.Trim(string(id), "abcdefghijklmnopqrstuvwxyz234567") == ""
 }

@@ -1,15 +1,16 @@
-package kernel
+package placement
 
 import (
 	"context"
 	"hash/fnv"
 	"io"
-	"runtime"
+	"log/slog"
 	"strconv"
 	"sync"
 	"time"
 
 	"sigmaos.dev/besched"
+	"sigmaos.dev/kernel/procs"
 	"sigmaos.dev/schedd"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
@@ -19,36 +20,28 @@ import (
 // it attends at every shard, parks credits there as besched.Offers says, and tells schedd whether
 // all shards gave a lease.
 type scheduler struct {
-	k       *Kernel
+	all     *Placement
 	charges *charges
 
-	leasing sync.Mutex // before Kernel.mu; held while schedd is told of leases, so that the last word is the last
+	leasing sync.Mutex // before procs.Table's; held while schedd is told of leases, so that the last word is the last
 	lent    bool       // leasing
 	limit   int        // leasing; schedd.Leased.Limit, as told last
 
-	mu     sync.Mutex // after Kernel.mu
+	mu     sync.Mutex // after procs.Table's
 	offers *besched.Offers
 	shards map[besched.Shard]*shard // mu; that are attended
 	closed bool                     // mu; no new procs are wanted here
 	lame   bool                     // mu; there is no launcher that could start them
 	shut   bool                     // mu; for either reason, nothing is offered
 	roomy  chan struct{}            // what can be offered, or where, changed
-	moved  chan struct{}            // closed and replaced when the roster changed: maybe this is another life
 }
 
-func newScheduler(k *Kernel) *scheduler {
-	s := &scheduler{k: k, charges: newCharges(), offers: besched.NewOffers(k.cfg.Memory),
-		shards: map[besched.Shard]*shard{}, lame: true, shut: true, roomy: make(chan struct{}, 1),
-		moved: make(chan struct{})}
+func newScheduler(p *Placement) *scheduler {
+	s := &scheduler{all: p, charges: newCharges(), offers: besched.NewOffers(p.cfg.Memory),
+		shards: map[besched.Shard]*shard{}, lame: true, shut: true,
+		roomy: make(chan struct{}, 1)}
 	s.offers.Close(true)
 	return s
-}
-
-func poke(ch chan struct{}) {
-	select {
-	case ch <- struct{}{}:
-	default:
-	}
 }
 
 // enqueue has a proc sent to its shard. If that is not attended any more, schedd will hear of it
@@ -62,7 +55,7 @@ func (s *scheduler) enqueue(p *schedd.Proc) {
 		poke(sh.work)
 		return
 	}
-	s.k.noteUnscheduled(p)
+	s.all.cfg.Unscheduled(p)
 }
 
 // programOf tells a realm's programs apart: that a machine ran one recently makes it the better
@@ -120,6 +113,20 @@ func (s *scheduler) offerLocked() {
 	poke(s.roomy)
 }
 
+const (
+	dialMax  = 3 * time.Second        // for one machine to take a session
+	retryMin = 100 * time.Millisecond // before a scheduler is dialled again
+	retryMax = 5 * time.Second        // before it is looked again for one that there was not
+)
+
+// doze waits, or until ctx ends.
+func doze(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
+	}
+}
+
 // closeMost is how long it is waited at once for what bescheds are to give back; then the roster is
 // looked at again, of which there may be a later one.
 const closeMost = time.Second
@@ -127,7 +134,7 @@ const closeMost = time.Second
 // awaitClosed waits until no besched can give this machine a proc, if new procs may not come here;
 // false if one still can when ctx or closeMost ends the wait.
 func (s *scheduler) awaitClosed(ctx context.Context) bool {
-	for begun := time.Now(); ; sleep(ctx, time.Millisecond) {
+	for begun := time.Now(); ; doze(ctx, time.Millisecond) {
 		s.mu.Lock()
 		may := s.closed && s.offers.Parked() > 0
 		s.mu.Unlock()
@@ -143,20 +150,6 @@ func (s *scheduler) isClosed() bool {
 	return s.closed
 }
 
-// move says that the roster changed.
-func (s *scheduler) move() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	close(s.moved)
-	s.moved = make(chan struct{})
-}
-
-func (s *scheduler) moves() <-chan struct{} {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.moved
-}
-
 // run keeps a session with each besched of the control machines that live, until ctx ends.
 func (s *scheduler) run(ctx context.Context) {
 	var all sync.WaitGroup
@@ -166,7 +159,7 @@ func (s *scheduler) run(ctx context.Context) {
 	}
 	visited := map[sigma.MachineID]context.CancelFunc{}
 	for ctx.Err() == nil {
-		now, changed := s.k.bescheds()
+		now, changed := s.all.cfg.System.Bescheds()
 		for m, stop := range visited {
 			if !now[m] {
 				stop()
@@ -190,30 +183,17 @@ func (s *scheduler) run(ctx context.Context) {
 	}
 }
 
-// bescheds are the control machines that live. changed is closed when they may be others.
-func (k *Kernel) bescheds() (now map[sigma.MachineID]bool, changed <-chan struct{}) {
-	changed = k.enrolled
-	if k.registered() {
-		changed = k.id.Roster().Changed() // before the look
-	}
-	now = map[sigma.MachineID]bool{}
-	for _, m := range k.candidates(serviceBesched) {
-		now[m] = true
-	}
-	return now, changed
-}
-
 // visit keeps a session with the n-th besched of a machine until ctx ends; once it has one, the
 // next is looked for.
 func (s *scheduler) visit(ctx context.Context, all *sync.WaitGroup, m sigma.MachineID, n int) {
 	var further sync.Once
 	for ctx.Err() == nil {
-		if !s.k.lives(ctx) {
+		if !s.all.cfg.System.AwaitLife(ctx) {
 			return
 		}
 		begun := time.Now()
-		dial, cancel := context.WithTimeout(ctx, dialMost)
-		c, err := s.k.dialAt(dial, m, beschedName(n))
+		dial, cancel := context.WithTimeout(ctx, dialMax)
+		c, err := s.all.cfg.System.DialAt(dial, m, BeschedName(n))
 		cancel()
 		if err == nil {
 			further.Do(func() {
@@ -223,32 +203,32 @@ func (s *scheduler) visit(ctx context.Context, all *sync.WaitGroup, m sigma.Mach
 			})
 			sh := &shard{s: s, name: besched.Shard(string(m) + "/" + strconv.Itoa(n)), work: make(chan struct{}, 1),
 				parks: make(chan parking, 1), tell: make(chan struct{}, 1)}
-			sh.session(ctx, c, s.k.life())
+			sh.session(ctx, c, s.all.cfg.System.Life())
 			c.Close()
 		}
-		wait := restartMin
+		wait := retryMin
 		switch {
 		case err != nil && sigma.KindOf(err) == sigma.KindNotFound: // it has no more of them; maybe in another life
-			wait = restartMax
-		case err == nil && time.Since(begun) >= restartMin: // else besched does not want this machine yet
+			wait = retryMax
+		case err == nil && time.Since(begun) >= retryMin: // else besched does not want this machine yet
 			continue
 		}
-		sleep(ctx, wait)
+		doze(ctx, wait)
 	}
 }
 
-// beschedName is the service's of a machine's n-th besched.
-func beschedName(n int) string {
+// BeschedName is the service's of a machine's n-th besched.
+func BeschedName(n int) string {
 	if n == 1 {
-		return serviceBesched
+		return Besched
 	}
-	return serviceBesched + "-" + strconv.Itoa(n)
+	return Besched + "-" + strconv.Itoa(n)
 }
 
-// isBesched says whether a service is one.
-func isBesched(name string) bool {
+// IsBesched says whether a service is one.
+func IsBesched(name string) bool {
 	for n := range besched.ShardsMax {
-		if name == beschedName(n+1) {
+		if name == BeschedName(n+1) {
 			return true
 		}
 	}
@@ -268,7 +248,7 @@ func (s *scheduler) attended(sh *shard) {
 	}
 	s.tellLeases()
 	poke(sh.work) // what procs here hold
-	s.k.procs.Step(schedd.ShardFound{Shard: sh.name})
+	s.all.cfg.Procs.Step(schedd.ShardFound{Shard: sh.name})
 	poke(s.roomy)
 }
 
@@ -292,7 +272,7 @@ func (s *scheduler) left(sh *shard) {
 func (s *scheduler) lost(shard besched.Shard) {
 	s.leasing.Lock()
 	defer s.leasing.Unlock()
-	s.k.procs.Step(schedd.ShardLost{Shard: shard})
+	s.all.cfg.Procs.Step(schedd.ShardLost{Shard: shard})
 	if s.lent { // schedd forgot it; procs may wait from now on
 		s.lent = false
 		s.charges.lease(false)
@@ -309,14 +289,14 @@ func (s *scheduler) tellLeases() {
 	s.mu.Unlock()
 	e := schedd.Leased{On: all}
 	if shared {
-		e.Limit = max(1, int(s.k.cpu()/1000))
+		e.Limit = max(1, int(s.all.cfg.CPU/1000))
 	}
 	if all == s.lent && e.Limit == s.limit {
 		return
 	}
 	s.lent, s.limit = all, e.Limit
 	s.charges.lease(all)
-	s.k.procs.Step(e)
+	s.all.cfg.Procs.Step(e)
 }
 
 // plan parks credits and takes them back, until ctx ends.
@@ -324,8 +304,8 @@ func (s *scheduler) plan(ctx context.Context) {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	for {
-		_, free := s.k.procs.Memory()
-		load := uint32(s.k.procs.Running())
+		_, free := s.all.cfg.Procs.Memory()
+		load := uint32(s.all.cfg.Procs.Running())
 		s.mu.Lock()
 		now := time.Now()
 		moves, again := s.offers.Plan(now, free, load)
@@ -384,26 +364,18 @@ func (s *scheduler) watchQueue(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		}
-		if len(s.k.others()) > 0 {
-			age := requeueEvery + time.Duration(s.k.procs.Queued())*requeueEach
-			s.k.procs.Step(schedd.Requeue{Before: time.Now().Add(-age)})
+		if len(s.all.cfg.System.Others()) > 0 {
+			age := requeueEvery + time.Duration(s.all.cfg.Procs.Queued())*requeueEach
+			s.all.cfg.Procs.Step(schedd.Requeue{Before: time.Now().Add(-age)})
 		}
 	}
-}
-
-// cpu is what this machine offers.
-func (k *Kernel) cpu() sigma.MilliCPU {
-	if k.cfg.CPU > 0 {
-		return k.cfg.CPU
-	}
-	return sigma.MilliCPU(1000 * runtime.NumCPU())
 }
 
 // callMax is how long besched may take for what it answers at once; one that takes longer is given
 // up as lost, so that what is to be sent does not pile up behind it.
 const callMax = 30 * time.Second
 
-func callWithin(ctx context.Context, k *Kernel, b sigma.Caller, most time.Duration, method string,
+func callWithin(ctx context.Context, log *slog.Logger, b sigma.Caller, most time.Duration, method string,
 	encode func(*sigmap.Coder)) error {
 	inTime, cancel := ctx, func() {}
 	if most > 0 {
@@ -415,23 +387,23 @@ func callWithin(ctx context.Context, k *Kernel, b sigma.Caller, most time.Durati
 		_, _, err = b.Call(inTime, method, payload, nil)
 	}
 	if err != nil && ctx.Err() == nil {
-		k.cfg.Log.Warn("scheduler's call failed", "method", method, "err", err)
+		log.Warn("scheduler's call failed", "method", method, "err", err)
 	}
 	return err
 }
 
 // granted takes note of jobs that this machine was given: its own are started, others taken from
 // their homes.
-func (k *Kernel) granted(got *besched.Pulled) {
+func (p *Placement) granted(got *besched.Pulled) {
 	for _, j := range got.Jobs {
 		switch {
-		case j.Home.Machine == k.cfg.Machine:
-			k.procs.Step(schedd.Assigned{ID: j.ID})
-		case isProcID(j.ID):
-			k.procs.Step(schedd.Offered{ID: j.ID, Realm: j.Realm, Memory: j.Memory, Home: j.Home})
+		case j.Home.Machine == p.cfg.Machine:
+			p.cfg.Procs.Step(schedd.Assigned{ID: j.ID})
+		case procs.IsID(j.ID):
+			p.cfg.Procs.Step(schedd.Offered{ID: j.ID, Realm: j.Realm, Memory: j.Memory, Home: j.Home})
 		}
 	}
 	if got.Largest > 0 {
-		k.procs.Step(schedd.Largest{Memory: got.Largest})
+		p.cfg.Procs.Step(schedd.Largest{Memory: got.Largest})
 	}
 }

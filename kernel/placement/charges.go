@@ -1,4 +1,4 @@
-package kernel
+package placement
 
 import (
 	"context"
@@ -267,12 +267,12 @@ func (c *charges) over(id sigma.ProcID) {
 	}
 }
 
-// endedLocked takes note of what a proc used that ended here.
-func (s *scheduler) endedLocked(p *schedd.Proc) {
+// ended takes note of what a proc used that ended here.
+func (s *scheduler) ended(p *schedd.Proc) {
 	if s.charges.idle() {
 		return
 	}
-	if p.Ended() && s.charges.ended(p, s.k.cpu(), s.k.cfg.Memory) &&
+	if p.Ended() && s.charges.ended(p, s.all.cfg.CPU, s.all.cfg.Memory) &&
 		s.charges.claim() {
 		time.AfterFunc(chargeDelay, s.sendCharges)
 	}
@@ -296,7 +296,7 @@ func (s *scheduler) watchUse(ctx context.Context) {
 		}
 		if !since.Equal(*contended) {
 			since = *contended
-			s.k.procs.With(func(v procs.View) { earlier = v.PlacedBefore(since) })
+			s.all.cfg.Procs.With(func(v procs.View) { earlier = v.PlacedBefore(since) })
 		}
 		some := earlier[:min(len(earlier), chargeEach)]
 		for _, id := range some {
@@ -312,7 +312,7 @@ func (s *scheduler) watchUse(ctx context.Context) {
 			for _, r := range of {
 				shares[r.Realm] = r.Shares
 			}
-			s.k.procs.Step(schedd.Starved{Shares: shares})
+			s.all.cfg.Procs.Step(schedd.Starved{Shares: shares})
 		}
 	}
 }
@@ -320,10 +320,10 @@ func (s *scheduler) watchUse(ctx context.Context) {
 // sharesToTell are the realms' shares, as they were so long ago at most, if procs of this machine
 // wait at besched: then they matter.
 func (s *scheduler) sharesToTell() (of []besched.RealmShares, age time.Duration, matter bool) {
-	if s.k.procs.Queued() == 0 || s.charges.contended.Load() == nil {
+	if s.all.cfg.Procs.Queued() == 0 || s.charges.contended.Load() == nil {
 		return nil, 0, false
 	}
-	all, asked, err := s.k.realmListAt()
+	all, asked, err := s.all.cfg.Realms()
 	if err != nil { // what besched knows stands
 		return nil, 0, false
 	}
@@ -339,7 +339,7 @@ func (s *scheduler) sharesToTell() (of []besched.RealmShares, age time.Duration,
 // there is no room any more, or their realm has all that it may have.
 func (s *scheduler) unused(jobs []besched.Job) {
 	some := false
-	s.k.procs.With(func(v procs.View) {
+	s.all.cfg.Procs.With(func(v procs.View) {
 		for _, j := range jobs {
 			if !v.Holds(j.ID) {
 				some = true
@@ -354,7 +354,6 @@ func (s *scheduler) unused(jobs []besched.Job) {
 
 // sharesChanged has besched told at once of shares that were changed by this machine.
 func (s *scheduler) sharesChanged() {
-	s.k.memo.forget(memoRealms)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, sh := range s.shards {
@@ -364,7 +363,7 @@ func (s *scheduler) sharesChanged() {
 
 // useBefore looks for the first time at one that ran before somebody waited.
 func (s *scheduler) useBefore(ctx context.Context, id sigma.ProcID) {
-	if p, ok := s.k.procs.Find(id); ok {
+	if p, ok := s.all.cfg.Procs.Find(id); ok {
 		s.look(ctx, &p)
 	}
 }
@@ -374,7 +373,7 @@ func (s *scheduler) look(ctx context.Context, p *schedd.Proc) {
 	if p.State != sigma.ProcRunning || p.Away() {
 		return
 	}
-	if u, err := s.k.usageOf(ctx, p.Realm, p.ID); err == nil {
+	if u, err := s.all.cfg.Usage(ctx, p.Realm, p.ID); err == nil {
 		s.looked(p.Realm, p.ID, u)
 	}
 }
@@ -382,17 +381,17 @@ func (s *scheduler) look(ctx context.Context, p *schedd.Proc) {
 // looked charges for what one uses, as the launcher has said, unless it has ended since that was
 // asked: then its end has charged for all of it.
 func (s *scheduler) looked(realm sigma.RealmID, id sigma.ProcID, u sigma.Usage) {
-	s.k.procs.With(func(v procs.View) {
+	s.all.cfg.Procs.With(func(v procs.View) {
 		if p := v.Proc(realm, id); p != nil && p.State == sigma.ProcRunning && !p.Away() {
 			now := time.Now()
-			s.charges.so(now, p, costOf(p, u, now, s.k.cpu(), s.k.cfg.Memory))
+			s.charges.so(now, p, costOf(p, u, now, s.all.cfg.CPU, s.all.cfg.Memory))
 		}
 	})
 }
 
 // use looks at one that is charged for.
 func (s *scheduler) use(ctx context.Context, realm sigma.RealmID, id sigma.ProcID) {
-	p, known := s.k.procs.Proc(realm, id)
+	p, known := s.all.cfg.Procs.Proc(realm, id)
 	switch {
 	case !known:
 		s.charges.mu.Lock()

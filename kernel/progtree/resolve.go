@@ -1,10 +1,14 @@
-package kernel
+// Package progtree is a realm's tree as the kernel sees it to fetch programs. It remembers what
+// paths lead to as long as no server on the way has counted a change, so that a warm start asks
+// nobody. It needs roots of servers whose walks leave a trail (Attach). Users: kernel.
+package progtree
 
 import (
 	"context"
 	"sync"
 	"sync/atomic"
 
+	"sigmaos.dev/binfs"
 	"sigmaos.dev/changeboard"
 	"sigmaos.dev/namespace"
 	"sigmaos.dev/session"
@@ -12,12 +16,12 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// realmTree is the kernel's own view of a realm, with which it fetches programs. It remembers what
+// Tree is the kernel's own view of a realm, with which it fetches programs. It remembers what
 // paths lead to, so that a warm start asks nobody: each server on the way counts its changes on a
 // board that this process sees (changeboard), and what was found stands as long as none of the
 // files on the way has changed and the sessions live. What no board covers is asked for each time.
 // Safe for concurrent use.
-type realmTree struct {
+type Tree struct {
 	*namespace.Tree
 
 	mu    sync.Mutex
@@ -27,6 +31,12 @@ type realmTree struct {
 // knownMax bounds what is remembered of one realm; beyond it all is forgotten. A realm starts fewer
 // programs at a time.
 const knownMax = 1024
+
+// New makes the tree of a realm that t shows.
+func New(t *namespace.Tree) *Tree { return &Tree{Tree: t, known: map[string]*resolved{}} }
+
+// Strict is the tree for programs of procs with views.
+func (t *Tree) Strict() binfs.Tree { return strict{t} }
 
 // source is a server on the way, over one session.
 type source struct {
@@ -65,7 +75,7 @@ func (r *resolved) stands() bool {
 }
 
 // Stat implements sigma.Namespace.
-func (t *realmTree) Stat(ctx context.Context, path string) (sigma.Stat, error) {
+func (t *Tree) Stat(ctx context.Context, path string) (sigma.Stat, error) {
 	if r := t.remembered(path); r != nil && r.stands() {
 		return r.stat, nil
 	}
@@ -85,40 +95,40 @@ func (t *realmTree) Stat(ctx context.Context, path string) (sigma.Stat, error) {
 	return st, nil
 }
 
-// strictTree is a realm's tree for programs of procs with views: their paths contain no symlinks,
+// strict is a realm's tree for programs of procs with views: their paths contain no symlinks,
 // and who makes one there later does not lead to another program. It remembers nothing.
-type strictTree struct{ t *realmTree }
+type strict struct{ t *Tree }
 
 // Stat implements binfs.Tree.
-func (s strictTree) Stat(ctx context.Context, path string) (sigma.Stat, error) {
+func (s strict) Stat(ctx context.Context, path string) (sigma.Stat, error) {
 	return s.t.Tree.Stat(namespace.WithoutLinks(ctx), path)
 }
 
 // GetAt implements binfs.Tree.
-func (s strictTree) GetAt(ctx context.Context, path string, offset uint64, count int) (sigma.GetResult, error) {
+func (s strict) GetAt(ctx context.Context, path string, offset uint64, count int) (sigma.GetResult, error) {
 	return s.t.GetAt(namespace.WithoutLinks(ctx), path, offset, count)
 }
 
 // Handle implements binfs.Tree.
-func (s strictTree) Handle(ctx context.Context, path string) (sigma.File, error) {
+func (s strict) Handle(ctx context.Context, path string) (sigma.File, error) {
 	return s.t.Handle(namespace.WithoutLinks(ctx), path)
 }
 
-// warm reports whether the program at path can be started without asking anybody, as far as is
+// Warm reports whether the program at path can be started without asking anybody, as far as is
 // known.
-func (t *realmTree) warm(path string) bool {
+func (t *Tree) Warm(path string) bool {
 	r := t.remembered(path)
 	return r != nil && r.opened.Load() && r.stands()
 }
 
-// opened notes that the bytes of the program at path are here.
-func (t *realmTree) opened(path string) {
+// Opened notes that the bytes of the program at path are here.
+func (t *Tree) Opened(path string) {
 	if r := t.remembered(path); r != nil && !r.opened.Load() {
 		r.opened.Store(true)
 	}
 }
 
-func (t *realmTree) remembered(path string) *resolved {
+func (t *Tree) remembered(path string) *resolved {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.known[path]
@@ -162,15 +172,15 @@ func (t *trail) add(s *source, root uint64, ids []sigma.FileID) {
 	}
 }
 
-// leave notes that the path goes where no board is.
-func (t *trail) leave() {
-	if t != nil {
+// Leave notes that the path which ctx follows, if it does, goes where no board is.
+func Leave(ctx context.Context) {
+	if t := trailOf(ctx); t != nil {
 		t.uncovered = true
 	}
 }
 
-// remoteRoot is all that the root of a session to a system server is.
-type remoteRoot interface {
+// Root is all that the root of a session to a system server is.
+type Root interface {
 	sigma.File
 	sigma.Getter
 	sigma.Putter
@@ -183,25 +193,25 @@ type remoteRoot interface {
 	sigma.Conditional
 }
 
-// followed is a realm's root at a server, whose walks leave a trail.
-type followed struct {
-	remoteRoot
+// Followed is a realm's root at a server, whose walks leave a trail.
+type Followed struct {
+	Root
 	source
 	id uint64
 }
 
 // RenameTarget gives the session's own handle of the root, for a rename into it.
-func (f *followed) RenameTarget(context.Context, string) (sigma.File, error) {
-	return f.remoteRoot, nil
+func (f *Followed) RenameTarget(context.Context, string) (sigma.File, error) {
+	return f.Root, nil
 }
 
-// attachFollowed attaches to a realm at a system server.
-func attachFollowed(ctx context.Context, s *session.Client, realm sigma.RealmID) (*followed, error) {
+// Attach attaches to a realm at a system server.
+func Attach(ctx context.Context, s *session.Client, realm sigma.RealmID) (*Followed, error) {
 	root, err := s.Attach(ctx, string(realm))
 	if err != nil {
 		return nil, err
 	}
-	all, ok := root.(remoteRoot)
+	all, ok := root.(Root)
 	if !ok {
 		return nil, sigma.Errorf("kernel.attachFollowed", sigma.KindUnsupported, "the session's root is no remote file")
 	}
@@ -209,14 +219,14 @@ func attachFollowed(ctx context.Context, s *session.Client, realm sigma.RealmID)
 	if err != nil {
 		return nil, err
 	}
-	return &followed{all, source{boardOf(ctx, s), s.Done()}, st.ID.Path}, nil
+	return &Followed{all, source{boardOf(ctx, s), s.Done()}, st.ID.Path}, nil
 }
 
 // Walk implements sigma.File.
-func (f *followed) Walk(ctx context.Context, names []string) (sigma.File, []sigma.FileID, error) {
+func (f *Followed) Walk(ctx context.Context, names []string) (sigma.File, []sigma.FileID, error) {
 	t := trailOf(ctx)
 	t.begin(&f.source)
-	file, ids, err := f.remoteRoot.Walk(ctx, names)
+	file, ids, err := f.Root.Walk(ctx, names)
 	if err == nil { // else it may be asked again over another session
 		t.add(&f.source, f.id, ids)
 	}

@@ -1,4 +1,4 @@
-package kernel
+package computed
 
 import (
 	"context"
@@ -12,15 +12,15 @@ import (
 	"sigmaos.dev/treekit"
 )
 
-// lines is a file of lines that are made while it is read, a page at a time, so that one of a
+// Lines is a file of lines that are made while it is read, a page at a time, so that one of a
 // hundred thousand costs a handle no more memory than one of ten. What comes and goes meanwhile may
 // be in it or not; what is there all the time is in it once.
-type lines[C any] struct {
+type Lines[C any] struct {
 	treekit.Callable // answers calls too if it has a Handle
 	perm             uint32
 	// page gives the lines after a cursor, and whether there are more. The first cursor is C's zero
 	// value.
-	page func(ctx context.Context, after C) (text []byte, last C, more bool, err error)
+	Page func(ctx context.Context, after C) (text []byte, last C, more bool, err error)
 
 	mu     sync.Mutex
 	text   []byte // mu; the last page
@@ -29,29 +29,29 @@ type lines[C any] struct {
 	over   bool   // mu; there are no more
 }
 
-// linesFile makes a file of /sys or /proc.
-func linesFile[C any](path, name string, perm uint32, page func(ctx context.Context, after C) ([]byte, C, bool,
-	error)) *lines[C] {
-	return &lines[C]{Callable: treekit.Callable{Name: name, ID: viewfs.PathID(path)}, perm: perm, page: page}
+// LinesFile makes a file of /sys or /proc.
+func LinesFile[C any](path, name string, perm uint32, page func(ctx context.Context, after C) ([]byte, C, bool,
+	error)) *Lines[C] {
+	return &Lines[C]{Callable: treekit.Callable{Name: name, ID: viewfs.PathID(path)}, perm: perm, Page: page}
 }
 
-// stateFile is linesFile of one page.
-func stateFile(path, name string, perm uint32, text func(context.Context) ([]byte, error)) *lines[struct{}] {
-	return linesFile(path, name, perm, func(ctx context.Context, _ struct{}) ([]byte, struct{}, bool, error) {
+// File is linesFile of one page.
+func File(path, name string, perm uint32, text func(context.Context) ([]byte, error)) *Lines[struct{}] {
+	return LinesFile(path, name, perm, func(ctx context.Context, _ struct{}) ([]byte, struct{}, bool, error) {
 		b, err := text(ctx)
 		return b, struct{}{}, false, err
 	})
 }
 
-// answering makes the file answer the calls of c too.
-func (l *lines[C]) answering(c sigma.File) *lines[C] {
+// Answering makes the file answer the calls of c too.
+func (l *Lines[C]) Answering(c sigma.File) *Lines[C] {
 	l.Callable.Handle, l.Callable.Prompt = c.(*treekit.Callable).Handle, c.(*treekit.Callable).Prompt
 	l.perm |= 0o200
 	return l
 }
 
 // Call implements sigma.Caller where the file has calls.
-func (l *lines[C]) Call(ctx context.Context, method string, payload []byte, files []*os.File) ([]byte, []*os.File,
+func (l *Lines[C]) Call(ctx context.Context, method string, payload []byte, files []*os.File) ([]byte, []*os.File,
 	error) {
 	if l.Handle == nil {
 		for _, f := range files {
@@ -63,21 +63,21 @@ func (l *lines[C]) Call(ctx context.Context, method string, payload []byte, file
 }
 
 // Walk clones only.
-func (l *lines[C]) Walk(_ context.Context, names []string) (sigma.File, []sigma.FileID, error) {
+func (l *Lines[C]) Walk(_ context.Context, names []string) (sigma.File, []sigma.FileID, error) {
 	if len(names) > 0 {
 		return nil, nil, sigma.PathError("kernel.lines.Walk", sigma.KindNotDir, l.Name)
 	}
-	return &lines[C]{Callable: l.Callable, perm: l.perm, page: l.page}, nil, nil
+	return &Lines[C]{Callable: l.Callable, perm: l.perm, Page: l.Page}, nil, nil
 }
 
 // Stat describes the file; how long it is is not known before it was read.
-func (l *lines[C]) Stat(context.Context) (sigma.Stat, error) {
+func (l *Lines[C]) Stat(context.Context) (sigma.Stat, error) {
 	return sigma.Stat{ID: sigma.FileID{Kind: sigma.KindDevice, Path: l.ID}, Name: l.Name, Perm: l.perm,
 		Modified: time.Unix(0, 0)}, nil
 }
 
 // Open implements sigma.File.
-func (l *lines[C]) Open(_ context.Context, f sigma.OpenFlags) error {
+func (l *Lines[C]) Open(_ context.Context, f sigma.OpenFlags) error {
 	if f.Writes() {
 		return sigma.PathError("kernel.lines.Open", sigma.KindPermission, l.Name)
 	}
@@ -85,7 +85,7 @@ func (l *lines[C]) Open(_ context.Context, f sigma.OpenFlags) error {
 }
 
 // ReadAt reads on from page to page. Who goes back begins anew.
-func (l *lines[C]) ReadAt(ctx context.Context, p []byte, offset uint64) (n int, err error) {
+func (l *Lines[C]) ReadAt(ctx context.Context, p []byte, offset uint64) (n int, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if offset < l.from {
@@ -102,7 +102,7 @@ func (l *lines[C]) ReadAt(ctx context.Context, p []byte, offset uint64) (n int, 
 		} else if err := ctx.Err(); err != nil {
 			return n, sigma.Wrap("kernel.lines.ReadAt", l.Name, err)
 		}
-		text, last, more, err := l.page(ctx, l.cursor)
+		text, last, more, err := l.Page(ctx, l.cursor)
 		if err != nil {
 			return n, err
 		}

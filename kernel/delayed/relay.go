@@ -1,4 +1,6 @@
-package kernel
+// Package delayed makes messages of a session take a while. Benches and tests only: sigmad uses it
+// where Config.StoreDelay says so.
+package delayed
 
 import (
 	"bytes"
@@ -37,7 +39,7 @@ type carried struct {
 // carriedMax bounds the messages under way in one direction.
 const carriedMax = 1024
 
-func newRelay(c session.Conn, delay time.Duration) (session.Conn, error) {
+func New(c session.Conn, delay time.Duration) (session.Conn, error) {
 	there, err := newAlarm()
 	if err != nil {
 		return nil, err

@@ -1,4 +1,4 @@
-package kernel
+package placement
 
 import (
 	"context"
@@ -40,12 +40,17 @@ func newPulls() *pulls { return &pulls{make(chan context.Context), make(chan bes
 
 // loneScheduler is that of a machine that nothing runs on.
 func loneScheduler() *scheduler {
-	k := &Kernel{cfg: Config{Machine: "m1", Memory: sigma.GiB, CPU: 4000, Log: slog.New(slog.DiscardHandler)}}
-	k.procs = procs.NewTable(procs.Config{Machine: "m1", Memory: sigma.GiB,
+	return lonePlacement().sched
+}
+
+// lonePlacement is that of a machine that nothing runs on, with a launcher.
+func lonePlacement() *Placement {
+	table := procs.NewTable(procs.Config{Machine: "m1", Memory: sigma.GiB,
 		Carry: func(*schedd.Core, schedd.Effect) {}})
-	k.sched = newScheduler(k)
-	k.sched.launches(true)
-	return k.sched
+	p := New(Config{Machine: "m1", Memory: sigma.GiB, CPU: 4000, Procs: table,
+		Log: slog.New(slog.DiscardHandler)})
+	p.Launcher(true)
+	return p
 }
 
 func (s *scheduler) newShard(ctx context.Context, name besched.Shard) *shard {
@@ -157,7 +162,7 @@ func TestLeaseLost(t *testing.T) {
 
 // Goal: a machine offers nothing before its first launcher is there.
 func TestNoOffersBeforeLauncher(t *testing.T) {
-	s := newScheduler(loneScheduler().k)
+	s := newScheduler(lonePlacement())
 	s.attended(s.newShard(t.Context(), "m1/1"))
 	plan := func() int {
 		s.mu.Lock()

@@ -1,4 +1,4 @@
-package kernel
+package placement
 
 import (
 	"context"
@@ -73,8 +73,8 @@ func (sh *shard) session(ctx context.Context, c *session.Client, life sigma.Life
 // watch returns when this machine is in another life.
 func (sh *shard) watch(ctx context.Context, life sigma.Life) {
 	for {
-		moved := sh.s.moves() // before the look
-		if sh.s.k.life() != life {
+		moved := sh.s.all.cfg.System.LifeMayChange() // before the look
+		if sh.s.all.cfg.System.Life() != life {
 			return
 		}
 		select {
@@ -87,7 +87,7 @@ func (sh *shard) watch(ctx context.Context, life sigma.Life) {
 
 // attend makes this machine known to besched, as long as the session lives.
 func (sh *shard) attend(ctx context.Context, b sigma.Caller, life sigma.Life) {
-	cpu, memory := sh.s.k.cpu(), sh.s.k.cfg.Memory
+	cpu, memory := sh.s.all.cfg.CPU, sh.s.all.cfg.Memory
 	sh.call(ctx, b, 0, besched.CallAttend, func(c *sigmap.Coder) {
 		c.U64((*uint64)(&life.Incarnation))
 		c.U32((*uint32)(&cpu))
@@ -154,7 +154,7 @@ func (sh *shard) charge(ctx context.Context, b sigma.Caller) error {
 // call is a call without an answer; most is how long it may take, 0 as long as the session lives.
 func (sh *shard) call(ctx context.Context, b sigma.Caller, most time.Duration, method string,
 	encode func(*sigmap.Coder)) error {
-	return callWithin(ctx, sh.s.k, b, most, method, encode)
+	return callWithin(ctx, sh.s.all.cfg.Log, b, most, method, encode)
 }
 
 // pull parks the credits that it is given, and takes note of what comes of them. all waits for what
@@ -174,7 +174,7 @@ func (sh *shard) pull(ctx context.Context, all *sync.WaitGroup, b sigma.Caller) 
 		switch {
 		case err == nil:
 			s.charges.given(time.Now(), sh.name, got.Jobs)
-			s.k.granted(&got)
+			s.all.granted(&got)
 			s.unused(got.Jobs)
 			s.mu.Lock()
 			if s.shards[sh.name] != sh { // a later session has begun, and the stand is its own
@@ -207,7 +207,7 @@ func (sh *shard) pull(ctx context.Context, all *sync.WaitGroup, b sigma.Caller) 
 			s.mu.Unlock()
 		default:
 			if ctx.Err() == nil {
-				s.k.cfg.Log.Warn("besched call failed", "method", besched.CallPull, "err", err)
+				s.all.cfg.Log.Warn("besched call failed", "method", besched.CallPull, "err", err)
 			}
 			return
 		}

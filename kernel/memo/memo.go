@@ -1,14 +1,15 @@
-package kernel
+// Package memo remembers answers to questions about the system for a second. Users: kernel.
+package memo
 
 import (
 	"sync"
 	"time"
 )
 
-// memo remembers answers for a while, so that those who read the state of the system all the time
+// Memo remembers answers for a while, so that those who read the state of the system all the time
 // cost what one question a second costs, and those who come while it is asked wait for the same
 // answer.
-type memo struct {
+type Memo struct {
 	mu  sync.Mutex
 	was map[string]*remembered // mu
 	at  time.Time              // mu; when it was last looked for what is too old
@@ -21,23 +22,33 @@ type remembered struct {
 	at    time.Time  // memo.mu; when it came; zero before
 }
 
-// memoRealms is the key of the list of realms.
-const memoRealms = "realms"
-
 // memoFor is how long an answer is good.
 const memoFor = time.Second
 
 func (r *remembered) old(now time.Time) bool { return !r.at.IsZero() && now.Sub(r.at) >= memoFor }
 
-// forget has the answer asked for anew that is remembered by a key.
-func (m *memo) forget(key string) {
+// Forget has the answer asked for anew that is remembered by a key.
+func (m *Memo) Forget(key string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.was, key)
 }
 
-// recall gives the answer that is remembered by that key, or makes it.
-func recall[T any](m *memo, key string, ask func() (T, error)) (T, error) {
+// Prolong has an answer that is remembered be good for longer, counted from now. It is false if
+// there is none.
+func (m *Memo) Prolong(key string, d time.Duration) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	r := m.was[key]
+	if r == nil || r.at.IsZero() {
+		return false
+	}
+	r.at = time.Now().Add(d)
+	return true
+}
+
+// Recall gives the answer that is remembered by that key, or makes it.
+func Recall[T any](m *Memo, key string, ask func() (T, error)) (T, error) {
 	m.mu.Lock()
 	now := time.Now()
 	if now.Sub(m.at) >= memoFor { // all that is older goes: nothing is kept for those who do not come again

@@ -1,4 +1,4 @@
-package kernel
+package placement
 
 import (
 	"context"
@@ -19,7 +19,7 @@ import (
 // reservations is the machine's connection to the lcsched that leads: it sends the latency-critical
 // procs that were spawned here, takes what is granted, and tells what is over.
 type reservations struct {
-	k   *Kernel
+	all *Placement
 	led atomic.Bool // an lcsched that leads is known
 
 	mu       sync.Mutex
@@ -38,8 +38,8 @@ const lentEvery = time.Second
 // labels, and whether it takes anything new.
 const standingEvery = 10 * time.Second
 
-func newReservations(k *Kernel) *reservations {
-	return &reservations{k: k, work: make(chan struct{}, 1)}
+func newReservations(p *Placement) *reservations {
+	return &reservations{all: p, work: make(chan struct{}, 1)}
 }
 
 // note adds something to be sent.
@@ -55,7 +55,7 @@ func (r *reservations) enqueue(p *schedd.Proc) {
 		Spread: p.Descriptor.Spread, Near: p.Near}
 	r.note(func() { r.queue = append(r.queue, j) })
 	if !r.led.Load() {
-		r.k.noteUnscheduled(p)
+		r.all.cfg.Unscheduled(p)
 	}
 }
 
@@ -70,16 +70,16 @@ func (r *reservations) decline(id sigma.ProcID) {
 // run keeps a session to the lcsched that leads until ctx ends.
 func (r *reservations) run(ctx context.Context) {
 	select {
-	case <-r.k.known: // what runs here holds reservations
+	case <-r.all.cfg.Known: // what runs here holds reservations
 	case <-ctx.Done():
 		return
 	}
-	r.k.procs.Step(schedd.Cores{CPU: r.k.cpu()})
+	r.all.cfg.Procs.Step(schedd.Cores{CPU: r.all.cfg.CPU})
 	for ctx.Err() == nil {
-		if !r.k.lives(ctx) {
+		if !r.all.cfg.System.AwaitLife(ctx) {
 			return
 		}
-		c, err := r.k.reach(ctx, serviceLcsched, func(ctx context.Context, c *session.Client) error {
+		c, err := r.all.cfg.System.Reach(ctx, Lcsched, func(ctx context.Context, c *session.Client) error {
 			b, err := callable(ctx, c)
 			if err == nil {
 				_, _, err = b.Call(ctx, lcsched.CallLeads, nil, nil)
@@ -88,11 +88,11 @@ func (r *reservations) run(ctx context.Context) {
 		})
 		if err == nil {
 			r.led.Store(true)
-			r.session(ctx, c, r.k.life())
+			r.session(ctx, c, r.all.cfg.System.Life())
 			r.led.Store(false)
 			c.Close()
 		}
-		sleep(ctx, restartMin)
+		doze(ctx, retryMin)
 	}
 }
 
@@ -132,7 +132,7 @@ func (r *reservations) session(ctx context.Context, c *session.Client, life sigm
 	} {
 		all.Go(func() { work(); cancel() })
 	}
-	r.k.procs.Step(schedd.LCSchedulerLost{}) // what is queued is sent to this one
+	r.all.cfg.Procs.Step(schedd.LCSchedulerLost{}) // what is queued is sent to this one
 	select {
 	case <-c.Done():
 		cancel()
@@ -144,10 +144,11 @@ func (r *reservations) session(ctx context.Context, c *session.Client, life sigm
 // attendance is what lcsched is told of the machine. What was to be sent to a former one is in it,
 // or of no interest any more.
 func (r *reservations) attendance(life sigma.Life) *lcsched.Attendance {
-	k := r.k
-	a := &lcsched.Attendance{Incarnation: life.Incarnation, CPU: k.cpu(), Memory: k.cfg.Memory, Labels: k.labels(),
-		Closed: k.cordoned()}
-	k.procs.With(func(v procs.View) {
+	p := r.all
+	a := &lcsched.Attendance{Incarnation: life.Incarnation, CPU: p.cfg.CPU, Memory: p.cfg.Memory,
+		Labels: p.cfg.System.Labels(),
+		Closed: p.cfg.System.Closed()}
+	p.cfg.Procs.With(func(v procs.View) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		r.queue, r.cancels, r.released, r.declined = nil, nil, nil, nil
@@ -182,20 +183,10 @@ func (r *reservations) tellHeld(ctx context.Context, b sigma.Caller, held []lcsc
 	return nil
 }
 
-// labels are those that the roster has of this machine, or what it was given itself.
-func (k *Kernel) labels() map[string]string {
-	for _, m := range k.rosterInfos() {
-		if m.ID == k.cfg.Machine && len(m.Labels) > 0 {
-			return m.Labels
-		}
-	}
-	return k.cfg.Labels
-}
-
 func (r *reservations) send(ctx context.Context, b sigma.Caller) {
 	told := uint64(0)
 	for {
-		if of, now := r.k.shares.known(); now != told { // before anything else is asked for
+		if of, now := r.all.cfg.Limits(); now != told { // before anything else is asked for
 			if r.tellLimits(ctx, b, of) != nil {
 				return
 			}
@@ -281,12 +272,12 @@ func (r *reservations) tellLimits(ctx context.Context, b sigma.Caller, of map[si
 
 func (r *reservations) call(ctx context.Context, b sigma.Caller, most time.Duration, method string,
 	encode func(*sigmap.Coder)) error {
-	return callWithin(ctx, r.k, b, most, method, encode)
+	return callWithin(ctx, r.all.cfg.Log, b, most, method, encode)
 }
 
 // take carries out what lcsched decides for this machine.
 func (r *reservations) take(ctx context.Context, b sigma.Caller) {
-	k := r.k
+	p := r.all
 	for {
 		reply, _, err := b.Call(ctx, lcsched.CallNext, nil, nil)
 		var x lcsched.Next
@@ -295,25 +286,25 @@ func (r *reservations) take(ctx context.Context, b sigma.Caller) {
 		}
 		for _, j := range x.Jobs {
 			switch {
-			case k.sched.isClosed() && !k.holds(j.ID): // lcsched has not heard it yet
+			case p.sched.isClosed() && !p.holds(j.ID): // lcsched has not heard it yet
 				r.decline(j.ID)
-			case j.Home.Machine == k.cfg.Machine:
-				k.procs.Step(schedd.Assigned{ID: j.ID})
-			case isProcID(j.ID):
-				k.procs.Step(schedd.Offered{ID: j.ID, Realm: j.Realm, Class: sigma.LatencyCritical, CPU: j.CPU,
+			case j.Home.Machine == p.cfg.Machine:
+				p.cfg.Procs.Step(schedd.Assigned{ID: j.ID})
+			case procs.IsID(j.ID):
+				p.cfg.Procs.Step(schedd.Offered{ID: j.ID, Realm: j.Realm, Class: sigma.LatencyCritical, CPU: j.CPU,
 					Memory: j.Memory, Home: j.Home})
 			}
 		}
 		for _, f := range x.Refused {
-			k.tellRefused(f.ID, f.Why)
-			k.procs.Step(schedd.Refused{ID: f.ID, Why: f.Why})
+			p.cfg.Refused(f.ID, f.Why)
+			p.cfg.Procs.Step(schedd.Refused{ID: f.ID, Why: f.Why})
 		}
 	}
 }
 
 // holds reports whether a proc has a reservation here.
-func (k *Kernel) holds(id sigma.ProcID) (is bool) {
-	k.procs.With(func(v procs.View) { is = v.Reserved(id) })
+func (p *Placement) holds(id sigma.ProcID) (is bool) {
+	p.cfg.Procs.With(func(v procs.View) { is = v.Reserved(id) })
 	return is
 }
 
@@ -329,20 +320,20 @@ func (r *reservations) watch(ctx context.Context, b sigma.Caller, life sigma.Lif
 		case <-ctx.Done():
 			return
 		}
-		k := r.k
-		if k.life() != life || k.cordoned() != as.Closed {
+		p := r.all
+		if p.cfg.System.Life() != life || p.cfg.System.Closed() != as.Closed {
 			return
 		}
 		if time.Since(looked) >= standingEvery {
 			looked = time.Now()
-			if !maps.Equal(k.labels(), as.Labels) {
+			if !maps.Equal(p.cfg.System.Labels(), as.Labels) {
 				return
 			}
-			k.procs.Step(schedd.Requeue{Before: looked.Add(-standingEvery)})
+			p.cfg.Procs.Step(schedd.Requeue{Before: looked.Add(-standingEvery)})
 		}
 		var lent sigma.Bytes
-		k.procs.With(func(v procs.View) { lent = v.Lent() })
-		if max(lent, told)-min(lent, told) < k.cfg.Memory/16 {
+		p.cfg.Procs.With(func(v procs.View) { lent = v.Lent() })
+		if max(lent, told)-min(lent, told) < p.cfg.Memory/16 {
 			continue
 		}
 		told = lent

@@ -1,4 +1,4 @@
-package kernel
+package progtree
 
 import (
 	"context"
@@ -41,7 +41,7 @@ func serveBoarded(t *testing.T, policy dirtree.Policy) *session.Client {
 	return c
 }
 
-func recalls(t *realmTree, path string) bool {
+func recalls(t *Tree, path string) bool {
 	r := t.remembered(path)
 	return r != nil && r.stands()
 }
@@ -53,17 +53,17 @@ func TestResolve(t *testing.T) {
 	ctx := t.Context()
 	names, objects := serveBoarded(t, dirtree.Policy{Links: true}), serveBoarded(t, dirtree.Policy{Objects: true})
 	view := func() *namespace.Tree {
-		root, err := attachFollowed(ctx, names, "r")
+		root, err := Attach(ctx, names, "r")
 		if err != nil {
 			t.Fatal(err)
 		}
 		return namespace.New(namespace.Config{Root: root, Dial: func(ctx context.Context, _ sigma.Endpoint) (sigma.File,
 			<-chan struct{}, error) {
-			f, err := attachFollowed(ctx, objects, "r")
+			f, err := Attach(ctx, objects, "r")
 			return f, objects.Done(), err
 		}})
 	}
-	writer, tree := view(), &realmTree{known: map[string]*resolved{}, Tree: view()}
+	writer, tree := view(), New(view())
 	put := func(path, data string, kind sigma.FileKind) func() error {
 		return func() error {
 			_, err := writer.Put(ctx, path, []byte(data), sigma.PutOptions{Kind: kind})

@@ -1,4 +1,4 @@
-package kernel
+package placement
 
 import (
 	"testing"
@@ -147,13 +147,11 @@ func TestChargedFromWhenSomebodyWaits(t *testing.T) {
 // thought to cost more.
 func TestServicesCountInTurns(t *testing.T) {
 	begin := time.Now()
-	k := loneScheduler().k
-	k.worked = meter.NewWorks()
-	var err error
-	if k.ledger, err = meter.OpenLedger(t.TempDir(), begin); err != nil {
-		t.Fatal(err)
+	p, worked := lonePlacement(), meter.NewWorks()
+	c := p.sched.charges
+	countWork := func(now time.Time, service string, used time.Duration, works []sigma.Work) {
+		worked.Count(now, service, used, works, func(from time.Time, done sigma.Work) { p.Served(from, now, done) })
 	}
-	c := k.sched.charges
 	c.attend("one")
 	works := func(cpu time.Duration) []sigma.Work {
 		return []sigma.Work{{Realm: "r", Requests: 1, CPU: cpu}, {Realm: sigma.SystemRealm, CPU: cpu}}
@@ -169,22 +167,22 @@ func TestServicesCountInTurns(t *testing.T) {
 		}
 	}
 	c.contendedSince(begin)
-	k.countWork(begin.Add(time.Second), "some", 2*time.Second, works(time.Second))
+	countWork(begin.Add(time.Second), "some", 2*time.Second, works(time.Second))
 	owed("not known since when", 0)
-	k.countWork(begin.Add(2*time.Second), "some", 2*time.Second, works(time.Second))
-	k.countWork(begin.Add(3*time.Second), "some", 4*time.Second, works(time.Second))
+	countWork(begin.Add(2*time.Second), "some", 2*time.Second, works(time.Second))
+	countWork(begin.Add(3*time.Second), "some", 4*time.Second, works(time.Second))
 	owed("while somebody waits", 3*time.Second)
 	c.lease(true)
-	k.countWork(begin.Add(4*time.Second), "some", 2*time.Second, works(time.Second))
+	countWork(begin.Add(4*time.Second), "some", 2*time.Second, works(time.Second))
 	owed("while nobody does", 0)
 	c.contendedSince(begin.Add(6 * time.Second))
-	k.countWork(begin.Add(8*time.Second), "some", 4*time.Second, works(time.Second))
+	countWork(begin.Add(8*time.Second), "some", 4*time.Second, works(time.Second))
 	owed("half of the time", time.Second)
 	c.contendedSince(begin.Add(60 * time.Second))
-	k.countWork(begin.Add(65*time.Second), "some", 10*time.Second, works(5*time.Second))
+	countWork(begin.Add(65*time.Second), "some", 10*time.Second, works(5*time.Second))
 	owed("5 s after a minute without work, of which a service says nothing", 2500*time.Millisecond)
 	c.contendedSince(begin.Add(69 * time.Second))
-	k.countWork(begin.Add(73*time.Second), "some", 8*time.Second, works(4*time.Second))
+	countWork(begin.Add(73*time.Second), "some", 8*time.Second, works(4*time.Second))
 	owed("half of the time since the last report", 2*time.Second)
 }
 
@@ -192,13 +190,13 @@ func TestServicesCountInTurns(t *testing.T) {
 // is not noted any more.
 func TestEndsWhileLookedAt(t *testing.T) {
 	s := loneScheduler()
-	k, c := s.k, s.charges
+	c := s.charges
 	c.attend("one")
 	c.claim() // nobody sends
 	placed := time.Now().Add(-10 * time.Second)
 	c.contendedSince(placed)
 	step := func(e schedd.Event) {
-		k.procs.End("r", "p", e, s.endedLocked)
+		s.all.cfg.Procs.End("r", "p", e, s.ended)
 	}
 	var used time.Duration
 	owed := func() time.Duration {

@@ -1,0 +1,74 @@
+package kernel
+
+import (
+	"context"
+
+	"sigmaos.dev/kernel/placement"
+	"sigmaos.dev/session"
+	"sigmaos.dev/sigma"
+)
+
+// placingSystem is what placement knows of this machine and others.
+type placingSystem struct{ k *Kernel }
+
+var _ placement.System = placingSystem{}
+
+// Bescheds are the control machines that live.
+func (p placingSystem) Bescheds() (now map[sigma.MachineID]bool, changed <-chan struct{}) {
+	k := p.k
+	changed = k.enrolled
+	if k.registered() {
+		changed = k.id.Roster().Changed() // before the look
+	}
+	now = map[sigma.MachineID]bool{}
+	for _, m := range k.candidates(serviceBesched) {
+		now[m] = true
+	}
+	return now, changed
+}
+
+// labels are those that the roster has of this machine, or what it was given itself.
+func (k *Kernel) labels() map[string]string {
+	for _, m := range k.rosterInfos() {
+		if m.ID == k.cfg.Machine && len(m.Labels) > 0 {
+			return m.Labels
+		}
+	}
+	return k.cfg.Labels
+}
+
+// DialAt implements System.
+func (p placingSystem) DialAt(ctx context.Context, m sigma.MachineID, service string) (*session.Client, error) {
+	return p.k.dialAt(ctx, m, service)
+}
+
+// Reach implements System.
+func (p placingSystem) Reach(ctx context.Context, service string, use func(context.Context,
+	*session.Client) error) (*session.Client, error) {
+	return p.k.reach(ctx, service, use)
+}
+
+// Life implements System.
+func (p placingSystem) Life() sigma.Life { return p.k.life() }
+
+// AwaitLife implements System.
+func (p placingSystem) AwaitLife(ctx context.Context) bool { return p.k.lives(ctx) }
+
+// LifeMayChange implements System.
+func (p placingSystem) LifeMayChange() <-chan struct{} { return p.k.own.moves() }
+
+// Others implements System.
+func (p placingSystem) Others() []sigma.MachineID { return p.k.others() }
+
+// Closed implements System.
+func (p placingSystem) Closed() bool { return p.k.cordoned() }
+
+// Labels implements System.
+func (p placingSystem) Labels() map[string]string { return p.k.labels() }
+
+// newPlacement makes the machine's part in placing procs.
+func (k *Kernel) newPlacement() *placement.Placement {
+	return placement.New(placement.Config{Machine: k.cfg.Machine, Memory: k.cfg.Memory, CPU: k.cfg.CPU, Log: k.cfg.Log,
+		Procs: k.procs, System: placingSystem{k}, Known: k.known, Usage: k.usageOf, Realms: k.realmListAt,
+		Limits: k.shares.Known, Unscheduled: k.noteUnscheduled, Refused: k.tellRefused})
+}

@@ -1,0 +1,80 @@
+package kernel
+
+import (
+	"context"
+	"time"
+
+	"sigmaos.dev/kernel/procs"
+	"sigmaos.dev/launch"
+	"sigmaos.dev/schedd"
+	"sigmaos.dev/sigma"
+)
+
+// sharesEvery is how often the realms' shares are looked at while procs run here.
+const sharesEvery = time.Second
+
+// realmsMax is how long named may take to list all realms.
+const realmsMax = 30 * time.Second
+
+// limitsIdle is how often limits are looked at while nothing runs here.
+const limitsIdle = 5 * time.Second
+
+// watchShares keeps the weights and maxima of realms here what they are to be, until ctx ends, and
+// tells schedd and lcsched of limits.
+func (k *Kernel) watchShares(ctx context.Context) {
+	wait, looked := sharesEvery, time.Time{}
+	for {
+		poked := false
+		select {
+		case <-time.After(wait):
+		case <-k.shares.Changed:
+			poked = true
+		case <-ctx.Done():
+			return
+		}
+		l := k.launcher.Now()
+		if !poked && k.procs.Running() == 0 && time.Since(looked) < limitsIdle {
+			continue
+		}
+		looked = time.Now()
+		asked, cancel := context.WithTimeout(ctx, realmsMax)
+		all, err := realms{k, nil}.list(asked)
+		cancel()
+		if err == nil { // else what holds stands
+			k.heardRealms(time.Now(), all)
+			k.setRealms(l, all)
+		}
+		wait = max(sharesEvery, 50*time.Since(looked)) // with very many realms less often
+	}
+}
+
+// setRealms takes what holds for realms from now on.
+func (k *Kernel) setRealms(l *launch.Launcher, all []sigma.RealmInfo) {
+	shares := make(map[sigma.RealmID]uint32, len(all))
+	for i := range all {
+		shares[all[i].ID] = all[i].Shares
+	}
+	k.turns.SetShares(shares)
+	reserved := map[sigma.RealmID]sigma.MilliCPU{}
+	k.procs.With(func(v procs.View) {
+		for i := range all {
+			reserved[all[i].ID] = v.ReservedBy(all[i].ID)
+		}
+	})
+	if !k.shares.Set(l, all, func(r sigma.RealmID) sigma.MilliCPU { return reserved[r] }) {
+		return
+	}
+	of := map[sigma.RealmID]sigma.Bytes{}
+	for i := range all {
+		if most := all[i].Limits.MaxMemory; most > 0 {
+			of[all[i].ID] = most
+		}
+	}
+	k.procs.Step(schedd.Maxima{Memory: of})
+	k.placing.LimitsChanged() // lcsched is told
+}
+
+// dropGroups has the launcher remove the cgroups of a realm that is gone.
+func (k *Kernel) dropGroups(realm sigma.RealmID) {
+	k.shares.Drop(k.launcher.Now(), realm)
+}
