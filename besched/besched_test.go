@@ -396,7 +396,7 @@ func TestServiceCalls(t *testing.T) {
 // accounts, whatever the numbers.
 func FuzzCodes(f *testing.F) {
 	charges, age, shares, offer := []Charge{{Realm: "a", Used: 1, Prepaid: 2, Ended: 3, Whole: 4}}, time.Second,
-		[]RealmShares{{"a", 2}}, Offer{Memory: 5, Load: 6, Ask: true}
+		[]sigmap.RealmShares{{Realm: "a", Shares: 2}}, Offer{Memory: 5, Load: 6, Ask: true}
 	for _, put := range []func(*sigmap.Coder){func(c *sigmap.Coder) {
 		CodeCharges(c, &charges)
 	}, func(c *sigmap.Coder) { CodeShares(c, &age, &shares) }, func(c *sigmap.Coder) { CodeOffer(c, &offer) }} {
@@ -407,7 +407,7 @@ func FuzzCodes(f *testing.F) {
 		c := NewCore()
 		c.Attend(life("m"), 1000, sigma.GiB)
 		var cs []Charge
-		var rs []RealmShares
+		var rs []sigmap.RealmShares
 		var d time.Duration
 		var o Offer
 		var qs []Queued

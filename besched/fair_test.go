@@ -324,7 +324,7 @@ func TestOlderSharesAreIgnored(t *testing.T) {
 		defer leave()
 		tell := func(age time.Duration, shares uint32, want uint32) {
 			t.Helper()
-			of := []RealmShares{{"r", shares}}
+			of := []sigmap.RealmShares{{Realm: "r", Shares: shares}}
 			payload, err := sigmap.Payload(func(c *sigmap.Coder) { CodeShares(c, &age, &of) })
 			if err == nil {
 				_, err = m.account(t.Context(), CallShares, payload)

@@ -37,13 +37,7 @@ const (
 
 // CodeJobs is the payload of jobs.
 func CodeJobs(c *sigmap.Coder, js *[]Job) {
-	n := len(*js)
-	c.Count(&n, 40)
-	if c.Decoding() {
-		*js = make([]Job, n)
-	}
-	for i := range *js {
-		j := &(*js)[i]
+	sigmap.List(c, js, 40, func(j *Job) {
 		c.ProcID(&j.ID)
 		c.RealmID(&j.Realm)
 		c.U64((*uint64)(&j.Memory))
@@ -51,70 +45,38 @@ func CodeJobs(c *sigmap.Coder, js *[]Job) {
 		c.U64((*uint64)(&j.Home.Incarnation))
 		c.U64(&j.Program)
 		c.Str((*string)(&j.Near))
-		codeDuration(c, &j.Prepaid)
-	}
-}
-
-func codeDuration(c *sigmap.Coder, d *time.Duration) { codeInt(c, (*int64)(d)) }
-
-func codeInt(c *sigmap.Coder, i *int64) {
-	u := uint64(*i)
-	c.U64(&u)
-	*i = int64(u)
+		c.Duration(&j.Prepaid)
+	})
 }
 
 // CodeCharges is the payload of charge.
 func CodeCharges(c *sigmap.Coder, cs *[]Charge) {
-	n := len(*cs)
-	c.Count(&n, 38)
-	if c.Decoding() {
-		*cs = make([]Charge, n)
-	}
-	for i := range *cs {
-		ch := &(*cs)[i]
+	sigmap.List(c, cs, 38, func(ch *Charge) {
 		c.RealmID(&ch.Realm)
-		codeDuration(c, &ch.Used)
-		codeDuration(c, &ch.Prepaid)
+		c.Duration(&ch.Used)
+		c.Duration(&ch.Prepaid)
 		c.U32(&ch.Ended)
-		codeDuration(c, &ch.Whole)
-		codeInt(c, &ch.Held)
-	}
-}
-
-// RealmShares is one realm's.
-type RealmShares struct {
-	Realm  sigma.RealmID
-	Shares uint32
+		c.Duration(&ch.Whole)
+		held := uint64(ch.Held)
+		c.U64(&held)
+		ch.Held = int64(held)
+	})
 }
 
 // CodeShares is the payload of shares.
-func CodeShares(c *sigmap.Coder, age *time.Duration, rs *[]RealmShares) {
-	codeDuration(c, age)
-	n := len(*rs)
-	c.Count(&n, 6)
-	if c.Decoding() {
-		*rs = make([]RealmShares, n)
-	}
-	for i := range *rs {
-		c.RealmID(&(*rs)[i].Realm)
-		c.U32(&(*rs)[i].Shares)
-	}
+func CodeShares(c *sigmap.Coder, age *time.Duration, rs *[]sigmap.RealmShares) {
+	c.Duration(age)
+	c.RealmsShares(rs)
 }
 
 // CodeQueues is the answer to queues.
 func CodeQueues(c *sigmap.Coder, qs *[]Queued) {
-	n := len(*qs)
-	c.Count(&n, 18)
-	if c.Decoding() {
-		*qs = make([]Queued, n)
-	}
-	for i := range *qs {
-		q := &(*qs)[i]
+	sigmap.List(c, qs, 18, func(q *Queued) {
 		c.RealmID(&q.Realm)
 		c.U32(&q.Jobs)
 		c.U64((*uint64)(&q.Memory))
 		c.U32(&q.Shares)
-	}
+	})
 }
 
 // CodeOffer is the payload of pull.
@@ -276,7 +238,7 @@ func (v *visit) account(ctx context.Context, method string, payload []byte) ([]b
 		return nil, nil
 	case CallShares:
 		var age time.Duration
-		var rs []RealmShares
+		var rs []sigmap.RealmShares
 		if err := sigmap.Parse(payload, func(c *sigmap.Coder) { CodeShares(c, &age, &rs) }); err != nil {
 			return nil, err
 		}

@@ -95,14 +95,9 @@ func (r *Record) bound() {
 
 // Code is the payload of records, as programs that decide tell them. Who keeps them sets the rest.
 func Code(c *sigmap.Coder, rs *[]Record) {
-	n := len(*rs)
-	c.Count(&n, 22)
-	if c.Decoding() {
-		*rs = make([]Record, n)
-	}
-	for i := range *rs {
-		(*rs)[i].code(c)
-	}
+	sigmap.List(c, rs, 22, func(e *Record) {
+		e.code(c)
+	})
 }
 
 func (r *Record) code(c *sigmap.Coder) {
@@ -110,13 +105,8 @@ func (r *Record) code(c *sigmap.Coder) {
 	for _, s := range []*string{&r.By, &r.Realm, &r.Proc, &r.Name, (*string)(&r.Reason), &r.Why} {
 		c.Str(s)
 	}
-	n := len(r.Machines)
-	c.Count(&n, 4)
-	if c.Decoding() {
-		r.Machines = make([]Machine, n)
-	}
-	for i := range r.Machines {
-		c.Str(&r.Machines[i].Name)
-		c.Str(&r.Machines[i].Why)
-	}
+	sigmap.List(c, &r.Machines, 4, func(e *Machine) {
+		c.Str(&e.Name)
+		c.Str(&e.Why)
+	})
 }

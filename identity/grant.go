@@ -65,13 +65,7 @@ func ParseGrant(payload []byte) (*Grant, error) {
 // CodeMembers is the layout of members in payloads: a count, then of each name, key, address,
 // incarnation, lost, control, cordoned, draining.
 func CodeMembers(c *sigmap.Coder, ms *[]Member) {
-	n := len(*ms)
-	c.Count(&n, 2+4+len(Fingerprint{})+2+8+4)
-	if c.Decoding() {
-		*ms = make([]Member, n)
-	}
-	for i := range *ms {
-		m := &(*ms)[i]
+	sigmap.List(c, ms, 2+4+len(Fingerprint{})+2+8+4, func(m *Member) {
 		key := m.Key[:]
 		c.Str((*string)(&m.Machine))
 		c.Data(&key)
@@ -82,7 +76,7 @@ func CodeMembers(c *sigmap.Coder, ms *[]Member) {
 		c.Bool(&m.Cordoned)
 		c.Bool(&m.Draining)
 		if !c.Decoding() {
-			continue // what is encoded may be shared, and is not written
+			return // what is encoded may be shared, and is not written
 		}
 		if len(key) != len(m.Key) || m.Machine.Check() != nil || m.Address != "" &&
 			CheckAddress(m.Address) != nil { // one that is alone needs no address
@@ -90,5 +84,5 @@ func CodeMembers(c *sigmap.Coder, ms *[]Member) {
 			return
 		}
 		copy(m.Key[:], key)
-	}
+	})
 }

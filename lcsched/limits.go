@@ -135,17 +135,11 @@ func most(a Amount) string {
 
 // CodeLimits is the payload of limits.
 func CodeLimits(c *sigmap.Coder, ls *[]Limits) {
-	n := len(*ls)
-	c.Count(&n, 38)
-	if c.Decoding() {
-		*ls = make([]Limits, n)
-	}
-	for i := range *ls {
-		l := &(*ls)[i]
+	sigmap.List(c, ls, 38, func(l *Limits) {
 		c.RealmID(&l.Realm)
 		for _, a := range []*Amount{&l.Max, &l.Min, &l.Reservable} {
 			c.U32((*uint32)(&a.CPU))
 			c.U64((*uint64)(&a.Memory))
 		}
-	}
+	})
 }

@@ -76,31 +76,20 @@ func (a *Attendance) Code(c *sigmap.Coder) {
 
 // CodeHeld is the payload of held.
 func CodeHeld(c *sigmap.Coder, hs *[]Held) {
-	n := len(*hs)
-	c.Count(&n, 18)
-	if c.Decoding() {
-		*hs = make([]Held, n)
-	}
-	for i := range *hs {
-		h := &(*hs)[i]
+	sigmap.List(c, hs, 18, func(h *Held) {
 		c.ProcID(&h.ID)
 		c.RealmID(&h.Realm)
 		c.Str(&h.Name)
 		c.U32((*uint32)(&h.CPU))
 		c.U64((*uint64)(&h.Memory))
-	}
+	})
 }
 
 // CodeJobs is the payload of jobs.
 func CodeJobs(c *sigmap.Coder, js *[]Job) {
-	n := len(*js)
-	c.Count(&n, 34)
-	if c.Decoding() {
-		*js = make([]Job, n)
-	}
-	for i := range *js {
-		codeJob(c, &(*js)[i])
-	}
+	sigmap.List(c, js, 34, func(e *Job) {
+		codeJob(c, e)
+	})
 }
 
 func codeJob(c *sigmap.Coder, j *Job) {
@@ -131,30 +120,19 @@ type Next struct {
 // Code is its payload.
 func (x *Next) Code(c *sigmap.Coder) {
 	CodeJobs(c, &x.Jobs)
-	n := len(x.Refused)
-	c.Count(&n, 4)
-	if c.Decoding() {
-		x.Refused = make([]Refusal, n)
-	}
-	for i := range x.Refused {
-		c.ProcID(&x.Refused[i].ID)
-		c.Str(&x.Refused[i].Why)
-	}
+	sigmap.List(c, &x.Refused, 4, func(e *Refusal) {
+		c.ProcID(&e.ID)
+		c.Str(&e.Why)
+	})
 }
 
 // CodeWaits is the answer to waiting.
 func CodeWaits(c *sigmap.Coder, ws *[]Waits) {
-	n := len(*ws)
-	c.Count(&n, 42)
-	if c.Decoding() {
-		*ws = make([]Waits, n)
-	}
-	for i := range *ws {
-		w := &(*ws)[i]
+	sigmap.List(c, ws, 42, func(w *Waits) {
 		codeJob(c, &w.Job)
 		c.Time(&w.Since)
 		c.Str(&w.Why)
-	}
+	})
 }
 
 // waitsMax jobs that wait are told of, as far as a message has room for them.

@@ -338,13 +338,7 @@ const ReportMax = 700
 
 // CodeEvidence is the payload of a report: a count, then of each name, incarnation, age.
 func CodeEvidence(c *sigmap.Coder, es *[]Evidence) {
-	n := len(*es)
-	c.Count(&n, 2+8+8)
-	if c.Decoding() {
-		*es = make([]Evidence, n)
-	}
-	for i := range *es {
-		e := &(*es)[i]
+	sigmap.List(c, es, 2+8+8, func(e *Evidence) {
 		c.Str((*string)(&e.ID))
 		c.U64((*uint64)(&e.Incarnation))
 		c.Duration(&e.Age)
@@ -352,5 +346,5 @@ func CodeEvidence(c *sigmap.Coder, es *[]Evidence) {
 			c.Fail("evidence is of no machine or from the future")
 			return
 		}
-	}
+	})
 }

@@ -189,25 +189,14 @@ func (c *Client) Errands(ctx context.Context, seen uint64) (number uint64, list 
 }
 
 func codeErrands(c *sigmap.Coder, es *[]Errand) {
-	n := len(*es)
-	c.Count(&n, 3)
-	if c.Decoding() {
-		*es = make([]Errand, n)
-	}
-	for i := range *es {
-		c.Str((*string)(&(*es)[i].Try))
-		c.Bool(&(*es)[i].Drain)
-	}
+	sigmap.List(c, es, 3, func(e *Errand) {
+		c.Str((*string)(&e.Try))
+		c.Bool(&e.Drain)
+	})
 }
 
 func codeTokens(c *sigmap.Coder, ts *[]Token) {
-	n := len(*ts)
-	c.Count(&n, 2+8+8+8+1+8)
-	if c.Decoding() {
-		*ts = make([]Token, n)
-	}
-	for i := range *ts {
-		t := &(*ts)[i]
+	sigmap.List(c, ts, 2+8+8+8+1+8, func(t *Token) {
 		uses := uint64(t.Uses)
 		c.Str((*string)(&t.ID))
 		c.U64(&uses)
@@ -218,17 +207,11 @@ func codeTokens(c *sigmap.Coder, ts *[]Token) {
 		if c.Decoding() {
 			t.Uses = int(min(uses, TokenUsesMax))
 		}
-	}
+	})
 }
 
 func codeInfos(c *sigmap.Coder, ms *[]sigma.MachineInfo) {
-	n := len(*ms)
-	c.Count(&n, 2+2+1+8+8+2+3+4+8+2+8+8)
-	if c.Decoding() {
-		*ms = make([]sigma.MachineInfo, n)
-	}
-	for i := range *ms {
-		m := &(*ms)[i]
+	sigmap.List(c, ms, 2+2+1+8+8+2+3+4+8+2+8+8, func(m *sigma.MachineInfo) {
 		c.Str((*string)(&m.ID))
 		c.Str(&m.Address)
 		c.U8((*uint8)(&m.State))
@@ -243,7 +226,7 @@ func codeInfos(c *sigmap.Coder, ms *[]sigma.MachineInfo) {
 		c.Str(&m.Version)
 		c.Time(&m.Joined)
 		c.Time(&m.Heard)
-	}
+	})
 }
 
 // codeLabels is a list of names and values in turn, by name.

@@ -77,13 +77,8 @@ func (l *Log) found() (size uint64, made bool) {
 }
 
 func codeStamps(c *sigmap.Coder, ss *[]Stamp) {
-	n := len(*ss)
-	c.Count(&n, 8)
-	if c.Decoding() {
-		*ss = make([]Stamp, n)
-	}
-	for i := range *ss {
-		c.U64(&(*ss)[i].At)
-		c.Time(&(*ss)[i].Time)
-	}
+	sigmap.List(c, ss, 8, func(e *Stamp) {
+		c.U64(&e.At)
+		c.Time(&e.Time)
+	})
 }

@@ -159,11 +159,11 @@ func (c *Coder) RealmID(id *sigma.RealmID) { c.Str((*string)(id)) }
 
 // ProcIDs is a counted list.
 func (c *Coder) ProcIDs(ids *[]sigma.ProcID) {
-	list(c, ids, 2, func(id *sigma.ProcID) { c.ProcID(id) })
+	List(c, ids, 2, func(id *sigma.ProcID) { c.ProcID(id) })
 }
 
-// list is a counted list of anything; least is the size of the smallest element.
-func list[T any](c *Coder, v *[]T, least int, each func(*T)) {
+// List is a counted list of anything; least is the size of the smallest element.
+func List[T any](c *Coder, v *[]T, least int, each func(*T)) {
 	n := len(*v)
 	c.Count(&n, least)
 	if c.decoding {
@@ -222,11 +222,11 @@ func (c *Coder) Registration(r *sigma.Registration) {
 
 // View is a counted list of path, target, rights (u8).
 func (c *Coder) View(v *[]sigma.ViewEntry) {
-	list(c, v, 5, func(e *sigma.ViewEntry) { c.Str(&e.Path); c.Str(&e.Target); c.U8((*uint8)(&e.Rights)) })
+	List(c, v, 5, func(e *sigma.ViewEntry) { c.Str(&e.Path); c.Str(&e.Target); c.U8((*uint8)(&e.Rights)) })
 }
 
 // Descriptors is a counted list.
-func (c *Coder) Descriptors(ds *[]sigma.Descriptor) { list(c, ds, 29, c.Descriptor) }
+func (c *Coder) Descriptors(ds *[]sigma.Descriptor) { List(c, ds, 29, c.Descriptor) }
 
 // Status is how a proc ended.
 func (c *Coder) Status(s *sigma.Status) {
@@ -293,10 +293,10 @@ func (c *Coder) Usage(u *sigma.Usage) {
 }
 
 // Usages is a counted list.
-func (c *Coder) Usages(us *[]sigma.Usage) { list(c, us, 84, c.Usage) }
+func (c *Coder) Usages(us *[]sigma.Usage) { List(c, us, 84, c.Usage) }
 
 // ProcInfos is a counted list.
-func (c *Coder) ProcInfos(ps *[]sigma.ProcInfo) { list(c, ps, 144, c.ProcInfo) }
+func (c *Coder) ProcInfos(ps *[]sigma.ProcInfo) { List(c, ps, 144, c.ProcInfo) }
 
 // Principal is who calls.
 func (c *Coder) Principal(p *sigma.Principal) {
@@ -365,7 +365,7 @@ func ListRealms(ask func(encode, decode func(*Coder)) error) (all []sigma.RealmI
 
 // RealmInfos is a counted list.
 func (c *Coder) RealmInfos(rs *[]sigma.RealmInfo) {
-	list(c, rs, 50, func(r *sigma.RealmInfo) {
+	List(c, rs, 50, func(r *sigma.RealmInfo) {
 		n := uint32(r.Procs)
 		c.RealmID(&r.ID)
 		c.Time(&r.Created)
@@ -383,7 +383,7 @@ const WorksMax = 400
 
 // Works is a counted list.
 func (c *Coder) Works(ws *[]sigma.Work) {
-	list(c, ws, 34, func(w *sigma.Work) {
+	List(c, ws, 34, func(w *sigma.Work) {
 		c.RealmID(&w.Realm)
 		c.U64(&w.Requests)
 		c.U64((*uint64)(&w.In))
@@ -400,7 +400,7 @@ type RealmShares struct {
 
 // RealmsShares is a counted list.
 func (c *Coder) RealmsShares(rs *[]RealmShares) {
-	list(c, rs, 6, func(r *RealmShares) {
+	List(c, rs, 6, func(r *RealmShares) {
 		c.RealmID(&r.Realm)
 		c.U32(&r.Shares)
 	})
@@ -408,7 +408,7 @@ func (c *Coder) RealmsShares(rs *[]RealmShares) {
 
 // Services is a counted list.
 func (c *Coder) Services(ss *[]Service) {
-	list(c, ss, 18, func(s *Service) {
+	List(c, ss, 18, func(s *Service) {
 		c.Str(&s.Name)
 		c.ProcID(&s.Proc)
 		c.Str(&s.State)

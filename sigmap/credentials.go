@@ -81,16 +81,16 @@ func (c *Coder) Credential(k *sigma.Credential) {
 }
 
 // Credentials is a counted list.
-func (c *Coder) Credentials(ks *[]sigma.Credential) { list(c, ks, 19, c.Credential) }
+func (c *Coder) Credentials(ks *[]sigma.Credential) { List(c, ks, 19, c.Credential) }
 
 // Presented is a counted list.
 func (c *Coder) Presented(ps *[]Presented) {
-	list(c, ps, 36, func(p *Presented) { c.RealmID(&p.Realm); c.Str(&p.Name); c.Hash(&p.Hash) })
+	List(c, ps, 36, func(p *Presented) { c.RealmID(&p.Realm); c.Str(&p.Name); c.Hash(&p.Hash) })
 }
 
 // Verdicts is a counted list.
 func (c *Coder) Verdicts(vs *[]Verdict) {
-	list(c, vs, 2, func(v *Verdict) { c.U8((*uint8)(&v.Role)); c.Bool(&v.Expired) })
+	List(c, vs, 2, func(v *Verdict) { c.U8((*uint8)(&v.Role)); c.Bool(&v.Expired) })
 }
 
 // A program with a credential begins its connection to sigmad with a greeting, one record, and

@@ -70,7 +70,7 @@ func (c *Coder) Etcd(e **Etcd) {
 		*e = &Etcd{}
 	}
 	x := *e
-	list(c, &x.Members, 4, func(m *EtcdMember) {
+	List(c, &x.Members, 4, func(m *EtcdMember) {
 		c.Str(&m.Name)
 		c.Str(&m.Address)
 	})

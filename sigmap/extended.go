@@ -260,7 +260,7 @@ func (m *Tlist) fields(c *Coder) {
 func (m *Rlist) fields(c *Coder) {
 	c.U64(&m.Next)
 	c.Bool(&m.More)
-	list(c, &m.Entries, ListEntrySize, c.ListEntry)
+	List(c, &m.Entries, ListEntrySize, c.ListEntry)
 }
 
 // ListEntry is an entry of Rlist.

@@ -50,7 +50,7 @@ func (c *Coder) NamesFeed(f *NamesFeed) {
 	c.U64(&f.Number)
 	c.U64((*uint64)(&f.At))
 	c.Bool(&f.Reset)
-	list(c, &f.Changes, NamesChangeLeast, c.NamesChange)
+	List(c, &f.Changes, NamesChangeLeast, c.NamesChange)
 }
 
 // ChangeKind says what a NamesChange tells.
@@ -138,7 +138,7 @@ func (c *Coder) NamesFound(f *NamesFound) {
 	c.U64(&f.Number)
 	c.U64((*uint64)(&f.At))
 	c.U16((*uint16)(&f.Why))
-	list(c, &f.Nodes, 8+21, c.NamesNode)
+	List(c, &f.Nodes, 8+21, c.NamesNode)
 	c.Bool(&f.HasData)
 	c.Data(&f.Data)
 }
@@ -174,11 +174,11 @@ func (c *Coder) NamesListing(l *NamesListing) {
 	c.NamesNode(&l.Dir)
 	c.U64(&l.Next)
 	c.Bool(&l.More)
-	list(c, &l.Entries, ListEntrySize, c.ListEntry)
+	List(c, &l.Entries, ListEntrySize, c.ListEntry)
 }
 
 // ForgetMax bounds the clients of one forget.
 const ForgetMax = 1024
 
 // Clients are those of a forget.
-func (c *Coder) Clients(ids *[]uint64) { list(c, ids, 8, func(id *uint64) { c.U64(id) }) }
+func (c *Coder) Clients(ids *[]uint64) { List(c, ids, 8, func(id *uint64) { c.U64(id) }) }

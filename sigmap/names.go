@@ -38,7 +38,7 @@ type NamesMember struct {
 
 // NamesMembers is a counted list.
 func (c *Coder) NamesMembers(ms *[]NamesMember) {
-	list(c, ms, 5, func(m *NamesMember) {
+	List(c, ms, 5, func(m *NamesMember) {
 		c.MachineID(&m.Machine)
 		c.Bool(&m.Learner)
 		c.Bool(&m.Started)

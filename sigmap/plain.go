@@ -239,14 +239,9 @@ func (m *Tflush) fields(c *Coder)  { c.U16(&m.OldTag) }
 func (m *Rflush) fields(*Coder)    {}
 func (m *Twalk) fields(c *Coder)   { c.U32(&m.Fid); c.U32(&m.NewFid); c.names(&m.Names) }
 func (m *Rwalk) fields(c *Coder) {
-	n := len(m.IDs)
-	c.Count(&n, 13)
-	if c.decoding {
-		m.IDs = make([]sigma.FileID, n)
-	}
-	for i := range m.IDs {
-		c.Qid(&m.IDs[i])
-	}
+	List(c, &m.IDs, 13, func(e *sigma.FileID) {
+		c.Qid(e)
+	})
 }
 func (m *Tlopen) fields(c *Coder) { c.U32(&m.Fid); c.U32(&m.Flags) }
 func (m *Rlopen) fields(c *Coder) { c.Qid(&m.ID); c.U32(&m.IOUnit) }

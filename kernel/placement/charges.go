@@ -10,6 +10,7 @@ import (
 	"sigmaos.dev/kernel/procs"
 	"sigmaos.dev/schedd"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
 )
 
 // charges is what this machine owes besched the word of: what procs used, and what services did for
@@ -319,7 +320,7 @@ func (s *scheduler) watchUse(ctx context.Context) {
 
 // sharesToTell are the realms' shares, as they were so long ago at most, if procs of this machine
 // wait at besched: then they matter.
-func (s *scheduler) sharesToTell() (of []besched.RealmShares, age time.Duration, matter bool) {
+func (s *scheduler) sharesToTell() (of []sigmap.RealmShares, age time.Duration, matter bool) {
 	if s.all.cfg.Procs.Queued() == 0 || s.charges.contended.Load() == nil {
 		return nil, 0, false
 	}
@@ -329,7 +330,7 @@ func (s *scheduler) sharesToTell() (of []besched.RealmShares, age time.Duration,
 	}
 	for _, r := range all {
 		if r.Shares > 1 {
-			of = append(of, besched.RealmShares{Realm: r.ID, Shares: r.Shares})
+			of = append(of, sigmap.RealmShares{Realm: r.ID, Shares: r.Shares})
 		}
 	}
 	return of, time.Since(asked), true
