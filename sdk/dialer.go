@@ -3,12 +3,12 @@ package sdk
 import (
 	"context"
 	"fmt"
-	"maps"
 	"math/rand/v2"
 	"net"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"sigmaos.dev/sigma"
@@ -27,9 +27,15 @@ const (
 )
 
 // Dialer connects to the server that is published at a path, or to one of the servers in a
-// directory: its members, the endpoints of FormStream in it. It takes members in turn, as they are
-// at that moment, and goes on to the next one if one cannot be reached, so that members may come,
-// go and die. What is on its way on a connection to one that dies is lost, as with TCP.
+// directory: its members, the endpoints of FormStream in it whose names do not begin with a dot. It
+// chooses by the directory's policy (Policy), in turn if there is none, and goes on to another
+// member if one cannot be reached, so that members may come, go and die. What is on its way on a
+// connection to one that dies is lost, as with TCP.
+//
+// A Dialer of a directory that is used again within seconds follows the directory by a watch. A
+// choice costs no message then, and sees a change of members or policy about as soon as it is made.
+// An endpoint that is replaced under its name by another is seen within a second, or when the old
+// one does not answer.
 //
 // DialContext is what http.Transport asks for, Dial what grpc.WithContextDialer does. Safe for
 // concurrent use.
@@ -38,92 +44,146 @@ type Dialer struct {
 	path string
 	most time.Duration // tryMost
 
-	mu      sync.Mutex
-	isDir   bool              // mu; what path was when last looked at
-	members map[string]member // mu; of the last listing, by name
-	turn    uint              // mu
-}
+	turn   atomic.Uint64 // counts dials
+	now    atomic.Pointer[snapshot]
+	used   atomic.Bool   // since the watch looked
+	awaits atomic.Int32  // dials that wait for a member
+	wake   chan struct{} // has the directory listed again
 
-type member struct {
-	name     string
-	version  sigma.Version // of its file
-	endpoint sigma.Endpoint
-	err      error     // why the file is no endpoint to dial
-	failed   time.Time // when it could not be reached
+	mu     sync.Mutex
+	isDir  bool               // mu; what path was when last looked at
+	known  map[string]*member // mu; by name
+	policy Policy             // mu; as last read
+	ruled  sigma.FileID       // mu; the file that policy was read from
+	last   time.Time          // mu; when a dial looked
+	not    time.Time          // mu; the directory is not watched before
 }
 
 // Dialer makes a Dialer for path, which need not exist yet.
 func (c *Client) Dialer(path string) *Dialer {
-	return &Dialer{c: c, path: path, most: tryMost,
-		turn: rand.Uint()} // so that clients do not all begin with the first
+	d := &Dialer{c: c, path: path, most: tryMost, wake: make(chan struct{}, 1), known: map[string]*member{}}
+	d.turn.Store(rand.Uint64()) // so that clients do not all begin with the first
+	return d
 }
 
 // DialContext connects to a member; network and address, which net/http makes of a URL, mean
 // nothing to it. KindUnavailable if there is none that can be reached, KindNotFound if there is
-// nothing at the path.
+// nothing at the path. If the policy has Wanted and there is no member, it waits for one.
 func (d *Dialer) DialContext(ctx context.Context, _, _ string) (net.Conn, error) {
-	var said []string
-	tried, gone := map[sigma.EndpointID]bool{}, map[string]sigma.Version{}
-	for most := d.most; ; {
-		members, left, err := d.look(ctx)
-		if err != nil {
-			return nil, err
-		}
-		fresh := slices.DeleteFunc(members, func(m member) bool { return tried[m.endpoint.ID] })
-		slow := false
-		for _, m := range fresh {
-			c, over, err := d.try(ctx, m, most)
-			if err == nil {
-				return c, nil
+	return d.DialKey(ctx, "")
+}
+
+// Dial is DialContext for those who know no networks.
+func (d *Dialer) Dial(ctx context.Context, _ string) (net.Conn, error) { return d.DialKey(ctx, "") }
+
+// DialKey is DialContext that with ChoiceHash connects to the member of a key. All clients find the
+// same member for it. When members come or go few keys get another member.
+func (d *Dialer) DialKey(ctx context.Context, key string) (net.Conn, error) {
+	a := attempt{d: d, n: d.turn.Add(1), key: key, most: d.most}
+	s := d.followed()
+	for watched := s != nil; ; watched, s = false, nil {
+		if s == nil {
+			var err error
+			if s, err = d.look(ctx); err != nil {
+				return nil, err
 			}
-			if ctx.Err() != nil {
-				return nil, sigma.Wrap("sdk.Dialer", d.path, ctx.Err())
-			}
-			if over {
-				slow = true
-				// it may live on a busy host, so it is asked again, for longer, after the others
-				// and those who have come
-				continue
-			}
-			tried[m.endpoint.ID] = true
-			said = append(said, fmt.Sprintf("%.80s: %.120s", m.name, err.Error()))
 		}
-		if len(fresh) == 0 && !turnover(gone, left) { // all that are there now have failed
-			return nil, d.nobody(said)
+		before := len(a.tried)
+		c, err := a.round(ctx, s)
+		if c != nil || err != nil {
+			return c, err
 		}
-		if slow {
-			most = min(2*most, tryLongest)
+		// all that are there now have failed
+		if len(a.tried) == before && !a.slow && !watched && !a.turnover(s.left) {
+			return nil, d.nobody(a.said)
 		}
 	}
+}
+
+// attempt is one dial.
+type attempt struct {
+	d     *Dialer
+	n     uint64
+	key   string
+	most  time.Duration // for one member
+	slow  bool          // a member took longer than that
+	tried map[sigma.EndpointID]bool
+	said  []string
+	gone  map[string]sigma.Version // members that left while they were looked at
+}
+
+// round tries the members of a snapshot. It returns nothing if none could be reached.
+func (a *attempt) round(ctx context.Context, s *snapshot) (net.Conn, error) {
+	if a.slow { // it may live on a busy host, so it is asked again, for longer
+		a.most = min(2*a.most, tryLongest)
+	}
+	a.slow = false
+	first := s.choose(a.n, a.key)
+	if first != nil {
+		if c, err := a.try(ctx, first); c != nil || err != nil {
+			return c, err
+		}
+	}
+	for _, m := range s.order(a.n, a.key) {
+		if m != first {
+			if c, err := a.try(ctx, m); c != nil || err != nil {
+				return c, err
+			}
+		}
+	}
+	return nil, nil
+}
+
+// try dials a member, unless that has failed before. The error is that of ctx.
+func (a *attempt) try(ctx context.Context, m *member) (net.Conn, error) {
+	if a.tried[m.endpoint.ID] {
+		return nil, nil
+	}
+	c, over, err := a.d.try(ctx, m, a.most)
+	switch {
+	case err == nil:
+		return c, nil
+	case ctx.Err() != nil:
+		return nil, sigma.Wrap("sdk.Dialer", a.d.path, ctx.Err())
+	case over:
+		a.slow = true // it is asked again after the others, and those who have come
+		return nil, nil
+	}
+	if a.tried == nil {
+		a.tried = map[sigma.EndpointID]bool{}
+	}
+	a.tried[m.endpoint.ID] = true
+	a.d.hurry() // there may be another in its place
+	a.said = append(a.said, fmt.Sprintf("%.80s: %.120s", m.name, err.Error()))
+	return nil, nil
 }
 
 // turnover notes who left while the directory was looked at, and says whether it was anybody new.
 // If it was, others may have joined since the listing: a client that is stalled between listing and
 // reading finds that all of its listing have left, although the directory never was empty. That
 // each look has to tell of somebody new bounds the looks by those who come.
-func turnover(gone map[string]sigma.Version, left []sigma.DirEntry) (anew bool) {
+func (a *attempt) turnover(left []sigma.DirEntry) (anew bool) {
+	if a.gone == nil {
+		a.gone = map[string]sigma.Version{}
+	}
 	for _, e := range left {
-		if v, known := gone[e.Name]; !known || v != e.ID.Version {
-			gone[e.Name], anew = e.ID.Version, true
+		if v, known := a.gone[e.Name]; !known || v != e.ID.Version {
+			a.gone[e.Name], anew = e.ID.Version, true
 		}
 	}
 	return anew
 }
 
-// Dial is DialContext for those who know no networks.
-func (d *Dialer) Dial(ctx context.Context, _ string) (net.Conn, error) {
-	return d.DialContext(ctx, "", "")
-}
-
 // Members gives those who can be dialled now, by name, with a way to connect to each. It is what
-// call.NewGroup asks for. A path that leads to one endpoint has one member.
+// call.NewGroup asks for. A path that leads to one endpoint has one member. It asks for the names
+// each time.
 func (d *Dialer) Members(ctx context.Context) (map[string]func(context.Context) (net.Conn, error), error) {
-	members, _, err := d.look(ctx)
+	s, err := d.list(ctx)
 	if err != nil {
 		return nil, err
 	}
 	out := map[string]func(context.Context) (net.Conn, error){}
-	for _, m := range members {
+	for _, m := range slices.Concat(s.members, s.broken) {
 		out[m.name] = func(ctx context.Context) (net.Conn, error) {
 			c, _, err := d.try(ctx, m, tryLongest)
 			return c, err
@@ -143,105 +203,35 @@ func (d *Dialer) nobody(said []string) error {
 }
 
 // try dials one member, for a while at most; over says that it took longer.
-func (d *Dialer) try(ctx context.Context, m member, most time.Duration) (c net.Conn, over bool, err error) {
+func (d *Dialer) try(ctx context.Context, m *member, most time.Duration) (c net.Conn, over bool, err error) {
 	if m.err != nil {
 		return nil, false, m.err
 	}
-	ctx, cancel := context.WithTimeout(ctx, most)
+	within, cancel := context.WithTimeout(ctx, most)
 	defer cancel()
-	c, err = d.c.Dial(ctx, m.endpoint)
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if now := d.members[m.name]; now.version == m.version && now.name == m.name {
-		now.failed = time.Time{}
-		if err != nil {
-			now.failed = time.Now()
+	m.open.Add(1) // before it is open, so that who chooses meanwhile counts it
+	c, err = d.c.Dial(within, m.endpoint)
+	if counted, ok := c.(*Conn); ok && err == nil {
+		counted.member.Store(m)
+	} else {
+		m.open.Add(-1)
+	}
+	switch {
+	case err == nil:
+		if m.failed.Load() != nil {
+			m.failed.Store(nil)
 		}
-		d.members[m.name] = now
+	case ctx.Err() == nil:
+		now := time.Now()
+		m.failed.Store(&now)
 	}
-	return c, err != nil && ctx.Err() != nil, err
-}
-
-// look gives the members in the order in which to try them: in turn, those that could not be
-// reached just now last. left are those that were listed and gone before they could be read.
-func (d *Dialer) look(ctx context.Context) (out []member, left []sigma.DirEntry, err error) {
-	d.mu.Lock()
-	isDir := d.isDir
-	d.mu.Unlock()
-	if !isDir {
-		m, isDir, err := d.single(ctx)
-		if err != nil || !isDir {
-			return []member{m}, nil, err
-		}
-	}
-	entries, err := d.c.ReadDir(ctx, d.path)
-	if err != nil {
-		d.mu.Lock()
-		d.isDir = false
-		d.mu.Unlock()
-		return nil, nil, err
-	}
-	d.mu.Lock()
-	old := maps.Clone(d.members)
-	d.isDir = true
-	d.turn++
-	turn := d.turn
-	d.mu.Unlock()
-	members := map[string]member{}
-	for _, e := range entries {
-		if e.ID.Kind != sigma.KindEndpoint {
-			continue
-		}
-		m, known := old[e.Name]
-		if !known || m.version != e.ID.Version {
-			m = d.read(ctx, e)
-			if k := sigma.KindOf(m.err); m.err != nil &&
-				(k == sigma.KindNotFound || k == sigma.KindStale) { // stale: it left while it was read
-				left = append(left, e)
-				continue
-			}
-		}
-		if k := sigma.KindOf(m.err); m.err == nil || k == sigma.KindInvalid ||
-			k == sigma.KindUnsupported { // what else it is may pass
-			members[e.Name] = m
-		}
-		out = append(out, m)
-	}
-	d.mu.Lock()
-	d.members = members
-	d.mu.Unlock()
-	if len(out) == 0 {
-		return nil, left, nil
-	}
-	at := int(turn % uint(len(out)))
-	out = slices.Concat(out[at:], out[:at])
-	slices.SortStableFunc(out, func(a, b member) int { return order(a) - order(b) })
-	return out, left, nil
-}
-
-func order(m member) int {
-	if m.err != nil || time.Since(m.failed) < shunned {
-		return 1
-	}
-	return 0
-}
-
-func (d *Dialer) read(ctx context.Context, e sigma.DirEntry) member {
-	m := member{name: e.Name, version: e.ID.Version}
-	text, err := d.c.ReadLink(ctx, strings.TrimSuffix(d.path, "/")+"/"+e.Name)
-	if err == nil {
-		m.endpoint, err = sigma.ParseEndpoint(text)
-	}
-	if err == nil && m.endpoint.Form != sigma.FormStream {
-		err = sigma.Errorf("sdk.Dialer", sigma.KindUnsupported, "the endpoint is that of a tree")
-	}
-	m.err = err
-	return m
+	return c, err != nil && within.Err() != nil, err
 }
 
 // single looks whether the path is that of one endpoint.
-func (d *Dialer) single(ctx context.Context) (m member, isDir bool, err error) {
+func (d *Dialer) single(ctx context.Context) (m *member, isDir bool, err error) {
 	path := d.path
+	m = &member{}
 	for range linksMax {
 		text, err := d.c.ReadLink(ctx, path)
 		switch sigma.KindOf(err) {
@@ -254,10 +244,7 @@ func (d *Dialer) single(ctx context.Context) (m member, isDir bool, err error) {
 			return m, false, err
 		}
 		if m.endpoint, err = sigma.ParseEndpoint(text); err == nil {
-			m.name = path
-			if m.endpoint.Form != sigma.FormStream {
-				m.err = sigma.Errorf("sdk.Dialer", sigma.KindUnsupported, "the endpoint is that of a tree")
-			}
+			m.name, m.err = path, unfit(m.endpoint)
 			return m, false, nil
 		}
 		if !strings.HasPrefix(text, "/") { // relative to the link's directory
@@ -266,4 +253,12 @@ func (d *Dialer) single(ctx context.Context) (m member, isDir bool, err error) {
 		path = text
 	}
 	return m, false, sigma.PathError("sdk.Dialer", sigma.KindLoop, d.path)
+}
+
+// unfit says that an endpoint cannot be dialled for a stream.
+func unfit(e sigma.Endpoint) error {
+	if e.Form == sigma.FormStream {
+		return nil
+	}
+	return sigma.Errorf("sdk.Dialer", sigma.KindUnsupported, "the endpoint is that of a tree")
 }

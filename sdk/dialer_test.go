@@ -26,6 +26,7 @@ type system struct {
 	writer *namespace.Tree                             // of names
 	listed func()                                      // called after each listing, before it is answered
 	dial   func(context.Context, sigma.Endpoint) error // what becomes of a dial
+	refuse func() error                                // asked before each listing; nil = none is refused
 }
 
 // Attach implements sigma.Tree.
@@ -53,9 +54,18 @@ func (p *place) Walk(ctx context.Context, names []string) (sigma.File, []sigma.F
 }
 
 func (p *place) ReadDir(ctx context.Context, cookie uint64, n int) ([]sigma.DirEntry, uint64, bool, error) {
+	if p.s.refuse != nil {
+		if err := p.s.refuse(); err != nil {
+			return nil, 0, false, err
+		}
+	}
 	es, next, more, err := p.File.ReadDir(ctx, cookie, n)
 	p.s.listed()
 	return es, next, more, err
+}
+
+func (p *place) Watch(ctx context.Context, since sigma.Version) (sigma.Version, error) {
+	return p.File.(sigma.Watcher).Watch(ctx, since)
 }
 
 func (s *system) call(ctx context.Context, method string, payload []byte) ([]byte, []*os.File, error) {
@@ -212,10 +222,11 @@ func TestDialerSlow(t *testing.T) {
 	c := s.connect(t)
 	s.join(t, 0)
 	s.join(t, 1)
-	for turn := range uint(2) {
+	for turn := range uint64(2) {
 		slow.Store(3)
 		d := c.Dialer("/d")
-		d.most, d.turn = time.Millisecond, turn
+		d.most = time.Millisecond
+		d.turn.Store(turn)
 		conn, err := d.Dial(t.Context(), "")
 		if err != nil {
 			t.Fatal(err)

@@ -5,6 +5,7 @@ import (
 	"net"
 	"os"
 	"sync"
+	"sync/atomic"
 
 	"sigmaos.dev/fence"
 	"sigmaos.dev/ring"
@@ -149,6 +150,15 @@ func connOf(files []*os.File, local, remote net.Addr) (net.Conn, error) {
 type Conn struct {
 	*ring.Conn
 	local, remote net.Addr
+	member        atomic.Pointer[member] // that a Dialer counts it for; nil = none
+}
+
+// Close implements net.Conn.
+func (c *Conn) Close() error {
+	if m := c.member.Swap(nil); m != nil {
+		m.open.Add(-1)
+	}
+	return c.Conn.Close()
 }
 
 // LocalAddr implements net.Conn.
@@ -179,7 +189,7 @@ func (c *Client) streamOf(form sigma.ConnForm, files []*os.File, side ring.Side,
 		nc.Close()
 		return nil, err
 	}
-	return &Conn{r, local, remote}, nil
+	return &Conn{Conn: r, local: local, remote: remote}, nil
 }
 
 // UseTransport has connections that are made from now on use a transport: ring.Socket, ring.Shared,

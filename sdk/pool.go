@@ -140,7 +140,7 @@ func (c *Client) farStream(f *os.File, side ring.Side, local, remote net.Addr) (
 		sock.Close()
 		return nil, err
 	}
-	return &Conn{r, local, remote}, nil
+	return &Conn{Conn: r, local: local, remote: remote}, nil
 }
 
 func (ps *pools) find(c *Client, e sigma.Endpoint) *pool {

@@ -40,6 +40,9 @@ type Client struct {
 	root    sigma.File
 	info    sigmap.Info
 	rings   *ring.Set
+	life    context.Context // ends with Close
+	end     context.CancelFunc
+	tasks   sync.WaitGroup // that Close waits for
 
 	mu     sync.Mutex
 	epoch  uint32                   // mu; of the session, that files are of
@@ -225,6 +228,7 @@ func connectError(addr string, err error) error {
 func start(ctx context.Context, s *session.Client, realm string) (*Client, error) {
 	var err error
 	c := &Client{session: s, files: map[string]sigma.Caller{}, mounts: map[*session.Client]bool{}}
+	c.life, c.end = context.WithCancel(context.Background())
 	c.rings = ring.NewSet(ring.Config{Claim: c.claimRing, Release: c.releaseRing, Meter: c.claimMeter})
 	for epoch := ^uint32(0); epoch != s.Epoch(); { // once more if sigmad is being replaced just now
 		epoch = s.Epoch()
@@ -239,6 +243,7 @@ func start(ctx context.Context, s *session.Client, realm string) (*Client, error
 		}
 	}
 	if err != nil {
+		c.end()
 		s.Close()
 		return nil, err
 	}
@@ -250,6 +255,7 @@ func start(ctx context.Context, s *session.Client, realm string) (*Client, error
 // Close ends the connection, and those to servers whose trees were walked through. Listeners and
 // connections that were handed out live on.
 func (c *Client) Close() {
+	c.end()
 	c.pools.close()
 	c.session.Close()
 	c.rings.Close()
@@ -260,6 +266,18 @@ func (c *Client) Close() {
 	for s := range mounts {
 		s.Close()
 	}
+	c.tasks.Wait()
+}
+
+// begun starts a task that ends with the Client, and reports whether that is open.
+func (c *Client) begun(task func(context.Context)) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.mounts == nil {
+		return false
+	}
+	c.tasks.Go(func() { task(c.life) })
+	return true
 }
 
 // Done is closed when the connection has ended for good: by Close, or because sigmaOS was stopped,
