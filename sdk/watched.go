@@ -44,12 +44,7 @@ func (d *Dialer) followed() *snapshot {
 }
 
 // hurry has the watch list again now.
-func (d *Dialer) hurry() {
-	select {
-	case d.wake <- struct{}{}:
-	default:
-	}
-}
+func (d *Dialer) hurry() { wake(d.wake) }
 
 // look lists for a dial, and has the directory followed if it was dialled before just now. Without
 // a member it waits for one, if the policy says so.
@@ -262,7 +257,7 @@ func (d *Dialer) see(s *snapshot) {
 // watch follows the directory until nobody has dialled for a while.
 func (d *Dialer) watch(ctx context.Context) {
 	defer d.see(nil)
-	w := watcher{d: d, last: time.Now()}
+	w := watcher{d: d, last: time.Now(), ruled: make(chan struct{}, 1)}
 	for {
 		err := w.run(ctx)
 		switch kind := sigma.KindOf(err); {
@@ -293,6 +288,7 @@ type watcher struct {
 	last   time.Time          // when a dial was noticed
 	policy uint64             // FileID.Path of the policy that is watched; 0 = none
 	end    context.CancelFunc // of that
+	ruled  chan struct{}      // the policy has changed
 }
 
 func (w *watcher) idle(now time.Time) bool {
@@ -317,7 +313,7 @@ func (w *watcher) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	all.Go(func() { failed <- d.pursue(ctx, d.path, st.ID) })
+	all.Go(func() { failed <- d.pursue(ctx, d.path, st.ID, d.wake) })
 	tick := time.NewTicker(watchTick)
 	defer tick.Stop()
 	w.policy = 0
@@ -332,23 +328,48 @@ func (w *watcher) run(ctx context.Context) error {
 			return err
 		}
 		w.watchPolicy(ctx, &all, entries)
-		select {
-		case <-d.wake:
-		case err := <-failed:
-			return err
-		case now := <-tick.C:
-			if w.idle(now) {
+		for again := false; !again; {
+			select {
+			case <-w.ruled:
+				again = !w.rule(ctx)
+			case <-d.wake:
+				again = true
+			case err := <-failed:
+				return err
+			case now := <-tick.C:
+				if w.idle(now) {
+					return nil
+				}
+				if at, err := d.c.Stat(ctx, d.path); err != nil || at.ID.Path != st.ID.Path {
+					return errors.Join(err, errMoved)
+				}
+				again = true
+			case <-ctx.Done():
+				return nil
+			case <-d.c.Done():
 				return nil
 			}
-			if at, err := d.c.Stat(ctx, d.path); err != nil || at.ID.Path != st.ID.Path {
-				return errors.Join(err, errMoved)
-			}
-		case <-ctx.Done():
-			return nil
-		case <-d.c.Done():
-			return nil
 		}
 	}
+}
+
+// rule reads the policy after a change of its text, without a listing. It reports whether it could.
+func (w *watcher) rule(ctx context.Context) bool {
+	d := w.d
+	text, id, err := d.c.Get(ctx, within(d.path, PolicyName))
+	if err != nil || id.Path != w.policy {
+		return false
+	}
+	p, _ := ParsePolicy(text)
+	d.mu.Lock()
+	d.policy, d.ruled = p, id
+	old := d.now.Load()
+	d.mu.Unlock()
+	s := &snapshot{policy: p, members: old.members, local: old.local, broken: old.broken, wanted: old.wanted,
+		news: make(chan struct{})}
+	s.prepare()
+	d.see(s)
+	return true
 }
 
 // watchPolicy watches the policy of a listing, too: the directory tells only that it has come.
@@ -370,13 +391,13 @@ func (w *watcher) watchPolicy(ctx context.Context, all *sync.WaitGroup, entries 
 	}
 	ctx, w.end = context.WithCancel(ctx)
 	all.Go(func() {
-		w.d.pursue(ctx, within(w.d.path, PolicyName), id)
+		w.d.pursue(ctx, within(w.d.path, PolicyName), id, w.ruled)
 		w.d.hurry() // if it is gone
 	})
 }
 
-// pursue has the directory listed after each change of a file, until watching that fails.
-func (d *Dialer) pursue(ctx context.Context, path string, id sigma.FileID) error {
+// pursue tells of each change of a file, until watching it fails.
+func (d *Dialer) pursue(ctx context.Context, path string, id sigma.FileID, changed chan<- struct{}) error {
 	f, err := d.c.Handle(ctx, path)
 	if err != nil {
 		return err
@@ -386,9 +407,17 @@ func (d *Dialer) pursue(ctx context.Context, path string, id sigma.FileID) error
 	if !ok {
 		return sigma.PathError("sdk.Dialer", sigma.KindUnsupported, path)
 	}
-	for since := id.Version; ; d.hurry() {
+	for since := id.Version; ; wake(changed) {
 		if since, err = w.Watch(ctx, since); err != nil {
 			return err
 		}
+	}
+}
+
+// wake makes a note that something has changed; one is enough.
+func wake(changed chan<- struct{}) {
+	select {
+	case changed <- struct{}{}:
+	default:
 	}
 }

@@ -16,8 +16,9 @@ import (
 )
 
 // Goal: a change of a directory's policy, and of who its members are, is followed by all clients on
-// all machines within 20 ms, and no dial fails. The time is from before the change is asked for to
-// the end of the first dial that goes where it leads, of the last client.
+// all machines within 20 ms, and no dial fails meanwhile. The time is from the answer to the change
+// to the first decision of the last client that goes by it. On a host that is busy with other things
+// it is no longer than three times what a watch and a read of what was watched take.
 func TestPolicyEverywhere(t *testing.T) {
 	const dir, soon = "/chosen", 20 * time.Millisecond
 	ctx := testContext(t)
@@ -31,27 +32,38 @@ func TestPolicyEverywhere(t *testing.T) {
 	}
 	dialling, stop := context.WithCancel(ctx)
 	var all sync.WaitGroup
-	var clients []*atomic.Pointer[sigma.ProcID] // whom each has dialled last
+	var clients, watchers, listers []*decider
 	for range 2 {
 		for _, m := range cluster.Machines() {
 			c, err := m.Client(ctx, sigma.DefaultRealm)
 			must(t, err)
 			t.Cleanup(c.Close)
-			d, last := c.Dialer(dir), new(atomic.Pointer[sigma.ProcID])
+			d, last := c.Dialer(dir), new(decider)
 			clients = append(clients, last)
+			fails := func(err error) bool {
+				if err != nil && dialling.Err() == nil {
+					t.Error(err)
+				}
+				return err != nil
+			}
+			all.Go(func() {
+				for dialling.Err() == nil {
+					p, err := d.Pin(dialling, "")
+					if fails(err) {
+						return
+					}
+					last.decide(p.Member())
+					<-time.After(time.Millisecond)
+				}
+			})
 			all.Go(func() {
 				for dialling.Err() == nil {
 					conn, err := d.Dial(dialling, "")
-					if err != nil {
-						if dialling.Err() == nil {
-							t.Error(err)
-						}
+					if fails(err) {
 						return
 					}
-					to := conn.RemoteAddr().(sdk.EndpointAddr).Proc
-					last.Store(&to)
 					conn.Close()
-					<-time.After(time.Millisecond)
+					<-time.After(20 * time.Millisecond)
 				}
 			})
 		}
@@ -59,54 +71,108 @@ func TestPolicyEverywhere(t *testing.T) {
 	defer all.Wait()
 	defer stop()
 	c := p.clients["m2"]
-	seen := func(what string, change func() error, want sigma.ProcID) time.Duration {
-		t.Helper()
-		began := time.Now()
-		must(t, change())
-		for {
-			if !slices.ContainsFunc(clients, func(last *atomic.Pointer[sigma.ProcID]) bool {
-				is := last.Load()
-				return is == nil || *is != want
-			}) {
-				return time.Since(began)
-			}
-			if ctx.Err() != nil {
-				t.Fatalf("%s: not all clients dial %s", what, want)
-			}
-			<-time.After(100 * time.Microsecond)
+	first, other := string(members[0]), string(members[1])
+	only := func(member string) func() error {
+		return func() error {
+			return c.SetPolicy(ctx, dir, sdk.Policy{Choice: sdk.ChoiceWeights, Weights: map[string]uint32{member: 1}})
 		}
 	}
-	report := func(what string, times []time.Duration) {
+	must(t, only(other)())
+	for _, c := range p.clients {
+		watcher, lister := new(decider), new(decider)
+		watchers, listers = append(watchers, watcher), append(listers, lister)
+		all.Go(func() {
+			watcher.watch(dialling, c, dir+"/"+sdk.PolicyName, func() string {
+				p, _ := c.PolicyOf(dialling, dir)
+				for member := range p.Weights {
+					return member
+				}
+				return ""
+			})
+		})
+		all.Go(func() {
+			lister.watch(dialling, c, dir, func() string {
+				entries, _ := c.ReadDir(dialling, dir)
+				for _, e := range entries {
+					if e.Name == "new" {
+						return e.Name
+					}
+				}
+				return first
+			})
+		})
+	}
+	seen := func(what string, change func() error, want string, bare []*decider) (took [2]time.Duration) {
+		t.Helper()
+		must(t, change())
+		done := time.Now()
+		for i, all := range [][]*decider{clients, bare} {
+			for _, last := range all {
+				for is := last.Load(); is == nil || is.member != want; is = last.Load() {
+					if ctx.Err() != nil {
+						t.Fatalf("%s: not all clients choose %s", what, want)
+					}
+					<-time.After(100 * time.Microsecond)
+				}
+				took[i] = max(took[i], last.Load().at.Sub(done))
+			}
+		}
+		return took
+	}
+	report := func(what string, both [][2]time.Duration) {
+		var times, bare []time.Duration
+		for _, took := range both {
+			times, bare = append(times, took[0]), append(bare, took[1])
+		}
 		slices.Sort(times)
-		t.Logf("%s: seen by %d clients on 3 machines within %v at the median, %v at most, of %d", what, len(clients),
-			times[len(times)/2], times[len(times)-1], len(times))
-		if limit := soon * testenv.Slow(); times[len(times)/2] > limit {
+		slices.Sort(bare)
+		t.Logf("%s: seen by %d clients on 3 machines within %v, %v and %v (quartiles), %v at most, of %d; a watch and a read "+
+			"take %v (median)", what, len(clients), times[len(times)/4], times[len(times)/2], times[len(times)*3/4],
+			times[len(times)-1], len(times), bare[len(bare)/2])
+		if limit := max(soon*testenv.Slow(), 3*bare[len(bare)/2]); times[len(times)/2] > limit {
 			t.Errorf("that is more than %v", limit)
 		}
 	}
-	only := func(id sigma.ProcID) func() error {
-		return func() error {
-			return c.SetPolicy(ctx, dir, sdk.Policy{Choice: sdk.ChoiceWeights, Weights: map[string]uint32{string(id): 1}})
-		}
+	var policies, joins, leaves [][2]time.Duration
+	for range 20 {
+		policies = append(policies, seen("a policy", only(first), first, watchers),
+			seen("a policy", only(other), other, watchers))
 	}
-	var policies, joins, leaves []time.Duration
-	seen("the first policy", only(members[1]), members[1])
-	for i := range 40 {
-		policies = append(policies, seen("a policy", only(members[i%2]), members[i%2]))
-	}
-	text, err := c.ReadLink(ctx, dir+"/"+string(members[1]))
+	text, err := c.ReadLink(ctx, dir+"/"+other)
 	must(t, err)
 	e, err := sigma.ParseEndpoint(text)
 	must(t, err)
 	seen("weights", func() error {
 		return c.SetPolicy(ctx, dir, sdk.Policy{Choice: sdk.ChoiceWeights,
-			Weights: map[string]uint32{string(members[0]): 1, "other": 1 << 31}})
-	}, members[0])
+			Weights: map[string]uint32{first: 1, "new": 1 << 31}})
+	}, first, nil)
 	for range 20 {
-		joins = append(joins, seen("a member", func() error { return c.Publish(ctx, dir+"/other", e, 0) }, members[1]))
-		leaves = append(leaves, seen("its end", func() error { return c.Remove(ctx, dir+"/other") }, members[0]))
+		joins = append(joins, seen("a member", func() error { return c.Publish(ctx, dir+"/new", e, 0) }, "new", listers))
+		leaves = append(leaves, seen("its end", func() error { return c.Remove(ctx, dir+"/new") }, first, listers))
 	}
 	report("policies", policies)
 	report("members that come", joins)
 	report("members that leave", leaves)
+}
+
+// decider is what a client has decided last.
+type decider struct{ atomic.Pointer[chosen] }
+
+type chosen struct {
+	member string
+	at     time.Time // of the first of those that were the same
+}
+
+func (d *decider) decide(member string) {
+	if was := d.Load(); was == nil || was.member != member {
+		d.Store(&chosen{member, time.Now()})
+	}
+}
+
+// watch decides by what is read after each change of a file.
+func (d *decider) watch(ctx context.Context, c *sdk.Client, path string, read func() string) {
+	st, err := c.Stat(ctx, path)
+	for v := st.ID.Version; err == nil; v, err = c.Watch(ctx, path, v) {
+		d.decide(read())
+	}
 }
