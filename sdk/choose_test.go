@@ -89,8 +89,8 @@ func TestChooseByConnections(t *testing.T) {
 		}
 		return int(most)
 	}
-	if r, two, least := fullest(ChoiceRandom), fullest(ChoiceTwoChoices), fullest(ChoiceLeast); least != 100 || two > 106 ||
-		r < 115 {
+	r, two, least := fullest(ChoiceRandom), fullest(ChoiceTwoChoices), fullest(ChoiceLeast)
+	if least != 100 || two > 106 || r < 115 {
 		t.Errorf("the fullest has %d connections by random, %d by two-choices, %d by least", r, two, least)
 	}
 }
@@ -99,8 +99,8 @@ func TestChooseByConnections(t *testing.T) {
 // nothing. A first dial of many Dialers is spread as well.
 func TestWeights(t *testing.T) {
 	for _, weights := range []map[string]uint32{{"member-000": 5, "member-002": 3, "member-003": 2},
-		{"member-001": 1, "member-003": 99, "gone": 1000}, {"member-000": math.MaxUint32, "member-003": math.MaxUint32}, {},
-		{"gone": 3}, {"member-000": 0}} {
+		{"member-001": 1, "member-003": 99, "gone": 1000},
+		{"member-000": math.MaxUint32, "member-003": math.MaxUint32}, {}, {"gone": 3}, {"member-000": 0}} {
 		s, sum := crowd(4, Policy{Choice: ChoiceWeights, Weights: weights}), 0.0
 		for _, m := range s.members {
 			sum += float64(weights[m.name])
@@ -112,8 +112,9 @@ func TestWeights(t *testing.T) {
 				if sum > 0 {
 					part = float64(weights[m.name]) / sum
 				}
-				if want := part * float64(n); math.Abs(float64(counts[m.name])-want) > 4 || part == 0 && counts[m.name] > 0 {
-					t.Errorf("%v: %s gets %d of %d, want %.0f", weights, m.name, counts[m.name], n, want)
+				want, got := part*float64(n), counts[m.name]
+				if math.Abs(float64(got)-want) > 4 || part == 0 && got > 0 {
+					t.Errorf("%v: %s gets %d of %d, want %.0f", weights, m.name, got, n, want)
 				}
 			}
 		}

@@ -11,13 +11,16 @@ import (
 )
 
 func TestPolicy(t *testing.T) {
+	weights := func(w map[string]uint32) Policy { return Policy{Choice: ChoiceWeights, Weights: w} }
 	for text, want := range map[string]Policy{
 		`{}`: {Choice: "turn"},
-		" {\n\t\"choice\" : \"two-choices\" , \"wanted\":true}\r\n":               {Choice: "two-choices", Wanted: true},
-		`{"weights":{"a":1,"b":0,"c":4294967295},"choice":"weights"}`:             {"weights", map[string]uint32{"a": 1, "b": 0, "c": 1<<32 - 1}, false},
-		`{"choice":"weights","weights":{"q\"\\\/\u00e9\ud83d\ude00\t":7}}`:        {"weights", map[string]uint32{"q\"\\": 0}, false},
-		`{"choice":"random","wanted":false,"weights":{}}`:                         {Choice: "random"},
-		`{"choice":"weights","weights":{"q\"\\\u00e9\ud83d\ude00\t` + `x":   7}}`: {"weights", map[string]uint32{"q\"\\é😀\tx": 7}, false},
+		" {\n\t\"choice\" : \"two-choices\" , \"wanted\":true}\r\n": {Choice: "two-choices", Wanted: true},
+		`{"weights":{"a":1,"b":0,"c":4294967295},"choice":"weights"}`: weights(
+			map[string]uint32{"a": 1, "b": 0, "c": 1<<32 - 1}),
+		`{"choice":"weights","weights":{"a\/b":7}}`:       {}, // no name has a /
+		`{"choice":"random","wanted":false,"weights":{}}`: {Choice: "random"},
+		`{"choice":"weights","weights":{"q\"\\\u00e9\ud83d\ude00\tx":   7}}`: weights(
+			map[string]uint32{"q\"\\é😀\tx": 7}),
 	} {
 		p, err := ParsePolicy([]byte(text))
 		if strings.Contains(text, `\/`) { // no name has a /

@@ -24,6 +24,9 @@ const (
 	watchTick = time.Second
 	// watchAgain is how long names that do not answer are left alone.
 	watchAgain = 100 * time.Millisecond
+	// wantAgain is how long after a dial has asked for a member it asks again, if nobody has come and
+	// who starts members has taken the question away: it may have died since.
+	wantAgain = 3 * time.Second
 	// watchMost is for one look; one that takes longer is begun anew.
 	watchMost = 10 * time.Second
 )
@@ -189,19 +192,20 @@ func (d *Dialer) rule(ctx context.Context, id sigma.FileID) Policy {
 func (d *Dialer) await(ctx context.Context, s *snapshot) (*snapshot, error) {
 	d.awaits.Add(1)
 	defer d.awaits.Add(-1)
-	for asked := false; ; {
+	for asked := (time.Time{}); ; {
 		now := d.follow(s)
 		if now != nil {
 			s = now
 		}
-		if asked && (len(s.members) > 0 || !s.policy.Wanted) { // not what the watch saw before the caller looked
+		// not before it has asked, since the watch may not know yet what the caller saw
+		if !asked.IsZero() && (len(s.members) > 0 || !s.policy.Wanted) {
 			return s, nil
 		}
-		if !asked || !s.wanted { // it was taken away, and still nobody is here
+		if !s.wanted && time.Since(asked) > wantAgain || asked.IsZero() {
 			if _, err := d.c.Put(ctx, within(d.path, WantedName), nil, sigma.PutOptions{}); err != nil {
 				return nil, sigma.Wrap("sdk.Dialer", within(d.path, WantedName), err)
 			}
-			asked = true
+			asked = time.Now()
 			d.hurry()
 		}
 		var again <-chan time.Time

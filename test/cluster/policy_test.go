@@ -126,8 +126,8 @@ func TestPolicyEverywhere(t *testing.T) {
 		}
 		slices.Sort(times)
 		slices.Sort(bare)
-		t.Logf("%s: seen by %d clients on 3 machines within %v, %v and %v (quartiles), %v at most, of %d; a watch and a read "+
-			"take %v (median)", what, len(clients), times[len(times)/4], times[len(times)/2], times[len(times)*3/4],
+		t.Logf("%s: seen by %d clients on 3 machines within %v, %v and %v (quartiles), %v at most, "+
+			"of %d; a watch and a read take %v (median)", what, len(clients), times[len(times)/4], times[len(times)/2], times[len(times)*3/4],
 			times[len(times)-1], len(times), bare[len(bare)/2])
 		if limit := max(soon*testenv.Slow(), 3*bare[len(bare)/2]); times[len(times)/2] > limit {
 			t.Errorf("that is more than %v", limit)
@@ -147,8 +147,10 @@ func TestPolicyEverywhere(t *testing.T) {
 			Weights: map[string]uint32{first: 1, "new": 1 << 31}})
 	}, first, nil)
 	for range 20 {
-		joins = append(joins, seen("a member", func() error { return c.Publish(ctx, dir+"/new", e, 0) }, "new", listers))
-		leaves = append(leaves, seen("its end", func() error { return c.Remove(ctx, dir+"/new") }, first, listers))
+		join := func() error { return c.Publish(ctx, dir+"/new", e, 0) }
+		joins = append(joins, seen("a member", join, "new", listers))
+		leave := func() error { return c.Remove(ctx, dir+"/new") }
+		leaves = append(leaves, seen("its end", leave, first, listers))
 	}
 	report("policies", policies)
 	report("members that come", joins)
