@@ -24,8 +24,8 @@ const (
 	watchTick = time.Second
 	// watchAgain is how long names that do not answer are left alone.
 	watchAgain = 100 * time.Millisecond
-	// wantAgain is how long after a dial has asked for a member it asks again, if nobody has come and
-	// who starts members has taken the question away: it may have died since.
+	// wantAgain is how long after a dial has asked for a member it asks again, if nobody has come
+	// and who starts members has taken the question away: it may have died since.
 	wantAgain = 3 * time.Second
 	// watchMost is for one look; one that takes longer is begun anew.
 	watchMost = 10 * time.Second
