@@ -145,7 +145,7 @@ const (
 var (
 	testsAlone = []string{"TestBestEffortStandsAside", "TestLatencyCriticalWeighsItsReservation",
 		"TestPaperBestEffortUsesReservedProcessorsThatAreIdle",
-		"TestPaperNetworkPriority", "TestPolicyEverywhere", "TestSharesAndLatencyBesideLoad", "TestSimPredictsWaits"}
+		"TestPaperNetworkPriority", "TestSharesAndLatencyBesideLoad", "TestSimPredictsWaits"}
 	packagesAlone = []string{"./test/cluster", "./test/machine"}
 )
 
