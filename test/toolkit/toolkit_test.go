@@ -4,6 +4,7 @@ package toolkit
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -136,14 +137,15 @@ func (x *trial) check() {
 	x.t.Logf("%d tasks", x.tasks)
 }
 
-// killProc kills the instance of a registered proc, which is started again.
+// killProc kills the instance of a registered proc, which is started again without the pause that
+// is longer after each death.
 func (x *trial) killProc(name string) {
 	x.t.Helper()
 	testenv.Eventually(x.t, name+" is killed", func() error {
 		ps, err := x.c.List(x.t.Context(), false)
 		for _, p := range ps {
 			if p.Name == name {
-				return x.c.Kill(x.t.Context(), p.ID)
+				return errors.Join(x.c.Kill(x.t.Context(), p.ID), x.c.Restart(x.t.Context(), name))
 			}
 		}
 		if err == nil {
