@@ -1,29 +1,35 @@
 package main
 
 import (
+	"slices"
+
 	"github.com/spf13/cobra"
 
+	"sigmaos.dev/cmd/sigma/apps"
 	"sigmaos.dev/cmd/sigma/cli"
+	"sigmaos.dev/cmd/sigma/databases"
 	"sigmaos.dev/cmd/sigma/fleets"
+	"sigmaos.dev/cmd/sigma/health"
+	"sigmaos.dev/cmd/sigma/host"
+	"sigmaos.dev/cmd/sigma/members"
+	"sigmaos.dev/cmd/sigma/mounts"
+	"sigmaos.dev/cmd/sigma/procs"
+	"sigmaos.dev/cmd/sigma/realms"
+	"sigmaos.dev/cmd/sigma/snapshots"
+	"sigmaos.dev/cmd/sigma/traces"
+	"sigmaos.dev/cmd/sigma/tree"
 )
 
 // groups is the table of all commands.
-func groups(base *cli.App) []cli.Group {
-	a := &app{base}
+func groups(a *cli.App) []cli.Group {
 	return []cli.Group{
-		{ID: "machine", Title: "The system on this machine:", Commands: []*cobra.Command{newUpCommand(a),
-			newJoinCommand(a), newDownCommand(a), newStatusCommand(a), newDoctorCommand(a), newTokenCommand(a),
-			newMachineCommand(a), newRealmCommand(a), newSnapshotCommand(a), newVersionCommand(a)}},
-		{ID: "procs", Title: "Procs:", Commands: []*cobra.Command{newRunCommand(a), newPsCommand(a),
-			newLogsCommand(a), newWaitCommand(a), newKillCommand(a), newEvictCommand(a), newFreezeCommand(a),
-			newThawCommand(a), newInspectCommand(a), newExplainCommand(a), newInitCommand(a),
-			fleets.Command(base, a.fleetHost()), newCapsCommand(a), newEpCommand(a), newCallsCommand(a),
-			newTopCommand(a), newEventsCommand(a), newUsageCommand(a), newTraceCommand(a), newSimCommand(a)}},
-		{ID: "files", Title: "Files of the realm:", Commands: append(a.completePaths(newLsCommand(a),
-			newCatCommand(a), newPutCommand(a), newGetCommand(a), newCpCommand(a), newRmCommand(a),
-			newMkdirCommand(a), newMvCommand(a), newStatCommand(a), newLnCommand(a), newChmodCommand(a),
-			newWatchCommand(a)), newLeaseCommand(a), newMountCommand(a), newUnmountCommand(a),
-			newServeCommand(a), newSQLCommand(a), newS3Command(a))},
-		{ID: "apps", Title: "Apps:", Commands: []*cobra.Command{newMRCommand(a)}},
+		{ID: "machine", Title: "The system on this machine:", Commands: slices.Concat(host.Commands(a),
+			health.Commands(a), members.Commands(a), realms.Commands(a), snapshots.Commands(a),
+			[]*cobra.Command{newVersionCommand(a)})},
+		{ID: "procs", Title: "Procs:", Commands: slices.Concat(procs.Commands(a), traces.Commands(a),
+			[]*cobra.Command{fleets.Command(a, fleetHost(a)), realms.Usage(a)})},
+		{ID: "files", Title: "Files of the realm:", Commands: slices.Concat(tree.Commands(a), mounts.Commands(a),
+			databases.Commands(a))},
+		{ID: "apps", Title: "Apps:", Commands: apps.Commands(a)},
 	}
 }

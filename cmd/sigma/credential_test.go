@@ -8,7 +8,6 @@ import (
 	"testing"
 
 	"sigmaos.dev/cmd/sigma/cli"
-	"sigmaos.dev/cmd/sigma/datadir"
 	"sigmaos.dev/identity"
 )
 
@@ -28,7 +27,7 @@ func TestWarnOpen(t *testing.T) {
 			t.Fatal(err)
 		}
 		var out bytes.Buffer
-		(&app{&cli.App{Err: &out}}).WarnOpen(path, f)
+		(&cli.App{Err: &out}).WarnOpen(path, f)
 		f.Close()
 		if is := strings.Contains(out.String(), "chmod 600"); is != warned {
 			t.Errorf("of mode %o: %q", mode, out.String())
@@ -41,32 +40,8 @@ func TestWarnOpen(t *testing.T) {
 	defer r.Close()
 	defer w.Close()
 	var out bytes.Buffer
-	if (&app{&cli.App{Err: &out}}).WarnOpen("pipe", w); out.Len() > 0 {
+	if (&cli.App{Err: &out}).WarnOpen("pipe", w); out.Len() > 0 {
 		t.Errorf("of a pipe: %q", out.String())
-	}
-}
-
-// Goal: doctor names the outermost directory that keeps other users from the realm socket.
-func TestClosedTo(t *testing.T) {
-	top := t.TempDir()
-	inner := filepath.Join(top, "a", "b")
-	if err := os.MkdirAll(inner, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	path := filepath.Join(inner, datadir.RealmSocket)
-	if above := closedTo(filepath.Join(top, "x")); above != "" {
-		t.Skipf("%s is closed to others itself", above)
-	}
-	if got := closedTo(path); got != "" {
-		t.Errorf("%s is closed", got)
-	}
-	for _, dir := range []string{inner, filepath.Dir(inner)} {
-		if err := os.Chmod(dir, 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if got := closedTo(path); got != dir {
-			t.Errorf("%q is closed, and not %s", got, dir)
-		}
 	}
 }
 

@@ -407,8 +407,8 @@ func (f *fake) with(in []byte, args ...string) result {
 
 func command(in []byte, env map[string]string, args ...string) result {
 	var out, errs lockedBuffer
-	a := &app{&cli.App{Groups: groups, In: bytes.NewReader(in), Out: &out, Err: &errs,
-		Getenv: func(k string) string { return env[k] }}}
+	a := &cli.App{Groups: groups, In: bytes.NewReader(in), Out: &out, Err: &errs,
+		Getenv: func(k string) string { return env[k] }}
 	code := a.Execute(context.Background(), args)
 	return result{code, out.String(), errs.String()}
 }

@@ -9,10 +9,12 @@ import (
 	"strings"
 	"testing"
 
+	"sigmaos.dev/cmd/sigma/health"
+	"sigmaos.dev/cmd/sigma/tree"
 	"sigmaos.dev/state"
 )
 
-// write makes a local file and its directories.
+// Write makes a local file and its directories.
 func write(t *testing.T, path string, content []byte) string {
 	t.Helper()
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -125,7 +127,7 @@ func TestChange(t *testing.T) {
 	if got := f.ok("ls", "-l", "/d"); !strings.Contains(got, "symlink") || !strings.Contains(got, "l -> e/b") {
 		t.Errorf("ls -l: %q", got)
 	}
-	var files []fileJSON
+	var files []tree.FileJSON
 	if err := json.Unmarshal([]byte(f.ok("stat", "--json", "/d/l")), &files); err != nil || files[0].Kind != "file" ||
 		files[0].Size != 1 {
 		t.Errorf("stat: %v %+v", err, files)
@@ -208,7 +210,7 @@ func TestStatus(t *testing.T) {
 		!strings.Contains(got, "named     running   60m     1") {
 		t.Errorf("status: %q", got)
 	}
-	var st statusJSON
+	var st health.StatusJSON
 	if err := json.Unmarshal([]byte(f.ok("status", "--json")), &st); err != nil || !st.Running ||
 		st.Services[0].Name != "named" {
 		t.Errorf("status --json: %v %+v", err, st)

@@ -2,50 +2,52 @@ package main
 
 import (
 	"context"
-	"io"
 	"strings"
 
+	"sigmaos.dev/cmd/sigma/cli"
 	"sigmaos.dev/cmd/sigma/fleets"
+	"sigmaos.dev/cmd/sigma/procs"
+	"sigmaos.dev/cmd/sigma/programs"
 	"sigmaos.dev/sdk"
-	"sigmaos.dev/sigma"
 )
 
 // fleetHost is what the commands of fleets need of those of programs and logs.
-func (a *app) fleetHost() fleets.Host {
-	return fleets.Host{Store: a.storeForFleet, Beside: func(ctx context.Context, c *sdk.Client, name string) (string,
-		error) {
-		local, err := programBeside(name)
-		if err != nil {
-			return "", err
-		}
-		defer local.Close()
-		return a.putProgram(ctx, c, local)
-	}, Log: func(ctx context.Context, c *sdk.Client, id sigma.ProcID, stream string, lines int, to io.Writer,
-		ended <-chan struct{}) error {
-		t := logsOptions{tail: lines}.open(c, id, stream, to)
-		return t.follow(ctx, ended, t.copy)
-	}}
+func fleetHost(a *cli.App) fleets.Host {
+	return fleets.Host{
+		Store: func(ctx context.Context, c *sdk.Client, word string, plan bool) (string, error) {
+			return storeForFleet(ctx, a, c, word, plan)
+		},
+		Beside: func(ctx context.Context, c *sdk.Client, name string) (string, error) {
+			local, err := programs.Beside(name)
+			if err != nil {
+				return "", err
+			}
+			defer local.Close()
+			return programs.Put(ctx, a, c, local)
+		},
+		Log: procs.CopyLog,
+	}
 }
 
 // storeForFleet is fleets.Host's Store. A word without a slash that is no local file is a program
 // in /bin.
-func (a *app) storeForFleet(ctx context.Context, c *sdk.Client, word string, plan bool) (string, error) {
-	local, err := localFile(word)
+func storeForFleet(ctx context.Context, a *cli.App, c *sdk.Client, word string, plan bool) (string, error) {
+	local, err := programs.Local(word)
 	switch {
 	case err != nil:
 		return "", err
 	case local == nil && !strings.Contains(word, "/"):
-		return binDir + "/" + word, nil
+		return cli.BinDir + "/" + word, nil
 	case local == nil:
 		return word, nil
 	}
 	defer local.Close()
 	if plan {
-		if err := checkProgram(local); err != nil {
+		if err := programs.Check(local); err != nil {
 			return "", err
 		}
-		path, _, err := programPath(local)
+		path, _, err := programs.Path(local)
 		return path, err
 	}
-	return a.findProgram(ctx, c, word, local)
+	return programs.Find(ctx, a, c, word, local)
 }

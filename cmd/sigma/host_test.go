@@ -6,6 +6,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"sigmaos.dev/cmd/sigma/datadir"
 )
 
 // Goal: neither a tenant's modes nor links that another user of this host plants have get, cp or
@@ -84,7 +86,7 @@ func TestCursorThroughNoLink(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := writeCursor(cursor, nil); err != nil {
+	if err := datadir.Write(cursor, "\n", -1); err != nil {
 		t.Error(err)
 	}
 	if b, err := os.ReadFile(secret); err != nil || string(b) != "ours" {

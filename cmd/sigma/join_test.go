@@ -1,22 +1,19 @@
 package main
 
 import (
-	"context"
 	"encoding/json"
 	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
+	"sigmaos.dev/cmd/sigma/cli"
 	"sigmaos.dev/cmd/sigma/datadir"
 	"sigmaos.dev/identity"
 	"sigmaos.dev/kernel"
-	"sigmaos.dev/sigma"
 )
 
 // launched gives the arguments that the fake launcher got last.
@@ -63,7 +60,8 @@ func TestUpOffers(t *testing.T) {
 func TestJoin(t *testing.T) {
 	for _, c := range []struct {
 		role, flag, set string
-	}{{roleOrdinary, "--detach", "sigmad"}, {roleControl, "--control", "sigmad named besched machined lcsched"}} {
+	}{{datadir.RoleOrdinary, "--detach", "sigmad"}, {datadir.RoleControl, "--control",
+		"sigmad named besched machined lcsched"}} {
 		w := newWorld(t, "error: the token has been used")
 		os.WriteFile(filepath.Join(w.data, datadir.InstanceName), []byte("00000402\n"), 0o600)
 		token := someToken()
@@ -98,7 +96,7 @@ func TestJoin(t *testing.T) {
 		var j kernel.Join
 		b, _ := os.ReadFile(file)
 		if err := json.Unmarshal(b, &j); err != nil ||
-			j != (kernel.Join{Address: "127.0.0.1:7", Token: token, Control: c.role == roleControl}) {
+			j != (kernel.Join{Address: "127.0.0.1:7", Token: token, Control: c.role == datadir.RoleControl}) {
 			t.Errorf("join file: %s, %v", b, err)
 		}
 		if st, err := os.Stat(file); err != nil || st.Mode().Perm() != 0o600 ||
@@ -219,60 +217,10 @@ func TestUpSeveralFails(t *testing.T) {
 	}
 }
 
-func TestHostBears(t *testing.T) {
-	for _, c := range []struct {
-		cores  int
-		memory sigma.Bytes
-		want   int
-	}{{1, 8 * sigma.GiB, 5}, {2, 24 * sigma.GiB, 8}, {64, 4 * sigma.GiB, 16}, {256, 1 << 40, datadir.MachinesMost},
-		{1, sigma.MiB, 1}} {
-		if got, why := hostBears(c.cores, c.memory); got != c.want {
-			t.Errorf("%d cores, %v: %d (%s), want %d", c.cores, c.memory, got, why, c.want)
-		}
-	}
-}
-
-func TestInstancesOfSeveral(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("the network namespaces need root")
-	}
-	dir := t.TempDir()
-	c := &datadir.Cluster{Machines: 5, Control: 3}
-	os.WriteFile(filepath.Join(dir, datadir.LockName), nil, 0o600)
-	os.MkdirAll(filepath.Dir(datadir.MachineDir(dir, 1)), 0o700)
-	os.MkdirAll(datadir.MachineDir(dir, 1), 0o700)
-	os.WriteFile(filepath.Join(datadir.MachineDir(dir, 1), datadir.InstanceName), []byte("fffffffe\n"), 0o600)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	ms, err := planMembers(ctx, c, dir, upOptions{})
-	if err != nil || len(ms) != 5 {
-		t.Fatal(ms, err)
-	}
-	uids := map[int]bool{}
-	for i, m := range ms {
-		id, err := datadir.Instance(m.dir)
-		if err != nil {
-			t.Fatal(err)
-		}
-		uid, err := programUID(id, 0)
-		if err != nil || uids[uid] {
-			t.Errorf("%s has uid %d, as another; %v", m.name, uid, err)
-		}
-		uids[uid] = true
-		want := map[bool]string{true: roleControl, false: roleOrdinary}[i < 3]
-		if i == 0 {
-			want = roleFounder
-		}
-		if m.plan.record.Role != want || m.plan.record.Address != "10.77.0."+strconv.Itoa(i+1)+":7700" {
-			t.Errorf("%s is %+v", m.name, m.plan.record)
-		}
-	}
-}
-
 func TestListenOn(t *testing.T) {
 	for address, want := range map[string]string{"127.0.0.1:80": "127.0.0.1:80", "192.0.2.1:80": "0.0.0.0:80",
 		"[2001:db8::1]:80": "[::]:80"} {
-		if got := listenOn(netip.MustParseAddrPort(address)); got.String() != want {
+		if got := cli.ListenOn(netip.MustParseAddrPort(address)); got.String() != want {
 			t.Errorf("%s: %v", address, got)
 		}
 	}

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"sigmaos.dev/cmd/sigma/health"
+	"sigmaos.dev/cmd/sigma/members"
 	"sigmaos.dev/identity"
 	"sigmaos.dev/machines"
 	"sigmaos.dev/sigma"
@@ -120,7 +122,7 @@ func TestToken(t *testing.T) {
 		strings.Contains(got, "sigma-token") {
 		t.Errorf("ls: %q", got)
 	}
-	var made tokenJSON
+	var made members.TokenJSON
 	if err := json.Unmarshal([]byte(f.ok("token", "create", "--json")), &made); err != nil || made.State != "good" ||
 		made.Uses != 1 || made.Join != "sigma join 10.0.0.1:7700 --token "+made.Token {
 		t.Errorf("create --json: %+v, %v", made, err)
@@ -129,7 +131,7 @@ func TestToken(t *testing.T) {
 	if got := f.ok("token", "revoke", id[:9], made.Token); got != id+"\n"+made.ID+"\n" {
 		t.Errorf("revoke: %q", got)
 	}
-	var list []tokenJSON
+	var list []members.TokenJSON
 	if err := json.Unmarshal([]byte(f.ok("token", "ls", "--json")), &list); err != nil || len(list) != 2 ||
 		list[0].State != "revoked" || list[1].State != "revoked" || list[0].Token != "" {
 		t.Errorf("ls --json: %+v, %v", list, err)
@@ -256,7 +258,7 @@ func TestMembership(t *testing.T) {
 			t.Errorf("status lacks %q: %s", line, got)
 		}
 	}
-	var st statusJSON
+	var st health.StatusJSON
 	if err := json.Unmarshal([]byte(f.ok("status", "--json")), &st); err != nil || st.Member == nil ||
 		!st.Member.Quorum || st.Member.Alive != 2 || len(st.Member.Expiries) != 1 {
 		t.Errorf("status --json: %v %+v", err, st.Member)
@@ -264,51 +266,6 @@ func TestMembership(t *testing.T) {
 	if got := f.sigma("doctor").out; !strings.Contains(got,
 		"of system "+string(m.about.System)+", life 2, 2 of 2 machines alive") {
 		t.Errorf("doctor: %s", got)
-	}
-}
-
-// Goal: what status says of control machines names those that are silent, and that there is no
-// majority.
-func TestQuorumWords(t *testing.T) {
-	m := machines.Membership{Machines: 4, Alive: 2, Controls: 3, Voting: 1, Silent: 2}
-	if got, want := quorumWords(m), "1 of 3 control machines, 2 silent: no quorum"; got != want {
-		t.Errorf("status says %q, want %q", got, want)
-	}
-}
-
-// What doctor finds weak in a membership.
-func TestMemberWords(t *testing.T) {
-	good := machines.Membership{System: "abcdefghijklmnop", Machines: 3, Alive: 3, Controls: 3, Voting: 3,
-		Expiries: []identity.Expiry{{What: "certificate", At: time.Now().Add(time.Hour)},
-			{What: "authority", At: time.Now().Add(time.Hour)}}}
-	for name, c := range map[string]struct {
-		change func(*machines.Membership)
-		weak   string
-	}{
-		"good":               {func(*machines.Membership) {}, ""},
-		"not registered":     {func(m *machines.Membership) { m.System = "" }, "membership"},
-		"one lost":           {func(m *machines.Membership) { m.Alive-- }, "membership"},
-		"a control lost":     {func(m *machines.Membership) { m.Alive--; m.Voting-- }, "membership quorum"},
-		"no quorum":          {func(m *machines.Membership) { m.Voting = 1 }, "quorum"},
-		"an even number":     {func(m *machines.Membership) { m.Controls, m.Voting = 2, 2 }, "quorum"},
-		"an old certificate": {func(m *machines.Membership) { m.Expiries[0].Warn = true }, "certificate"},
-		"an old authority":   {func(m *machines.Membership) { m.Expiries[1].Warn = true }, "authority"},
-	} {
-		m := good
-		m.Expiries = slices.Clone(good.Expiries)
-		c.change(&m)
-		var weak []string
-		for _, f := range memberWords(m, "m1") {
-			if (f.State == findingOK) != (f.Advice == "") {
-				t.Errorf("%s: a finding lacks advice, or has too much: %+v", name, f)
-			}
-			if f.State != findingOK {
-				weak = append(weak, f.Check)
-			}
-		}
-		if got := strings.Join(weak, " "); got != c.weak {
-			t.Errorf("%s: weak is %q, want %q", name, got, c.weak)
-		}
 	}
 }
 

@@ -5,13 +5,13 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"sigmaos.dev/cmd/sigma/cli"
 	"sigmaos.dev/cmd/sigma/term"
+	"sigmaos.dev/cmd/sigma/tree"
 	"sigmaos.dev/sigma"
 )
 
@@ -84,25 +84,7 @@ func TestShellQuoted(t *testing.T) {
 	}
 }
 
-func TestModes(t *testing.T) {
-	for _, c := range []struct {
-		mode     string
-		dir      bool
-		from, to uint32
-	}{{"640", false, 0o777, 0o640}, {"u+x", false, 0o644, 0o744}, {"go-rwx", false, 0o755, 0o700},
-		{"a=r", false, 0o777, 0o444}, {"+w", false, 0o444, 0o666},
-		{"u=rw,o+X", false, 0o755, 0o655}, {"a+X", true, 0o600, 0o711}, {"a+X", false, 0o600, 0o600},
-		{"g=", false, 0o777, 0o707}} {
-		change, err := parseMode(c.mode)
-		if err != nil || change(c.from, c.dir) != c.to {
-			t.Errorf("%s of %o: %v", c.mode, c.from, err)
-		}
-	}
-	for _, bad := range []string{"", "8", "1777", "u", "u+q", "x+u", "u+r,", "-1", "99999999999999999999"} {
-		if _, err := parseMode(bad); err == nil && bad != "-1" {
-			t.Errorf("%q is taken for a mode", bad)
-		}
-	}
+func TestChmod(t *testing.T) {
 	f := newFake(t)
 	f.ok("mkdir", "-p", "/d/e")
 	f.with(nil, "put", "-", "/d/e/f")
@@ -154,7 +136,7 @@ func TestCopy(t *testing.T) {
 	want(t, f.sigma("cp", "a", "/d/a", "/x"), 2, "", "some")
 	want(t, f.sigma("cp", filepath.Join(dir, "a"), "/x"), 1, "", "this host's is written file:")
 	want(t, f.sigma("cp", "/d/a", "/x", "/d/in"), 1, "", "is not a directory")
-	var moved movedJSON
+	var moved tree.MovedJSON
 	if err := json.Unmarshal([]byte(f.ok("cp", "--json", "/d/a", "/y")), &moved); err != nil || moved.Files != 1 ||
 		moved.Bytes != 1 {
 		t.Errorf("%v %+v", err, moved)
@@ -165,40 +147,13 @@ func TestCopy(t *testing.T) {
 	}
 }
 
-// What happened is told from two listings, however much it was.
-func TestDiffer(t *testing.T) {
-	dir := func(es ...sigma.DirEntry) map[string]sigma.DirEntry {
-		m := map[string]sigma.DirEntry{}
-		for _, e := range es {
-			m[e.Name] = e
-		}
-		return m
-	}
-	entry := func(name string, id, version uint64) sigma.DirEntry {
-		return sigma.DirEntry{Name: name, ID: sigma.FileID{Path: id, Version: sigma.Version(version)}}
-	}
-	before := dir(entry("a", 1, 1), entry("b", 2, 1), entry("c", 3, 1), entry("same", 4, 1), entry("p", 5, 1),
-		entry("q", 6, 1))
-	now := dir(entry("a", 1, 2), entry("b2", 2, 1), entry("c", 9, 1), entry("same", 4, 1), entry("p", 6, 1),
-		entry("q", 5, 1), entry("new", 10, 1))
-	var got []string
-	for _, e := range differ("/d", before, now) {
-		got = append(got, strings.TrimSpace(e.Event+" "+e.Path+" "+e.From))
-	}
-	want := []string{"changed /d/a", "renamed /d/b2 /d/b", "changed /d/c", "created /d/new", "renamed /d/p /d/q",
-		"renamed /d/q /d/p"}
-	if !slices.Equal(got, want) {
-		t.Errorf("got  %q\nwant %q", got, want)
-	}
-}
-
 // Goal: a watcher tells what others do, in order. Method: what it tells makes each next change, so
 // that nothing need be waited for.
 func TestWatcher(t *testing.T) {
 	f := newFake(t)
 	f.ok("mkdir", "-p", "/p/d")
 	f.with([]byte("1"), "put", "-", "/p/d/f")
-	a := &app{&cli.App{Addr: f.addr, Realm: string(sigma.DefaultRealm), Getenv: func(string) string { return "" }}}
+	a := &cli.App{Addr: f.addr, Realm: string(sigma.DefaultRealm), Getenv: func(string) string { return "" }}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	c, err := a.Connect(ctx)
@@ -217,30 +172,30 @@ func TestWatcher(t *testing.T) {
 		"/p/later": {{[]string{"put", "-", "/p/later"}, "created /p/later"}, {[]string{"put", "-", "/p/later"},
 			"changed /p/later"}, {[]string{"mv", "/p/later", "/p/gone"}, "removed /p/later"}},
 	} {
-		w := watcher{tree: c, path: path}
-		if err := w.look(t.Context()); err != nil {
+		w := tree.Watcher{Tree: c, Path: path}
+		if err := w.Look(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		step := 0
-		w.emit = func(e eventJSON) error {
-			if e.Event == eventCreated && e.Path == "/p/d/new" && step > 4 {
+		w.Emit = func(e tree.Event) error {
+			if e.Event == tree.Created && e.Path == "/p/d/new" && step > 4 {
 				return nil // is told again, with its directory
 			}
 			if got := e.Event + " " + e.Path; step == len(steps) || got != steps[step].want {
 				t.Errorf("step %d: got %s", step, got)
-				return errEnough
+				return tree.ErrEnough
 			}
 			if step++; step == len(steps) {
-				return errEnough
+				return tree.ErrEnough
 			}
 			want(t, f.with([]byte("x"), steps[step].act...), 0, "", "")
 			return nil
 		}
 		want(t, f.with([]byte("x"), steps[0].act...), 0, "", "")
-		if err := w.run(ctx); err != errEnough {
+		if err := w.Run(ctx); err != tree.ErrEnough {
 			t.Errorf("%s: %v", path, err)
 		}
-		w.close()
+		w.Close()
 	}
 }
 

@@ -28,7 +28,7 @@ const (
 // Goal: every command has a page that says what the program's own help says of its usage and flags,
 // and shows each of its commands. The examples are run by test/reference.
 func TestPages(t *testing.T) {
-	a := &app{&cli.App{Groups: groups, Getenv: func(string) string { return "" }}}
+	a := &cli.App{Groups: groups, Getenv: func(string) string { return "" }}
 	root := a.Root()
 	pages := map[string]bool{"README.md": true}
 	var index strings.Builder

@@ -38,7 +38,7 @@ func TestScripts(t *testing.T) {
 
 // Every verb has all parts of a help text.
 func TestHelpIsWhole(t *testing.T) {
-	a := &app{&cli.App{Groups: groups, Getenv: func(string) string { return "" }}}
+	a := &cli.App{Groups: groups, Getenv: func(string) string { return "" }}
 	var check func(cmd *cobra.Command)
 	check = func(cmd *cobra.Command) {
 		if cmd.Name() == "help" || cmd.Name() == "completion" {

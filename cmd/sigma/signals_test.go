@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"sigmaos.dev/cmd/sigma/cli"
+	"sigmaos.dev/cmd/sigma/realms"
 	"sigmaos.dev/sigma"
 )
 
@@ -70,13 +71,13 @@ func TestSignals(t *testing.T) {
 // before.
 func TestInterruptedErrors(t *testing.T) {
 	var errs lockedBuffer
-	a := &app{&cli.App{Err: &errs, Signal: new(atomic.Int32)}}
+	a := &cli.App{Err: &errs, Signal: new(atomic.Int32)}
 	a.Signal.Store(int32(syscall.SIGINT))
 	ended := func() error { return sigma.Wrap("x", "/a", context.Canceled) }
-	if got := a.failed([]error{ended(), nil, ended()}); !errors.Is(got, context.Canceled) || errs.String() != "" {
+	if got := a.Failed([]error{ended(), nil, ended()}); !errors.Is(got, context.Canceled) || errs.String() != "" {
 		t.Errorf("%v, printed %q", got, errs.String())
 	}
-	if got := a.failed([]error{ended(), sigma.Errorf("x", sigma.KindNotFound, "not there")}); !errors.Is(got,
+	if got := a.Failed([]error{ended(), sigma.Errorf("x", sigma.KindNotFound, "not there")}); !errors.Is(got,
 		context.Canceled) || errs.String() != "sigma: not there\n" {
 		t.Errorf("%v, printed %q", got, errs.String())
 	}
@@ -86,18 +87,18 @@ func TestInterruptedErrors(t *testing.T) {
 // realms has.
 func TestUsageWithoutNames(t *testing.T) {
 	f := newFake(t)
-	a := &app{&cli.App{Addr: f.addr, Data: "/nonexistent", Getenv: func(string) string { return "" }}}
-	if err := a.checkRealmsExist(t.Context(), []string{"default", "system"}); err != nil {
+	a := &cli.App{Addr: f.addr, Data: "/nonexistent", Getenv: func(string) string { return "" }}
+	if err := realms.CheckRealmsExist(t.Context(), a, []string{"default", "system"}); err != nil {
 		t.Error(err)
 	}
-	if err := a.checkRealmsExist(t.Context(), []string{"nosuch"}); sigma.KindOf(err) != sigma.KindNotFound {
+	if err := realms.CheckRealmsExist(t.Context(), a, []string{"nosuch"}); sigma.KindOf(err) != sigma.KindNotFound {
 		t.Errorf("%v", err)
 	}
 	for _, kind := range []sigma.Kind{sigma.KindUnavailable, sigma.KindTimeout} {
 		f.mu.Lock()
 		f.away = sigma.Errorf("fake", kind, "no quorum")
 		f.mu.Unlock()
-		if err := a.checkRealmsExist(t.Context(), []string{"nosuch"}); err != nil {
+		if err := realms.CheckRealmsExist(t.Context(), a, []string{"nosuch"}); err != nil {
 			t.Errorf("%v: %v", kind, err)
 		}
 	}

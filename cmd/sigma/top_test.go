@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sigmaos.dev/cmd/sigma/cli"
+	"sigmaos.dev/cmd/sigma/procs"
 	"sigmaos.dev/cmd/sigma/term"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/state"
@@ -47,7 +48,7 @@ func TestUsageShown(t *testing.T) {
 			t.Errorf("inspect lacks %q: %+v", line, got)
 		}
 	}
-	var p picture
+	var p procs.Picture
 	if err := json.Unmarshal([]byte(f.sigma("top", "-i", "100ms", "--json").out), &p); err != nil {
 		t.Fatal(err)
 	}
@@ -160,9 +161,9 @@ func TestTopLive(t *testing.T) {
 		t.Fatal(err)
 	}
 	var errs lockedBuffer
-	a := &app{&cli.App{Groups: groups, In: tty, Out: tty, Err: &errs, Getenv: func(k string) string {
+	a := &cli.App{Groups: groups, In: tty, Out: tty, Err: &errs, Getenv: func(k string) string {
 		return map[string]string{"SIGMA_ADDR": f.addr}[k]
-	}}}
+	}}
 	code := make(chan int, 1)
 	go func() { code <- a.Execute(context.Background(), []string{"top", "-i", "1h"}) }()
 	seen, buf := "", make([]byte, 4096)

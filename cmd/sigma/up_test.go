@@ -13,8 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"sigmaos.dev/cmd/sigma/cli"
 	"sigmaos.dev/cmd/sigma/datadir"
-	"sigmaos.dev/sigma"
 )
 
 // fakeLauncher is a launcher that starts nothing. What it does is in DATA/behave, as its
@@ -70,7 +70,7 @@ func newWorld(t *testing.T, behave string) *world {
 		t.Fatal(err)
 	}
 	w := &world{t, t.TempDir(), filepath.Join(t.TempDir(), "data")}
-	for _, name := range append([]string{"sigmaUnderTest", "launcher"}, bootPrograms...) {
+	for _, name := range append([]string{"sigmaUnderTest", "launcher"}, cli.BootPrograms...) {
 		if err := os.Link(self, filepath.Join(w.dir, name)); err != nil {
 			b, err := os.ReadFile(self) // another file system
 			if err == nil {
@@ -209,11 +209,6 @@ func TestUpWaitsInVain(t *testing.T) {
 		got.err != "sigma: sigmaOS did not start: the token is used up\nhint: make another with: sigma token\n" {
 		t.Errorf("what sigmad explains: %+v", got)
 	}
-	err := notReady(&booting{}, &record{Machine: "m9", Role: roleOrdinary}, "not ready after 1m0s",
-		waiting{"m2, m2 does not answer", true})
-	if hint := sigma.HintOf(err); strings.Contains(hint, "restore") || !strings.Contains(hint, "reaches them") {
-		t.Errorf("hint of a machine that is no control machine: %q", hint)
-	}
 }
 
 // In the foreground, SIGINT stops the system in an orderly way and the launcher's death is a
@@ -300,11 +295,5 @@ func TestUpRefusesDirectories(t *testing.T) {
 	}
 	if got := w.run("up", "-d"); got.code != 1 || !strings.Contains(got.err, "8 hex digits") {
 		t.Errorf("damaged instance: %+v", got)
-	}
-}
-
-func TestMachineName(t *testing.T) {
-	if name := machineName(); name == "" {
-		t.Errorf("%q", name)
 	}
 }

@@ -19,7 +19,7 @@ type versionJSON struct {
 	Platform string `json:"platform"`
 }
 
-func newVersionCommand(a *app) *cobra.Command {
+func newVersionCommand(a *cli.App) *cobra.Command {
 	return &cobra.Command{
 		Use:   "version",
 		Short: "Print the version of this program",
@@ -28,11 +28,11 @@ ask the system that runs; "sigma status" does.`,
 		Example: `  sigma version
   sigma version --json`,
 		Args: cli.Between(0, 0),
-		RunE: func(*cobra.Command, []string) error { return a.version() },
+		RunE: func(*cobra.Command, []string) error { return version(a) },
 	}
 }
 
-func (a *app) version() error {
+func version(a *cli.App) error {
 	v := builtFrom()
 	if a.JSON {
 		return a.PrintJSON(v)

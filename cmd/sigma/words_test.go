@@ -49,7 +49,7 @@ func TestNoControlCharacters(t *testing.T) {
 	f.mu.Lock()
 	f.away = sigma.Errorf("fake", sigma.KindUnavailable, "%s", hostile)
 	f.mu.Unlock()
-	root := (&app{&cli.App{Groups: groups, Getenv: func(string) string { return "" }}}).Root()
+	root := (&cli.App{Groups: groups, Getenv: func(string) string { return "" }}).Root()
 	commands := 0
 	for _, c := range root.Commands() {
 		for _, leaf := range leaves(c) {
@@ -85,8 +85,8 @@ func (f *fake) briefly(dir string, args []string) result {
 	defer cancel()
 	env := map[string]string{"SIGMA_ADDR": f.addr, "SIGMA_DATA": dir + "/none"}
 	var out, errs lockedBuffer
-	a := &app{&cli.App{Groups: groups, In: strings.NewReader(hostile), Out: &out, Err: &errs,
-		Getenv: func(k string) string { return env[k] }}}
+	a := &cli.App{Groups: groups, In: strings.NewReader(hostile), Out: &out, Err: &errs,
+		Getenv: func(k string) string { return env[k] }}
 	code := a.Execute(ctx, args)
 	return result{code, out.String(), errs.String()}
 }

@@ -90,11 +90,10 @@ func inSynctest(f *ast.File, pos token.Pos) bool {
 // hostPaths are the files of cmd/sigma that change what is at a path of the host, and why nobody
 // else can have put it there.
 var hostPaths = map[string]string{
-	"cmd/sigma/datadir/data.go": "DATA and its log, in a directory of this user's",
-	"cmd/sigma/join.go":         "directories of DATA, removed without following links",
-	"cmd/sigma/mountrights.go":  "control groups",
-	"cmd/sigma/realmsocket.go":  "a socket right below DATA, which is this user's",
-	"cmd/sigma/rootless.go":     "control groups",
+	"cmd/sigma/datadir/data.go":       "DATA and its log, in a directory of this user's",
+	"cmd/sigma/host/join.go":          "directories of DATA, removed without following links",
+	"cmd/sigma/mounts/mountrights.go": "control groups",
+	"cmd/sigma/host/realmsocket.go":   "a socket right below DATA, which is this user's",
 }
 
 // CheckHost finds where cmd/sigma, which is run as root, changes or walks the host's files by path.

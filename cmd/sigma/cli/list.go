@@ -1,7 +1,10 @@
 package cli
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"sigmaos.dev/cmd/sigma/term"
@@ -59,4 +62,30 @@ func Count(n int, thing string) string {
 		return "1 " + thing
 	}
 	return fmt.Sprintf("%d %ss", n, thing)
+}
+
+// Failed prints errors, but for one that is alone, which is returned. After a signal that is what
+// ended the others.
+func (a *App) Failed(errs []error) error {
+	var ends error
+	errs = slices.DeleteFunc(errs, func(err error) bool {
+		if a.Signal.Load() != 0 && errors.Is(err, context.Canceled) {
+			ends = err
+			return true
+		}
+		return err == nil
+	})
+	switch {
+	case ends != nil:
+	case len(errs) == 0:
+		return nil
+	case len(errs) == 1:
+		return errs[0]
+	default:
+		ends = ExitCode(CodeOf(errs[0]))
+	}
+	for _, err := range errs {
+		a.PrintError(err)
+	}
+	return ends
 }

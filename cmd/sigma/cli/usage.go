@@ -234,3 +234,18 @@ func (a *App) checkAddr() error {
 	return UsageError(nil, "run sigma on a machine of that system; to make this host one: sigma join "+a.Addr,
 		"--addr %.100s is HOST:PORT, and names a socket of this host", a.Addr)
 }
+
+// FlagFault is an error of the command line; its result takes the hint.
+func FlagFault(format string, args ...any) func(hint string) error {
+	return func(hint string) error {
+		return WithCode(ExitUsage, &sigma.Error{Op: "sigma.flags", Kind: sigma.KindInvalid,
+			Msg: fmt.Sprintf(format, args...), Hint: hint})
+	}
+}
+
+func ExitCodeOrNil(code int) error {
+	if code == 0 {
+		return nil
+	}
+	return ExitCode(code)
+}

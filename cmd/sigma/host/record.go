@@ -1,0 +1,153 @@
+package host
+
+import (
+	"context"
+	"math"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
+
+	"sigmaos.dev/besched"
+	"sigmaos.dev/cmd/sigma/cli"
+	"sigmaos.dev/cmd/sigma/datadir"
+	"sigmaos.dev/sigma"
+)
+
+// bootSet is what the launcher is told of, sigmad first. A user id belongs to each place
+// (docs/internals/launcher-protocol.md), so no set changes the place of what it has; further
+// bescheds come last.
+func bootSet(r *datadir.Record) []string {
+	set := cli.BootPrograms
+	switch r.Role {
+	case datadir.RoleControl:
+		set = []string{"sigmad", "named", "besched", "machined", "lcsched"}
+	case datadir.RoleOrdinary:
+		return []string{"sigmad"}
+	}
+	set = slices.Clone(set)
+	for n := 2; n <= r.Bescheds; n++ {
+		set = append(set, "besched-"+strconv.Itoa(n))
+	}
+	return set
+}
+
+// offer is what the flags of up and join say of the machine.
+type offer struct {
+	machine, address, cpu, memory string
+	labels                        []string
+	encrypt, uplink               string
+	bescheds                      int
+}
+
+func (o *offer) flags(f *pflag.FlagSet) {
+	f.StringVar(&o.machine, "machine", "", "`NAME` of this machine in sigmaOS (default: the host name)")
+	f.StringVar(&o.address, "address", "", "`HOST:PORT` where other machines reach this one")
+	f.StringVar(&o.cpu, "cpu", "", "`CORES` that this machine offers, as in 2 or 0.5 (default: all)")
+	f.StringVar(&o.memory, "memory", "", "memory that this machine offers, as in 4GiB; a hard `LIMIT` (default: all)")
+	f.StringVar(&o.encrypt, "encrypt", "",
+		"encrypt what programs say to those of other machines: `yes`, or no to end it; where the network is not "+
+			"private")
+	f.Lookup("encrypt").NoOptDefVal = "yes"
+	f.IntVar(&o.bescheds, "bescheds", 0,
+		"`N` queues of best-effort procs on this machine, if it is a control machine (default: 1)")
+	f.StringVar(&o.uplink, "uplink", "",
+		"`RATE` of the network behind this machine's interface, as in 1Gbit, or none: what latency-critical procs "+
+			"send goes first there (default: the interface's own, if it is known)")
+	f.StringArrayVar(&o.labels, "label", nil, "`NAME=VALUE` that describes this machine, as in zone=a; may be repeated")
+}
+
+// given tells whether anything is said that an ordinary user cannot have.
+func (o *offer) beyondRootless() string {
+	for _, f := range []struct{ name, value string }{{"--address", o.address}, {"--cpu", o.cpu}, {"--memory", o.memory},
+		{"--uplink", o.uplink}} {
+		if f.value != "" {
+			return f.name
+		}
+	}
+	return ""
+}
+
+// apply changes what was noted of a machine to what the flags say.
+func (o *offer) apply(ctx context.Context, r *datadir.Record) error {
+	if o.machine != "" {
+		r.Machine = sigma.MachineID(o.machine)
+	}
+	if err := r.Machine.Check(); err != nil {
+		return cli.WithCode(cli.ExitUsage, err)
+	}
+	if o.address != "" {
+		to, err := cli.Reachable(ctx, "--address", o.address)
+		if err != nil {
+			return err
+		}
+		r.Address = to.String()
+	}
+	switch {
+	case o.bescheds < 0 || o.bescheds > besched.ShardsMax:
+		return cli.FlagFault("--bescheds %d is not from 1 to %d", o.bescheds,
+			besched.ShardsMax)("one is enough for most systems: sigma up")
+	case o.bescheds > 0:
+		r.Bescheds = o.bescheds
+	}
+	if o.cpu != "" {
+		cores, err := strconv.ParseFloat(o.cpu, 64)
+		if err != nil || math.IsNaN(cores) || cores < 0.01 || cores > float64(runtime.NumCPU()) {
+			return cli.FlagFault("--cpu %.40q is not a number of cores of this host, which has %d", o.cpu,
+				runtime.NumCPU())("write for example --cpu 0.5")
+		}
+		r.CPU = sigma.MilliCPU(math.Round(cores * 1000))
+	}
+	if o.memory != "" {
+		m, err := sigma.ParseBytes(o.memory)
+		if err != nil {
+			return cli.WithCode(cli.ExitUsage, err)
+		}
+		if host := hostMemory(); m < shareLeast || m > host {
+			return cli.FlagFault("--memory %v is not between %v and the host's %v", m, sigma.Bytes(shareLeast),
+				host)("write for example --memory 2GiB")
+		}
+		r.Memory = m
+	}
+	switch o.encrypt {
+	case "":
+	case "yes", "no":
+		r.Encrypt = o.encrypt == "yes"
+	default:
+		return cli.FlagFault("--encrypt %.40q is neither yes nor no",
+			o.encrypt)("write --encrypt, or --encrypt=no to end it")
+	}
+	if err := noteUplink(o.uplink, r); err != nil {
+		return err
+	}
+	if o.labels == nil {
+		return nil
+	}
+	r.Labels = map[string]string{}
+	for _, l := range o.labels {
+		name, value, ok := strings.Cut(l, "=")
+		if _, twice := r.Labels[name]; !ok || name == "" || value == "" || twice || len(l) > 200 ||
+			strings.ContainsFunc(l, func(c rune) bool {
+				return c <= ' ' || c == ',' || c > '~'
+			}) {
+			return cli.FlagFault("--label %.80q is not NAME=VALUE, each name once",
+				l)("write for example --label zone=a")
+		}
+		r.Labels[name] = value
+	}
+	return nil
+}
+
+// shareLeast is what sigmad and the services of a machine need.
+const shareLeast = 128 << 20
+
+func hostMemory() sigma.Bytes {
+	var info unix.Sysinfo_t
+	if unix.Sysinfo(&info) != nil {
+		return 1 << 62
+	}
+	return sigma.Bytes(uint64(info.Totalram) * uint64(info.Unit))
+}

@@ -1,0 +1,207 @@
+package procs
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"sigmaos.dev/cmd/sigma/cli"
+	"sigmaos.dev/cmd/sigma/programs"
+	"sigmaos.dev/cmd/sigma/term"
+	"sigmaos.dev/sdk"
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/state"
+)
+
+// initPath is where registered procs are listed.
+const initPath = "/sys/init"
+
+func newInitCommand(a *app) *cobra.Command {
+	return cli.Parent("init", "Keep procs running: register, list, restart and remove them",
+		`Registered procs are started again when they end, when their machine is lost, and after a
+restart of the whole system. One instance of each runs at a time.`,
+		newInitAddCommand(a), newInitLsCommand(a),
+		&cobra.Command{Use: "rm NAME...", Aliases: []string{"remove"}, Short: "Let registered procs end for good",
+			Long: `Remove registrations. Each proc is asked to go, and killed if it has not within 5 s; then its
+registration is gone. The name may be registered again at once: the new proc is started when
+the old one has ended.`, Example: "  sudo sigma init rm web", Args: cli.Between(1, -1), RunE: func(cmd *cobra.Command, args []string) error {
+				return a.initEach(cmd.Context(), args, (*sdk.Client).Unregister)
+			}},
+		&cobra.Command{Use: "restart NAME...", Short: "End instances of registered procs and start others",
+			Long: `Ask the procs of registrations to go, and kill those that have not within 5 s. Another is
+started when each has ended; at once if none runs, also of those that have ended, given up or
+wait for a pause to pass. A proc with --most N may be started N times again then.`, Example: "  sudo sigma init restart web", Args: cli.Between(1, -1), RunE: func(cmd *cobra.Command, args []string) error {
+				return a.initEach(cmd.Context(), args, (*sdk.Client).Restart)
+			}},
+		&cobra.Command{Use: "log NAME", Short: "Show the instances that a registered proc had",
+			Long: `Show the latest 32 instances of a registered proc, oldest first: when each was spawned, how
+long it was there, and how it ended.`, Example: "  sudo sigma init log web\n  sudo sigma init log --json web", Args: cli.Between(1, 1), RunE: func(cmd *cobra.Command, args []string) error {
+				return a.initLog(cmd.Context(), args[0])
+			}},
+	)
+}
+
+func newInitAddCommand(a *app) *cobra.Command {
+	var o runOptions
+	restart, most, replace := string(sigma.RestartAlways), uint32(0), false
+	cmd := &cobra.Command{
+		Use: "add [--replace] [--restart POLICY] [--most N] [-e NAME=VALUE] [-m SIZE] [--profile PROFILE] [--view " +
+			"ENTRY]... [--lc CORES] NAME PROGRAM [ARG...]",
+		Short: "Register a proc and keep it running",
+		Long: `Register a proc under NAME and keep it running. PROGRAM and the flags that say what the
+proc is given mean what they mean for "sigma run".
+
+With --restart always, the default, it is started again whenever it ends; with on-failure
+unless it ended with the exit code 0. In any case it is when it was lost. The first time it
+is after 0.2 s, then after twice as long each time, up to 30 s, until an instance lasts for
+30 s; the time that it waits in a queue does not count. With --most N it is started N times
+and not again.
+
+With --replace it takes the place of what is registered under NAME, if anything is: that
+proc is asked to go as by "sigma init rm", and the new one is started when it has ended.`,
+		Example: `  sudo sigma init add web ./server --port-file /port
+  sudo sigma init add --restart on-failure --most 5 migrate /bin/migrate`,
+		Args: cli.Between(2, -1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.initAdd(cmd.Context(), o, sigma.Registration{Name: args[0], Restart: sigma.Restart(restart),
+				Most: most}, args[1:], replace)
+		},
+	}
+	o.flags(cmd.Flags())
+	cmd.Flags().StringVar(&restart, "restart", restart, "`POLICY`: always or on-failure")
+	cmd.Flags().BoolVar(&replace, "replace", false, "take the place of what is registered under NAME")
+	cmd.Flags().Uint32Var(&most, "most", 0, "start it `N` times at most (default: without an end)")
+	return cmd
+}
+
+func newInitLsCommand(a *app) *cobra.Command {
+	all := false
+	cmd := &cobra.Command{Use: "ls [--all]", Aliases: []string{"list"}, Short: "List registered procs",
+		Long: `List registered procs: running (an instance was spawned and has not ended), waiting (the next
+is due soon), ended (its policy wants no more), given-up (it was started as often as --most
+says), restarting (the instance was asked to go) or removing.`, Example: "  sudo sigma init ls", Args: cli.Between(0, 0), RunE: func(cmd *cobra.Command, _ []string) error {
+			realm := sigma.RealmID(a.Realm)
+			if all {
+				realm = sigma.SystemRealm
+			}
+			return a.initLs(cmd.Context(), realm)
+		}}
+	cmd.Flags().BoolVarP(&all, "all", "a", false, "of all realms")
+	return cmd
+}
+
+func (a *app) initAdd(ctx context.Context, o runOptions, r sigma.Registration, args []string, replace bool) error {
+	if strings.HasPrefix(args[0], "-") {
+		return cli.UsageError(nil, "write flags before NAME: sigma init add "+args[0]+" ... "+r.Name+
+			" PROGRAM; flags of the program come after PROGRAM",
+			"%.80q comes after the name %s, where the program is named", args[0], r.Name)
+	}
+	o.name = r.Name
+	d, err := a.descriptor(o, args)
+	if err != nil {
+		return err
+	}
+	r.Descriptor = d
+	if err := r.Check(); err != nil {
+		return cli.WithCode(cli.ExitUsage, err)
+	}
+	local, err := programs.Local(args[0])
+	if err != nil {
+		return err
+	}
+	if local != nil {
+		defer local.Close()
+	}
+	c, err := a.Connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	if r.Descriptor.Program, err = programs.Find(ctx, a.App, c, args[0], local); err != nil {
+		return err
+	}
+	if r.Descriptor.Near, err = machineOf(ctx, c, o.near); err != nil {
+		return err
+	}
+	add := c.Register
+	if replace {
+		add = c.Replace
+	}
+	if err := add(ctx, r); err != nil {
+		return err
+	}
+	fmt.Fprintln(a.Out, r.Name)
+	return nil
+}
+
+// initEach does something to registrations, one after another.
+func (a *app) initEach(ctx context.Context, names []string, do func(*sdk.Client, context.Context, string) error) error {
+	c, err := a.Connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	for _, n := range names {
+		if err := do(c, ctx, n); err != nil {
+			return sigma.Wrap("sigma.init", n, err)
+		}
+		fmt.Fprintln(a.Out, n)
+	}
+	return nil
+}
+
+// registrations reads those of a realm.
+func (a *app) registrations(ctx context.Context, realm sigma.RealmID) ([]state.Registration, error) {
+	c, err := a.ConnectTo(ctx, realm)
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	return cli.Lines[state.Registration](ctx, c, initPath)
+}
+
+func (a *app) initLs(ctx context.Context, realm sigma.RealmID) error {
+	rs, err := a.registrations(ctx, realm)
+	if err != nil {
+		return err
+	}
+	return cli.PrintList(a.App, rs, false, func(r state.Registration) []any {
+		return []any{r.Realm, r.Name, r.State, cli.OrElse(r.Proc, "-"), r.Starts, r.Restart, term.Ago(r.Added),
+			strings.Join(append([]string{r.Program}, r.Args...), " ")}
+	}, "REALM", "NAME", "STATE", "PROC", "STARTS", "RESTART", "AGE", "PROGRAM")
+}
+
+func (a *app) initLog(ctx context.Context, name string) error {
+	rs, err := a.registrations(ctx, sigma.RealmID(a.Realm))
+	if err != nil {
+		return err
+	}
+	for _, r := range rs {
+		if r.Name != name {
+			continue
+		}
+		if a.JSON {
+			return a.PrintJSON(r.History)
+		}
+		t := a.Table("BEGUN", "LASTED", "PROC", "END")
+		for _, i := range r.History {
+			lasted, end := time.Since(i.Begun), "-"
+			if i.Ended != nil {
+				lasted = i.Ended.Sub(i.Begun)
+			}
+			if s := i.Status; s != nil {
+				end = fmt.Sprintf("%s (%d)", s.Code, s.ExitCode)
+				if s.Message != "" {
+					end += ": " + s.Message
+				}
+			}
+			t.Row(i.Begun.Format(time.DateTime), lasted.Round(time.Millisecond), i.Proc, end)
+		}
+		return t.Print()
+	}
+	return &sigma.Error{Op: "sigma.initLog", Kind: sigma.KindNotFound, Msg: fmt.Sprintf("no registered proc %.64q",
+		name), Hint: "sigma init ls lists them"}
+}

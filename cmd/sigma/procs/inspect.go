@@ -1,0 +1,188 @@
+package procs
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"sigmaos.dev/cmd/sigma/cli"
+	"sigmaos.dev/cmd/sigma/term"
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/state"
+)
+
+func newInspectCommand(a *app) *cobra.Command {
+	timing := false
+	cmd := &cobra.Command{
+		Use:   "inspect [--timing] PROC...",
+		Short: "Show all that is known about procs",
+		Long: `Show all that is known about procs: what they run, where, since when, what they use, what
+they may use, and how they ended; also of procs that have ended, while they are
+remembered. ` + procArgument + `
+
+With --timing, show where the time of their start went:
+
+  queue       waiting for its turn and for room on a machine
+  placement   finding the program, making its pipes and its socket
+  hand-over   giving it to a child of the launcher that is ready, or to a new one
+  restrict    putting on the restrictions that depend on the program
+  exec        replacing the child by the program
+  first       until the first sign of the program
+  started     until it called Started, if it does`,
+		Example: `  sudo sigma inspect hello
+  sudo sigma inspect --timing hello
+  sudo sigma inspect --json 3kq`,
+		Args: cli.Between(1, -1),
+		RunE: func(cmd *cobra.Command, args []string) error { return a.inspect(cmd.Context(), args, timing) },
+	}
+	cmd.Flags().BoolVar(&timing, "timing", false, "show the phases of the start")
+	return cmd
+}
+
+func (a *app) inspect(ctx context.Context, words []string, timing bool) error {
+	c, err := a.Connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	procs, err := c.List(ctx, true)
+	if err != nil {
+		return err
+	}
+	found := make([]sigma.ProcInfo, len(words))
+	for i, w := range words {
+		id, err := findProc(procs, w)
+		if err != nil {
+			return err
+		}
+		found[i] = procs[slices.IndexFunc(procs, func(p sigma.ProcInfo) bool { return p.ID == id })]
+		if found[i].State == sigma.ProcEnded { // a list does not carry the data of a status
+			if st, err := c.WaitExit(ctx, id); err == nil {
+				found[i].Status = st
+			}
+		}
+	}
+	a.measureOrSay(ctx, c, found)
+	if a.JSON {
+		list := make([]state.Proc, len(found))
+		for i, p := range found {
+			list[i] = state.OfProc(p)
+		}
+		return a.PrintJSON(list)
+	}
+	for i, p := range found {
+		if i > 0 {
+			fmt.Fprintln(a.Out)
+		}
+		show := a.printProc
+		if timing {
+			show = a.printTiming
+		}
+		if err := show(p); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (a *app) printProc(p sigma.ProcInfo) error {
+	t := term.NewTable(a.Out)
+	say := func(what string, v any) {
+		if s := fmt.Sprint(v); s != "" {
+			t.Row(what, s)
+		}
+	}
+	say("id", p.ID)
+	say("name", p.Name)
+	say("realm", p.Realm)
+	say("program", p.Program)
+	for _, arg := range p.Args {
+		say("argument", fmt.Sprintf("%q", arg))
+	}
+	say("parent", p.Parent)
+	say("machine", p.Machine)
+	say("class", p.Class)
+	if p.CPU > 0 {
+		say("reserved cores", strconv.FormatFloat(float64(p.CPU)/1000, 'g', -1, 64))
+	}
+	say("profile", state.OfProc(p).Profile)
+	say("memory limit", p.Memory)
+	state := p.State.String()
+	if p.Frozen && p.State == sigma.ProcRunning {
+		state += ", frozen"
+	}
+	say("state", state)
+	if p.State == sigma.ProcEnded {
+		say("status", endWords(p.Status))
+		say("exit code", p.Status.ExitCode)
+		say("message", p.Status.Msg)
+		if n := len(p.Status.Data); n > 0 {
+			say("data", fmt.Sprintf("%d bytes", n))
+		}
+	}
+	begin := p.Times.Spawned
+	for _, at := range []struct {
+		what string
+		t    time.Time
+	}{{"spawned", begin}, {"placed", p.Times.Placed}, {"contained", p.Times.Contained}, {"executed", p.Times.Executed},
+		{"started", p.Times.Started}, {"ended", p.Times.Ended}} {
+		switch {
+		case at.t.IsZero() || at.t.Unix() <= 0:
+		case at.what == "spawned":
+			say(at.what, at.t.Format(time.RFC3339Nano))
+		default:
+			say(at.what, "+"+at.t.Sub(begin).Round(time.Microsecond).String())
+		}
+	}
+	if p.State == sigma.ProcRunning {
+		say("tasks", p.Usage.Tasks)
+		say("memory now", p.Usage.Memory)
+	}
+	say("memory peak", p.Usage.MemoryPeak)
+	say("user time", p.Usage.UserTime)
+	say("system time", p.Usage.SystemTime)
+	say("output", p.Usage.Output)
+	if t := p.Usage.Traffic; t != (sigma.Traffic{}) {
+		say("sent", fmt.Sprintf("%v in %d messages, %v to other machines", t.Sent, t.Messages, t.Egress))
+		say("received", fmt.Sprintf("%v, %v from other machines", t.Received, t.Ingress))
+	}
+	return t.Print()
+}
+
+// timingCells is the width of the longest bar.
+const timingCells = 40
+
+// printTiming shows the phases of a start one below the other, each with a bar that begins where
+// that of the one before ended.
+func (a *app) printTiming(p sigma.ProcInfo) error {
+	total := p.Timing.Total()
+	fmt.Fprintf(a.Out, "%s %s\n", p.ID, term.Printable(p.Name))
+	if total == 0 {
+		fmt.Fprintf(a.Out, "  it has not started: %s\n", p.State)
+		return nil
+	}
+	cell := func(d time.Duration) int { return int((d*timingCells + total/2) / total) }
+	var before time.Duration
+	for i, d := range p.Timing {
+		from, to := cell(before), cell(before+d)
+		before += d
+		if d == 0 {
+			continue
+		}
+		if to == from { // too short for its own cell, and yet it was
+			from = min(from, timingCells-1)
+			to = from + 1
+		}
+		fmt.Fprintf(a.Out, "  %-10s %9s ms %3d%%  %s%s\n", sigma.Phase(i), milliseconds(d), (d*100+total/2)/total,
+			strings.Repeat(" ", from), strings.Repeat("#", to-from))
+	}
+	fmt.Fprintf(a.Out, "  %-10s %9s ms\n", "total", milliseconds(total))
+	return nil
+}
+
+func milliseconds(d time.Duration) string { return fmt.Sprintf("%.3f", float64(d)/1e6) }
