@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"sigmaos.dev/identity"
+	"sigmaos.dev/kernel/cluster"
 	"sigmaos.dev/machines"
 	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
@@ -26,26 +27,26 @@ func (k *Kernel) boot(ctx context.Context) error {
 	case <-ctx.Done():
 		return sigma.Errorf("kernel.boot", sigma.KindUnavailable, "there is no launcher")
 	}
-	alive, given := true, k.registered() // the latter by a test
+	alive, given := true, k.cluster.Registered() // the latter by a test
 	if !given {
 		var err error
-		if alive, err = k.become(ctx); err != nil {
+		if alive, err = k.cluster.Become(ctx, k.inherited); err != nil {
 			return err
 		}
 	}
-	if alive && !given && k.registered() {
-		k.sessions.Go(func() { k.live(k.ctx) })
+	if alive && !given && k.cluster.Registered() {
+		k.sessions.Go(func() { k.cluster.Live(k.ctx) })
 	}
 	if err := k.startServices(ctx); err != nil {
 		return err
 	}
 	if !alive && k.local(serviceMachined) != nil {
-		if err := k.enter(ctx); err != nil {
+		if err := k.cluster.Enter(ctx); err != nil {
 			return err
 		}
-		k.sessions.Go(func() { k.live(k.ctx) })
+		k.sessions.Go(func() { k.cluster.Live(k.ctx) })
 	}
-	if k.local(serviceNamed) != nil && !k.own.keeper.get().Joined { // it founded the system
+	if k.local(serviceNamed) != nil && !k.cluster.Kept().Joined { // it founded the system
 		if err := k.realms(nil).Create(ctx, sigma.DefaultRealm); err != nil && sigma.KindOf(err) != sigma.KindExists {
 			return err
 		}
@@ -59,11 +60,12 @@ func (k *Kernel) startServices(ctx context.Context) error {
 	if err := k.joinNames(ctx); err != nil {
 		return err
 	}
-	k.own.started.Store(true)
+	k.cluster.Starts(true)
 	for _, s := range k.serviceList() {
 		k.sessions.Go(func() { s.supervise(k.ctx) })
 	}
-	if k.registered() && k.local(serviceMachined) != nil && time.Now().After(k.id.Self().NotAfter) {
+	if k.cluster.Registered() && k.local(serviceMachined) != nil &&
+		time.Now().After(k.cluster.Identity().Self().NotAfter) {
 		k.sessions.Go(func() { k.certify(ctx) })
 	}
 	for _, s := range k.serviceList() {
@@ -79,17 +81,17 @@ func (k *Kernel) startServices(ctx context.Context) error {
 // of them can be registered.
 func (k *Kernel) certify(ctx context.Context) {
 	err := k.until(ctx, func() error {
-		return k.withMachined(ctx, k.cfg.Machine, func(ctx context.Context, c *machines.Client) error {
-			now := k.own.keeper.get()
-			key, err := now.key()
+		return k.cluster.WithMachined(ctx, k.cfg.Machine, func(ctx context.Context, c *machines.Client) error {
+			now := k.cluster.Kept()
+			key, err := now.PrivateKey()
 			if err != nil {
 				return err
 			}
-			der, err := c.Certify(ctx, k.id.Self(), key.Public().(ed25519.PublicKey))
+			der, err := c.Certify(ctx, k.cluster.Identity().Self(), key.Public().(ed25519.PublicKey))
 			if err != nil {
 				return err
 			}
-			return k.id.Install(der)
+			return k.cluster.Identity().Install(der)
 		})
 	})
 	if err != nil {
@@ -124,7 +126,7 @@ func (k *Kernel) until(ctx context.Context, do func() error) error {
 // machine; what comes of that is an argument of named at each start.
 func (k *Kernel) joinNames(ctx context.Context) error {
 	s := k.local(serviceNamed)
-	now := k.own.keeper.get()
+	now := k.cluster.Kept()
 	k.etcd = k.cfg.Etcd
 	if s == nil || !now.Joined {
 		return nil
@@ -144,7 +146,7 @@ func (k *Kernel) joinNames(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if err := k.own.keeper.change(func(x *kept) { x.Names = text }); err != nil {
+		if err := k.cluster.Keep(func(x *cluster.Kept) { x.Names = text }); err != nil {
 			return err
 		}
 		now.Names = text
@@ -160,7 +162,7 @@ func (k *Kernel) joinNames(ctx context.Context) error {
 func (k *Kernel) reachElsewhere(ctx context.Context, name string,
 	use func(context.Context, *session.Client) error) (*session.Client, sigma.MachineID, error) {
 	err := error(sigma.Errorf("kernel.boot", sigma.KindUnavailable, "no control machine answers for %s", name))
-	for _, m := range alive(k.id.Roster().Members()) {
+	for _, m := range alive(k.cluster.Identity().Roster().Members()) {
 		if !m.Control || m.Machine == k.cfg.Machine {
 			continue
 		}
@@ -200,7 +202,7 @@ func memberAdd(ctx context.Context, c *session.Client, m sigma.MachineID) (text 
 // store of names is there. It does so once: a machine from which an operator has taken control
 // stays an ordinary one.
 func (k *Kernel) takeControl(ctx context.Context) error {
-	now := k.own.keeper.get()
+	now := k.cluster.Kept()
 	if !now.Joined || k.local(serviceMachined) == nil {
 		return nil
 	}
@@ -214,13 +216,13 @@ func (k *Kernel) takeControl(ctx context.Context) error {
 		return nil
 	}
 	err := k.until(ctx, func() error {
-		return k.judge(ctx, func(ctx context.Context, c *machines.Client) error {
+		return k.cluster.Judge(ctx, func(ctx context.Context, c *machines.Client) error {
 			return c.Control(ctx, k.cfg.Machine, true)
 		})
 	})
 	for err == nil { // this machine counts as an observer now, so it must know that it is one
-		changed := k.id.Roster().Changed()
-		if m, ok := k.id.Roster().Member(k.cfg.Machine); ok && m.Control {
+		changed := k.cluster.Identity().Roster().Changed()
+		if m, ok := k.cluster.Identity().Roster().Member(k.cfg.Machine); ok && m.Control {
 			return k.noteRuled(now)
 		}
 		select {
@@ -233,9 +235,9 @@ func (k *Kernel) takeControl(ctx context.Context) error {
 	return err
 }
 
-func (k *Kernel) noteRuled(now kept) error {
+func (k *Kernel) noteRuled(now cluster.Kept) error {
 	if now.Ruled {
 		return nil
 	}
-	return k.own.keeper.change(func(x *kept) { x.Ruled = true })
+	return k.cluster.Keep(func(x *cluster.Kept) { x.Ruled = true })
 }

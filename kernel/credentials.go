@@ -123,7 +123,7 @@ func (r *root) revokeCredential(ctx context.Context, payload []byte) ([]byte, []
 		k.cfg.Log.Info("credential revoked", "realm", r.realm, "name", g, "by", r.tree.holder())
 	}
 	k.guests.tell()
-	for _, m := range k.others() {
+	for _, m := range k.cluster.Others() {
 		k.sessions.Go(func() { // one that does not hear it asks within verdictEvery
 			ctx, cancel := context.WithTimeout(k.ctx, findMax)
 			defer cancel()

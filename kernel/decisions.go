@@ -60,10 +60,10 @@ func (k *Kernel) completeDecision(r *decision.Record) {
 
 // isClosed reports whether the operator has closed a machine for new procs.
 func (k *Kernel) isClosed(id sigma.MachineID) bool {
-	if !k.registered() {
+	if !k.cluster.Registered() {
 		return false
 	}
-	m, _ := k.id.Roster().Member(id)
+	m, _ := k.cluster.Identity().Roster().Member(id)
 	return m.Cordoned || m.Draining
 }
 
@@ -165,7 +165,7 @@ func (k *Kernel) decisionsOf(ctx context.Context, m sigma.MachineID, of sigma.Re
 		text, last, more = k.decisions.After(of, seq, decisionsPage)
 		return text, last, more, nil
 	}
-	if !slices.Contains(k.others(), m) {
+	if !slices.Contains(k.cluster.Others(), m) {
 		return nil, 0, false, sigma.Errorf("kernel.decisions", sigma.KindUnavailable, "the machine is away")
 	}
 	ctx, cancel := context.WithTimeout(ctx, findMax)

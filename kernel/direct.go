@@ -125,7 +125,7 @@ func (k *Kernel) dialDirect(ctx context.Context, who sigma.Principal, m sigma.Ma
 		return nil, err
 	}
 	defer done()
-	return k.node.DialDirect(ctx, m, to, who)
+	return k.cluster.Node().DialDirect(ctx, m, to, who)
 }
 
 // markDirect has what a proc here says on a direct connection go before other traffic, if it is

@@ -64,8 +64,8 @@ func (k *Kernel) leaveRealmElsewhere(ctx context.Context, realm sigma.RealmID) e
 	var all sync.WaitGroup
 	var mu sync.Mutex
 	var failed error
-	for _, m := range k.others() {
-		known, ok := k.member(m)
+	for _, m := range k.cluster.Others() {
+		known, ok := k.cluster.Member(m)
 		if !ok {
 			continue
 		}
@@ -121,7 +121,7 @@ func (k *Kernel) countProcs(ctx context.Context, realms []sigma.RealmInfo) {
 	defer cancel()
 	var all sync.WaitGroup
 	var mu sync.Mutex
-	for _, m := range k.others() {
+	for _, m := range k.cluster.Others() {
 		all.Go(func() {
 			var counts []uint64
 			if k.ask(ctx, m, peerCount, func(c *sigmap.Coder) {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"sigmaos.dev/identity"
+	"sigmaos.dev/kernel/cluster"
 	"sigmaos.dev/kernel/eventlog"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
@@ -85,8 +86,9 @@ func TestTellMembers(t *testing.T) {
 		{lost, alive, state.EventMachineJoined},
 	} {
 		for _, self := range []sigma.MachineID{"m1", "m2"} {
-			k := &Kernel{cfg: Config{Machine: self}, events: eventlog.New(self, time.Now), own: newMembership("")}
-			if _, err := k.peerLeave(t.Context(), identity.Subject{Machine: "m2", Incarnation: leaves},
+			k := &Kernel{cfg: Config{Machine: self}, events: eventlog.New(self, time.Now),
+				cluster: cluster.New(cluster.Config{})}
+			if _, err := k.cluster.PeerLeave(t.Context(), identity.Subject{Machine: "m2", Incarnation: leaves},
 				nil); err != nil {
 				t.Fatal(err)
 			}

@@ -68,7 +68,7 @@ func (r *root) eventsAfter(ctx context.Context, after state.Cursor) (text []byte
 	defer cancel()
 	var mu sync.Mutex
 	var all sync.WaitGroup
-	for _, m := range k.others() {
+	for _, m := range k.cluster.Others() {
 		all.Go(func() {
 			seq := after[string(m)]
 			var lines []byte
@@ -144,7 +144,7 @@ func (k *Kernel) tellMembers(before, after []identity.Member) {
 		case !known || was.Incarnation < m.Incarnation && !m.Lost || was.Lost && !m.Lost:
 			tell(state.EventMachineJoined, m.Machine, "")
 		case m.Lost && !was.Lost:
-			tell(k.own.lostOrLeft(m), m.Machine, "")
+			tell(k.cluster.LostOrLeft(m), m.Machine, "")
 		case m.Draining && !was.Draining:
 			tell(state.EventMachineDrained, m.Machine, "its procs are asked to go")
 		case m.Cordoned && !was.Cordoned:

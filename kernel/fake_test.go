@@ -206,7 +206,7 @@ func tryBoot(t *testing.T, cfg Config, prepare func(*machine), services ...strin
 	m.down = down
 	go func() { m.over <- m.k.Run(ctx); close(m.over) }()
 	m.end = sync.OnceFunc(func() {
-		m.k.own.now.Store(true) // a test that ends waits for no proc
+		m.k.cluster.Hasten() // a test that ends waits for no proc
 		down()
 		<-m.over
 		m.keeper.Close()

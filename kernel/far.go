@@ -29,9 +29,9 @@ type farSession struct {
 // then gets KindLost. KindNotFound: no such machine; KindUnavailable: it cannot be reached now.
 func (k *Kernel) peer(ctx context.Context, m sigma.MachineID) (sigma.Caller, error) {
 	if m == k.cfg.Machine {
-		return peerTree{k, k.self()}, nil
+		return peerTree{k, k.cluster.Self()}, nil
 	}
-	root, _, err := k.far(ctx, farKey{machine: m}, targetPeer, k.provider())
+	root, _, err := k.far(ctx, farKey{machine: m}, targetPeer, k.cluster.Provider())
 	if err != nil {
 		return nil, err
 	}
@@ -58,15 +58,10 @@ func (k *Kernel) attachAt(ctx context.Context, m sigma.MachineID, p sigma.Princi
 	return k.far(ctx, farKey{m, realm}, targetSigmad, sigma.Principal{Realm: realm, System: true})
 }
 
-// provider is the principal of what this machine does for itself.
-func (k *Kernel) provider() sigma.Principal {
-	return sigma.Principal{Realm: sigma.SystemRealm, Machine: k.cfg.Machine, System: true}
-}
-
 // far gives the root of a kept session, which it dials if need be.
 func (k *Kernel) far(ctx context.Context, key farKey, target string, from sigma.Principal) (sigma.File, <-chan struct{},
 	error) {
-	if _, err := k.awaitNode(ctx); err != nil {
+	if _, err := k.cluster.AwaitNode(ctx); err != nil {
 		return nil, nil, err
 	}
 	x := k.links
@@ -146,7 +141,7 @@ func (k *Kernel) dialFar(ctx context.Context, key farKey, s *farSession, to link
 
 func (k *Kernel) dialRoot(ctx context.Context, m sigma.MachineID, to link.Target,
 	from sigma.Principal) (*session.Client, sigma.File, error) {
-	l, err := k.node.Dial(ctx, m, to, from)
+	l, err := k.cluster.Node().Dial(ctx, m, to, from)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -198,26 +193,10 @@ func (k *Kernel) dropFar(realm sigma.RealmID) {
 	}
 }
 
-// awaitNode waits a while for this machine to be a member.
-func (k *Kernel) awaitNode(ctx context.Context) (*link.Node, error) {
-	if k.registered() {
-		return k.node, nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, reconnectMax)
-	defer cancel()
-	select {
-	case <-k.enrolled:
-		return k.node, nil
-	case <-ctx.Done():
-		return nil, &sigma.Error{Op: "kernel.links", Kind: sigma.KindUnavailable,
-			Msg: "this machine is not registered with its system yet", Hint: "sigma doctor says why"}
-	}
-}
-
 // linksText prints what goes over links: connections of procs that are relayed, and sessions that
 // are kept.
 func (k *Kernel) linksText(b *strings.Builder) {
-	if !k.registered() {
+	if !k.cluster.Registered() {
 		return
 	}
 	x := k.links

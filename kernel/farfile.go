@@ -8,35 +8,12 @@ import (
 	"sigmaos.dev/kernel/progtree"
 	"sigmaos.dev/kernel/viewfs"
 
-	"sigmaos.dev/identity"
 	"sigmaos.dev/sigma"
 )
 
 // farMax is how long a program waits for a session with another machine: as long as it takes to
 // find out that one is lost.
 const farMax = 2 * time.Second
-
-// alive lists the machines that are not lost, this one among them, by name.
-func (k *Kernel) alive() []sigma.MachineID {
-	out := []sigma.MachineID{k.cfg.Machine}
-	if k.registered() {
-		for _, m := range k.id.Roster().Members() {
-			if !m.Lost && m.Machine != k.cfg.Machine {
-				out = append(out, m.Machine)
-			}
-		}
-	}
-	slices.Sort(out)
-	return out
-}
-
-// member finds another machine of the system.
-func (k *Kernel) member(m sigma.MachineID) (identity.Member, bool) {
-	if !k.registered() {
-		return identity.Member{}, false
-	}
-	return k.id.Roster().Member(m)
-}
 
 // farPlace is a directory of another machine, as its sigmad shows it to one program here.
 type farPlace struct {
@@ -53,7 +30,7 @@ type farPlace struct {
 func (r *root) farAt(ctx context.Context, m sigma.MachineID, names ...string) (*farPlace, error) {
 	const op = "kernel.farAt"
 	k, path := r.tree.k, sigma.JoinPath(names...)
-	known, ok := k.member(m)
+	known, ok := k.cluster.Member(m)
 	switch {
 	case !ok:
 		return nil, nil
@@ -84,7 +61,7 @@ func (p *farPlace) fail(err error) error {
 		return err
 	}
 	msg := "the connection with machine " + string(p.machine) + " was lost"
-	if m, ok := p.k.member(p.machine); ok && m.Lost {
+	if m, ok := p.k.cluster.Member(p.machine); ok && m.Lost {
 		msg = "machine " + string(p.machine) + " was lost"
 	}
 	return &sigma.Error{Op: "kernel.far", Path: p.path, Kind: sigma.KindLost, Msg: msg, Err: err}

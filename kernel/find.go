@@ -40,7 +40,7 @@ func (k *Kernel) find(ctx context.Context, realm sigma.RealmID, id sigma.ProcID)
 	if at, ok := k.placeHere(realm, id); ok {
 		return at, true
 	}
-	others := k.others()
+	others := k.cluster.Others()
 	if len(others) == 0 || len(id) > 64 {
 		return place{}, false
 	}
@@ -115,7 +115,7 @@ func (k *Kernel) await(ctx context.Context, realm sigma.RealmID, id sigma.ProcID
 			k.doubtNames(realm)
 		}
 	}()
-	if at, ok := k.placeHere(realm, id); ok && at.home == k.cfg.Machine || !ok && len(k.others()) == 0 {
+	if at, ok := k.placeHere(realm, id); ok && at.home == k.cfg.Machine || !ok && len(k.cluster.Others()) == 0 {
 		return k.procs.Wait(ctx, realm, id, u)
 	}
 	var last sigma.MachineID // that knew it
@@ -142,7 +142,7 @@ func (k *Kernel) await(ctx context.Context, realm sigma.RealmID, id sigma.ProcID
 			return sigma.ProcInfo{}, procs.Unknown(id)
 		case since.IsZero():
 			since = time.Now()
-		case !slices.Contains(k.others(), last), time.Since(since) > k.peers.comeBack:
+		case !slices.Contains(k.cluster.Others(), last), time.Since(since) > k.peers.comeBack:
 			info := sigma.ProcInfo{ID: id, Realm: realm, State: sigma.ProcEnded, Machine: last,
 				Times: sigma.Times{Ended: time.Now()}}
 			info.Status = sigma.Status{Code: sigma.StatusLost, ExitCode: 125, Kind: sigma.KindLost,
@@ -289,7 +289,7 @@ func (k *Kernel) usagesOf(ctx context.Context, realm sigma.RealmID, ids []sigma.
 	defer cancel()
 	var mu sync.Mutex
 	var all sync.WaitGroup
-	for _, m := range k.others() {
+	for _, m := range k.cluster.Others() {
 		at := append(slices.Clone(far[m]), far[""]...)
 		if len(at) == 0 {
 			continue

@@ -330,7 +330,7 @@ func (r *root) initLook(ctx context.Context, payload []byte) ([]byte, []*os.File
 		return nil, nil, err
 	}
 	down := sigma.Errorf("kernel.initLook", sigma.KindUnavailable, "the system is being stopped")
-	if k.allLeave() { // what has gone for that is no news, and nothing is to be started
+	if k.cluster.AllLeave() { // what has gone for that is no news, and nothing is to be started
 		return nil, nil, down
 	}
 	ss := make([]initd.Seen, len(l.Questions))
@@ -352,7 +352,7 @@ func (r *root) initLook(ctx context.Context, payload []byte) ([]byte, []*os.File
 			return nil, nil, err
 		}
 	}
-	if k.allLeave() { // meanwhile
+	if k.cluster.AllLeave() { // meanwhile
 		return nil, nil, down
 	}
 	reply, err := sigmap.Payload(func(c *sigmap.Coder) { initd.CodeSeen(c, &ss) })
@@ -372,8 +372,8 @@ func (k *Kernel) seen(q initd.Question) (s initd.Seen, home bool) {
 // initLookFar asks the other machines for those of ss that at numbers. What one of them knows
 // counts more than what others do not.
 func (k *Kernel) initLookFar(ctx context.Context, l *initd.Look, at []int, ss []initd.Seen) (stale error) {
-	others := k.others()
-	sure := !k.registered() || len(k.members()) > 0 // else nothing was heard of other machines yet
+	others := k.cluster.Others()
+	sure := !k.cluster.Registered() || len(k.cluster.Members()) > 0 // else nothing was heard of other machines yet
 	ctx, cancel := context.WithTimeout(ctx, findMax)
 	defer cancel()
 	var mu sync.Mutex
@@ -385,7 +385,7 @@ func (k *Kernel) initLookFar(ctx context.Context, l *initd.Look, at []int, ss []
 			mu.Lock()
 			defer mu.Unlock()
 			switch {
-			case err != nil && sigma.KindOf(err) == sigma.KindStale && slices.Contains(k.others(), m):
+			case err != nil && sigma.KindOf(err) == sigma.KindStale && slices.Contains(k.cluster.Others(), m):
 				stale = err
 				sure = false
 			case err != nil || len(theirs) != len(at):

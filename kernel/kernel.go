@@ -23,6 +23,7 @@ import (
 	"syscall"
 	"time"
 
+	"sigmaos.dev/kernel/cluster"
 	"sigmaos.dev/kernel/eventlog"
 	"sigmaos.dev/kernel/launchers"
 	"sigmaos.dev/kernel/memo"
@@ -36,10 +37,8 @@ import (
 	"sigmaos.dev/binfs"
 	"sigmaos.dev/decision"
 	"sigmaos.dev/dialproxy"
-	"sigmaos.dev/identity"
 	"sigmaos.dev/inflight"
 	"sigmaos.dev/launch"
-	"sigmaos.dev/link"
 	"sigmaos.dev/names"
 	"sigmaos.dev/names/cache"
 	"sigmaos.dev/output"
@@ -107,13 +106,8 @@ type Config struct {
 	Waits func(what string, missing bool)
 }
 
-// Join says how a machine becomes a member. It stands in the file named join of the kernel's
-// directory (as JSON) until the machine is one.
-type Join struct {
-	Address string `json:"address"` // IP address and port of a machine of the system
-	Token   string `json:"token"`
-	Control bool   `json:"control"` // it is to be a control machine
-}
+// Join says how a machine becomes a member.
+type Join = cluster.Join
 
 // Program is one of the boot set.
 type Program struct {
@@ -126,6 +120,7 @@ type Program struct {
 type Kernel struct {
 	cfg       Config
 	procs     *procs.Table
+	cluster   *cluster.Cluster
 	launcher  *launchers.Launchers
 	groups    realmGroups
 	proxy     *dialproxy.Proxy
@@ -159,18 +154,13 @@ type Kernel struct {
 	servers   *servers
 	peers     *peers
 	memo      memo.Memo
-	peerCalls map[string]peerCall                     // what other machines' sigmads may call here; complete before Run
-	beats     func(ctx context.Context, l *link.Link) // answers another machine's beats until l ends; set before Run
+	peerCalls map[string]peerCall // what other machines' sigmads may call here; complete before Run
 
 	tickets  tickets
 	rechecks chan struct{} // takes one: connections are to be looked at
 	// what other machines' programs have direct connections to; complete before Run
 	directServices map[string]directService
 
-	enrolled  chan struct{}      // closed when id and node are set, for good
-	id        *identity.Identity // see enrolled
-	node      *link.Node         // see enrolled
-	own       *membership
 	etcd      *sigmap.Etcd // Config.Etcd, or what a machine that joined was told; complete before named is started
 	inherited int          // procs that ran before this sigmad; after known is closed
 
@@ -249,19 +239,16 @@ func New(cfg Config) (*Kernel, error) {
 	k.guests = newGuests()
 	k.tickets.open = map[[ticketSize]byte]*ticket{}
 	k.rechecks = make(chan struct{}, 1)
-	k.enrolled = make(chan struct{})
 	k.known = make(chan struct{})
 	var first sync.Once
 	k.adopted = func(n int) { first.Do(func() { k.inherited = n; close(k.known) }) }
-	k.own = newMembership(cfg.Data)
-	k.beats = k.hear
 	k.databases = &databases{k: k, of: map[sigma.RealmID]*service{}}
 	if err := k.takeBootSet(); err != nil {
 		return nil, err
 	}
 	k.shares = shares.New()
 	k.placing = k.newPlacement()
-	k.own.vacant = k.placing.AwaitClosed
+	k.cluster = cluster.New(k.clusterConfig())
 	if k.ledger, err = meter.OpenLedger(cfg.Data, k.start); err != nil {
 		cfg.Log.Warn("the usage of realms cannot be read and begins anew", "err", err)
 	}
@@ -356,8 +343,9 @@ func (k *Kernel) Run(ctx context.Context) error {
 	defer stop()
 	k.ctx, k.down = ctx, down
 	k.procs.Begin(ctx)
+	k.cluster.Begin(ctx)
 	k.launches.begun(serviceSigmad)
-	defer context.AfterFunc(asked, func() { k.leave(); stop() })()
+	defer context.AfterFunc(asked, func() { k.cluster.Leave(); stop() })()
 	events := make(chan error, 1)
 	work := context.WithoutCancel(ctx) // launcher events are needed until the services have ended
 	work, stopWork := context.WithCancel(work)
@@ -408,7 +396,7 @@ func (k *Kernel) Run(ctx context.Context) error {
 // Down ends Run: when the procs that run here have had their grace, or now.
 func (k *Kernel) Down(now bool) {
 	if now {
-		k.own.now.Store(true)
+		k.cluster.Hasten()
 	}
 	k.down()
 }

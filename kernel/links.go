@@ -224,9 +224,7 @@ func (k *Kernel) serveLink(ctx context.Context, l *link.Link) {
 		k.traffic.Begin(who) // it may have no meter
 		k.join(ctx, l, file, who)
 	case l.Target.Kind == link.ToBeat:
-		if k.beats != nil {
-			k.beats(ctx, l)
-		}
+		k.cluster.Hear(ctx, l)
 	case l.Target.Name == targetPeer:
 		treekit.Serve(ctx, l.Session(), treekit.Config{Tree: peerTree{k, l.Peer}, Principal: l.From,
 			Events: k.serveEvents(l.From)})

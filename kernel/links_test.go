@@ -79,13 +79,13 @@ func TestLinkRefusals(t *testing.T) {
 	m1, m2 := w.machines["m1"], w.machines["m2"]
 	ctx := t.Context()
 	dial := func(from, to *machine, target link.Target, p sigma.Principal) error {
-		l, err := from.k.node.Dial(ctx, to.k.cfg.Machine, target, p)
+		l, err := from.k.cluster.Node().Dial(ctx, to.k.cfg.Machine, target, p)
 		if err == nil {
 			l.Close()
 		}
 		return err
 	}
-	own := m1.k.provider()
+	own := m1.k.cluster.Provider()
 	for _, c := range []struct {
 		target link.Target
 		kind   sigma.Kind
@@ -119,7 +119,8 @@ func TestLinkRefusals(t *testing.T) {
 	var err error
 	for err == nil && len(open) <= servingFew {
 		var l *link.Link
-		if l, err = m2.k.node.Dial(ctx, "m1", link.Target{Kind: link.ToService, Name: targetPeer}, own); err == nil {
+		if l, err = m2.k.cluster.Node().Dial(ctx, "m1", link.Target{Kind: link.ToService, Name: targetPeer},
+			own); err == nil {
 			open = append(open, l)
 		}
 	}
@@ -243,7 +244,7 @@ func TestSilent(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		m2.k.silent("m1", true)
+		m2.k.cluster.Silent("m1", true)
 		if others > 0 {
 			<-s.Done()
 			continue
@@ -337,7 +338,7 @@ func TestPeers(t *testing.T) {
 	held := make(chan error, 1)
 	go func() { _, err := ask(m1, "m2", "hold"); held <- err }()
 	<-hold
-	m1.k.node.Drop("m2")
+	m1.k.cluster.Node().Drop("m2")
 	if err := <-held; sigma.KindOf(err) != sigma.KindLost {
 		t.Errorf("a call whose machine was dropped: %v", err)
 	}
@@ -408,7 +409,7 @@ func TestShown(t *testing.T) {
 
 func rawLink(t *testing.T, m *machine, to sigma.MachineID, target link.Target, p sigma.Principal) *link.Link {
 	t.Helper()
-	l, err := m.k.node.Dial(t.Context(), to, target, p)
+	l, err := m.k.cluster.Node().Dial(t.Context(), to, target, p)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -528,7 +529,7 @@ func testDialAcross(t *testing.T, second part) {
 	lie := e
 	lie.Realm = "other"
 	for name, target := range map[string]sigma.Endpoint{"as it is": e, "under its own realm": lie} {
-		if l, err := m2.k.node.Dial(ctx, "m1", link.Target{Kind: link.ToEndpoint, Name: target.String()},
+		if l, err := m2.k.cluster.Node().Dial(ctx, "m1", link.Target{Kind: link.ToEndpoint, Name: target.String()},
 			sigma.Principal{Realm: "other", Proc: "stranger"}); sigma.KindOf(err) != sigma.KindPermission {
 			t.Errorf("another realm, past its own sigmad, the endpoint %s: %v", name, err)
 			l.Close()
@@ -536,13 +537,14 @@ func testDialAcross(t *testing.T, second part) {
 		if second.encrypt {
 			continue
 		}
-		if c, err := m2.k.node.DialDirect(ctx, "m1", link.Target{Kind: link.ToEndpoint, Name: target.String()},
+		if c, err := m2.k.cluster.Node().DialDirect(ctx, "m1", link.Target{Kind: link.ToEndpoint,
+			Name: target.String()},
 			sigma.Principal{Realm: "other", Proc: "stranger"}); sigma.KindOf(err) != sigma.KindPermission {
 			t.Errorf("another realm, past its own sigmad, directly, the endpoint %s: %v", name, err)
 			c.Close()
 		}
 	}
-	if l, err := m2.k.node.Dial(ctx, "m1", link.Target{Kind: link.ToEndpoint, Name: e.String()},
+	if l, err := m2.k.cluster.Node().Dial(ctx, "m1", link.Target{Kind: link.ToEndpoint, Name: e.String()},
 		sigma.Principal{Realm: "default", Proc: "client"}); err != nil { // positive control
 		t.Errorf("its own realm: %v", err)
 	} else {
@@ -743,7 +745,7 @@ func TestHostileMember(t *testing.T) {
 	ctx := t.Context()
 	server := m1.proc(sigma.Principal{Realm: "default", Proc: "server"})
 	tree, stream := listen(t, server, sigma.FormTree), listen(t, server, sigma.FormStream)
-	own := m2.k.provider()
+	own := m2.k.cluster.Provider()
 	targets := []link.Target{{Kind: link.ToEndpoint, Name: tree.String()},
 		{Kind: link.ToEndpoint, Name: stream.String()}, {Kind: link.ToBeat, Name: "beat"}}
 	for _, name := range []string{serviceNamed, serviceBesched, serviceS3, targetPeer, targetSigmad} {
@@ -759,7 +761,7 @@ func TestHostileMember(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "it has its session to besched", func() bool { return m1.served("m2", serviceBesched) == 1 })
-	before := m1.k.node.Count()["m2"]
+	before := m1.k.cluster.Node().Count()["m2"]
 	for _, target := range targets {
 		for i := range 12 {
 			l := rawLink(t, m2, "m1", target, own)
@@ -782,7 +784,7 @@ func TestHostileMember(t *testing.T) {
 		}
 	}
 	m1.k.proxy.CloseProc("server") // until it accepts, what was said to it waits there, as it does on one machine
-	eventually(t, "its links are gone", func() bool { return m1.k.node.Count()["m2"] <= before })
+	eventually(t, "its links are gone", func() bool { return m1.k.cluster.Node().Count()["m2"] <= before })
 	if _, err := w.machines["m3"].connect("default").Put(ctx, "/x", []byte("x"), sigma.PutOptions{}); err != nil {
 		t.Error(err)
 	}

@@ -35,7 +35,7 @@ func (r *root) list(ctx context.Context, payload []byte) ([]byte, []*os.File, er
 		return nil, nil, err
 	}
 	k := r.tree.k
-	machines := append(k.others(), k.cfg.Machine)
+	machines := append(k.cluster.Others(), k.cfg.Machine)
 	slices.Sort(machines)
 	var page []sigma.ProcInfo
 	more := false

@@ -168,7 +168,7 @@ func (k *Kernel) loadOf(ctx context.Context, m sigma.MachineID) (text []byte, er
 	if m == k.cfg.Machine {
 		return k.loadLines()
 	}
-	if !slices.Contains(k.others(), m) {
+	if !slices.Contains(k.cluster.Others(), m) {
 		return nil, sigma.Errorf("kernel.load", sigma.KindUnavailable, "the machine is away")
 	}
 	err = k.ask(ctx, m, peerLoad, nil, func(c *sigmap.Coder) { c.Data(&text) })

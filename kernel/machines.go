@@ -60,10 +60,10 @@ func (r *root) namesFile() sigma.File {
 
 // membership is what this machine knows of its place in the system.
 func (k *Kernel) membership() machines.Membership {
-	if !k.registered() {
+	if !k.cluster.Registered() {
 		return machines.Membership{Address: k.cfg.Address}
 	}
-	return machines.Describe(k.id, k.cfg.Address, k.isSilent)
+	return machines.Describe(k.cluster.Identity(), k.cfg.Address, k.cluster.IsSilent)
 }
 
 // askService calls the root of a service, of the one that decides or leads, and waits a while if

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"sigmaos.dev/identity"
+	"sigmaos.dev/kernel/cluster"
 	"sigmaos.dev/link"
 	"sigmaos.dev/machines"
 	"sigmaos.dev/memfs"
@@ -103,28 +104,28 @@ func (f *founder) join(name sigma.MachineID, token, data string, prepare func(*m
 
 func (m *machine) mustSee(t *testing.T, what string, is func([]identity.Member) bool) {
 	t.Helper()
-	eventually(t, what, func() bool { return is(m.k.members()) })
+	eventually(t, what, func() bool { return is(m.k.cluster.Members()) })
 }
 
 // Goal: a machine that founds a system has an identity that only it can read, and is the same
 // machine in a later life when it is started again.
 func TestFoundAndStartAgain(t *testing.T) {
 	f := foundSystem(t)
-	first := f.k.self()
+	first := f.k.cluster.Self()
 	if first.Machine != "m1" || first.Incarnation == 0 || first.System == "" {
 		t.Fatalf("the founder is %v", first)
 	}
-	info, err := os.Stat(filepath.Join(f.data, identityFile))
+	info, err := os.Stat(filepath.Join(f.data, cluster.IdentityFile))
 	if err != nil || info.Mode().Perm() != 0o600 {
 		t.Fatalf("the identity: %v, %v", info, err)
 	}
-	if _, err := os.Stat(filepath.Join(f.data, pendingFile)); !os.IsNotExist(err) {
+	if _, err := os.Stat(filepath.Join(f.data, cluster.PendingFile)); !os.IsNotExist(err) {
 		t.Errorf("what only the founding needed is still there: %v", err)
 	}
 	d := f.machined
 	f.end()
 	f.start(d)
-	again := f.k.self()
+	again := f.k.cluster.Self()
 	if again.System != first.System || again.Incarnation <= first.Incarnation || again.Key != first.Key {
 		t.Errorf("%v was started again as %v", first, again)
 	}
@@ -143,20 +144,20 @@ func TestJoin(t *testing.T) {
 	f := foundSystem(t)
 	other := foundSystem(t)
 	token, data := f.token(1), t.TempDir()
-	if err := os.WriteFile(filepath.Join(data, joinFile), []byte("{}"), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(data, cluster.JoinFile), []byte("{}"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	m2, err := f.join("m2", token, data, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := os.Stat(filepath.Join(data, joinFile)); !os.IsNotExist(err) {
+	if _, err := os.Stat(filepath.Join(data, cluster.JoinFile)); !os.IsNotExist(err) {
 		t.Errorf("the token was left behind: %v", err)
 	}
 	both := func(ms []identity.Member) bool { return len(ms) == 2 && !ms[0].Lost && !ms[1].Lost }
 	f.mustSee(t, "the founder sees m2", both)
 	m2.mustSee(t, "m2 sees the founder", both)
-	life := m2.k.self().Incarnation
+	life := m2.k.cluster.Self().Incarnation
 	for _, c := range []struct {
 		name  sigma.MachineID
 		token string
@@ -175,7 +176,7 @@ func TestJoin(t *testing.T) {
 	if m2, err = f.join("m2", token, data, nil); err != nil { // as if the file had not been removed
 		t.Fatal(err)
 	}
-	if now := m2.k.self().Incarnation; now <= life {
+	if now := m2.k.cluster.Self().Incarnation; now <= life {
 		t.Errorf("started again, m2 is in life %d; before it was %d", now, life)
 	}
 	m2.end()
@@ -192,7 +193,7 @@ func TestLifeGoesOn(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	life := m2.k.self().Incarnation
+	life := m2.k.cluster.Self().Incarnation
 	m2.end()
 	what := label{info: sigma.ProcInfo{ID: sigma.NewProcID(), Realm: "default", Name: "old", Memory: sigma.MiB}}
 	text, err := sigmap.Payload(what.code)
@@ -206,7 +207,7 @@ func TestLifeGoesOn(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if now := m2.k.self().Incarnation; now != life {
+	if now := m2.k.cluster.Self().Incarnation; now != life {
 		t.Errorf("the life %d does not go on, but another, %d", life, now)
 	}
 	if n := m2.k.inherited; n != 1 {
@@ -232,13 +233,13 @@ func TestLifeEnds(t *testing.T) {
 		case <-f.procs: // where besched saw more room
 		}
 	}
-	first := m2.k.self()
+	first := m2.k.cluster.Self()
 	if _, _, err := link.Enrol(t.Context(),
 		m2.enrolAgain(t, f)); err != nil { // somebody with its key and disk, as after a restart
 		t.Fatal(err)
 	}
-	eventually(t, "m2 is in a third life", func() bool { return m2.k.self().Incarnation > first.Incarnation+1 })
-	if n := m2.k.own.lives.Load(); n != 1 {
+	eventually(t, "m2 is in a third life", func() bool { return m2.k.cluster.Self().Incarnation > first.Incarnation+1 })
+	if n := m2.k.cluster.LivesEnded(); n != 1 {
 		t.Errorf("%d lives were ended", n)
 	}
 	if st := m2.status(c, id); st.Code != sigma.StatusLost {
@@ -249,22 +250,22 @@ func TestLifeEnds(t *testing.T) {
 	if err := f.judge.Remove(t.Context(), "m2", true); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "m2 knows", func() bool { return m2.k.self().Incarnation == 0 })
+	eventually(t, "m2 knows", func() bool { return m2.k.cluster.Self().Incarnation == 0 })
 	err = m2.k.removed("default")
 	if kind := sigma.KindOf(err); err == nil || kind != sigma.KindUnavailable && kind != sigma.KindPermission {
 		t.Errorf("a machine that was removed serves: %v", err)
 	}
-	eventually(t, "m2 says why", func() bool { return sigma.KindOf(m2.k.shutOut()) == sigma.KindPermission })
+	eventually(t, "m2 says why", func() bool { return sigma.KindOf(m2.k.cluster.ShutOut()) == sigma.KindPermission })
 }
 
 // enrolAgain is what this machine would say to be registered anew.
 func (m *machine) enrolAgain(t *testing.T, f *founder) link.Join {
-	now := m.k.own.keeper.get()
-	key, err := now.key()
+	now := m.k.cluster.Kept()
+	key, err := now.PrivateKey()
 	if err != nil {
 		t.Fatal(err)
 	}
-	return link.Join{Address: f.k.cfg.Address, Authority: authorityOf(&now), Key: key, Ask: m.k.enrolment()}
+	return link.Join{Address: f.k.cfg.Address, Authority: now.Authority(), Key: key, Ask: m.k.cluster.Enrolment()}
 }
 
 // Goal: a cordon, and its end, is in force at the machine it is about when it has returned, if the
@@ -284,7 +285,7 @@ func TestCordon(t *testing.T) {
 		}
 		if acts {
 			acted++
-			if m2.k.cordoned() != on || m2.k.placing.Closed() != on {
+			if m2.k.cluster.Cordoned() != on || m2.k.placing.Closed() != on {
 				t.Fatalf("cordon %v returned before the machine acts by it", on)
 			}
 			parked, _ := m2.k.placing.Parked()
@@ -293,7 +294,7 @@ func TestCordon(t *testing.T) {
 			}
 		}
 		eventually(t, "the cordon is known", func() bool {
-			return m2.k.cordoned() == on && m2.k.placing.Closed() == on
+			return m2.k.cluster.Cordoned() == on && m2.k.placing.Closed() == on
 		})
 	}
 	if acted == 0 {
@@ -307,16 +308,21 @@ func TestCordonWithoutCredits(t *testing.T) {
 	f := foundSystem(t)
 	var returned, asked atomic.Bool
 	_, err := f.join("m2", f.token(1), t.TempDir(), func(m *machine) {
-		m.k.own.vacant = func(ctx context.Context) bool {
+		cfg := m.k.clusterConfig()
+		cfg.Vacant = func(ctx context.Context) bool {
 			if !m.k.placing.Closed() {
 				return true
 			}
 			asked.Store(true)
 			if !returned.Load() {
-				sleep(ctx, 10*time.Millisecond)
+				select {
+				case <-ctx.Done():
+				case <-time.After(10 * time.Millisecond):
+				}
 			}
 			return returned.Load()
 		}
+		m.k.cluster = cluster.New(cfg)
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -342,16 +348,16 @@ func TestBootingControlMachinesDoNotWaitForEachOther(t *testing.T) {
 		serviceMachined}})
 	k := w.machines["m1"].k
 	refused := func() bool {
-		_, err := enroller{k}.Challenge(t.Context())
+		_, err := k.cluster.Enroller().Challenge(t.Context())
 		return err != nil && sigma.KindOf(err) == sigma.KindUnavailable &&
 			strings.Contains(err.Error(), "is booting itself")
 	}
-	k.own.setBetween(true)
+	k.cluster.SetBetween(true)
 	if !refused() {
 		t.Error("it lets others in before it was registered")
 	}
-	k.own.setBetween(false)
-	k.own.started.Store(false)
+	k.cluster.SetBetween(false)
+	k.cluster.Starts(false)
 	if !refused() {
 		t.Error("it lets others in before it has started its part of the control plane")
 	}

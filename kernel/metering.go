@@ -47,7 +47,7 @@ func (k *Kernel) keepLedger(ctx context.Context) {
 
 // sampleTraffic looks at all meters, and at the TCP connections that are open.
 func (k *Kernel) sampleTraffic(ctx context.Context) {
-	if k.registered() {
+	if k.cluster.Registered() {
 		k.sweepPools()
 	}
 	x, now := k.traffic, time.Now()
@@ -195,7 +195,7 @@ func (k *Kernel) peerTold(_ context.Context, who identity.Subject, payload []byt
 // tellLedger tells the control machines what is new in this machine's ledger, until ctx ends.
 func (k *Kernel) tellLedger(ctx context.Context) {
 	select {
-	case <-k.enrolled:
+	case <-k.cluster.Enrolled():
 	case <-ctx.Done():
 		return
 	}
@@ -203,7 +203,7 @@ func (k *Kernel) tellLedger(ctx context.Context) {
 	every := time.NewTicker(meter.CopyEvery)
 	defer every.Stop()
 	for ctx.Err() == nil {
-		to := k.controls()
+		to := k.cluster.Controls()
 		for m := range known {
 			if !slices.Contains(to, m) {
 				delete(known, m)

@@ -120,24 +120,24 @@ func (k *Kernel) trafficMetrics(b *strings.Builder) {
 
 // memberMetrics prints this machine's place in its system, when it has one.
 func (k *Kernel) memberMetrics(b *strings.Builder) {
-	if !k.registered() {
+	if !k.cluster.Registered() {
 		return
 	}
 	registered := 1
-	if k.own.between.Load() {
+	if k.cluster.Between() {
 		registered = 0
 	}
 	fmt.Fprintf(b,
 		"# TYPE sigma_machine_registered gauge\nsigma_machine_registered %d\n# TYPE sigma_machine_incarnation "+
-			"gauge\nsigma_machine_incarnation %d\n", registered, k.id.Self().Incarnation)
+			"gauge\nsigma_machine_incarnation %d\n", registered, k.cluster.Identity().Self().Incarnation)
 	fmt.Fprintf(b, "# TYPE sigma_machine_lives_ended_total counter\nsigma_machine_lives_ended_total %d\n",
-		k.own.lives.Load())
+		k.cluster.LivesEnded())
 	fmt.Fprintf(b, "# TYPE sigma_identity_expiry_seconds gauge\n")
-	for _, e := range k.id.Expiries() {
+	for _, e := range k.cluster.Identity().Expiries() {
 		fmt.Fprintf(b, "sigma_identity_expiry_seconds{what=%q} %d\n", e.What, int64(time.Until(e.At).Seconds()))
 	}
 	alive, lost := 0, 0
-	for _, m := range k.members() {
+	for _, m := range k.cluster.Members() {
 		if m.Lost {
 			lost++
 		} else {
@@ -148,7 +148,7 @@ func (k *Kernel) memberMetrics(b *strings.Builder) {
 		"# TYPE sigma_machines gauge\nsigma_machines{state=\"alive\"} %d\nsigma_machines{state=\"lost\"} %d\n", alive,
 		lost)
 	fmt.Fprintf(b, "# TYPE sigma_link_open gauge\n")
-	links := k.node.Count()
+	links := k.cluster.Node().Count()
 	for _, m := range slices.Sorted(maps.Keys(links)) {
 		fmt.Fprintf(b, "sigma_link_open{machine=%q} %d\n", m, links[m])
 	}

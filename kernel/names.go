@@ -194,10 +194,10 @@ func (k *Kernel) removed(id sigma.RealmID) error {
 
 // mayEnter is the error for whoever comes to a tenant's realm between two lives of this machine.
 func (k *Kernel) mayEnter(id sigma.RealmID) error {
-	if id == sigma.SystemRealm || !k.own.between.Load() {
+	if id == sigma.SystemRealm || !k.cluster.Between() {
 		return nil
 	}
-	if err := k.shutOut(); err != nil {
+	if err := k.cluster.ShutOut(); err != nil {
 		return err
 	}
 	return &sigma.Error{Op: "kernel.realms", Kind: sigma.KindUnavailable,

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"sigmaos.dev/identity"
+	"sigmaos.dev/kernel/cluster"
 	"sigmaos.dev/kernel/procs"
 	"sigmaos.dev/schedd"
 	"sigmaos.dev/sigma"
@@ -122,40 +123,8 @@ func (x *peers) wait(realm sigma.RealmID) (done func(), err error) {
 	}, nil
 }
 
-// life is this machine's present one.
-func (k *Kernel) life() sigma.Life {
-	s := k.self()
-	return sigma.Life{Machine: s.Machine, Incarnation: s.Incarnation}
-}
-
-// lives waits until this machine has a life, which is what a session with a scheduler is for, and
-// returns whether it has one; not if ctx ends. A machine that founds nothing itself and is no
-// member yet reaches no scheduler, so it need not wait.
-func (k *Kernel) lives(ctx context.Context) bool {
-	for {
-		moved := k.own.moves() // before the look
-		if k.life().Incarnation != 0 || !k.registered() && k.local(serviceMachined) == nil {
-			return true
-		}
-		select {
-		case <-moved:
-		case <-ctx.Done():
-			return false
-		}
-	}
-}
-
 // bootNumber is higher with each sigmad of this machine in one life: a life ends with the host.
 func (k *Kernel) bootNumber() uint64 { return uint64(k.startMono) }
-
-func lifeOf(s identity.Subject) sigma.Life {
-	return sigma.Life{Machine: s.Machine, Incarnation: s.Incarnation}
-}
-
-// others lists the machines that are alive, without this one.
-func (k *Kernel) others() (out []sigma.MachineID) {
-	return slices.DeleteFunc(k.alive(), func(m sigma.MachineID) bool { return m == k.cfg.Machine })
-}
 
 // registerPeerCalls adds the methods about procs to what other machines may call.
 func (k *Kernel) registerPeerCalls() {
@@ -170,7 +139,7 @@ func (k *Kernel) registerPeerCalls() {
 		k.peerCalls[name] = f
 	}
 	k.peerCalls[peerBegun] = k.peerBegun
-	k.peerCalls[peerLeave] = k.peerLeave
+	k.peerCalls[cluster.PeerLeave] = k.cluster.PeerLeave
 	k.peerCalls[peerInit], k.peerCalls[peerEvents], k.peerCalls[peerDecisions] = k.peerInit, k.peerEvents,
 		k.peerDecisions
 }
@@ -178,13 +147,13 @@ func (k *Kernel) registerPeerCalls() {
 // followRoster tells the part of procs of each change of the roster.
 func (k *Kernel) followRoster(ctx context.Context) {
 	select {
-	case <-k.enrolled:
+	case <-k.cluster.Enrolled():
 	case <-ctx.Done():
 		return
 	}
 	for ctx.Err() == nil {
-		changed := k.id.Roster().Changed() // before the look
-		k.procsOfMembers(k.members())
+		changed := k.cluster.Identity().Roster().Changed() // before the look
+		k.procsOfMembers(k.cluster.Members())
 		select {
 		case <-changed:
 		case <-ctx.Done():
@@ -264,19 +233,12 @@ func (k *Kernel) procsOfMembers(after []identity.Member) {
 	x.mu.Unlock()
 	for _, l := range fresh {
 		k.sessions.Go(func() {
-			ctx, cancel := k.presently()
+			ctx, cancel := k.cluster.Presently()
 			defer cancel()
 			k.resync(ctx, l)
 		})
 	}
-	k.own.move()
-}
-
-// presently is a context that ends with this sigmad, and with the machine's present life.
-func (k *Kernel) presently() (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithCancel(k.ctx)
-	stop := context.AfterFunc(k.present(), cancel)
-	return ctx, func() { stop(); cancel() }
+	k.cluster.Moved()
 }
 
 // resync tells another machine of all guests from there, and then that these are all; which also
@@ -307,7 +269,7 @@ func (k *Kernel) peerResync(_ context.Context, from identity.Subject, payload []
 	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.U64(&boot) }); err != nil {
 		return nil, err
 	}
-	life := lifeOf(from)
+	life := from.Life()
 	k.procs.Step(schedd.Resynced{From: life, Boot: boot})
 	var ids []sigma.ProcID
 	k.procs.With(func(v procs.View) { ids = v.Guests(life) })
@@ -321,9 +283,9 @@ func (k *Kernel) peerResync(_ context.Context, from identity.Subject, payload []
 func (k *Kernel) take(id sigma.ProcID, home sigma.Life) {
 	given, boot := false, k.bootNumber()
 	e := schedd.Arrived{Home: home}
-	ctx, cancel := k.presently()
+	ctx, cancel := k.cluster.Presently()
 	defer cancel()
-	life := k.life()
+	life := k.cluster.Life()
 	err := k.insist(ctx, home, peerTake,
 		func(c *sigmap.Coder) { c.U64((*uint64)(&home.Incarnation)); c.ProcID(&id); c.U64(&boot) },
 		func(c *sigmap.Coder) {
@@ -346,7 +308,7 @@ func (k *Kernel) take(id sigma.ProcID, home sigma.Life) {
 	}
 	k.procs.Change(func(procs.View) schedd.Event {
 		switch {
-		case life.Incarnation != 0 && k.life() != life:
+		case life.Incarnation != 0 && k.cluster.Life() != life:
 			return nil // Reborn gives back what was kept for it; it may be on offer in the next life already
 		case given:
 			return e
@@ -380,7 +342,7 @@ func (k *Kernel) peerTake(_ context.Context, from identity.Subject, payload []by
 	}); err != nil {
 		return nil, err
 	}
-	given := home == k.life().Incarnation
+	given := home == k.cluster.Life().Incarnation
 	var info sigma.ProcInfo
 	var d sigma.Descriptor
 	var v *view.Table
@@ -388,7 +350,7 @@ func (k *Kernel) peerTake(_ context.Context, from identity.Subject, payload []by
 	var err error
 	if given {
 		k.procs.With(func(all procs.View) {
-			if info, d, err = all.Give(time.Now(), id, lifeOf(from), boot); err == nil {
+			if info, d, err = all.Give(time.Now(), id, from.Life(), boot); err == nil {
 				p := all.Proc(info.Realm, id)
 				v, kin = p.View, p.Kin
 			}
@@ -446,7 +408,7 @@ func (k *Kernel) owe(id sigma.ProcID, home sigma.Life) {
 
 // pay reports to a home until nothing is owed to it.
 func (k *Kernel) pay(home sigma.Life, d *debt) {
-	ctx, cancel := k.presently()
+	ctx, cancel := k.cluster.Presently()
 	defer cancel()
 	x := k.peers
 	for {
@@ -538,12 +500,12 @@ func (k *Kernel) peerReport(_ context.Context, from identity.Subject, payload []
 	}); err != nil {
 		return nil, err
 	}
-	if home != k.life().Incarnation { // they are at home where they run
+	if home != k.cluster.Life().Incarnation { // they are at home where they run
 		return nil, nil
 	}
 	for i := range rs {
 		rs[i].Info.Status.Data = slices.Clone(rs[i].Info.Status.Data)
 	}
-	k.procs.Step(schedd.Reported{From: lifeOf(from), Boot: boot, Procs: rs})
+	k.procs.Step(schedd.Reported{From: from.Life(), Boot: boot, Procs: rs})
 	return nil, nil
 }

@@ -38,7 +38,7 @@ func newThreeWith(t *testing.T, before func(*machine)) *three {
 // attending waits until so many machines take part.
 func (x *three) attending(n int) {
 	eventually(x.t, fmt.Sprintf("%d machines take part", n), func() bool {
-		return len(x.m["m1"].k.others()) == n-1 && x.m["m1"].parked(n)
+		return len(x.m["m1"].k.cluster.Others()) == n-1 && x.m["m1"].parked(n)
 	})
 }
 
@@ -313,12 +313,12 @@ func TestSessionsAreForALife(t *testing.T) {
 	k := newThree(t).m["m1"].k
 	over, cancel := context.WithCancel(t.Context())
 	cancel()
-	k.own.setBetween(true)
-	if k.lives(over) {
+	k.cluster.SetBetween(true)
+	if k.cluster.AwaitLife(over) {
 		t.Error("a machine between two lives begins a session")
 	}
-	k.own.setBetween(false)
-	if !k.lives(over) {
+	k.cluster.SetBetween(false)
+	if !k.cluster.AwaitLife(over) {
 		t.Error("a machine that lives begins none")
 	}
 }

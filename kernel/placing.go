@@ -16,9 +16,9 @@ var _ placement.System = placingSystem{}
 // Bescheds are the control machines that live.
 func (p placingSystem) Bescheds() (now map[sigma.MachineID]bool, changed <-chan struct{}) {
 	k := p.k
-	changed = k.enrolled
-	if k.registered() {
-		changed = k.id.Roster().Changed() // before the look
+	changed = k.cluster.Enrolled()
+	if k.cluster.Registered() {
+		changed = k.cluster.Identity().Roster().Changed() // before the look
 	}
 	now = map[sigma.MachineID]bool{}
 	for _, m := range k.candidates(serviceBesched) {
@@ -49,19 +49,19 @@ func (p placingSystem) Reach(ctx context.Context, service string, use func(conte
 }
 
 // Life implements System.
-func (p placingSystem) Life() sigma.Life { return p.k.life() }
+func (p placingSystem) Life() sigma.Life { return p.k.cluster.Life() }
 
 // AwaitLife implements System.
-func (p placingSystem) AwaitLife(ctx context.Context) bool { return p.k.lives(ctx) }
+func (p placingSystem) AwaitLife(ctx context.Context) bool { return p.k.cluster.AwaitLife(ctx) }
 
 // LifeMayChange implements System.
-func (p placingSystem) LifeMayChange() <-chan struct{} { return p.k.own.moves() }
+func (p placingSystem) LifeMayChange() <-chan struct{} { return p.k.cluster.Moves() }
 
 // Others implements System.
-func (p placingSystem) Others() []sigma.MachineID { return p.k.others() }
+func (p placingSystem) Others() []sigma.MachineID { return p.k.cluster.Others() }
 
 // Closed implements System.
-func (p placingSystem) Closed() bool { return p.k.cordoned() }
+func (p placingSystem) Closed() bool { return p.k.cluster.Cordoned() }
 
 // Labels implements System.
 func (p placingSystem) Labels() map[string]string { return p.k.labels() }

@@ -25,7 +25,7 @@ const peerBegun = "begun"
 func (k *Kernel) poolAway(ctx context.Context, who sigma.Principal, ask sigmap.PoolAsk) (*sigmap.PoolGrant, []*os.File,
 	error) {
 	const op = "kernel.Pool"
-	if !k.registered() {
+	if !k.cluster.Registered() {
 		return nil, nil, sigma.Errorf(op, sigma.KindUnavailable, "this machine is not registered with its system yet")
 	}
 	e := ask.Endpoint
@@ -39,7 +39,7 @@ func (k *Kernel) poolAway(ctx context.Context, who sigma.Principal, ask sigmap.P
 		}
 		return &sigmap.PoolGrant{}, nil, nil
 	}
-	member, _ := k.id.Roster().Member(e.Machine)
+	member, _ := k.cluster.Identity().Roster().Member(e.Machine)
 	other := sigma.Life{Machine: e.Machine, Incarnation: member.Incarnation}
 	files, none, err := k.dialBatch(ctx, who, e, a)
 	if err != nil {
@@ -72,7 +72,8 @@ func (k *Kernel) dialBatch(ctx context.Context, who sigma.Principal, e sigma.End
 	if a.Line {
 		b.Count++
 	}
-	files, err = k.node.DialBatch(ctx, e.Machine, link.Target{Kind: link.ToEndpoint, Name: e.String()}, who, b)
+	files, err = k.cluster.Node().DialBatch(ctx, e.Machine, link.Target{Kind: link.ToEndpoint, Name: e.String()},
+		who, b)
 	if err == nil && k.isUrgent(who.Proc) {
 		for _, f := range files {
 			link.TrafficLatencyCritical.Mark(f)
@@ -144,7 +145,7 @@ func (k *Kernel) takeBatch(d link.Direct, b link.Batch, conns []*net.TCPConn) er
 
 // sweepPools ends what is left of pools with other machines.
 func (k *Kernel) sweepPools() {
-	roster := k.id.Roster()
+	roster := k.cluster.Identity().Roster()
 	k.proxy.SweepPools(func(l sigma.Life) bool {
 		m, known := roster.Member(l.Machine)
 		return !known || m.Lost || m.Incarnation != l.Incarnation

@@ -167,7 +167,8 @@ func refusedAcross(t *testing.T, w *world, e sigma.Endpoint) {
 		}
 		for who, p := range map[string]sigma.Principal{"another realm": {Realm: "other", Proc: "stranger"},
 			"the provider": {Realm: "default", System: true}, "nobody": {Realm: "default"}} {
-			if files, err := m2.k.node.DialBatch(ctx, "m1", link.Target{Kind: link.ToEndpoint, Name: target.String()},
+			if files, err := m2.k.cluster.Node().DialBatch(ctx, "m1", link.Target{Kind: link.ToEndpoint,
+				Name: target.String()},
 				p, link.Batch{First: 1, Line: true, Count: 2}); sigma.KindOf(err) != sigma.KindPermission &&
 				sigma.KindOf(err) != sigma.KindUnavailable {
 				t.Errorf("%s, past its own sigmad, the endpoint %s: %v", who, name, err)
@@ -177,15 +178,16 @@ func refusedAcross(t *testing.T, w *world, e sigma.Endpoint) {
 	}
 	// Another machine's word about this proc's pool.
 	to := link.Target{Kind: link.ToEndpoint, Name: e.String()}
-	if _, err := w.machines["m3"].k.node.DialBatch(ctx, "m1", to, sigma.Principal{Realm: "default", Proc: "client"},
+	if _, err := w.machines["m3"].k.cluster.Node().DialBatch(ctx, "m1", to, sigma.Principal{Realm: "default",
+		Proc: "client"},
 		link.Batch{First: 1, Count: 1}); sigma.KindOf(err) != sigma.KindUnsupported {
 		t.Errorf("from a machine that encrypts: %v", err)
 	}
-	if _, err := m2.k.node.DialBatch(ctx, "m1", to, sigma.Principal{Realm: "default", Proc: "another"},
+	if _, err := m2.k.cluster.Node().DialBatch(ctx, "m1", to, sigma.Principal{Realm: "default", Proc: "another"},
 		link.Batch{First: 1, Count: 1}); sigma.KindOf(err) != sigma.KindUnavailable {
 		t.Errorf("more for a pool that another proc has: %v", err)
 	}
-	if _, err := m2.k.node.DialBatch(ctx, "m3", to, sigma.Principal{Realm: "default", Proc: "client"},
+	if _, err := m2.k.cluster.Node().DialBatch(ctx, "m3", to, sigma.Principal{Realm: "default", Proc: "client"},
 		link.Batch{First: 1, Line: true, Count: 2}); sigma.KindOf(err) != sigma.KindUnsupported {
 		t.Errorf("to a machine that encrypts: %v", err)
 	}

@@ -46,10 +46,10 @@ const seqBits = 40
 // procPage gives the procs of one machine after the other.
 func (r *root) procPage(ctx context.Context, cookie uint64, n int) ([]sigma.DirEntry, bool, error) {
 	k := r.tree.k
-	self := k.self()
+	self := k.cluster.Self()
 	lives := []identity.Subject{self}
-	if !r.tree.far && k.registered() {
-		for _, m := range k.id.Roster().Members() {
+	if !r.tree.far && k.cluster.Registered() {
+		for _, m := range k.cluster.Identity().Roster().Members() {
 			if !m.Lost && m.Machine != self.Machine {
 				lives = append(lives, identity.Subject{Machine: m.Machine, Incarnation: m.Incarnation})
 			}
@@ -102,7 +102,7 @@ func (r *root) procsHere(after uint64, n int) (es []sigma.DirEntry, more bool) {
 // procsAt gives those that are at home at another machine. One that does not answer is left out, as
 // it is of sigma ps.
 func (r *root) procsAt(ctx context.Context, m sigma.MachineID, after uint64, n int) ([]sigma.DirEntry, bool) {
-	known, _ := r.tree.k.member(m)
+	known, _ := r.tree.k.cluster.Member(m)
 	at, err := r.farAt(ctx, m, sigma.NameProc)
 	if at == nil || err != nil {
 		return nil, false
@@ -162,7 +162,7 @@ func (r *root) oneProcDir(id sigma.ProcID) sigma.File {
 			m := at.home
 			switch {
 			case name == procDescriptor, name == procStatus, name == procUsage && at.runs == "":
-			case at.runs == "" && len(k.others()) > 0: // it may be placed anywhere
+			case at.runs == "" && len(k.cluster.Others()) > 0: // it may be placed anywhere
 				return emptyFile(path, name), nil
 			default:
 				m = at.runs

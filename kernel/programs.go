@@ -61,7 +61,7 @@ func (h *holders) Candidates(n binfs.Name) []sigma.MachineID {
 	h.mu.Lock()
 	m := h.homes[held{n.Realm, n.Path}]
 	h.mu.Unlock()
-	if known, ok := h.k.member(m); !ok || known.Lost {
+	if known, ok := h.k.cluster.Member(m); !ok || known.Lost {
 		return nil
 	}
 	return []sigma.MachineID{m}
@@ -80,7 +80,7 @@ func codePart(c *sigmap.Coder, n *binfs.Name, offset *int64, size *int) {
 
 // Part implements binfs.Peers.
 func (h *holders) Part(ctx context.Context, m sigma.MachineID, n binfs.Name, offset int64, size int) ([]byte, error) {
-	root, _, err := h.k.far(ctx, farKey{m, programsKey}, targetPeer, h.k.provider())
+	root, _, err := h.k.far(ctx, farKey{m, programsKey}, targetPeer, h.k.cluster.Provider())
 	if err != nil {
 		return nil, err
 	}

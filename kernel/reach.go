@@ -62,11 +62,11 @@ func (k *Kernel) dialAt(ctx context.Context, m sigma.MachineID, name string) (*s
 		}
 		return s.connect(ctx, e)
 	}
-	node, err := k.awaitNode(ctx)
+	node, err := k.cluster.AwaitNode(ctx)
 	if err != nil {
 		return nil, err
 	}
-	l, err := node.Dial(ctx, m, link.Target{Kind: link.ToService, Name: name}, k.provider())
+	l, err := node.Dial(ctx, m, link.Target{Kind: link.ToService, Name: name}, k.cluster.Provider())
 	if err != nil {
 		return nil, err
 	}
@@ -128,12 +128,12 @@ func (r *search[T]) run(ctx context.Context) (found[T], error) {
 	r.said, r.asked, r.answers = map[sigma.MachineID]error{}, map[sigma.MachineID]bool{}, make(chan found[T])
 	defer func() { r.leave(cancel) }()
 	for pause := restartMin; ; pause = min(2*pause, pauseMost) {
-		if err := r.k.shutOut(); err != nil && r.k.local(r.name) == nil {
+		if err := r.k.cluster.ShutOut(); err != nil && r.k.local(r.name) == nil {
 			return found[T]{}, err
 		}
 		comes := r.k.links.noteComes() // before the look
-		if !r.k.registered() {
-			comes = r.k.enrolled
+		if !r.k.cluster.Registered() {
+			comes = r.k.cluster.Enrolled()
 		}
 		ms := r.k.candidates(r.name)
 		for _, m := range ms {
@@ -259,14 +259,14 @@ func (k *Kernel) pause(ctx context.Context, comes <-chan struct{}) error {
 // candidates lists the machines to ask for a service, in order.
 func (k *Kernel) candidates(name string) []sigma.MachineID {
 	own := k.local(name) != nil
-	if !k.registered() {
+	if !k.cluster.Registered() {
 		if own {
 			return []sigma.MachineID{k.cfg.Machine}
 		}
 		return nil
 	}
 	var out []sigma.MachineID
-	for _, m := range alive(k.id.Roster().Members()) {
+	for _, m := range alive(k.cluster.Identity().Roster().Members()) {
 		if m.Control && (m.Machine != k.cfg.Machine || own) {
 			out = append(out, m.Machine)
 		}
@@ -276,7 +276,7 @@ func (k *Kernel) candidates(name string) []sigma.MachineID {
 	}
 	last := k.links.noted(name)
 	rank := func(m sigma.MachineID) int {
-		if k.isSilent(m) {
+		if k.cluster.IsSilent(m) {
 			return 3
 		}
 		switch m {
@@ -324,7 +324,7 @@ func (x *links) noted(name string) sigma.MachineID {
 func (k *Kernel) nobodyAnswers(name string, asked []sigma.MachineID, said map[sigma.MachineID]error) error {
 	const op = "kernel.reach"
 	switch {
-	case len(asked) == 0 && !k.registered():
+	case len(asked) == 0 && !k.cluster.Registered():
 		return &sigma.Error{Op: op, Kind: sigma.KindUnavailable,
 			Msg:  "this machine is not registered with its system yet, so it has no " + name,
 			Hint: "sigma doctor says why"}

@@ -74,7 +74,7 @@ func (k *Kernel) revokeCall(ctx context.Context, _ identity.Subject, payload []b
 	if e.Machine != k.cfg.Machine {
 		return nil, sigma.Errorf("kernel.Revoke", sigma.KindInvalid, "the endpoint is one of machine %s", e.Machine)
 	}
-	return nil, k.revoke(ctx, k.provider(), e)
+	return nil, k.revoke(ctx, k.cluster.Provider(), e)
 }
 
 // launchOf is the launcher's number of a proc or service that runs here; 0 if none does.
@@ -151,7 +151,7 @@ func (k *Kernel) recheck() {
 // watchConnections cuts those with machines whose life is over, tries again what could not be taken
 // back at once, and forgets what procs have closed, until ctx ends.
 func (k *Kernel) watchConnections(ctx context.Context) {
-	roster := k.id.Roster()
+	roster := k.cluster.Identity().Roster()
 	// kept from turn to turn, as other things may happen more often; nil: nothing is to be tried
 	// again
 	var again <-chan time.Time

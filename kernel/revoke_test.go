@@ -76,7 +76,7 @@ func TestRevokeLate(t *testing.T) {
 	defer c.Close()
 	f, _ := accept(t, server, e)
 	defer f.Close()
-	if err := m.k.revoke(t.Context(), m.k.provider(), e); err != nil {
+	if err := m.k.revoke(t.Context(), m.k.cluster.Provider(), e); err != nil {
 		t.Fatal(err)
 	}
 	if n := len(m.k.proxy.Revoked()); n != 2 { // the launcher knows neither proc yet

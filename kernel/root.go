@@ -57,7 +57,7 @@ func (t *tree) Attach(ctx context.Context, p sigma.Principal, name string) (sigm
 	}
 	r := &root{tree: t, realm: realm}
 	if realm != sigma.SystemRealm {
-		if err := t.k.shutOut(); err != nil { // nobody would answer for long
+		if err := t.k.cluster.ShutOut(); err != nil { // nobody would answer for long
 			return nil, err
 		}
 		if _, err := r.named(ctx); err != nil {

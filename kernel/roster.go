@@ -40,7 +40,7 @@ func (k *Kernel) rosterText(context.Context) ([]byte, error) {
 
 // rosterInfos is what machined said last, or what this machine knows itself. Nobody changes it.
 func (k *Kernel) rosterInfos() []sigma.MachineInfo {
-	if !k.registered() {
+	if !k.cluster.Registered() {
 		return k.ownRoster()
 	}
 	infos, _ := memo.Recall(&k.memo, nameRoster, func() ([]sigma.MachineInfo, error) {
@@ -58,12 +58,12 @@ func (k *Kernel) rosterInfos() []sigma.MachineInfo {
 
 // ownRoster is what this machine knows itself.
 func (k *Kernel) ownRoster() (out []sigma.MachineInfo) {
-	alive := k.alive()
+	alive := k.cluster.Alive()
 	for _, m := range alive {
 		out = append(out, sigma.MachineInfo{ID: m, State: sigma.MachineAlive})
 	}
-	if k.registered() {
-		for _, m := range k.id.Roster().Members() {
+	if k.cluster.Registered() {
+		for _, m := range k.cluster.Identity().Roster().Members() {
 			if !slices.Contains(alive, m.Machine) {
 				out = append(out, sigma.MachineInfo{ID: m.Machine})
 			}

@@ -54,7 +54,7 @@ func (s *scratch) isChecked(realm sigma.RealmID) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	life, ok := s.checked[realm]
-	return ok && life == s.k.self().Incarnation
+	return ok && life == s.k.cluster.Self().Incarnation
 }
 
 // check makes sure that the files here are of the realm that there is now.
@@ -71,7 +71,7 @@ func (s *scratch) check(ctx context.Context, realm sigma.RealmID) error {
 	if s.isChecked(realm) {
 		return nil
 	}
-	life := s.k.self().Incarnation
+	life := s.k.cluster.Self().Incarnation
 	infos, err := realms{s.k, nil}.list(ctx)
 	if err != nil {
 		return err

@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"time"
 
+	"sigmaos.dev/kernel/cluster"
 	"sigmaos.dev/kernel/delayed"
 	"sigmaos.dev/kernel/meter"
 	"sigmaos.dev/kernel/placement"
@@ -23,13 +24,13 @@ import (
 
 // The boot set.
 const (
-	serviceNamed   = "named"
+	serviceNamed   = cluster.Named
 	serviceBesched = placement.Besched
 	serviceLcsched = placement.Lcsched
 	serviceS3      = "s3d"
 	serviceDB      = "dbd" // one for each realm (databases.go)
 	// serviceMachined decides about membership, on control machines.
-	serviceMachined = "machined"
+	serviceMachined = cluster.Machined
 	// serviceSigmad is sigmad itself, where it is counted like a service.
 	serviceSigmad = meter.Sigmad
 )

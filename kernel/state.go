@@ -188,7 +188,7 @@ func (k *Kernel) unscheduled() (ws []lcsched.Waits) {
 
 // askWaits asks the lcsched that leads what waits there.
 func (k *Kernel) askWaits() (ws []lcsched.Waits, err error) {
-	if k.local(serviceLcsched) == nil && len(k.others()) == 0 {
+	if k.local(serviceLcsched) == nil && len(k.cluster.Others()) == 0 {
 		return nil, nil
 	}
 	ctx, cancel := k.asked()

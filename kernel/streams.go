@@ -25,7 +25,7 @@ func (k *Kernel) dialEndpoint(ctx context.Context, who sigma.Principal, e sigma.
 		return nil, "", &sigma.Error{Op: "kernel.Dial", Kind: sigma.KindPermission,
 			Msg: "the endpoint belongs to another realm"}
 	}
-	if !k.registered() {
+	if !k.cluster.Registered() {
 		return nil, "", &sigma.Error{Op: "kernel.Dial", Kind: sigma.KindUnavailable,
 			Msg: "the endpoint is on machine " + string(e.Machine) +
 				", and this machine is not registered with its system yet"}
@@ -52,7 +52,7 @@ func (k *Kernel) dialEndpoint(ctx context.Context, who sigma.Principal, e sigma.
 // dialStraight makes a direct connection and notes it.
 func (k *Kernel) dialStraight(ctx context.Context, who sigma.Principal, e sigma.Endpoint, to link.Target) (*os.File,
 	error) {
-	member, _ := k.id.Roster().Member(e.Machine)
+	member, _ := k.cluster.Identity().Roster().Member(e.Machine)
 	k.hearTCPEnds(k.ctx)
 	conn, err := k.dialDirect(ctx, who, e.Machine, to)
 	if err != nil {
@@ -86,13 +86,13 @@ func (k *Kernel) dialStream(ctx context.Context, who sigma.Principal, m sigma.Ma
 		if !there {
 			return nil, sigma.Errorf(op, sigma.KindUnavailable, "%s takes no streams here yet", name)
 		}
-		f, _, err := k.proxy.Dial(k.provider(), e)
+		f, _, err := k.proxy.Dial(k.cluster.Provider(), e)
 		return f, err
 	}
-	if _, err := k.awaitNode(ctx); err != nil {
+	if _, err := k.cluster.AwaitNode(ctx); err != nil {
 		return nil, err
 	}
-	return k.dialRelay(ctx, k.provider(), m, link.Target{Kind: link.ToStream, Name: name}, syscall.SOCK_STREAM)
+	return k.dialRelay(ctx, k.cluster.Provider(), m, link.Target{Kind: link.ToStream, Name: name}, syscall.SOCK_STREAM)
 }
 
 // dialRelay makes a link for who and passes on what comes over a socket whose other end it returns.
@@ -145,7 +145,7 @@ func (k *Kernel) dialFor(ctx context.Context, m sigma.MachineID, to link.Target,
 		return nil, err
 	}
 	defer done()
-	return k.node.Dial(ctx, m, to, who)
+	return k.cluster.Node().Dial(ctx, m, to, who)
 }
 
 // turnOf waits until who may dial. Procs take turns, so that those of one realm keep neither
@@ -154,7 +154,7 @@ func (k *Kernel) turnOf(ctx context.Context, m sigma.MachineID, who sigma.Princi
 	if who.System || who.Realm == sigma.SystemRealm {
 		return func() {}, nil
 	}
-	if _, known := k.id.Roster().Member(m); !known {
+	if _, known := k.cluster.Identity().Roster().Member(m); !known {
 		return nil, sigma.Errorf("kernel.Dial", sigma.KindNotFound, "machine %.80q is not known here", string(m))
 	}
 	return k.links.turn(ctx, m, who.Realm)

@@ -156,7 +156,7 @@ func (r *root) procsCalls() map[string]handler {
 			if err != nil {
 				return nil, err
 			}
-			if (r.tree.principal.Proc == "" || r.tree.granted != nil) && k.own.leaves() {
+			if (r.tree.principal.Proc == "" || r.tree.granted != nil) && k.cluster.Leaves() {
 				r.tree.waited.Store(true)
 			}
 			return sigmap.Payload(func(c *sigmap.Coder) { c.Status(&p.Status) })
@@ -494,7 +494,7 @@ func (r *root) machineCalls() map[string]handler {
 			reply, err := sigmap.Payload(func(c *sigmap.Coder) { c.Usages(&us) })
 			return reply, nil, err
 		}),
-		sigmap.CallLeave: provider(k.leaveCall),
+		sigmap.CallLeave: provider(k.cluster.LeaveCall),
 		sigmap.CallDown: provider(func(_ context.Context, payload []byte) ([]byte, []*os.File, error) {
 			var now bool
 			if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Bool(&now) }); err != nil {

@@ -84,7 +84,7 @@ func (k *Kernel) copiesKnown() []meter.Copy {
 			}
 		}
 		note(k.cfg.Machine, k.copies.List)
-		alive := k.others()
+		alive := k.cluster.Others()
 		keepers := slices.DeleteFunc(k.controlsKnown(), func(m sigma.MachineID) bool {
 			return !slices.Contains(alive, m)
 		})
@@ -103,10 +103,10 @@ func (k *Kernel) copiesKnown() []meter.Copy {
 
 // controlsKnown are the control machines but for this one; none before it is registered.
 func (k *Kernel) controlsKnown() []sigma.MachineID {
-	if !k.registered() {
+	if !k.cluster.Registered() {
 		return nil
 	}
-	return k.controls()
+	return k.cluster.Controls()
 }
 
 // usageOfCopy is usageOfMachine of a copy.
@@ -245,7 +245,7 @@ func (k *Kernel) usageOfMachine(ctx context.Context, m sigma.MachineID, what str
 	if m == k.cfg.Machine {
 		return k.ledger.Page(what, m, of, after)
 	}
-	if !slices.Contains(k.others(), m) {
+	if !slices.Contains(k.cluster.Others(), m) {
 		return nil, "", false, sigma.Errorf("kernel.usage", sigma.KindUnavailable, "the machine is away")
 	}
 	ctx, cancel := context.WithTimeout(ctx, findMax)

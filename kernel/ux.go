@@ -27,7 +27,7 @@ func (r *root) uxDir() sigma.File {
 			if r.tree.far {
 				return []string{string(k.cfg.Machine)}, nil
 			}
-			for _, m := range k.alive() {
+			for _, m := range k.cluster.Alive() {
 				names = append(names, string(m))
 			}
 			return names, nil

@@ -88,8 +88,8 @@ func (w *world) boot(p part, ln net.Listener, id *identity.Identity) *machine {
 		if err != nil {
 			w.t.Fatal(err)
 		}
-		m.k.id, m.k.node = id, node
-		close(m.k.enrolled)
+		m.k.cluster.Enrol(id, node)
+
 		ctx, stop := context.WithCancel(context.Background())
 		var all sync.WaitGroup
 		all.Go(func() { node.Watch(ctx) })

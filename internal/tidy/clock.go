@@ -13,7 +13,8 @@ import (
 // wire, has lost that reading, and what is measured from it jumps when somebody sets the clock.
 var timed = []string{"named", "names", "names/cache", "session", "treekit", "namespace", "sdk", "fence", "kernel",
 	"schedd", "besched", "lcsched", "initd", "machines", "link", "identity", "dialproxy", "readiness", "changeboard",
-	"output", "kernel/computed", "kernel/delayed", "kernel/eventlog", "kernel/launchers", "kernel/memo", "kernel/meter",
+	"output", "kernel/cluster", "kernel/computed", "kernel/delayed", "kernel/eventlog", "kernel/launchers",
+	"kernel/memo", "kernel/meter",
 	"kernel/placement", "kernel/procs", "kernel/progtree", "kernel/shares", "kernel/viewfs"}
 
 // wallClock are the files of these packages that turn moments into numbers or back, and why nothing

@@ -1,4 +1,4 @@
-package kernel
+package cluster
 
 import (
 	"context"
@@ -23,7 +23,7 @@ import (
 // need all of the machines.
 
 // peerLeave: the machine that calls is going to be stopped.
-const peerLeave = "leave"
+const PeerLeave = "leave"
 
 const (
 	leaveMost = 500 * time.Millisecond // that other machines may take to hear that this one is going to be stopped
@@ -42,40 +42,40 @@ type leaver struct {
 	at   time.Time
 }
 
-// leaveCall answers whoever is about to stop this machine, and says what runs here.
-func (k *Kernel) leaveCall(_ context.Context, payload []byte) ([]byte, []*os.File, error) {
+// LeaveCall answers whoever is about to stop this machine, and says what runs here.
+func (x *Cluster) LeaveCall(_ context.Context, payload []byte) ([]byte, []*os.File, error) {
 	var evict bool
 	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Bool(&evict) }); err != nil {
 		return nil, nil, err
 	}
-	k.setLeaving()
+	x.setLeaving()
 	if evict {
-		k.procs.Step(schedd.Drained{Why: k.leaveWords()})
+		x.cfg.Procs.Step(schedd.Drained{Why: x.leaveWords()})
 	} else {
-		k.tellLeave()
+		x.tellLeave()
 	}
 	var n uint32
 	var some []sigma.ProcInfo
-	k.procs.With(func(v procs.View) { n, some = uint32(v.Running()), v.Here(leaveShown) })
+	x.cfg.Procs.With(func(v procs.View) { n, some = uint32(v.Running()), v.Here(leaveShown) })
 	reply, err := sigmap.Payload(func(c *sigmap.Coder) { c.U32(&n); c.ProcInfos(&some) })
 	return reply, nil, err
 }
 
-func (k *Kernel) leaveWords() string {
-	return fmt.Sprintf("machine %s is being stopped", k.cfg.Machine)
+func (x *Cluster) leaveWords() string {
+	return fmt.Sprintf("machine %s is being stopped", x.cfg.Self.Machine)
 }
 
 // setLeaving has this machine take no procs for leaveFor.
-func (k *Kernel) setLeaving() {
-	m := k.own
+func (x *Cluster) setLeaving() {
+	m := x.own
 	m.mu.Lock()
 	m.leaving = time.Now().Add(leaveFor)
 	m.mu.Unlock()
 	admit := func() {
 		m.following.Lock()
 		defer m.following.Unlock()
-		if k.ctx.Err() == nil {
-			k.placing.Close(k.cordoned())
+		if x.ctx.Err() == nil {
+			x.cfg.Admit(x.Cordoned())
 		}
 	}
 	admit()
@@ -98,82 +98,65 @@ func (m *membership) hasLeft(x identity.Member) bool {
 	return said && l.life == x.Incarnation && time.Since(l.at) < leftFor
 }
 
-// allLeave says whether the whole system is going to be stopped. Then initd starts nothing: no
+// AllLeave says whether the whole system is going to be stopped. Then initd starts nothing: no
 // machine would take it.
-func (k *Kernel) allLeave() bool {
-	return k.own.leaves() && !slices.ContainsFunc(k.members(), func(m identity.Member) bool {
-		return m.Machine != k.cfg.Machine && !m.Lost && !k.own.hasLeft(m)
+func (x *Cluster) AllLeave() bool {
+	return x.own.leaves() && !slices.ContainsFunc(x.Members(), func(m identity.Member) bool {
+		return m.Machine != x.cfg.Self.Machine && !m.Lost && !x.own.hasLeft(m)
 	})
 }
 
-// leave does what is done before this machine stops.
-func (k *Kernel) leave() {
-	k.setLeaving()
-	k.tellLeave()
-	if !k.own.now.Load() {
-		k.empty()
+// Leave does what is done before this machine stops.
+func (x *Cluster) Leave() {
+	x.setLeaving()
+	x.tellLeave()
+	if !x.own.now.Load() {
+		x.empty()
 	}
 }
 
 // tellLeave tells other machines, so that the end of this life is known to be meant. Who does not
 // hear it in time takes the machine for lost.
-func (k *Kernel) tellLeave() {
-	if !k.registered() {
+func (x *Cluster) tellLeave() {
+	if !x.Registered() {
 		return
 	}
-	ctx, cancel := context.WithTimeout(k.ctx, leaveMost)
+	ctx, cancel := context.WithTimeout(x.ctx, leaveMost)
 	defer cancel()
 	var all sync.WaitGroup
-	for _, m := range k.others() {
-		all.Go(func() { k.ask(ctx, m, peerLeave, nil, nil) })
+	for _, m := range x.Others() {
+		all.Go(func() { x.cfg.TellLeave(ctx, m) })
 	}
 	all.Wait()
 }
 
-func (k *Kernel) peerLeave(_ context.Context, from identity.Subject, _ []byte) ([]byte, error) {
-	k.own.mu.Lock()
-	defer k.own.mu.Unlock()
-	k.own.left[from.Machine] = leaver{from.Incarnation, time.Now()}
+func (x *Cluster) PeerLeave(_ context.Context, from identity.Subject, _ []byte) ([]byte, error) {
+	x.own.mu.Lock()
+	defer x.own.mu.Unlock()
+	x.own.left[from.Machine] = leaver{from.Incarnation, time.Now()}
 	return nil, nil
 }
 
 // empty gives procs their grace. It returns when none is left and who waited for them knows, or
 // they had time for that.
-func (k *Kernel) empty() {
+func (x *Cluster) empty() {
 	most := schedd.GraceDefault + leaveKill
 	begun, asked := time.Now(), time.Time{}
-	for time.Since(begun) < most && !k.own.now.Load() && k.ctx.Err() == nil {
+	for time.Since(begun) < most && !x.own.now.Load() && x.ctx.Err() == nil {
 		if time.Since(asked) >= drainAgain { // again for what was on its way here
 			asked = time.Now()
-			k.setLeaving()
-			k.procs.Step(schedd.Drained{Why: k.leaveWords()})
+			x.setLeaving()
+			x.cfg.Procs.Step(schedd.Drained{Why: x.leaveWords()})
 		}
-		if k.procs.Running() == 0 {
+		if x.cfg.Procs.Running() == 0 {
 			break
 		}
-		sleep(k.ctx, endsAgain)
+		sleep(x.ctx, endsAgain)
 	}
-	k.procs.Step(schedd.Drained{Queued: true, Why: k.leaveWords()})
-	for begun = time.Now(); time.Since(begun) < answerMost && !k.own.now.Load() && k.owesAnswers(); {
-		sleep(k.ctx, endsAgain)
+	x.cfg.Procs.Step(schedd.Drained{Queued: true, Why: x.leaveWords()})
+	for begun = time.Now(); time.Since(begun) < answerMost && !x.own.now.Load() && x.cfg.Owes(); {
+		sleep(x.ctx, endsAgain)
 	}
-}
-
-// owesAnswers says whether somebody is still to hear of the end of a proc: its home, or a session
-// that waited for one and has not ended.
-func (k *Kernel) owesAnswers() bool {
-	owes := false
-	if k.procs.With(func(v procs.View) { owes = v.Owes() }); owes {
-		return true
-	}
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	for t := range k.open {
-		if t.waited.Load() {
-			return true
-		}
-	}
-	return false
 }
 
 // lostOrLeft names the event that the life of a member is over.

@@ -1,4 +1,4 @@
-package kernel
+package cluster
 
 import (
 	"crypto/ed25519"
@@ -18,14 +18,14 @@ import (
 
 // Files of the kernel's directory, of mode 0600, since each holds the machine's key.
 const (
-	identityFile = "identity" // who this machine is; there once it is a member
+	IdentityFile = "identity" // who this machine is; there once it is a member
 	// the key with which it is becoming one, so that an answer that was lost can be asked for again
-	pendingFile = "identity.pending"
-	joinFile    = "join" // how it is to become one
+	PendingFile = "identity.pending"
+	JoinFile    = "join" // how it is to become one
 )
 
-// kept is what a machine must know when it is started again: who it is, and whom to ask.
-type kept struct {
+// Kept is what a machine must know when it is started again: who it is, and whom to ask.
+type Kept struct {
 	Format      int
 	Key         string            // PEM
 	Certificate []byte            `json:",omitempty"` // DER; of its last life
@@ -49,7 +49,7 @@ type identityKeeper struct {
 	dir string
 
 	mu  sync.Mutex
-	now kept // mu
+	now Kept // mu
 }
 
 // load reads what is kept; false if this machine is no member yet. Then there is a key all the
@@ -57,7 +57,7 @@ type identityKeeper struct {
 func (i *identityKeeper) load() (member bool, err error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	for _, name := range []string{identityFile, pendingFile} {
+	for _, name := range []string{IdentityFile, PendingFile} {
 		k, err := readKept(filepath.Join(i.dir, name))
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
@@ -66,13 +66,13 @@ func (i *identityKeeper) load() (member bool, err error) {
 			return false, err
 		}
 		i.now = k
-		return name == identityFile, nil
+		return name == IdentityFile, nil
 	}
-	i.now = kept{Format: keptFormat, Key: string(identity.MarshalKey(identity.NewKey()))}
-	return false, i.writeLocked(pendingFile)
+	i.now = Kept{Format: keptFormat, Key: string(identity.MarshalKey(identity.NewKey()))}
+	return false, i.writeLocked(PendingFile)
 }
 
-func readKept(path string) (k kept, err error) {
+func readKept(path string) (k Kept, err error) {
 	const op = "kernel.identity"
 	info, err := os.Stat(path)
 	if err != nil {
@@ -97,23 +97,23 @@ func readKept(path string) (k kept, err error) {
 	return k, nil
 }
 
-// get is what is kept now.
-func (i *identityKeeper) get() kept {
+// Get is what is kept now.
+func (i *identityKeeper) get() Kept {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	return i.now
 }
 
-// change writes down what f changes.
-func (i *identityKeeper) change(f func(*kept)) error {
+// Change writes down what f changes.
+func (i *identityKeeper) change(f func(*Kept)) error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	f(&i.now)
-	if err := i.writeLocked(identityFile); err != nil {
+	if err := i.writeLocked(IdentityFile); err != nil {
 		return err
 	}
-	if err := os.Remove(filepath.Join(i.dir, pendingFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return sigma.Wrap("kernel.identity", pendingFile, err)
+	if err := os.Remove(filepath.Join(i.dir, PendingFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return sigma.Wrap("kernel.identity", PendingFile, err)
 	}
 	return nil
 }
@@ -124,7 +124,7 @@ func (i *identityKeeper) setControl(members []identity.Member) error {
 	if len(control) == 0 || slices.Equal(control, i.get().Control) {
 		return nil
 	}
-	return i.change(func(k *kept) { k.Control = control })
+	return i.change(func(k *Kept) { k.Control = control })
 }
 
 // writeLocked replaces a file as a whole, durably: a machine that forgets that it is a member could
@@ -139,16 +139,16 @@ func (i *identityKeeper) writeLocked(name string) error {
 	return atomicfile.Write(path, text)
 }
 
-// key is the machine's.
-func (k *kept) key() (ed25519.PrivateKey, error) { return identity.ParseKey([]byte(k.Key)) }
+// PrivateKey is the machine's.
+func (k *Kept) PrivateKey() (ed25519.PrivateKey, error) { return identity.ParseKey([]byte(k.Key)) }
 
 // grant gives what is kept in the form in which it was granted.
-func (k *kept) grant() *identity.Grant {
+func (k *Kept) grant() *identity.Grant {
 	return &identity.Grant{Certificate: k.Certificate, Authorities: k.Authorities, Control: k.Control}
 }
 
-// authorityOf is the fingerprint of the authority that this machine knows its system by.
-func authorityOf(k *kept) (f identity.Fingerprint) {
+// Authority is the fingerprint of the authority that this machine knows its system by.
+func (k *Kept) Authority() (f identity.Fingerprint) {
 	if len(k.Authorities) > 0 {
 		f = sha256.Sum256(k.Authorities[0])
 	}

@@ -1,4 +1,4 @@
-package kernel
+package cluster
 
 import (
 	"context"
@@ -15,36 +15,37 @@ const (
 
 // drain asks all procs that run here to go, as long as the machine is being drained. Nobody starts
 // them elsewhere but who spawned them.
-func (k *Kernel) drain() {
-	if !k.own.drains.CompareAndSwap(false, true) {
+func (x *Cluster) drain() {
+	if !x.own.drains.CompareAndSwap(false, true) {
 		return
 	}
-	defer k.own.drains.Store(false)
-	for said := false; draining(k.members(), k.cfg.Machine) && k.ctx.Err() == nil; said = true {
+	defer x.own.drains.Store(false)
+	for said := false; draining(x.Members(), x.cfg.Self.Machine) && x.ctx.Err() == nil; said = true {
 		if !said {
-			k.cfg.Log.Info("the machine is drained", "machine", k.cfg.Machine, "procs", k.procs.Running())
+			x.cfg.Log.Info("the machine is drained", "machine", x.cfg.Self.Machine, "procs", x.cfg.Procs.Running())
 		}
-		k.procs.Step(schedd.Drained{Grace: drainGrace, Why: "machine " + string(k.cfg.Machine) + " is drained"})
-		sleep(k.ctx, drainAgain)
+		x.cfg.Procs.Step(schedd.Drained{Grace: drainGrace,
+			Why: "machine " + string(x.cfg.Self.Machine) + " is drained"})
+		sleep(x.ctx, drainAgain)
 	}
 }
 
 // endLife ends what a life that is over has here, and returns when that is gone: it must not act
 // on.
-func (k *Kernel) endLife(ctx context.Context) error {
-	k.own.setBetween(true)
+func (x *Cluster) endLife(ctx context.Context) error {
+	x.own.setBetween(true)
 	for {
-		k.procs.Step(schedd.Reborn{})
-		if k.procs.Running() == 0 {
+		x.cfg.Procs.Step(schedd.Reborn{})
+		if x.cfg.Procs.Running() == 0 {
 			break
 		}
 		if sleep(ctx, endsAgain); ctx.Err() != nil {
 			return ctx.Err()
 		}
 	}
-	for _, m := range k.members() { // sessions with other machines were made in that life
-		if m.Machine != k.cfg.Machine {
-			k.node.Drop(m.Machine)
+	for _, m := range x.Members() { // sessions with other machines were made in that life
+		if m.Machine != x.cfg.Self.Machine {
+			x.node.Drop(m.Machine)
 		}
 	}
 	return nil
@@ -63,8 +64,8 @@ func (m *membership) setBetween(on bool) {
 }
 
 // present is a context that ends with this machine's present life.
-func (k *Kernel) present() context.Context {
-	m := k.own
+func (x *Cluster) present() context.Context {
+	m := x.own
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.present

@@ -1,4 +1,4 @@
-package kernel
+package cluster
 
 import (
 	"context"
@@ -24,18 +24,18 @@ const (
 
 // unheard gives those of the control machines, without this one, that take no connection now. It
 // asks all at once, and takes a second at most.
-func (k *Kernel) unheard(ctx context.Context, control []identity.Member) []identity.Member {
+func (x *Cluster) unheard(ctx context.Context, control []identity.Member) []identity.Member {
 	ctx, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()
 	answers := make([]bool, len(control))
 	var all sync.WaitGroup
 	for i, m := range control {
-		if m.Machine == k.cfg.Machine || k.cfg.Connect == nil {
+		if m.Machine == x.cfg.Self.Machine || x.cfg.Links.Connect == nil {
 			answers[i] = true
 			continue
 		}
 		all.Go(func() {
-			if c, err := k.cfg.Connect(ctx, m.Address); err == nil {
+			if c, err := x.cfg.Links.Connect(ctx, m.Address); err == nil {
 				c.Close()
 				answers[i] = true
 			}
@@ -53,39 +53,39 @@ func (k *Kernel) unheard(ctx context.Context, control []identity.Member) []ident
 
 // majority is how many of n control machines can decide. Where the names are kept elsewhere, each
 // can.
-func (k *Kernel) majority(n int) int {
-	if k.cfg.Etcd != nil {
+func (x *Cluster) majority(n int) int {
+	if x.cfg.External {
 		return 1
 	}
 	return n/2 + 1
 }
 
 // tellWaits says what the boot waits for, when that changes, until ctx ends.
-func (k *Kernel) tellWaits(ctx context.Context) {
-	if k.cfg.Waits == nil {
+func (x *Cluster) tellWaits(ctx context.Context) {
+	if x.cfg.Waits == nil {
 		return
 	}
 	var answered time.Time // since when enough of them do
 	said := ""
 	for {
-		control := k.own.keeper.get().Control
-		silent := k.unheard(ctx, control)
-		need := k.majority(len(control))
+		control := x.own.keeper.get().Control
+		silent := x.unheard(ctx, control)
+		need := x.majority(len(control))
 		if len(control)-len(silent) < need {
 			answered = time.Time{}
 		} else if answered.IsZero() {
 			answered = time.Now()
 		}
 		what, missing := "", false
-		if k.own.between.Load() { // else it is no member that keeps this machine
-			what = k.refusedWords()
+		if x.own.between.Load() { // else it is no member that keeps this machine
+			what = x.refusedWords()
 		}
 		if what == "" {
-			late := k.own.between.Load() && !answered.IsZero() && time.Since(answered) > electWithin
+			late := x.own.between.Load() && !answered.IsZero() && time.Since(answered) > electWithin
 			what, missing = waitsFor(control, silent, need, late)
 		}
 		if what != said && ctx.Err() == nil {
-			k.cfg.Waits(what, missing)
+			x.cfg.Waits(what, missing)
 			said = what
 		}
 		select {
@@ -99,28 +99,28 @@ func (k *Kernel) tellWaits(ctx context.Context) {
 // noteRefusal remembers what was said to this machine when it asked to be registered, if that does
 // not become better by itself; nil = it was registered. Who cannot be asked now has refused
 // nothing.
-func (k *Kernel) noteRefusal(err error) {
+func (x *Cluster) noteRefusal(err error) {
 	if err == nil || forGood(err) {
-		k.own.refusal.Store(&err)
+		x.own.refusal.Store(&err)
 	}
 }
 
-// shutOut is the error for whoever needs the system while it refuses to register this machine, as
+// ShutOut is the error for whoever needs the system while it refuses to register this machine, as
 // after the machine was removed; nil if it does not.
-func (k *Kernel) shutOut() error {
-	why := k.own.refusal.Load()
-	if !k.own.between.Load() || why == nil || *why == nil {
+func (x *Cluster) ShutOut() error {
+	why := x.own.refusal.Load()
+	if !x.own.between.Load() || why == nil || *why == nil {
 		return nil
 	}
 	return &sigma.Error{Op: "kernel.live", Kind: sigma.KindPermission,
-		Msg: fmt.Sprintf("machine %s is no member of its system any more: %.200s", k.cfg.Machine, (*why).Error()),
+		Msg: fmt.Sprintf("machine %s is no member of its system any more: %.200s", x.cfg.Self.Machine, (*why).Error()),
 		Hint: "if it was removed, it can join with a fresh data directory: sigma token create at another machine, " +
 			"then sigma join here"}
 }
 
 // refusedWords says that this machine is not let in, if so; else "".
-func (k *Kernel) refusedWords() string {
-	why := k.own.refusal.Load()
+func (x *Cluster) refusedWords() string {
+	why := x.own.refusal.Load()
 	if why == nil || *why == nil {
 		return ""
 	}

@@ -1,4 +1,4 @@
-package kernel
+package cluster
 
 import (
 	"context"
@@ -32,8 +32,6 @@ type membership struct {
 	drains  atomic.Bool           // drain is under way
 	lives   atomic.Uint64         // that ended
 	refusal atomic.Pointer[error] // why this machine is not registered, if it is refused; changed by noteRefusal
-
-	vacant func(ctx context.Context) bool // placement.Placement.AwaitClosed
 
 	over chan error // takes one: why the present life is over
 
@@ -72,13 +70,13 @@ func (m *membership) moves() <-chan struct{} {
 	return m.moved
 }
 
-// members is the roster as now known, by name: who is a member and in which life. It is empty
+// Members is the roster as now known, by name: who is a member and in which life. It is empty
 // before one came.
-func (k *Kernel) members() []identity.Member {
-	if !k.registered() || !k.id.Roster().Complete() {
+func (x *Cluster) Members() []identity.Member {
+	if !x.Registered() || !x.id.Roster().Complete() {
 		return nil
 	}
-	return k.id.Roster().Members()
+	return x.id.Roster().Members()
 }
 
 // Waits of the loops.
@@ -91,36 +89,36 @@ const (
 	sessionMost = 3 * time.Second // to be connected with a machined
 )
 
-// live does what a member does, in one life after another, until ctx ends.
-func (k *Kernel) live(ctx context.Context) {
+// Live does what a member does, in one life after another, until ctx ends.
+func (x *Cluster) Live(ctx context.Context) {
 	var all sync.WaitGroup
 	defer all.Wait()
-	all.Go(func() { k.attendAll(ctx) })
+	all.Go(func() { x.attendAll(ctx) })
 	all.Go(func() {
-		k.id.KeepFresh(ctx, k.renew, func(err error) {
-			k.cfg.Log.Warn("the certificate was not renewed", "expires", k.id.Self().NotAfter, "err", err)
+		x.id.KeepFresh(ctx, x.renew, func(err error) {
+			x.cfg.Log.Warn("the certificate was not renewed", "expires", x.id.Self().NotAfter, "err", err)
 		})
 	})
-	all.Go(func() { k.expire(ctx) })
+	all.Go(func() { x.expire(ctx) })
 	for ctx.Err() == nil {
-		why := k.liveOnce(ctx)
+		why := x.liveOnce(ctx)
 		if ctx.Err() != nil {
 			return
 		}
-		self := k.id.Self()
-		k.own.lives.Add(1)
-		k.cfg.Log.Warn("the machine's life was ended; it ends its procs", "machine", self.Machine, "incarnation",
+		self := x.id.Self()
+		x.own.lives.Add(1)
+		x.cfg.Log.Warn("the machine's life was ended; it ends its procs", "machine", self.Machine, "incarnation",
 			self.Incarnation, "err", why)
-		if k.endLife(ctx) != nil || k.registerAnew(ctx, false) != nil {
+		if x.endLife(ctx) != nil || x.registerAnew(ctx, false) != nil {
 			return
 		}
 	}
 }
 
 // liveOnce beats until this life is over, and returns why.
-func (k *Kernel) liveOnce(ctx context.Context) error {
+func (x *Cluster) liveOnce(ctx context.Context) error {
 	select {
-	case <-k.own.over: // of the life before
+	case <-x.own.over: // of the life before
 	default:
 	}
 	ctx, end := context.WithCancel(ctx)
@@ -128,10 +126,10 @@ func (k *Kernel) liveOnce(ctx context.Context) error {
 	var all sync.WaitGroup
 	defer all.Wait()
 	defer end()
-	all.Go(func() { k.beat(ctx) })
-	k.lookAtSelf()
+	all.Go(func() { x.beat(ctx) })
+	x.lookAtSelf()
 	select {
-	case why := <-k.own.over:
+	case why := <-x.own.over:
 		return why
 	case <-ctx.Done():
 		return ctx.Err()
@@ -146,10 +144,10 @@ func (m *membership) isOver(why error) {
 	}
 }
 
-// controls lists the control machines but for this one.
-func (k *Kernel) controls() (out []sigma.MachineID) {
-	for _, m := range k.id.Roster().Members() {
-		if m.Control && m.Machine != k.cfg.Machine {
+// Controls lists the control machines but for this one.
+func (x *Cluster) Controls() (out []sigma.MachineID) {
+	for _, m := range x.id.Roster().Members() {
+		if m.Control && m.Machine != x.cfg.Self.Machine {
 			out = append(out, m.Machine)
 		}
 	}
@@ -157,72 +155,72 @@ func (k *Kernel) controls() (out []sigma.MachineID) {
 }
 
 // beat tells the control machines that this one lives.
-func (k *Kernel) beat(ctx context.Context) {
-	machines.NewBeater(machines.BeaterConfig{Timing: k.own.timing, Controls: k.controls, Dial: k.dialBeat,
-		Over: k.own.isOver, Silent: k.silent}).Run(ctx)
+func (x *Cluster) beat(ctx context.Context) {
+	machines.NewBeater(machines.BeaterConfig{Timing: x.own.timing, Controls: x.Controls, Dial: x.dialBeat,
+		Over: x.own.isOver, Silent: x.Silent}).Run(ctx)
 }
 
-// silent ends the sessions with a control machine that does not answer, so that whoever waits there
+// Silent ends the sessions with a control machine that does not answer, so that whoever waits there
 // asks another. If there is no other to ask they are kept: it may be slow, or the way to it.
-func (k *Kernel) silent(m sigma.MachineID, silent bool) {
-	k.own.mu.Lock()
-	k.own.silent[m] = silent
-	k.own.mu.Unlock()
+func (x *Cluster) Silent(m sigma.MachineID, silent bool) {
+	x.own.mu.Lock()
+	x.own.silent[m] = silent
+	x.own.mu.Unlock()
 	if !silent {
-		k.cfg.Log.Info("a control machine answers again", "machine", m)
+		x.cfg.Log.Info("a control machine answers again", "machine", m)
 		return
 	}
-	k.cfg.Log.Warn("a control machine does not answer", "machine", m)
-	if k.local(serviceNamed) != nil || slices.ContainsFunc(k.controls(), func(o sigma.MachineID) bool {
-		return o != m && !k.isSilent(o)
+	x.cfg.Log.Warn("a control machine does not answer", "machine", m)
+	if x.cfg.Runs(Named) || slices.ContainsFunc(x.Controls(), func(o sigma.MachineID) bool {
+		return o != m && !x.IsSilent(o)
 	}) {
-		k.node.Drop(m)
+		x.node.Drop(m)
 	}
 }
 
-// isSilent says whether a control machine has not answered this one for a while. It may be alive
+// IsSilent says whether a control machine has not answered this one for a while. It may be alive
 // all the same.
-func (k *Kernel) isSilent(m sigma.MachineID) bool {
-	k.own.mu.Lock()
-	defer k.own.mu.Unlock()
-	return k.own.silent[m]
+func (x *Cluster) IsSilent(m sigma.MachineID) bool {
+	x.own.mu.Lock()
+	defer x.own.mu.Unlock()
+	return x.own.silent[m]
 }
 
-func (k *Kernel) dialBeat(ctx context.Context, m sigma.MachineID) (net.Conn, error) {
-	l, err := k.node.Dial(ctx, m, link.Target{Kind: link.ToBeat, Name: "beat"}, k.provider())
+func (x *Cluster) dialBeat(ctx context.Context, m sigma.MachineID) (net.Conn, error) {
+	l, err := x.node.Dial(ctx, m, link.Target{Kind: link.ToBeat, Name: "beat"}, x.Provider())
 	if err != nil {
 		return nil, err // not l, which would be no nil interface
 	}
 	return l, nil
 }
 
-// hear answers another machine's beats, and notes them for the judge.
-func (k *Kernel) hear(ctx context.Context, l *link.Link) {
-	machines.Observe(ctx, l, func(at time.Time) { k.own.ear.Hear(l.Peer.Machine, l.Peer.Incarnation, at) })
+// Hear answers another machine's beats, and notes them for the judge.
+func (x *Cluster) Hear(ctx context.Context, l *link.Link) {
+	machines.Observe(ctx, l, func(at time.Time) { x.own.ear.Hear(l.Peer.Machine, l.Peer.Incarnation, at) })
 }
 
 // renew gets a fresh certificate for this life, and writes it down.
-func (k *Kernel) renew(ctx context.Context) (der []byte, err error) {
-	now := k.own.keeper.get()
-	key, err := now.key()
+func (x *Cluster) renew(ctx context.Context) (der []byte, err error) {
+	now := x.own.keeper.get()
+	key, err := now.PrivateKey()
 	if err != nil {
 		return nil, err
 	}
-	self := k.id.Self()
-	err = k.judge(ctx, func(ctx context.Context, c *machines.Client) (err error) {
+	self := x.id.Self()
+	err = x.Judge(ctx, func(ctx context.Context, c *machines.Client) (err error) {
 		der, err = c.Renew(ctx, self.Incarnation, key.Public().(ed25519.PublicKey))
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
-	k.cfg.Log.Info("the certificate was renewed", "machine", self.Machine)
-	return der, k.own.keeper.change(func(x *kept) { x.Certificate = der })
+	x.cfg.Log.Info("the certificate was renewed", "machine", self.Machine)
+	return der, x.own.keeper.change(func(x *Kept) { x.Certificate = der })
 }
 
 // expire ends the life with its certificate, unless this machine is alone: nobody then could have
 // taken it for lost.
-func (k *Kernel) expire(ctx context.Context) {
+func (x *Cluster) expire(ctx context.Context) {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	for {
@@ -231,25 +229,25 @@ func (k *Kernel) expire(ctx context.Context) {
 			return
 		case <-tick.C:
 		}
-		if self := k.id.Self(); time.Now().After(self.NotAfter) && len(k.members()) > 1 && !k.own.between.Load() {
-			k.own.isOver(sigma.Errorf("kernel.live", sigma.KindStale,
+		if self := x.id.Self(); time.Now().After(self.NotAfter) && len(x.Members()) > 1 && !x.own.between.Load() {
+			x.own.isOver(sigma.Errorf("kernel.live", sigma.KindStale,
 				"the certificate expired at %v, and nobody renewed it", self.NotAfter))
 		}
 	}
 }
 
 // attendAll keeps company with the machined of each control machine.
-func (k *Kernel) attendAll(ctx context.Context) {
+func (x *Cluster) attendAll(ctx context.Context) {
 	var all sync.WaitGroup
 	defer all.Wait()
 	running := map[sigma.MachineID]context.CancelFunc{}
 	for {
-		changed := k.id.Roster().Changed()
+		changed := x.id.Roster().Changed()
 		wanted := map[sigma.MachineID]bool{}
-		for _, m := range k.id.Roster().Members() {
+		for _, m := range x.id.Roster().Members() {
 			wanted[m.Machine] = m.Control
 		}
-		wanted[k.cfg.Machine] = k.local(serviceMachined) != nil // the roster may not know yet
+		wanted[x.cfg.Self.Machine] = x.cfg.Runs(Machined) // the roster may not know yet
 		for m, stop := range running {
 			if !wanted[m] {
 				stop()
@@ -260,7 +258,7 @@ func (k *Kernel) attendAll(ctx context.Context) {
 			if wanted[m] && running[m] == nil {
 				own, stop := context.WithCancel(ctx)
 				running[m] = stop
-				all.Go(func() { k.attend(own, m) })
+				all.Go(func() { x.attend(own, m) })
 			}
 		}
 		select {
@@ -276,10 +274,10 @@ func (k *Kernel) attendAll(ctx context.Context) {
 
 // attend keeps a session to the machined of one control machine. Which of them decides is not
 // asked: the others say no.
-func (k *Kernel) attend(ctx context.Context, m sigma.MachineID) {
+func (x *Cluster) attend(ctx context.Context, m sigma.MachineID) {
 	for ctx.Err() == nil {
 		within, cancel := context.WithTimeout(ctx, sessionMost)
-		s, err := k.dialAt(within, m, serviceMachined)
+		s, err := x.cfg.Dial(within, m)
 		var c *machines.Client
 		if err == nil {
 			if c, err = machinedOf(within, s); err != nil {
@@ -294,11 +292,11 @@ func (k *Kernel) attend(ctx context.Context, m sigma.MachineID) {
 		own, end := context.WithCancel(ctx)
 		stop := context.AfterFunc(own, s.Close)
 		var all sync.WaitGroup
-		for _, work := range []func(context.Context, *machines.Client) error{k.takeRoster, k.runErrands, k.report} {
+		for _, work := range []func(context.Context, *machines.Client) error{x.takeRoster, x.runErrands, x.report} {
 			all.Go(func() {
 				defer end()
 				if err := work(own, c); err != nil && own.Err() == nil {
-					k.cfg.Log.Debug("machined is asked again", "machine", m, "err", err)
+					x.cfg.Log.Debug("machined is asked again", "machine", m, "err", err)
 				}
 			})
 		}
@@ -311,14 +309,6 @@ func (k *Kernel) attend(ctx context.Context, m sigma.MachineID) {
 		stop()
 		s.Close()
 		sleep(ctx, registerAgain)
-	}
-}
-
-// sleep waits, or until ctx ends.
-func sleep(ctx context.Context, d time.Duration) {
-	select {
-	case <-ctx.Done():
-	case <-time.After(d):
 	}
 }
 
@@ -344,36 +334,36 @@ func patient(ctx context.Context, call func(context.Context) error) error {
 
 // takeRoster takes the roster from one machined. To ask for a later one says that this machine acts
 // by the one that it has, so that is not asked for before it does.
-func (k *Kernel) takeRoster(ctx context.Context, c *machines.Client) error {
+func (x *Cluster) takeRoster(ctx context.Context, c *machines.Client) error {
 	acts := uint64(0) // the epoch that it acts by, as far as it is known
 	return patient(ctx, func(ctx context.Context) error {
-		k.own.following.Lock()
-		has := k.id.Roster().Epoch()
-		k.own.following.Unlock()
-		if k.own.vacant(ctx) {
+		x.own.following.Lock()
+		has := x.id.Roster().Epoch()
+		x.own.following.Unlock()
+		if x.cfg.Vacant(ctx) {
 			acts = has
 		}
 		epoch, members, err := c.Roster(ctx, acts)
 		if err != nil {
 			return err
 		}
-		k.setRoster(epoch, members)
-		k.lookAtSelf()
+		x.setRoster(epoch, members)
+		x.lookAtSelf()
 		return nil
 	})
 }
 
 // lookAtSelf ends this machine's life if the roster says so.
-func (k *Kernel) lookAtSelf() {
-	if why := k.ended(); why != nil && !k.own.between.Load() {
-		k.own.isOver(why)
+func (x *Cluster) lookAtSelf() {
+	if why := x.ended(); why != nil && !x.own.between.Load() {
+		x.own.isOver(why)
 	}
 }
 
 // ended says whether this machine's life is over, as the roster has it.
-func (k *Kernel) ended() error {
+func (x *Cluster) ended() error {
 	const op = "kernel.live"
-	self, roster := k.id.Self(), k.id.Roster()
+	self, roster := x.id.Self(), x.id.Roster()
 	if roster.Epoch() < self.Epoch {
 		return nil // it is older than this life
 	}
@@ -390,23 +380,23 @@ func (k *Kernel) ended() error {
 }
 
 // setRoster takes over a roster and tells everybody who wants to know.
-func (k *Kernel) setRoster(epoch uint64, members []identity.Member) {
-	m := k.own
+func (x *Cluster) setRoster(epoch uint64, members []identity.Member) {
+	m := x.own
 	m.following.Lock()
 	defer m.following.Unlock()
-	if !k.id.Roster().Set(epoch, members) {
+	if !x.id.Roster().Set(epoch, members) {
 		return
 	}
-	before, after := m.told, k.id.Roster().Members()
+	before, after := m.told, x.id.Roster().Members()
 	m.told = after
-	k.logChanges(before, after)
-	k.tellMembers(before, after)
+	x.logChanges(before, after)
+	x.cfg.Changed(before, after)
 	if err := m.keeper.setControl(after); err != nil {
-		k.cfg.Log.Error("the control machines could not be noted", "err", err)
+		x.cfg.Log.Error("the control machines could not be noted", "err", err)
 	}
-	k.placing.Close(k.cordoned())
-	if draining(after, k.cfg.Machine) && !draining(before, k.cfg.Machine) {
-		k.sessions.Go(k.drain)
+	x.cfg.Admit(x.Cordoned())
+	if draining(after, x.cfg.Self.Machine) && !draining(before, x.cfg.Self.Machine) {
+		x.cfg.Go(x.drain)
 	}
 }
 
@@ -414,21 +404,21 @@ func draining(ms []identity.Member, id sigma.MachineID) bool {
 	return slices.ContainsFunc(ms, func(m identity.Member) bool { return m.Machine == id && m.Draining })
 }
 
-// cordoned says whether this machine is to get no new procs: because an operator said so, it is
+// Cordoned says whether this machine is to get no new procs: because an operator said so, it is
 // going to be stopped, or its life was ended.
-func (k *Kernel) cordoned() bool {
-	if k.own.leaves() {
+func (x *Cluster) Cordoned() bool {
+	if x.own.leaves() {
 		return true
 	}
-	if !k.registered() {
+	if !x.Registered() {
 		return false
 	}
-	m, _ := k.id.Roster().Member(k.cfg.Machine)
-	return m.Cordoned || m.Draining || k.own.between.Load()
+	m, _ := x.id.Roster().Member(x.cfg.Self.Machine)
+	return m.Cordoned || m.Draining || x.own.between.Load()
 }
 
 // logChanges says what became of other machines.
-func (k *Kernel) logChanges(before, after []identity.Member) {
+func (x *Cluster) logChanges(before, after []identity.Member) {
 	old := map[sigma.MachineID]identity.Member{}
 	for _, m := range before {
 		old[m.Machine] = m
@@ -438,28 +428,28 @@ func (k *Kernel) logChanges(before, after []identity.Member) {
 		delete(old, m.Machine)
 		switch {
 		case !known || was.Incarnation < m.Incarnation && !m.Lost:
-			k.cfg.Log.Info("a machine is there", "machine", m.Machine, "incarnation", m.Incarnation, "address",
+			x.cfg.Log.Info("a machine is there", "machine", m.Machine, "incarnation", m.Incarnation, "address",
 				m.Address, "control", m.Control, "lost", m.Lost)
 		case m.Lost && !was.Lost:
-			k.cfg.Log.Warn("the life of a machine is over", "event", k.own.lostOrLeft(m), "machine", m.Machine,
+			x.cfg.Log.Warn("the life of a machine is over", "event", x.own.lostOrLeft(m), "machine", m.Machine,
 				"incarnation", m.Incarnation)
 		case was.Control != m.Control:
-			k.cfg.Log.Info("the control machines are others", "machine", m.Machine, "control", m.Control)
+			x.cfg.Log.Info("the control machines are others", "machine", m.Machine, "control", m.Control)
 		}
 	}
 	for id := range old {
-		k.cfg.Log.Warn("a machine was removed", "machine", id)
+		x.cfg.Log.Warn("a machine was removed", "machine", id)
 	}
 }
 
 // report tells one machined whom this machine heard, if it is a control machine.
-func (k *Kernel) report(ctx context.Context, c *machines.Client) error {
-	tick := time.NewTicker(k.own.timing.Interval)
+func (x *Cluster) report(ctx context.Context, c *machines.Client) error {
+	tick := time.NewTicker(x.own.timing.Interval)
 	defer tick.Stop()
 	for {
-		if m, ok := k.id.Roster().Member(k.cfg.Machine); ok && m.Control && !m.Lost {
+		if m, ok := x.id.Roster().Member(x.cfg.Self.Machine); ok && m.Control && !m.Lost {
 			within, cancel := context.WithTimeout(ctx, reportMost)
-			err := c.Report(within, k.own.ear.Evidence(time.Now(), k.own.timing))
+			err := c.Report(within, x.own.ear.Evidence(time.Now(), x.own.timing))
 			cancel()
 			if err != nil && sigma.KindOf(err) != sigma.KindUnavailable { // nobody decides there yet
 				return err
@@ -474,7 +464,7 @@ func (k *Kernel) report(ctx context.Context, c *machines.Client) error {
 }
 
 // runErrands does what the judge wants of this machine.
-func (k *Kernel) runErrands(ctx context.Context, c *machines.Client) error {
+func (x *Cluster) runErrands(ctx context.Context, c *machines.Client) error {
 	var seen uint64
 	return patient(ctx, func(ctx context.Context) error {
 		number, list, err := c.Errands(ctx, seen)
@@ -484,10 +474,10 @@ func (k *Kernel) runErrands(ctx context.Context, c *machines.Client) error {
 		seen = number
 		for _, e := range list {
 			if e.Try != "" {
-				k.sessions.Go(func() { k.vouch(c, e.Try) })
+				x.cfg.Go(func() { x.vouch(c, e.Try) })
 			}
-			if e.Drain && k.cordoned() { // else the roster is still to come, which has it done
-				k.sessions.Go(k.drain)
+			if e.Drain && x.Cordoned() { // else the roster is still to come, which has it done
+				x.cfg.Go(x.drain)
 			}
 		}
 		return nil
@@ -495,18 +485,96 @@ func (k *Kernel) runErrands(ctx context.Context, c *machines.Client) error {
 }
 
 // vouch tries a machine, and vouches for it if it answers.
-func (k *Kernel) vouch(c *machines.Client, m sigma.MachineID) {
-	member, ok := k.id.Roster().Member(m)
-	if !ok || m == k.cfg.Machine {
+func (x *Cluster) vouch(c *machines.Client, m sigma.MachineID) {
+	member, ok := x.id.Roster().Member(m)
+	if !ok || m == x.cfg.Self.Machine {
 		return
 	}
-	ctx, cancel := context.WithTimeout(k.ctx, k.own.timing.Suspect)
+	ctx, cancel := context.WithTimeout(x.ctx, x.own.timing.Suspect)
 	defer cancel()
-	err := machines.Try(ctx, func(ctx context.Context) (net.Conn, error) { return k.dialBeat(ctx, m) })
+	err := machines.Try(ctx, func(ctx context.Context) (net.Conn, error) { return x.dialBeat(ctx, m) })
 	if err == nil {
 		err = c.Vouch(ctx, m, member.Incarnation)
 	}
 	if err != nil {
-		k.cfg.Log.Info("a machine that the judge does not hear was tried", "machine", m, "err", err)
+		x.cfg.Log.Info("a machine that the judge does not hear was tried", "machine", m, "err", err)
 	}
+}
+
+// Alive lists the machines that are not lost, this one among them, by name.
+func (x *Cluster) Alive() []sigma.MachineID {
+	out := []sigma.MachineID{x.cfg.Self.Machine}
+	if x.Registered() {
+		for _, m := range x.id.Roster().Members() {
+			if !m.Lost && m.Machine != x.cfg.Self.Machine {
+				out = append(out, m.Machine)
+			}
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// Member finds another machine of the system.
+func (x *Cluster) Member(m sigma.MachineID) (identity.Member, bool) {
+	if !x.Registered() {
+		return identity.Member{}, false
+	}
+	return x.id.Roster().Member(m)
+}
+
+// Provider is the principal of what this machine does for itself.
+func (x *Cluster) Provider() sigma.Principal {
+	return sigma.Principal{Realm: sigma.SystemRealm, Machine: x.cfg.Self.Machine, System: true}
+}
+
+// AwaitNode waits a while for this machine to be a member.
+func (x *Cluster) AwaitNode(ctx context.Context) (*link.Node, error) {
+	if x.Registered() {
+		return x.node, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, reconnectMax)
+	defer cancel()
+	select {
+	case <-x.enrolled:
+		return x.node, nil
+	case <-ctx.Done():
+		return nil, &sigma.Error{Op: "kernel.links", Kind: sigma.KindUnavailable,
+			Msg: "this machine is not registered with its system yet", Hint: "sigma doctor says why"}
+	}
+}
+
+// Life is this machine's present one.
+func (x *Cluster) Life() sigma.Life {
+	s := x.Self()
+	return sigma.Life{Machine: s.Machine, Incarnation: s.Incarnation}
+}
+
+// AwaitLife waits until this machine has a life, which is what a session with a scheduler is for,
+// and returns whether it has one; not if ctx ends. A machine that founds nothing itself and is no
+// member yet reaches no scheduler, so it need not wait.
+func (x *Cluster) AwaitLife(ctx context.Context) bool {
+	for {
+		moved := x.own.moves() // before the look
+		if x.Life().Incarnation != 0 || !x.Registered() && !x.cfg.Runs(Machined) {
+			return true
+		}
+		select {
+		case <-moved:
+		case <-ctx.Done():
+			return false
+		}
+	}
+}
+
+// Others lists the machines that are alive, without this one.
+func (x *Cluster) Others() (out []sigma.MachineID) {
+	return slices.DeleteFunc(x.Alive(), func(m sigma.MachineID) bool { return m == x.cfg.Self.Machine })
+}
+
+// Presently is a context that ends with this sigmad, and with the machine's present life.
+func (x *Cluster) Presently() (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(x.ctx)
+	stop := context.AfterFunc(x.present(), cancel)
+	return ctx, func() { stop(); cancel() }
 }

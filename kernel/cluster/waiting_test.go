@@ -1,4 +1,4 @@
-package kernel
+package cluster
 
 import (
 	"context"
@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 
 	"sigmaos.dev/identity"
+	"sigmaos.dev/link"
 	"sigmaos.dev/sigma"
 )
 
@@ -40,7 +41,7 @@ func TestWaitsFor(t *testing.T) {
 	} {
 		need := 0
 		if len(c.control) > 0 {
-			need = (&Kernel{}).majority(len(c.control))
+			need = (&Cluster{}).majority(len(c.control))
 		}
 		got, missing := waitsFor(c.control, c.silent, need, c.late)
 		if got != c.want || missing != strings.HasSuffix(c.want, "not answer") {
@@ -53,21 +54,22 @@ func TestWaitsFor(t *testing.T) {
 // Goal: all are asked at once, and this machine is not asked by itself.
 func TestUnheard(t *testing.T) {
 	asked := make(chan string, 9)
-	k := &Kernel{cfg: Config{Machine: "m1", Connect: func(ctx context.Context, address string) (net.Conn, error) {
-		asked <- address
-		switch address {
-		case "there":
-			c, _ := net.Pipe()
-			return c, nil
-		case "refuses":
-			return nil, errors.New("refused")
-		default:
-			<-ctx.Done()
-			return nil, ctx.Err()
-		}
-	}}}
+	x := &Cluster{cfg: Config{Self: identity.Enrolment{Machine: "m1"},
+		Links: link.Config{Connect: func(ctx context.Context, address string) (net.Conn, error) {
+			asked <- address
+			switch address {
+			case "there":
+				c, _ := net.Pipe()
+				return c, nil
+			case "refuses":
+				return nil, errors.New("refused")
+			default:
+				<-ctx.Done()
+				return nil, ctx.Err()
+			}
+		}}}}
 	var names []sigma.MachineID
-	for _, m := range k.unheard(t.Context(), []identity.Member{{Machine: "m1", Address: "own"},
+	for _, m := range x.unheard(t.Context(), []identity.Member{{Machine: "m1", Address: "own"},
 		{Machine: "m2", Address: "drops"}, {Machine: "m3", Address: "there"}, {Machine: "m4", Address: "refuses"}}) {
 		names = append(names, m.Machine)
 	}
@@ -86,21 +88,20 @@ func TestTellWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var there atomic.Bool
 		said := make(chan told, 9)
-		k := &Kernel{own: &membership{}, cfg: Config{Machine: "m1", Waits: func(what string, missing bool) {
-			said <- told{what, missing}
-		},
-			Connect: func(context.Context, string) (net.Conn, error) {
+		x := &Cluster{own: &membership{}, cfg: Config{Self: identity.Enrolment{Machine: "m1"},
+			Waits: func(what string, missing bool) { said <- told{what, missing} },
+			Links: link.Config{Connect: func(context.Context, string) (net.Conn, error) {
 				if !there.Load() {
 					return nil, errors.New("refused")
 				}
 				c, _ := net.Pipe()
 				return c, nil
-			}}}
-		k.own.keeper.now.Control = []identity.Member{{Machine: "m1", Address: "a:1"}, {Machine: "m2", Address: "b:1"}}
-		k.own.between.Store(true)
+			}}}}
+		x.own.keeper.now.Control = []identity.Member{{Machine: "m1", Address: "a:1"}, {Machine: "m2", Address: "b:1"}}
+		x.own.between.Store(true)
 		ctx, cancel := context.WithCancel(t.Context())
 		var over sync.WaitGroup
-		over.Go(func() { k.tellWaits(ctx) })
+		over.Go(func() { x.tellWaits(ctx) })
 		next := func(want told) {
 			t.Helper()
 			if got := <-said; got != want {
@@ -112,12 +113,12 @@ func TestTellWaits(t *testing.T) {
 		there.Store(true)
 		next(told{"", false})
 		next(told{"one of the 2 control machines that answer to lead", false})
-		k.noteRefusal(&sigma.Error{Op: "x", Kind: sigma.KindPermission, Msg: "m1 was removed", Hint: "make a token"})
-		k.noteRefusal(sigma.Errorf("x", sigma.KindUnavailable, "away")) // does not take it back
+		x.noteRefusal(&sigma.Error{Op: "x", Kind: sigma.KindPermission, Msg: "m1 was removed", Hint: "make a token"})
+		x.noteRefusal(sigma.Errorf("x", sigma.KindUnavailable, "away")) // does not take it back
 		next(told{"a registration, which is refused: m1 was removed; make a token", false})
-		k.noteRefusal(nil)
+		x.noteRefusal(nil)
 		next(told{"one of the 2 control machines that answer to lead", false})
-		k.own.between.Store(false) // it is not that which the boot waits for now
+		x.own.between.Store(false) // it is not that which the boot waits for now
 		next(told{"", false})
 		cancel()
 		over.Wait()
