@@ -9,6 +9,7 @@ import (
 
 	"sigmaos.dev/identity"
 	"sigmaos.dev/kernel/cluster"
+	"sigmaos.dev/kernel/services"
 	"sigmaos.dev/machines"
 	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
@@ -18,7 +19,7 @@ import (
 // boot makes this machine a member, starts the services, makes what must exist, and opens the admin
 // sockets.
 func (k *Kernel) boot(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, bootMax)
+	ctx, cancel := context.WithTimeout(ctx, services.BootMax)
 	defer cancel()
 	select {
 	case <-k.known:
@@ -40,13 +41,13 @@ func (k *Kernel) boot(ctx context.Context) error {
 	if err := k.startServices(ctx); err != nil {
 		return err
 	}
-	if !alive && k.local(serviceMachined) != nil {
+	if !alive && k.services.Local(services.Machined) != nil {
 		if err := k.cluster.Enter(ctx); err != nil {
 			return err
 		}
 		k.sessions.Go(func() { k.cluster.Live(k.ctx) })
 	}
-	if k.local(serviceNamed) != nil && !k.cluster.Kept().Joined { // it founded the system
+	if k.services.Local(services.Named) != nil && !k.cluster.Kept().Joined { // it founded the system
 		if err := k.realms(nil).Create(ctx, sigma.DefaultRealm); err != nil && sigma.KindOf(err) != sigma.KindExists {
 			return err
 		}
@@ -61,16 +62,16 @@ func (k *Kernel) startServices(ctx context.Context) error {
 		return err
 	}
 	k.cluster.Starts(true)
-	for _, s := range k.serviceList() {
-		k.sessions.Go(func() { s.supervise(k.ctx) })
+	for _, s := range k.services.List() {
+		k.sessions.Go(func() { s.Supervise(k.ctx) })
 	}
-	if k.cluster.Registered() && k.local(serviceMachined) != nil &&
+	if k.cluster.Registered() && k.services.Local(services.Machined) != nil &&
 		time.Now().After(k.cluster.Identity().Self().NotAfter) {
 		k.sessions.Go(func() { k.certify(ctx) })
 	}
-	for _, s := range k.serviceList() {
-		if err := s.waitReady(ctx); err != nil {
-			return sigma.Errorf("kernel.boot", sigma.KindUnavailable, "%s did not come up: %v", s.name, err)
+	for _, s := range k.services.List() {
+		if err := s.WaitReady(ctx); err != nil {
+			return sigma.Errorf("kernel.boot", sigma.KindUnavailable, "%s did not come up: %v", s.Name, err)
 		}
 	}
 	return k.takeControl(ctx)
@@ -115,7 +116,7 @@ func (k *Kernel) until(ctx context.Context, do func() error) error {
 			return err
 		}
 		select {
-		case <-time.After(restartMin):
+		case <-time.After(services.RestartMin):
 		case <-ctx.Done():
 			return err
 		}
@@ -125,7 +126,7 @@ func (k *Kernel) until(ctx context.Context, do func() error) error {
 // joinNames makes this machine's named a member of the store of names, if it joined as a control
 // machine; what comes of that is an argument of named at each start.
 func (k *Kernel) joinNames(ctx context.Context) error {
-	s := k.local(serviceNamed)
+	s := k.services.Local(services.Named)
 	now := k.cluster.Kept()
 	k.etcd = k.cfg.Etcd
 	if s == nil || !now.Joined {
@@ -134,7 +135,8 @@ func (k *Kernel) joinNames(ctx context.Context) error {
 	if now.Names == "" {
 		var text string
 		err := k.until(ctx, func() error {
-			c, _, err := k.reachElsewhere(ctx, serviceNamed, func(ctx context.Context, c *session.Client) (err error) {
+			c, _, err := k.reachElsewhere(ctx, services.Named, func(ctx context.Context,
+				c *session.Client) (err error) {
 				text, err = memberAdd(ctx, c, k.cfg.Machine)
 				return err
 			})
@@ -154,7 +156,7 @@ func (k *Kernel) joinNames(ctx context.Context) error {
 	if strings.HasPrefix(now.Names, sigmap.EtcdPrefix) {
 		return k.toldEtcd(now.Names)
 	}
-	s.args = []string{"--initial", now.Names}
+	s.Args = []string{"--initial", now.Names}
 	return nil
 }
 
@@ -203,7 +205,7 @@ func memberAdd(ctx context.Context, c *session.Client, m sigma.MachineID) (text 
 // stays an ordinary one.
 func (k *Kernel) takeControl(ctx context.Context) error {
 	now := k.cluster.Kept()
-	if !now.Joined || k.local(serviceMachined) == nil {
+	if !now.Joined || k.services.Local(services.Machined) == nil {
 		return nil
 	}
 	if slices.ContainsFunc(now.Control, func(m identity.Member) bool { return m.Machine == k.cfg.Machine }) {

@@ -5,6 +5,7 @@ import (
 	"io"
 	"testing"
 
+	"sigmaos.dev/kernel/connect"
 	"sigmaos.dev/link"
 	"sigmaos.dev/sigma"
 )
@@ -18,7 +19,7 @@ func TestFarStreams(t *testing.T) {
 	streams := func() int {
 		m2.k.links.mu.Lock()
 		defer m2.k.links.mu.Unlock()
-		return m2.k.links.serving[serving{"m1", link.ToService, directFiles}]
+		return m2.k.links.serving[serving{"m1", link.ToService, connect.Files}]
 	}
 	data := make([]byte, 3<<20+5)
 	for i := range data {
@@ -68,19 +69,20 @@ func TestFarStreams(t *testing.T) {
 			eventually(t, "the streams end", func() bool { return streams() == 0 })
 		}
 	}
-	name, err := m2.k.tickets.give(ctx, sigma.Principal{Realm: "default", Machine: "m1", System: true}, nil)
+	name, err := m2.k.connect.Tickets.Give(ctx, sigma.Principal{Realm: "default", Machine: "m1", System: true}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, from := range []sigma.Principal{{Realm: "other", Machine: "m1", System: true},
 		{Realm: "default", Machine: "m3", System: true}, {Realm: "default", Machine: "m1", Proc: "p"}} {
-		if m2.k.tickets.take([ticketSize]byte(name), from) != nil {
+		if m2.k.connect.Tickets.Take([connect.TicketSize]byte(name), from) != nil {
 			t.Errorf("a ticket of another is good for %+v", from)
 		}
 	}
 	mine := sigma.Principal{Realm: "default", Machine: "m1", System: true}
-	if m2.k.tickets.take([ticketSize]byte(name), mine) == nil || m2.k.tickets.take([ticketSize]byte(name),
-		mine) != nil {
+	if m2.k.connect.Tickets.Take([connect.TicketSize]byte(name), mine) == nil ||
+		m2.k.connect.Tickets.Take([connect.TicketSize]byte(name),
+			mine) != nil {
 		t.Error("a ticket is good once")
 	}
 }

@@ -3,10 +3,13 @@ package kernel
 import (
 	"context"
 	"maps"
+	"net"
 	"slices"
 
 	"sigmaos.dev/identity"
 	"sigmaos.dev/kernel/cluster"
+	"sigmaos.dev/kernel/connect"
+	"sigmaos.dev/kernel/services"
 	"sigmaos.dev/link"
 	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
@@ -26,17 +29,35 @@ func (k *Kernel) clusterConfig() cluster.Config {
 	}
 	return cluster.Config{Self: self, Data: k.cfg.Data, Join: k.cfg.Join, Listener: k.cfg.Listener, Links: links,
 		External: k.cfg.Etcd != nil, Log: k.cfg.Log, Waits: k.cfg.Waits, Procs: k.procs, Go: k.sessions.Go,
-		Runs: func(service string) bool { return k.local(service) != nil },
+		Runs: func(service string) bool { return k.services.Local(service) != nil },
 		Dial: func(ctx context.Context, m sigma.MachineID) (*session.Client, error) {
-			return k.dialAt(ctx, m, serviceMachined)
+			return k.dialAt(ctx, m, services.Machined)
 		},
 		Reach: func(ctx context.Context, use func(context.Context, *session.Client) error) (*session.Client, error) {
-			return k.reach(ctx, serviceMachined, use)
+			return k.reach(ctx, services.Machined, use)
 		},
-		Enrolled: func() { k.sessions.Go(func() { k.watchConnections(k.ctx) }) },
+		Enrolled: func() { k.sessions.Go(func() { k.connect.WatchConnections(k.ctx) }) },
 		Changed:  k.tellMembers, Admit: k.placing.Close, Vacant: k.placing.AwaitClosed, Owes: k.owesAnswers,
 		TellLeave: func(ctx context.Context, m sigma.MachineID) error {
 			return k.ask(ctx, m, cluster.PeerLeave, nil,
 				nil)
 		}}
+}
+
+// reserve and takeBatch are link.Config's; connect is there when there are links.
+func (k *Kernel) reserve(d link.Direct) (link.Place, error) { return k.connect.Reserve(d) }
+
+func (k *Kernel) takeBatch(d link.Direct, b link.Batch, conns []*net.TCPConn) error {
+	return k.connect.TakeBatch(d, b, conns)
+}
+
+// connectConfig is what connections with other machines need of the kernel.
+func (k *Kernel) connectConfig() connect.Config {
+	cfg := connect.Config{Machine: k.cfg.Machine, Log: k.cfg.Log, Launcher: k.launcher, Cluster: k.cluster,
+		Procs: k.procs, Services: k.services, Proxy: k.proxy, Traffic: k.traffic, Go: k.sessions.Go, Ask: k.ask,
+		Count: k.links.count}
+	if k.cfg.Connect != nil { // else the keeper makes no sockets
+		cfg.Keeper = k.cfg.Keeper
+	}
+	return cfg
 }

@@ -28,7 +28,7 @@ func (r *root) connectionsFile() sigma.File {
 	k := r.tree.k
 	return r.sysState(nameConnections, func(ctx context.Context) ([]byte, error) {
 		cs, ends := k.proxy.Connections(r.shownTo)
-		found := k.found(ctx, ends, false)
+		found := k.connect.Found(ctx, ends, false)
 		of := map[uint64][]launch.Socket{}
 		for _, o := range ends {
 			if s, is := found[o.Inode]; is {

@@ -140,7 +140,7 @@ func (r *root) decisionsFile() sigma.File {
 			at.seq, at.begun = last, more
 			return text, at, more || i+1 < len(machines), err
 		})
-	if r.realm == sigma.SystemRealm && k.service(r.tree.principal) != nil {
+	if r.realm == sigma.SystemRealm && k.services.Of(r.tree.principal) != nil {
 		return f.Answering(r.callable(sigmap.FileDecisions, map[string]handler{sigmap.CallNote: r.noteDecisions}))
 	}
 	return f

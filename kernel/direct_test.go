@@ -24,13 +24,13 @@ func TestDirectService(t *testing.T) {
 		io.Copy(conn, conn)
 	}
 	w := newWorld(t, part{name: "m1", control: true, services: control.services, before: func(m *machine) {
-		m.k.directServices["echo"] = serve
+		m.k.connect.Services["echo"] = serve
 	}}, part{name: "m2"}, part{name: "m3", encrypt: true})
 	m1, m2 := w.machines["m1"], w.machines["m2"]
 	ctx := t.Context()
 	to := link.Target{Kind: link.ToService, Name: "echo"}
 	for _, who := range []sigma.Principal{{Realm: "default", Proc: "p"}, {Realm: "default", System: true}} {
-		conn, err := m2.k.dialDirect(ctx, who, "m1", to)
+		conn, err := m2.k.connect.DialDirect(ctx, who, "m1", to)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -64,14 +64,15 @@ func TestDirectService(t *testing.T) {
 			sigma.KindPermission},
 		"an unknown machine": {proc, "m7", to, sigma.KindNotFound},
 	} {
-		if conn, err := m2.k.dialDirect(ctx, c.who, c.m, c.to); sigma.KindOf(err) != c.kind {
+		if conn, err := m2.k.connect.DialDirect(ctx, c.who, c.m, c.to); sigma.KindOf(err) != c.kind {
 			t.Errorf("%s: %v", name, err)
 			if err == nil {
 				conn.Close()
 			}
 		}
 	}
-	if _, err := w.machines["m3"].k.dialDirect(ctx, proc, "m1", to); sigma.KindOf(err) != sigma.KindUnsupported {
+	if _, err := w.machines["m3"].k.connect.DialDirect(ctx, proc, "m1",
+		to); sigma.KindOf(err) != sigma.KindUnsupported {
 		t.Errorf("from a machine that encrypts: %v", err)
 	}
 }

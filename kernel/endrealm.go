@@ -7,6 +7,7 @@ import (
 
 	"sigmaos.dev/identity"
 	"sigmaos.dev/kernel/procs"
+	"sigmaos.dev/kernel/services"
 	"sigmaos.dev/schedd"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
@@ -51,7 +52,7 @@ func (k *Kernel) forgetRealm(realm sigma.RealmID) {
 	k.copies.Drop(realm)
 	k.traffic.Drop(realm)
 	k.dropGroups(realm)
-	k.worked.Drop(realm, databaseService(realm))
+	k.worked.Drop(realm, services.DatabaseService(realm))
 	defer k.events.Forget(realm)
 	defer k.decisions.Forget(realm)
 	defer k.forgetPast(realm)

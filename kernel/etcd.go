@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"sigmaos.dev/kernel/services"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
 )
@@ -42,7 +43,7 @@ func (k *Kernel) toldEtcd(text string) error {
 // namedOnly is an error for anybody but named, on whose behalf alone sigmad holds the keys of an
 // etcd.
 func (r *root) namedOnly(op string) error {
-	if s := r.tree.k.service(r.tree.principal); s == nil || s.name != serviceNamed {
+	if s := r.tree.k.services.Of(r.tree.principal); s == nil || s.Name != services.Named {
 		return sigma.Errorf(op, sigma.KindPermission, "only named may ask this")
 	}
 	return nil

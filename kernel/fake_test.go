@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"sigmaos.dev/besched"
+	"sigmaos.dev/kernel/services"
 	"sigmaos.dev/launch"
 	"sigmaos.dev/lcsched"
 	"sigmaos.dev/memfs"
@@ -153,7 +154,7 @@ func (r *memRealms) List(context.Context) (out []sigma.RealmInfo, err error) {
 // boot starts a machine and waits until it is up.
 func boot(t *testing.T) *machine {
 	t.Helper()
-	return bootAs(t, Config{Machine: "m1"}, func(*machine) {}, serviceNamed, serviceBesched, serviceS3)
+	return bootAs(t, Config{Machine: "m1"}, func(*machine) {}, services.Named, services.Besched, services.S3)
 }
 
 // bootAs starts a machine of several, with some of the services. prepare is called before it runs.
@@ -479,15 +480,15 @@ func (p *fakeProc) serve() {
 	}()
 	var tree sigma.Tree
 	switch p.name {
-	case serviceNamed:
+	case services.Named:
 		tree = withCredentials{standby{treekit.Admin{Tree: p.m.realms, Realms: p.m.realms}, p.m}, &p.m.credentials}
-	case serviceS3:
+	case services.S3:
 		tree = treekit.Admin{Tree: p.m.objects, Realms: p.m.objects}
-	case serviceMachined:
+	case services.Machined:
 		tree = p.m.machined
-	case serviceLcsched:
+	case services.Lcsched:
 		tree = lcsched.NewService() // which nobody elects
-	case serviceBesched:
+	case services.Besched:
 		s := besched.NewService()
 		p.m.mu.Lock()
 		p.m.sched = s

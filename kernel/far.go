@@ -201,8 +201,9 @@ func (k *Kernel) linksText(b *strings.Builder) {
 	}
 	x := k.links
 	x.mu.Lock()
-	relayed, kept := x.relayed, len(x.kept)
+	kept := len(x.kept)
 	x.mu.Unlock()
+	relayed, _ := k.connect.Relayed()
 	for _, g := range []struct {
 		name  string
 		value int

@@ -2,11 +2,15 @@ package kernel
 
 import (
 	"context"
+	"os"
 	"slices"
 	"time"
 
+	"sigmaos.dev/kernel/connect"
 	"sigmaos.dev/kernel/progtree"
 	"sigmaos.dev/kernel/viewfs"
+	"sigmaos.dev/link"
+	"sigmaos.dev/treekit"
 
 	"sigmaos.dev/sigma"
 )
@@ -271,4 +275,32 @@ func (f *farFile) Put(ctx context.Context, names []string, data []byte, o sigma.
 func (f *farFile) Watch(ctx context.Context, since sigma.Version) (sigma.Version, error) {
 	v, err := f.file.Watch(ctx, since)
 	return v, f.at.fail(err)
+}
+
+// PassBulk implements sigma.BulkPasser: what is passed leads to the file's machine.
+func (f *farFile) PassBulk(ctx context.Context) (*os.File, error) {
+	r, ok := f.file.(interface {
+		BulkTicket(ctx context.Context) ([]byte, error)
+	})
+	if !ok {
+		return nil, treekit.Unsupported("a stream")
+	}
+	ctx, cancel := context.WithTimeout(ctx, farMax)
+	defer cancel()
+	name, err := r.BulkTicket(ctx)
+	if err != nil {
+		return nil, f.at.fail(err)
+	}
+	who := sigma.Principal{Realm: f.at.realm, System: true}
+	conn, err := f.at.k.connect.DialDirect(ctx, who, f.at.machine, link.Target{Kind: link.ToService,
+		Name: connect.Files})
+	if err != nil { // by messages it goes another way
+		return nil, &sigma.Error{Op: "kernel.bulk", Path: f.at.path, Kind: sigma.KindUnsupported,
+			Msg: "there is no direct connection with machine " + string(f.at.machine), Err: err}
+	}
+	if _, err := conn.Write(name); err != nil {
+		conn.Close()
+		return nil, treekit.Unsupported("a stream")
+	}
+	return connect.FileOf(conn)
 }

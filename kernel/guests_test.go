@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"sigmaos.dev/identity"
+	"sigmaos.dev/kernel/services"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
@@ -130,7 +131,8 @@ func openHouseAs(t *testing.T, prepare func(*machine)) (*machine, string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return bootAs(t, Config{Machine: "m1", RealmSocket: l}, prepare, serviceNamed, serviceBesched, serviceS3), path
+	return bootAs(t, Config{Machine: "m1", RealmSocket: l}, prepare, services.Named, services.Besched, services.S3),
+		path
 }
 
 // credential has a session make one, and gives its text.

@@ -11,6 +11,7 @@ import (
 	"sigmaos.dev/identity"
 	"sigmaos.dev/initd"
 	"sigmaos.dev/kernel/procs"
+	"sigmaos.dev/kernel/services"
 	"sigmaos.dev/namespace"
 	"sigmaos.dev/schedd"
 	"sigmaos.dev/sigma"
@@ -27,7 +28,7 @@ const peerInit = "init"
 func (r *root) initFile() sigma.File {
 	methods := map[string]handler{sigmap.CallInitAdd: r.initAdd, sigmap.CallInitRemove: r.initRemove,
 		sigmap.CallInitRestart: r.initRestart}
-	if r.realm == sigma.SystemRealm && r.tree.isService(serviceLcsched) {
+	if r.realm == sigma.SystemRealm && r.tree.isService(services.Lcsched) {
 		methods = map[string]handler{initd.CallLook: r.initLook, initd.CallSpawn: r.initSpawn,
 			initd.CallStop: r.initStop}
 	}

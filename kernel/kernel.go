@@ -24,6 +24,7 @@ import (
 	"time"
 
 	"sigmaos.dev/kernel/cluster"
+	"sigmaos.dev/kernel/connect"
 	"sigmaos.dev/kernel/eventlog"
 	"sigmaos.dev/kernel/launchers"
 	"sigmaos.dev/kernel/memo"
@@ -31,9 +32,9 @@ import (
 	"sigmaos.dev/kernel/placement"
 	"sigmaos.dev/kernel/procs"
 	"sigmaos.dev/kernel/progtree"
+	"sigmaos.dev/kernel/services"
 	"sigmaos.dev/kernel/shares"
 
-	"sigmaos.dev/besched"
 	"sigmaos.dev/binfs"
 	"sigmaos.dev/decision"
 	"sigmaos.dev/dialproxy"
@@ -57,13 +58,13 @@ const Version = "0.1.0-dev"
 // Config says what a machine has.
 type Config struct {
 	Machine  sigma.MachineID
-	Keeper   *launch.Keeper // gives the control sockets of launchers
-	Programs []Program      // the boot set; empty on an ordinary machine of several
-	Data     string         // directory that is the kernel's own
-	UIDBase  uint32         // first of the uids that belong to this instance (docs/internals/launcher-protocol.md)
-	UIDs     uint32         // how many they are; 0 = 2^20
-	Memory   sigma.Bytes    // for best-effort procs; 0 = three quarters of the host's
-	CPU      sigma.MilliCPU // what the machine offers; 0 = the host's
+	Keeper   *launch.Keeper     // gives the control sockets of launchers
+	Programs []services.Program // the boot set; empty on an ordinary machine of several
+	Data     string             // directory that is the kernel's own
+	UIDBase  uint32             // first of the uids that belong to this instance (docs/internals/launcher-protocol.md)
+	UIDs     uint32             // how many they are; 0 = 2^20
+	Memory   sigma.Bytes        // for best-effort procs; 0 = three quarters of the host's
+	CPU      sigma.MilliCPU     // what the machine offers; 0 = the host's
 	// Listener is where other machines connect to this one, and Address what they are told of it;
 	// nil and "" = there are no others.
 	Listener net.Listener
@@ -109,18 +110,12 @@ type Config struct {
 // Join says how a machine becomes a member.
 type Join = cluster.Join
 
-// Program is one of the boot set.
-type Program struct {
-	Name string
-	File *os.File // its executable
-	Dir  *os.File // its data directory
-}
-
 // Kernel is one running sigmad.
 type Kernel struct {
 	cfg       Config
 	procs     *procs.Table
 	cluster   *cluster.Cluster
+	connect   *connect.Connect
 	launcher  *launchers.Launchers
 	groups    realmGroups
 	proxy     *dialproxy.Proxy
@@ -128,17 +123,14 @@ type Kernel struct {
 	bin       *binfs.Cache
 	ux        *ux.Tree
 	uxQuotas  *scratchQuotas
-	services  map[string]*service
-	databases *databases
+	services  *services.Set
 	placing   *placement.Placement
 	shares    *shares.Groups
-	launches  *launches // of services and sigmad, counted
 	ledger    *meter.Ledger
 	copies    *meter.Copies
 	turns     *treekit.Turns
 	worked    *meter.Works
 	traffic   *meter.Traffic
-	tcpEnds   hearing
 	metrics   metrics
 	outputs   *output.Collector
 	ready     *readiness.Set // procs that are silent
@@ -155,11 +147,6 @@ type Kernel struct {
 	peers     *peers
 	memo      memo.Memo
 	peerCalls map[string]peerCall // what other machines' sigmads may call here; complete before Run
-
-	tickets  tickets
-	rechecks chan struct{} // takes one: connections are to be looked at
-	// what other machines' programs have direct connections to; complete before Run
-	directServices map[string]directService
 
 	etcd      *sigmap.Etcd // Config.Etcd, or what a machine that joined was told; complete before named is started
 	inherited int          // procs that ran before this sigmad; after known is closed
@@ -200,7 +187,7 @@ func New(cfg Config) (*Kernel, error) {
 		cfg.CPU = sigma.MilliCPU(1000 * runtime.NumCPU())
 	}
 	if cfg.Memory == 0 {
-		total, err := machineMemory()
+		total, err := services.MachineMemory()
 		if err != nil {
 			return nil, err
 		}
@@ -221,7 +208,7 @@ func New(cfg Config) (*Kernel, error) {
 	}
 	passed := inflight.New(int(min(files.Cur, 1<<20)))
 	k := &Kernel{cfg: cfg, proxy: dialproxy.New(cfg.Machine, passed), passed: passed, ux: scratch, uxQuotas: uxQuotas,
-		services: map[string]*service{}, start: time.Now(), startMono: monotonic(),
+		start: time.Now(), startMono: monotonic(),
 		groups: realmGroups{first: cfg.UIDBase + cfg.UIDs/2, gids: map[sigma.RealmID]uint32{}},
 		names:  map[sigma.RealmID]*names.Realm{}, quotas: map[sigma.RealmID]*quota{},
 		recalled: &cache.Budget{Bytes: recalledMax}, trees: map[sigma.RealmID]*progtree.Tree{},
@@ -229,23 +216,15 @@ func New(cfg Config) (*Kernel, error) {
 	k.procs = procs.NewTable(procs.Config{Machine: cfg.Machine, Memory: cfg.Memory, LogsDir: k.logsDir(),
 		Carry: k.carry, MaySpawn: k.mayEnter, Launch: func(s procs.Start) { k.sessions.Go(func() { k.startProc(s) }) }})
 	k.launcher = launchers.New(k.launchersConfig())
-	k.launches = newLaunches(cfg.Log, filepath.Join(cfg.Data, "launches"))
 	uxQuotas.k, k.events = k, eventlog.New(cfg.Machine, time.Now)
 	if k.nothing, err = atEnd(); err != nil {
 		return nil, sigma.Wrap("kernel.New", "", err)
 	}
-	k.links, k.peerCalls, k.directServices = newLinks(), map[string]peerCall{},
-		map[string]directService{directFiles: k.serveFiles}
+	k.links, k.peerCalls = newLinks(), map[string]peerCall{}
 	k.guests = newGuests()
-	k.tickets.open = map[[ticketSize]byte]*ticket{}
-	k.rechecks = make(chan struct{}, 1)
 	k.known = make(chan struct{})
 	var first sync.Once
 	k.adopted = func(n int) { first.Do(func() { k.inherited = n; close(k.known) }) }
-	k.databases = &databases{k: k, of: map[sigma.RealmID]*service{}}
-	if err := k.takeBootSet(); err != nil {
-		return nil, err
-	}
 	k.shares = shares.New()
 	k.placing = k.newPlacement()
 	k.cluster = cluster.New(k.clusterConfig())
@@ -258,6 +237,10 @@ func New(cfg Config) (*Kernel, error) {
 	k.decisions, k.past = k.openDecisions(), k.openPast()
 	k.turns, k.worked = treekit.NewTurns(), meter.NewWorks()
 	k.countTraffic()
+	if k.services, err = services.New(k.servicesConfig()); err != nil {
+		return nil, err
+	}
+	k.connect = connect.New(k.connectConfig())
 	k.holders = newHolders(k)
 	if k.scratch, err = newScratch(k); err != nil {
 		return nil, err
@@ -281,23 +264,6 @@ func New(cfg Config) (*Kernel, error) {
 	return k, nil
 }
 
-// takeBootSet makes the services of the programs that this machine has.
-func (k *Kernel) takeBootSet() error {
-	for i, p := range k.cfg.Programs {
-		if p.Name == serviceDB {
-			k.databases.program, k.databases.uid = p, k.cfg.UIDBase+2+uint32(i)
-			continue
-		}
-		k.services[p.Name] = newService(k, p, k.cfg.UIDBase+2+uint32(i)) // base+1 is sigmad's own
-	}
-	for _, need := range []string{serviceNamed, serviceBesched, serviceS3} {
-		if k.services[need] == nil && !isMember(k.cfg) {
-			return sigma.Errorf("kernel.New", sigma.KindInvalid, "the boot set lacks %s", need)
-		}
-	}
-	return nil
-}
-
 // countTraffic begins to count what procs carry to other machines.
 func (k *Kernel) countTraffic() {
 	k.traffic = meter.NewTraffic(k.ledger)
@@ -307,6 +273,18 @@ func (k *Kernel) countTraffic() {
 			"counted", meter.FlowsMost)
 	}
 }
+
+// servicesConfig is what the services need of the kernel.
+func (k *Kernel) servicesConfig() services.Config {
+	return services.Config{Machine: k.cfg.Machine, Programs: k.cfg.Programs, Data: k.cfg.Data, UIDBase: k.cfg.UIDBase,
+		Member: isMember(k.cfg), StoreDelay: k.cfg.StoreDelay, Start: k.start, Log: k.cfg.Log, Launcher: k.launcher,
+		Proxy: k.proxy, Worked: k.worked, Known: k.known, External: func() bool { return k.etcd != nil },
+		Go:    k.sessions.Go,
+		Serve: k.serve, Tell: k.tellDaemon, Charge: k.countDone}
+}
+
+// Program is one of the boot set.
+type Program = services.Program
 
 // launchersConfig says what is done when launchers come and go.
 func (k *Kernel) launchersConfig() launchers.Config {
@@ -343,8 +321,9 @@ func (k *Kernel) Run(ctx context.Context) error {
 	defer stop()
 	k.ctx, k.down = ctx, down
 	k.procs.Begin(ctx)
+	k.services.Begin(ctx)
 	k.cluster.Begin(ctx)
-	k.launches.begun(serviceSigmad)
+	k.connect.Begin(ctx)
 	defer context.AfterFunc(asked, func() { k.cluster.Leave(); stop() })()
 	events := make(chan error, 1)
 	work := context.WithoutCancel(ctx) // launcher events are needed until the services have ended
@@ -386,7 +365,7 @@ func (k *Kernel) Run(ctx context.Context) error {
 		case err := <-events:
 			return err
 		case <-ctx.Done():
-			k.shutDown()
+			k.services.ShutDown()
 			k.settle()
 			return nil
 		}
@@ -424,7 +403,7 @@ func (k *Kernel) serveAs(ctx context.Context, conn session.Conn, t *tree, reset 
 	}
 	if t.far {
 		cfg.BulkTicket = func(ctx context.Context, serve func(net.Conn)) ([]byte, error) {
-			return k.tickets.give(ctx, p, serve)
+			return k.connect.Tickets.Give(ctx, p, serve)
 		}
 	} else {
 		if t.quota = k.quotaOf(p); t.quota != nil {
@@ -446,8 +425,8 @@ func (k *Kernel) serveAs(ctx context.Context, conn session.Conn, t *tree, reset 
 	if t.far { // it can have neither, and the proc that it names may be anybody's
 		return
 	}
-	if own := k.service(p); own != nil {
-		own.ending(p.Proc)
+	if own := k.services.Of(p); own != nil {
+		own.Ending(p.Proc)
 	}
 	k.proxy.CloseProc(p.Proc) // here, when no Listen can come any more
 	t.release()
@@ -484,33 +463,6 @@ func (k *Kernel) mayLog() bool {
 	}
 	k.failures++
 	return k.failures <= failuresMax
-}
-
-// shutDown asks the services to end and waits a while; the launcher ends whatever is left.
-func (k *Kernel) shutDown() {
-	k.cfg.Log.Info("machine goes down", "machine", k.cfg.Machine)
-	deadline := time.After(5 * time.Second)
-	names := []string{serviceMachined, serviceLcsched}
-	for n := range besched.ShardsMax {
-		names = append(names, placement.BeschedName(n+1))
-	}
-	all := k.databases.list()
-	for _, s := range all { // at once: there may be one for each realm
-		s.terminate()
-	}
-	for _, name := range append(names, serviceS3, serviceNamed) {
-		if s := k.services[name]; s != nil {
-			all = append(all, s)
-		}
-	}
-	for _, s := range all {
-		s.terminate()
-		select {
-		case <-s.ended():
-		case <-deadline:
-			return
-		}
-	}
 }
 
 // settleMax is how long sessions may take to end once the services have.

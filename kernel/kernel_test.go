@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"sigmaos.dev/kernel/services"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
@@ -269,7 +270,7 @@ func TestRestarts(t *testing.T) {
 					return
 				}
 				if n%10 == 5 {
-					m.kill([]string{serviceBesched, serviceNamed, serviceS3, serviceBesched}[i])
+					m.kill([]string{services.Besched, services.Named, services.S3, services.Besched}[i])
 				}
 				for _, id := range ids {
 					s, err := c.WaitExit(t.Context(), id)
@@ -284,8 +285,8 @@ func TestRestarts(t *testing.T) {
 		})
 	}
 	spawners.Wait()
-	for _, s := range m.k.services {
-		if err := s.waitReady(t.Context()); err != nil {
+	for _, s := range m.k.services.List() {
+		if err := s.WaitReady(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -298,13 +299,10 @@ func TestRestarts(t *testing.T) {
 // service is no more; else who stands for its election next waits until the lease of the dead
 // expires.
 func TestLeasesOfADeadService(t *testing.T) {
-	m := bootAs(t, Config{Machine: "m1"}, func(*machine) {}, serviceNamed, serviceBesched, serviceS3, serviceLcsched)
-	s := m.k.services[serviceLcsched]
-	incarnation := func() sigma.ProcID {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		return s.id
-	}
+	m := bootAs(t, Config{Machine: "m1"}, func(*machine) {}, services.Named, services.Besched, services.S3,
+		services.Lcsched)
+	s := m.k.services.Local(services.Lcsched)
+	incarnation := s.Proc
 	id := incarnation()
 	c, end := m.session(sigma.Principal{Realm: sigma.SystemRealm, Proc: id})
 	root, err := c.Attach(t.Context(), "")
@@ -319,7 +317,7 @@ func TestLeasesOfADeadService(t *testing.T) {
 		sigma.PutOptions{Lease: lease}); err != nil {
 		t.Fatal(err)
 	}
-	m.kill(serviceLcsched)
+	m.kill(services.Lcsched)
 	eventually(t, "the service is another", func() bool { return incarnation() != id })
 	end()
 	names, err := m.realms.Attach(t.Context(), sigma.Principal{Realm: sigma.SystemRealm}, "")
@@ -411,7 +409,7 @@ func TestMadeUpEndpoint(t *testing.T) {
 func TestStoreRestartsUnderWalk(t *testing.T) {
 	m := boot(t)
 	ctx := t.Context()
-	before, err := (&storeLink{k: m.k, name: sigma.NameS3, service: serviceS3}).ReadLink(ctx)
+	before, err := (&storeLink{k: m.k, name: sigma.NameS3, service: services.S3}).ReadLink(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -419,8 +417,8 @@ func TestStoreRestartsUnderWalk(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	over := m.k.services[serviceS3].ended()
-	m.kill(serviceS3)
+	over := m.k.services.Local(services.S3).Ended()
+	m.kill(services.S3)
 	<-over
 	unknown := e
 	unknown.ID = "AAECAwQFBgcICQoLDA0ODw"

@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"sigmaos.dev/kernel/launchers"
+	"sigmaos.dev/kernel/services"
 	"sigmaos.dev/sigma"
 )
 
@@ -32,7 +32,7 @@ func TestLauncherDies(t *testing.T) {
 		}
 		m.launcher()
 		eventually(t, "the services run", func() bool {
-			for _, s := range m.k.status(t.Context()) {
+			for _, s := range m.k.services.Status(t.Context()) {
 				if s.State != "running" {
 					return false
 				}
@@ -58,7 +58,7 @@ func TestNoLauncherNoOffers(t *testing.T) {
 	cores := func(m *machine) {
 		m.k.cfg.CPU = 2000
 	} // of which m1 has none left after four procs, on whatever host this runs
-	w := newWorld(t, part{name: "m1", control: true, services: []string{serviceNamed, serviceBesched, serviceS3},
+	w := newWorld(t, part{name: "m1", control: true, services: []string{services.Named, services.Besched, services.S3},
 		before: cores}, part{name: "m2", before: cores})
 	m1, m2 := w.machines["m1"], w.machines["m2"]
 	offers := func(n int) {
@@ -100,10 +100,8 @@ func TestNoLauncherNoOffers(t *testing.T) {
 // service is started again, so that it is there once the launcher answers.
 func TestStartIsNeverAnswered(t *testing.T) {
 	m := bootAs(t, Config{Machine: "m1"}, func(m *machine) {
-		cfg := m.k.launchersConfig()
-		cfg.StartMax = 300 * time.Millisecond
-		m.k.launcher = launchers.New(cfg)
-	}, serviceNamed, serviceBesched, serviceS3)
+		m.k.launcher.GiveUpAfter(300 * time.Millisecond)
+	}, services.Named, services.Besched, services.S3)
 	c := m.connect("default")
 	m.hangs.Store(true)
 	id := m.spawn(c, sigma.Descriptor{Memory: 64 * sigma.MiB})
@@ -116,7 +114,7 @@ func TestStartIsNeverAnswered(t *testing.T) {
 	m.die()
 	m.launcher()
 	restarts := func() (n, running int) {
-		for _, s := range m.k.status(t.Context()) {
+		for _, s := range m.k.services.Status(t.Context()) {
 			if n += int(s.Restarts); s.State == "running" && s.Proc != "" {
 				running++
 			}

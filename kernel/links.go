@@ -4,11 +4,11 @@ import (
 	"context"
 	"os"
 	"sync"
-	"time"
 
 	"sigmaos.dev/identity"
 	"sigmaos.dev/kernel/computed"
 	"sigmaos.dev/kernel/placement"
+	"sigmaos.dev/kernel/services"
 	"sigmaos.dev/link"
 	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
@@ -28,15 +28,7 @@ const (
 	servingFew     = 64   // of what a machine needs one of, and now and then another
 	servingStreams = 64
 	servingBeats   = 16
-	// to one machine, that are under way for procs at once: half of what link allows, so that the
-	// rest is the system's
-	tenantDials = 8
-	realmDials  = 64 // of one realm that are under way or wait for their turn
-	// connections of one realm's procs to other machines; each costs three file descriptors and two
-	// goroutines here
-	relaysOfRealm = 1024
-	relaysOfAll   = 4096
-	keptOfMachine = 2048 // sessions that are kept to one machine
+	keptOfMachine  = 2048 // sessions that are kept to one machine
 )
 
 // peerCall answers a call of another machine's sigmad, which has been admitted as from. ctx ends
@@ -47,14 +39,10 @@ type peerCall func(ctx context.Context, from identity.Subject, payload []byte) (
 // nothing is called under it.
 type links struct {
 	mu      sync.Mutex
-	serving map[serving]int                   // mu
-	relays  map[sigma.RealmID]int             // mu
-	asking  map[sigma.RealmID]int             // mu; dials of procs
-	turns   map[sigma.MachineID]chan struct{} // mu; tenantDials places for each machine that procs dialled
-	relayed int                               // mu; sum of relays
-	kept    map[farKey]*farSession            // mu
-	notes   chan struct{}                     // mu; closed and replaced with each change of last
-	last    map[string]sigma.MachineID        // mu; which machine's service of a name was reached last
+	serving map[serving]int            // mu
+	kept    map[farKey]*farSession     // mu
+	notes   chan struct{}              // mu; closed and replaced with each change of last
+	last    map[string]sigma.MachineID // mu; which machine's service of a name was reached last
 	// mu; where another machine's s3d and dbd listen, as long as that is certain
 	stores map[string]sigma.Endpoint
 	// mu; where the object store listened when that was asked last, latest first
@@ -69,8 +57,7 @@ type serving struct {
 }
 
 func newLinks() *links {
-	return &links{serving: map[serving]int{}, relays: map[sigma.RealmID]int{}, asking: map[sigma.RealmID]int{},
-		turns: map[sigma.MachineID]chan struct{}{}, kept: map[farKey]*farSession{}, notes: make(chan struct{}),
+	return &links{serving: map[serving]int{}, kept: map[farKey]*farSession{}, notes: make(chan struct{}),
 		last: map[string]sigma.MachineID{}, stores: map[string]sigma.Endpoint{}}
 }
 
@@ -128,14 +115,14 @@ func mayReach(from sigma.Principal, to link.Target) error {
 		return nil
 	case !machine:
 		return sigma.Errorf(op, sigma.KindPermission, "a proc may not reach the %s of another machine", to.String())
-	case to.Kind == link.ToBeat, to.Kind == link.ToDirect, to.Kind == link.ToStream && to.Name == serviceNamed:
+	case to.Kind == link.ToBeat, to.Kind == link.ToDirect, to.Kind == link.ToStream && to.Name == services.Named:
 		return nil
 	case to.Kind == link.ToService:
-		if _, ok := databaseRealm(to.Name); ok || placement.IsBesched(to.Name) {
+		if _, ok := services.DatabaseRealm(to.Name); ok || placement.IsBesched(to.Name) {
 			return nil
 		}
 		switch to.Name {
-		case serviceNamed, serviceLcsched, serviceS3, serviceMachined, targetPeer:
+		case services.Named, services.Lcsched, services.S3, services.Machined, targetPeer:
 			return nil
 		}
 	}
@@ -152,8 +139,8 @@ func (x *links) count(m sigma.MachineID, to link.Target) (done func(), err error
 		most = servingStreams
 	case to.Kind == link.ToService:
 		s.name = to.Name
-		if to.Name == targetPeer || placement.IsBesched(to.Name) || to.Name == serviceLcsched ||
-			to.Name == serviceMachined {
+		if to.Name == targetPeer || placement.IsBesched(to.Name) || to.Name == services.Lcsched ||
+			to.Name == services.Machined {
 			most = servingFew
 		}
 	}
@@ -179,7 +166,7 @@ func (k *Kernel) openTarget(from sigma.Principal, to link.Target) (*os.File, err
 	const op = "kernel.links"
 	switch to.Kind {
 	case link.ToEndpoint:
-		e, err := k.endpointHere(to)
+		e, err := k.connect.EndpointHere(to)
 		if err != nil {
 			return nil, err
 		}
@@ -192,14 +179,14 @@ func (k *Kernel) openTarget(from sigma.Principal, to link.Target) (*os.File, err
 			return nil, nil
 		}
 	}
-	s := k.local(to.Name)
+	s := k.services.Local(to.Name)
 	if s == nil {
 		return nil, sigma.Errorf(op, sigma.KindNotFound, "machine %s runs no %s", k.cfg.Machine, to.Name)
 	}
-	s.ask()
-	e, running := s.listens(to.Kind == link.ToStream)
+	s.Ask()
+	e, running := s.Listens(to.Kind == link.ToStream)
 	if !running {
-		return nil, sigma.Errorf(op, sigma.KindUnavailable, "%s of machine %s is being started", s.name, k.cfg.Machine)
+		return nil, sigma.Errorf(op, sigma.KindUnavailable, "%s of machine %s is being started", s.Name, k.cfg.Machine)
 	}
 	f, _, err := k.proxy.Dial(from, e)
 	return f, err
@@ -218,11 +205,11 @@ func (k *Kernel) serveLink(ctx context.Context, l *link.Link) {
 		file := o.file
 		o.file = nil
 		var who sigma.Principal
-		if e, err := k.endpointHere(l.Target); l.Target.Kind == link.ToEndpoint && err == nil {
+		if e, err := k.connect.EndpointHere(l.Target); l.Target.Kind == link.ToEndpoint && err == nil {
 			who = sigma.Principal{Realm: e.Realm, Proc: e.Proc}
 		}
 		k.traffic.Begin(who) // it may have no meter
-		k.join(ctx, l, file, who)
+		k.connect.Join(ctx, l, file, who)
 	case l.Target.Kind == link.ToBeat:
 		k.cluster.Hear(ctx, l)
 	case l.Target.Name == targetPeer:
@@ -230,49 +217,6 @@ func (k *Kernel) serveLink(ctx context.Context, l *link.Link) {
 			Events: k.serveEvents(l.From)})
 	case l.Target.Name == targetSigmad:
 		k.serveAs(ctx, l.Session(), &tree{k: k, principal: l.From, far: true}, false)
-	}
-}
-
-// join connects a link with a socket of this machine, of which it takes what the one says to the
-// other. It owns both. What passes is counted for who; of nobody for the zero Principal.
-func (k *Kernel) join(ctx context.Context, l *link.Link, file *os.File, who sigma.Principal) {
-	defer l.Close()
-	u, err := session.UnixConn(file)
-	if err != nil {
-		return
-	}
-	defer u.Close()
-	if u.LocalAddr().Network() == "unixpacket" {
-		link.Bridge(ctx, session.NewStreamConn(counted{l, k, who}), session.NewPacketConn(u, true))
-		return
-	}
-	link.Relay(ctx, counted{l, k, who}, u)
-}
-
-// counted is a link of which what passes is counted for somebody of this machine.
-type counted struct {
-	*link.Link
-	k   *Kernel
-	who sigma.Principal
-}
-
-// Read implements net.Conn.
-func (c counted) Read(b []byte) (int, error) {
-	n, err := c.Link.Read(b)
-	c.count(0, n)
-	return n, err
-}
-
-// Write implements net.Conn.
-func (c counted) Write(b []byte) (int, error) {
-	n, err := c.Link.Write(b)
-	c.count(n, 0)
-	return n, err
-}
-
-func (c counted) count(out, in int) {
-	if c.who.Realm != "" {
-		c.k.traffic.Crossed(time.Now(), c.who.Realm, c.who.Proc, uint64(max(out, 0)), uint64(max(in, 0)))
 	}
 }
 

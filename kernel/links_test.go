@@ -14,6 +14,7 @@ import (
 
 	"sigmaos.dev/dialproxy"
 	"sigmaos.dev/identity"
+	"sigmaos.dev/kernel/services"
 	"sigmaos.dev/link"
 	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
@@ -70,7 +71,7 @@ func TestMayReach(t *testing.T) {
 	}
 }
 
-var control = part{name: "m1", control: true, services: []string{serviceNamed, serviceBesched, serviceS3}}
+var control = part{name: "m1", control: true, services: []string{services.Named, services.Besched, services.S3}}
 
 // TestLinkRefusals: what a machine does not have, or not now, is refused in words, and a member
 // cannot have too much of one thing.
@@ -91,7 +92,7 @@ func TestLinkRefusals(t *testing.T) {
 		kind   sigma.Kind
 		words  string
 	}{
-		{link.Target{Kind: link.ToService, Name: serviceNamed}, sigma.KindNotFound, "machine m2 runs no named"},
+		{link.Target{Kind: link.ToService, Name: services.Named}, sigma.KindNotFound, "machine m2 runs no named"},
 		{link.Target{Kind: link.ToService, Name: "x"}, sigma.KindNotFound, "no service x"},
 		{link.Target{Kind: link.ToEndpoint, Name: "x"}, sigma.KindInvalid, "not an endpoint"},
 		{link.Target{Kind: link.ToEndpoint, Name: sigma.Endpoint{Realm: "a", Machine: "m1", Proc: "q",
@@ -103,15 +104,13 @@ func TestLinkRefusals(t *testing.T) {
 			t.Errorf("%v: got %v (%v)", c.target, err, sigma.KindOf(err))
 		}
 	}
-	if err := dial(m2, m1, link.Target{Kind: link.ToStream, Name: serviceNamed},
+	if err := dial(m2, m1, link.Target{Kind: link.ToStream, Name: services.Named},
 		own); sigma.KindOf(err) != sigma.KindUnavailable {
 		t.Errorf("a service that takes no streams: got %v", err)
 	}
-	s := m1.k.services[serviceS3]
-	s.mu.Lock()
-	s.state = "restarting"
-	s.mu.Unlock()
-	if err := dial(m2, m1, link.Target{Kind: link.ToService, Name: serviceS3},
+	s := m1.k.services.Local(services.S3)
+	s.Ending(s.Proc())
+	if err := dial(m2, m1, link.Target{Kind: link.ToService, Name: services.S3},
 		own); sigma.KindOf(err) != sigma.KindUnavailable {
 		t.Errorf("a service that is being started: got %v", err)
 	}
@@ -173,9 +172,9 @@ func TestServicesAcross(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, service := range []string{serviceNamed, serviceS3} {
-		s := m1.k.services[service]
-		over := s.ended()
+	for _, service := range []string{services.Named, services.S3} {
+		s := m1.k.services.Local(service)
+		over := s.Ended()
 		m1.kill(service)
 		<-over
 		if err := lostOnce(func() error { _, err := tree.Stat(ctx, "/bin/big"); return err }); err != nil {
@@ -207,13 +206,13 @@ func TestLeader(t *testing.T) {
 		m.realms, m.leads = shared, func() bool { return leader.Load() == m.k.cfg.Machine }
 	}
 	w := newWorld(t, part{name: "m1", control: true, services: control.services, before: prepare},
-		part{name: "m2", control: true, services: []string{serviceNamed, serviceBesched}, before: prepare},
+		part{name: "m2", control: true, services: []string{services.Named, services.Besched}, before: prepare},
 		part{name: "m3", before: prepare})
 	ctx := t.Context()
 	for i, l := range []sigma.MachineID{"m1", "m2", "m1"} {
 		if old := leader.Swap(l).(sigma.MachineID); old != l {
-			over := w.machines[old].k.services[serviceNamed].ended()
-			w.machines[old].kill(serviceNamed) // as named does with the sessions of who asked it as the leader
+			over := w.machines[old].k.services.Local(services.Named).Ended()
+			w.machines[old].kill(services.Named) // as named does with the sessions of who asked it as the leader
 			<-over
 		}
 		for name, m := range w.machines {
@@ -237,10 +236,10 @@ func TestSilent(t *testing.T) {
 	for _, others := range []int{0, 1} {
 		parts := []part{control, {name: "m2"}}
 		if others > 0 {
-			parts = append(parts, part{name: "m3", control: true, services: []string{serviceBesched}})
+			parts = append(parts, part{name: "m3", control: true, services: []string{services.Besched}})
 		}
 		m2 := newWorld(t, parts...).machines["m2"]
-		s, _, err := m2.k.reachRoot(t.Context(), serviceNamed, "default")
+		s, _, err := m2.k.reachRoot(t.Context(), services.Named, "default")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -269,13 +268,13 @@ func lostOnce(f func() error) error {
 
 // TestScheduler: all machines attend at the bescheds of all control machines that live.
 func TestScheduler(t *testing.T) {
-	second := part{name: "m2", control: true, services: []string{serviceBesched}}
+	second := part{name: "m2", control: true, services: []string{services.Besched}}
 	w := newWorld(t, control, second, part{name: "m3"})
 	at := func(m sigma.MachineID, n int, froms ...sigma.MachineID) {
 		t.Helper()
 		for _, from := range froms {
 			eventually(t, fmt.Sprintf("%s has %d sessions to the besched of %s", from, n, m), func() bool {
-				return w.machines[m].served(from, serviceBesched) == n
+				return w.machines[m].served(from, services.Besched) == n
 			})
 		}
 	}
@@ -517,9 +516,8 @@ func testDialAcross(t *testing.T, second part) {
 		t.Errorf("got %q, %v", b, err)
 	}
 	eventually(t, "nothing is relayed any more", func() bool {
-		m2.k.links.mu.Lock()
-		defer m2.k.links.mu.Unlock()
-		return m2.k.links.relayed == 0 && len(m2.k.links.relays) == 0
+		connections, realms := m2.k.connect.Relayed()
+		return connections == 0 && realms == 0
 	})
 
 	// Isolation.
@@ -586,7 +584,7 @@ func testEndsAcross(t *testing.T, w *world, second part, server, client sigma.Fi
 		w.lose("m1")
 	} else { // both are the same process here, so that one of the two is not to hear of it
 		other := w.machines["m2"].k
-		other.shut(ctx, other.proxy.Revoke("cut", func(c *dialproxy.Connection) bool {
+		other.connect.Shut(ctx, other.proxy.Revoke("cut", func(c *dialproxy.Connection) bool {
 			return c.Other.Machine == "m1"
 		}))
 	}
@@ -687,7 +685,7 @@ func (c *caller) Call(_ context.Context, method string, _ []byte, files []*os.Fi
 
 // TestStreamsAcross: a service reaches itself on another machine by bytes; nobody else does.
 func TestStreamsAcross(t *testing.T) {
-	w := newWorld(t, control, part{name: "m2", control: true, services: []string{serviceNamed}})
+	w := newWorld(t, control, part{name: "m2", control: true, services: []string{services.Named}})
 	m1, m2 := w.machines["m1"], w.machines["m2"]
 	ctx := t.Context()
 	stream := func(root sigma.File, m sigma.MachineID, name string) (*os.File, error) {
@@ -700,8 +698,8 @@ func TestStreamsAcross(t *testing.T) {
 		}
 		return files[0], nil
 	}
-	there, here := m1.service(serviceNamed), m2.service(serviceNamed)
-	if _, err := stream(here, "m1", serviceNamed); sigma.KindOf(err) != sigma.KindUnavailable {
+	there, here := m1.service(services.Named), m2.service(services.Named)
+	if _, err := stream(here, "m1", services.Named); sigma.KindOf(err) != sigma.KindUnavailable {
 		t.Errorf("nobody takes streams: %v", err)
 	}
 	e := listen(t, there, sigma.FormStream)
@@ -709,7 +707,7 @@ func TestStreamsAcross(t *testing.T) {
 		root sigma.File
 		me   sigma.MachineID
 	}{{here, "m2"}, {there, "m1"}} {
-		f, err := stream(from.root, "m1", serviceNamed)
+		f, err := stream(from.root, "m1", services.Named)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -725,11 +723,11 @@ func TestStreamsAcross(t *testing.T) {
 		f.Close()
 		a.Close()
 	}
-	if _, err := stream(here, "m1", serviceS3); sigma.KindOf(err) != sigma.KindPermission {
+	if _, err := stream(here, "m1", services.S3); sigma.KindOf(err) != sigma.KindPermission {
 		t.Errorf("to another service: %v", err)
 	}
 	if _, err := stream(m2.proc(sigma.Principal{Realm: "default", Proc: "p"}), "m1",
-		serviceNamed); sigma.KindOf(err) != sigma.KindPermission {
+		services.Named); sigma.KindOf(err) != sigma.KindPermission {
 		t.Errorf("of a tenant: %v", err)
 	}
 	if _, err := m1.connect("default").List(ctx, true); err != nil { // its sessions still go where they went
@@ -748,7 +746,7 @@ func TestHostileMember(t *testing.T) {
 	own := m2.k.cluster.Provider()
 	targets := []link.Target{{Kind: link.ToEndpoint, Name: tree.String()},
 		{Kind: link.ToEndpoint, Name: stream.String()}, {Kind: link.ToBeat, Name: "beat"}}
-	for _, name := range []string{serviceNamed, serviceBesched, serviceS3, targetPeer, targetSigmad} {
+	for _, name := range []string{services.Named, services.Besched, services.S3, targetPeer, targetSigmad} {
 		targets = append(targets, link.Target{Kind: link.ToService, Name: name})
 	}
 	r := rand.New(rand.NewPCG(3, 4))
@@ -760,7 +758,7 @@ func TestHostileMember(t *testing.T) {
 	if _, err := m2.k.peer(ctx, "m1"); err != nil { // so that it is there before the count
 		t.Fatal(err)
 	}
-	eventually(t, "it has its session to besched", func() bool { return m1.served("m2", serviceBesched) == 1 })
+	eventually(t, "it has its session to besched", func() bool { return m1.served("m2", services.Besched) == 1 })
 	before := m1.k.cluster.Node().Count()["m2"]
 	for _, target := range targets {
 		for i := range 12 {

@@ -12,6 +12,7 @@ import (
 	"sigmaos.dev/kernel/memo"
 	"sigmaos.dev/kernel/meter"
 	"sigmaos.dev/kernel/procs"
+	"sigmaos.dev/kernel/services"
 
 	"sigmaos.dev/identity"
 	"sigmaos.dev/sigma"
@@ -91,7 +92,7 @@ func (k *Kernel) load(ctx context.Context) (state.MachineLoad, []state.RealmLoad
 // ctx ends, and gives how much memory they use.
 func (k *Kernel) lookAtProcs(ctx context.Context) (used sigma.Bytes) {
 	var mu sync.Mutex
-	eachOf(launchers.MetersMax, k.ledger.Procs(), func(p meter.Proc) {
+	services.EachOf(launchers.MetersMax, k.ledger.Procs(), func(p meter.Proc) {
 		if ctx.Err() != nil {
 			return
 		}
@@ -105,20 +106,6 @@ func (k *Kernel) lookAtProcs(ctx context.Context) (used sigma.Bytes) {
 		mu.Unlock()
 	})
 	return used
-}
-
-// eachOf calls do for each of all, for so many at a time.
-func eachOf[T any](most int, all []T, do func(T)) {
-	var group sync.WaitGroup
-	slots := make(chan struct{}, most)
-	for _, x := range all {
-		slots <- struct{}{}
-		group.Go(func() {
-			do(x)
-			<-slots
-		})
-	}
-	group.Wait()
 }
 
 // loadLines are what this machine tells: of itself, and of its realms.
@@ -189,7 +176,7 @@ func (r *root) loadFile() sigma.File {
 		}
 		var mu sync.Mutex
 		answers := make([]answer, 0, len(machines))
-		eachOf(loadAsks, machines, func(m sigma.MachineID) {
+		services.EachOf(loadAsks, machines, func(m sigma.MachineID) {
 			text, err := k.loadOf(ctx, m)
 			if err != nil {
 				text, _ = state.Line(state.UsageMissing{Machine: string(m), Missing: err.Error()})

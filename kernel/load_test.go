@@ -74,15 +74,12 @@ func TestLoadKeepsServices(t *testing.T) {
 			t.Errorf("%s used %+v, and then %+v", p.Name, measured[i], u)
 		}
 	}
-	s := m.k.services[m.k.cfg.Programs[0].Name]
-	s.mu.Lock()
-	launch := s.launch
-	s.launch += 1 << 40
-	s.mu.Unlock()
+	name := m.k.cfg.Programs[0].Name
+	s := m.k.services.Local(name)
+	launched := s.Launch()
+	m.kill(name)
+	eventually(t, "another incarnation is there", func() bool { n := s.Launch(); return n != 0 && n != launched })
 	if u := m.k.servicesUsage(late)[0]; u != (sigma.Usage{}) {
 		t.Errorf("another incarnation used %+v", u)
 	}
-	s.mu.Lock()
-	s.launch = launch
-	s.mu.Unlock()
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 
+	"sigmaos.dev/kernel/services"
 	"sigmaos.dev/machines"
 	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
@@ -12,8 +13,8 @@ import (
 
 // isService says whether who asks is this machine's service of that name.
 func (t *tree) isService(name string) bool {
-	s := t.k.service(t.principal)
-	return s != nil && s.name == name
+	s := t.k.services.Of(t.principal)
+	return s != nil && s.Name == name
 }
 
 // pass makes handlers of methods that a service answers.
@@ -36,12 +37,13 @@ func (r *root) machinesFile() sigma.File {
 	k := r.tree.k
 	file := r.machineLines()
 	if !r.tree.principal.System {
-		if r.realm == sigma.SystemRealm && r.tree.isService(serviceMachined) {
-			file.Answering(r.callable(sigmap.FileMachines, k.pass(serviceMachined, machines.CallAuthority)))
+		if r.realm == sigma.SystemRealm && r.tree.isService(services.Machined) {
+			file.Answering(r.callable(sigmap.FileMachines, k.pass(services.Machined, machines.CallAuthority)))
 		}
 		return file
 	}
-	methods := k.pass(serviceMachined, machines.CallToken, machines.CallTokens, machines.CallRevoke, machines.CallList,
+	methods := k.pass(services.Machined, machines.CallToken, machines.CallTokens, machines.CallRevoke,
+		machines.CallList,
 		machines.CallCordon, machines.CallDrain, machines.CallLabel, machines.CallControl, machines.CallRemove)
 	methods[machines.CallMembership] = func(context.Context, []byte) ([]byte, []*os.File, error) {
 		m := k.membership()
@@ -53,7 +55,7 @@ func (r *root) machinesFile() sigma.File {
 
 // namesFile is /sys/names: calls of the leading named about its members and who may write.
 func (r *root) namesFile() sigma.File {
-	return r.callable(sigmap.FileNames, r.tree.k.pass(serviceNamed, sigmap.CallMembers, sigmap.CallMemberAdd,
+	return r.callable(sigmap.FileNames, r.tree.k.pass(services.Named, sigmap.CallMembers, sigmap.CallMemberAdd,
 		sigmap.CallMemberRemove, sigmap.CallExpel, sigmap.CallAdmit,
 		sigmap.CallSnapshotOpen, sigmap.CallSnapshotRead, sigmap.CallSnapshotClose))
 }

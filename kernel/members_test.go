@@ -14,6 +14,7 @@ import (
 
 	"sigmaos.dev/identity"
 	"sigmaos.dev/kernel/cluster"
+	"sigmaos.dev/kernel/services"
 	"sigmaos.dev/link"
 	"sigmaos.dev/machines"
 	"sigmaos.dev/memfs"
@@ -65,7 +66,7 @@ func (f *founder) start(d sigma.Tree) {
 	f.machine = bootAs(f.t, Config{Machine: "m1", Data: f.data, Listener: ln, Address: ln.Addr().String()},
 		func(m *machine) {
 			m.machined = d
-		}, serviceNamed, serviceBesched, serviceS3, serviceMachined)
+		}, services.Named, services.Besched, services.S3, services.Machined)
 }
 
 func listenTCP(t *testing.T) net.Listener {
@@ -308,8 +309,7 @@ func TestCordonWithoutCredits(t *testing.T) {
 	f := foundSystem(t)
 	var returned, asked atomic.Bool
 	_, err := f.join("m2", f.token(1), t.TempDir(), func(m *machine) {
-		cfg := m.k.clusterConfig()
-		cfg.Vacant = func(ctx context.Context) bool {
+		m.k.cluster.AwaitVacant(func(ctx context.Context) bool {
 			if !m.k.placing.Closed() {
 				return true
 			}
@@ -321,8 +321,7 @@ func TestCordonWithoutCredits(t *testing.T) {
 				}
 			}
 			return returned.Load()
-		}
-		m.k.cluster = cluster.New(cfg)
+		})
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -344,8 +343,8 @@ func TestCordonWithoutCredits(t *testing.T) {
 // Goal: while a control machine has not begun its own life it lets nobody in, and says so at once:
 // else control machines that boot together would wait for each other.
 func TestBootingControlMachinesDoNotWaitForEachOther(t *testing.T) {
-	w := newWorld(t, part{name: "m1", control: true, services: []string{serviceNamed, serviceBesched, serviceS3,
-		serviceMachined}})
+	w := newWorld(t, part{name: "m1", control: true, services: []string{services.Named, services.Besched, services.S3,
+		services.Machined}})
 	k := w.machines["m1"].k
 	refused := func() bool {
 		_, err := k.cluster.Enroller().Challenge(t.Context())

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"sigmaos.dev/kernel/meter"
+	"sigmaos.dev/kernel/services"
 
 	"sigmaos.dev/dialproxy"
 	"sigmaos.dev/identity"
@@ -48,7 +49,7 @@ func (k *Kernel) keepLedger(ctx context.Context) {
 // sampleTraffic looks at all meters, and at the TCP connections that are open.
 func (k *Kernel) sampleTraffic(ctx context.Context) {
 	if k.cluster.Registered() {
-		k.sweepPools()
+		k.connect.SweepPools()
 	}
 	x, now := k.traffic, time.Now()
 	for _, id := range x.Procs() {
@@ -65,7 +66,7 @@ func (k *Kernel) sampleTraffic(ctx context.Context) {
 	for _, o := range some {
 		ends = append(ends, o)
 	}
-	found := k.found(ctx, ends, false)
+	found := k.connect.Found(ctx, ends, false)
 	for cookie, o := range some {
 		if s, is := found[o.Inode]; is {
 			x.FlowNow(now, cookie, s.Sent, s.Received, false)
@@ -113,7 +114,7 @@ func (k *Kernel) countDone(now, before time.Time, service string, done sigma.Wor
 // countServed counts what sigmad has done for realms since it was counted last.
 func (k *Kernel) countServed(now time.Time) {
 	own := ownUsage()
-	k.countWork(now, serviceSigmad, k.worked.Fresh(serviceSigmad, meter.Spent{CPU: own.UserTime + own.SystemTime}),
+	k.countWork(now, services.Sigmad, k.worked.Fresh(services.Sigmad, meter.Spent{CPU: own.UserTime + own.SystemTime}),
 		k.turns.Work())
 }
 
@@ -122,7 +123,7 @@ func (k *Kernel) countServed(now time.Time) {
 func (r *root) workedCall(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
 	const op = "kernel.worked"
 	k := r.tree.k
-	s := k.service(r.tree.principal)
+	s := k.services.Of(r.tree.principal)
 	if s == nil {
 		return nil, nil, sigma.Errorf(op, sigma.KindPermission, "only services may tell this")
 	}
@@ -140,20 +141,18 @@ func (r *root) workedCall(ctx context.Context, payload []byte) ([]byte, []*os.Fi
 		_, is := known[w.Realm]
 		return !is && w.Realm != sigma.SystemRealm
 	})
-	s.mu.Lock()
-	id := s.launch
-	s.mu.Unlock()
-	if k.worked.News(s.name, meter.Report{Launch: id, Number: number}) {
+	id := s.Launch()
+	if k.worked.News(s.Name, meter.Report{Launch: id, Number: number}) {
 		var total time.Duration
 		if l := k.launcher.Now(); l != nil {
 			if m, err := k.launcher.Meter(ctx, l, id); err == nil { // else its time is counted the next time
 				total = m.User + m.Sys
 			}
 		}
-		if s.realm != "" {
-			k.databases.charge(time.Now(), s, id, total, works)
+		if s.Realm != "" {
+			k.services.ChargeDatabases(time.Now(), s, id, total, works)
 		} else {
-			k.countWork(time.Now(), s.name, k.worked.Fresh(s.name, meter.Spent{Launch: id, CPU: total}), works)
+			k.countWork(time.Now(), s.Name, k.worked.Fresh(s.Name, meter.Spent{Launch: id, CPU: total}), works)
 		}
 	}
 	shares := make([]sigmap.RealmShares, 0, len(works))
@@ -214,7 +213,7 @@ func (k *Kernel) tellLedger(ctx context.Context) {
 				known[m] = &toldKeeper{}
 			}
 		}
-		eachOf(len(to)+1, to, func(m sigma.MachineID) {
+		services.EachOf(len(to)+1, to, func(m sigma.MachineID) {
 			if err := k.tellKeeper(ctx, m, known[m]); err != nil {
 				k.cfg.Log.Debug("a control machine does not hear what realms use", "machine", m, "err", err)
 			}

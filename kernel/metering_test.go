@@ -10,6 +10,7 @@ import (
 
 	"sigmaos.dev/kernel/computed"
 	"sigmaos.dev/kernel/meter"
+	"sigmaos.dev/kernel/services"
 
 	"sigmaos.dev/identity"
 	"sigmaos.dev/sigma"
@@ -216,7 +217,8 @@ func TestServedIsTold(t *testing.T) {
 	}
 	now := time.Now()
 	m.k.countServed(now)
-	m.k.countWork(now, serviceS3, 3*time.Second, []sigma.Work{{Realm: sigma.DefaultRealm, Requests: 7, In: 70, Out: 700,
+	m.k.countWork(now, services.S3, 3*time.Second, []sigma.Work{{Realm: sigma.DefaultRealm, Requests: 7, In: 70,
+		Out: 700,
 		CPU: time.Second}, {Realm: sigma.SystemRealm, CPU: 2 * time.Second}})
 	us := objects[state.RealmUsage](t, worker, "/sys/usage")
 	if len(us) != 1 || us[0].Requests < 50 || us[0].Served <= 0 || us[0].ServedIn == 0 || us[0].ServedOut == 0 {

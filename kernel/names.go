@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"sigmaos.dev/kernel/progtree"
+	"sigmaos.dev/kernel/services"
 	"sigmaos.dev/names"
 	"sigmaos.dev/namespace"
 	"sigmaos.dev/session"
@@ -61,7 +62,7 @@ func (k *Kernel) doubtNames(realm sigma.RealmID) {
 // dialNames opens the machine's session to named for one realm. A realm of its own session cannot
 // use up what others need.
 func (k *Kernel) dialNames(ctx context.Context, realm sigma.RealmID) (names.Session, error) {
-	r := search[names.Session]{k: k, name: serviceNamed, open: func(ctx context.Context,
+	r := search[names.Session]{k: k, name: services.Named, open: func(ctx context.Context,
 		s *session.Client) (names.Session, error) {
 		return attachNames(ctx, s, realm)
 	}}
@@ -147,7 +148,7 @@ func (k *Kernel) mount(ctx context.Context, realm sigma.RealmID, e sigma.Endpoin
 		return nil, nil, &sigma.Error{Op: "kernel.mount", Kind: sigma.KindNoExec,
 			Msg: "programs are started from /bin and /s3 only", Hint: "copy the program to /bin"}
 	}
-	s, root, err := k.reachRoot(ctx, serviceS3, realm)
+	s, root, err := k.reachRoot(ctx, services.S3, realm)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -266,7 +267,7 @@ func (r realms) Create(ctx context.Context, id sigma.RealmID) error {
 	if err := r.k.removed(id); err != nil {
 		return err
 	}
-	_, err := r.admin(ctx, serviceNamed, sigmap.CallCreate, id)
+	_, err := r.admin(ctx, services.Named, sigmap.CallCreate, id)
 	if err != nil && sigma.KindOf(err) != sigma.KindExists {
 		return err
 	}
@@ -351,10 +352,11 @@ func (r realms) Remove(ctx context.Context, id sigma.RealmID) error {
 	if err := r.k.leaveRealmElsewhere(ctx, id); err != nil {
 		return err
 	}
-	if _, err := r.admin(ctx, serviceS3, sigmap.CallRemove, id); err != nil && sigma.KindOf(err) != sigma.KindNotFound {
+	if _, err := r.admin(ctx, services.S3, sigmap.CallRemove, id); err != nil &&
+		sigma.KindOf(err) != sigma.KindNotFound {
 		return err
 	}
-	if err := r.k.servers.forgetRealm(serviceS3, id); err != nil {
+	if err := r.k.servers.forgetRealm(services.S3, id); err != nil {
 		return err
 	}
 	if err := r.k.servers.removeRealm(ctx, r, id); err != nil {
@@ -363,7 +365,7 @@ func (r realms) Remove(ctx context.Context, id sigma.RealmID) error {
 	if err := r.k.forgetRegistrations(ctx, id); err != nil { // what another machine's programs registered meanwhile
 		return err
 	}
-	_, err = r.admin(ctx, serviceNamed, sigmap.CallRemove,
+	_, err = r.admin(ctx, services.Named, sigmap.CallRemove,
 		id) // last, so that a removal that was interrupted can be repeated
 	r.k.dropNames(id)
 	if err != nil {
@@ -381,7 +383,7 @@ func (r realms) SetShares(ctx context.Context, id sigma.RealmID, shares uint32) 
 		return sigma.Errorf("kernel.realms", sigma.KindPermission,
 			"the realm system is the provider's and has no shares")
 	}
-	_, err := r.ask(ctx, serviceNamed, sigmap.CallSetShares, func(e *sigmap.Coder) { e.RealmID(&id); e.U32(&shares) })
+	_, err := r.ask(ctx, services.Named, sigmap.CallSetShares, func(e *sigmap.Coder) { e.RealmID(&id); e.U32(&shares) })
 	r.k.shares.Touch()
 	r.k.memo.Forget(memoRealms)
 	r.k.placing.SharesChanged()
@@ -394,7 +396,7 @@ func (r realms) SetLimits(ctx context.Context, id sigma.RealmID, limits sigma.Re
 		return err
 	}
 	defer r.k.shares.Touch()
-	_, err := r.ask(ctx, serviceNamed, sigmap.CallSetLimits, func(e *sigmap.Coder) {
+	_, err := r.ask(ctx, services.Named, sigmap.CallSetLimits, func(e *sigmap.Coder) {
 		e.RealmID(&id)
 		e.RealmLimits(&limits)
 	})
@@ -404,7 +406,7 @@ func (r realms) SetLimits(ctx context.Context, id sigma.RealmID, limits sigma.Re
 // list is List without the numbers of procs.
 func (r realms) list(ctx context.Context) ([]sigma.RealmInfo, error) {
 	return sigmap.ListRealms(func(encode, decode func(*sigmap.Coder)) error {
-		reply, err := r.ask(ctx, serviceNamed, sigmap.CallList, encode)
+		reply, err := r.ask(ctx, services.Named, sigmap.CallList, encode)
 		if err != nil {
 			return err
 		}

@@ -5,6 +5,7 @@ import (
 	"os"
 	"time"
 
+	"sigmaos.dev/kernel/services"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
 )
@@ -30,7 +31,7 @@ func (k *Kernel) setStoreCall(ctx context.Context, payload []byte) ([]byte, []*o
 	}); err != nil {
 		return nil, nil, err
 	}
-	s := k.local(serviceS3)
+	s := k.services.Local(services.S3)
 	if s == nil {
 		return nil, nil, &sigma.Error{Op: op, Kind: sigma.KindUnsupported,
 			Msg:  "this machine does not serve the objects",
@@ -52,26 +53,26 @@ func (k *Kernel) setStoreCall(ctx context.Context, payload []byte) ([]byte, []*o
 	case <-ctx.Done():
 		return nil, nil, sigma.Errorf(op, sigma.KindBusy, "another store is being set")
 	}
-	was, err := k.servers.note(op, serviceS3, realm, storeName, at)
+	was, err := k.servers.note(op, services.S3, realm, storeName, at)
 	if err != nil {
 		return nil, nil, err
 	}
-	over := s.ended()
-	if _, err := (realms{k: k}).ask(ctx, serviceS3, sigmap.CallSetStore, func(c *sigmap.Coder) {
+	over := s.Ended()
+	if _, err := (realms{k: k}).ask(ctx, services.S3, sigmap.CallSetStore, func(c *sigmap.Coder) {
 		c.RealmID(&realm)
 		c.Str(&text)
 	}); err != nil {
-		k.servers.note(op, serviceS3, realm, storeName, was) // the error that counts is the first
+		k.servers.note(op, services.S3, realm, storeName, was) // the error that counts is the first
 		return nil, nil, err
 	}
-	s.terminate()
+	s.Terminate()
 	select {
 	case <-over:
 	case <-ctx.Done():
 		return nil, nil, sigma.Errorf(op, sigma.KindTimeout,
 			"s3d does not end, and goes on in the old store until it does")
 	}
-	if err := s.waitReady(ctx); err != nil {
+	if err := s.WaitReady(ctx); err != nil {
 		return nil, nil, sigma.Errorf(op, sigma.KindUnavailable, "s3d has not come up again: %v", err)
 	}
 	return nil, nil, nil
@@ -85,7 +86,7 @@ func (k *Kernel) storesCall(ctx context.Context, payload []byte) ([]byte, []*os.
 	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.RealmID(&after); c.Bool(&ask) }); err != nil {
 		return nil, nil, err
 	}
-	reply, err := (realms{k: k}).ask(ctx, serviceS3, sigmap.CallStores, func(c *sigmap.Coder) {
+	reply, err := (realms{k: k}).ask(ctx, services.S3, sigmap.CallStores, func(c *sigmap.Coder) {
 		c.RealmID(&after)
 		c.Bool(&ask)
 	})

@@ -7,6 +7,7 @@ import (
 
 	"sigmaos.dev/identity"
 	"sigmaos.dev/initd"
+	"sigmaos.dev/kernel/services"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
 )
@@ -30,7 +31,7 @@ func TestPastBeforeGone(t *testing.T) {
 	m := bootAs(t, Config{Machine: "m1", Data: first.k.cfg.Data}, func(m *machine) {
 		m.realms = first.realms
 		m.realms.away.Store(true)
-	}, serviceNamed, serviceBesched, serviceS3)
+	}, services.Named, services.Besched, services.S3)
 	look := func() initd.Seen {
 		l := initd.Look{Questions: []initd.Question{{Realm: sigma.DefaultRealm, Proc: id}}}
 		payload, err := sigmap.Payload(l.Code)

@@ -8,6 +8,7 @@ import (
 
 	"sigmaos.dev/identity"
 	"sigmaos.dev/kernel/cluster"
+	"sigmaos.dev/kernel/connect"
 	"sigmaos.dev/kernel/procs"
 	"sigmaos.dev/schedd"
 	"sigmaos.dev/sigma"
@@ -128,7 +129,7 @@ func (k *Kernel) bootNumber() uint64 { return uint64(k.startMono) }
 
 // registerPeerCalls adds the methods about procs to what other machines may call.
 func (k *Kernel) registerPeerCalls() {
-	k.peerCalls[peerCredentials], k.peerCalls[peerRevoke] = k.peerCredentials, k.revokeCall
+	k.peerCalls[peerCredentials], k.peerCalls[connect.PeerRevoke] = k.peerCredentials, k.connect.RevokeCall
 	k.peerCalls[callService], k.peerCalls[callServiceOver] = k.serviceCall, k.serviceOverCall
 	k.peerCalls[callServiceUnused] = k.serviceUnusedCall
 	for name, f := range map[string]peerCall{peerTake: k.peerTake, peerDecline: k.peerDecline, peerReport: k.peerReport,
@@ -138,7 +139,7 @@ func (k *Kernel) registerPeerCalls() {
 		peerCopies: k.peerCopies, peerCopied: k.peerCopied} {
 		k.peerCalls[name] = f
 	}
-	k.peerCalls[peerBegun] = k.peerBegun
+	k.peerCalls[connect.PeerBegun] = k.connect.PeerBegun
 	k.peerCalls[cluster.PeerLeave] = k.cluster.PeerLeave
 	k.peerCalls[peerInit], k.peerCalls[peerEvents], k.peerCalls[peerDecisions] = k.peerInit, k.peerEvents,
 		k.peerDecisions

@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"sigmaos.dev/kernel/placement"
+	"sigmaos.dev/kernel/services"
 	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
 )
@@ -21,7 +22,7 @@ func (p placingSystem) Bescheds() (now map[sigma.MachineID]bool, changed <-chan 
 		changed = k.cluster.Identity().Roster().Changed() // before the look
 	}
 	now = map[sigma.MachineID]bool{}
-	for _, m := range k.candidates(serviceBesched) {
+	for _, m := range k.candidates(services.Besched) {
 		now[m] = true
 	}
 	return now, changed

@@ -128,7 +128,7 @@ func TestPoolAcross(t *testing.T) {
 		}
 	}
 	refusedAcross(t, w, e)
-	if err := m1.k.revoke(ctx, sigma.Principal{Realm: "default", Proc: "server"}, e); err != nil {
+	if err := m1.k.connect.Revoke(ctx, sigma.Principal{Realm: "default", Proc: "server"}, e); err != nil {
 		t.Fatal(err)
 	}
 	for i, f := range append(mine[1:], more...) {

@@ -7,8 +7,6 @@ import (
 	"strings"
 	"sync"
 
-	"golang.org/x/sys/unix"
-
 	"sigmaos.dev/schedd"
 	"sigmaos.dev/sigma"
 )
@@ -103,15 +101,6 @@ func (x *realmGroups) adopt(realm sigma.RealmID, gid uint32) {
 	if _, ok := x.gids[realm]; !ok {
 		x.gids[realm] = gid
 	}
-}
-
-// machineMemory is what sysinfo(2) tells; sigmad has no /proc.
-func machineMemory() (sigma.Bytes, error) {
-	var si unix.Sysinfo_t
-	if err := unix.Sysinfo(&si); err != nil {
-		return 0, os.NewSyscallError("sysinfo", err)
-	}
-	return sigma.Bytes(si.Totalram) * sigma.Bytes(si.Unit), nil
 }
 
 // weaken reads which protections a test wants off (launcher-protocol.md); 0 unless the machine was

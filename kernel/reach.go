@@ -11,6 +11,7 @@ import (
 
 	"sigmaos.dev/identity"
 	"sigmaos.dev/kernel/progtree"
+	"sigmaos.dev/kernel/services"
 	"sigmaos.dev/link"
 	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
@@ -30,29 +31,18 @@ const (
 	pauseMost = time.Second // between rounds; it is cut short when somebody else has found the service
 )
 
-// local is a service of this machine's boot set; nil if others run it.
-func (k *Kernel) local(name string) *service {
-	if realm, ok := databaseRealm(name); ok {
-		return k.databases.service(realm)
-	}
-	if s := k.services[name]; s != nil && s.program.File != nil {
-		return s
-	}
-	return nil
-}
-
 // dialAt opens a session to a service of machine m, which may be this one. It does not wait:
 // KindNotFound if m does not run it, KindUnavailable if m cannot be reached, or the service is
 // being started.
 func (k *Kernel) dialAt(ctx context.Context, m sigma.MachineID, name string) (*session.Client, error) {
 	if m == k.cfg.Machine {
-		s := k.local(name)
+		s := k.services.Local(name)
 		if s == nil {
 			return nil, sigma.Errorf("kernel.dialAt", sigma.KindNotFound, "machine %s runs no %s", m, name)
 		}
-		s.ask()
-		e, running := s.listens(false)
-		if err := s.whyHeld(); sigma.KindOf(err) == sigma.KindNoSpace {
+		s.Ask()
+		e, running := s.Listens(false)
+		if err := s.WhyHeld(); sigma.KindOf(err) == sigma.KindNoSpace {
 			return nil, sigma.Errorf("kernel.dialAt", sigma.KindUnavailable, "%s of machine %s is not started: %v",
 				name, m, err)
 		}
@@ -60,7 +50,7 @@ func (k *Kernel) dialAt(ctx context.Context, m sigma.MachineID, name string) (*s
 			return nil, sigma.Errorf("kernel.dialAt", sigma.KindUnavailable, "%s of machine %s is being started", name,
 				m)
 		}
-		return s.connect(ctx, e)
+		return s.Connect(ctx, e)
 	}
 	node, err := k.cluster.AwaitNode(ctx)
 	if err != nil {
@@ -124,11 +114,11 @@ type found[T any] struct {
 // run asks until somebody answers, for reconnectMax at most: each machine when the one before has
 // said no, or nothing for a while; all that said no again after a pause.
 func (r *search[T]) run(ctx context.Context) (found[T], error) {
-	ctx, cancel := context.WithTimeout(ctx, reconnectMax)
+	ctx, cancel := context.WithTimeout(ctx, services.ReconnectMax)
 	r.said, r.asked, r.answers = map[sigma.MachineID]error{}, map[sigma.MachineID]bool{}, make(chan found[T])
 	defer func() { r.leave(cancel) }()
-	for pause := restartMin; ; pause = min(2*pause, pauseMost) {
-		if err := r.k.cluster.ShutOut(); err != nil && r.k.local(r.name) == nil {
+	for pause := services.RestartMin; ; pause = min(2*pause, pauseMost) {
+		if err := r.k.cluster.ShutOut(); err != nil && r.k.services.Local(r.name) == nil {
 			return found[T]{}, err
 		}
 		comes := r.k.links.noteComes() // before the look
@@ -233,8 +223,8 @@ func isAnswer(err error) bool {
 
 // reachAt is dialAt, which waits for this machine's own service if it is the only one.
 func (k *Kernel) reachAt(ctx context.Context, m sigma.MachineID, name string, others bool) (*session.Client, error) {
-	if s := k.local(name); m == k.cfg.Machine && s != nil && !others {
-		return s.dial(ctx)
+	if s := k.services.Local(name); m == k.cfg.Machine && s != nil && !others {
+		return s.Dial(ctx)
 	}
 	if others {
 		var cancel context.CancelFunc
@@ -246,7 +236,7 @@ func (k *Kernel) reachAt(ctx context.Context, m sigma.MachineID, name string, ot
 
 // pause waits a little, or until something comes.
 func (k *Kernel) pause(ctx context.Context, comes <-chan struct{}) error {
-	timer := time.NewTimer(restartMin)
+	timer := time.NewTimer(services.RestartMin)
 	defer timer.Stop()
 	select {
 	case <-comes:
@@ -258,7 +248,7 @@ func (k *Kernel) pause(ctx context.Context, comes <-chan struct{}) error {
 
 // candidates lists the machines to ask for a service, in order.
 func (k *Kernel) candidates(name string) []sigma.MachineID {
-	own := k.local(name) != nil
+	own := k.services.Local(name) != nil
 	if !k.cluster.Registered() {
 		if own {
 			return []sigma.MachineID{k.cfg.Machine}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"sigmaos.dev/dialproxy"
+	"sigmaos.dev/kernel/connect"
 	"sigmaos.dev/schedd"
 	"sigmaos.dev/sigma"
 )
@@ -76,23 +77,23 @@ func TestRevokeLate(t *testing.T) {
 	defer c.Close()
 	f, _ := accept(t, server, e)
 	defer f.Close()
-	if err := m.k.revoke(t.Context(), m.k.cluster.Provider(), e); err != nil {
+	if err := m.k.connect.Revoke(t.Context(), m.k.cluster.Provider(), e); err != nil {
 		t.Fatal(err)
 	}
 	if n := len(m.k.proxy.Revoked()); n != 2 { // the launcher knows neither proc yet
 		t.Fatalf("%d ends are under way", n)
 	}
-	busy := time.NewTicker(revokeAgain / 50)
+	busy := time.NewTicker(connect.RevokeAgain / 50)
 	defer busy.Stop()
 	for range 3 { // it has begun to look again
 		<-busy.C
-		m.k.recheck()
+		m.k.connect.Recheck()
 	}
 	m.launched("server", 7)
 	for late := time.After(10 * time.Second); len(m.k.proxy.Revoked()) > 0; {
 		select {
 		case <-busy.C:
-			m.k.recheck()
+			m.k.connect.Recheck()
 		case <-late:
 			t.Fatal("the connection goes on")
 		}

@@ -9,6 +9,7 @@ import (
 
 	"sigmaos.dev/kernel/computed"
 	"sigmaos.dev/kernel/progtree"
+	"sigmaos.dev/kernel/services"
 	"sigmaos.dev/kernel/viewfs"
 
 	"sigmaos.dev/names"
@@ -97,7 +98,7 @@ func (t *tree) release() {
 	if len(leases) == 0 {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.k.ctx), reconnectMax)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.k.ctx), services.ReconnectMax)
 	defer cancel()
 	for id, realm := range leases {
 		n, err := (&root{tree: t, realm: realm}).kept(ctx)
@@ -164,8 +165,8 @@ func (r *root) Remembers() bool { return true }
 // named is the root of what named keeps of the realm, for who asks: for the realm's programs modes
 // count.
 func (r *root) named(ctx context.Context) (sigma.File, error) {
-	if r.realm == sigma.SystemRealm && !r.tree.isService(serviceMachined) &&
-		!r.tree.isService(serviceLcsched) { // the latter for its election
+	if r.realm == sigma.SystemRealm && !r.tree.isService(services.Machined) &&
+		!r.tree.isService(services.Lcsched) { // the latter for its election
 		return nil, sigma.Errorf("kernel.root", sigma.KindNotFound, "the realm system keeps no names")
 	}
 	return r.kept(ctx)
@@ -198,7 +199,7 @@ func (k *Kernel) systemNamed(ctx context.Context) (*names.File, error) {
 	if err == nil || sigma.KindOf(err) != sigma.KindNotFound {
 		return n, err
 	}
-	if _, err := k.realms(nil).(realms).admin(ctx, serviceNamed, sigmap.CallCreate, sigma.SystemRealm); err != nil &&
+	if _, err := k.realms(nil).(realms).admin(ctx, services.Named, sigmap.CallCreate, sigma.SystemRealm); err != nil &&
 		sigma.KindOf(err) != sigma.KindExists {
 		return nil, err
 	}
@@ -225,11 +226,11 @@ func (r *root) provided(name string) sigma.File {
 		return r.sysDir()
 	case sigma.NameS3:
 		if r.realm != sigma.SystemRealm {
-			return &storeLink{k: r.tree.k, name: sigma.NameS3, service: serviceS3}
+			return &storeLink{k: r.tree.k, name: sigma.NameS3, service: services.S3}
 		}
 	case sigma.NameDB:
 		if r.realm != sigma.SystemRealm {
-			return &storeLink{k: r.tree.k, name: sigma.NameDB, service: databaseService(r.realm)}
+			return &storeLink{k: r.tree.k, name: sigma.NameDB, service: services.DatabaseService(r.realm)}
 		}
 	}
 	return nil
@@ -538,7 +539,7 @@ func (l *storeLink) Stat(context.Context) (sigma.Stat, error) {
 }
 
 func (l *storeLink) ReadLink(ctx context.Context) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, reconnectMax)
+	ctx, cancel := context.WithTimeout(ctx, services.ReconnectMax)
 	defer cancel()
 	e, err := l.k.storeEndpoint(ctx, l.service, false)
 	if err != nil {

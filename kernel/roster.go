@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"sigmaos.dev/kernel/memo"
+	"sigmaos.dev/kernel/services"
 	"sigmaos.dev/kernel/viewfs"
 
 	"sigmaos.dev/machines"
@@ -73,7 +74,7 @@ func (k *Kernel) ownRoster() (out []sigma.MachineInfo) {
 }
 
 func (k *Kernel) askMachines(ctx context.Context) ([]sigma.MachineInfo, error) {
-	c, err := k.dial(ctx, serviceMachined)
+	c, err := k.dial(ctx, services.Machined)
 	if err != nil {
 		return nil, err
 	}

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"sigmaos.dev/atomicfile"
+	"sigmaos.dev/kernel/services"
 	"sigmaos.dev/link"
 	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
@@ -83,7 +84,7 @@ func (d *servers) setCall(_ context.Context, payload []byte) ([]byte, []*os.File
 		return nil, nil, sigma.Errorf(op, sigma.KindInvalid, "a server of a database has a name of at most %d bytes",
 			serverNameMax)
 	}
-	if d.k.databases.program.File == nil {
+	if !d.k.services.HasDatabases() {
 		return nil, nil, &sigma.Error{Op: op, Kind: sigma.KindUnsupported,
 			Msg:  "this machine does not serve the databases",
 			Hint: "ask on the first machine of the system: sigma machine ls shows them"}
@@ -92,7 +93,7 @@ func (d *servers) setCall(_ context.Context, payload []byte) ([]byte, []*os.File
 	if address != "" {
 		at = []string{address}
 	}
-	_, err := d.note(op, serviceDB, realm, name, at)
+	_, err := d.note(op, services.DB, realm, name, at)
 	return nil, nil, err
 }
 
@@ -176,24 +177,24 @@ func (d *servers) forgetRealm(service string, realm sigma.RealmID) error {
 
 // removeRealm removes a realm's databases.
 func (d *servers) removeRealm(ctx context.Context, r realms, realm sigma.RealmID) error {
-	if d.k.local(serviceS3) != nil && d.k.databases.program.File == nil { // dbd would be beside s3d
+	if d.k.services.Local(services.S3) != nil && !d.k.services.HasDatabases() { // dbd would be beside s3d
 		return nil
 	}
 	if d.k.isUnused(ctx, realm) {
-		return d.forgetRealm(serviceDB, realm)
+		return d.forgetRealm(services.DB, realm)
 	}
-	if _, err := r.admin(ctx, databaseService(realm), sigmap.CallRemove, realm); err != nil &&
+	if _, err := r.admin(ctx, services.DatabaseService(realm), sigmap.CallRemove, realm); err != nil &&
 		sigma.KindOf(err) != sigma.KindNotFound {
 		return err
 	}
-	return d.forgetRealm(serviceDB, realm)
+	return d.forgetRealm(services.DB, realm)
 }
 
 // dialServerCall is the call dial-server.
 func (r *root) dialServerCall(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
 	const op = "kernel.DialServer"
-	s := r.tree.k.service(r.tree.principal)
-	if s == nil || s.realm == "" && s.name != serviceS3 {
+	s := r.tree.k.services.Of(r.tree.principal)
+	if s == nil || s.Realm == "" && s.Name != services.S3 {
 		return nil, nil, sigma.Errorf(op, sigma.KindPermission, "only dbd and s3d may ask this")
 	}
 	var realm sigma.RealmID
@@ -201,10 +202,10 @@ func (r *root) dialServerCall(ctx context.Context, payload []byte) ([]byte, []*o
 	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.RealmID(&realm); c.Str(&name) }); err != nil {
 		return nil, nil, err
 	}
-	if s.realm != "" && realm != s.realm {
+	if s.Realm != "" && realm != s.Realm {
 		return nil, nil, sigma.Errorf(op, sigma.KindPermission, "a dbd reaches the servers of its own realm only")
 	}
-	d, service := r.tree.k.servers, s.program.Name
+	d, service := r.tree.k.servers, s.Program()
 	d.mu.Lock()
 	at, full := d.known[service][realm][name], d.links[service] >= serverLinksMax
 	if !full {

@@ -147,7 +147,7 @@ func (t *tree) viewer(cfg viewfs.Config) *viewfs.Viewer {
 	cfg.Who = t.principal
 	cfg.Root = func() viewfs.Realm { return &root{tree: t, realm: t.principal.Realm} }
 	cfg.Dial = func(ctx context.Context, e sigma.Endpoint) (*os.File, error) {
-		socket, _, err := t.k.dialEndpoint(ctx, t.principal, e)
+		socket, _, err := t.k.connect.DialEndpoint(ctx, t.principal, e)
 		return socket, err
 	}
 	cfg.Holds = func(id sigma.LeaseID) bool {

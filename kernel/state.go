@@ -8,6 +8,7 @@ import (
 	"sigmaos.dev/kernel/computed"
 	"sigmaos.dev/kernel/memo"
 	"sigmaos.dev/kernel/procs"
+	"sigmaos.dev/kernel/services"
 	"sigmaos.dev/kernel/viewfs"
 
 	"sigmaos.dev/kernel/meter"
@@ -188,7 +189,7 @@ func (k *Kernel) unscheduled() (ws []lcsched.Waits) {
 
 // askWaits asks the lcsched that leads what waits there.
 func (k *Kernel) askWaits() (ws []lcsched.Waits, err error) {
-	if k.local(serviceLcsched) == nil && len(k.cluster.Others()) == 0 {
+	if k.services.Local(services.Lcsched) == nil && len(k.cluster.Others()) == 0 {
 		return nil, nil
 	}
 	ctx, cancel := k.asked()

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"sigmaos.dev/identity"
+	"sigmaos.dev/kernel/services"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
 )
@@ -27,15 +28,15 @@ const toldMax = 8
 // ofRealms says whether a service has something of realms that is mounted in their trees: the
 // object store, and a realm's databases.
 func ofRealms(service string) bool {
-	_, databases := databaseRealm(service)
-	return databases || service == serviceS3
+	_, databases := services.DatabaseRealm(service)
+	return databases || service == services.S3
 }
 
 // storeEndpoint is where such a service listens, here or on another machine. fresh asks again
 // whatever is known. What it tells of the object store is remembered, for isStore.
 func (k *Kernel) storeEndpoint(ctx context.Context, service string, fresh bool) (sigma.Endpoint, error) {
 	e, err := k.findStore(ctx, service, fresh)
-	if err == nil && service == serviceS3 {
+	if err == nil && service == services.S3 {
 		k.links.tell(e)
 	}
 	return e, err
@@ -57,8 +58,8 @@ func (x *links) wasTold(e sigma.Endpoint) bool {
 }
 
 func (k *Kernel) findStore(ctx context.Context, service string, fresh bool) (sigma.Endpoint, error) {
-	for s := k.local(service); s != nil; s = k.local(service) {
-		if e, err := s.address(ctx); err != errNotNeeded {
+	for s := k.services.Local(service); s != nil; s = k.services.Local(service) {
+		if e, err := s.Address(ctx); err != services.ErrNotNeeded {
 			return e, err
 		}
 	}
@@ -69,7 +70,7 @@ func (k *Kernel) findStore(ctx context.Context, service string, fresh bool) (sig
 	if !fresh && known.ID != "" {
 		return known, nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, reconnectMax)
+	ctx, cancel := context.WithTimeout(ctx, services.ReconnectMax)
 	defer cancel()
 	said := map[sigma.MachineID]error{}
 	for {
@@ -144,12 +145,12 @@ func (k *Kernel) serviceOverCall(ctx context.Context, _ identity.Subject, payloa
 	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Str(&name); c.Endpoint(&e) }); err != nil {
 		return nil, err
 	}
-	s := k.local(name)
+	s := k.services.Local(name)
 	if s == nil || !ofRealms(name) {
 		return nil, nil
 	}
-	over := s.ended() // before the look
-	if now, _ := s.listens(false); now != e {
+	over := s.Ended() // before the look
+	if now, _ := s.Listens(false); now != e {
 		return nil, nil
 	}
 	select {
@@ -163,9 +164,9 @@ func (k *Kernel) serviceOverCall(ctx context.Context, _ identity.Subject, payloa
 // isUnused says that the machine that has the databases says that a realm never used any; no dbd is
 // started to say so.
 func (k *Kernel) isUnused(ctx context.Context, realm sigma.RealmID) bool {
-	service := databaseService(realm)
-	if k.databases.program.File != nil {
-		return k.databases.unused(realm)
+	service := services.DatabaseService(realm)
+	if k.services.HasDatabases() {
+		return k.services.Unused(realm)
 	}
 	payload, err := sigmap.Payload(func(c *sigmap.Coder) { c.Str(&service) })
 	for _, m := range k.candidates(service) {
@@ -190,13 +191,13 @@ func (k *Kernel) serviceUnusedCall(_ context.Context, _ identity.Subject, payloa
 	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Str(&name) }); err != nil {
 		return nil, err
 	}
-	realm, ok := databaseRealm(name)
-	if !ok || k.databases.program.File == nil {
+	realm, ok := services.DatabaseRealm(name)
+	if !ok || !k.services.HasDatabases() {
 		return nil, sigma.Errorf("kernel.service", sigma.KindNotFound, "machine %s has no %.80q for other machines",
 			k.cfg.Machine, name)
 	}
 	unused := uint32(0)
-	if k.databases.unused(realm) {
+	if k.services.Unused(realm) {
 		unused = 1
 	}
 	return sigmap.Payload(func(c *sigmap.Coder) { c.U32(&unused) })
@@ -208,14 +209,14 @@ func (k *Kernel) serviceCall(ctx context.Context, _ identity.Subject, payload []
 	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Str(&name) }); err != nil {
 		return nil, err
 	}
-	s := k.local(name)
+	s := k.services.Local(name)
 	if s == nil || !ofRealms(name) {
 		return nil, sigma.Errorf("kernel.service", sigma.KindNotFound, "machine %s has no %.80q for other machines",
 			k.cfg.Machine, name)
 	}
 	ctx, cancel := context.WithTimeout(ctx, dialMost)
 	defer cancel()
-	e, err := s.address(ctx)
+	e, err := s.Address(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -232,9 +233,9 @@ func (k *Kernel) isStore(ctx context.Context, e sigma.Endpoint) (bool, error) {
 	if k.links.wasTold(e) {
 		return true, nil
 	}
-	now, err := k.storeEndpoint(ctx, serviceS3, false)
+	now, err := k.storeEndpoint(ctx, services.S3, false)
 	if err == nil && e != now && now.Machine != k.cfg.Machine && e.Machine == now.Machine {
-		now, err = k.storeEndpoint(ctx, serviceS3, true) // it may have been restarted just now
+		now, err = k.storeEndpoint(ctx, services.S3, true) // it may have been restarted just now
 	}
 	return err == nil && e == now, err
 }

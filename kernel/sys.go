@@ -8,6 +8,7 @@ import (
 
 	"sigmaos.dev/kernel/computed"
 	"sigmaos.dev/kernel/procs"
+	"sigmaos.dev/kernel/services"
 	"sigmaos.dev/kernel/viewfs"
 
 	"sigmaos.dev/dialproxy"
@@ -46,7 +47,7 @@ func (r *root) sysNames() []string {
 		names = append(names, sigmap.FileMachine, sigmap.FileRealms, sigmap.FileMachines, nameRoster, nameQueues,
 			nameUtilisation, nameLoad, nameUsage, nameUsageProcs, nameLimits, nameConnections)
 	}
-	if r.tree.principal.System || r.realm == sigma.SystemRealm && r.tree.isService(serviceMachined) {
+	if r.tree.principal.System || r.realm == sigma.SystemRealm && r.tree.isService(services.Machined) {
 		names = append(names, sigmap.FileNames)
 	}
 	if r.tree.principal.System {
@@ -245,8 +246,8 @@ func (r *root) selfCalls() map[string]handler {
 			return reply, nil, err
 		},
 		sigmap.CallStarted: proc(func(context.Context, []byte) ([]byte, []*os.File, error) {
-			if s := k.service(who); s != nil {
-				s.started(who.Proc)
+			if s := k.services.Of(who); s != nil {
+				s.Started(who.Proc)
 				return nil, nil, nil
 			}
 			k.procs.Step(schedd.CalledStarted{ID: who.Proc})
@@ -367,7 +368,7 @@ func (r *root) endpointCalls() map[string]handler {
 					return nil, nil, err
 				}
 			}
-			f, ticket, err := k.dialEndpoint(ctx, who, e)
+			f, ticket, err := k.connect.DialEndpoint(ctx, who, e)
 			if err != nil {
 				return nil, nil, err
 			}
@@ -403,8 +404,8 @@ func (r *root) listenCall(_ context.Context, payload []byte) ([]byte, []*os.File
 	}); err != nil {
 		return nil, nil, err
 	}
-	s := k.service(who)
-	public := s != nil && ofRealms(s.name)
+	s := k.services.Of(who)
+	public := s != nil && ofRealms(s.Name)
 	var e sigma.Endpoint
 	var err error
 	if again != "" {
@@ -428,7 +429,7 @@ func (r *root) listenCall(_ context.Context, payload []byte) ([]byte, []*os.File
 		}
 	}
 	if s != nil {
-		s.listening(e)
+		s.Listening(e)
 	}
 	reply, err := sigmap.Payload(func(c *sigmap.Coder) { c.Endpoint(&e) })
 	return reply, files, err
@@ -447,7 +448,7 @@ func (r *root) poolCall(ctx context.Context, payload []byte) ([]byte, []*os.File
 			"for a proc with a view no connections are made in advance")
 	}
 	if ask.Endpoint.Machine != k.cfg.Machine {
-		grant, files, err := k.poolAway(ctx, who, ask)
+		grant, files, err := k.connect.PoolAway(ctx, who, ask)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -485,7 +486,7 @@ func (r *root) machineCalls() map[string]handler {
 		sigmap.CallSetStore: provider(k.setStoreCall),
 		sigmap.CallStores:   provider(k.storesCall),
 		sigmap.CallStatus: provider(func(ctx context.Context, _ []byte) ([]byte, []*os.File, error) {
-			ss := k.status(ctx)
+			ss := k.services.Status(ctx)
 			reply, err := sigmap.Payload(func(c *sigmap.Coder) { c.Services(&ss) })
 			return reply, nil, err
 		}),
@@ -504,4 +505,27 @@ func (r *root) machineCalls() map[string]handler {
 			return nil, nil, nil
 		}),
 	}
+}
+
+// dialStreamCall is the call dial-stream.
+func (r *root) dialStreamCall(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
+	var m sigma.MachineID
+	var name string
+	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.MachineID(&m); c.Str(&name) }); err != nil {
+		return nil, nil, err
+	}
+	f, err := r.tree.k.connect.DialStream(ctx, r.tree.principal, m, name)
+	if err != nil {
+		return nil, nil, err
+	}
+	return nil, []*os.File{f}, nil
+}
+
+// revokeCall is the call revoke.
+func (r *root) revokeCall(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
+	var e sigma.Endpoint
+	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Endpoint(&e) }); err != nil {
+		return nil, nil, err
+	}
+	return nil, nil, r.tree.k.connect.Revoke(ctx, r.tree.principal, e)
 }

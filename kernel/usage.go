@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"sigmaos.dev/kernel/procs"
-	"sigmaos.dev/launch"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
 )
@@ -78,24 +77,8 @@ func (k *Kernel) usageOf(ctx context.Context, realm sigma.RealmID, id sigma.Proc
 // not before ctx ends, it tells what was measured last.
 func (k *Kernel) servicesUsage(ctx context.Context) (out []sigma.Usage) {
 	l := k.launcher.Now()
-	for _, s := range k.serviceList() {
-		s.mu.Lock()
-		id := s.launch
-		m := s.metered
-		s.mu.Unlock()
-		if l != nil && id != 0 {
-			if now, err := k.launcher.Meter(ctx, l, id); err == nil {
-				m = now
-				s.mu.Lock()
-				s.metered = m
-				s.mu.Unlock()
-			}
-		}
-		if m.ID != id { // of an earlier incarnation
-			m = launch.Metered{}
-		}
-		out = append(out, sigma.Usage{UserTime: m.User, SystemTime: m.Sys, Memory: m.Memory, MemoryPeak: m.MemoryPeak,
-			Tasks: m.Tasks})
+	for _, s := range k.services.List() {
+		out = append(out, s.Usage(ctx, l))
 	}
 	return append(out, ownUsage())
 }

@@ -10,6 +10,7 @@ import (
 	"sigmaos.dev/kernel/computed"
 	"sigmaos.dev/kernel/memo"
 	"sigmaos.dev/kernel/meter"
+	"sigmaos.dev/kernel/services"
 
 	"sigmaos.dev/identity"
 	"sigmaos.dev/sigma"
@@ -88,7 +89,7 @@ func (k *Kernel) copiesKnown() []meter.Copy {
 		keepers := slices.DeleteFunc(k.controlsKnown(), func(m sigma.MachineID) bool {
 			return !slices.Contains(alive, m)
 		})
-		eachOf(len(keepers)+1, keepers, func(m sigma.MachineID) {
+		services.EachOf(len(keepers)+1, keepers, func(m sigma.MachineID) {
 			note(m, func(after string) (text []byte, last string, more bool, err error) {
 				err = k.ask(ctx, m, peerCopies, func(c *sigmap.Coder) {
 					c.Str(&after)

@@ -79,8 +79,8 @@ func (w *world) boot(p part, ln net.Listener, id *identity.Identity) *machine {
 		if p.before != nil {
 			p.before(m)
 		}
-		cfg := link.Config{Identity: id, Authorise: m.k.authorise, Serve: m.k.serveLink, Reserve: m.k.reserve,
-			Batch: m.k.takeBatch, Connect: m.k.cfg.Connect}
+		cfg := link.Config{Identity: id, Authorise: m.k.authorise, Serve: m.k.serveLink, Reserve: m.k.connect.Reserve,
+			Batch: m.k.connect.TakeBatch, Connect: m.k.cfg.Connect}
 		if p.encrypt {
 			cfg.Reserve = nil
 		}
@@ -93,7 +93,7 @@ func (w *world) boot(p part, ln net.Listener, id *identity.Identity) *machine {
 		ctx, stop := context.WithCancel(context.Background())
 		var all sync.WaitGroup
 		all.Go(func() { node.Watch(ctx) })
-		all.Go(func() { m.k.watchConnections(ctx) })
+		all.Go(func() { m.k.connect.WatchConnections(ctx) })
 		all.Go(func() {
 			if err := node.Listen(ctx, ln); err != nil {
 				w.t.Error(err)

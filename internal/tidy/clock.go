@@ -13,9 +13,9 @@ import (
 // wire, has lost that reading, and what is measured from it jumps when somebody sets the clock.
 var timed = []string{"named", "names", "names/cache", "session", "treekit", "namespace", "sdk", "fence", "kernel",
 	"schedd", "besched", "lcsched", "initd", "machines", "link", "identity", "dialproxy", "readiness", "changeboard",
-	"output", "kernel/cluster", "kernel/computed", "kernel/delayed", "kernel/eventlog", "kernel/launchers",
-	"kernel/memo", "kernel/meter",
-	"kernel/placement", "kernel/procs", "kernel/progtree", "kernel/shares", "kernel/viewfs"}
+	"output", "kernel/cluster", "kernel/computed", "kernel/connect", "kernel/delayed", "kernel/eventlog",
+	"kernel/launchers", "kernel/memo", "kernel/meter", "kernel/placement", "kernel/procs", "kernel/progtree",
+	"kernel/services", "kernel/shares", "kernel/viewfs"}
 
 // wallClock are the files of these packages that turn moments into numbers or back, and why nothing
 // is decided by these.

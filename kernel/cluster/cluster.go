@@ -88,6 +88,9 @@ func New(cfg Config) *Cluster {
 	return &Cluster{cfg: cfg, own: newMembership(cfg.Data), enrolled: make(chan struct{})}
 }
 
+// AwaitVacant changes Config.Vacant. It is called before Begin.
+func (x *Cluster) AwaitVacant(f func(ctx context.Context) bool) { x.cfg.Vacant = f }
+
 // Begin sets the context of all that is done for the machine itself. It is called before the rest.
 func (x *Cluster) Begin(ctx context.Context) { x.ctx = ctx }
 

@@ -42,14 +42,15 @@ type Config struct {
 	// Died is called when that was not to be, after they were told.
 	Died func()
 	// Yielded is called with what the launcher says of itself now and then.
-	Yielded  func(launch.Yielded)
-	StartMax time.Duration // 0 = startMax
+	Yielded func(launch.Yielded)
 }
 
 // Launchers is the machine's way to its launcher. Safe for concurrent use.
 type Launchers struct {
 	cfg    Config
 	number atomic.Uint64 // of the last launch
+	// startMax is how long a start may go unanswered; changed before Run only.
+	startMax time.Duration
 
 	meters  *questions // what launches use
 	sockets *questions // which sockets procs have, and to shut them down
@@ -67,13 +68,14 @@ type Launchers struct {
 
 // New makes the way to launchers that come when Run runs.
 func New(cfg Config) *Launchers {
-	if cfg.StartMax == 0 {
-		cfg.StartMax = startMax
-	}
-	return &Launchers{cfg: cfg, meters: newQuestions(MetersMax), sockets: newQuestions(socketsMax),
+	return &Launchers{cfg: cfg, startMax: startMax, meters: newQuestions(MetersMax), sockets: newQuestions(socketsMax),
 		freezes: newQuestions(1), last: sigmap.Service{Name: Name, State: "starting", Since: time.Now()},
 		comes: make(chan struct{}), events: map[uint64]func(launch.Event){}, awaited: map[uint64]*time.Timer{}}
 }
+
+// GiveUpAfter changes how long a start may go unanswered, which is a minute. It is called before
+// Run.
+func (x *Launchers) GiveUpAfter(d time.Duration) { x.startMax = d }
 
 // Run works with one launcher after another until ctx ends or the keeper is gone.
 func (x *Launchers) Run(ctx context.Context) error {
@@ -149,13 +151,13 @@ func (x *Launchers) end() int {
 }
 
 // Start asks the launcher for what is registered as r.ID, when there is one. Unless an error comes
-// back, there will be an event: after Config.StartMax it is launch.Failed.
+// back, there will be an event: after a minute it is launch.Failed.
 func (x *Launchers) Start(ctx context.Context, r launch.Request) error {
 	for {
 		x.mu.Lock()
 		l, comes, waited := x.now, x.comes, x.events[r.ID] != nil
 		if waited && l != nil {
-			x.awaited[r.ID] = time.AfterFunc(x.cfg.StartMax, func() { x.giveUp(r.ID) })
+			x.awaited[r.ID] = time.AfterFunc(x.startMax, func() { x.giveUp(r.ID) })
 		}
 		x.mu.Unlock()
 		switch {
@@ -203,7 +205,7 @@ func (x *Launchers) giveUp(id uint64) {
 	}
 	x.mu.Unlock()
 	if waits && handle != nil {
-		x.cfg.Log.Error("the launcher does not answer", "launch", id, "after", x.cfg.StartMax.String())
+		x.cfg.Log.Error("the launcher does not answer", "launch", id, "after", x.startMax.String())
 		x.Kill(id)
 		handle(launch.Failed{ID: id, Step: Name, Errno: syscall.ETIMEDOUT})
 	}

@@ -1,4 +1,4 @@
-package kernel
+package services
 
 import (
 	"context"
@@ -18,31 +18,31 @@ const (
 	statusAtOnce = 64
 )
 
-// status tells how the services, sigmad and the launcher are. Those that should be running are
+// Status tells how the services, sigmad and the launcher are. Those that should be running are
 // asked, since a process that is stopped, or hangs, does not end.
-func (k *Kernel) status(ctx context.Context) []sigmap.Service {
+func (x *Set) Status(ctx context.Context) []sigmap.Service {
 	ctx, cancel := context.WithTimeout(ctx, silentAfter)
 	defer cancel()
-	list := k.serviceList()
+	list := x.List()
 	out := make([]sigmap.Service, len(list)+2)
-	out[len(list)] = sigmap.Service{Name: serviceSigmad, State: "running", Since: k.start,
-		Restarts: k.launches.restarts(serviceSigmad)}
-	asks := []func(){func() { out[len(list)+1] = k.launcher.Status(ctx) }}
+	out[len(list)] = sigmap.Service{Name: Sigmad, State: "running", Since: x.cfg.Start,
+		Restarts: x.launches.restarts(Sigmad)}
+	asks := []func(){func() { out[len(list)+1] = x.cfg.Launcher.Status(ctx) }}
 	for i, s := range list {
 		asks = append(asks, func() { out[i] = s.status(ctx) })
 	}
-	eachOf(statusAtOnce, asks, func(ask func()) { ask() })
+	EachOf(statusAtOnce, asks, func(ask func()) { ask() })
 	return out
 }
 
 // status tells how the service is, and asks it if it should be running.
-func (s *service) status(ctx context.Context) sigmap.Service {
+func (s *Service) status(ctx context.Context) sigmap.Service {
 	now := s.noted()
-	e, runs := s.listens(false)
+	e, runs := s.Listens(false)
 	if !runs {
 		return now
 	}
-	c, err := s.connect(ctx, e)
+	c, err := s.Connect(ctx, e)
 	switch {
 	case err == nil:
 		c.Close()
@@ -62,18 +62,18 @@ func (s *service) status(ctx context.Context) sigmap.Service {
 }
 
 // noted is the service's state as far as it is known without asking it.
-func (s *service) noted() sigmap.Service {
+func (s *Service) noted() sigmap.Service {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return sigmap.Service{Name: s.name, Proc: s.id, State: s.state, Since: s.since,
-		Restarts: s.k.launches.restarts(s.name)}
+	return sigmap.Service{Name: s.Name, Proc: s.id, State: s.state, Since: s.since,
+		Restarts: s.set.launches.restarts(s.Name)}
 }
 
 // low reports whether the service is a named that refuses names because its disk is low.
-func (s *service) low() bool {
-	if s.name != serviceNamed || s.k.etcd != nil {
+func (s *Service) low() bool {
+	if s.Name != Named || s.set.cfg.External() {
 		return false
 	}
-	space, err := diskspace.Of(s.k.cfg.Data)
+	space, err := diskspace.Of(s.set.cfg.Data)
 	return err == nil && diskspace.Low(space)
 }

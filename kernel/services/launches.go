@@ -1,4 +1,4 @@
-package kernel
+package services
 
 import (
 	"encoding/json"

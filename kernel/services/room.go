@@ -1,4 +1,4 @@
-package kernel
+package services
 
 import (
 	"context"
@@ -19,17 +19,17 @@ const (
 // awaitRoom waits until the service can be started on the disk of the data directory, or ctx ends.
 // soon says that it ended soon after it was started: then a disk that is low may be the reason, and
 // it is tried less often.
-func (s *service) awaitRoom(ctx context.Context, soon bool) {
-	if s.name != serviceNamed || s.k.etcd != nil {
+func (s *Service) awaitRoom(ctx context.Context, soon bool) {
+	if s.Name != Named || s.set.cfg.External() {
 		return
 	}
 	defer s.setHeld(nil)
 	for began := time.Now(); ctx.Err() == nil; {
-		space, err := diskspace.Of(s.k.cfg.Data)
+		space, err := diskspace.Of(s.set.cfg.Data)
 		if err != nil || !diskspace.Full(space) && !(soon && diskspace.Low(space) && time.Since(began) < roomTry) {
 			return
 		}
-		why := diskspace.Error("kernel.service", s.k.cfg.Machine, space)
+		why := diskspace.Error("kernel.service", s.set.cfg.Machine, space)
 		if !diskspace.Full(space) { // it is tried again soon: who can wait shall
 			why.Kind = sigma.KindUnavailable
 		}
@@ -42,16 +42,16 @@ func (s *service) awaitRoom(ctx context.Context, soon bool) {
 }
 
 // setHeld notes why the service is not started.
-func (s *service) setHeld(why *sigma.Error) {
+func (s *Service) setHeld(why *sigma.Error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
 	case why == nil && s.held != nil:
 		s.held, s.hold = nil, make(chan struct{})
-		s.k.cfg.Log.Info("there is room on the disk again", "service", s.name)
+		s.set.cfg.Log.Info("there is room on the disk again", "service", s.Name)
 	case why != nil && s.held == nil:
 		s.state, s.since = stateDiskFull, time.Now()
-		s.k.cfg.Log.Warn("service is not started", "service", s.name, "err", why, "hint", why.Hint)
+		s.set.cfg.Log.Warn("service is not started", "service", s.Name, "err", why, "hint", why.Hint)
 		close(s.hold)
 		fallthrough
 	case why != nil:
@@ -63,7 +63,7 @@ func (s *service) setHeld(why *sigma.Error) {
 const stateDiskFull = "disk full"
 
 // waitRuns is waitReady for who has no use for a service that cannot be started now.
-func (s *service) waitRuns(ctx context.Context) error {
+func (s *Service) waitRuns(ctx context.Context) error {
 	s.mu.Lock()
 	ready, hold := s.ready, s.hold
 	s.mu.Unlock()
@@ -76,20 +76,20 @@ func (s *service) waitRuns(ctx context.Context) error {
 	case <-ready:
 		return nil
 	case <-hold:
-		return s.whyHeld()
+		return s.WhyHeld()
 	case <-s.gone:
-		return errNotNeeded
+		return ErrNotNeeded
 	case <-ctx.Done():
 		return ctx.Err()
 	}
 }
 
-// whyHeld is the error of a service that is not started, or was not until this moment.
-func (s *service) whyHeld() error {
+// WhyHeld is the error of a service that is not started, or was not until this moment.
+func (s *Service) WhyHeld() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.held != nil {
 		return s.held
 	}
-	return &sigma.Error{Op: "kernel.address", Kind: sigma.KindUnavailable, Msg: s.name + " is being started"}
+	return &sigma.Error{Op: "kernel.address", Kind: sigma.KindUnavailable, Msg: s.Name + " is being started"}
 }

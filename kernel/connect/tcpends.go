@@ -1,4 +1,4 @@
-package kernel
+package connect
 
 import (
 	"context"
@@ -33,11 +33,11 @@ type hearing struct {
 
 // hearTCPEnds begins to listen to the ends of TCP connections, unless it does. It returns when that
 // has begun, so that none of a connection that is made then is missed.
-func (k *Kernel) hearTCPEnds(ctx context.Context) {
-	if k.cfg.Keeper == nil || k.cfg.Connect == nil { // it makes no sockets
+func (x *Connect) hearTCPEnds(ctx context.Context) {
+	if x.cfg.Keeper == nil { // it makes no sockets
 		return
 	}
-	h := &k.tcpEnds
+	h := &x.tcpEnds
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.is || time.Now().Before(h.not) {
@@ -45,27 +45,27 @@ func (k *Kernel) hearTCPEnds(ctx context.Context) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, endsAnswer)
 	defer cancel()
-	f, err := k.cfg.Keeper.Ends(ctx)
+	f, err := x.cfg.Keeper.Ends(ctx)
 	if err != nil {
 		if h.not.IsZero() {
-			k.cfg.Log.Warn("the ends of TCP connections are not heard of; what they carry last is not counted", "err",
+			x.cfg.Log.Warn("the ends of TCP connections are not heard of; what they carry last is not counted", "err",
 				err)
 		}
 		h.not = time.Now().Add(hearAgain)
 		return
 	}
 	h.is = true
-	k.sessions.Go(func() {
-		k.followTCPEnds(f)
+	x.cfg.Go(func() {
+		x.followTCPEnds(f)
 		h.mu.Lock()
 		defer h.mu.Unlock()
 		h.is, h.not = false, time.Now().Add(hearAgain)
 	})
 }
 
-func (k *Kernel) followTCPEnds(f *os.File) {
+func (x *Connect) followTCPEnds(f *os.File) {
 	defer f.Close()
-	defer context.AfterFunc(k.ctx, func() { f.SetReadDeadline(time.Now()) })()
+	defer context.AfterFunc(x.ctx, func() { f.SetReadDeadline(time.Now()) })()
 	b := make([]byte, meter.EndMost)
 	for {
 		n, err := f.Read(b)
@@ -73,13 +73,13 @@ func (k *Kernel) followTCPEnds(f *os.File) {
 		case errors.Is(err, syscall.ENOBUFS): // more ended at once than there was room for
 			continue
 		case err != nil:
-			if k.ctx.Err() == nil {
-				k.cfg.Log.Warn("the ends of TCP connections are heard of no more", "err", err)
+			if x.ctx.Err() == nil {
+				x.cfg.Log.Warn("the ends of TCP connections are heard of no more", "err", err)
 			}
 			return
 		}
 		if e, err := meter.ParseEnd(b[:n]); err == nil {
-			k.traffic.FlowNow(time.Now(), e.Cookie, e.Sent, e.Received, true)
+			x.cfg.Traffic.FlowNow(time.Now(), e.Cookie, e.Sent, e.Received, true)
 		}
 	}
 }

@@ -1,4 +1,4 @@
-package kernel
+package connect
 
 import (
 	"context"
@@ -14,9 +14,9 @@ import (
 // Direct connections (docs/adr/0020) are TCP connections between a program here and something of
 // another machine, with no sigmad on their way. Two things can be at their far end: the listener of
 // an endpoint of FormStream, to which the socket goes, and what a sigmad itself serves by such
-// (Kernel.directServices), for bytes that would be slow in messages. How to add one of the latter:
+// (Connect.Services), for bytes that would be slow in messages. How to add one of the latter:
 //
-//   - put a directService under its name into Kernel.directServices, before Run. It gets the
+//   - put a Service under its name into Connect.Services, before Run. It gets the
 //     socket, and who is at the other end: a proc of a realm, or a sigmad that acts for one
 //     (System, and the realm). That much is authenticated; what they may have is for it to judge.
 //     It owns the socket, speaks as it likes, sets its own deadlines, and returns when it is done.
@@ -26,12 +26,12 @@ import (
 //   - dialDirect answers KindUnsupported if either machine was started with --encrypt (or is
 //     older): do it over a link then.
 
-// directService serves a direct connection. ctx ends with the kernel.
-type directService func(ctx context.Context, d link.Direct, conn *net.TCPConn)
+// Service serves a direct connection. ctx ends with the kernel.
+type Service func(ctx context.Context, d link.Direct, conn *net.TCPConn)
 
-// reserve is link.Config.Reserve: it says who of another machine has a direct connection to what
+// Reserve is link.Config.Reserve: it says who of another machine has a direct connection to what
 // here.
-func (k *Kernel) reserve(d link.Direct) (link.Place, error) {
+func (x *Connect) Reserve(d link.Direct) (link.Place, error) {
 	const op = "kernel.direct"
 	machine := d.From.System && d.From.Proc == "" && d.From.Realm.Check() == nil
 	proc := !d.From.System && d.From.Proc != "" && d.From.Realm.Check() == nil
@@ -40,33 +40,33 @@ func (k *Kernel) reserve(d link.Direct) (link.Place, error) {
 		return nil, sigma.Errorf(op, sigma.KindPermission,
 			"the connection is made for nobody: neither for a machine nor for a proc")
 	case d.Target.Kind == link.ToEndpoint:
-		e, err := k.endpointHere(d.Target)
+		e, err := x.EndpointHere(d.Target)
 		if err != nil {
 			return nil, err
 		}
-		p, err := k.proxy.Reserve(d.From, e, d.Peer.Life())
+		p, err := x.cfg.Proxy.Reserve(d.From, e, d.Peer.Life())
 		if err != nil {
 			return nil, err
 		}
-		k.hearTCPEnds(k.ctx)
-		return listenerPlace{p, k, e}, nil
+		x.hearTCPEnds(x.ctx)
+		return listenerPlace{p, x, e}, nil
 	}
-	serve := k.directServices[d.Target.Name]
+	serve := x.Services[d.Target.Name]
 	if serve == nil {
 		return nil, sigma.Errorf(op, sigma.KindUnsupported, "machine %s serves no direct connections to the %s",
-			k.cfg.Machine, d.Target)
+			x.cfg.Machine, d.Target)
 	}
-	done, err := k.links.count(d.Peer.Machine, d.Target)
+	done, err := x.cfg.Count(d.Peer.Machine, d.Target)
 	if err != nil {
 		return nil, err
 	}
-	return &servicePlace{k: k, d: d, serve: serve, done: sync.OnceFunc(done)}, nil
+	return &servicePlace{all: x, d: d, serve: serve, done: sync.OnceFunc(done)}, nil
 }
 
-// endpointHere is the endpoint that a target names, of this machine.
-func (k *Kernel) endpointHere(to link.Target) (sigma.Endpoint, error) {
+// EndpointHere is the endpoint that a target names, of this machine.
+func (x *Connect) EndpointHere(to link.Target) (sigma.Endpoint, error) {
 	e, err := sigma.ParseEndpoint(to.Name)
-	if err == nil && e.Machine != k.cfg.Machine {
+	if err == nil && e.Machine != x.cfg.Machine {
 		err = sigma.Errorf("kernel.links", sigma.KindInvalid, "the endpoint is one of machine %s", e.Machine)
 	}
 	return e, err
@@ -75,37 +75,37 @@ func (k *Kernel) endpointHere(to link.Target) (sigma.Endpoint, error) {
 // listenerPlace is one in the backlog of a listener.
 type listenerPlace struct {
 	*dialproxy.Place
-	k *Kernel
-	e sigma.Endpoint
+	all *Connect
+	e   sigma.Endpoint
 }
 
 // Take implements link.Place.
 func (p listenerPlace) Take(conn *net.TCPConn) {
-	p.k.markDirect(p.Endpoint().Proc, conn)
-	f, err := fileOf(conn)
+	p.all.markDirect(p.Endpoint().Proc, conn)
+	f, err := FileOf(conn)
 	if err != nil {
 		p.Close()
 		return
 	}
-	p.k.traffic.Follow(p.e.Realm, p.e.Proc, f) // before the proc can close it
+	p.all.cfg.Traffic.Follow(p.e.Realm, p.e.Proc, f) // before the proc can close it
 	p.Give(f)
-	p.k.recheck()
+	p.all.Recheck()
 }
 
-// servicePlace is one at a directService.
+// servicePlace is one at a Service.
 type servicePlace struct {
-	k     *Kernel
+	all   *Connect
 	d     link.Direct
-	serve directService
+	serve Service
 	done  func()
 }
 
 // Take implements link.Place. It runs within the link's Listen, for which the kernel waits.
 func (p *servicePlace) Take(conn *net.TCPConn) {
-	p.k.sessions.Go(func() {
+	p.all.cfg.Go(func() {
 		defer p.done()
 		defer conn.Close()
-		p.serve(p.k.ctx, p.d, conn)
+		p.serve(p.all.ctx, p.d, conn)
 	})
 }
 
@@ -115,35 +115,35 @@ func (p *servicePlace) Close() error {
 	return nil
 }
 
-// dialDirect connects who with a target of machine m by a TCP connection of their own, in the
+// DialDirect connects who with a target of machine m by a TCP connection of their own, in the
 // clear, which that machine knows to be who's. It is the caller's. KindUnsupported: that cannot be,
 // but a link can.
-func (k *Kernel) dialDirect(ctx context.Context, who sigma.Principal, m sigma.MachineID, to link.Target) (*net.TCPConn,
+func (x *Connect) DialDirect(ctx context.Context, who sigma.Principal, m sigma.MachineID, to link.Target) (*net.TCPConn,
 	error) {
-	done, err := k.turnOf(ctx, m, who)
+	done, err := x.turnOf(ctx, m, who)
 	if err != nil {
 		return nil, err
 	}
 	defer done()
-	return k.cluster.Node().DialDirect(ctx, m, to, who)
+	return x.cfg.Cluster.Node().DialDirect(ctx, m, to, who)
 }
 
 // markDirect has what a proc here says on a direct connection go before other traffic, if it is
 // latency-critical. Its peer's answers go as the peer's class says.
-func (k *Kernel) markDirect(proc sigma.ProcID, conn *net.TCPConn) {
-	if k.isUrgent(proc) {
+func (x *Connect) markDirect(proc sigma.ProcID, conn *net.TCPConn) {
+	if x.isUrgent(proc) {
 		link.TrafficLatencyCritical.Mark(conn)
 	}
 }
 
 // isUrgent says whether a proc is one of this machine that is latency-critical.
-func (k *Kernel) isUrgent(proc sigma.ProcID) bool {
-	p, ok := k.procs.Find(proc)
+func (x *Connect) isUrgent(proc sigma.ProcID) bool {
+	p, ok := x.cfg.Procs.Find(proc)
 	return ok && p.Class == sigma.LatencyCritical
 }
 
-// fileOf makes a socket one that can be passed, and closes conn.
-func fileOf(conn *net.TCPConn) (*os.File, error) {
+// FileOf makes a socket one that can be passed, and closes conn.
+func FileOf(conn *net.TCPConn) (*os.File, error) {
 	defer conn.Close()
 	return conn.File()
 }
