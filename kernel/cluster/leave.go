@@ -18,11 +18,11 @@ import (
 
 // How a machine is stopped while all of it still works: it takes no new procs, asks those that it
 // runs to go, waits until they have gone or were killed at the end of their grace, and until who
-// waited for them knows. Whoever stops several machines says so to all of them (leaveCall) before
+// waited for them knows. Whoever stops several machines says so to all of them (LeaveCall) before
 // the procs of any are asked, and stops the first when the procs of the last have gone: they may
 // need all of the machines.
 
-// peerLeave: the machine that calls is going to be stopped.
+// PeerLeave: the machine that calls is going to be stopped.
 const PeerLeave = "leave"
 
 const (
@@ -130,6 +130,7 @@ func (x *Cluster) tellLeave() {
 	all.Wait()
 }
 
+// PeerLeave notes that another machine is going to be stopped. It answers the call PeerLeave.
 func (x *Cluster) PeerLeave(_ context.Context, from identity.Subject, _ []byte) ([]byte, error) {
 	x.own.mu.Lock()
 	defer x.own.mu.Unlock()

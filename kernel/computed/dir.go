@@ -27,6 +27,7 @@ type Dir struct {
 	Page func(ctx context.Context, cookie uint64, n int) (es []sigma.DirEntry, more bool, err error)
 }
 
+// Walk implements sigma.File: the rest of a path is walked by the entry.
 func (d *Dir) Walk(ctx context.Context, names []string) (sigma.File, []sigma.FileID, error) {
 	if len(names) == 0 {
 		c := *d
@@ -62,11 +63,13 @@ func WalkOn(ctx context.Context, child sigma.File, names []string) (sigma.File, 
 	return f, append([]sigma.FileID{st.ID}, ids...), err
 }
 
+// Stat implements sigma.File.
 func (d *Dir) Stat(context.Context) (sigma.Stat, error) {
 	return sigma.Stat{ID: sigma.FileID{Kind: sigma.KindDir, Path: viewfs.PathID(d.Path)},
 		Name: d.Path[strings.LastIndexByte(d.Path, '/')+1:], Perm: 0o555, Modified: time.Unix(0, 0)}, nil
 }
 
+// Open implements sigma.File: the entries are what they are then.
 func (d *Dir) Open(ctx context.Context, f sigma.OpenFlags) error {
 	if f.Writes() {
 		return sigma.PathError("kernel.dir.Open", sigma.KindIsDir, d.Path)
@@ -93,6 +96,7 @@ func (d *Dir) Open(ctx context.Context, f sigma.OpenFlags) error {
 	return nil
 }
 
+// ReadDir implements sigma.File.
 func (d *Dir) ReadDir(ctx context.Context, cookie uint64, n int) ([]sigma.DirEntry, uint64, bool, error) {
 	if d.Page != nil {
 		es, more, err := d.Page(ctx, cookie, max(n, 1))
@@ -106,15 +110,27 @@ func (d *Dir) ReadDir(ctx context.Context, cookie uint64, n int) ([]sigma.DirEnt
 	return slices.Clone(d.Listed[from:to]), to, to < uint64(len(d.Listed)), nil
 }
 
+// Create implements sigma.File; as all changes it is refused.
 func (d *Dir) Create(context.Context, string, sigma.OpenFlags, uint32) (sigma.File, error) {
 	return nil, d.ReadOnly()
 }
-func (d *Dir) Mkdir(context.Context, string, uint32) error              { return d.ReadOnly() }
-func (d *Dir) Symlink(context.Context, string, string) error            { return d.ReadOnly() }
-func (d *Dir) Remove(context.Context, string) error                     { return d.ReadOnly() }
-func (d *Dir) Rename(context.Context, string, sigma.File, string) error { return d.ReadOnly() }
-func (d *Dir) SetStat(context.Context, sigma.StatChange) error          { return d.ReadOnly() }
 
+// Mkdir implements sigma.File.
+func (d *Dir) Mkdir(context.Context, string, uint32) error { return d.ReadOnly() }
+
+// Symlink implements sigma.File.
+func (d *Dir) Symlink(context.Context, string, string) error { return d.ReadOnly() }
+
+// Remove implements sigma.File.
+func (d *Dir) Remove(context.Context, string) error { return d.ReadOnly() }
+
+// Rename implements sigma.File.
+func (d *Dir) Rename(context.Context, string, sigma.File, string) error { return d.ReadOnly() }
+
+// SetStat implements sigma.File.
+func (d *Dir) SetStat(context.Context, sigma.StatChange) error { return d.ReadOnly() }
+
+// ReadOnly is the error of a change.
 func (d *Dir) ReadOnly() error {
 	return &sigma.Error{Op: "kernel.dir", Path: d.Path, Kind: sigma.KindPermission,
 		Msg: "entries here are made by the system"}

@@ -74,7 +74,7 @@ func (t *Tickets) Take(name [TicketSize]byte, from sigma.Principal) *ticket {
 	return one
 }
 
-// serveFiles is a directService.
+// serveFiles is the Service of Files.
 func (x *Connect) serveFiles(_ context.Context, d link.Direct, conn *net.TCPConn) {
 	var name [TicketSize]byte
 	conn.SetReadDeadline(time.Now().Add(ticketMax))

@@ -290,7 +290,7 @@ func newDials() *dials {
 		turns: map[sigma.MachineID]chan struct{}{}}
 }
 
-// relayed counts the connections that are relayed for procs, and the realms that have some.
+// Relayed counts the connections that are relayed for procs, and the realms that have some.
 func (x *Connect) Relayed() (connections, realms int) {
 	x.dials.mu.Lock()
 	defer x.dials.mu.Unlock()

@@ -41,6 +41,7 @@ type Log struct {
 	now    func() time.Time
 }
 
+// New makes the log of a machine on which nothing has happened.
 func New(machine sigma.MachineID, now func() time.Time) *Log {
 	return &Log{machine: machine, seq: uint64(now().UnixMicro()), system: ring{most: eventsOfSystem},
 		realms: map[sigma.RealmID]*ring{}, told: map[sigma.ProcID]struct{}{}, now: now}

@@ -243,6 +243,7 @@ func (s *Service) Ask() {
 	})
 }
 
+// WaitReady waits until the service serves.
 func (s *Service) WaitReady(ctx context.Context) error {
 	s.mu.Lock()
 	ready := s.ready
@@ -300,6 +301,7 @@ func (s *Service) Listens(streams bool) (sigma.Endpoint, bool) {
 	return s.endpoint, s.state == "running" && s.endpoint.ID != ""
 }
 
+// Terminate asks the service to end; it is started again.
 func (s *Service) Terminate() {
 	s.mu.Lock()
 	id := s.launch
@@ -309,6 +311,7 @@ func (s *Service) Terminate() {
 	}
 }
 
+// Ended is closed when the present incarnation has ended.
 func (s *Service) Ended() <-chan struct{} {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -337,6 +340,7 @@ func (s *Service) Dial(ctx context.Context) (*session.Client, error) {
 	}
 }
 
+// Connect opens a session to the service at an endpoint of it.
 func (s *Service) Connect(ctx context.Context, e sigma.Endpoint) (*session.Client, error) {
 	f, _, err := s.set.cfg.Proxy.Dial(sigma.Principal{Realm: sigma.SystemRealm, Machine: s.set.cfg.Machine,
 		System: true}, e)
