@@ -49,6 +49,22 @@ var Layers = []Layer{
 		Why: "flags, exits and the choice of implementations live at the very top, where nothing can depend on them"},
 }
 
+// kernelOrder are the packages below kernel, lowest first. Each imports those before it only, so
+// that a topic can be read, tested and replaced without what uses it.
+var kernelOrder = []string{"kernel/memo", "kernel/delayed", "kernel/shares", "kernel/progtree", "kernel/eventlog",
+	"kernel/viewfs", "kernel/computed", "kernel/meter", "kernel/procs", "kernel/launchers", "kernel/cluster",
+	"kernel/placement", "kernel/services", "kernel/connect", "kernel"}
+
+// kernelProblem says what is wrong with an import of one package of the kernel by another, or "".
+func kernelProblem(from, to string, test bool) string {
+	own, other := slices.Index(kernelOrder, from), slices.Index(kernelOrder, to)
+	if test || own >= 0 && other >= 0 && other < own {
+		return ""
+	}
+	return fmt.Sprintf("%s imports %s, but of the packages of the kernel each imports only those before it in "+
+		"kernelOrder: declare a small interface or a function of its Config, and let the kernel fill it in", from, to)
+}
+
 // layerOf gives the index of dir's layer, or -1.
 func layerOf(dir string) int {
 	for i, l := range Layers {
@@ -103,6 +119,8 @@ func importProblem(from, to string, test bool) string {
 	switch {
 	case other < 0:
 		return fmt.Sprintf("imports %s, which has no layer", to)
+	case unit(from) == "kernel" && unit(to) == "kernel" && from != to:
+		return kernelProblem(from, to, test)
 	case unit(from) == unit(to):
 		return ""
 	case !test && slices.Contains(Layers[own].Apart, Layers[other].Name):

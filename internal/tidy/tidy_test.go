@@ -238,6 +238,12 @@ func TestImportProblem(t *testing.T) {
 		{"named/store", "named", false, true},
 		{"sdk", "kernel", false, false},
 		{"kernel", "sdk", false, true},
+		{"kernel", "kernel/procs", false, true},
+		{"kernel/cluster", "kernel/procs", false, true},
+		{"kernel/procs", "kernel/cluster", false, false},
+		{"kernel/procs", "kernel", false, false},
+		{"kernel/new", "kernel/procs", false, false}, // it has no place in the order
+		{"kernel/placement", "kernel/connect", true, true},
 		{"apps/mr", "apps/mr/split", false, true},
 		{"apps/mr", "apps/other", false, false},
 		{"cmd/sigma", "kernel", false, true},
