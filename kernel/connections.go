@@ -5,6 +5,7 @@ import (
 	"os"
 
 	"sigmaos.dev/dialproxy"
+	"sigmaos.dev/kernel/roles"
 	"sigmaos.dev/launch"
 	"sigmaos.dev/ring"
 	"sigmaos.dev/sigma"
@@ -12,8 +13,7 @@ import (
 )
 
 const (
-	nameConnections = "connections"
-	logMost         = 128 // events in one answer, which has room for them
+	logMost = 128 // events in one answer, which has room for them
 )
 
 // shownTo says which connections who reads may know of: the provider of all, a tenant of those that
@@ -26,7 +26,7 @@ func (r *root) shownTo(c *dialproxy.Connection) bool {
 // still have them the launcher is asked when it is read.
 func (r *root) connectionsFile() sigma.File {
 	k := r.tree.k
-	return r.sysState(nameConnections, func(ctx context.Context) ([]byte, error) {
+	return r.sysState(roles.Connections, func(ctx context.Context) ([]byte, error) {
 		cs, ends := k.proxy.Connections(r.shownTo)
 		found := k.connect.Found(ctx, ends, false)
 		of := map[uint64][]launch.Socket{}

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"sigmaos.dev/besched"
+	"sigmaos.dev/kernel/limits"
 	"sigmaos.dev/kernel/services"
 	"sigmaos.dev/launch"
 	"sigmaos.dev/lcsched"
@@ -125,7 +126,7 @@ func (r *memRealms) SetLimits(_ context.Context, id sigma.RealmID, l sigma.Realm
 	if r.limits == nil {
 		r.limits = map[sigma.RealmID]sigma.RealmLimits{}
 	}
-	r.limits[id], _ = overlaid(r.limits[id], l)
+	r.limits[id], _ = limits.Overlay(r.limits[id], l)
 	return nil
 }
 

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"sigmaos.dev/kernel/roles"
 	"sigmaos.dev/kernel/viewfs"
 
 	"golang.org/x/sys/unix"
@@ -384,7 +385,7 @@ func (k *Kernel) receive(ctx context.Context, c *net.UnixConn, x *greeting) {
 
 // guestTree makes what a guest's session serves, and counts it.
 func (k *Kernel) guestTree(g *granted) (*tree, error) {
-	table, err := roleView(g.role)
+	table, err := roles.View(g.role)
 	if err != nil {
 		return nil, err
 	}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"sigmaos.dev/identity"
+	"sigmaos.dev/kernel/roles"
 	"sigmaos.dev/kernel/services"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/session"
@@ -265,21 +266,24 @@ func governingActs(ctx context.Context) []deed {
 				c.Str(&name)
 			})
 		}},
-		{"make a realm", nobody, func(c *sdk.Client) error {
+		{"make a realm", roles.Nobody, func(c *sdk.Client) error {
 			return c.Realms().Create(ctx, func() sigma.RealmID { n++; return sigma.RealmID(fmt.Sprintf("r%d", n)) }())
 		}},
-		{"list realms by the provider's call", nobody, func(c *sdk.Client) error {
+		{"list realms by the provider's call", roles.Nobody, func(c *sdk.Client) error {
 			_, err := c.Realms().List(ctx)
 			return err
 		}},
-		{"set shares", nobody, func(c *sdk.Client) error { return c.Realms().SetShares(ctx, sigma.DefaultRealm, 1) }},
-		{"set limits", nobody, func(c *sdk.Client) error {
+		{"set shares", roles.Nobody, func(c *sdk.Client) error {
+			return c.Realms().SetShares(ctx, sigma.DefaultRealm,
+				1)
+		}},
+		{"set limits", roles.Nobody, func(c *sdk.Client) error {
 			return c.Realms().SetLimits(ctx, sigma.DefaultRealm, sigma.RealmLimits{Names: 9000})
 		}},
-		{"status of the machine", nobody, func(c *sdk.Client) error {
+		{"status of the machine", roles.Nobody, func(c *sdk.Client) error {
 			return about(ctx, c, sigmap.FileMachine, sigmap.CallStatus, none)
 		}},
-		{"metrics", nobody, reads(ctx, "/sys/metrics")},
+		{"metrics", roles.Nobody, reads(ctx, "/sys/metrics")},
 	}
 }
 
@@ -335,7 +339,7 @@ func TestRoles(t *testing.T) {
 				t.Errorf("%s as %v is refused as %v: %v", c.what, role, kind, err)
 			}
 		}
-		if c.need == nobody {
+		if c.need == roles.Nobody {
 			if err := c.do(provider); err != nil {
 				t.Errorf("%s as the provider: %v", c.what, err)
 			}
@@ -361,7 +365,7 @@ func TestRoles(t *testing.T) {
 	}
 	if list, err := of[sigma.RoleOwner].ReadDir(ctx, "/sys"); err != nil ||
 		slices.ContainsFunc(list, func(e sigma.DirEntry) bool {
-			return slices.Contains([]string{sigmap.FileMachine, sigmap.FileNames, nameMetrics, nameRoster}, e.Name)
+			return slices.Contains([]string{sigmap.FileMachine, sigmap.FileNames, roles.Metrics, roles.Roster}, e.Name)
 		}) {
 		t.Errorf("/sys of an owner: %v, %v", list, err)
 	}

@@ -11,6 +11,7 @@ import (
 	"sigmaos.dev/identity"
 	"sigmaos.dev/initd"
 	"sigmaos.dev/kernel/procs"
+	"sigmaos.dev/kernel/registrations"
 	"sigmaos.dev/kernel/services"
 	"sigmaos.dev/namespace"
 	"sigmaos.dev/schedd"
@@ -70,35 +71,10 @@ func (r *root) initLines(ctx context.Context) ([]byte, error) {
 			return nil, err
 		}
 		for i := range records {
-			out = append(out, registrationLine(&records[i]))
+			out = append(out, registrations.Line(&records[i]))
 		}
 	}
 	return state.Lines(out)
-}
-
-func registrationLine(r *initd.ReadRecord) state.Registration {
-	out := state.Registration{Realm: string(r.Key.Realm), Name: r.Key.Name, History: []state.Instance{}}
-	if r.Err != nil {
-		out.State = "damaged"
-		return out
-	}
-	g := &r.Record.Registration
-	out.Program, out.Args, out.Restart, out.Most = g.Descriptor.Program, g.Descriptor.Args, string(g.Restart), g.Most
-	out.State, out.Starts, out.Added = r.Record.State(), r.Record.Starts, r.Record.Added
-	if out.Args == nil {
-		out.Args = []string{}
-	}
-	if p := r.Record.Present(); p != nil {
-		out.Proc = string(p.Proc)
-	}
-	for _, i := range r.Record.History {
-		line := state.Instance{Proc: string(i.Proc), Begun: i.Begun}
-		if !i.Ended.IsZero() {
-			line.Ended, line.Status = &i.Ended, state.OfStatus(i.Status)
-		}
-		out.History = append(out.History, line)
-	}
-	return out
 }
 
 // initAdd registers a proc of the session's realm: in place of what is registered under the name if
@@ -137,10 +113,10 @@ func (r *root) initAdd(ctx context.Context, payload []byte) ([]byte, []*os.File,
 	}
 	key := initd.Key{Realm: r.realm, Name: g.Name}
 	for {
-		if err := addRecord(ctx, t, dir, key, record); err == nil || sigma.KindOf(err) != sigma.KindExists {
+		if err := registrations.Add(ctx, t, dir, key, record); err == nil || sigma.KindOf(err) != sigma.KindExists {
 			return nil, nil, err
 		}
-		err := changeRecord(ctx, t, key, func(v *initd.Versioned, damaged error) error {
+		err := registrations.Change(ctx, t, key, func(v *initd.Versioned, damaged error) error {
 			switch {
 			case damaged != nil && replace:
 				v.Record = record
@@ -159,62 +135,6 @@ func (r *root) initAdd(ctx context.Context, payload []byte) ([]byte, []*os.File,
 	}
 }
 
-// addRecord writes a new record. KindExists: there is one of the name.
-func addRecord(ctx context.Context, t *namespace.Tree, dir string, key initd.Key, record initd.Record) error {
-	names, err := t.ReadDir(sigma.WithSync(ctx), dir)
-	if err != nil {
-		return err
-	}
-	if is := slices.ContainsFunc(names, func(e sigma.DirEntry) bool {
-		return e.Name == key.Name
-	}); !is && len(names) >= sigma.RegistrationsMax {
-		return &sigma.Error{Op: "kernel.initAdd", Kind: sigma.KindNoSpace,
-			Msg: "the realm has as many registered procs as it may have", Hint: "remove some with: sigma init rm NAME"}
-	}
-	if _, err := initd.SaveRecord(ctx, t, key, initd.Versioned{Record: record},
-		sigma.PutOptions{Perm: 0o600, MustMake: true}); err != nil {
-		return err
-	}
-	return initChanged(ctx, t)
-}
-
-// changeRecord changes a record as it is then, and tells the leader. change is given why the record
-// cannot be read, if it cannot; its error leaves the record as it is. One that is going is gone
-// before anything else is done with its name: KindNotFound.
-func changeRecord(ctx context.Context, t *namespace.Tree, key initd.Key, change func(v *initd.Versioned,
-	damaged error) error) error {
-	for {
-		v, err := initd.ReadOne(ctx, t, key)
-		kind := sigma.KindOf(err)
-		if err != nil && kind != sigma.KindInvalid {
-			return err
-		}
-		if v.Record.Going {
-			if _, err := t.Watch(ctx, key.Path(), v.Version); err != nil && sigma.KindOf(err) != sigma.KindStale {
-				return err
-			}
-			continue
-		}
-		if err := change(&v, err); err != nil {
-			return err
-		}
-		_, err = initd.SaveRecord(ctx, t, key, v, sigma.PutOptions{Perm: 0o600, MustExist: true, IfVersion: v.Version})
-		if err != nil && sigma.KindOf(err) == sigma.KindVersion && ctx.Err() == nil { // the leader changed it meanwhile
-			continue
-		}
-		if err != nil {
-			return err
-		}
-		return initChanged(ctx, t)
-	}
-}
-
-// initChanged tells the leader to look. Should that fail, it looks when it has another reason to.
-func initChanged(ctx context.Context, t *namespace.Tree) error {
-	_, err := t.Put(ctx, initd.ChangedFile, []byte(time.Now().Format(time.RFC3339Nano)), sigma.PutOptions{Perm: 0o600})
-	return err
-}
-
 // initRemove marks a registration as removed; the leader ends its proc and drops it. A damaged one
 // is dropped here.
 func (r *root) initRemove(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
@@ -223,16 +143,16 @@ func (r *root) initRemove(ctx context.Context, payload []byte) ([]byte, []*os.Fi
 		return nil, nil, err
 	}
 	var damagedAt sigma.Version
-	err = changeRecord(ctx, t, key, func(v *initd.Versioned, damaged error) error {
+	err = registrations.Change(ctx, t, key, func(v *initd.Versioned, damaged error) error {
 		v.Record.Removed, damagedAt = true, v.Version
 		return damaged
 	})
 	if err != nil && sigma.KindOf(err) == sigma.KindInvalid {
 		if err = initd.ForgetRecord(ctx, t, key, damagedAt); err == nil {
-			err = initChanged(ctx, t)
+			err = registrations.Changed(ctx, t)
 		}
 	}
-	return nil, nil, unknownRegistration(err)
+	return nil, nil, registrations.Unknown(err)
 }
 
 // initRestart has the instance of a registration end, and another started at once.
@@ -241,7 +161,8 @@ func (r *root) initRestart(ctx context.Context, payload []byte) ([]byte, []*os.F
 	if err != nil {
 		return nil, nil, err
 	}
-	return nil, nil, unknownRegistration(changeRecord(ctx, t, key, func(v *initd.Versioned, damaged error) error {
+	return nil, nil, registrations.Unknown(registrations.Change(ctx, t, key, func(v *initd.Versioned,
+		damaged error) error {
 		if damaged == nil && v.Record.Removed {
 			return sigma.Errorf("kernel.initRestart", sigma.KindNotFound, "it is being removed")
 		}
@@ -256,20 +177,11 @@ func (r *root) registered(ctx context.Context, payload []byte) (t *namespace.Tre
 		return nil, key, err
 	}
 	if _, err := sigma.ParsePath("/" + key.Name); err != nil || len(key.Name) > 64 {
-		return nil, key, unknownRegistration(sigma.PathError("kernel.init", sigma.KindNotFound, ""))
+		return nil, key, registrations.Unknown(sigma.PathError("kernel.init", sigma.KindNotFound, ""))
 	}
 	key.Realm = r.realm
 	t, err = r.tree.k.systemNames(ctx)
 	return t, key, err
-}
-
-// unknownRegistration says in users' words that there is no such record.
-func unknownRegistration(err error) error {
-	if err == nil || sigma.KindOf(err) != sigma.KindNotFound {
-		return err
-	}
-	return &sigma.Error{Op: "kernel.init", Kind: sigma.KindNotFound, Msg: "no registered proc of this name",
-		Hint: "sigma init ls lists them"}
 }
 
 // forgetRegistrations drops those of a realm that is being removed, before its procs are ended.
@@ -285,26 +197,6 @@ func (k *Kernel) forgetRegistrations(ctx context.Context, realm sigma.RealmID) e
 	return err
 }
 
-// initEpoch is the epoch of the newest leader of initd that is known.
-type initEpoch struct {
-	mu  sync.Mutex  // before procs.Table's
-	now sigma.Epoch // mu
-}
-
-// admit does what a leader of an epoch asks for, and nothing that a former one asks for from now
-// on.
-func (x *initEpoch) admit(e sigma.Epoch, do func()) error {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	if e < x.now {
-		return sigma.Errorf("kernel.init", sigma.KindStale, "another leader of initd has the epoch %d; this is %d",
-			x.now, e)
-	}
-	x.now = e
-	do()
-	return nil
-}
-
 // peerInit answers another machine's sigmad.
 func (k *Kernel) peerInit(_ context.Context, _ identity.Subject, payload []byte) ([]byte, error) {
 	var l initd.Look
@@ -312,7 +204,7 @@ func (k *Kernel) peerInit(_ context.Context, _ identity.Subject, payload []byte)
 		return nil, err
 	}
 	ss := make([]initd.Seen, len(l.Questions))
-	if err := k.initEpoch.admit(l.Epoch, func() {
+	if err := k.initEpoch.Admit(l.Epoch, func() {
 		for i, q := range l.Questions {
 			ss[i], _ = k.seen(q)
 		}
@@ -337,7 +229,7 @@ func (r *root) initLook(ctx context.Context, payload []byte) ([]byte, []*os.File
 	ss := make([]initd.Seen, len(l.Questions))
 	far := initd.Look{Epoch: l.Epoch}
 	var at []int
-	if err := k.initEpoch.admit(l.Epoch, func() {
+	if err := k.initEpoch.Admit(l.Epoch, func() {
 		for i, q := range l.Questions {
 			var home bool
 			if ss[i], home = k.seen(q); !home {
@@ -434,7 +326,7 @@ func (r *root) initSpawn(ctx context.Context, payload []byte) ([]byte, []*os.Fil
 		return nil, nil, err
 	}
 	var starts []procs.Start
-	stale := k.initEpoch.admit(s.Epoch, func() {
+	stale := k.initEpoch.Admit(s.Epoch, func() {
 		starts, err = k.procs.Spawn(s.Realm, schedd.Spawned{By: by, IDs: []sigma.ProcID{s.Proc}, Ds: ds, Views: views})
 	})
 	k.startSpawned(starts)
@@ -448,7 +340,7 @@ func (r *root) initStop(ctx context.Context, payload []byte) ([]byte, []*os.File
 	if err := sigmap.Parse(payload, s.Code); err != nil {
 		return nil, nil, err
 	}
-	if err := k.initEpoch.admit(s.Epoch, func() {}); err != nil {
+	if err := k.initEpoch.Admit(s.Epoch, func() {}); err != nil {
 		return nil, nil, err
 	}
 	return nil, nil, k.tell(ctx, s.Realm, s.Proc, actEvict, initd.StopGrace)

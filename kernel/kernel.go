@@ -32,6 +32,7 @@ import (
 	"sigmaos.dev/kernel/placement"
 	"sigmaos.dev/kernel/procs"
 	"sigmaos.dev/kernel/progtree"
+	"sigmaos.dev/kernel/registrations"
 	"sigmaos.dev/kernel/services"
 	"sigmaos.dev/kernel/shares"
 
@@ -166,7 +167,7 @@ type Kernel struct {
 	events    *eventlog.Log
 	decisions *decision.Log
 	past      *past
-	initEpoch initEpoch
+	initEpoch registrations.Epoch
 	open      map[*tree]bool // mu; the sessions there are
 	failing   time.Time      // mu; when counting failures began
 	failures  int            // mu; of requests, since then

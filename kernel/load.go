@@ -12,6 +12,7 @@ import (
 	"sigmaos.dev/kernel/memo"
 	"sigmaos.dev/kernel/meter"
 	"sigmaos.dev/kernel/procs"
+	"sigmaos.dev/kernel/roles"
 	"sigmaos.dev/kernel/services"
 
 	"sigmaos.dev/identity"
@@ -110,7 +111,7 @@ func (k *Kernel) lookAtProcs(ctx context.Context) (used sigma.Bytes) {
 
 // loadLines are what this machine tells: of itself, and of its realms.
 func (k *Kernel) loadLines() ([]byte, error) {
-	return memo.Recall(&k.memo, nameLoad, func() ([]byte, error) {
+	return memo.Recall(&k.memo, roles.Load, func() ([]byte, error) {
 		ctx, cancel := k.asked() // several wait for it
 		defer cancel()
 		m, realms := k.load(ctx)
@@ -165,7 +166,7 @@ func (k *Kernel) loadOf(ctx context.Context, m sigma.MachineID) (text []byte, er
 // loadFile is /sys/load. It is the provider's: what others do on a machine is no tenant's business.
 func (r *root) loadFile() sigma.File {
 	k := r.tree.k
-	return computed.File("/sys/"+nameLoad, nameLoad, 0o400, func(ctx context.Context) ([]byte, error) {
+	return computed.File("/sys/"+roles.Load, roles.Load, 0o400, func(ctx context.Context) ([]byte, error) {
 		if !r.tree.principal.System {
 			return nil, sigma.Errorf("kernel.load", sigma.KindPermission, "only the provider may read this")
 		}

@@ -10,6 +10,7 @@ import (
 
 	"sigmaos.dev/kernel/computed"
 	"sigmaos.dev/kernel/meter"
+	"sigmaos.dev/kernel/roles"
 	"sigmaos.dev/kernel/services"
 
 	"sigmaos.dev/identity"
@@ -76,7 +77,7 @@ func TestUsageOfOneSource(t *testing.T) {
 	// says that something is missing. between runs once some are read.
 	read := func(between func()) (lines, told int, missing bool) {
 		f := (&root{tree: &tree{k: x.m["m1"].k, principal: sigma.Principal{Realm: sigma.SystemRealm, System: true}},
-			realm: sigma.SystemRealm}).usageFile(nameUsage).(*usageLines)
+			realm: sigma.SystemRealm}).usageFile(roles.Usage).(*usageLines)
 		var at usageCursor
 		for more := true; more; {
 			var text []byte

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"sigmaos.dev/kernel/roles"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
 )
@@ -47,7 +48,7 @@ func TestRolesTable(t *testing.T) {
 	r := &root{tree: &tree{k: &Kernel{cfg: Config{Machine: "m"}}, principal: sigma.Principal{Realm: "default",
 		System: true}}, realm: "default"}
 	for _, name := range r.sysNames() {
-		if _, known := permissions[name]; !known {
+		if _, known := roles.Permissions[name]; !known {
 			t.Errorf("/sys/%s has no row in permissions (kernel/roles.go): decide who may use it", name)
 		}
 	}
@@ -57,7 +58,7 @@ func TestRolesTable(t *testing.T) {
 	for _, path := range []string{"../sigmap/calls.go", "../initd/calls.go"} {
 		for _, method := range callNames(t, filepath.FromSlash(path)) {
 			found := slices.Contains(elsewhere, method)
-			for _, row := range permissions {
+			for _, row := range roles.Permissions {
 				_, is := row[method]
 				found = found || is
 			}
@@ -70,31 +71,31 @@ func TestRolesTable(t *testing.T) {
 	for file, handlers := range map[string]map[string]handler{sigmap.FileProcs: r.procsCalls(),
 		sigmap.FileSelf: r.selfCalls(), sigmap.FileEndpoints: r.endpointCalls(), sigmap.FileMachine: r.machineCalls()} {
 		for method := range handlers {
-			if _, known := permissions[file][method]; !known && file != sigmap.FileMachine {
+			if _, known := roles.Permissions[file][method]; !known && file != sigmap.FileMachine {
 				t.Errorf("%s of /sys/%s has no row in permissions (kernel/roles.go)", method, file)
 			}
-			if file == sigmap.FileMachine && allows(sigma.RoleOwner, file, method) {
+			if file == sigmap.FileMachine && roles.Allows(sigma.RoleOwner, file, method) {
 				t.Errorf("an owner may %s the machine", method)
 			}
 		}
 	}
-	for file, row := range permissions {
+	for file, row := range roles.Permissions {
 		for method, need := range row {
-			if need < sigma.RoleViewer || need > nobody {
+			if need < sigma.RoleViewer || need > roles.Nobody {
 				t.Errorf("%s of /sys/%s is for %v", method, file, need)
 			}
 			for role := sigma.RoleNone; role <= sigma.RoleOwner; role++ {
-				if got := allows(role, file, method); got != (role >= need) {
+				if got := roles.Allows(role, file, method); got != (role >= need) {
 					t.Errorf("%v may %s %s: %v", role, method, file, got)
 				}
 			}
 		}
-		if allows(sigma.RoleOwner, file, "what is new") {
+		if roles.Allows(sigma.RoleOwner, file, "what is new") {
 			t.Errorf("a method of %s that nobody thought of is allowed", file)
 		}
 	}
-	if allows(sigma.RoleOwner, "new", reading) || mayUse(sigma.RoleOwner, sigmap.FileMachine) ||
-		mayUse(sigma.RoleOwner, nameMetrics) || mayUse(sigma.RoleOwner, sigmap.FileNames) {
+	if roles.Allows(sigma.RoleOwner, "new", roles.Reading) || roles.MayUse(sigma.RoleOwner, sigmap.FileMachine) ||
+		roles.MayUse(sigma.RoleOwner, roles.Metrics) || roles.MayUse(sigma.RoleOwner, sigmap.FileNames) {
 		t.Error("an owner sees what is the provider's")
 	}
 	changes := []struct{ file, method string }{{sigmap.FileProcs, sigmap.CallSpawn},
@@ -102,12 +103,12 @@ func TestRolesTable(t *testing.T) {
 		{sigmap.FileProcs, sigmap.CallFreeze}, {sigmap.FileInit, sigmap.CallInitAdd},
 		{sigmap.FileCredentials, sigmap.CallCreate}}
 	for _, c := range changes {
-		if allows(sigma.RoleViewer, c.file, c.method) {
+		if roles.Allows(sigma.RoleViewer, c.file, c.method) {
 			t.Errorf("a viewer may %s %s", c.method, c.file)
 		}
 	}
 	for _, role := range []sigma.Role{sigma.RoleViewer, sigma.RoleDeveloper, sigma.RoleOwner} {
-		v, err := roleView(role)
+		v, err := roles.View(role)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"sigmaos.dev/kernel/memo"
+	"sigmaos.dev/kernel/roles"
 	"sigmaos.dev/kernel/services"
 	"sigmaos.dev/kernel/viewfs"
 
@@ -19,15 +20,14 @@ import (
 
 // nameRoster is /sys/roster: the machines there are, for everybody. Addresses and what else only
 // operators need is not in it.
-const nameRoster = "roster"
 
 // rosterMax is how long machined may take; then what this machine knows itself is told. Its answer
 // is good for memoFor, so that tenants who look all the time cost it one call a second.
 const rosterMax = 2 * time.Second
 
 func (r *root) rosterFile() sigma.File {
-	return &treekit.Blob{ID: sigma.FileID{Kind: sigma.KindDevice, Path: viewfs.PathID("/sys/" + nameRoster)},
-		Name: nameRoster, Perm: 0o444, Content: r.tree.k.rosterText}
+	return &treekit.Blob{ID: sigma.FileID{Kind: sigma.KindDevice, Path: viewfs.PathID("/sys/" + roles.Roster)},
+		Name: roles.Roster, Perm: 0o444, Content: r.tree.k.rosterText}
 }
 
 // rosterText is one line a machine: name, state, and key=value words.
@@ -44,7 +44,7 @@ func (k *Kernel) rosterInfos() []sigma.MachineInfo {
 	if !k.cluster.Registered() {
 		return k.ownRoster()
 	}
-	infos, _ := memo.Recall(&k.memo, nameRoster, func() ([]sigma.MachineInfo, error) {
+	infos, _ := memo.Recall(&k.memo, roles.Roster, func() ([]sigma.MachineInfo, error) {
 		ctx, cancel := context.WithTimeout(k.ctx,
 			rosterMax) // not of who asks: one who gives up would have the others told less
 		defer cancel()

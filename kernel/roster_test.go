@@ -4,6 +4,8 @@ import (
 	"context"
 	"testing"
 	"time"
+
+	"sigmaos.dev/kernel/roles"
 )
 
 // Goal: while no machined answers, /sys/roster tells what this machine knows, and machined is not
@@ -19,7 +21,7 @@ func TestRosterText(t *testing.T) {
 			t.Errorf("got %q, %v, want %q", text, err, want)
 		}
 		// the next who asks comes in time, however slow this host is
-		if !k.memo.Prolong(nameRoster, time.Hour) {
+		if !k.memo.Prolong(roles.Roster, time.Hour) {
 			t.Error("the next who asks waits for machined again")
 		}
 	}

@@ -8,10 +8,9 @@ import (
 	"sigmaos.dev/kernel/computed"
 	"sigmaos.dev/kernel/memo"
 	"sigmaos.dev/kernel/procs"
+	"sigmaos.dev/kernel/roles"
 	"sigmaos.dev/kernel/services"
 	"sigmaos.dev/kernel/viewfs"
-
-	"sigmaos.dev/kernel/meter"
 
 	"sigmaos.dev/besched"
 	"sigmaos.dev/dialproxy"
@@ -27,17 +26,6 @@ import (
 // tenant is told of its own realm and no other; the provider of all. They are made when they are
 // read, nothing is kept for them; what costs a question to another program is remembered for a
 // second.
-const (
-	nameVersion     = "version"
-	nameQueues      = "queues"
-	nameUtilisation = "utilisation"
-	nameLimits      = "limits"
-	nameMetrics     = "metrics"
-	nameUsage       = meter.ByHour
-	nameUsageProcs  = "usage-procs"
-	nameLoad        = "load"
-)
-
 // endpointsPage endpoints are told at a time.
 const endpointsPage = 256
 
@@ -53,7 +41,7 @@ func (k *Kernel) asked() (context.Context, context.CancelFunc) {
 func (r *root) versionFile() sigma.File {
 	v := state.Version{Version: Version, Machine: string(r.tree.k.cfg.Machine), Go: runtime.Version(),
 		Platform: runtime.GOOS + "/" + runtime.GOARCH}
-	return r.sysState(nameVersion, func(context.Context) ([]byte, error) { return state.Line(v) })
+	return r.sysState(roles.Version, func(context.Context) ([]byte, error) { return state.Line(v) })
 }
 
 // machineLines is what is read of /sys/machines. It asks machined, and no machine.
@@ -138,8 +126,8 @@ func (k *Kernel) realmListAt() ([]sigma.RealmInfo, time.Time, error) {
 // queuesFile is /sys/queues: what waits at the scheduler.
 func (r *root) queuesFile() sigma.File {
 	k := r.tree.k
-	return r.sysState(nameQueues, func(context.Context) ([]byte, error) {
-		all, err := memo.Recall(&k.memo, nameQueues, k.askQueues)
+	return r.sysState(roles.Queues, func(context.Context) ([]byte, error) {
+		all, err := memo.Recall(&k.memo, roles.Queues, k.askQueues)
 		if err != nil {
 			return nil, err
 		}
@@ -207,7 +195,7 @@ func (k *Kernel) askQueues() ([]besched.Queued, error) {
 // utilisationFile is /sys/utilisation: what runs at this machine.
 func (r *root) utilisationFile() sigma.File {
 	k := r.tree.k
-	return r.sysState(nameUtilisation, func(context.Context) ([]byte, error) {
+	return r.sysState(roles.Utilisation, func(context.Context) ([]byte, error) {
 		var out []byte
 		of := []sigma.RealmID{r.realm}
 		if r.tree.principal.System {
@@ -275,7 +263,7 @@ func (r *root) endpointsFile() sigma.File {
 // limitsFile is /sys/limits: what a realm, and each of its procs, may have.
 func (r *root) limitsFile() sigma.File {
 	k := r.tree.k
-	return r.sysState(nameLimits, func(context.Context) ([]byte, error) {
+	return r.sysState(roles.Limits, func(context.Context) ([]byte, error) {
 		infos, err := k.realmList()
 		if err != nil {
 			return nil, err

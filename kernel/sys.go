@@ -8,6 +8,7 @@ import (
 
 	"sigmaos.dev/kernel/computed"
 	"sigmaos.dev/kernel/procs"
+	"sigmaos.dev/kernel/roles"
 	"sigmaos.dev/kernel/services"
 	"sigmaos.dev/kernel/viewfs"
 
@@ -29,7 +30,7 @@ func (r *root) sysDir() sigma.File {
 			if slices.Contains(r.sysNames(), name) {
 				if f := r.sysFile(name); f != nil {
 					if g := r.tree.granted; g != nil {
-						f = &roleFile{f, name, g.role}
+						f = roles.Limit(f, name, g.role)
 					}
 					return f, nil
 				}
@@ -41,23 +42,23 @@ func (r *root) sysDir() sigma.File {
 // sysNames are the files of /sys that the session sees: of a proc with a view, what it needs of
 // itself, and no more.
 func (r *root) sysNames() []string {
-	names := append(make([]string, 0, 16), sigmap.FileProcs, sigmap.FileSelf, sigmap.FileEndpoints, nameVersion)
+	names := append(make([]string, 0, 16), sigmap.FileProcs, sigmap.FileSelf, sigmap.FileEndpoints, roles.Version)
 	if r.tree.view == nil || r.tree.granted != nil {
 		names = append(names, sigmap.FileInit, sigmap.FileEvents, sigmap.FileDecisions)
-		names = append(names, sigmap.FileMachine, sigmap.FileRealms, sigmap.FileMachines, nameRoster, nameQueues,
-			nameUtilisation, nameLoad, nameUsage, nameUsageProcs, nameLimits, nameConnections)
+		names = append(names, sigmap.FileMachine, sigmap.FileRealms, sigmap.FileMachines, roles.Roster, roles.Queues,
+			roles.Utilisation, roles.Load, roles.Usage, roles.UsageProcs, roles.Limits, roles.Connections)
 	}
 	if r.tree.principal.System || r.realm == sigma.SystemRealm && r.tree.isService(services.Machined) {
 		names = append(names, sigmap.FileNames)
 	}
 	if r.tree.principal.System {
-		names = append(names, nameMetrics)
+		names = append(names, roles.Metrics)
 	}
 	if r.mayOwn() {
 		names = append(names, sigmap.FileCredentials)
 	}
 	if g := r.tree.granted; g != nil {
-		names = slices.DeleteFunc(names, func(n string) bool { return !mayUse(g.role, n) })
+		names = slices.DeleteFunc(names, func(n string) bool { return !roles.MayUse(g.role, n) })
 	}
 	return names
 }
@@ -86,25 +87,25 @@ func (r *root) sysFile(name string) sigma.File {
 		return r.eventsFile()
 	case sigmap.FileDecisions:
 		return r.decisionsFile()
-	case nameRoster:
+	case roles.Roster:
 		return r.rosterFile()
-	case nameVersion:
+	case roles.Version:
 		return r.versionFile()
-	case nameQueues:
+	case roles.Queues:
 		return r.queuesFile()
-	case nameConnections:
+	case roles.Connections:
 		return r.connectionsFile()
-	case nameUtilisation:
+	case roles.Utilisation:
 		return r.utilisationFile()
-	case nameLoad:
+	case roles.Load:
 		return r.loadFile()
-	case nameUsage:
-		return r.usageFile(nameUsage)
-	case nameUsageProcs:
-		return r.usageFile(nameUsageProcs)
-	case nameLimits:
+	case roles.Usage:
+		return r.usageFile(roles.Usage)
+	case roles.UsageProcs:
+		return r.usageFile(roles.UsageProcs)
+	case roles.Limits:
 		return r.limitsFile()
-	case nameMetrics:
+	case roles.Metrics:
 		return &treekit.Blob{ID: sigma.FileID{Kind: sigma.KindDevice, Path: viewfs.PathID("/sys/" + name)}, Name: name,
 			Perm: 0o400, Content: r.tree.k.metricsText}
 	}

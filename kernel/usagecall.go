@@ -10,6 +10,7 @@ import (
 	"sigmaos.dev/kernel/computed"
 	"sigmaos.dev/kernel/memo"
 	"sigmaos.dev/kernel/meter"
+	"sigmaos.dev/kernel/roles"
 	"sigmaos.dev/kernel/services"
 
 	"sigmaos.dev/identity"
@@ -203,7 +204,7 @@ func (r *root) usageFile(what string) sigma.File {
 // are gone, or have lost what they knew, what they told.
 func (k *Kernel) usageSources(what string) []meter.Source {
 	var known []meter.Copy
-	if what == nameUsage {
+	if what == roles.Usage {
 		known = k.copiesKnown()
 	}
 	return meter.SourcesOf(k.usageMachines(), k.ledger.ID, known)

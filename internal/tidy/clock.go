@@ -15,6 +15,7 @@ var timed = []string{"named", "names", "names/cache", "session", "treekit", "nam
 	"schedd", "besched", "lcsched", "initd", "machines", "link", "identity", "dialproxy", "readiness", "changeboard",
 	"output", "kernel/cluster", "kernel/computed", "kernel/connect", "kernel/delayed", "kernel/eventlog",
 	"kernel/launchers", "kernel/memo", "kernel/meter", "kernel/placement", "kernel/procs", "kernel/progtree",
+	"kernel/registrations",
 	"kernel/services", "kernel/shares", "kernel/viewfs"}
 
 // wallClock are the files of these packages that turn moments into numbers or back, and why nothing

@@ -1,0 +1,17 @@
+package roles
+
+import "sigmaos.dev/kernel/meter"
+
+// Files of /sys besides those of calls (sigmap/calls.go).
+const (
+	Roster      = "roster"
+	Connections = "connections"
+	Version     = "version"
+	Queues      = "queues"
+	Utilisation = "utilisation"
+	Limits      = "limits"
+	Metrics     = "metrics"
+	Usage       = meter.ByHour
+	UsageProcs  = "usage-procs"
+	Load        = "load"
+)
