@@ -38,7 +38,7 @@ type Bench struct {
 func List() []Bench {
 	return []Bench{startBench(), coldstartBench(), startRateBench(), densityBench(), mrBench(), sdkBench(),
 		recoverBench(), placementBench(), burstBench(), endpointBench(), dialBench(), callBench(), namesBench(),
-		filesBench(), lcbeBench(), fairBench(), neighbourBench()}
+		filesBench(), lcbeBench(), fairBench(), neighbourBench(), fleetBench(), rollBench()}
 }
 
 // Config says how to run a bench.

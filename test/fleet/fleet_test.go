@@ -1,126 +1,385 @@
 //go:build system
 
-// Package fleet runs fleets on a real machine: the coordinator, members of every protocol, and the
-// guide.
 package fleet
 
 import (
-	"bytes"
 	"context"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
-	"sigmaos.dev/call"
 	"sigmaos.dev/internal/testenv"
 	"sigmaos.dev/lib/fleet"
+	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
 )
 
-var shared testenv.Shared
-
-func TestMain(m *testing.M) { os.Exit(shared.Main(m)) }
-
-func testContext(t *testing.T) context.Context {
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute*testenv.Slow())
-	t.Cleanup(cancel)
-	return ctx
-}
-
-// blocks gives the fenced blocks of a kind in a Markdown file.
-func blocks(text, kind string) (out []string) {
-	for i, block := range strings.Split(text, "```") {
-		if of, code, _ := strings.Cut(block, "\n"); i%2 == 1 && of == kind {
-			out = append(out, code)
-		}
-	}
-	return out
-}
-
-// Goal: who follows the guide gets what it promises: members that are checked, a fleet that grows
-// with its load, an update in which no request fails, and a bad version that is undone.
-func TestGuide(t *testing.T) {
-	s := shared.Get(t)
-	ctx := testContext(t)
-	guide, err := os.ReadFile("../../docs/guide/services.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	program, err := os.ReadFile("../../examples/web/main.go")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, code := range blocks(string(guide), "go") {
-		if !strings.Contains(string(program), code) {
-			t.Errorf("examples/web has not:\n%s", code)
-		}
-	}
-	dir := t.TempDir()
-	if err := os.Mkdir(filepath.Join(dir, "bin"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	testenv.BuildGo(t, filepath.Join(dir, "bin"), "../../examples/web")
-	testenv.BuildGo(t, filepath.Join(dir, "bin"), "../../examples/webload")
-	sigmaProgram := s.Command(ctx).Path
-	var said strings.Builder
-	for i, block := range blocks(string(guide), "sh") {
-		// The programs are built, and this is root.
-		cmd := exec.CommandContext(ctx, "bash", "-euo", "pipefail", "-c",
-			"go() { :; }\nsudo() { shift; '"+sigmaProgram+"' \"$@\"; }\n"+block)
-		cmd.Dir, cmd.Env = dir, s.Command(ctx).Env
-		var out bytes.Buffer
-		cmd.Stdout, cmd.Stderr = &out, &out
-		began := time.Now()
-		err := cmd.Run()
-		t.Logf("%s\n%s(%v)", block, out.String(), time.Since(began).Round(time.Millisecond))
-		if err != nil {
-			t.Fatalf("block %d: %v", i+1, err)
-		}
-		said.WriteString(out.String())
-	}
-	for _, want := range []string{`(?m)^web would be made, with 2 to 6 members`, `(?m)^web made, with 2 to 6 members`,
-		`(?m)^\d+ times answered: hello$`, `(?m)^\d+ times answered: good day$`, `(?m)^undone$`, `undone`,
-		`\bgrow\b|from [0-9] to [3-6] members`} {
-		if !regexp.MustCompile(want).MatchString(said.String()) {
-			t.Errorf("nothing that the commands print is %s", want)
-		}
-	}
-	if strings.Contains(said.String(), "times failed") {
-		t.Error("requests failed")
-	}
-}
-
-// Goal: a call to all members of a fleet reaches all that serve, and each once.
-func TestBroadcast(t *testing.T) {
-	s := shared.Get(t)
-	ctx := testContext(t)
-	c := s.Connect(ctx, t, sigma.DefaultRealm)
-	path := s.Install(ctx, t, c, shared.Program(t, "../../examples/ledgerserver"))
-	apply(t, s, `{"name":"ledger","program":"`+path+`","least":3,"most":3,"health":{"kind":"call"}}`)
-	group := call.NewGroup(c.Dialer(fleet.Members("ledger")).Members, call.Config{})
-	defer group.Close()
-	answers, err := group.Call(ctx, call.StatsMethod, nil)
-	if err != nil || len(answers) != 3 {
-		t.Errorf("%d members answer, %v, want 3", len(answers), err)
-	}
-	for _, a := range answers {
-		if a.Err != nil || len(a.Reply) == 0 {
-			t.Errorf("%s: %q, %v", a.Member, a.Reply, a.Err)
-		}
-	}
-	s.Must(t, "fleet", "rm", "ledger")
-}
-
-// apply puts a description in force and waits until its members serve.
-func apply(t *testing.T, s *testenv.System, spec string) {
+// rounds is how often something is done: n, or as often as SIGMA_TEST_ROUNDS says.
+func rounds(t *testing.T, n int) int {
 	t.Helper()
-	file := filepath.Join(t.TempDir(), "fleet.json")
-	if err := os.WriteFile(file, []byte(spec), 0o600); err != nil {
+	text := os.Getenv("SIGMA_TEST_ROUNDS")
+	if text == "" {
+		return n
+	}
+	k, err := strconv.Atoi(text)
+	if err != nil {
 		t.Fatal(err)
 	}
-	s.Must(t, "fleet", "apply", "--wait", "60s", file)
+	return k
+}
+
+// trial is a realm with a coordinator.
+type trial struct {
+	t      *testing.T
+	ctx    context.Context
+	s      *testenv.System
+	c      *sdk.Client
+	fleets *fleet.Client
+	name   string
+}
+
+// newTrial prepares a fleet of a name, which is removed at the end.
+func newTrial(t *testing.T, name string) *trial {
+	t.Helper()
+	s := shared.Get(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute*testenv.Slow())
+	t.Cleanup(cancel)
+	x := &trial{t: t, ctx: ctx, s: s, c: s.Connect(ctx, t, sigma.DefaultRealm), name: name}
+	spec := filepath.Join(t.TempDir(), "first.toml")
+	text := fmt.Sprintf("name = %q\nprogram = %q\nargs = [\"good\"]\nmost = 1\n", name, x.program("faulty"))
+	if err := os.WriteFile(spec, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s.Must(t, "fleet", "apply", spec) // starts the coordinator, too
+	x.fleets = fleet.NewClient(x.c)
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(x.ctx), time.Minute)
+		defer cancel()
+		if err := x.fleets.Remove(ctx, name); err != nil {
+			t.Error(err)
+		}
+		for {
+			if _, err := x.c.Lstat(ctx, fleet.Dir(name)); err != nil {
+				break
+			}
+			<-time.After(50 * time.Millisecond) // looks again
+		}
+		x.fleets.Close()
+	})
+	return x
+}
+
+// program stores a program of testdata and gives its path in the realm.
+func (x *trial) program(name string) string {
+	x.t.Helper()
+	return x.s.Install(x.ctx, x.t, x.c, shared.Program(x.t, "./testdata/"+name))
+}
+
+func (x *trial) example(name string) string {
+	x.t.Helper()
+	return x.s.Install(x.ctx, x.t, x.c, shared.Program(x.t, "../../examples/"+name))
+}
+
+func (x *trial) apply(s fleet.Spec) fleet.Record {
+	x.t.Helper()
+	s.Name = x.name
+	r, err := x.fleets.Apply(x.ctx, fleet.ApplyArg{Spec: s})
+	if err != nil {
+		x.t.Fatal(err)
+	}
+	return r.Record
+}
+
+// await waits until the fleet is as done says.
+func (x *trial) await(what string, done func(fleet.Status) bool) fleet.Status {
+	x.t.Helper()
+	for {
+		s, err := x.fleets.Status(x.ctx, x.name)
+		if err == nil && done(s) {
+			return s
+		}
+		if x.ctx.Err() != nil {
+			x.explain()
+			x.t.Fatalf("%s: %v: %+v", what, err, s)
+		}
+		<-time.After(20 * time.Millisecond) // looks again
+	}
+}
+
+func (x *trial) explain() {
+	x.t.Helper()
+	out, _, _ := x.s.CLI(x.t, "fleet", "explain", "--last", "50", x.name)
+	x.t.Log(out)
+	out, _, _ = x.s.CLI(x.t, "fleet", "status", x.name)
+	x.t.Log(out)
+}
+
+// steady is a fleet with n members of the record's revision.
+func steady(n int) func(fleet.Status) bool {
+	return func(s fleet.Status) bool {
+		return s.Phase == "steady" && s.Ready == n && s.Starting == 0 && s.Draining == 0
+	}
+}
+
+func (x *trial) spawn(d sigma.Descriptor) sigma.ProcID {
+	x.t.Helper()
+	ids, err := x.c.Spawn(x.ctx, d)
+	if err == nil {
+		err = x.c.WaitStart(x.ctx, ids[0])
+	}
+	if err != nil {
+		x.t.Fatal(err)
+	}
+	return ids[0]
+}
+
+// output waits for a proc and gives what it printed.
+func (x *trial) output(id sigma.ProcID) string {
+	x.t.Helper()
+	st, err := x.c.WaitExit(x.ctx, id)
+	if err != nil {
+		x.t.Fatal(err)
+	}
+	out, _, err := x.c.Get(x.ctx, "/proc/"+string(id)+"/stdout")
+	if err != nil {
+		x.t.Fatal(err)
+	}
+	if !st.OK() {
+		errs, _, _ := x.c.Get(x.ctx, "/proc/"+string(id)+"/stderr")
+		x.t.Fatalf("%+v: %s%s", st, out, errs)
+	}
+	return string(out)
+}
+
+// Goal: a service that is rolled again and again under load loses no request, whatever its
+// protocol. Method: clients of unmodified libraries ask without a pause while the fleet is rolled.
+func TestRollsLoseNothing(t *testing.T) {
+	for _, x := range []struct {
+		name, server string
+		client       []string // program and arguments after the directory and the file
+	}{{"http1", "httpserver", []string{"httpclient", "http1"}},
+		{"http2", "httpserver", []string{"httpclient", "http2"}}, {"grpc", "grpcserver", []string{"grpcclient"}},
+		{"call", "ledgerserver", []string{"ledgerload"}}} {
+		t.Run(x.name, func(t *testing.T) {
+			f := newTrial(t, "roll-"+x.name)
+			f.apply(fleet.Spec{Program: f.example(x.server), Least: 3, Most: 3})
+			f.await("at first", steady(3))
+			until := "/stop-" + x.name
+			client := f.spawn(sigma.Descriptor{Program: f.example(x.client[0]),
+				Args: append([]string{fleet.Members(f.name), until}, x.client[1:]...)})
+			for range rounds(t, 5) {
+				if _, err := f.fleets.Roll(f.ctx, f.name); err != nil {
+					t.Fatal(err)
+				}
+				f.await("a roll", steady(3))
+			}
+			if _, err := f.c.Put(f.ctx, until, nil, sigma.PutOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			defer f.c.Remove(f.ctx, until)
+			out := f.output(client)
+			if strings.Contains(out, "failed at") {
+				t.Errorf("requests failed:\n%s", out)
+			}
+			t.Log(strings.TrimSpace(out))
+		})
+	}
+}
+
+// Goal: a bad version is undone by itself, within 5 s, and until then answers no more than its
+// canaries' share.
+func TestBadVersionIsUndone(t *testing.T) {
+	for _, how := range []string{"crash", "sick", "errors"} {
+		t.Run(how, func(t *testing.T) {
+			f := newTrial(t, "bad-"+how)
+			s := fleet.Spec{Program: f.program("faulty"), Args: []string{"good"}, Least: 4, Most: 4,
+				Health: fleet.Health{Kind: "http"}, Update: fleet.Update{Canary: 0.25,
+					Hold: fleet.Duration(4 * time.Second), Within: fleet.Duration(3 * time.Second)}}
+			good := f.apply(s)
+			f.await("at first", steady(4))
+			asker := f.spawn(sigma.Descriptor{Program: f.program("asker"), Start: sigma.StartedByCall,
+				Args: []string{fleet.Members(f.name), "200"}})
+			s.Args = []string{how}
+			began := time.Now()
+			bad := f.apply(s)
+			st := f.await("the undo", func(s fleet.Status) bool { return s.Revision < bad.Revision })
+			if took := time.Since(began); took > 5*time.Second*testenv.Slow() {
+				t.Errorf("it was undone after %v", took)
+			} else {
+				t.Logf("it was undone after %v", took.Round(time.Millisecond))
+			}
+			if st.Revision != good.Revision {
+				t.Errorf("revision %d is in force, not %d", st.Revision, good.Revision)
+			}
+			f.await("the end", steady(4))
+			f.checkAsker(asker, bad.Revision)
+			if text := f.s.Must(t, "fleet", "explain", f.name); !strings.Contains(text, "was taken back") {
+				t.Errorf("explain says\n%s", text)
+			}
+		})
+	}
+}
+
+// checkAsker ends the client, and counts what the bad revision had.
+func (x *trial) checkAsker(id sigma.ProcID, bad uint64) {
+	x.t.Helper()
+	if err := x.c.Evict(x.ctx, id, 30*time.Second); err != nil {
+		x.t.Fatal(err)
+	}
+	var counts map[string]int
+	if out := x.output(id); json.Unmarshal([]byte(out), &counts) != nil {
+		x.t.Fatalf("the client printed %q", out)
+	}
+	total := 0
+	for by, n := range counts {
+		total += n
+		if strings.HasPrefix(by, "failed") {
+			x.t.Errorf("%d requests %s", n, by)
+		}
+	}
+	if n := counts[strconv.FormatUint(bad, 10)] + counts["refused"]; float64(n) > 0.25*float64(total) {
+		x.t.Errorf("the bad version had %d of %d requests", n, total)
+	}
+	x.t.Logf("requests by revision: %v", counts)
+}
+
+// Goal: whatever is killed at whatever moment, the fleet comes to rest with as many members as it
+// should have, each once, and none of another revision. Method: seeded rounds of rolls and kills of
+// members and of the coordinator.
+func TestKills(t *testing.T) {
+	f := newTrial(t, "kills")
+	s := fleet.Spec{Program: f.program("faulty"), Args: []string{"good"}, Least: 4, Most: 4,
+		Health: fleet.Health{Kind: "http"}}
+	f.apply(s)
+	f.await("at first", steady(4))
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	r := rand.New(rand.NewPCG(seed, 1))
+	for round := range rounds(t, 6) {
+		last := f.act(r, &s)
+		for range r.IntN(3) {
+			<-time.After(time.Duration(r.IntN(120)) * time.Millisecond) // at a random moment of the act before
+			f.act(r, &s)
+		}
+		st := f.await(fmt.Sprintf("round %d (%s)", round, last), steady(4))
+		f.checkProcs(st)
+	}
+}
+
+// act does one thing to the fleet, and names it.
+func (x *trial) act(r *rand.Rand, s *fleet.Spec) string {
+	x.t.Helper()
+	switch r.IntN(4) {
+	case 0:
+		x.killOne(r, func(p sigma.ProcInfo) bool { return p.Name == "fleetd" })
+		return "the coordinator was killed"
+	case 1:
+		x.killOne(r, func(p sigma.ProcInfo) bool { return strings.HasPrefix(p.Name, x.name+"@") })
+		return "a member was killed"
+	case 2:
+		if _, err := x.fleets.Roll(x.ctx, x.name); err != nil && sigma.KindOf(err) != sigma.KindLost {
+			x.t.Fatal(err)
+		}
+		return "it was rolled"
+	}
+	s.Env = []string{fmt.Sprintf("ROUND=%d", r.Uint32())}
+	s.Name = x.name
+	if _, err := x.fleets.Apply(x.ctx, fleet.ApplyArg{Spec: *s}); err != nil && sigma.KindOf(err) != sigma.KindLost {
+		x.t.Fatal(err)
+	}
+	return "it was changed"
+}
+
+func (x *trial) killOne(r *rand.Rand, which func(sigma.ProcInfo) bool) {
+	x.t.Helper()
+	var ids []sigma.ProcID
+	for _, p := range x.procs() {
+		if which(p) {
+			ids = append(ids, p.ID)
+		}
+	}
+	if len(ids) == 0 {
+		return
+	}
+	if err := x.c.Kill(x.ctx, ids[r.IntN(len(ids))]); err != nil && sigma.KindOf(err) != sigma.KindNotFound {
+		x.t.Fatal(err)
+	}
+}
+
+func (x *trial) procs() []sigma.ProcInfo {
+	x.t.Helper()
+	all, err := x.c.List(x.ctx, false)
+	if err != nil {
+		x.t.Fatal(err)
+	}
+	return all
+}
+
+// checkProcs compares the procs that run with the members that the coordinator knows.
+func (x *trial) checkProcs(s fleet.Status) {
+	x.t.Helper()
+	known := map[sigma.ProcID]bool{}
+	for _, m := range s.Members {
+		known[m.Proc] = true
+	}
+	for _, p := range x.procs() {
+		name, revision, ok := fleet.ParseMemberName(p.Name)
+		if ok && name == x.name && (!known[p.ID] || revision != s.Revision) {
+			x.t.Errorf("%s of revision %d runs; the fleet is %+v", p.ID, revision, s)
+		}
+	}
+}
+
+// Goal: an empty fleet costs nobody a failure: the first dial starts a member and waits for it, and
+// the member goes when nobody uses it.
+func TestFromZero(t *testing.T) {
+	f := newTrial(t, "zero")
+	f.apply(fleet.Spec{Program: f.program("faulty"), Args: []string{"good"}, Most: 2,
+		Idle: fleet.Duration(time.Second)})
+	f.await("at first", steady(0))
+	for range 2 {
+		asker := f.spawn(sigma.Descriptor{Program: f.program("asker"), Start: sigma.StartedByCall,
+			Args: []string{fleet.Members(f.name), "20"}})
+		f.await("the first member", func(s fleet.Status) bool { return s.Ready > 0 })
+		f.checkAsker(asker, 0)
+		f.await("the end", steady(0))
+	}
+}
+
+// Goal: bad input is refused in words, and changes nothing.
+func TestBadInput(t *testing.T) {
+	f := newTrial(t, "input")
+	dir := t.TempDir()
+	for name, c := range map[string]struct{ text, want string }{
+		"unknown key": {"name = \"x\"\nprogram = \"/bin/x\"\nmost = 1\ncolour = \"red\"", "colour"},
+		"no TOML":     {"name = ", "hint"},
+		"no program":  {"name = \"x\"\nprogram = \"/bin/nobody\"\nmost = 1", "no such program"},
+		"bounds":      {"name = \"x\"\nprogram = \"/bin/x\"\nleast = 3\nmost = 1", "least is 3"},
+		"bad name":    {"name = \"../x\"\nprogram = \"/bin/x\"\nmost = 1", "cannot be the name"},
+		"huge": {"name = \"x\"\nprogram = \"/bin/x\"\nmost = 1\nargs = [\"" + strings.Repeat("x", 20000) + "\"]",
+			"are allowed"},
+		"bad duration": {"name = \"x\"\nprogram = \"/bin/x\"\nmost = 1\ngrace = \"soon\"", "no duration"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			file := filepath.Join(dir, "spec.toml")
+			if err := os.WriteFile(file, []byte(c.text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			out, errs, code := f.s.CLI(t, "fleet", "apply", file)
+			if code == 0 || !strings.Contains(errs, c.want) {
+				t.Errorf("exit code %d, %q, %q; wanted %q", code, out, errs, c.want)
+			}
+		})
+	}
+	arg := fleet.ApplyArg{Spec: fleet.Spec{Name: f.name, Program: f.program("faulty"), Args: []string{"good"}, Most: 3},
+		Generation: 99}
+	if _, err := f.fleets.Apply(f.ctx, arg); sigma.KindOf(err) != sigma.KindVersion {
+		t.Errorf("an apply to a generation that is not in force: %v", err)
+	}
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"sigmaos.dev/cmd/sigma/cli"
+	"sigmaos.dev/cmd/sigma/fleets"
 	"sigmaos.dev/initd"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sim"
@@ -21,8 +22,9 @@ import (
 
 func newSimCommand(a *app) *cobra.Command {
 	var o simOptions
+	script := ""
 	cmd := &cobra.Command{
-		Use:   "sim [--machines N] [--procs N] [--faults] [--seed N] [--seeds N] [--trace FILE]",
+		Use:   "sim [--machines N] [--procs N] [--faults] [--seed N] [--seeds N] [--trace FILE | --fleet SCRIPT]",
 		Short: "Simulate a system's schedulers in virtual time",
 		Long: `Run the schedulers' own code in virtual time, for as many machines, realms and procs as
 you like, and print how long procs waited, how busy machines were and how fair it was.
@@ -41,12 +43,18 @@ the machines that it had unless flags say others; then what they waited there is
 beside the prediction. What procs waited there that found room at once, for daemons and for
 a processor, is taken to be part of each wait.
 
+With --fleet it runs the coordinator of a fleet by a SCRIPT (docs/reference/fleet.md), and prints what
+it decides; nothing else is simulated then.
+
 It needs no running system.`,
 		Example: `  sigma sim --machines 100 --procs 20000 --realms 10
   sigma sim --machines 5 --procs 600 --lc 0.2 --faults --seeds 100
   sigma sim --trace procs.trace --json`,
 		Args: cli.Between(0, 0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if script != "" {
+				return fleets.Simulate(a.Out, script)
+			}
 			o.sized = cmd.Flags().Changed("cores") || cmd.Flags().Changed("memory")
 			o.counted = cmd.Flags().Changed("machines")
 			return a.sim(cmd.Context(), o)
@@ -69,6 +77,7 @@ It needs no running system.`,
 	f.IntVar(&o.seeds, "seeds", 1, "make `N` runs, with this and the next seeds")
 	f.BoolVar(&o.Faults, "faults", false, "break things")
 	f.StringVar(&o.trace, "trace", "", "`FILE` of a real run's procs")
+	f.StringVar(&script, "fleet", "", "`SCRIPT` of what happens to a fleet")
 	return cmd
 }
 
