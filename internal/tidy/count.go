@@ -13,7 +13,7 @@ const packageMax = 5000
 // tooLarge are the packages that were larger when the rule was made, with the most they may have:
 // the numbers only fall.
 var tooLarge = map[string]int{
-	"kernel":    9450,
+	"kernel": 9450,
 }
 
 // notProduct are folders whose code is not the product's own: programs that test, measure or show
