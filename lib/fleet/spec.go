@@ -57,7 +57,7 @@ type Spec struct {
 type View struct {
 	Path   string `json:"path"`
 	Target string `json:"target,omitempty"` // "" = Path
-	Rights string `json:"rights,omitempty"` // as sigma.ParseRights reads them; "" = r
+	Rights string `json:"rights,omitempty"` // as sigma.ParseRights reads them; "" = ro
 }
 
 // Target says how busy members should be. One field is set; if none is, Utilisation is 0.7.
@@ -294,8 +294,9 @@ func (s *Spec) Descriptor(revision uint64) (d sigma.Descriptor, err error) {
 			return d, wrong("memory: %s", reasonOf(err))
 		}
 	}
-	if s.View != nil {
-		d.View = []sigma.ViewEntry{}
+	if s.View != nil { // what a member needs to be one
+		d.View = []sigma.ViewEntry{{Path: Members(s.Name), Target: Members(s.Name), Rights: sigma.RightsAll},
+			{Path: Leader, Target: Leader, Rights: sigma.RightsRead}}
 	}
 	for _, v := range s.View {
 		e := sigma.ViewEntry{Path: v.Path, Target: v.Target}
@@ -303,7 +304,7 @@ func (s *Spec) Descriptor(revision uint64) (d sigma.Descriptor, err error) {
 			e.Target = e.Path
 		}
 		if v.Rights == "" {
-			v.Rights = "r"
+			v.Rights = sigma.RightsRead.String()
 		}
 		if e.Rights, err = sigma.ParseRights(v.Rights); err != nil {
 			return d, wrong("view: %s", reasonOf(err))

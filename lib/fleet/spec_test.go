@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -43,6 +44,24 @@ func TestParseSpec(t *testing.T) {
 				t.Errorf("got the kind %v", sigma.KindOf(err))
 			}
 		})
+	}
+}
+
+// A member with a view of its own can still be one.
+func TestViewOfMember(t *testing.T) {
+	s, err := ParseSpec([]byte(`{"name":"web","program":"/bin/web","most":1,"view":[{"path":"/in","target":"/s3/in"}]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, err := s.Descriptor(3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []sigma.ViewEntry{{Path: "/fleet/web/members", Target: "/fleet/web/members", Rights: sigma.RightsAll},
+		{Path: "/fleet/.leader", Target: "/fleet/.leader", Rights: sigma.RightsRead},
+		{Path: "/in", Target: "/s3/in", Rights: sigma.RightsRead}}
+	if !slices.Equal(d.View, want) {
+		t.Errorf("got %v", d.View)
 	}
 }
 

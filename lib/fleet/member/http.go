@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"sigmaos.dev/lib/fleet"
 	"sigmaos.dev/sigma"
 )
 
@@ -70,7 +71,10 @@ type web struct {
 
 // ServeHTTP implements http.Handler.
 func (w *web) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
-	a := &answer{ResponseWriter: rw, web: w, end: w.load.begin(), failed: true}
+	a := &answer{ResponseWriter: rw, web: w, end: func(bool) {}, failed: true}
+	if r.UserAgent() != fleet.ProbeAgent { // health checks are no load
+		a.end = w.load.begin()
+	}
 	defer a.finish()
 	w.handler.ServeHTTP(a, r)
 	a.mark()
