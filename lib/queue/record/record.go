@@ -87,7 +87,9 @@ func (r *Record) Code(c *Coder) {
 	case Ended:
 		List(c, &r.Ends, func(c *Coder, e *Ending) {
 			c.Result(&e.Result)
-			c.Byte((*uint8)(&e.How))
+			if c.State(&e.How); e.How == InHand { // an attempt does not end in being held
+				c.Fail()
+			}
 		})
 	case Forgotten:
 		c.Uint(&r.Seq)
@@ -125,6 +127,14 @@ type Coder struct {
 	B       []byte // what is left to read, or what was written
 	Reading bool
 	Bad     bool
+}
+
+// State reads or writes a state. A number that is none cannot be read.
+func (c *Coder) State(s *State) {
+	if c.Byte((*uint8)(s)); *s >= StateEnd {
+		*s = Waiting
+		c.Fail()
+	}
 }
 
 func (c *Coder) Byte(v *uint8) {
@@ -211,7 +221,7 @@ func (c *Coder) Outcome(o *Outcome) {
 func (c *Coder) Entry(e *Entry) {
 	c.Task(&e.Task)
 	c.Result(&e.Result)
-	c.Byte((*uint8)(&e.State))
+	c.State(&e.State)
 	c.Uint(&e.Tries)
 	c.Uint(&e.Seq)
 }
