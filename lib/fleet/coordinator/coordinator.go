@@ -267,8 +267,10 @@ func (c *Coordinator) apply(ctx context.Context, a fleet.ApplyArg) (r fleet.Appl
 	if err := a.Spec.Check(); err != nil {
 		return r, err
 	}
-	if err := c.exists(ctx, a.Spec.Program); err != nil {
-		return r, err
+	if !a.Plan { // what is planned may be stored later
+		if err := c.exists(ctx, a.Spec.Program); err != nil {
+			return r, err
+		}
 	}
 	k, err := c.keeper(a.Spec.Name)
 	if err == nil {
