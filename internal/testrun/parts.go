@@ -145,7 +145,7 @@ const (
 var (
 	testsAlone = []string{"TestBestEffortStandsAside", "TestLatencyCriticalWeighsItsReservation",
 		"TestPaperBestEffortUsesReservedProcessorsThatAreIdle",
-		"TestPaperNetworkPriority", "TestSharesAndLatencyBesideLoad", "TestSimPredictsWaits"}
+		"TestOutagesAreTold", "TestPaperNetworkPriority", "TestSharesAndLatencyBesideLoad", "TestSimPredictsWaits"}
 	packagesAlone = []string{"./test/cluster", "./test/machine"}
 )
 
