@@ -136,7 +136,9 @@ func (r *reasons) bestEffort() {
 	}
 	r.kill("a", second)
 	third := r.spawn("b", all)
-	r.kill("b", one) // one of both realms gets it; the other hears that it was another's turn
+	r.because("b", string(third), decision.Memory, "384MiB") // so that it waits before there is room
+	// one of both realms gets what this frees; the other hears that it was another's turn
+	r.kill("b", one)
 	r.turn(first, third, two)
 
 	near := r.runs("b", r.spawn("b", all, nearTo("m2")))
