@@ -163,11 +163,7 @@ func (p *papers) flush(ctx context.Context) error {
 		return nil
 	}
 	if policy != nil {
-		b, err := json.Marshal(policy)
-		if err != nil {
-			return err
-		}
-		if err := p.put(ctx, "members/.policy", b); err != nil {
+		if err := p.c.c.SetPolicy(ctx, fleet.Members(p.name), *policy); err != nil {
 			return err
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"sigmaos.dev/call"
 	"sigmaos.dev/lib/fleet"
 	"sigmaos.dev/lib/fleet/core"
+	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
 )
 
@@ -46,9 +47,6 @@ func unlessGone(err error) error {
 	return err
 }
 
-// wantedFile is what an sdk.Dialer makes that finds no member.
-const wantedFile = ".wanted"
-
 func (k *keeper) look(ctx context.Context, known map[sigma.ProcID]bool) error {
 	entries, err := k.c.c.ReadDir(ctx, fleet.Members(k.name))
 	if err != nil {
@@ -57,9 +55,9 @@ func (k *keeper) look(ctx context.Context, known map[sigma.ProcID]bool) error {
 	now := map[sigma.ProcID]bool{}
 	for _, e := range entries {
 		switch {
-		case e.Name == wantedFile:
+		case e.Name == sdk.WantedName:
 			k.tell(core.Dialled{})
-			if err := ignore(k.c.c.Remove(ctx, fleet.Members(k.name)+"/"+wantedFile), sigma.KindNotFound); err != nil {
+			if err := ignore(k.c.c.Remove(ctx, fleet.Members(k.name)+"/"+sdk.WantedName), sigma.KindNotFound); err != nil {
 				return err
 			}
 		case e.ID.Kind == sigma.KindEndpoint:

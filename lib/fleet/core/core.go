@@ -149,9 +149,10 @@ const (
 type Fleet struct {
 	record   fleet.Record
 	members  map[sigma.ProcID]*member
-	order    []*member      // in which they came; those that have ended may still be among them
-	begun    uint64         // members that there ever were
-	spawning map[uint64]int // by revision: that Spawn asked for and was not answered
+	listed   map[sigma.ProcID]bool // that stand in the members' directory
+	order    []*member             // in which they came; those that have ended may still be among them
+	begun    uint64                // members that there ever were
+	spawning map[uint64]int        // by revision: that Spawn asked for and was not answered
 
 	size   size
 	roll   roll
@@ -184,7 +185,8 @@ type member struct {
 // New makes the core of a fleet as a coordinator finds it that takes over; the procs that run are
 // told by Found. last is the number of the last decision.
 func New(now time.Time, r fleet.Record, last uint64) *Fleet {
-	f := &Fleet{record: r, members: map[sigma.ProcID]*member{}, spawning: map[uint64]int{}, seq: last, now: now}
+	f := &Fleet{record: r, members: map[sigma.ProcID]*member{},
+		listed: map[sigma.ProcID]bool{}, spawning: map[uint64]int{}, seq: last, now: now}
 	f.size.start(now)
 	return f
 }
@@ -259,6 +261,9 @@ func (f *Fleet) adopt(id sigma.ProcID, revision uint64, machine sigma.MachineID)
 			Since: f.now}}
 		f.members[id] = m
 		f.order = append(f.order, m)
+		if f.listed[id] { // it was published before the answer of Spawn was here
+			f.published(Published{id, true})
+		}
 	}
 	if machine != "" {
 		m.Machine = machine
@@ -320,6 +325,9 @@ func (f *Fleet) checked(e Checked) {
 }
 
 func (f *Fleet) published(e Published) {
+	if f.listed[e.Proc] = true; !e.Is {
+		delete(f.listed, e.Proc)
+	}
 	m := f.members[e.Proc]
 	switch {
 	case m == nil:

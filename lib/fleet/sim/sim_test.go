@@ -176,6 +176,19 @@ func TestCrashLoopIsSlow(t *testing.T) {
 	check(t, w, "when the program is good again", 3)
 }
 
+// Goal: a member that is published before the answer of Spawn is here counts as one that serves.
+// Method: members that serve at once, which the core is told of a moment later.
+func TestPublishedBeforeKnown(t *testing.T) {
+	w := New(1, spec(3, 3), 1)
+	w.Behave[1] = Behaviour{Start: 1, Plain: true}
+	w.Restart()
+	for range 3 {
+		w.Kill(0)
+		w.Run(time.Second)
+		check(t, w, "after", 3)
+	}
+}
+
 func TestLostMachineIsReplacedAtOnce(t *testing.T) {
 	w := New(1, spec(20, 20), 2)
 	w.Run(time.Second)

@@ -23,6 +23,7 @@ type Behaviour struct {
 	Errors  float64       // share of its requests that fail
 	Stay    bool          // it never ends when it is asked to go; it is killed after its grace
 	Capped  int           // so many members serve no more than so many of them would; 0 = no bound
+	Plain   bool          // it asks nobody before it is published
 	Capture bool          // it lies about its load: it is always fully busy
 }
 
@@ -211,6 +212,10 @@ func (w *World) serve(p *proc, b Behaviour) {
 		p.serves = w.Now.Add(time.Second)
 	default:
 		p.ready = true
+		if b.Plain {
+			w.tell(core.Published{Proc: p.id, Is: true})
+			return
+		}
 		w.tell(core.Entered{Proc: p.id, Revision: p.revision})
 		if w.record.Spec.Health.Kind != "" {
 			w.tell(core.Checked{Proc: p.id})
