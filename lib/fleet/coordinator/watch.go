@@ -57,7 +57,8 @@ func (k *keeper) look(ctx context.Context, known map[sigma.ProcID]bool) error {
 		switch {
 		case e.Name == sdk.WantedName:
 			k.tell(core.Dialled{})
-			if err := ignore(k.c.c.Remove(ctx, fleet.Members(k.name)+"/"+sdk.WantedName), sigma.KindNotFound); err != nil {
+			wanted := fleet.Members(k.name) + "/" + sdk.WantedName
+			if err := ignore(k.c.c.Remove(ctx, wanted), sigma.KindNotFound); err != nil {
 				return err
 			}
 		case e.ID.Kind == sigma.KindEndpoint:
