@@ -143,7 +143,7 @@ const (
 // testsAlone are the system tests that compare times or shares of processors, all in packagesAlone.
 // They run when nothing else does.
 var (
-	testsAlone = []string{"TestBestEffortStandsAside", "TestLatencyCriticalWeighsItsReservation",
+	testsAlone = []string{"TestBestEffortStandsAside", "TestChaos", "TestLatencyCriticalWeighsItsReservation",
 		"TestPaperBestEffortUsesReservedProcessorsThatAreIdle",
 		"TestOutagesAreTold", "TestPaperNetworkPriority", "TestSharesAndLatencyBesideLoad", "TestSimPredictsWaits"}
 	packagesAlone = []string{"./test/cluster", "./test/machine"}

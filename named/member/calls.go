@@ -156,7 +156,9 @@ func (l *leadership) retry(ctx context.Context, op string, f func(ctx context.Co
 		switch {
 		case err == nil:
 			return nil
-		case errors.Is(err, rpctypes.ErrUnhealthy), errors.Is(err, rpctypes.ErrMemberNotEnoughStarted),
+		case errors.Is(err, rpctypes.ErrUnhealthy):
+			l.m.net.renew()
+		case errors.Is(err, rpctypes.ErrMemberNotEnoughStarted),
 			errors.Is(err, rpctypes.ErrNoLeader),
 			errors.Is(err, rpctypes.ErrTooManyLearners):
 		default:

@@ -1,6 +1,7 @@
 package member
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -32,6 +33,7 @@ type testCluster struct {
 	heal     *sync.Cond
 	cut      map[sigma.MachineID]bool            // mu
 	cutWay   map[[2]sigma.MachineID]bool         // mu; from the first to the second only
+	late     map[sigma.MachineID]bool            // mu; what is posted to it fails late
 	running  map[sigma.MachineID]*exec.Cmd       // mu
 	initials map[sigma.MachineID]string          // mu
 	stdins   map[sigma.MachineID]io.Closer       // mu
@@ -45,6 +47,7 @@ func newTestCluster(t testing.TB) *testCluster {
 		t.Fatal(err)
 	}
 	c := &testCluster{t: t, dir: dir, cut: map[sigma.MachineID]bool{}, cutWay: map[[2]sigma.MachineID]bool{},
+		late:    map[sigma.MachineID]bool{},
 		running: map[sigma.MachineID]*exec.Cmd{}, initials: map[sigma.MachineID]string{},
 		stdins: map[sigma.MachineID]io.Closer{},
 		wires:  map[[2]sigma.MachineID]net.Listener{}}
@@ -161,7 +164,7 @@ func (c *testCluster) wireLocked(from, to sigma.MachineID) {
 	}
 	there, back := [2]sigma.MachineID{from, to}, [2]sigma.MachineID{to, from}
 	carry := func(way [2]sigma.MachineID, to, from net.Conn) {
-		defer to.(*net.UnixConn).CloseWrite()
+		defer to.(interface{ CloseWrite() error }).CloseWrite()
 		b := make([]byte, 64<<10)
 		for {
 			n, err := from.Read(b)
@@ -181,7 +184,8 @@ func (c *testCluster) wireLocked(from, to sigma.MachineID) {
 			}
 			go func() {
 				defer near.Close()
-				if !pass(there) {
+				near, ok := c.postLate(near, to)
+				if !ok || !pass(there) {
 					return
 				}
 				far, err := net.Dial("unix", peerSocket(c.dir, to))
@@ -198,6 +202,39 @@ func (c *testCluster) wireLocked(from, to sigma.MachineID) {
 		}
 	}()
 }
+
+// lateTime is longer than etcd needs to make its streams to a member that is starting.
+const lateTime = 2 * time.Second
+
+// postLate takes what is posted to a member and answers nothing for lateTime, if that is wanted; ok
+// is for other connections.
+func (c *testCluster) postLate(near net.Conn, to sigma.MachineID) (_ net.Conn, ok bool) {
+	c.mu.Lock()
+	late := c.late[to]
+	c.mu.Unlock()
+	if !late {
+		return near, true
+	}
+	begin := bufio.NewReader(near)
+	if method, _ := begin.Peek(len("POST")); string(method) != "POST" {
+		return &peeked{near.(*net.UnixConn), begin}, true
+	}
+	over := time.NewTimer(lateTime)
+	defer over.Stop()
+	select {
+	case <-over.C:
+	case <-c.t.Context().Done():
+	}
+	return nil, false
+}
+
+// peeked is a connection of which the beginning was read.
+type peeked struct {
+	*net.UnixConn
+	begin *bufio.Reader
+}
+
+func (c *peeked) Read(b []byte) (int, error) { return c.begin.Read(b) }
 
 // testClient is a program that uses the names as sigmad does: it looks for the member that leads,
 // and keeps the session.

@@ -7,6 +7,7 @@ import (
 
 	"sigmaos.dev/named"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
 )
 
 // A leader that is stopped as it stands is replaced, and changes nothing when it goes on; when all
@@ -56,4 +57,26 @@ func TestFleet(t *testing.T) {
 	r.endLoad()
 	r.load.Wait()
 	checkNames(ctx, t, r.x, r.writers)
+}
+
+// A third member is taken in also if a message to the second failed while that one started: etcd
+// then holds the second for unconnected, though both talk.
+func TestGrowsAfterLatePost(t *testing.T) {
+	t.Parallel()
+	if testing.Short() {
+		t.Skip("runs three processes")
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	c := newTestCluster(t)
+	c.late["m2"] = true
+	c.start("m1")
+	x := &testClient{c: c}
+	defer x.close()
+	c.add(ctx, x, "m2")
+	x.until(ctx, t, "two full members", func(ms []sigmap.NamesMember) bool { return voters(ms) == 2 })
+	began := time.Now()
+	c.add(ctx, x, "m3")
+	x.until(ctx, t, "three full members", func(ms []sigmap.NamesMember) bool { return voters(ms) == 3 })
+	t.Logf("grown from 2 to 3 in %v", time.Since(began).Round(time.Millisecond))
 }

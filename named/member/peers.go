@@ -47,6 +47,9 @@ const (
 	peerDialMax = 3 * time.Second
 	peerChunk   = 64 << 10
 	socketDir   = "peers" // of the data directory; the working directory of the process
+	// staleAfter is the age at which a connection to a member that etcd holds for unconnected is
+	// stale. It is above etcdserver.HealthInterval, for which a member must have been connected.
+	staleAfter = etcdserver.HealthInterval + time.Second
 )
 
 func peerURL(m sigma.MachineID) url.URL { return url.URL{Scheme: "unix", Host: string(m) + peerPort} }
@@ -85,6 +88,7 @@ type network struct {
 
 	mu       sync.Mutex
 	sockets  map[sigma.MachineID]net.Listener // mu
+	dialled  map[net.Conn]time.Time           // mu; etcd's connections to others, and since when
 	heard    map[sigma.MachineID]time.Time    // mu
 	listener sigma.Listener                   // mu
 	arrivals *arrivals                        // mu
@@ -93,7 +97,7 @@ type network struct {
 func newNetwork(self sigma.MachineID, peers Peers, log *slog.Logger) *network {
 	ctx, stop := context.WithCancel(context.Background())
 	return &network{self: self, peers: peers, log: log, ctx: ctx, stop: stop,
-		sockets: map[sigma.MachineID]net.Listener{}, heard: map[sigma.MachineID]time.Time{}}
+		sockets: map[sigma.MachineID]net.Listener{}, dialled: map[net.Conn]time.Time{}, heard: map[sigma.MachineID]time.Time{}}
 }
 
 func (n *network) close() {
@@ -158,8 +162,35 @@ func (n *network) forward(l net.Listener, m sigma.MachineID) {
 				near.Close()
 				return
 			}
+			n.setDialled(near, true)
+			defer n.setDialled(near, false)
 			n.join(near, n.listening(far, m))
 		})
+	}
+}
+
+func (n *network) setDialled(c net.Conn, is bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if is {
+		n.dialled[c] = time.Now()
+	} else {
+		delete(n.dialled, c)
+	}
+}
+
+// renew ends the connections that etcd has made to other members for longer than staleAfter. It is
+// called when etcd refuses a change because it is not connected. etcd holds a member for
+// unconnected if one message could not be posted to it, as while the member starts, and takes that
+// back only when it dials the member again, which it does not do while its streams last. The
+// streams are made anew within 0.1 s.
+func (n *network) renew() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for c, since := range n.dialled {
+		if time.Since(since) > staleAfter {
+			c.Close()
+		}
 	}
 }
 
