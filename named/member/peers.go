@@ -97,7 +97,8 @@ type network struct {
 func newNetwork(self sigma.MachineID, peers Peers, log *slog.Logger) *network {
 	ctx, stop := context.WithCancel(context.Background())
 	return &network{self: self, peers: peers, log: log, ctx: ctx, stop: stop,
-		sockets: map[sigma.MachineID]net.Listener{}, dialled: map[net.Conn]time.Time{}, heard: map[sigma.MachineID]time.Time{}}
+		sockets: map[sigma.MachineID]net.Listener{}, dialled: map[net.Conn]time.Time{},
+		heard: map[sigma.MachineID]time.Time{}}
 }
 
 func (n *network) close() {
