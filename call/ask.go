@@ -36,7 +36,7 @@ func ParseStats(b []byte) (all []MethodStats, err error) {
 
 func codeStats(c *sigmap.Coder, all *[]MethodStats) {
 	n := len(*all)
-	c.Count(&n, 2+4*8+8*bucketsMax+4)
+	c.Count(&n, 2+6*8+8*bucketsMax+4)
 	if c.Decoding() {
 		if n > toldMax {
 			c.Fail("too many methods")
@@ -50,6 +50,8 @@ func codeStats(c *sigmap.Coder, all *[]MethodStats) {
 		c.U64(&m.Calls)
 		c.U64(&m.In)
 		c.U64(&m.Out)
+		c.U64(&m.Redirected)
+		c.U64(&m.Forwarded)
 		c.Duration(&m.Duration)
 		for j := range m.Buckets {
 			c.U64(&m.Buckets[j])

@@ -79,7 +79,7 @@ func (c *Client) Stats() []MethodStats { return c.stats.snapshot() }
 func (c *Client) Call(ctx context.Context, m *Method, arg, reply []byte) ([]byte, error) {
 	of := c.stats.of(m.Name)
 	began := time.Now()
-	out, err := c.try(ctx, m, began, arg, reply)
+	out, _, err := c.try(ctx, m, began, false, arg, reply)
 	of.count(time.Since(began), len(arg), len(out)-len(reply), err)
 	if err != nil {
 		return reply, sigma.Wrap("call.Call", m.Name, err)
@@ -87,26 +87,39 @@ func (c *Client) Call(ctx context.Context, m *Method, arg, reply []byte) ([]byte
 	return out, nil
 }
 
-func (c *Client) try(ctx context.Context, m *Method, now time.Time, arg, reply []byte) ([]byte, error) {
+// outcome is what else is known of a call that has ended.
+type outcome struct {
+	unseen bool   // no handler has seen it
+	owner  string // the member that the answer comes from, or that a redirection leads to; "" = not told
+}
+
+// elsewhere says of the error of a call that the call can be made once more.
+func (how outcome) elsewhere(m *Method, err error) bool {
+	return how.unseen || m.Idempotent && sigma.KindOf(err) == sigma.KindLost
+}
+
+// try makes a call, again if need be. It was forwarded if a member makes it for its own caller.
+func (c *Client) try(ctx context.Context, m *Method, now time.Time, forwarded bool, arg, reply []byte) (out []byte,
+	how outcome, err error) {
 	if len(arg) > c.cfg.MessageMax {
-		return reply, tooBig("the argument", len(arg), c.cfg.MessageMax)
+		return reply, how, tooBig("the argument", len(arg), c.cfg.MessageMax)
 	}
 	o, err := open(ctx, now)
 	if err != nil {
-		return reply, err
+		return reply, how, err
 	}
 	for try := 1; ; try++ {
+		o.forwarded = forwarded
 		conn, err := c.connect(ctx)
 		if err != nil {
-			return reply, err
+			return reply, outcome{unseen: true}, err
 		}
-		out, unseen, err := conn.call(ctx, m, &o, arg, reply)
-		if err == nil || try == triesMax || ctx.Err() != nil || !unseen &&
-			(!m.Idempotent || sigma.KindOf(err) != sigma.KindLost) {
-			return out, err
+		out, how, err := conn.call(ctx, m, &o, arg, reply)
+		if err == nil || try == triesMax || ctx.Err() != nil || !how.elsewhere(m, err) {
+			return out, how, err
 		}
 		if o, err = open(ctx, time.Now()); err != nil {
-			return reply, err
+			return reply, how, err
 		}
 	}
 }
@@ -223,13 +236,13 @@ const longLeast = 16 << 10
 // pending is a call that waits for its answer.
 type pending struct {
 	waiter
-	id      uint32
-	start   uint64 // where its first frame stands in what was queued
-	reply   []byte
-	more    int // bytes of the reply that are still to come
-	total   int // of the reply
-	done    bool
-	unseen  bool // no handler has seen the call
+	id    uint32
+	start uint64 // where its first frame stands in what was queued
+	reply []byte
+	more  int // bytes of the reply that are still to come
+	total int // of the reply
+	done  bool
+	outcome
 	err     error
 	stream  *Stream // nil for a unary call
 	replies bool    // the reply has begun
@@ -263,9 +276,8 @@ func (c *clientConn) ended() bool {
 	return over
 }
 
-// call makes a call. unseen says of an error that no handler has seen the call, so that it can be
-// made elsewhere.
-func (c *clientConn) call(ctx context.Context, m *Method, o *opening, arg, reply []byte) (out []byte, unseen bool,
+// call makes a call.
+func (c *clientConn) call(ctx context.Context, m *Method, o *opening, arg, reply []byte) (out []byte, how outcome,
 	err error) {
 	p := pendings.Get().(*pending)
 	defer func() {
@@ -277,7 +289,7 @@ func (c *clientConn) call(ctx context.Context, m *Method, o *opening, arg, reply
 	defer c.mu.Unlock()
 	number, err := c.beginLocked(ctx, p, m, len(arg))
 	if err != nil {
-		return reply, true, err
+		return reply, outcome{unseen: true}, err
 	}
 	rest := c.queueMessageLocked(frame{kind: frameCall, method: number, call: p.id}, o, arg)
 	c.flushLocked()
@@ -288,10 +300,10 @@ func (c *clientConn) call(ctx context.Context, m *Method, o *opening, arg, reply
 		err = c.awaitLocked(ctx, &p.waiter)
 	}
 	if p.done {
-		return p.reply, p.unseen, p.err
+		return p.reply, p.outcome, p.err
 	}
 	c.abandonLocked(p)
-	return reply, false, err
+	return reply, how, err
 }
 
 // beginLocked gives a call its place and takes credit for its argument.
@@ -320,6 +332,10 @@ func (c *clientConn) beginLocked(ctx context.Context, p *pending, m *Method, arg
 			c.placeLocked(p)
 			c.watchLocked()
 			return method, nil
+		}
+		if len(c.out) > 0 && !c.writing { // of CallMany: what is queued has to be answered first
+			c.flushLocked()
+			continue
 		}
 		if err := c.blockLocked(ctx, &p.waiter); err != nil {
 			return 0, err
@@ -450,12 +466,13 @@ func (c *clientConn) frameLocked(f frame) error {
 		c.answerLocked(p, nil)
 		return nil
 	case frameFail:
-		e, err := parseError(f.body)
+		failed, owner, err := parseFailure(f)
 		if err != nil || p == nil {
 			return err
 		}
-		p.unseen = f.flags&flagRefused != 0 && e.Kind == sigma.KindUnavailable
-		c.answerLocked(p, e)
+		p.owner = owner
+		p.unseen = f.flags&flagRefused != 0 && sigma.KindOf(failed) == sigma.KindUnavailable
+		c.answerLocked(p, failed)
 		return nil
 	case frameCredit:
 		if p == nil || p.stream == nil {
@@ -471,7 +488,14 @@ func (c *conn) ignoreLocked(f frame) error {
 	if f.flags&flagFirst == 0 {
 		return nil
 	}
-	total, _, err := parseFirst(f.flags, f.body)
+	rest, err := f.body, error(nil)
+	if f.kind == frameReply {
+		_, rest, err = parseOwner(f.flags, rest)
+	}
+	if err != nil {
+		return err
+	}
+	total, _, err := parseFirst(f.flags, rest)
 	if err == nil {
 		c.oweLocked(lane(total), cost(total))
 	}
@@ -485,10 +509,15 @@ func (c *clientConn) replyLocked(p *pending, f frame) error {
 		if p.replies || f.flags&flagFirst == 0 {
 			return invalid("a call is answered twice")
 		}
-		total, first, err := parseFirst(f.flags, f.body)
+		owner, rest, err := parseOwner(f.flags, f.body)
 		if err != nil {
 			return err
 		}
+		total, first, err := parseFirst(f.flags, rest)
+		if err != nil {
+			return err
+		}
+		p.owner = owner
 		if f.flags&flagMore == 0 {
 			c.oweLocked(0, cost(total))
 			p.reply = append(p.reply, first...)

@@ -23,7 +23,7 @@ const (
 	roomMax = pieceMax
 	// outMax is what can wait to be written in all: two full windows, and errors for all calls. A
 	// peer that makes us queue more reads nothing, and breaks the rules.
-	outMax = smallWindow + bulkWindow + callsMost*failMax
+	outMax = smallWindow + bulkWindow + callsMost*(1+memberMax+failMax)
 	// callsMost bounds Config.CallsMax.
 	callsMost = 4096
 	// roundsMax is how many times one writes for the others before it goes after its own affairs.
@@ -284,6 +284,9 @@ func (c *conn) queueMessageLocked(f frame, o *opening, msg []byte) (rest []byte)
 		}
 		if o.trace != nil {
 			prefix += traceBytes
+		}
+		if o.owner != nil {
+			prefix += 1 + len(*o.owner)
 		}
 	}
 	piece := msg

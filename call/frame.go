@@ -42,12 +42,19 @@ const (
 	flagsEnd
 )
 
+// What flags mean in other frames. flagFirst of a fail: the call is another member's, which the
+// body names.
+const (
+	flagOwner     = flagBulk // reply, fail: the name of the member that it comes from stands first
+	flagForwarded = flagBulk // call: a member makes it for a caller of its own
+)
+
 const (
 	headBytes  = 12 // size of the body u32, kind u8, flags u8, method u16, call u32
 	traceBytes = 25
-	// prefixMax is what may stand between a frame's head and the message: time left, trace context,
-	// length of the whole.
-	prefixMax = 8 + traceBytes + 4
+	// prefixMax is what may stand between a frame's head and the message: of a call time left and
+	// trace context, of an answer the owner's name, and of both the length of the whole.
+	prefixMax = 1 + memberMax + 4
 	// pieceMax is how much of a message one frame carries. A longer message goes in pieces, between
 	// which other frames find room: each delays them by about as long as 50 us.
 	pieceMax = 128 << 10
@@ -121,10 +128,12 @@ func invalid(format string, args ...any) *sigma.Error {
 	return sigma.Errorf("call.conn", sigma.KindInvalid, format, args...)
 }
 
-// opening is what stands before the message in the frame that begins a call.
+// opening is what stands before the message in the frame that begins a call, or an answer.
 type opening struct {
-	left  time.Duration // until the deadline; 0 = none
-	trace *Trace
+	left      time.Duration // until the deadline; 0 = none
+	trace     *Trace
+	forwarded bool
+	owner     *string // of an answer: the member that it comes from; nil = it is not told
 }
 
 // flags gives those of a frame that begins with o.
@@ -134,6 +143,12 @@ func (o *opening) flags() (flags uint8) {
 	}
 	if o.trace != nil {
 		flags |= flagTrace
+	}
+	if o.forwarded {
+		flags |= flagForwarded
+	}
+	if o.owner != nil {
+		flags |= flagOwner
 	}
 	return flags
 }
@@ -145,11 +160,15 @@ func (o *opening) append(b []byte) []byte {
 	if o.trace != nil {
 		b = append(append(append(b, o.trace.ID[:]...), o.trace.Span[:]...), o.trace.Flags)
 	}
+	if o.owner != nil {
+		b = appendOwner(b, *o.owner)
+	}
 	return b
 }
 
-// parseOpening reads what append wrote and gives what follows.
+// parseOpening reads what append wrote of a call and gives what follows.
 func parseOpening(flags uint8, b []byte) (o opening, rest []byte, err error) {
+	o.forwarded = flags&flagForwarded != 0
 	if flags&flagDeadline != 0 {
 		if len(b) < 8 {
 			return o, nil, invalid("a call is cut off within its deadline")

@@ -20,6 +20,8 @@ func vectors() map[string][]byte {
 	o := opening{left: time.Second, trace: &Trace{ID: [16]byte{1}, Span: [8]byte{2}, Flags: 1}}
 	c := conn{}
 	c.queueMessageLocked(frame{kind: frameCall, method: 1, call: 0x1000}, &o, []byte("hi"))
+	owned, p7 := conn{}, "p7"
+	owned.queueMessageLocked(frame{kind: frameReply, call: 0x1000}, &opening{owner: &p7}, []byte("ho"))
 	return map[string][]byte{
 		"hello": appendFrame(nil, frame{kind: frameHello, body: []byte(magic)}),
 		"name":  appendFrame(nil, frame{kind: frameName, method: 1, body: []byte("kv.KV/Get")}),
@@ -27,7 +29,9 @@ func vectors() map[string][]byte {
 		"reply": appendFrame(nil, frame{kind: frameReply, flags: flagFirst, call: 0x1000, body: []byte("ho")}),
 		"fail": appendFrame(nil, frame{kind: frameFail, flags: flagRefused, call: 0x1000,
 			body: appendError(nil, &sigma.Error{Kind: sigma.KindBusy, Path: "p", Msg: "m", Hint: "h"})}),
-		"credit": appendFrame(nil, frame{kind: frameCredit, flags: flagBulk, body: []byte{0, 0, 1, 0}}),
+		"redirect": appendFrame(nil, failure(0x1000, Redirect("p7"), nil)),
+		"of p7":    owned.out,
+		"credit":   appendFrame(nil, frame{kind: frameCredit, flags: flagBulk, body: []byte{0, 0, 1, 0}}),
 	}
 }
 
@@ -60,12 +64,20 @@ func FuzzFrame(f *testing.F) {
 		}
 		if o, rest, err := parseOpening(fr.flags, fr.body); err == nil {
 			if again := append(o.append(nil), rest...); !bytes.Equal(again, fr.body) ||
-				o.flags() != fr.flags&(flagDeadline|flagTrace) {
+				o.flags() != fr.flags&(flagDeadline|flagTrace|flagForwarded) {
 				t.Errorf("%x is written as %x", fr.body, again)
 			}
 			parseFirst(fr.flags, rest)
 		}
 		parseError(fr.body)
+		if owner, rest, err := parseOwner(flagOwner, fr.body); err == nil {
+			if again := append(appendOwner(nil, owner), rest...); owner == "" || !bytes.Equal(again, fr.body) {
+				t.Errorf("%x is written as %x", fr.body, again)
+			}
+		}
+		if failed, owner, err := parseFailure(fr); err == nil && (failed == nil || len(owner) > memberMax) {
+			t.Errorf("%x is a failure %v of %q", fr.body, failed, owner)
+		}
 		if all, err := ParseStats(fr.body); err == nil && len(all) > toldMax {
 			t.Errorf("%d methods", len(all))
 		}

@@ -36,19 +36,33 @@ type Group struct {
 	known  map[string]*fellow // mu
 }
 
-// fellow is a member that was called.
+// fellow is a member that was called, of a Group or a Router.
 type fellow struct {
+	name   string
 	client *Client
 
-	// Of Group.mu:
-	dial  func(context.Context) (net.Conn, error) // of the last listing
+	// Of the mu of the Group or Router:
+	dial  func(context.Context) (net.Conn, error) // as it was told last
 	calls int                                     // under way
-	gone  bool                                    // it was not in the last listing
+	gone  bool                                    // of a Group: it was not in the last listing
 }
 
-// Answer is what became of a call to one member.
+// newFellow makes one whose dial is guarded by mu. A Router counts calls itself.
+func newFellow(mu *sync.Mutex, name string, cfg Config, st *stats) *fellow {
+	f := &fellow{name: name}
+	f.client = NewClient(func(ctx context.Context) (net.Conn, error) {
+		mu.Lock()
+		dial := f.dial
+		mu.Unlock()
+		return dial(ctx)
+	}, cfg)
+	f.client.stats = st
+	return f
+}
+
+// Answer is what became of one of several calls.
 type Answer struct {
-	Member string
+	Member string // "" with Client.CallMany
 	Reply  []byte
 	Err    error // as of Client.Call; KindUnavailable also if it left before it could be reached
 }
@@ -132,14 +146,7 @@ func (g *Group) begin(now map[string]func(context.Context) (net.Conn, error)) (f
 	for name, dial := range now {
 		f := g.known[name]
 		if f == nil {
-			f = &fellow{}
-			f.client = NewClient(func(ctx context.Context) (net.Conn, error) {
-				g.mu.Lock()
-				dial := f.dial
-				g.mu.Unlock()
-				return dial(ctx)
-			}, g.cfg)
-			f.client.stats = &g.stats
+			f = newFellow(&g.mu, name, g.cfg, &g.stats)
 			g.known[name] = f
 		}
 		f.dial = dial

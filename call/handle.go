@@ -3,6 +3,7 @@ package call
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"sigmaos.dev/sigma"
@@ -14,13 +15,17 @@ type serverCall struct {
 	conn   *serverConn
 	method *method
 	id     uint32
-	stream *Stream
-	at     time.Time // deadline; zero: none
-	trace  *Trace
-	arg    []byte  // of a call with a goroutine of its own
-	room   *[]byte // that arg was put into, of buffers
-	total  int     // of its argument
-	more   int     // conn.mu; bytes of the argument that are still to come
+	total  int32 // of its argument
+	more   int32 // conn.mu; bytes of the argument that are still to come
+	// forwarded says that another member makes the call. All fields together are 160 bytes, a size
+	// class of the heap.
+	forwarded bool
+	stream    *Stream
+	at        time.Time // deadline; zero: none
+	trace     *Trace
+	arg       []byte                 // of a call with a goroutine of its own
+	room      *[]byte                // that arg was put into, of buffers
+	owner     atomic.Pointer[string] // the member that the answer comes from; nil = this one
 
 	mu     sync.Mutex
 	real   context.Context         // mu
@@ -55,6 +60,8 @@ func (c *serverCall) Value(key any) any {
 		return c.conn
 	case traceKey:
 		return c.trace
+	case callKey:
+		return c
 	}
 	return c.made().Value(key) // package context asks so whether it knows us
 }
@@ -128,7 +135,7 @@ func (c *serverCall) cancelLocked(why error) {
 func (c *serverConn) forgetLocked(call *serverCall) {
 	delete(c.calls, call.id)
 	c.active--
-	c.usedLocked(call.total)
+	c.usedLocked(int(call.total))
 	if call.stream != nil {
 		c.streams--
 		call.stream.over = true
@@ -138,12 +145,12 @@ func (c *serverConn) forgetLocked(call *serverCall) {
 
 // pieceLocked takes a further piece of an argument.
 func (c *serverCall) pieceLocked(f frame) error {
-	if len(f.body) == 0 || len(f.body) > c.more || f.flags&flagFirst != 0 ||
-		(len(f.body) == c.more) != (f.flags&flagMore == 0) {
+	n := int32(len(f.body))
+	if n == 0 || n > c.more || f.flags&flagFirst != 0 || (n == c.more) != (f.flags&flagMore == 0) {
 		return invalid("an argument has another length than it claims")
 	}
 	c.arg = append(c.arg, f.body...)
-	if c.more -= len(f.body); c.more == 0 {
+	if c.more -= n; c.more == 0 {
 		c.conn.tasks.Go(c.run)
 	}
 	return nil
@@ -176,7 +183,7 @@ func (c *serverCall) run() {
 	}
 	took := time.Since(began)
 	c.method.learn(took)
-	c.method.stats.count(took, c.total, len(reply), err)
+	c.method.stats.answered(took, int(c.total), len(reply), c.owner.Load() != nil, err)
 	c.answer(reply, err)
 	if n := len(reply); n > cap(*room) &&
 		n <= bufferMost { // it may be a part of the argument, so it is not kept itself
@@ -204,7 +211,7 @@ func (c *serverCall) runStream() {
 	if err == nil {
 		err = c.method.stream(c, c.stream)
 	}
-	c.method.stats.count(time.Since(began), 0, 0, err)
+	c.method.stats.answered(time.Since(began), 0, 0, false, err)
 	c.answer(nil, err)
 }
 
@@ -235,7 +242,7 @@ func (c *serverCall) answer(reply []byte, err error) {
 	switch {
 	case conn.err != nil || !live():
 	case err != nil:
-		conn.failCallLocked(c.id, err, false)
+		conn.queueLocked(failure(c.id, err, c.owner.Load()))
 	case c.stream != nil:
 		conn.queueLocked(frame{kind: frameReply, call: c.id})
 	default:
@@ -249,7 +256,7 @@ func (c *serverCall) answer(reply []byte, err error) {
 			conn.giveLocked(len(reply))
 			break
 		}
-		rest := conn.queueMessageLocked(frame{kind: frameReply, call: c.id}, nil, reply)
+		rest := conn.queueMessageLocked(frame{kind: frameReply, call: c.id}, &opening{owner: c.owner.Load()}, reply)
 		conn.piecesLocked(c, w, c.id, rest, live)
 	}
 	conn.forgetLocked(c)

@@ -121,7 +121,7 @@ func (c *serverConn) adoptLocked(call *serverCall) {
 		c.calls[call.id] = call
 	}
 	c.active++
-	c.held[0] += cost(call.total)
+	c.held[0] += cost(int(call.total))
 }
 
 // run reads until the connection ends or another reader has taken over.
@@ -195,7 +195,7 @@ func (r *reader) handle(f frame) (gone bool, err error) {
 		return false, err
 	}
 	f.body = rest
-	call := &serverCall{conn: c, method: m, id: f.call, trace: o.trace}
+	call := &serverCall{conn: c, method: m, id: f.call, trace: o.trace, forwarded: o.forwarded}
 	if o.left > 0 {
 		call.at = r.now.Add(o.left)
 	}
@@ -220,7 +220,7 @@ func (r *reader) inline(m *method, call *serverCall, arg []byte) (gone bool, err
 	if len(r.batch) == 0 {
 		r.first = r.now
 	}
-	call.total = len(arg)
+	call.total = int32(len(arg))
 	r.call, r.done = call, len(r.batch)
 	r.batch = appendHead(r.batch, frame{kind: frameReply, flags: flagFirst, call: call.id}, 0)
 	at := len(r.batch)
@@ -232,7 +232,7 @@ func (r *reader) inline(m *method, call *serverCall, arg []byte) (gone bool, err
 		reply, failed = nil, tooBig("the answer", n, c.server.cfg.MessageMax)
 	}
 	if !c.tending.busy.CompareAndSwap(seq, 0) {
-		m.stats.count(time.Since(r.now), len(arg), len(reply), failed)
+		m.stats.answered(time.Since(r.now), len(arg), len(reply), call.owner.Load() != nil, failed)
 		call.answer(reply, failed)
 		return true, nil
 	}
@@ -242,12 +242,13 @@ func (r *reader) inline(m *method, call *serverCall, arg []byte) (gone bool, err
 	if took > inlineMost {
 		m.slow.Store(slowCalls)
 	}
-	m.stats.count(took, len(arg), len(reply), failed)
+	owner := call.owner.Load()
+	m.stats.answered(took, len(arg), len(reply), owner != nil, failed)
 	switch {
-	case failed == nil && len(reply) <= min(pieceMax, c.server.cfg.MessageMax) && c.take(len(reply)):
+	case failed == nil && owner == nil && len(reply) <= min(pieceMax, c.server.cfg.MessageMax) && c.take(len(reply)):
 		r.batch = place(r.batch, at, reply)
 	case failed != nil && len(failed.Error()) <= textMax:
-		r.batch = appendFrame(r.batch[:r.done], frame{kind: frameFail, call: call.id, body: appendError(nil, failed)})
+		r.batch = appendFrame(r.batch[:r.done], failure(call.id, failed, owner))
 	default: // it has to wait for room, or goes in pieces
 		r.batch = r.batch[:r.done]
 		reply = append([]byte(nil), reply...)

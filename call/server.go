@@ -277,7 +277,7 @@ func (c *serverConn) frameLocked(f frame) error {
 
 // failCallLocked answers a call with an error. Who calls it flushes.
 func (c *serverConn) failCallLocked(id uint32, err error, unseen bool) {
-	f := frame{kind: frameFail, call: id, body: appendError(nil, err)}
+	f := failure(id, err, nil)
 	if unseen {
 		f.flags = flagRefused
 	}
@@ -335,7 +335,7 @@ func (c *serverConn) beginLocked(m *method, call *serverCall, f frame) error {
 	if err := c.receiveLocked(total); err != nil {
 		return err
 	}
-	call.id, call.conn, call.method, call.total = f.call, c, m, total
+	call.id, call.conn, call.method, call.total = f.call, c, m, int32(total)
 	c.calls[f.call] = call
 	c.active++
 	if streaming {
@@ -347,7 +347,7 @@ func (c *serverConn) beginLocked(m *method, call *serverCall, f frame) error {
 	}
 	call.room = buffers.Get().(*[]byte)
 	call.arg = append((*call.room)[:0], piece...)
-	if call.more = total - len(piece); call.more == 0 {
+	if call.more = int32(total - len(piece)); call.more == 0 {
 		c.tasks.Go(call.run)
 	}
 	return nil

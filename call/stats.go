@@ -21,12 +21,17 @@ const bucketsMax = 28
 // MethodStats tells what became of a method's calls. A stream counts as one call when it has ended,
 // with no bytes.
 type MethodStats struct {
-	Method   string            `json:"method"`
-	Calls    uint64            `json:"calls"`  // that ended
-	Failed   map[string]uint64 `json:"failed"` // of them, by kind of error
-	In       uint64            `json:"in_bytes"`
-	Out      uint64            `json:"out_bytes"`
-	Duration time.Duration     `json:"duration_ns"` // sum
+	Method string            `json:"method"`
+	Calls  uint64            `json:"calls"`  // that ended
+	Failed map[string]uint64 `json:"failed"` // of them, by kind of error
+	// Redirected counts the redirections: of a server those that it answered, which are no
+	// failures, of a Router those that it followed. Forwarded counts the calls of which another
+	// member gave the answer.
+	Redirected uint64        `json:"redirected,omitempty"`
+	Forwarded  uint64        `json:"forwarded,omitempty"`
+	In         uint64        `json:"in_bytes"`
+	Out        uint64        `json:"out_bytes"`
+	Duration   time.Duration `json:"duration_ns"` // sum
 	// the i-th: calls that took less than 2^i us, and not less than the one before
 	Buckets [bucketsMax]uint64 `json:"buckets"`
 }
@@ -54,6 +59,8 @@ type stats struct {
 // methodStats counts without a lock: what is read meanwhile may lack some of what is being added.
 type methodStats struct {
 	calls, in, out, sum atomic.Uint64
+	redirected          atomic.Uint64
+	forwarded           atomic.Uint64
 	buckets             [bucketsMax]atomic.Uint64
 	mu                  sync.Mutex
 	failed              map[sigma.Kind]uint64 // mu
@@ -88,12 +95,27 @@ func (m *methodStats) count(took time.Duration, in, out int, err error) {
 	m.failed[sigma.KindOf(err)]++
 }
 
+// answered counts a call that a server has answered, by another member if it was forwarded.
+func (m *methodStats) answered(took time.Duration, in, out int, forwarded bool, err error) {
+	if forwarded {
+		m.forwarded.Add(1)
+	}
+	if err != nil {
+		if _, ok := redirection(err); ok {
+			m.redirected.Add(1)
+			err = nil
+		}
+	}
+	m.count(took, in, out, err)
+}
+
 // snapshot gives all methods by name.
 func (s *stats) snapshot() (out []MethodStats) {
 	s.methods.Range(func(name, value any) bool {
 		m := value.(*methodStats)
 		x := MethodStats{Method: name.(string), Calls: m.calls.Load(), In: m.in.Load(), Out: m.out.Load(),
-			Duration: time.Duration(m.sum.Load()), Failed: map[string]uint64{}}
+			Duration: time.Duration(m.sum.Load()), Failed: map[string]uint64{},
+			Redirected: m.redirected.Load(), Forwarded: m.forwarded.Load()}
 		for i := range m.buckets {
 			x.Buckets[i] = m.buckets[i].Load()
 		}
@@ -138,10 +160,13 @@ func WriteMetrics(w io.Writer, side string, all []MethodStats) error {
 	for _, x := range []struct {
 		name string
 		of   func(*MethodStats) uint64
-	}{{"in", func(m *MethodStats) uint64 { return m.In }}, {"out", func(m *MethodStats) uint64 { return m.Out }}} {
-		fmt.Fprintf(&b, "# TYPE sigma_call_%s_bytes_total counter\n", x.name)
+	}{{"in_bytes", func(m *MethodStats) uint64 { return m.In }},
+		{"out_bytes", func(m *MethodStats) uint64 { return m.Out }},
+		{"redirected", func(m *MethodStats) uint64 { return m.Redirected }},
+		{"forwarded", func(m *MethodStats) uint64 { return m.Forwarded }}} {
+		fmt.Fprintf(&b, "# TYPE sigma_call_%s_total counter\n", x.name)
 		for i := range all {
-			fmt.Fprintf(&b, "sigma_call_%s_bytes_total{side=%q,method=%q} %d\n", x.name, side, all[i].Method,
+			fmt.Fprintf(&b, "sigma_call_%s_total{side=%q,method=%q} %d\n", x.name, side, all[i].Method,
 				x.of(&all[i]))
 		}
 	}

@@ -192,6 +192,43 @@ func (d *Dialer) Members(ctx context.Context) (map[string]func(context.Context) 
 	return out, nil
 }
 
+// Find gives the member of a name, KindNotFound if there is none now, or with no name the one that
+// Pin chooses for a key, and a way to connect to it. It is what call.NewRouter asks for.
+func (d *Dialer) Find(ctx context.Context, member, key string) (name string,
+	dial func(context.Context) (net.Conn, error), err error) {
+	var p *Pinned
+	if member == "" {
+		p, err = d.Pin(ctx, key)
+	} else {
+		p, err = d.pinTo(ctx, member)
+	}
+	if err != nil {
+		return "", nil, err
+	}
+	return p.Member(), func(ctx context.Context) (net.Conn, error) { return p.DialContext(ctx, "", "") }, nil
+}
+
+// pinTo is Pin for the member of a name.
+func (d *Dialer) pinTo(ctx context.Context, name string) (*Pinned, error) {
+	s := d.followed()
+	for again := s != nil; ; again = false {
+		if s == nil {
+			var err error
+			if s, err = d.list(ctx); err != nil {
+				return nil, err
+			}
+		}
+		for _, m := range s.members {
+			if m.name == name {
+				return &Pinned{d, m}, nil
+			}
+		}
+		if s = nil; !again { // it may have come just now
+			return nil, sigma.PathError("sdk.Dialer", sigma.KindNotFound, within(d.path, name))
+		}
+	}
+}
+
 func (d *Dialer) nobody(said []string) error {
 	e := &sigma.Error{Op: "sdk.Dialer", Path: d.path, Kind: sigma.KindUnavailable, Msg: "no server is published there",
 		Hint: "has one been started, and has it joined the directory?"}

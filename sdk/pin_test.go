@@ -115,3 +115,45 @@ func TestPinnedEnds(t *testing.T) {
 		t.Errorf("late: %v", err)
 	}
 }
+
+// Goal: a member is found by its name while it is one, at once when it has come, and a choice by a
+// key when no name is given.
+func TestFind(t *testing.T) {
+	s := &system{listed: func() {}}
+	var dead sync.Map
+	last := s.dialled(&dead)
+	c := s.connect(t)
+	s.join(t, 0)
+	d := c.Dialer("/d")
+	any, _, err := d.Find(t.Context(), "", "k")
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.Find(t.Context(), "", "k") // it is followed from now on
+	s.join(t, 1)
+	p, err := d.Pin(t.Context(), "k")
+	if err != nil || any == "" {
+		t.Fatal(err)
+	}
+	members, err := d.Members(t.Context())
+	if err != nil || len(members) != 2 {
+		t.Fatal(members, err)
+	}
+	for name := range members {
+		found, dial, err := d.Find(t.Context(), name, "")
+		if err != nil || found != name {
+			t.Fatalf("%s is %q, %v", name, found, err)
+		}
+		conn, err := dial(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		conn.Close()
+		if p.Member() == name && last() != p.m.endpoint {
+			t.Errorf("dialled %v for %s", last(), name)
+		}
+	}
+	if _, _, err := d.Find(t.Context(), "nobody", ""); sigma.KindOf(err) != sigma.KindNotFound {
+		t.Error(err)
+	}
+}
