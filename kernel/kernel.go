@@ -35,6 +35,7 @@ import (
 	"sigmaos.dev/kernel/registrations"
 	"sigmaos.dev/kernel/services"
 	"sigmaos.dev/kernel/shares"
+	"sigmaos.dev/kernel/talk"
 
 	"sigmaos.dev/binfs"
 	"sigmaos.dev/decision"
@@ -117,6 +118,7 @@ type Kernel struct {
 	procs     *procs.Table
 	cluster   *cluster.Cluster
 	connect   *connect.Connect
+	talk      *talk.Talk
 	launcher  *launchers.Launchers
 	groups    realmGroups
 	proxy     *dialproxy.Proxy
@@ -242,6 +244,7 @@ func New(cfg Config) (*Kernel, error) {
 		return nil, err
 	}
 	k.connect = connect.New(k.connectConfig())
+	k.talk = k.newTalk()
 	k.holders = newHolders(k)
 	if k.scratch, err = newScratch(k); err != nil {
 		return nil, err

@@ -10,6 +10,7 @@ import (
 	"sigmaos.dev/kernel/cluster"
 	"sigmaos.dev/kernel/connect"
 	"sigmaos.dev/kernel/procs"
+	"sigmaos.dev/kernel/talk"
 	"sigmaos.dev/schedd"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
@@ -141,6 +142,8 @@ func (k *Kernel) registerPeerCalls() {
 	}
 	k.peerCalls[connect.PeerBegun] = k.connect.PeerBegun
 	k.peerCalls[cluster.PeerLeave] = k.cluster.PeerLeave
+	k.peerCalls[talk.PeerTraffic], k.peerCalls[talk.PeerDistances] = k.talk.PeerTraffic, k.talk.PeerDistances
+	k.peerCalls[talk.PeerTouch] = talk.Touch
 	k.peerCalls[peerInit], k.peerCalls[peerEvents], k.peerCalls[peerDecisions] = k.peerInit, k.peerEvents,
 		k.peerDecisions
 }

@@ -46,7 +46,8 @@ func (r *root) sysNames() []string {
 	if r.tree.view == nil || r.tree.granted != nil {
 		names = append(names, sigmap.FileInit, sigmap.FileEvents, sigmap.FileDecisions)
 		names = append(names, sigmap.FileMachine, sigmap.FileRealms, sigmap.FileMachines, roles.Roster, roles.Queues,
-			roles.Utilisation, roles.Load, roles.Usage, roles.UsageProcs, roles.Limits, roles.Connections)
+			roles.Utilisation, roles.Load, roles.Usage, roles.UsageProcs, roles.Limits, roles.Connections,
+			roles.Traffic, roles.Distances)
 	}
 	if r.tree.principal.System || r.realm == sigma.SystemRealm && r.tree.isService(services.Machined) {
 		names = append(names, sigmap.FileNames)
@@ -95,6 +96,10 @@ func (r *root) sysFile(name string) sigma.File {
 		return r.queuesFile()
 	case roles.Connections:
 		return r.connectionsFile()
+	case roles.Traffic:
+		return r.trafficFile()
+	case roles.Distances:
+		return r.distancesFile()
 	case roles.Utilisation:
 		return r.utilisationFile()
 	case roles.Load:

@@ -216,6 +216,27 @@ type Connection struct {
 	Spun     *uint64 `json:"spun_ns,omitempty"` // by both procs
 }
 
+// Talk is a line of /sys/traffic: two procs, and what the connections that they have now carried.
+type Talk struct {
+	Machine     string    `json:"machine"` // that tells it
+	At          time.Time `json:"at"`      // by its clock
+	Realm       string    `json:"realm"`   // of who listens
+	From        string    `json:"from"`    // proc that dialled; "" = a program outside
+	FromOn      string    `json:"from_on"`
+	To          string    `json:"to"` // proc that listens
+	On          string    `json:"on"`
+	Sent        uint64    `json:"sent_bytes"` // by who dialled
+	Received    uint64    `json:"received_bytes"`
+	Connections int       `json:"connections"`
+}
+
+// Distance is a line of /sys/distances.
+type Distance struct {
+	Machine   string   `json:"machine"`
+	To        string   `json:"to"`
+	RoundTrip *float64 `json:"rtt_seconds"` // null = not measured
+}
+
 // ConnectionEvent is a line of sigma ep log.
 type ConnectionEvent struct {
 	Time  time.Time `json:"time"`

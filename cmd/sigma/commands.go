@@ -16,6 +16,7 @@ import (
 	"sigmaos.dev/cmd/sigma/procs"
 	"sigmaos.dev/cmd/sigma/realms"
 	"sigmaos.dev/cmd/sigma/snapshots"
+	"sigmaos.dev/cmd/sigma/topo"
 	"sigmaos.dev/cmd/sigma/traces"
 	"sigmaos.dev/cmd/sigma/tree"
 )
@@ -27,7 +28,7 @@ func groups(a *cli.App) []cli.Group {
 			health.Commands(a), members.Commands(a), realms.Commands(a), snapshots.Commands(a),
 			[]*cobra.Command{newVersionCommand(a)})},
 		{ID: "procs", Title: "Procs:", Commands: slices.Concat(procs.Commands(a), traces.Commands(a),
-			[]*cobra.Command{fleets.Command(a, fleetHost(a)), realms.Usage(a)})},
+			[]*cobra.Command{fleets.Command(a, fleetHost(a)), realms.Usage(a), topo.Command(a)})},
 		{ID: "files", Title: "Files of the realm:", Commands: slices.Concat(tree.Commands(a), mounts.Commands(a),
 			databases.Commands(a))},
 		{ID: "apps", Title: "Apps:", Commands: apps.Commands(a)},

@@ -37,8 +37,9 @@ type fake struct {
 	down   bool                          // mu
 	// mu; what the name service says instead of the list of realms; nil = it is there
 	away    error
-	members *fakeMembers      // mu; nil = the machine has not registered
-	makers  map[string]string // mu; credentials, and which one made each
+	members *fakeMembers             // mu; nil = the machine has not registered
+	makers  map[string]string        // mu; credentials, and which one made each
+	texts   map[string]func() string // mu; files of /sys that can be read, by name
 }
 
 // fakeProc is a proc of a fake.
@@ -182,6 +183,14 @@ func (r *fakeRoot) Walk(ctx context.Context, names []string) (sigma.File, []sigm
 	}
 	if len(names) != 2 {
 		return nil, nil, sigma.PathError("fake", sigma.KindNotFound, "/sys")
+	}
+	r.f.mu.Lock()
+	text := r.f.texts[names[1]]
+	r.f.mu.Unlock()
+	if text != nil {
+		blob := &treekit.Blob{Name: names[1], ID: sigma.FileID{Kind: sigma.KindDevice}, Perm: 0o444,
+			Content: func(context.Context) ([]byte, error) { return []byte(text()), nil }}
+		return blob, []sigma.FileID{{Kind: sigma.KindDir}, {Kind: sigma.KindDevice}}, nil
 	}
 	c := &treekit.Callable{Name: names[1], Handle: func(ctx context.Context, method string, payload []byte) ([]byte,
 		[]*os.File, error) {

@@ -103,6 +103,8 @@ var Permissions = map[string]map[string]sigma.Role{
 	UsageProcs:          {Reading: sigma.RoleViewer},
 	Limits:              {Reading: sigma.RoleViewer},
 	Connections:         {Reading: sigma.RoleViewer},
+	Traffic:             {Reading: sigma.RoleViewer},
+	Distances:           {Reading: sigma.RoleViewer},
 	// The machine's and the system's: no method, no byte.
 	sigmap.FileMachine: {},
 	sigmap.FileNames:   {},

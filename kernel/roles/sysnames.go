@@ -6,6 +6,8 @@ import "sigmaos.dev/kernel/meter"
 const (
 	Roster      = "roster"
 	Connections = "connections"
+	Traffic     = "traffic"
+	Distances   = "distances"
 	Version     = "version"
 	Queues      = "queues"
 	Utilisation = "utilisation"

@@ -157,8 +157,9 @@ type Decision struct {
 	Time    time.Time          `json:"time"`
 	By      string             `json:"by"` // the proc that coordinates
 	Fleet   string             `json:"fleet"`
-	Reason  string             `json:"reason"` // one of the Reasons
-	Why     string             `json:"why"`    // for people
+	Reason  string             `json:"reason"`            // one of the Reasons
+	Why     string             `json:"why"`               // for people
+	Machine sigma.MachineID    `json:"machine,omitempty"` // that ReasonNear is about
 	Numbers map[string]float64 `json:"numbers,omitempty"`
 }
 
@@ -177,6 +178,7 @@ const (
 	ReasonUndone   = "undone"   // the new revision was taken back
 	ReasonSurplus  = "surplus"  // a member too many was asked to go
 	ReasonTakeOver = "takeover" // another coordinator leads
+	ReasonNear     = "near"     // members are started near what they talk with, or had no room there
 	ReasonRemoved  = "removed"
 )
 

@@ -39,7 +39,9 @@ type Spec struct {
 	View   []View   `json:"view,omitempty"`   // what members see; absent = the whole realm
 	Where  []string `json:"where,omitempty"`  // labels that the machines of members must have
 	Spread string   `json:"spread,omitempty"` // the label whose values are failure domains
-	Near   string   `json:"near,omitempty"`   // the machine where best-effort members should be
+	// Near is the machine where members should be; without it and Spread they start near what they
+	// talk with.
+	Near string `json:"near,omitempty"`
 
 	Least    int        `json:"least"` // members at least; 0 = none while nobody dials
 	Most     int        `json:"most"`  // members at most

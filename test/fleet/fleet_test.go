@@ -47,7 +47,12 @@ type trial struct {
 // newTrial prepares a fleet of a name, which is removed at the end.
 func newTrial(t *testing.T, name string) *trial {
 	t.Helper()
-	s := shared.Get(t)
+	return newTrialOn(t, shared.Get(t), name)
+}
+
+// newTrialOn is newTrial of another system.
+func newTrialOn(t *testing.T, s *testenv.System, name string) *trial {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute*testenv.Slow())
 	t.Cleanup(cancel)
 	x := &trial{t: t, ctx: ctx, s: s, c: s.Connect(ctx, t, sigma.DefaultRealm), name: name}

@@ -119,8 +119,8 @@ func newFleetExplainCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "explain [--last N] NAME", Short: "Tell why a fleet is as it is",
 		Args: cli.Between(1, 1),
-		Long: `Tell why a fleet has the size that it has, why its last update went as it did, and what was decided
-lately; read from what the coordinator noted when it decided, also one that is gone.`,
+		Long: `Tell why a fleet has the size that it has, why its members are where they are, why its last update
+went as it did, and what was decided lately; read from what the coordinator noted when it decided, also one that is gone.`,
 		Example: "  sudo sigma fleet explain web\n  sudo sigma fleet explain --last 100 --json web",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.withFleets(cmd.Context(), func(ctx context.Context, c *fleet.Client) error {
@@ -161,6 +161,7 @@ func (a *app) explainFleet(s fleet.Status, ds []fleet.Decision, last int) error 
 	}
 	fmt.Fprintf(a.Out, "size    %d members are wanted, %d serve: %s\n", s.Want, s.Ready,
 		newest(fleet.ReasonGrow, fleet.ReasonShrink, fleet.ReasonBack, fleet.ReasonWanted))
+	fmt.Fprintf(a.Out, "place   %s: %s\n", placesOf(s), newest(fleet.ReasonNear))
 	fmt.Fprintf(a.Out, "update  revision %d, %s: %s\n", s.Revision, s.Phase,
 		newest(fleet.ReasonUndone, fleet.ReasonRolled,
 			fleet.ReasonCanary, fleet.ReasonRoll))
@@ -171,6 +172,21 @@ func (a *app) explainFleet(s fleet.Status, ds []fleet.Decision, last int) error 
 		}
 	}
 	return nil
+}
+
+// placesOf says how many members are on which machine.
+func placesOf(s fleet.Status) string {
+	on := map[string]int{}
+	for _, m := range s.Members {
+		if m.State != fleet.Draining {
+			on[cli.OrElse(string(m.Machine), "a machine not known yet")]++
+		}
+	}
+	var parts []string
+	for _, m := range slices.Sorted(maps.Keys(on)) {
+		parts = append(parts, fmt.Sprintf("%d on %s", on[m], term.Printable(m)))
+	}
+	return cli.OrElse(strings.Join(parts, ", "), "no members")
 }
 
 func newFleetLogsCommand(a *app) *cobra.Command {

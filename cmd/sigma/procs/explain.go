@@ -14,6 +14,7 @@ import (
 	"sigmaos.dev/cmd/sigma/cli"
 	"sigmaos.dev/cmd/sigma/term"
 	"sigmaos.dev/decision"
+	"sigmaos.dev/lib/fleet"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/state"
@@ -135,7 +136,9 @@ func (e *explained) say(ctx context.Context, c *sdk.Client, procs []sigma.ProcIn
 	if i := slices.IndexFunc(procs, func(p sigma.ProcInfo) bool { return string(p.ID) == e.ID }); i >= 0 {
 		p = &procs[i]
 		e.State = p.State.String()
-		e.sayProc(p, nearOf(ctx, c, p.ID))
+		near := nearOf(ctx, c, p.ID)
+		e.sayProc(p, near)
+		e.sayMember(ctx, c, p, near)
 	} else {
 		e.Lines = append(e.Lines, "the proc is not remembered any more; this was noted of it")
 	}
@@ -171,7 +174,7 @@ func (e *explained) sayProc(p *sigma.ProcInfo, near sigma.MachineID) {
 		what = fmt.Sprintf("latency-critical, reserves %g cores and %v of memory", float64(p.CPU)/1000, p.Memory)
 	}
 	say("%s of the realm %s: %s", p.Name, p.Realm, what)
-	if near != "" {
+	if _, _, member := fleet.ParseMemberName(p.Name); near != "" && !member {
 		say("it should be near the data on machine %s, which is preferred for %v", near, sigma.NearWait)
 	}
 	t := p.Times
@@ -189,6 +192,28 @@ func (e *explained) sayProc(p *sigma.ProcInfo, near sigma.MachineID) {
 		say("its program was found and started in %v", t.Executed.Sub(t.Placed).Round(10*time.Microsecond))
 	}
 }
+
+// sayMember says why a member of a fleet should be where: its coordinator noted that then.
+func (e *explained) sayMember(ctx context.Context, c *sdk.Client, p *sigma.ProcInfo, near sigma.MachineID) {
+	name, _, member := fleet.ParseMemberName(p.Name)
+	if near == "" || !member {
+		return
+	}
+	why := "its fleet asks for it"
+	text, _, _ := c.Get(ctx, fleet.Dir(name)+"/decisions") // what cannot be read says nothing
+	for line := range strings.Lines(string(text)) {
+		var d fleet.Decision
+		if json.Unmarshal([]byte(line), &d) == nil && d.Reason == fleet.ReasonNear && d.Machine == near &&
+			!d.Time.After(p.Times.Spawned.Add(clocksMax)) {
+			why = d.Why
+		}
+	}
+	e.Lines = append(e.Lines, fmt.Sprintf("it should be near machine %s, which is preferred for %v: %s", near,
+		sigma.NearWait, why))
+}
+
+// clocksMax is by how much the clocks of two machines may differ without its being noticed here.
+const clocksMax = time.Second
 
 func (e *explained) sayDecided(rs []decision.Record) {
 	for _, r := range rs {

@@ -82,6 +82,7 @@ func Run(ctx context.Context, cfg Config) error {
 	if err := c.takeOver(ctx); err != nil {
 		return orEnd(ctx, err)
 	}
+	c.all.Go(func() { c.watchTraffic(ctx) })
 	select {
 	case <-ctx.Done():
 		return orEnd(ctx, nil)

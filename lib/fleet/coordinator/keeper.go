@@ -274,8 +274,11 @@ func (k *keeper) spawn(f core.Spawn) {
 		spec = s.Spec
 	}
 	k.all.Go(func() {
-		e := core.Spawned{Revision: f.Revision, N: f.N}
+		e := core.Spawned{Revision: f.Revision, N: f.N, Near: f.Near}
 		d, err := spec.Descriptor(f.Revision)
+		if f.Near != "" {
+			d.Near = f.Near
+		}
 		if err == nil {
 			ds := make([]sigma.Descriptor, f.N)
 			for i := range ds {

@@ -42,7 +42,8 @@ type (
 	// Spawned answers Spawn.
 	Spawned struct {
 		Revision uint64
-		N        int // that were asked for
+		N        int             // that were asked for
+		Near     sigma.MachineID // where they shall be
 		Procs    []sigma.ProcID
 		Err      error // then there are none
 	}
@@ -79,6 +80,8 @@ type (
 	}
 	// Dialled says that a client found no member.
 	Dialled struct{}
+	// Talked says what members talk with, by machine. Each is the whole truth.
+	Talked struct{ Peers []Peer }
 )
 
 func (Tick) event()      {}
@@ -92,6 +95,7 @@ func (Reported) event()  {}
 func (Leaving) event()   {}
 func (Ended) event()     {}
 func (Dialled) event()   {}
+func (Talked) event()    {}
 
 // Effect is what the coordinator shall do. It is one of the types below.
 type Effect interface{ effect() }
@@ -102,6 +106,7 @@ type (
 	Spawn struct {
 		Revision uint64
 		N        int
+		Near     sigma.MachineID // where they should be if there is room; "" = as the description says
 	}
 	// Evict asks a member to go.
 	Evict struct {
@@ -156,6 +161,7 @@ type Fleet struct {
 
 	size   size
 	roll   roll
+	place  place
 	told   *sdk.Policy // as clients know it; nil = not yet
 	seq    uint64      // of the last decision
 	fails  int         // members that failed one after another
@@ -169,6 +175,7 @@ type Fleet struct {
 type member struct {
 	fleet.Member
 	seq      uint64
+	near     sigma.MachineID // where it should be; "" = anywhere
 	entered  bool
 	probed   bool
 	admitted bool
@@ -186,7 +193,8 @@ type member struct {
 // told by Found. last is the number of the last decision.
 func New(now time.Time, r fleet.Record, last uint64) *Fleet {
 	f := &Fleet{record: r, members: map[sigma.ProcID]*member{},
-		listed: map[sigma.ProcID]bool{}, spawning: map[uint64]int{}, seq: last, now: now}
+		listed: map[sigma.ProcID]bool{}, spawning: map[uint64]int{}, seq: last, now: now,
+		place: place{coming: map[spot]int{}, refused: map[sigma.MachineID]time.Time{}}}
 	f.size.start(now)
 	return f
 }
@@ -225,6 +233,9 @@ func (f *Fleet) Step(now time.Time, e Event) []Effect {
 		f.ended(e)
 	case Dialled:
 		f.dialled()
+	case Talked:
+		f.place.talked(now, e.Peers)
+		return f.out // it moves nobody
 	}
 	f.reconcile()
 	return f.out
@@ -265,20 +276,27 @@ func (f *Fleet) adopt(id sigma.ProcID, revision uint64, machine sigma.MachineID)
 			f.published(Published{id, true})
 		}
 	}
-	if machine != "" {
-		m.Machine = machine
-	}
+	f.came(m, machine)
 	return m
 }
 
 func (f *Fleet) spawned(e Spawned) {
 	f.spawning[e.Revision] = max(0, f.spawning[e.Revision]-e.N)
+	if s := (spot{e.Revision, e.Near}); f.place.coming[s] > e.N {
+		f.place.coming[s] -= e.N
+	} else {
+		delete(f.place.coming, s)
+	}
 	if e.Err != nil {
 		f.failed(e.Revision, fmt.Sprintf("members cannot be started: %v", e.Err), false)
 		return
 	}
 	for _, id := range e.Procs {
-		f.adopt(id, e.Revision, "")
+		m := f.adopt(id, e.Revision, "")
+		m.near = e.Near
+		at := m.Machine
+		m.Machine = ""
+		f.came(m, at) // it may have entered before this answer was here
 	}
 }
 
@@ -494,10 +512,8 @@ func (f *Fleet) fill(revision uint64, n, room int) (spawned int) {
 	if f.fails > 1 { // one at a time, while it is not known whether they live
 		missing = min(missing, max(0, 1-f.unproven(revision)))
 	}
-	for left := missing; left > 0; left -= spawnMost {
-		k := min(left, spawnMost)
-		f.spawning[revision] += k
-		f.do(Spawn{revision, k})
+	for _, s := range f.distribute(revision, n, missing) {
+		f.start(s)
 	}
 	return missing
 }

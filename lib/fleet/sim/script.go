@@ -22,6 +22,8 @@ import (
 //	apply {"name": "web", "program": "/bin/web2", "least": 1, "most": 8}
 //	kill 1                      the member of that number, in the order of their start
 //	lose 0                      a machine, of five
+//	talk 1 83                   members exchange so many MB/s with what is on that machine
+//	full 1                      that machine has no room
 //	restart                     another coordinator takes over
 //	dial                        a client finds no member
 //	roll
@@ -95,16 +97,15 @@ func (s *script) act(word, rest string) error {
 		s.w.Load = x
 	case "run":
 		return s.run(rest)
-	case "kill", "lose":
+	case "talk":
+		return s.talk(rest)
+	case "kill", "lose", "full":
 		n, err := strconv.ParseUint(rest, 10, 31)
 		if err != nil {
 			return fmt.Errorf("%q is no number", rest)
 		}
-		if word == "kill" {
-			s.w.Kill(int(n))
-		} else {
-			s.w.Lose(int(n))
-		}
+		full := func(n int) { s.w.Full[n] = true }
+		map[string]func(int){"kill": s.w.Kill, "lose": s.w.Lose, "full": full}[word](int(n))
 	default:
 		do, ok := map[string]func(){"restart": s.w.Restart, "dial": s.w.Dial, "roll": s.w.Roll,
 			"remove": s.w.Remove}[word]
@@ -127,6 +128,20 @@ func (s *script) behave(rest string) error {
 		return fmt.Errorf("a behaviour is JSON, as {\"Crash\": true}: %v", err)
 	}
 	s.w.Behave[revision] = b
+	return nil
+}
+
+func (s *script) talk(rest string) error {
+	machine, text, _ := strings.Cut(rest, " ")
+	n, err := strconv.ParseUint(machine, 10, 31)
+	if err != nil || int(n) >= s.w.Machines {
+		return fmt.Errorf("%q is no machine", machine)
+	}
+	rate, err := strconv.ParseFloat(text, 64)
+	if err != nil || !(rate >= 0 && rate <= 1e6) {
+		return fmt.Errorf("%q is no rate in MB/s", text)
+	}
+	s.w.Talk[int(n)] = 1e6 * rate
 	return nil
 }
 

@@ -34,8 +34,10 @@ type World struct {
 	Machines int
 	Behave   map[uint64]Behaviour // by revision
 	Notes    []fleet.Decision
-	Policies int // how often clients were told
-	MostEver int // members that were there at a time and not draining
+	Policies int             // how often clients were told
+	MostEver int             // members that were there at a time and not draining
+	Talk     map[int]float64 // by machine: bytes a second that members exchange with what is there
+	Full     map[int]bool    // machines that have no room
 
 	// MemberTime is the time that members ran, Missed how much of the load was not served, both in
 	// members' worth of time.
@@ -78,7 +80,8 @@ const step = 10 * time.Millisecond
 // New makes a world in which a fleet was just applied.
 func New(seed uint64, s fleet.Spec, machines int) *World {
 	w := &World{Now: time.Unix(1000, 0).UTC(), Machines: max(1, machines), Behave: map[uint64]Behaviour{},
-		procs: map[sigma.ProcID]*proc{}, rand: rand.New(rand.NewPCG(seed, 1))}
+		Talk: map[int]float64{}, Full: map[int]bool{}, procs: map[sigma.ProcID]*proc{},
+		rand: rand.New(rand.NewPCG(seed, 1))}
 	w.record = fleet.Record{Generation: 1, Revision: 1, Highest: 1, Spec: s, At: w.Now}
 	w.c = core.New(w.Now, w.record, 0)
 	w.tell(core.Changed{Record: w.record, Why: "the fleet was made"})
@@ -119,7 +122,7 @@ func (w *World) Restart() {
 	w.c = core.New(w.Now, w.record, uint64(len(w.Notes)))
 	for _, p := range w.sorted() {
 		p.known = true
-		w.tell(core.Found{Proc: p.id, Revision: p.revision})
+		w.tell(core.Found{Proc: p.id, Revision: p.revision, Machine: machineName(p.machine)})
 	}
 	for _, p := range w.sorted() {
 		if p.ready && p.ends.IsZero() {
@@ -163,6 +166,7 @@ func (w *World) Run(d time.Duration) {
 		}
 		if w.Now.UnixMilli()%core.Every.Milliseconds() == 0 {
 			w.report()
+			w.talk()
 			w.tell(core.Tick{})
 		}
 	}
@@ -207,7 +211,7 @@ func (w *World) serve(p *proc, b Behaviour) {
 	case b.Crash:
 		w.end(p, "exit code 1", false)
 	case b.Sick:
-		w.tell(core.Entered{Proc: p.id, Revision: p.revision})
+		w.tell(core.Entered{Proc: p.id, Revision: p.revision, Machine: machineName(p.machine)})
 		w.tell(core.Checked{Proc: p.id, Bad: "status 500"})
 		p.serves = w.Now.Add(time.Second)
 	default:
@@ -216,7 +220,7 @@ func (w *World) serve(p *proc, b Behaviour) {
 			w.tell(core.Published{Proc: p.id, Is: true})
 			return
 		}
-		w.tell(core.Entered{Proc: p.id, Revision: p.revision})
+		w.tell(core.Entered{Proc: p.id, Revision: p.revision, Machine: machineName(p.machine)})
 		if w.record.Spec.Health.Kind != "" {
 			w.tell(core.Checked{Proc: p.id})
 		}
@@ -234,7 +238,7 @@ func (w *World) report() {
 		if b.Capture {
 			l.Busy, l.InFlight = 1, 1e9
 		}
-		w.tell(core.Reported{Proc: p.id, Revision: p.revision, Load: l})
+		w.tell(core.Reported{Proc: p.id, Revision: p.revision, Machine: machineName(p.machine), Load: l})
 	}
 }
 
@@ -274,7 +278,7 @@ func (w *World) spawn(f core.Spawn) {
 		w.drawn++
 		b := w.Behave[f.Revision]
 		p := &proc{id: sigma.ProcID(fmt.Sprintf("p%d", w.drawn)), revision: f.Revision,
-			machine: w.rand.IntN(w.Machines),
+			machine: w.room(f.Near),
 			serves:  w.Now.Add(cmp.Or(b.Start, 5*time.Millisecond))}
 		w.procs[p.id] = p
 		w.order = append(w.order, p)
@@ -287,7 +291,47 @@ func (w *World) spawn(f core.Spawn) {
 		}
 	}
 	w.MostEver = max(w.MostEver, n)
-	w.queue = append(w.queue, event{w.Now.Add(step), core.Spawned{Revision: f.Revision, N: f.N, Procs: ids}})
+	w.queue = append(w.queue, event{w.Now.Add(step), core.Spawned{Revision: f.Revision, N: f.N, Near: f.Near,
+		Procs: ids}})
+}
+
+// room is the machine where a member comes: the one that it should be near, if that has room.
+func (w *World) room(near sigma.MachineID) int {
+	any := w.rand.IntN(w.Machines)
+	for i := range w.Machines {
+		if machineName(i) == near && !w.Full[i] {
+			return i
+		}
+	}
+	for i := range w.Machines {
+		if m := (any + i) % w.Machines; !w.Full[m] {
+			return m
+		}
+	}
+	return any
+}
+
+func machineName(i int) sigma.MachineID { return sigma.MachineID(fmt.Sprintf("m%d", i)) }
+
+// talk tells what members talk with, while there are some.
+func (w *World) talk() {
+	var peers []core.Peer
+	for i, rate := range w.Talk {
+		if len(w.procs) > 0 {
+			peers = append(peers, core.Peer{Machine: machineName(i), Rate: rate, With: "clients"})
+		}
+	}
+	w.tell(core.Talked{Peers: peers})
+}
+
+// On is how many members run on a machine and were not asked to go.
+func (w *World) On(machine int) (n int) {
+	for _, p := range w.procs {
+		if p.machine == machine && p.ends.IsZero() {
+			n++
+		}
+	}
+	return n
 }
 
 func (w *World) evict(f core.Evict) {
