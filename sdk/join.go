@@ -1,6 +1,7 @@
 package sdk
 
 import (
+	"cmp"
 	"context"
 	"strings"
 	"time"
@@ -33,14 +34,23 @@ const (
 // write to dir, and those of MkdirAll, Lease and Publish.
 func (c *Client) Join(ctx context.Context, dir string, e sigma.Endpoint) (leave func(context.Context) error,
 	err error) {
+	return c.JoinAfter(ctx, dir, e, atOnce)
+}
+
+// JoinAfter is Join for a server that waits for something before clients may come. ready waits for
+// it, while the names grant the lease. If ready fails, JoinAfter returns its error.
+func (c *Client) JoinAfter(ctx context.Context, dir string, e sigma.Endpoint,
+	ready func(context.Context) error) (leave func(context.Context) error, err error) {
 	leases, ok := c.root.(sigma.Leaser)
 	if !ok {
 		return nil, sigma.Errorf("sdk.Join", sigma.KindUnsupported, "this tree grants no leases")
 	}
 	m := &membership{tree: c.Tree, leases: leases, done: c.session.Done(), dir: dir, endpoint: e,
 		ended: make(chan struct{})}
-	return m.join(ctx)
+	return m.join(ctx, ready)
 }
+
+func atOnce(context.Context) error { return nil }
 
 // membership keeps an endpoint published in a directory under a lease, and publishes it again under
 // another lease when that one has ended.
@@ -55,9 +65,10 @@ type membership struct {
 	ended chan struct{}
 }
 
-// join is Join.
-func (m *membership) join(ctx context.Context) (leave func(context.Context) error, err error) {
-	if err := m.enter(ctx); err != nil {
+// join is JoinAfter.
+func (m *membership) join(ctx context.Context, ready func(context.Context) error) (leave func(context.Context) error,
+	err error) {
+	if err := m.enter(ctx, ready); err != nil {
 		return nil, err
 	}
 	keeping, stop := context.WithCancel(context.WithoutCancel(ctx))
@@ -73,23 +84,44 @@ func (m *membership) path() string {
 	return strings.TrimSuffix(m.dir, "/") + "/" + string(m.endpoint.Proc)
 }
 
-// enter publishes the endpoint under a new lease. A file that is there already becomes the new
-// lease's.
-func (m *membership) enter(ctx context.Context) error {
-	if err := m.tree.MkdirAll(ctx, m.dir, 0o755); err != nil {
-		return err
+// enter publishes the endpoint under a new lease, after ready. A file that is there already becomes
+// the new lease's.
+func (m *membership) enter(ctx context.Context, ready func(context.Context) error) error {
+	var id sigma.LeaseID
+	var granting error
+	granted := make(chan struct{})
+	go func() {
+		id, granting = m.leases.Lease(ctx, leaseOfMember)
+		close(granted)
+	}()
+	err := ready(ctx)
+	<-granted
+	if granting != nil {
+		return cmp.Or(err, granting)
 	}
-	id, err := m.leases.Lease(ctx, leaseOfMember)
+	if err == nil {
+		err = m.put(ctx, id)
+	}
 	if err != nil {
-		return err
-	}
-	if _, err := m.tree.Put(ctx, m.path(), []byte(m.endpoint.String()), sigma.PutOptions{Kind: sigma.KindEndpoint,
-		Lease: id}); err != nil {
 		m.leases.Revoke(context.WithoutCancel(ctx), id) // with the file, should it have been made after all
 		return err
 	}
 	m.lease = id
 	return nil
+}
+
+// put publishes the endpoint. The directory is made only if it is missing, which is rare.
+func (m *membership) put(ctx context.Context, id sigma.LeaseID) error {
+	for missing := false; ; missing = true {
+		_, err := m.tree.Put(ctx, m.path(), []byte(m.endpoint.String()), sigma.PutOptions{Kind: sigma.KindEndpoint,
+			Lease: id})
+		if missing || err == nil || sigma.KindOf(err) != sigma.KindNotFound {
+			return err
+		}
+		if err := m.tree.MkdirAll(ctx, m.dir, 0o755); err != nil {
+			return err
+		}
+	}
 }
 
 // keep renews the lease, and becomes a member again when it has ended, until ctx ends.
@@ -125,7 +157,7 @@ func (m *membership) renew(ctx context.Context) error {
 		}
 		m.lease = 0
 	}
-	return m.enter(ctx)
+	return m.enter(ctx, atOnce)
 }
 
 // leave ends the lease, and with it the file. A sigmad that was started again may not know the

@@ -15,7 +15,7 @@ func memberOf(t *testing.T, v *voter) (*membership, func(context.Context) error)
 	t.Helper()
 	m := &membership{tree: v.tree, leases: v.root.(sigma.Leaser), dir: "/svc/web/", endpoint: endpoint(1),
 		ended: make(chan struct{})}
-	leave, err := m.join(t.Context())
+	leave, err := m.join(t.Context(), atOnce)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -18,24 +18,17 @@ import (
 // follow tells the core who stands in the members' directory, and that somebody wants a member.
 func (k *keeper) follow(ctx context.Context) {
 	known := map[sigma.ProcID]bool{}
-	var version sigma.Version
 	k.again(ctx, "the members' directory is not watched", func(ctx context.Context) error {
-		for {
-			if err := k.c.c.MkdirAll(ctx, fleet.Members(k.name), 0o755); err != nil {
-				return err
-			}
-			st, err := k.c.c.Stat(ctx, fleet.Members(k.name)) // before the listing, so that no change is missed
-			if err != nil {
-				return unlessGone(err)
-			}
-			version = st.ID.Version
-			if err := k.look(ctx, known); err != nil {
-				return unlessGone(err)
-			}
-			if _, err := k.c.c.Watch(ctx, fleet.Members(k.name), version); err != nil {
-				return unlessGone(err)
+		if err := k.c.c.MkdirAll(ctx, fleet.Members(k.name), 0o755); err != nil {
+			return err
+		}
+		st, err := k.c.c.Stat(ctx, fleet.Members(k.name)) // before the listing, so that no change is missed
+		for version := st.ID.Version; err == nil; version, err = k.c.c.Watch(ctx, fleet.Members(k.name), version) {
+			if err = k.look(ctx, known); err != nil {
+				break
 			}
 		}
+		return unlessGone(err)
 	})
 }
 

@@ -59,17 +59,17 @@ func (m *Member) hangUp() {
 // is errUnwanted if one does not want the member.
 func (m *Member) enter(ctx context.Context, e sigma.Endpoint) (leave func(context.Context) error, answered bool,
 	err error) {
-	if m.opts.Join != nil {
-		if err := m.takeOver(ctx); err != nil {
-			return nil, false, err
+	leave, err = m.host.JoinAfter(ctx, m.dir, e, func(ctx context.Context) (err error) {
+		if m.opts.Join != nil {
+			if err := m.takeOver(ctx); err != nil {
+				return err
+			}
 		}
-	}
-	if m.arg.Name != "" {
-		if answered, err = m.admission(ctx, e, aloneAfter); err != nil {
-			return nil, answered, err
+		if m.arg.Name != "" {
+			answered, err = m.admission(ctx, e, aloneAfter)
 		}
-	}
-	leave, err = m.host.Join(ctx, m.dir, e)
+		return err
+	})
 	return leave, answered, err
 }
 

@@ -62,7 +62,8 @@ type Options struct {
 type host interface {
 	sigma.Self
 	Listen(ctx context.Context, form sigma.ConnForm) (sigma.Listener, error)
-	Join(ctx context.Context, dir string, e sigma.Endpoint) (leave func(context.Context) error, err error)
+	JoinAfter(ctx context.Context, dir string, e sigma.Endpoint, ready func(context.Context) error) (
+		leave func(context.Context) error, err error)
 	// members gives those who can be dialled in a directory.
 	members(ctx context.Context, dir string) (map[string]func(context.Context) (net.Conn, error), error)
 	// coordinator gives a new client of the coordinator.

@@ -148,7 +148,11 @@ func (r *resident) Listen(_ context.Context, form sigma.ConnForm) (sigma.Listene
 	return r.l, err
 }
 
-func (r *resident) Join(_ context.Context, dir string, e sigma.Endpoint) (func(context.Context) error, error) {
+func (r *resident) JoinAfter(ctx context.Context, dir string, e sigma.Endpoint,
+	ready func(context.Context) error) (func(context.Context) error, error) {
+	if err := ready(ctx); err != nil {
+		return nil, err
+	}
 	r.town.mu.Lock()
 	defer r.town.mu.Unlock()
 	r.dir = dir
