@@ -57,6 +57,15 @@ func openAt(dir int, name string, flags int) (fd int, err error) {
 	return hostdir.OpenAt(dir, name, flags|unix.O_NOFOLLOW, unix.RESOLVE_NO_XDEV)
 }
 
+// resolveCached is RESOLVE_CACHED of openat2(2): a name that the kernel has to read from the disk
+// is an error.
+const resolveCached = 0x20
+
+// openCachedAt opens a file for reading without waiting for the disk.
+func openCachedAt(dir int, name string) (int, error) {
+	return hostdir.OpenAt(dir, name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, unix.RESOLVE_NO_XDEV|resolveCached)
+}
+
 func openDirAt(dir int, name string) (int, error) {
 	return openAt(dir, name, unix.O_RDONLY|unix.O_DIRECTORY)
 }

@@ -34,6 +34,7 @@ type file struct {
 var _ interface {
 	fence.File
 	sigma.Identified
+	sigma.Recaller
 	sigma.Spacious
 } = (*file)(nil)
 

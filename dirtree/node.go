@@ -79,6 +79,9 @@ func (sp *space) step(op string, dir *node, name string) (*node, error) {
 			n.attr = attr
 		}
 		n.refs++
+		if in.kind == sigma.KindDir {
+			sp.rememberLocked(dir, name, n)
+		}
 		sp.mu.Unlock()
 		if fresh && in.kind == sigma.KindFile && !sp.t.cfg.Policy.Objects { // an object has its version before its name
 			sp.settleVersion(n)

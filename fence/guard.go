@@ -29,6 +29,7 @@ type guarded struct {
 var (
 	_ File             = (*guarded)(nil)
 	_ sigma.Identified = (*guarded)(nil)
+	_ sigma.Recaller   = (*guarded)(nil)
 	_ sigma.Spacious   = (*guarded)(nil)
 )
 
@@ -187,6 +188,15 @@ func (h *guarded) Get(ctx context.Context, names []string, offset uint64, count 
 	}
 	r, stopped, err := h.f.Get(ctx, names, offset, count)
 	return r, stopped, leave(err)
+}
+
+// Recall implements sigma.Recaller, where the file does. It is asked for without a fence.
+func (h *guarded) Recall(names []string, offset uint64, count int) (r sigma.GetResult, stop *sigma.Stopped, known bool,
+	err error) {
+	if by, ok := h.f.(sigma.Recaller); ok {
+		return by.Recall(names, offset, count)
+	}
+	return r, nil, false, nil
 }
 
 // Put implements sigma.Putter.

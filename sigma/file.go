@@ -273,11 +273,12 @@ type Caller interface {
 		err error)
 }
 
-// Recaller is a File that remembers what others hold, and so may have an answer at once.
+// Recaller is a File that may have an answer at once, because it remembers what others hold or
+// finds the bytes in memory.
 type Recaller interface {
-	// Recall is Get that asks nobody and does not wait. known is false where it would have to, or
-	// would fail for any other reason than what it remembers; then Get must be called. What a
-	// context carries (request.go) does not come here.
+	// Recall is Get that asks nobody and does not wait, not even for a disk. known is false where
+	// it would have to, or would fail for any other reason than what it remembers; then Get must
+	// be called. What a context carries (request.go) does not come here.
 	Recall(names []string, offset uint64, count int) (r GetResult, stop *Stopped, known bool, err error)
 }
 

@@ -465,6 +465,8 @@ const SYSTEM: &[Entry] = &[
     (SYS_fcntl, when(FCNTL_SYSTEM)),
     (SYS_preadv, EVER),
     (SYS_pwritev, EVER),
+    // With RWF_NOWAIT: bytes that need no disk.
+    (SYS_preadv2, EVER),
     // Bytes from descriptor to descriptor, and shared pages.
     (SYS_sendfile, EVER),
     (SYS_splice, EVER),
