@@ -9,6 +9,7 @@ import (
 
 	"sigmaos.dev/identity"
 	"sigmaos.dev/kernel/cluster"
+	"sigmaos.dev/kernel/reach"
 	"sigmaos.dev/kernel/services"
 	"sigmaos.dev/machines"
 	"sigmaos.dev/session"
@@ -81,7 +82,7 @@ func (k *Kernel) startServices(ctx context.Context) error {
 // nobody could be asked for another: the control machines may need links with each other before any
 // of them can be registered.
 func (k *Kernel) certify(ctx context.Context) {
-	err := k.until(ctx, func() error {
+	err := reach.Until(ctx, func() error {
 		return k.cluster.WithMachined(ctx, k.cfg.Machine, func(ctx context.Context, c *machines.Client) error {
 			now := k.cluster.Kept()
 			key, err := now.PrivateKey()
@@ -103,26 +104,6 @@ func (k *Kernel) certify(ctx context.Context) {
 		k.cfg.Machine)
 }
 
-// until does something again while nobody answers.
-func (k *Kernel) until(ctx context.Context, do func() error) error {
-	for {
-		err := do()
-		switch sigma.KindOf(err) {
-		case sigma.KindUnavailable, sigma.KindLost, sigma.KindTimeout, sigma.KindBusy:
-			if err == nil {
-				return nil
-			}
-		default:
-			return err
-		}
-		select {
-		case <-time.After(services.RestartMin):
-		case <-ctx.Done():
-			return err
-		}
-	}
-}
-
 // joinNames makes this machine's named a member of the store of names, if it joined as a control
 // machine; what comes of that is an argument of named at each start.
 func (k *Kernel) joinNames(ctx context.Context) error {
@@ -134,8 +115,8 @@ func (k *Kernel) joinNames(ctx context.Context) error {
 	}
 	if now.Names == "" {
 		var text string
-		err := k.until(ctx, func() error {
-			c, _, err := k.reachElsewhere(ctx, services.Named, func(ctx context.Context,
+		err := reach.Until(ctx, func() error {
+			c, _, err := k.reach.FindElsewhere(ctx, services.Named, func(ctx context.Context,
 				c *session.Client) (err error) {
 				text, err = memberAdd(ctx, c, k.cfg.Machine)
 				return err
@@ -158,26 +139,6 @@ func (k *Kernel) joinNames(ctx context.Context) error {
 	}
 	s.Args = []string{"--initial", now.Names}
 	return nil
-}
-
-// reachElsewhere is reach without this machine's own service, which does not run yet.
-func (k *Kernel) reachElsewhere(ctx context.Context, name string,
-	use func(context.Context, *session.Client) error) (*session.Client, sigma.MachineID, error) {
-	err := error(sigma.Errorf("kernel.boot", sigma.KindUnavailable, "no control machine answers for %s", name))
-	for _, m := range alive(k.cluster.Identity().Roster().Members()) {
-		if !m.Control || m.Machine == k.cfg.Machine {
-			continue
-		}
-		c, derr := k.reachAt(ctx, m.Machine, name, true)
-		if derr == nil {
-			if derr = use(ctx, c); derr == nil {
-				return c, m.Machine, nil
-			}
-			c.Close()
-		}
-		err = derr
-	}
-	return nil, "", err
 }
 
 func memberAdd(ctx context.Context, c *session.Client, m sigma.MachineID) (text string, err error) {
@@ -217,7 +178,7 @@ func (k *Kernel) takeControl(ctx context.Context) error {
 				"it one again, remove it and let it join anew", "machine", k.cfg.Machine)
 		return nil
 	}
-	err := k.until(ctx, func() error {
+	err := reach.Until(ctx, func() error {
 		return k.cluster.Judge(ctx, func(ctx context.Context, c *machines.Client) error {
 			return c.Control(ctx, k.cfg.Machine, true)
 		})

@@ -6,7 +6,6 @@ import (
 	"testing"
 
 	"sigmaos.dev/kernel/connect"
-	"sigmaos.dev/link"
 	"sigmaos.dev/sigma"
 )
 
@@ -16,11 +15,7 @@ func TestFarStreams(t *testing.T) {
 	w := newWorld(t, control, part{name: "m2"}, part{name: "m3", encrypt: true})
 	m1, m2 := w.machines["m1"], w.machines["m2"]
 	ctx, here := t.Context(), m1.names(sigma.DefaultRealm, "p")
-	streams := func() int {
-		m2.k.links.mu.Lock()
-		defer m2.k.links.mu.Unlock()
-		return m2.k.links.serving[serving{"m1", link.ToService, connect.Files}]
-	}
+	streams := func() int { return m2.served("m1", connect.Files) }
 	data := make([]byte, 3<<20+5)
 	for i := range data {
 		data[i] = byte(i * i >> 8)

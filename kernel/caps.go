@@ -29,7 +29,7 @@ func (r *root) capsCall(ctx context.Context, id sigma.ProcID) ([]byte, error) {
 	}
 	if m != k.cfg.Machine {
 		var caps sigmap.Caps
-		if err := k.ask(ctx, m, peerCaps, func(c *sigmap.Coder) {
+		if err := k.reach.Ask(ctx, m, peerCaps, func(c *sigmap.Coder) {
 			c.RealmID(&r.realm)
 			c.ProcID(&id)
 		}, func(c *sigmap.Coder) { c.Caps(&caps) }); err != nil {

@@ -31,15 +31,15 @@ func (k *Kernel) clusterConfig() cluster.Config {
 		External: k.cfg.Etcd != nil, Log: k.cfg.Log, Waits: k.cfg.Waits, Procs: k.procs, Go: k.sessions.Go,
 		Runs: func(service string) bool { return k.services.Local(service) != nil },
 		Dial: func(ctx context.Context, m sigma.MachineID) (*session.Client, error) {
-			return k.dialAt(ctx, m, services.Machined)
+			return k.reach.DialAt(ctx, m, services.Machined)
 		},
 		Reach: func(ctx context.Context, use func(context.Context, *session.Client) error) (*session.Client, error) {
-			return k.reach(ctx, services.Machined, use)
+			return k.reach.Find(ctx, services.Machined, use)
 		},
 		Enrolled: func() { k.sessions.Go(func() { k.connect.WatchConnections(k.ctx) }) },
 		Changed:  k.tellMembers, Admit: k.placing.Close, Vacant: k.placing.AwaitClosed, Owes: k.owesAnswers,
 		TellLeave: func(ctx context.Context, m sigma.MachineID) error {
-			return k.ask(ctx, m, cluster.PeerLeave, nil,
+			return k.reach.Ask(ctx, m, cluster.PeerLeave, nil,
 				nil)
 		}}
 }
@@ -54,8 +54,8 @@ func (k *Kernel) takeBatch(d link.Direct, b link.Batch, conns []*net.TCPConn) er
 // connectConfig is what connections with other machines need of the kernel.
 func (k *Kernel) connectConfig() connect.Config {
 	cfg := connect.Config{Machine: k.cfg.Machine, Log: k.cfg.Log, Launcher: k.launcher, Cluster: k.cluster,
-		Procs: k.procs, Services: k.services, Proxy: k.proxy, Traffic: k.traffic, Go: k.sessions.Go, Ask: k.ask,
-		Count: k.links.count}
+		Procs: k.procs, Services: k.services, Proxy: k.proxy, Traffic: k.traffic, Go: k.sessions.Go, Ask: k.reach.Ask,
+		Count: k.reach.Count}
 	if k.cfg.Connect != nil { // else the keeper makes no sockets
 		cfg.Keeper = k.cfg.Keeper
 	}

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"sigmaos.dev/identity"
+	"sigmaos.dev/kernel/reach"
 	"sigmaos.dev/kernel/services"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
@@ -126,9 +127,9 @@ func (r *root) revokeCredential(ctx context.Context, payload []byte) ([]byte, []
 	k.guests.tell()
 	for _, m := range k.cluster.Others() {
 		k.sessions.Go(func() { // one that does not hear it asks within verdictEvery
-			ctx, cancel := context.WithTimeout(k.ctx, findMax)
+			ctx, cancel := context.WithTimeout(k.ctx, reach.AnswerMax)
 			defer cancel()
-			k.ask(ctx, m, peerCredentials, nil, nil)
+			k.reach.Ask(ctx, m, peerCredentials, nil, nil)
 		})
 	}
 	return reply, nil, nil
@@ -149,7 +150,7 @@ func (t *tree) holder() string {
 
 // verdicts asks named what credentials are good for.
 func (k *Kernel) verdicts(ctx context.Context, ps []sigmap.Presented) (vs []sigmap.Verdict, err error) {
-	ctx, cancel := context.WithTimeout(ctx, findMax)
+	ctx, cancel := context.WithTimeout(ctx, reach.AnswerMax)
 	defer cancel()
 	reply, err := realms{k, nil}.ask(ctx, services.Named, sigmap.CallCredentialCheck, func(c *sigmap.Coder) {
 		c.Presented(&ps)

@@ -11,6 +11,7 @@ import (
 	"sigmaos.dev/decision"
 	"sigmaos.dev/identity"
 	"sigmaos.dev/kernel/computed"
+	"sigmaos.dev/kernel/reach"
 	"sigmaos.dev/schedd"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
@@ -168,9 +169,9 @@ func (k *Kernel) decisionsOf(ctx context.Context, m sigma.MachineID, of sigma.Re
 	if !slices.Contains(k.cluster.Others(), m) {
 		return nil, 0, false, sigma.Errorf("kernel.decisions", sigma.KindUnavailable, "the machine is away")
 	}
-	ctx, cancel := context.WithTimeout(ctx, findMax)
+	ctx, cancel := context.WithTimeout(ctx, reach.AnswerMax)
 	defer cancel()
-	err = k.ask(ctx, m, peerDecisions, func(c *sigmap.Coder) {
+	err = k.reach.Ask(ctx, m, peerDecisions, func(c *sigmap.Coder) {
 		c.RealmID(&of)
 		c.U64(&seq)
 	}, func(c *sigmap.Coder) { c.Data(&text); c.U64(&last); c.Bool(&more) })

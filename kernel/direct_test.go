@@ -44,11 +44,7 @@ func TestDirectService(t *testing.T) {
 		}
 		conn.Close()
 	}
-	eventually(t, "the places are given back", func() bool {
-		m1.k.links.mu.Lock()
-		defer m1.k.links.mu.Unlock()
-		return m1.k.links.serving[serving{"m2", link.ToService, "echo"}] == 0
-	})
+	eventually(t, "the places are given back", func() bool { return m1.served("m2", "echo") == 0 })
 	proc := sigma.Principal{Realm: "default", Proc: "p"}
 	for name, c := range map[string]struct {
 		who  sigma.Principal

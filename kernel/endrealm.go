@@ -7,6 +7,7 @@ import (
 
 	"sigmaos.dev/identity"
 	"sigmaos.dev/kernel/procs"
+	"sigmaos.dev/kernel/reach"
 	"sigmaos.dev/kernel/services"
 	"sigmaos.dev/schedd"
 	"sigmaos.dev/sigma"
@@ -72,22 +73,16 @@ func (k *Kernel) leaveRealmElsewhere(ctx context.Context, realm sigma.RealmID) e
 		}
 		to := sigma.Life{Machine: m, Incarnation: known.Incarnation}
 		all.Go(func() {
-			err := k.insist(ctx, to, peerEndRealm, func(c *sigmap.Coder) { c.RealmID(&realm) }, nil)
+			err := k.reach.Insist(ctx, to, peerEndRealm, func(c *sigmap.Coder) { c.RealmID(&realm) }, nil)
 			mu.Lock()
 			defer mu.Unlock()
-			if err != nil && !k.isOver(to) {
+			if err != nil && !k.reach.Over(to) {
 				failed = err
 			}
 		})
 	}
 	all.Wait()
 	return failed
-}
-
-func (k *Kernel) isOver(l sigma.Life) bool {
-	over := false
-	k.procs.With(func(v procs.View) { over = v.Over(l) })
-	return over
 }
 
 func (k *Kernel) peerEndRealm(ctx context.Context, _ identity.Subject, payload []byte) ([]byte, error) {
@@ -118,14 +113,14 @@ func (k *Kernel) countProcs(ctx context.Context, realms []sigma.RealmInfo) {
 		ids[i] = string(realms[i].ID)
 		realms[i].Procs = k.procs.Live(realms[i].ID)
 	}
-	ctx, cancel := context.WithTimeout(ctx, findMax)
+	ctx, cancel := context.WithTimeout(ctx, reach.AnswerMax)
 	defer cancel()
 	var all sync.WaitGroup
 	var mu sync.Mutex
 	for _, m := range k.cluster.Others() {
 		all.Go(func() {
 			var counts []uint64
-			if k.ask(ctx, m, peerCount, func(c *sigmap.Coder) {
+			if k.reach.Ask(ctx, m, peerCount, func(c *sigmap.Coder) {
 				c.Strs(&ids)
 			}, func(c *sigmap.Coder) { codeCounts(c, &counts) }) != nil {
 				return

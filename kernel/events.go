@@ -10,6 +10,7 @@ import (
 	"sigmaos.dev/identity"
 	"sigmaos.dev/kernel/computed"
 	"sigmaos.dev/kernel/eventlog"
+	"sigmaos.dev/kernel/reach"
 	"sigmaos.dev/schedd"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
@@ -64,7 +65,7 @@ func (r *root) eventsAfter(ctx context.Context, after state.Cursor) (text []byte
 	own := k.events.After(q, after[string(k.cfg.Machine)])
 	out := slices.Clone(own[:min(len(own), eventlog.PageMax)])
 	more = len(own) > eventlog.PageMax
-	ctx, cancel := context.WithTimeout(ctx, findMax)
+	ctx, cancel := context.WithTimeout(ctx, reach.AnswerMax)
 	defer cancel()
 	var mu sync.Mutex
 	var all sync.WaitGroup
@@ -72,7 +73,7 @@ func (r *root) eventsAfter(ctx context.Context, after state.Cursor) (text []byte
 		all.Go(func() {
 			seq := after[string(m)]
 			var lines []byte
-			err := k.ask(ctx, m, peerEvents, func(c *sigmap.Coder) {
+			err := k.reach.Ask(ctx, m, peerEvents, func(c *sigmap.Coder) {
 				q.Code(c)
 				c.U64(&seq)
 			}, func(c *sigmap.Coder) { c.Data(&lines) })

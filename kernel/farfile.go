@@ -44,7 +44,7 @@ func (r *root) farAt(ctx context.Context, m sigma.MachineID, names ...string) (*
 	}
 	within, cancel := context.WithTimeout(ctx, farMax)
 	defer cancel()
-	f, _, err := k.attachAt(within, m, r.tree.principal, r.realm)
+	f, _, err := k.reach.AttachAt(within, m, r.tree.principal, r.realm)
 	if err != nil && ctx.Err() == nil && within.Err() != nil {
 		return nil, sigma.Errorf(op, sigma.KindUnavailable, "machine %s does not answer", m)
 	}

@@ -9,6 +9,7 @@ import (
 
 	"sigmaos.dev/identity"
 	"sigmaos.dev/kernel/procs"
+	"sigmaos.dev/kernel/reach"
 	"sigmaos.dev/schedd"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
@@ -50,14 +51,14 @@ func (k *Kernel) find(ctx context.Context, realm sigma.RealmID, id sigma.ProcID)
 	case <-ctx.Done():
 		return place{}, false
 	}
-	ctx, cancel := context.WithTimeout(ctx, findMax)
+	ctx, cancel := context.WithTimeout(ctx, reach.AnswerMax)
 	defer cancel()
 	found := make(chan *place, len(others))
 	for _, m := range others {
 		go func() {
 			var has bool
 			var at place
-			err := k.ask(ctx, m, peerHave, func(c *sigmap.Coder) { c.RealmID(&realm); c.ProcID(&id) },
+			err := k.reach.Ask(ctx, m, peerHave, func(c *sigmap.Coder) { c.RealmID(&realm); c.ProcID(&id) },
 				func(c *sigmap.Coder) { c.Bool(&has); codePlace(c, &at) })
 			if err != nil || !has {
 				found <- nil
@@ -73,9 +74,6 @@ func (k *Kernel) find(ctx context.Context, realm sigma.RealmID, id sigma.ProcID)
 	}
 	return place{}, false
 }
-
-// findMax is longer than the loss of a machine takes to be known.
-const findMax = 3 * time.Second
 
 func (k *Kernel) peerHave(_ context.Context, _ identity.Subject, payload []byte) ([]byte, error) {
 	realm, id, err := parseProc(payload, nil)
@@ -120,7 +118,7 @@ func (k *Kernel) await(ctx context.Context, realm sigma.RealmID, id sigma.ProcID
 	}
 	var last sigma.MachineID // that knew it
 	var since time.Time      // when it was asked in vain for the first time
-	for wait := peerRetry; ; wait = min(2*wait, peerSlow) {
+	for wait := reach.RetryMin; ; wait = min(2*wait, reach.RetryMax) {
 		at, ok := k.find(ctx, realm, id)
 		switch {
 		case ok && at.home == k.cfg.Machine: // it came home meanwhile
@@ -169,7 +167,7 @@ func (k *Kernel) waitAt(ctx context.Context, m sigma.MachineID, realm sigma.Real
 	}
 	defer done()
 	exit := bool(u)
-	err = k.ask(ctx, m, peerWait, func(c *sigmap.Coder) {
+	err = k.reach.Ask(ctx, m, peerWait, func(c *sigmap.Coder) {
 		c.RealmID(&realm)
 		c.ProcID(&id)
 		c.Bool(&exit)
@@ -193,7 +191,7 @@ func (k *Kernel) peerWait(ctx context.Context, _ identity.Subject, payload []byt
 // tell does something to a proc wherever it is. While its machine cannot be reached it tries again,
 // until ctx ends or the proc has.
 func (k *Kernel) tell(ctx context.Context, realm sigma.RealmID, id sigma.ProcID, a act, grace time.Duration) error {
-	for wait := peerRetry; ; wait = min(2*wait, peerSlow) {
+	for wait := reach.RetryMin; ; wait = min(2*wait, reach.RetryMax) {
 		if p, known := k.procs.Proc(realm, id); known && (!p.Away() || p.Ended()) {
 			return k.tellHere(ctx, realm, id, a, grace)
 		}
@@ -205,7 +203,7 @@ func (k *Kernel) tell(ctx context.Context, realm sigma.RealmID, id sigma.ProcID,
 		if to == "" || to == k.cfg.Machine {
 			to = at.home
 		}
-		err := k.ask(ctx, to, peerTell, func(c *sigmap.Coder) {
+		err := k.reach.Ask(ctx, to, peerTell, func(c *sigmap.Coder) {
 			c.RealmID(&realm)
 			c.ProcID(&id)
 			c.U8((*uint8)(&a))
@@ -285,7 +283,7 @@ func (k *Kernel) usagesOf(ctx context.Context, realm sigma.RealmID, ids []sigma.
 	case <-ctx.Done():
 		return nil, sigma.Wrap("kernel.usage", "", ctx.Err())
 	}
-	ctx, cancel := context.WithTimeout(ctx, findMax)
+	ctx, cancel := context.WithTimeout(ctx, reach.AnswerMax)
 	defer cancel()
 	var mu sync.Mutex
 	var all sync.WaitGroup
@@ -317,7 +315,7 @@ func (k *Kernel) usagesAt(ctx context.Context, m sigma.MachineID, realm sigma.Re
 	for n, i := range at {
 		some[n] = ids[i]
 	}
-	err := k.ask(ctx, m, peerUsage, func(c *sigmap.Coder) {
+	err := k.reach.Ask(ctx, m, peerUsage, func(c *sigmap.Coder) {
 		c.RealmID(&realm)
 		c.ProcIDs(&some)
 	}, func(c *sigmap.Coder) { codeKnownUsages(c, &us, &known) })

@@ -11,6 +11,7 @@ import (
 	"sigmaos.dev/identity"
 	"sigmaos.dev/initd"
 	"sigmaos.dev/kernel/procs"
+	"sigmaos.dev/kernel/reach"
 	"sigmaos.dev/kernel/registrations"
 	"sigmaos.dev/kernel/services"
 	"sigmaos.dev/namespace"
@@ -267,14 +268,14 @@ func (k *Kernel) seen(q initd.Question) (s initd.Seen, home bool) {
 func (k *Kernel) initLookFar(ctx context.Context, l *initd.Look, at []int, ss []initd.Seen) (stale error) {
 	others := k.cluster.Others()
 	sure := !k.cluster.Registered() || len(k.cluster.Members()) > 0 // else nothing was heard of other machines yet
-	ctx, cancel := context.WithTimeout(ctx, findMax)
+	ctx, cancel := context.WithTimeout(ctx, reach.AnswerMax)
 	defer cancel()
 	var mu sync.Mutex
 	var all sync.WaitGroup
 	for _, m := range others {
 		all.Go(func() {
 			var theirs []initd.Seen
-			err := k.ask(ctx, m, peerInit, l.Code, func(c *sigmap.Coder) { initd.CodeSeen(c, &theirs) })
+			err := k.reach.Ask(ctx, m, peerInit, l.Code, func(c *sigmap.Coder) { initd.CodeSeen(c, &theirs) })
 			mu.Lock()
 			defer mu.Unlock()
 			switch {

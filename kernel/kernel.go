@@ -32,6 +32,7 @@ import (
 	"sigmaos.dev/kernel/placement"
 	"sigmaos.dev/kernel/procs"
 	"sigmaos.dev/kernel/progtree"
+	"sigmaos.dev/kernel/reach"
 	"sigmaos.dev/kernel/registrations"
 	"sigmaos.dev/kernel/services"
 	"sigmaos.dev/kernel/shares"
@@ -143,13 +144,12 @@ type Kernel struct {
 	ctx       context.Context    // Run's
 	sessions  sync.WaitGroup
 	guests    *guests
-	links     *links
+	reach     *reach.Reach
 	holders   *holders
 	scratch   *scratch
 	servers   *servers
 	peers     *peers
 	memo      memo.Memo
-	peerCalls map[string]peerCall // what other machines' sigmads may call here; complete before Run
 
 	etcd      *sigmap.Etcd // Config.Etcd, or what a machine that joined was told; complete before named is started
 	inherited int          // procs that ran before this sigmad; after known is closed
@@ -223,7 +223,6 @@ func New(cfg Config) (*Kernel, error) {
 	if k.nothing, err = atEnd(); err != nil {
 		return nil, sigma.Wrap("kernel.New", "", err)
 	}
-	k.links, k.peerCalls = newLinks(), map[string]peerCall{}
 	k.guests = newGuests()
 	k.known = make(chan struct{})
 	var first sync.Once
@@ -243,6 +242,8 @@ func New(cfg Config) (*Kernel, error) {
 	if k.services, err = services.New(k.servicesConfig()); err != nil {
 		return nil, err
 	}
+	k.reach = reach.New(reach.Config{Machine: cfg.Machine, Log: cfg.Log, Cluster: k.cluster, Services: k.services,
+		Procs: k.procs, Go: k.sessions.Go})
 	k.connect = connect.New(k.connectConfig())
 	k.talk = k.newTalk()
 	k.holders = newHolders(k)
@@ -327,6 +328,7 @@ func (k *Kernel) Run(ctx context.Context) error {
 	k.procs.Begin(ctx)
 	k.services.Begin(ctx)
 	k.cluster.Begin(ctx)
+	k.reach.Begin(ctx)
 	k.connect.Begin(ctx)
 	defer context.AfterFunc(asked, func() { k.cluster.Leave(); stop() })()
 	events := make(chan error, 1)

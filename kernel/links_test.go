@@ -14,6 +14,7 @@ import (
 
 	"sigmaos.dev/dialproxy"
 	"sigmaos.dev/identity"
+	"sigmaos.dev/kernel/reach"
 	"sigmaos.dev/kernel/services"
 	"sigmaos.dev/link"
 	"sigmaos.dev/session"
@@ -56,7 +57,7 @@ func TestMayReach(t *testing.T) {
 	}
 	for name, p := range who {
 		for _, target := range targets {
-			err := mayReach(p, target)
+			err := reach.MayReach(p, target)
 			label := name + " " + target.String()
 			if target.Kind == link.ToEndpoint {
 				label = name + " endpoint " + target.Name
@@ -116,9 +117,9 @@ func TestLinkRefusals(t *testing.T) {
 	}
 	var open []*link.Link
 	var err error
-	for err == nil && len(open) <= servingFew {
+	for err == nil && len(open) <= reach.ServingFew {
 		var l *link.Link
-		if l, err = m2.k.cluster.Node().Dial(ctx, "m1", link.Target{Kind: link.ToService, Name: targetPeer},
+		if l, err = m2.k.cluster.Node().Dial(ctx, "m1", link.Target{Kind: link.ToService, Name: reach.TargetPeer},
 			own); err == nil {
 			open = append(open, l)
 		}
@@ -130,15 +131,13 @@ func TestLinkRefusals(t *testing.T) {
 		l.Close()
 	}
 	eventually(t, "what was closed is not counted", func() bool {
-		return m1.served("m2", targetPeer) <= 1
+		return m1.served("m2", reach.TargetPeer) <= 1
 	}) // m2 has one itself, to ask for the store
 }
 
 // served is how many links a machine has here to a service.
 func (m *machine) served(from sigma.MachineID, name string) int {
-	m.k.links.mu.Lock()
-	defer m.k.links.mu.Unlock()
-	return m.k.links.serving[serving{from, link.ToService, name}]
+	return m.k.reach.Serving(from, name)
 }
 
 // TestServicesAcross: a machine that runs no service has names and objects, through the machine
@@ -239,7 +238,7 @@ func TestSilent(t *testing.T) {
 			parts = append(parts, part{name: "m3", control: true, services: []string{services.Besched}})
 		}
 		m2 := newWorld(t, parts...).machines["m2"]
-		s, _, err := m2.k.reachRoot(t.Context(), services.Named, "default")
+		s, _, err := m2.k.reach.FindRoot(t.Context(), services.Named, "default")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -297,20 +296,20 @@ func TestScheduler(t *testing.T) {
 func TestPeers(t *testing.T) {
 	hold := make(chan struct{})
 	w := newWorld(t, control, part{name: "m2", before: func(m *machine) {
-		m.k.peerCalls["who"] = func(_ context.Context, from identity.Subject, payload []byte) ([]byte, error) {
+		m.k.reach.Calls["who"] = func(_ context.Context, from identity.Subject, payload []byte) ([]byte, error) {
 			return fmt.Appendf(nil, "%s %d %s", from.Machine, from.Incarnation, payload), nil
 		}
-		m.k.peerCalls["hold"] = func(ctx context.Context, _ identity.Subject, _ []byte) ([]byte, error) {
+		m.k.reach.Calls["hold"] = func(ctx context.Context, _ identity.Subject, _ []byte) ([]byte, error) {
 			close(hold)
 			<-ctx.Done()
 			return nil, ctx.Err()
 		}
-		m.k.peerCalls["panic"] = func(context.Context, identity.Subject, []byte) ([]byte, error) { panic("a bug") }
+		m.k.reach.Calls["panic"] = func(context.Context, identity.Subject, []byte) ([]byte, error) { panic("a bug") }
 	}})
 	m1, m2 := w.machines["m1"], w.machines["m2"]
 	ctx := t.Context()
 	ask := func(m *machine, to sigma.MachineID, method string) (string, error) {
-		p, err := m.k.peer(ctx, to)
+		p, err := m.k.reach.Peer(ctx, to)
 		if err != nil {
 			return "", err
 		}
@@ -331,7 +330,7 @@ func TestPeers(t *testing.T) {
 	if _, err := ask(m1, "m2", "panic"); err == nil {
 		t.Error("a panic was answered by nothing")
 	}
-	if n := m2.served("m1", targetPeer); n != 1 {
+	if n := m2.served("m1", reach.TargetPeer); n != 1 {
 		t.Errorf("%d links for one session", n)
 	}
 	held := make(chan error, 1)
@@ -355,14 +354,14 @@ func TestShown(t *testing.T) {
 	m1, m2 := w.machines["m1"], w.machines["m2"]
 	ctx := t.Context()
 	proc := sigma.Principal{Realm: "default", Proc: "p", Machine: "m2"}
-	root, done, err := m2.k.attachAt(ctx, "m1", proc, "default")
+	root, done, err := m2.k.reach.AttachAt(ctx, "m1", proc, "default")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if again, _, err := m2.k.attachAt(ctx, "m1", proc, "default"); err != nil || again != root {
+	if again, _, err := m2.k.reach.AttachAt(ctx, "m1", proc, "default"); err != nil || again != root {
 		t.Errorf("a session is not shared: %v", err)
 	}
-	if _, _, err := m2.k.attachAt(ctx, "m1", proc, "other"); sigma.KindOf(err) != sigma.KindPermission {
+	if _, _, err := m2.k.reach.AttachAt(ctx, "m1", proc, "other"); sigma.KindOf(err) != sigma.KindPermission {
 		t.Errorf("another realm: %v", err)
 	}
 	d, _, err := root.Walk(ctx, []string{"ux", "m1"})
@@ -393,7 +392,7 @@ func TestShown(t *testing.T) {
 			t.Error("a lease was made")
 		}
 	}
-	c, err := session.Dial(ctx, rawLink(t, m2, "m1", link.Target{Kind: link.ToService, Name: targetSigmad},
+	c, err := session.Dial(ctx, rawLink(t, m2, "m1", link.Target{Kind: link.ToService, Name: reach.TargetSigmad},
 		proc).Session())
 	if err != nil {
 		t.Fatal(err)
@@ -746,7 +745,7 @@ func TestHostileMember(t *testing.T) {
 	own := m2.k.cluster.Provider()
 	targets := []link.Target{{Kind: link.ToEndpoint, Name: tree.String()},
 		{Kind: link.ToEndpoint, Name: stream.String()}, {Kind: link.ToBeat, Name: "beat"}}
-	for _, name := range []string{services.Named, services.Besched, services.S3, targetPeer, targetSigmad} {
+	for _, name := range []string{services.Named, services.Besched, services.S3, reach.TargetPeer, reach.TargetSigmad} {
 		targets = append(targets, link.Target{Kind: link.ToService, Name: name})
 	}
 	r := rand.New(rand.NewPCG(3, 4))
@@ -755,7 +754,7 @@ func TestHostileMember(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := m2.k.peer(ctx, "m1"); err != nil { // so that it is there before the count
+	if _, err := m2.k.reach.Peer(ctx, "m1"); err != nil { // so that it is there before the count
 		t.Fatal(err)
 	}
 	eventually(t, "it has its session to besched", func() bool { return m1.served("m2", services.Besched) == 1 })

@@ -7,6 +7,7 @@ import (
 
 	"sigmaos.dev/identity"
 	"sigmaos.dev/kernel/procs"
+	"sigmaos.dev/kernel/reach"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
 )
@@ -71,9 +72,9 @@ func (k *Kernel) listOf(ctx context.Context, m sigma.MachineID, realm sigma.Real
 	if m == k.cfg.Machine {
 		return k.listHere(realm, all, after, of)
 	}
-	ctx, cancel := context.WithTimeout(ctx, findMax)
+	ctx, cancel := context.WithTimeout(ctx, reach.AnswerMax)
 	defer cancel()
-	err = k.ask(ctx, m, peerList, func(c *sigmap.Coder) {
+	err = k.reach.Ask(ctx, m, peerList, func(c *sigmap.Coder) {
 		c.RealmID(&realm)
 		c.Bool(&all)
 		c.U64(&after)

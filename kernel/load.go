@@ -159,7 +159,7 @@ func (k *Kernel) loadOf(ctx context.Context, m sigma.MachineID) (text []byte, er
 	if !slices.Contains(k.cluster.Others(), m) {
 		return nil, sigma.Errorf("kernel.load", sigma.KindUnavailable, "the machine is away")
 	}
-	err = k.ask(ctx, m, peerLoad, nil, func(c *sigmap.Coder) { c.Data(&text) })
+	err = k.reach.Ask(ctx, m, peerLoad, nil, func(c *sigmap.Coder) { c.Data(&text) })
 	return slices.Clone(text), err
 }
 

@@ -6,7 +6,6 @@ import (
 
 	"sigmaos.dev/kernel/services"
 	"sigmaos.dev/machines"
-	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
 )
@@ -22,7 +21,7 @@ func (k *Kernel) pass(service string, methods ...string) map[string]handler {
 	out := map[string]handler{}
 	for _, method := range methods {
 		out[method] = func(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
-			reply, err := k.askService(ctx, service, method, payload)
+			reply, err := k.reach.AskService(ctx, service, method, payload)
 			return reply, nil, err
 		}
 	}
@@ -66,30 +65,4 @@ func (k *Kernel) membership() machines.Membership {
 		return machines.Membership{Address: k.cfg.Address}
 	}
 	return machines.Describe(k.cluster.Identity(), k.cfg.Address, k.cluster.IsSilent)
-}
-
-// askService calls the root of a service, of the one that decides or leads, and waits a while if
-// there is none now. KindUnavailable means that nothing was done.
-func (k *Kernel) askService(ctx context.Context, service, method string, payload []byte) (reply []byte, err error) {
-	var lost error // it may have been done, so it is not asked again
-	s, err := k.reach(ctx, service, func(ctx context.Context, c *session.Client) error {
-		root, err := c.Attach(ctx, "")
-		if err != nil {
-			return err
-		}
-		defer root.Close()
-		caller, ok := root.(sigma.Caller)
-		if !ok {
-			return sigma.Errorf("kernel.ask", sigma.KindUnsupported, "%s answers no calls", service)
-		}
-		if reply, _, err = caller.Call(ctx, method, payload, nil); sigma.KindOf(err) == sigma.KindLost {
-			lost, err = err, nil
-		}
-		return err
-	})
-	if err != nil {
-		return nil, err
-	}
-	s.Close()
-	return reply, lost
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"sigmaos.dev/kernel/meter"
+	"sigmaos.dev/kernel/reach"
 	"sigmaos.dev/kernel/services"
 
 	"sigmaos.dev/dialproxy"
@@ -233,7 +234,7 @@ type toldKeeper struct {
 
 // tellKeeper tells one control machine.
 func (k *Kernel) tellKeeper(ctx context.Context, m sigma.MachineID, to *toldKeeper) error {
-	ctx, cancel := context.WithTimeout(ctx, findMax)
+	ctx, cancel := context.WithTimeout(ctx, reach.AnswerMax)
 	defer cancel()
 	for more := true; more; {
 		t := meter.Telling{Ledger: k.ledger.ID, Since: to.version}
@@ -245,7 +246,7 @@ func (k *Kernel) tellKeeper(ctx context.Context, m sigma.MachineID, to *toldKeep
 			return nil
 		}
 		var held uint64
-		if err := k.ask(ctx, m, peerTold, t.Code, func(c *sigmap.Coder) { c.U64(&held) }); err != nil {
+		if err := k.reach.Ask(ctx, m, peerTold, t.Code, func(c *sigmap.Coder) { c.U64(&held) }); err != nil {
 			return err
 		}
 		to.at = time.Now()

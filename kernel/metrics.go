@@ -201,3 +201,19 @@ func (k *Kernel) metricsText(context.Context) ([]byte, error) {
 	}
 	return []byte(b.String()), nil
 }
+
+// linksText prints what goes over links: connections of procs that are relayed, and sessions that
+// are kept.
+func (k *Kernel) linksText(b *strings.Builder) {
+	if !k.cluster.Registered() {
+		return
+	}
+	kept := k.reach.Sessions()
+	relayed, _ := k.connect.Relayed()
+	for _, g := range []struct {
+		name  string
+		value int
+	}{{"sigma_link_relays", relayed}, {"sigma_link_sessions_kept", kept}} {
+		fmt.Fprintf(b, "# TYPE %s gauge\n%s %d\n", g.name, g.name, g.value)
+	}
+}

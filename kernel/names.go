@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"sigmaos.dev/kernel/progtree"
+	"sigmaos.dev/kernel/reach"
 	"sigmaos.dev/kernel/services"
 	"sigmaos.dev/names"
 	"sigmaos.dev/namespace"
@@ -62,12 +63,11 @@ func (k *Kernel) doubtNames(realm sigma.RealmID) {
 // dialNames opens the machine's session to named for one realm. A realm of its own session cannot
 // use up what others need.
 func (k *Kernel) dialNames(ctx context.Context, realm sigma.RealmID) (names.Session, error) {
-	r := search[names.Session]{k: k, name: services.Named, open: func(ctx context.Context,
+	_, n, err := reach.Open(ctx, k.reach, services.Named, func(ctx context.Context,
 		s *session.Client) (names.Session, error) {
 		return attachNames(ctx, s, realm)
-	}}
-	found, err := r.run(ctx)
-	return found.value, err
+	})
+	return n, err
 }
 
 // flushNames is how long what was given up waits for a named that does not answer: half as long as
@@ -99,7 +99,7 @@ func (k *Kernel) dropNames(realm sigma.RealmID) {
 	end := k.takeNamesLocked(realm)
 	k.mu.Unlock()
 	end()
-	k.dropFar(realm)
+	k.reach.DropFar(realm)
 }
 
 // takeNamesLocked forgets what this machine knows of a realm, and gives what ends its sessions for
@@ -140,7 +140,7 @@ func (k *Kernel) tree(realm sigma.RealmID) (*progtree.Tree, error) {
 // their servers could make it wait.
 func (k *Kernel) mount(ctx context.Context, realm sigma.RealmID, e sigma.Endpoint) (sigma.File, <-chan struct{},
 	error) {
-	is, err := k.isStore(ctx, e)
+	is, err := k.reach.IsStore(ctx, e)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -148,7 +148,7 @@ func (k *Kernel) mount(ctx context.Context, realm sigma.RealmID, e sigma.Endpoin
 		return nil, nil, &sigma.Error{Op: "kernel.mount", Kind: sigma.KindNoExec,
 			Msg: "programs are started from /bin and /s3 only", Hint: "copy the program to /bin"}
 	}
-	s, root, err := k.reachRoot(ctx, services.S3, realm)
+	s, root, err := k.reach.FindRoot(ctx, services.S3, realm)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -236,7 +236,7 @@ func (r realms) admin(ctx context.Context, service, method string, id sigma.Real
 
 func (r realms) ask(ctx context.Context, service, method string, encode func(*sigmap.Coder)) ([]byte, error) {
 	var root sigma.File
-	s, err := r.k.reach(ctx, service, func(ctx context.Context, s *session.Client) (err error) {
+	s, err := r.k.reach.Find(ctx, service, func(ctx context.Context, s *session.Client) (err error) {
 		root, err = s.Attach(ctx, "")
 		return err
 	})

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"sigmaos.dev/kernel/procs"
+	"sigmaos.dev/kernel/reach"
 	"sigmaos.dev/output"
 	"sigmaos.dev/schedd"
 	"sigmaos.dev/sigma"
@@ -189,14 +190,14 @@ func (k *Kernel) forgetPast(realm sigma.RealmID) {
 // recall enters what a sigmad before this one remembered. If named does not answer soon it goes on
 // trying, and returns.
 func (k *Kernel) recall(ctx context.Context) {
-	soon, cancel := context.WithTimeout(ctx, findMax)
+	soon, cancel := context.WithTimeout(ctx, reach.AnswerMax)
 	defer cancel()
 	if k.recallPast(soon) == nil {
 		k.past.recalled.Store(true)
 		return
 	}
 	k.sessions.Go(func() {
-		if err := k.until(k.ctx, func() error { return k.recallPast(k.ctx) }); err != nil && k.ctx.Err() == nil {
+		if err := reach.Until(k.ctx, func() error { return k.recallPast(k.ctx) }); err != nil && k.ctx.Err() == nil {
 			k.cfg.Log.Warn("procs that ended before are not remembered", "err", err)
 		}
 		k.past.recalled.Store(true)

@@ -2,6 +2,7 @@ package kernel
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -10,6 +11,7 @@ import (
 	"sigmaos.dev/kernel/cluster"
 	"sigmaos.dev/kernel/connect"
 	"sigmaos.dev/kernel/procs"
+	"sigmaos.dev/kernel/reach"
 	"sigmaos.dev/kernel/talk"
 	"sigmaos.dev/schedd"
 	"sigmaos.dev/sigma"
@@ -68,12 +70,8 @@ const (
 )
 
 const (
-	// for what another machine answers at once; if it is lost, that is known long before
-	peerMax     = 10 * time.Second
-	peerRetry   = 20 * time.Millisecond  // between attempts; doubled up to peerSlow
-	peerSlow    = 500 * time.Millisecond // between attempts
-	reportBytes = 40 << 10               // of one report, besides its last proc
-	reportProcs = 64                     // in one report
+	reportBytes = 40 << 10 // of one report, besides its last proc
+	reportProcs = 64       // in one report
 	// waits at other machines that are under way; a session bears twice as many requests
 	farWaits   = 2048
 	farOfRealm = farWaits / 2 // of them, those of one realm
@@ -130,22 +128,15 @@ func (k *Kernel) bootNumber() uint64 { return uint64(k.startMono) }
 
 // registerPeerCalls adds the methods about procs to what other machines may call.
 func (k *Kernel) registerPeerCalls() {
-	k.peerCalls[peerCredentials], k.peerCalls[connect.PeerRevoke] = k.peerCredentials, k.connect.RevokeCall
-	k.peerCalls[callService], k.peerCalls[callServiceOver] = k.serviceCall, k.serviceOverCall
-	k.peerCalls[callServiceUnused] = k.serviceUnusedCall
-	for name, f := range map[string]peerCall{peerTake: k.peerTake, peerDecline: k.peerDecline, peerReport: k.peerReport,
-		peerResync: k.peerResync, peerTell: k.peerTell, peerWait: k.peerWait, peerList: k.peerList,
-		peerUsage: k.peerUsage, peerHave: k.peerHave, peerEndRealm: k.peerEndRealm, peerCount: k.peerCount,
-		peerCaps: k.peerCaps, peerLedger: k.peerLedger, peerLoad: k.peerLoad, peerTold: k.peerTold,
-		peerCopies: k.peerCopies, peerCopied: k.peerCopied} {
-		k.peerCalls[name] = f
-	}
-	k.peerCalls[connect.PeerBegun] = k.connect.PeerBegun
-	k.peerCalls[cluster.PeerLeave] = k.cluster.PeerLeave
-	k.peerCalls[talk.PeerTraffic], k.peerCalls[talk.PeerDistances] = k.talk.PeerTraffic, k.talk.PeerDistances
-	k.peerCalls[talk.PeerTouch] = talk.Touch
-	k.peerCalls[peerInit], k.peerCalls[peerEvents], k.peerCalls[peerDecisions] = k.peerInit, k.peerEvents,
-		k.peerDecisions
+	maps.Copy(k.reach.Calls, map[string]reach.Call{peerTake: k.peerTake, peerDecline: k.peerDecline,
+		peerReport: k.peerReport, peerResync: k.peerResync, peerTell: k.peerTell, peerWait: k.peerWait,
+		peerList: k.peerList, peerUsage: k.peerUsage, peerHave: k.peerHave, peerEndRealm: k.peerEndRealm,
+		peerCount: k.peerCount, peerCaps: k.peerCaps, peerLedger: k.peerLedger, peerLoad: k.peerLoad,
+		peerTold: k.peerTold, peerCopies: k.peerCopies, peerCopied: k.peerCopied, peerInit: k.peerInit,
+		peerEvents: k.peerEvents, peerDecisions: k.peerDecisions, peerCredentials: k.peerCredentials,
+		connect.PeerRevoke: k.connect.RevokeCall, connect.PeerBegun: k.connect.PeerBegun,
+		cluster.PeerLeave: k.cluster.PeerLeave, talk.PeerTraffic: k.talk.PeerTraffic,
+		talk.PeerDistances: k.talk.PeerDistances, talk.PeerTouch: talk.Touch})
 }
 
 // followRoster tells the part of procs of each change of the roster.
@@ -161,46 +152,6 @@ func (k *Kernel) followRoster(ctx context.Context) {
 		select {
 		case <-changed:
 		case <-ctx.Done():
-		}
-	}
-}
-
-// ask calls another machine's sigmad. put and take may be nil.
-func (k *Kernel) ask(ctx context.Context, m sigma.MachineID, method string, put, take func(*sigmap.Coder)) error {
-	c, err := k.peer(ctx, m)
-	if err != nil {
-		return err
-	}
-	var payload []byte
-	if put != nil {
-		if payload, err = sigmap.Payload(put); err != nil {
-			return err
-		}
-	}
-	reply, _, err := c.Call(ctx, method, payload, nil)
-	if err != nil || take == nil {
-		return err
-	}
-	return sigmap.Parse(reply, take)
-}
-
-// insist is ask, again and again until there is an answer, the life is over, or ctx ends.
-func (k *Kernel) insist(ctx context.Context, to sigma.Life, method string, put, take func(*sigmap.Coder)) error {
-	for wait := peerRetry; ; wait = min(2*wait, peerSlow) {
-		within, cancel := context.WithTimeout(ctx, peerMax)
-		err := k.ask(within, to.Machine, method, put, take)
-		cancel()
-		if err == nil {
-			return nil
-		}
-		if k.isOver(to) || ctx.Err() != nil {
-			return err
-		}
-		k.cfg.Log.Debug("another machine does not answer", "machine", to.Machine, "method", method, "err", err)
-		select {
-		case <-time.After(wait):
-		case <-ctx.Done():
-			return err
 		}
 	}
 }
@@ -261,7 +212,7 @@ func (k *Kernel) resync(ctx context.Context, l sigma.Life) {
 		}
 	}
 	boot := k.bootNumber()
-	if err := k.insist(ctx, l, peerResync, func(c *sigmap.Coder) {
+	if err := k.reach.Insist(ctx, l, peerResync, func(c *sigmap.Coder) {
 		c.U64(&boot)
 	}, nil); err != nil && ctx.Err() == nil {
 		k.cfg.Log.Debug("a machine was not told what runs here", "machine", l.Machine, "err", err)
@@ -290,7 +241,7 @@ func (k *Kernel) take(id sigma.ProcID, home sigma.Life) {
 	ctx, cancel := k.cluster.Presently()
 	defer cancel()
 	life := k.cluster.Life()
-	err := k.insist(ctx, home, peerTake,
+	err := k.reach.Insist(ctx, home, peerTake,
 		func(c *sigmap.Coder) { c.U64((*uint64)(&home.Incarnation)); c.ProcID(&id); c.U64(&boot) },
 		func(c *sigmap.Coder) {
 			if c.Bool(&given); given {
@@ -377,9 +328,9 @@ func (k *Kernel) peerTake(_ context.Context, from identity.Subject, payload []by
 // decline tells the home that it has to find another machine. If that is not heard, the home does
 // so by itself a little later.
 func (k *Kernel) decline(id sigma.ProcID, home sigma.Life) {
-	ctx, cancel := context.WithTimeout(k.ctx, peerMax)
+	ctx, cancel := context.WithTimeout(k.ctx, reach.CallMax)
 	defer cancel()
-	if err := k.ask(ctx, home.Machine, peerDecline, func(c *sigmap.Coder) { c.ProcID(&id) }, nil); err != nil {
+	if err := k.reach.Ask(ctx, home.Machine, peerDecline, func(c *sigmap.Coder) { c.ProcID(&id) }, nil); err != nil {
 		k.cfg.Log.Debug("a proc was not declined", "proc", id, "machine", home.Machine, "err", err)
 	}
 }
@@ -466,7 +417,7 @@ func (k *Kernel) reportTo(ctx context.Context, home sigma.Life, ids []sigma.Proc
 			continue
 		}
 		boot := k.bootNumber()
-		if err := k.insist(ctx, home, peerReport, func(c *sigmap.Coder) {
+		if err := k.reach.Insist(ctx, home, peerReport, func(c *sigmap.Coder) {
 			c.U64((*uint64)(&home.Incarnation))
 			c.U64(&boot)
 			codeReports(c, &rs)

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"sigmaos.dev/kernel/procs"
+	"sigmaos.dev/kernel/reach"
 	"sigmaos.dev/schedd"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
@@ -211,7 +212,7 @@ func TestFarLost(t *testing.T) {
 // Goal: who waits for a proc that its home has forgotten is told so, though the machine that ran it
 // remembers it.
 func TestFarForgotten(t *testing.T) {
-	x := newThreeWith(t, func(m *machine) { m.k.peers.comeBack = peerRetry })
+	x := newThreeWith(t, func(m *machine) { m.k.peers.comeBack = reach.RetryMin })
 	x.burst("m2", 12)
 	id := x.on("m2")["m3"][0]
 	if err := x.c["m2"].Kill(t.Context(), id); err != nil {

@@ -22,7 +22,7 @@ func (p placingSystem) Bescheds() (now map[sigma.MachineID]bool, changed <-chan 
 		changed = k.cluster.Identity().Roster().Changed() // before the look
 	}
 	now = map[sigma.MachineID]bool{}
-	for _, m := range k.candidates(services.Besched) {
+	for _, m := range k.reach.Candidates(services.Besched) {
 		now[m] = true
 	}
 	return now, changed
@@ -40,13 +40,13 @@ func (k *Kernel) labels() map[string]string {
 
 // DialAt implements System.
 func (p placingSystem) DialAt(ctx context.Context, m sigma.MachineID, service string) (*session.Client, error) {
-	return p.k.dialAt(ctx, m, service)
+	return p.k.reach.DialAt(ctx, m, service)
 }
 
 // Reach implements System.
 func (p placingSystem) Reach(ctx context.Context, service string, use func(context.Context,
 	*session.Client) error) (*session.Client, error) {
-	return p.k.reach(ctx, service, use)
+	return p.k.reach.Find(ctx, service, use)
 }
 
 // Life implements System.

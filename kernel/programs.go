@@ -39,7 +39,7 @@ type held struct {
 
 func newHolders(k *Kernel) *holders {
 	h := &holders{k: k, homes: map[held]sigma.MachineID{}}
-	k.peerCalls[callPart] = h.give
+	k.reach.Calls[callPart] = h.give
 	return h
 }
 
@@ -80,13 +80,9 @@ func codePart(c *sigmap.Coder, n *binfs.Name, offset *int64, size *int) {
 
 // Part implements binfs.Peers.
 func (h *holders) Part(ctx context.Context, m sigma.MachineID, n binfs.Name, offset int64, size int) ([]byte, error) {
-	root, _, err := h.k.far(ctx, farKey{m, programsKey}, targetPeer, h.k.cluster.Provider())
+	c, err := h.k.reach.PeerBy(ctx, m, programsKey)
 	if err != nil {
 		return nil, err
-	}
-	c, ok := root.(sigma.Caller)
-	if !ok {
-		return nil, sigma.Errorf("kernel.Part", sigma.KindUnsupported, "machine %s cannot be called", m)
 	}
 	payload, err := sigmap.Payload(func(c *sigmap.Coder) { codePart(c, &n, &offset, &size) })
 	if err != nil {

@@ -541,7 +541,7 @@ func (l *storeLink) Stat(context.Context) (sigma.Stat, error) {
 func (l *storeLink) ReadLink(ctx context.Context) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, services.ReconnectMax)
 	defer cancel()
-	e, err := l.k.storeEndpoint(ctx, l.service, false)
+	e, err := l.k.reach.StoreEndpoint(ctx, l.service, false)
 	if err != nil {
 		what := map[string]string{sigma.NameS3: "the object store is not available",
 			sigma.NameDB: "the databases are not available"}[l.name]

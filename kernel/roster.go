@@ -74,7 +74,7 @@ func (k *Kernel) ownRoster() (out []sigma.MachineInfo) {
 }
 
 func (k *Kernel) askMachines(ctx context.Context) ([]sigma.MachineInfo, error) {
-	c, err := k.dial(ctx, services.Machined)
+	c, err := k.reach.Dial(ctx, services.Machined)
 	if err != nil {
 		return nil, err
 	}

@@ -180,7 +180,7 @@ func (d *servers) removeRealm(ctx context.Context, r realms, realm sigma.RealmID
 	if d.k.services.Local(services.S3) != nil && !d.k.services.HasDatabases() { // dbd would be beside s3d
 		return nil
 	}
-	if d.k.isUnused(ctx, realm) {
+	if d.k.reach.Unused(ctx, realm) {
 		return d.forgetRealm(services.DB, realm)
 	}
 	if _, err := r.admin(ctx, services.DatabaseService(realm), sigmap.CallRemove, realm); err != nil &&

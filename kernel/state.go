@@ -8,6 +8,7 @@ import (
 	"sigmaos.dev/kernel/computed"
 	"sigmaos.dev/kernel/memo"
 	"sigmaos.dev/kernel/procs"
+	"sigmaos.dev/kernel/reach"
 	"sigmaos.dev/kernel/roles"
 	"sigmaos.dev/kernel/services"
 	"sigmaos.dev/kernel/viewfs"
@@ -35,7 +36,7 @@ func (r *root) sysState(name string, text func(context.Context) ([]byte, error))
 
 // asked is a context for what several wait for.
 func (k *Kernel) asked() (context.Context, context.CancelFunc) {
-	return context.WithTimeout(k.ctx, findMax)
+	return context.WithTimeout(k.ctx, reach.AnswerMax)
 }
 
 func (r *root) versionFile() sigma.File {

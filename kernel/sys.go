@@ -8,6 +8,7 @@ import (
 
 	"sigmaos.dev/kernel/computed"
 	"sigmaos.dev/kernel/procs"
+	"sigmaos.dev/kernel/reach"
 	"sigmaos.dev/kernel/roles"
 	"sigmaos.dev/kernel/services"
 	"sigmaos.dev/kernel/viewfs"
@@ -411,7 +412,7 @@ func (r *root) listenCall(_ context.Context, payload []byte) ([]byte, []*os.File
 		return nil, nil, err
 	}
 	s := k.services.Of(who)
-	public := s != nil && ofRealms(s.Name)
+	public := s != nil && reach.OfRealms(s.Name)
 	var e sigma.Endpoint
 	var err error
 	if again != "" {

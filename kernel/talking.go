@@ -13,7 +13,7 @@ import (
 
 func (k *Kernel) newTalk() *talk.Talk {
 	return talk.New(talk.Config{Machine: k.cfg.Machine, Proxy: k.proxy, Connect: k.connect, Traffic: k.traffic,
-		Cluster: k.cluster, Machines: k.usageMachines, Ask: k.ask})
+		Cluster: k.cluster, Machines: k.usageMachines, Ask: k.reach.Ask})
 }
 
 // shownTo says which connections who reads may know of: the provider of all, a tenant of those that

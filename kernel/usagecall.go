@@ -10,6 +10,7 @@ import (
 	"sigmaos.dev/kernel/computed"
 	"sigmaos.dev/kernel/memo"
 	"sigmaos.dev/kernel/meter"
+	"sigmaos.dev/kernel/reach"
 	"sigmaos.dev/kernel/roles"
 	"sigmaos.dev/kernel/services"
 
@@ -92,7 +93,7 @@ func (k *Kernel) copiesKnown() []meter.Copy {
 		})
 		services.EachOf(len(keepers)+1, keepers, func(m sigma.MachineID) {
 			note(m, func(after string) (text []byte, last string, more bool, err error) {
-				err = k.ask(ctx, m, peerCopies, func(c *sigmap.Coder) {
+				err = k.reach.Ask(ctx, m, peerCopies, func(c *sigmap.Coder) {
 					c.Str(&after)
 				}, func(c *sigmap.Coder) { c.Data(&text); c.Str(&last); c.Bool(&more) })
 				return slices.Clone(text), last, more, err
@@ -117,10 +118,10 @@ func (k *Kernel) usageOfCopy(ctx context.Context, one meter.Copy, of sigma.Realm
 	if one.Keeper == k.cfg.Machine {
 		return k.copies.Page(one, of, after)
 	}
-	ctx, cancel := context.WithTimeout(ctx, findMax)
+	ctx, cancel := context.WithTimeout(ctx, reach.AnswerMax)
 	defer cancel()
 	machine, realm := string(one.Machine), string(of)
-	err = k.ask(ctx, one.Keeper, peerCopied, func(c *sigmap.Coder) {
+	err = k.reach.Ask(ctx, one.Keeper, peerCopied, func(c *sigmap.Coder) {
 		c.U64(&one.ID)
 		c.Str(&machine)
 		c.Str(&realm)
@@ -250,10 +251,10 @@ func (k *Kernel) usageOfMachine(ctx context.Context, m sigma.MachineID, what str
 	if !slices.Contains(k.cluster.Others(), m) {
 		return nil, "", false, sigma.Errorf("kernel.usage", sigma.KindUnavailable, "the machine is away")
 	}
-	ctx, cancel := context.WithTimeout(ctx, findMax)
+	ctx, cancel := context.WithTimeout(ctx, reach.AnswerMax)
 	defer cancel()
 	realm := string(of)
-	err = k.ask(ctx, m, peerLedger, func(c *sigmap.Coder) {
+	err = k.reach.Ask(ctx, m, peerLedger, func(c *sigmap.Coder) {
 		c.Str(&what)
 		c.Str(&realm)
 		c.Str(&after)

@@ -53,8 +53,8 @@ var Layers = []Layer{
 // that a topic can be read, tested and replaced without what uses it.
 var kernelOrder = []string{"kernel/memo", "kernel/delayed", "kernel/limits", "kernel/registrations", "kernel/shares",
 	"kernel/progtree", "kernel/eventlog", "kernel/viewfs", "kernel/computed", "kernel/meter", "kernel/roles",
-	"kernel/procs", "kernel/launchers", "kernel/cluster", "kernel/placement", "kernel/services", "kernel/connect",
-	"kernel/talk", "kernel"}
+	"kernel/procs", "kernel/launchers", "kernel/cluster", "kernel/placement", "kernel/services", "kernel/reach",
+	"kernel/connect", "kernel/talk", "kernel"}
 
 // kernelProblem says what is wrong with an import of one package of the kernel by another, or "".
 func kernelProblem(from, to string, test bool) string {

@@ -1,4 +1,4 @@
-package kernel
+package reach
 
 import (
 	"context"
@@ -25,24 +25,24 @@ const (
 // restart, and nobody who walks to it takes longer than a few of them.
 const toldMax = 8
 
-// ofRealms says whether a service has something of realms that is mounted in their trees: the
+// OfRealms says whether a service has something of realms that is mounted in their trees: the
 // object store, and a realm's databases.
-func ofRealms(service string) bool {
+func OfRealms(service string) bool {
 	_, databases := services.DatabaseRealm(service)
 	return databases || service == services.S3
 }
 
-// storeEndpoint is where such a service listens, here or on another machine. fresh asks again
+// StoreEndpoint is where such a service listens, here or on another machine. fresh asks again
 // whatever is known. What it tells of the object store is remembered, for isStore.
-func (k *Kernel) storeEndpoint(ctx context.Context, service string, fresh bool) (sigma.Endpoint, error) {
-	e, err := k.findStore(ctx, service, fresh)
+func (x *Reach) StoreEndpoint(ctx context.Context, service string, fresh bool) (sigma.Endpoint, error) {
+	e, err := x.findStore(ctx, service, fresh)
 	if err == nil && service == services.S3 {
-		k.links.tell(e)
+		x.tell(e)
 	}
 	return e, err
 }
 
-func (x *links) tell(e sigma.Endpoint) {
+func (x *Reach) tell(e sigma.Endpoint) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if !slices.Contains(x.told[:], e) {
@@ -51,19 +51,19 @@ func (x *links) tell(e sigma.Endpoint) {
 	}
 }
 
-func (x *links) wasTold(e sigma.Endpoint) bool {
+func (x *Reach) wasTold(e sigma.Endpoint) bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	return e.ID != "" && slices.Contains(x.told[:], e)
 }
 
-func (k *Kernel) findStore(ctx context.Context, service string, fresh bool) (sigma.Endpoint, error) {
-	for s := k.services.Local(service); s != nil; s = k.services.Local(service) {
+func (x *Reach) findStore(ctx context.Context, service string, fresh bool) (sigma.Endpoint, error) {
+	for s := x.cfg.Services.Local(service); s != nil; s = x.cfg.Services.Local(service) {
 		if e, err := s.Address(ctx); err != services.ErrNotNeeded {
 			return e, err
 		}
 	}
-	x := k.links
+
 	x.mu.Lock()
 	known := x.stores[service]
 	x.mu.Unlock()
@@ -74,27 +74,27 @@ func (k *Kernel) findStore(ctx context.Context, service string, fresh bool) (sig
 	defer cancel()
 	said := map[sigma.MachineID]error{}
 	for {
-		ms := k.candidates(service)
+		ms := x.Candidates(service)
 		for _, m := range ms {
-			e, p, err := k.askStore(ctx, m, service)
+			e, p, err := x.askStore(ctx, m, service)
 			if err == nil {
 				x.note(service, m)
-				k.keepStore(service, e, p)
+				x.keepStore(service, e, p)
 				return e, nil
 			}
 			if ctx.Err() == nil || said[m] == nil {
 				said[m] = err
 			}
 		}
-		if err := k.pause(ctx, nil); err != nil {
-			return sigma.Endpoint{}, k.nobodyAnswers(service, ms, said)
+		if err := x.pause(ctx, nil); err != nil {
+			return sigma.Endpoint{}, x.nobodyAnswers(service, ms, said)
 		}
 	}
 }
 
 // keepStore believes e until the machine there says that it is over, or cannot be asked any more.
-func (k *Kernel) keepStore(service string, e sigma.Endpoint, p sigma.Caller) {
-	x := k.links
+func (x *Reach) keepStore(service string, e sigma.Endpoint, p sigma.Caller) {
+
 	x.mu.Lock()
 	same := x.stores[service] == e
 	x.stores[service] = e
@@ -102,10 +102,10 @@ func (k *Kernel) keepStore(service string, e sigma.Endpoint, p sigma.Caller) {
 	if same {
 		return
 	}
-	k.sessions.Go(func() {
+	x.cfg.Go(func() {
 		payload, err := sigmap.Payload(func(c *sigmap.Coder) { c.Str(&service); c.Endpoint(&e) })
 		if err == nil {
-			p.Call(k.ctx, callServiceOver, payload, nil) // whatever it says
+			p.Call(x.ctx, callServiceOver, payload, nil) // whatever it says
 		}
 		x.mu.Lock()
 		defer x.mu.Unlock()
@@ -115,10 +115,10 @@ func (k *Kernel) keepStore(service string, e sigma.Endpoint, p sigma.Caller) {
 	})
 }
 
-func (k *Kernel) askStore(ctx context.Context, m sigma.MachineID, service string) (e sigma.Endpoint, p sigma.Caller,
+func (x *Reach) askStore(ctx context.Context, m sigma.MachineID, service string) (e sigma.Endpoint, p sigma.Caller,
 	err error) {
 	dialling, cancel := context.WithTimeout(ctx, dialMost)
-	p, err = k.peer(dialling, m)
+	p, err = x.Peer(dialling, m)
 	cancel()
 	if err != nil {
 		return e, nil, err
@@ -139,14 +139,14 @@ func (k *Kernel) askStore(ctx context.Context, m sigma.MachineID, service string
 }
 
 // serviceOverCall answers callServiceOver.
-func (k *Kernel) serviceOverCall(ctx context.Context, _ identity.Subject, payload []byte) ([]byte, error) {
+func (x *Reach) serviceOverCall(ctx context.Context, _ identity.Subject, payload []byte) ([]byte, error) {
 	var name string
 	var e sigma.Endpoint
 	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Str(&name); c.Endpoint(&e) }); err != nil {
 		return nil, err
 	}
-	s := k.services.Local(name)
-	if s == nil || !ofRealms(name) {
+	s := x.cfg.Services.Local(name)
+	if s == nil || !OfRealms(name) {
 		return nil, nil
 	}
 	over := s.Ended() // before the look
@@ -161,17 +161,17 @@ func (k *Kernel) serviceOverCall(ctx context.Context, _ identity.Subject, payloa
 	}
 }
 
-// isUnused says that the machine that has the databases says that a realm never used any; no dbd is
+// Unused says that the machine that has the databases says that a realm never used any; no dbd is
 // started to say so.
-func (k *Kernel) isUnused(ctx context.Context, realm sigma.RealmID) bool {
+func (x *Reach) Unused(ctx context.Context, realm sigma.RealmID) bool {
 	service := services.DatabaseService(realm)
-	if k.services.HasDatabases() {
-		return k.services.Unused(realm)
+	if x.cfg.Services.HasDatabases() {
+		return x.cfg.Services.Unused(realm)
 	}
 	payload, err := sigmap.Payload(func(c *sigmap.Coder) { c.Str(&service) })
-	for _, m := range k.candidates(service) {
+	for _, m := range x.Candidates(service) {
 		dialling, cancel := context.WithTimeout(ctx, dialMost)
-		p, perr := k.peer(dialling, m)
+		p, perr := x.Peer(dialling, m)
 		if err == nil && perr == nil {
 			var unused uint32
 			reply, _, cerr := p.Call(dialling, callServiceUnused, payload, nil)
@@ -186,33 +186,33 @@ func (k *Kernel) isUnused(ctx context.Context, realm sigma.RealmID) bool {
 }
 
 // serviceUnusedCall answers callServiceUnused.
-func (k *Kernel) serviceUnusedCall(_ context.Context, _ identity.Subject, payload []byte) ([]byte, error) {
+func (x *Reach) serviceUnusedCall(_ context.Context, _ identity.Subject, payload []byte) ([]byte, error) {
 	var name string
 	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Str(&name) }); err != nil {
 		return nil, err
 	}
 	realm, ok := services.DatabaseRealm(name)
-	if !ok || !k.services.HasDatabases() {
+	if !ok || !x.cfg.Services.HasDatabases() {
 		return nil, sigma.Errorf("kernel.service", sigma.KindNotFound, "machine %s has no %.80q for other machines",
-			k.cfg.Machine, name)
+			x.cfg.Machine, name)
 	}
 	unused := uint32(0)
-	if k.services.Unused(realm) {
+	if x.cfg.Services.Unused(realm) {
 		unused = 1
 	}
 	return sigmap.Payload(func(c *sigmap.Coder) { c.U32(&unused) })
 }
 
 // serviceCall answers callService.
-func (k *Kernel) serviceCall(ctx context.Context, _ identity.Subject, payload []byte) ([]byte, error) {
+func (x *Reach) serviceCall(ctx context.Context, _ identity.Subject, payload []byte) ([]byte, error) {
 	var name string
 	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Str(&name) }); err != nil {
 		return nil, err
 	}
-	s := k.services.Local(name)
-	if s == nil || !ofRealms(name) {
+	s := x.cfg.Services.Local(name)
+	if s == nil || !OfRealms(name) {
 		return nil, sigma.Errorf("kernel.service", sigma.KindNotFound, "machine %s has no %.80q for other machines",
-			k.cfg.Machine, name)
+			x.cfg.Machine, name)
 	}
 	ctx, cancel := context.WithTimeout(ctx, dialMost)
 	defer cancel()
@@ -223,19 +223,19 @@ func (k *Kernel) serviceCall(ctx context.Context, _ identity.Subject, payload []
 	return sigmap.Payload(func(c *sigmap.Coder) { c.Endpoint(&e) })
 }
 
-// isStore says whether e is where the object store listens now, or did when somebody was told: a
+// IsStore says whether e is where the object store listens now, or did when somebody was told: a
 // walk that met the link before the store was restarted means the store all the same. If it cannot
 // be known, since the store is away, that is the error: a no would be for good.
-func (k *Kernel) isStore(ctx context.Context, e sigma.Endpoint) (bool, error) {
+func (x *Reach) IsStore(ctx context.Context, e sigma.Endpoint) (bool, error) {
 	if e.Realm != sigma.SystemRealm {
 		return false, nil
 	}
-	if k.links.wasTold(e) {
+	if x.wasTold(e) {
 		return true, nil
 	}
-	now, err := k.storeEndpoint(ctx, services.S3, false)
-	if err == nil && e != now && now.Machine != k.cfg.Machine && e.Machine == now.Machine {
-		now, err = k.storeEndpoint(ctx, services.S3, true) // it may have been restarted just now
+	now, err := x.StoreEndpoint(ctx, services.S3, false)
+	if err == nil && e != now && now.Machine != x.cfg.Machine && e.Machine == now.Machine {
+		now, err = x.StoreEndpoint(ctx, services.S3, true) // it may have been restarted just now
 	}
 	return err == nil && e == now, err
 }

@@ -1,4 +1,4 @@
-package kernel
+package reach
 
 import (
 	"cmp"
@@ -31,12 +31,12 @@ const (
 	pauseMost = time.Second // between rounds; it is cut short when somebody else has found the service
 )
 
-// dialAt opens a session to a service of machine m, which may be this one. It does not wait:
+// DialAt opens a session to a service of machine m, which may be this one. It does not wait:
 // KindNotFound if m does not run it, KindUnavailable if m cannot be reached, or the service is
 // being started.
-func (k *Kernel) dialAt(ctx context.Context, m sigma.MachineID, name string) (*session.Client, error) {
-	if m == k.cfg.Machine {
-		s := k.services.Local(name)
+func (x *Reach) DialAt(ctx context.Context, m sigma.MachineID, name string) (*session.Client, error) {
+	if m == x.cfg.Machine {
+		s := x.cfg.Services.Local(name)
 		if s == nil {
 			return nil, sigma.Errorf("kernel.dialAt", sigma.KindNotFound, "machine %s runs no %s", m, name)
 		}
@@ -52,47 +52,52 @@ func (k *Kernel) dialAt(ctx context.Context, m sigma.MachineID, name string) (*s
 		}
 		return s.Connect(ctx, e)
 	}
-	node, err := k.cluster.AwaitNode(ctx)
+	node, err := x.cfg.Cluster.AwaitNode(ctx)
 	if err != nil {
 		return nil, err
 	}
-	l, err := node.Dial(ctx, m, link.Target{Kind: link.ToService, Name: name}, k.cluster.Provider())
+	l, err := node.Dial(ctx, m, link.Target{Kind: link.ToService, Name: name}, x.cfg.Cluster.Provider())
 	if err != nil {
 		return nil, err
 	}
 	return session.Dial(ctx, l.Session())
 }
 
-// reach opens a session to a service for use, which is asked of one machine after another. If use
+// Find opens a session to a service for use, which is asked of one machine after another. If use
 // says KindUnavailable or KindLost, that machine is passed over for now; its other errors are the
 // answer. The session is the caller's; it ends when its machine is lost.
-func (k *Kernel) reach(ctx context.Context, name string,
+func (x *Reach) Find(ctx context.Context, name string,
 	use func(context.Context, *session.Client) error) (*session.Client, error) {
-	r := search[struct{}]{k: k, name: name, use: use}
+	r := search[struct{}]{x: x, name: name, use: use}
 	found, err := r.run(ctx)
 	return found.client, err
 }
 
-// dial opens a session to a service, wherever it is, waiting a while for one that is being
+// Dial opens a session to a service, wherever it is, waiting a while for one that is being
 // restarted.
-func (k *Kernel) dial(ctx context.Context, name string) (*session.Client, error) {
-	return k.reach(ctx, name, nil)
+func (x *Reach) Dial(ctx context.Context, name string) (*session.Client, error) {
+	return x.Find(ctx, name, nil)
 }
 
-// reachRoot is reach that attaches to a realm, of several machines at once if need be.
-func (k *Kernel) reachRoot(ctx context.Context, name string, realm sigma.RealmID) (*session.Client,
+// FindRoot is reach that attaches to a realm, of several machines at once if need be.
+func (x *Reach) FindRoot(ctx context.Context, name string, realm sigma.RealmID) (*session.Client,
 	*progtree.Followed, error) {
-	r := search[*progtree.Followed]{k: k, name: name, open: func(ctx context.Context,
-		s *session.Client) (*progtree.Followed, error) {
+	return Open(ctx, x, name, func(ctx context.Context, s *session.Client) (*progtree.Followed, error) {
 		return progtree.Attach(ctx, s, realm)
-	}}
+	})
+}
+
+// Open is dial for what is opened over the session, at several machines at once if need be.
+func Open[T any](ctx context.Context, x *Reach, name string,
+	open func(context.Context, *session.Client) (T, error)) (*session.Client, T, error) {
+	r := search[T]{x: x, name: name, open: open}
 	found, err := r.run(ctx)
 	return found.client, found.value, err
 }
 
 // search looks for the machine whose service answers.
 type search[T any] struct {
-	k    *Kernel
+	x    *Reach
 	name string
 	open func(context.Context, *session.Client) (T, error) // nil = nothing; may run for several machines at once
 	use  func(context.Context, *session.Client) error      // nil = nothing; one at a time
@@ -118,20 +123,20 @@ func (r *search[T]) run(ctx context.Context) (found[T], error) {
 	r.said, r.asked, r.answers = map[sigma.MachineID]error{}, map[sigma.MachineID]bool{}, make(chan found[T])
 	defer func() { r.leave(cancel) }()
 	for pause := services.RestartMin; ; pause = min(2*pause, pauseMost) {
-		if err := r.k.cluster.ShutOut(); err != nil && r.k.services.Local(r.name) == nil {
+		if err := r.x.cfg.Cluster.ShutOut(); err != nil && r.x.cfg.Services.Local(r.name) == nil {
 			return found[T]{}, err
 		}
-		comes := r.k.links.noteComes() // before the look
-		if !r.k.cluster.Registered() {
-			comes = r.k.cluster.Enrolled()
+		comes := r.x.noteComes() // before the look
+		if !r.x.cfg.Cluster.Registered() {
+			comes = r.x.cfg.Cluster.Enrolled()
 		}
-		ms := r.k.candidates(r.name)
+		ms := r.x.Candidates(r.name)
 		for _, m := range ms {
 			if r.asked[m] {
 				continue
 			}
 			r.asked[m] = true
-			r.k.sessions.Go(func() { r.answers <- r.ask(ctx, m, len(ms) > 1) })
+			r.x.cfg.Go(func() { r.answers <- r.ask(ctx, m, len(ms) > 1) })
 			if f, over := r.await(ctx, slowMost, nil); over {
 				return f, f.err
 			}
@@ -140,7 +145,7 @@ func (r *search[T]) run(ctx context.Context) (found[T], error) {
 			return f, f.err
 		}
 		if ctx.Err() != nil {
-			return found[T]{}, r.k.nobodyAnswers(r.name, ms, r.said)
+			return found[T]{}, r.x.nobodyAnswers(r.name, ms, r.said)
 		}
 	}
 }
@@ -174,7 +179,7 @@ func (r *search[T]) leave(cancel context.CancelFunc) {
 	if n == 0 {
 		return
 	}
-	r.k.sessions.Go(func() {
+	r.x.cfg.Go(func() {
 		for range n {
 			if f := <-r.answers; f.client != nil {
 				f.client.Close()
@@ -186,7 +191,7 @@ func (r *search[T]) leave(cancel context.CancelFunc) {
 // ask opens a session to the service of m.
 func (r *search[T]) ask(ctx context.Context, m sigma.MachineID, others bool) found[T] {
 	f := found[T]{machine: m}
-	if f.client, f.err = r.k.reachAt(ctx, m, r.name, others); f.err != nil || r.open == nil {
+	if f.client, f.err = r.x.reachAt(ctx, m, r.name, others); f.err != nil || r.open == nil {
 		f.final = f.err != nil && sigma.KindOf(f.err) == sigma.KindNoSpace // the only machine's disk is full
 		return f
 	}
@@ -210,7 +215,7 @@ func (r *search[T]) judge(ctx context.Context, f found[T]) (answer found[T], ove
 		r.said[f.machine] = f.err
 	}
 	if f.err == nil {
-		r.k.links.note(r.name, f.machine)
+		r.x.note(r.name, f.machine)
 	}
 	return f, f.err == nil || f.final
 }
@@ -222,8 +227,8 @@ func isAnswer(err error) bool {
 }
 
 // reachAt is dialAt, which waits for this machine's own service if it is the only one.
-func (k *Kernel) reachAt(ctx context.Context, m sigma.MachineID, name string, others bool) (*session.Client, error) {
-	if s := k.services.Local(name); m == k.cfg.Machine && s != nil && !others {
+func (x *Reach) reachAt(ctx context.Context, m sigma.MachineID, name string, others bool) (*session.Client, error) {
+	if s := x.cfg.Services.Local(name); m == x.cfg.Machine && s != nil && !others {
 		return s.Dial(ctx)
 	}
 	if others {
@@ -231,11 +236,11 @@ func (k *Kernel) reachAt(ctx context.Context, m sigma.MachineID, name string, ot
 		ctx, cancel = context.WithTimeout(ctx, dialMost)
 		defer cancel()
 	}
-	return k.dialAt(ctx, m, name)
+	return x.DialAt(ctx, m, name)
 }
 
 // pause waits a little, or until something comes.
-func (k *Kernel) pause(ctx context.Context, comes <-chan struct{}) error {
+func (x *Reach) pause(ctx context.Context, comes <-chan struct{}) error {
 	timer := time.NewTimer(services.RestartMin)
 	defer timer.Stop()
 	select {
@@ -246,33 +251,33 @@ func (k *Kernel) pause(ctx context.Context, comes <-chan struct{}) error {
 	return ctx.Err()
 }
 
-// candidates lists the machines to ask for a service, in order.
-func (k *Kernel) candidates(name string) []sigma.MachineID {
-	own := k.services.Local(name) != nil
-	if !k.cluster.Registered() {
+// Candidates lists the machines to ask for a service, in order.
+func (x *Reach) Candidates(name string) []sigma.MachineID {
+	own := x.cfg.Services.Local(name) != nil
+	if !x.cfg.Cluster.Registered() {
 		if own {
-			return []sigma.MachineID{k.cfg.Machine}
+			return []sigma.MachineID{x.cfg.Machine}
 		}
 		return nil
 	}
 	var out []sigma.MachineID
-	for _, m := range alive(k.cluster.Identity().Roster().Members()) {
-		if m.Control && (m.Machine != k.cfg.Machine || own) {
+	for _, m := range alive(x.cfg.Cluster.Identity().Roster().Members()) {
+		if m.Control && (m.Machine != x.cfg.Machine || own) {
 			out = append(out, m.Machine)
 		}
 	}
-	if own && !slices.Contains(out, k.cfg.Machine) { // the roster may not know yet
-		out = append(out, k.cfg.Machine)
+	if own && !slices.Contains(out, x.cfg.Machine) { // the roster may not know yet
+		out = append(out, x.cfg.Machine)
 	}
-	last := k.links.noted(name)
+	last := x.noted(name)
 	rank := func(m sigma.MachineID) int {
-		if k.cluster.IsSilent(m) {
+		if x.cfg.Cluster.IsSilent(m) {
 			return 3
 		}
 		switch m {
 		case last:
 			return 0
-		case k.cfg.Machine:
+		case x.cfg.Machine:
 			return 1
 		}
 		return 2
@@ -287,7 +292,7 @@ func alive(members []identity.Member) []identity.Member {
 }
 
 // note says where a service was found.
-func (x *links) note(name string, m sigma.MachineID) {
+func (x *Reach) note(name string, m sigma.MachineID) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if x.last[name] != m {
@@ -298,27 +303,27 @@ func (x *links) note(name string, m sigma.MachineID) {
 }
 
 // noteComes is closed when a service is found elsewhere than before.
-func (x *links) noteComes() <-chan struct{} {
+func (x *Reach) noteComes() <-chan struct{} {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	return x.notes
 }
 
-func (x *links) noted(name string) sigma.MachineID {
+func (x *Reach) noted(name string) sigma.MachineID {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	return x.last[name]
 }
 
 // nobodyAnswers is the error when no machine that was asked has an answer.
-func (k *Kernel) nobodyAnswers(name string, asked []sigma.MachineID, said map[sigma.MachineID]error) error {
+func (x *Reach) nobodyAnswers(name string, asked []sigma.MachineID, said map[sigma.MachineID]error) error {
 	const op = "kernel.reach"
 	switch {
-	case len(asked) == 0 && !k.cluster.Registered():
+	case len(asked) == 0 && !x.cfg.Cluster.Registered():
 		return &sigma.Error{Op: op, Kind: sigma.KindUnavailable,
 			Msg:  "this machine is not registered with its system yet, so it has no " + name,
 			Hint: "sigma doctor says why"}
-	case len(asked) == 1 && asked[0] == k.cfg.Machine:
+	case len(asked) == 1 && asked[0] == x.cfg.Machine:
 		if e := (*sigma.Error)(nil); errors.As(said[asked[0]], &e) && e.Kind != sigma.KindTimeout {
 			return e
 		}

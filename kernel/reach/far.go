@@ -1,9 +1,7 @@
-package kernel
+package reach
 
 import (
 	"context"
-	"fmt"
-	"strings"
 
 	"sigmaos.dev/link"
 	"sigmaos.dev/session"
@@ -19,19 +17,24 @@ type farKey struct {
 
 // farSession is one that is kept, or being made.
 type farSession struct {
-	dialing chan struct{}   // links.mu; closed when the dial that is under way is over; nil if none is
-	client  *session.Client // links.mu
-	root    sigma.File      // links.mu
+	dialing chan struct{}   // Reach.mu; closed when the dial that is under way is over; nil if none is
+	client  *session.Client // Reach.mu
+	root    sigma.File      // Reach.mu
 }
 
-// peer gives the callable file by which machine m's sigmad is asked for what is in its peerCalls.
+// Peer gives the callable file by which machine m's sigmad is asked for what is in its peerCalls.
 // One session is kept for each machine, and dialled again when it is lost; a call that is under way
 // then gets KindLost. KindNotFound: no such machine; KindUnavailable: it cannot be reached now.
-func (k *Kernel) peer(ctx context.Context, m sigma.MachineID) (sigma.Caller, error) {
-	if m == k.cfg.Machine {
-		return peerTree{k, k.cluster.Self()}, nil
+func (x *Reach) Peer(ctx context.Context, m sigma.MachineID) (sigma.Caller, error) {
+	if m == x.cfg.Machine {
+		return x.CallsOf(x.cfg.Cluster.Self()), nil
 	}
-	root, _, err := k.far(ctx, farKey{machine: m}, targetPeer, k.cluster.Provider())
+	return x.PeerBy(ctx, m, "")
+}
+
+// PeerBy is peer over a session of its own, which is named by what is no realm's name.
+func (x *Reach) PeerBy(ctx context.Context, m sigma.MachineID, name sigma.RealmID) (sigma.Caller, error) {
+	root, _, err := x.far(ctx, farKey{m, name}, TargetPeer, x.cfg.Cluster.Provider())
 	if err != nil {
 		return nil, err
 	}
@@ -42,29 +45,29 @@ func (k *Kernel) peer(ctx context.Context, m sigma.MachineID) (sigma.Caller, err
 	return c, nil
 }
 
-// attachAt gives a realm's root as machine m's sigmad shows it to p: ux and proc of that machine
+// AttachAt gives a realm's root as machine m's sigmad shows it to p: ux and proc of that machine
 // alone. The channel is closed when the session has ended; what was reached by it is lost then. One
 // session is kept for each realm and machine, for all of the realm's programs here: a handshake for
 // each proc would cost more than most of them read.
-func (k *Kernel) attachAt(ctx context.Context, m sigma.MachineID, p sigma.Principal, realm sigma.RealmID) (sigma.File,
+func (x *Reach) AttachAt(ctx context.Context, m sigma.MachineID, p sigma.Principal, realm sigma.RealmID) (sigma.File,
 	<-chan struct{}, error) {
 	const op = "kernel.attachAt"
-	if m == k.cfg.Machine {
+	if m == x.cfg.Machine {
 		return nil, nil, sigma.Errorf(op, sigma.KindInvalid, "machine %s is this one", m)
 	}
 	if !p.System && p.Realm != realm {
 		return nil, nil, sigma.Errorf(op, sigma.KindPermission, "this program belongs to the realm %s", p.Realm)
 	}
-	return k.far(ctx, farKey{m, realm}, targetSigmad, sigma.Principal{Realm: realm, System: true})
+	return x.far(ctx, farKey{m, realm}, TargetSigmad, sigma.Principal{Realm: realm, System: true})
 }
 
 // far gives the root of a kept session, which it dials if need be.
-func (k *Kernel) far(ctx context.Context, key farKey, target string, from sigma.Principal) (sigma.File, <-chan struct{},
+func (x *Reach) far(ctx context.Context, key farKey, target string, from sigma.Principal) (sigma.File, <-chan struct{},
 	error) {
-	if _, err := k.cluster.AwaitNode(ctx); err != nil {
+	if _, err := x.cfg.Cluster.AwaitNode(ctx); err != nil {
 		return nil, nil, err
 	}
-	x := k.links
+
 	for {
 		x.mu.Lock()
 		s := x.kept[key]
@@ -95,15 +98,15 @@ func (k *Kernel) far(ctx context.Context, key farKey, target string, from sigma.
 		s = &farSession{dialing: make(chan struct{})}
 		x.kept[key] = s
 		x.mu.Unlock()
-		return k.dialFar(ctx, key, s, link.Target{Kind: link.ToService, Name: target}, from)
+		return x.dialFar(ctx, key, s, link.Target{Kind: link.ToService, Name: target}, from)
 	}
 }
 
 // dialFar makes a session and tells those who wait for it.
-func (k *Kernel) dialFar(ctx context.Context, key farKey, s *farSession, to link.Target,
+func (x *Reach) dialFar(ctx context.Context, key farKey, s *farSession, to link.Target,
 	from sigma.Principal) (sigma.File, <-chan struct{}, error) {
-	c, root, err := k.dialRoot(ctx, key.machine, to, from)
-	x := k.links
+	c, root, err := x.dialRoot(ctx, key.machine, to, from)
+
 	x.mu.Lock()
 	close(s.dialing)
 	s.dialing = nil
@@ -124,10 +127,10 @@ func (k *Kernel) dialFar(ctx context.Context, key farKey, s *farSession, to link
 		return nil, nil, sigma.Errorf("kernel.far", sigma.KindUnavailable, "whoever asked machine %s is gone",
 			key.machine)
 	}
-	k.sessions.Go(func() {
+	x.cfg.Go(func() {
 		select {
 		case <-c.Done():
-		case <-k.ctx.Done():
+		case <-x.ctx.Done():
 		}
 		c.Close()
 		x.mu.Lock()
@@ -139,9 +142,9 @@ func (k *Kernel) dialFar(ctx context.Context, key farKey, s *farSession, to link
 	return root, c.Done(), nil
 }
 
-func (k *Kernel) dialRoot(ctx context.Context, m sigma.MachineID, to link.Target,
+func (x *Reach) dialRoot(ctx context.Context, m sigma.MachineID, to link.Target,
 	from sigma.Principal) (*session.Client, sigma.File, error) {
-	l, err := k.cluster.Node().Dial(ctx, m, to, from)
+	l, err := x.cfg.Cluster.Node().Dial(ctx, m, to, from)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -158,7 +161,7 @@ func (k *Kernel) dialRoot(ctx context.Context, m sigma.MachineID, to link.Target
 }
 
 // roomLocked bounds the sessions that are kept.
-func (x *links) roomLocked(key farKey) error {
+func (x *Reach) roomLocked(key farKey) error {
 	n := 0
 	for other := range x.kept {
 		if other.machine == key.machine {
@@ -171,12 +174,12 @@ func (x *links) roomLocked(key farKey) error {
 	return nil
 }
 
-// dropFar ends the sessions with other machines of a realm that is gone.
-func (k *Kernel) dropFar(realm sigma.RealmID) {
+// DropFar ends the sessions with other machines of a realm that is gone.
+func (x *Reach) DropFar(realm sigma.RealmID) {
 	if realm == "" { // that is how peers are named
 		return
 	}
-	x := k.links
+
 	x.mu.Lock()
 	var cs []*session.Client
 	for key, s := range x.kept {
@@ -190,24 +193,5 @@ func (k *Kernel) dropFar(realm sigma.RealmID) {
 	x.mu.Unlock()
 	for _, c := range cs {
 		c.Close()
-	}
-}
-
-// linksText prints what goes over links: connections of procs that are relayed, and sessions that
-// are kept.
-func (k *Kernel) linksText(b *strings.Builder) {
-	if !k.cluster.Registered() {
-		return
-	}
-	x := k.links
-	x.mu.Lock()
-	kept := len(x.kept)
-	x.mu.Unlock()
-	relayed, _ := k.connect.Relayed()
-	for _, g := range []struct {
-		name  string
-		value int
-	}{{"sigma_link_relays", relayed}, {"sigma_link_sessions_kept", kept}} {
-		fmt.Fprintf(b, "# TYPE %s gauge\n%s %d\n", g.name, g.name, g.value)
 	}
 }

@@ -1,0 +1,134 @@
+package reach
+
+import (
+	"context"
+	"time"
+
+	"sigmaos.dev/kernel/procs"
+	"sigmaos.dev/kernel/services"
+	"sigmaos.dev/session"
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
+)
+
+// Ask calls another machine's sigmad. put and take may be nil.
+func (x *Reach) Ask(ctx context.Context, m sigma.MachineID, method string, put, take func(*sigmap.Coder)) error {
+	c, err := x.Peer(ctx, m)
+	if err != nil {
+		return err
+	}
+	var payload []byte
+	if put != nil {
+		if payload, err = sigmap.Payload(put); err != nil {
+			return err
+		}
+	}
+	reply, _, err := c.Call(ctx, method, payload, nil)
+	if err != nil || take == nil {
+		return err
+	}
+	return sigmap.Parse(reply, take)
+}
+
+// Insist is ask, again and again until there is an answer, the life is over, or ctx ends.
+func (x *Reach) Insist(ctx context.Context, to sigma.Life, method string, put, take func(*sigmap.Coder)) error {
+	for wait := RetryMin; ; wait = min(2*wait, RetryMax) {
+		within, cancel := context.WithTimeout(ctx, CallMax)
+		err := x.Ask(within, to.Machine, method, put, take)
+		cancel()
+		if err == nil {
+			return nil
+		}
+		if x.Over(to) || ctx.Err() != nil {
+			return err
+		}
+		x.cfg.Log.Debug("another machine does not answer", "machine", to.Machine, "method", method, "err", err)
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+			return err
+		}
+	}
+}
+
+// Times of calls of other machines' sigmads.
+const (
+	// AnswerMax is longer than the loss of a machine takes to be known.
+	AnswerMax = 3 * time.Second
+	// CallMax is for what another machine answers at once; its loss is known long before.
+	CallMax  = 10 * time.Second
+	RetryMin = 20 * time.Millisecond  // between attempts; doubled up to RetryMax
+	RetryMax = 500 * time.Millisecond // between attempts
+)
+
+func (x *Reach) Over(l sigma.Life) bool {
+	over := false
+	x.cfg.Procs.With(func(v procs.View) { over = v.Over(l) })
+	return over
+}
+
+// AskService calls the root of a service, of the one that decides or leads, and waits a while if
+// there is none now. KindUnavailable means that nothing was done.
+func (x *Reach) AskService(ctx context.Context, service, method string, payload []byte) (reply []byte, err error) {
+	var lost error // it may have been done, so it is not asked again
+	s, err := x.Find(ctx, service, func(ctx context.Context, c *session.Client) error {
+		root, err := c.Attach(ctx, "")
+		if err != nil {
+			return err
+		}
+		defer root.Close()
+		caller, ok := root.(sigma.Caller)
+		if !ok {
+			return sigma.Errorf("kernel.ask", sigma.KindUnsupported, "%s answers no calls", service)
+		}
+		if reply, _, err = caller.Call(ctx, method, payload, nil); sigma.KindOf(err) == sigma.KindLost {
+			lost, err = err, nil
+		}
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	s.Close()
+	return reply, lost
+}
+
+// Until does something again while nobody answers.
+func Until(ctx context.Context, do func() error) error {
+	for {
+		err := do()
+		switch sigma.KindOf(err) {
+		case sigma.KindUnavailable, sigma.KindLost, sigma.KindTimeout, sigma.KindBusy:
+			if err == nil {
+				return nil
+			}
+		default:
+			return err
+		}
+		select {
+		case <-time.After(services.RestartMin):
+		case <-ctx.Done():
+			return err
+		}
+	}
+}
+
+// FindElsewhere is reach without this machine's own service, which does not run yet.
+func (x *Reach) FindElsewhere(ctx context.Context, name string,
+	use func(context.Context, *session.Client) error) (*session.Client, sigma.MachineID, error) {
+	err := error(sigma.Errorf("kernel.boot", sigma.KindUnavailable, "no control machine answers for %s", name))
+	for _, m := range alive(x.cfg.Cluster.Identity().Roster().Members()) {
+		if !m.Control || m.Machine == x.cfg.Machine {
+			continue
+		}
+		c, derr := x.reachAt(ctx, m.Machine, name, true)
+		if derr == nil {
+			if derr = use(ctx, c); derr == nil {
+				return c, m.Machine, nil
+			}
+			c.Close()
+		}
+		err = derr
+	}
+	return nil, "", err
+}

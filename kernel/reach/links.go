@@ -1,0 +1,195 @@
+// Package reach is how a machine's sigmad finds the services of its system, wherever they run, and
+// calls the sigmads of other machines, with each of which it keeps a session. It also says what of
+// this machine others may reach, and counts their links. Users: kernel.
+//
+// Locks: Reach.mu. It is taken under no other lock, and nothing is called under it.
+package reach
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"sync"
+
+	"sigmaos.dev/identity"
+	"sigmaos.dev/kernel/cluster"
+	"sigmaos.dev/kernel/placement"
+	"sigmaos.dev/kernel/procs"
+	"sigmaos.dev/kernel/services"
+	"sigmaos.dev/link"
+	"sigmaos.dev/session"
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/treekit"
+)
+
+// What other machines may reach here by link.ToService, besides the services of the boot set.
+const (
+	TargetSigmad = "sigmad" // what this machine has of a realm (attachAt)
+	TargetPeer   = "peer"   // the calls of sigmads among themselves
+)
+
+// Links of one machine that are open here at a time. link bounds all of them together; these keep
+// one purpose from using up what another needs.
+const (
+	servingMost    = 2048 // of what has a number for each realm or each proc
+	ServingFew     = 64   // of what a machine needs one of, and now and then another
+	servingStreams = 64
+	servingBeats   = 16
+	keptOfMachine  = 2048 // sessions that are kept to one machine
+)
+
+// Call answers a call of another machine's sigmad, which has been admitted as from. ctx ends
+// with its session.
+type Call func(ctx context.Context, from identity.Subject, payload []byte) ([]byte, error)
+
+// Config is what a Reach needs of its user.
+type Config struct {
+	Machine  sigma.MachineID
+	Log      *slog.Logger
+	Cluster  *cluster.Cluster
+	Services *services.Set
+	Procs    *procs.Table
+	Go       func(func()) // begins what is waited for before the program ends
+}
+
+// Reach finds services, and keeps sessions with other machines' sigmads. Safe for concurrent use.
+type Reach struct {
+	cfg   Config
+	ctx   context.Context // set by Begin
+	Calls map[string]Call // what other machines' sigmads may call here; complete before Begin
+
+	mu      sync.Mutex
+	serving map[serving]int            // mu
+	kept    map[farKey]*farSession     // mu
+	notes   chan struct{}              // mu; closed and replaced with each change of last
+	last    map[string]sigma.MachineID // mu; which machine's service of a name was reached last
+	// mu; where another machine's s3d and dbd listen, as long as that is certain
+	stores map[string]sigma.Endpoint
+	// mu; where the object store listened when that was asked last, latest first
+	told [toldMax]sigma.Endpoint
+}
+
+// New makes what has reached nothing yet.
+func New(cfg Config) *Reach {
+	x := &Reach{cfg: cfg, serving: map[serving]int{}, kept: map[farKey]*farSession{}, notes: make(chan struct{}),
+		last: map[string]sigma.MachineID{}, stores: map[string]sigma.Endpoint{}}
+	x.Calls = map[string]Call{callService: x.serviceCall, callServiceOver: x.serviceOverCall,
+		callServiceUnused: x.serviceUnusedCall}
+	return x
+}
+
+// Begin sets the context of sessions that are kept. It is called before there is one.
+func (x *Reach) Begin(ctx context.Context) { x.ctx = ctx }
+
+// serving is what is counted of one machine's links.
+type serving struct {
+	machine sigma.MachineID
+	kind    link.TargetKind
+	name    string // of a service
+}
+
+// MayReach says whether a principal of another machine may reach such a target at all. Machines act
+// for the provider towards services and each other; procs reach endpoints, for which dialproxy has
+// the last word, and what a machine has of their own realm.
+func MayReach(from sigma.Principal, to link.Target) error {
+	const op = "kernel.mayReach"
+	machine := from.System && from.Proc == "" && from.Realm.Check() == nil
+	proc := !from.System && from.Proc != "" && from.Realm.Check() == nil
+	switch {
+	case !machine && !proc:
+		return sigma.Errorf(op, sigma.KindPermission,
+			"the link is made for nobody: neither for a machine nor for a proc")
+	case to.Kind == link.ToEndpoint:
+		return nil
+	case to.Kind == link.ToService && to.Name == TargetSigmad:
+		return nil
+	case !machine:
+		return sigma.Errorf(op, sigma.KindPermission, "a proc may not reach the %s of another machine", to.String())
+	case to.Kind == link.ToBeat, to.Kind == link.ToDirect, to.Kind == link.ToStream && to.Name == services.Named:
+		return nil
+	case to.Kind == link.ToService:
+		if _, ok := services.DatabaseRealm(to.Name); ok || placement.IsBesched(to.Name) {
+			return nil
+		}
+		switch to.Name {
+		case services.Named, services.Lcsched, services.S3, services.Machined, TargetPeer:
+			return nil
+		}
+	}
+	return sigma.Errorf(op, sigma.KindNotFound, "machines have no %s", to.String())
+}
+
+// Count counts a link until done is called.
+func (x *Reach) Count(m sigma.MachineID, to link.Target) (done func(), err error) {
+	s, most := serving{machine: m, kind: to.Kind}, servingMost
+	switch {
+	case to.Kind == link.ToBeat, to.Kind == link.ToDirect:
+		most = servingBeats
+	case to.Kind == link.ToStream:
+		most = servingStreams
+	case to.Kind == link.ToService:
+		s.name = to.Name
+		if to.Name == TargetPeer || placement.IsBesched(to.Name) || to.Name == services.Lcsched ||
+			to.Name == services.Machined {
+			most = ServingFew
+		}
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.serving[s] >= most {
+		return nil, sigma.Errorf("kernel.links", sigma.KindBusy, "machine %s has %d links to the %s here", m, most,
+			to.String())
+	}
+	x.serving[s]++
+	return func() {
+		x.mu.Lock()
+		defer x.mu.Unlock()
+		if x.serving[s]--; x.serving[s] == 0 {
+			delete(x.serving, s)
+		}
+	}, nil
+}
+
+// CallsOf is what a machine may call here.
+func (x *Reach) CallsOf(from identity.Subject) peerTree { return peerTree{x, from} }
+
+// peerTree is what another machine's sigmad calls: one callable file.
+type peerTree struct {
+	x    *Reach
+	from identity.Subject
+}
+
+// Attach implements sigma.Tree.
+func (t peerTree) Attach(context.Context, sigma.Principal, string) (sigma.File, error) {
+	return treekit.Answers(TargetPeer, t.call), nil
+}
+
+func (t peerTree) call(ctx context.Context, method string, payload []byte) ([]byte, error) {
+	f := t.x.Calls[method]
+	if f == nil {
+		return nil, treekit.NoMethod(TargetPeer, method)
+	}
+	return f(ctx, t.from, payload)
+}
+
+// Call implements sigma.Caller, for what this machine asks itself.
+func (t peerTree) Call(ctx context.Context, method string, payload []byte, files []*os.File) ([]byte, []*os.File,
+	error) {
+	session.CloseFiles(files)
+	reply, err := t.call(ctx, method, payload)
+	return reply, nil, err
+}
+
+// Sessions counts the sessions with other machines that are kept.
+func (x *Reach) Sessions() int {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return len(x.kept)
+}
+
+// Serving counts the links of a machine to a service that are open here.
+func (x *Reach) Serving(m sigma.MachineID, service string) int {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.serving[serving{m, link.ToService, service}]
+}
