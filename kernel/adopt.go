@@ -186,8 +186,8 @@ func (k *Kernel) adopt(e launch.Adopted) bool {
 		return false
 	}
 	realm, id := what.info.Realm, what.info.ID
-	if len(e.FDs) == 0 && k.past.archive.Has(id) { // more is known than that it ended
-		k.past.told = append(k.past.told, id)
+	if len(e.FDs) == 0 && k.past.Has(id) { // more is known than that it ended
+		k.past.EndsAgain(id)
 		return true
 	}
 	c := &child{k: k, launch: e.ID, release: func() {}, who: sigma.Principal{Realm: realm, Proc: id,

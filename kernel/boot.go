@@ -53,7 +53,7 @@ func (k *Kernel) boot(ctx context.Context) error {
 			return err
 		}
 	}
-	k.recall(ctx)
+	k.past.Recall(ctx)
 	return k.listenAdmin()
 }
 

@@ -56,7 +56,7 @@ func (k *Kernel) forgetRealm(realm sigma.RealmID) {
 	k.worked.Drop(realm, services.DatabaseService(realm))
 	defer k.events.Forget(realm)
 	defer k.decisions.Forget(realm)
-	defer k.forgetPast(realm)
+	defer k.past.ForgetRealm(realm)
 	k.procs.ForgetRealm(realm)
 }
 

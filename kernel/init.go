@@ -257,7 +257,7 @@ func (r *root) initLook(ctx context.Context, payload []byte) ([]byte, []*os.File
 // remembered, a proc that it does not know may be one that has ended.
 func (k *Kernel) seen(q initd.Question) (s initd.Seen, home bool) {
 	k.procs.With(func(v procs.View) { s, home = initd.SeenAt(v.Core, q, time.Now()) })
-	if s.Sight == initd.Gone && !k.past.recalled.Load() {
+	if s.Sight == initd.Gone && !k.past.IsRecalled() {
 		s.Sight = initd.Unsure
 	}
 	return s, home

@@ -29,6 +29,7 @@ import (
 	"sigmaos.dev/kernel/launchers"
 	"sigmaos.dev/kernel/memo"
 	"sigmaos.dev/kernel/meter"
+	"sigmaos.dev/kernel/past"
 	"sigmaos.dev/kernel/placement"
 	"sigmaos.dev/kernel/procs"
 	"sigmaos.dev/kernel/progtree"
@@ -168,7 +169,7 @@ type Kernel struct {
 	stores    map[sigma.RealmID]*session.Client // mu; to the object store, for trees
 	events    *eventlog.Log
 	decisions *decision.Log
-	past      *past
+	past      *past.Past
 	initEpoch registrations.Epoch
 	open      map[*tree]bool // mu; the sessions there are
 	failing   time.Time      // mu; when counting failures began
@@ -236,7 +237,9 @@ func New(cfg Config) (*Kernel, error) {
 	if k.copies, err = meter.OpenCopies(cfg.Data); err != nil {
 		cfg.Log.Warn("what other machines told of the usage of realms cannot be read and begins anew", "err", err)
 	}
-	k.decisions, k.past = k.openDecisions(), k.openPast()
+	k.decisions = k.openDecisions()
+	k.past = past.Open(past.Config{Data: cfg.Data, LogsDir: k.logsDir(), Log: cfg.Log, Procs: k.procs,
+		Realms: realms{k, nil}.list, Go: k.sessions.Go})
 	k.turns, k.worked = treekit.NewTurns(), meter.NewWorks()
 	k.countTraffic()
 	if k.services, err = services.New(k.servicesConfig()); err != nil {
@@ -295,8 +298,8 @@ type Program = services.Program
 func (k *Kernel) launchersConfig() launchers.Config {
 	return launchers.Config{Keeper: k.cfg.Keeper, Log: k.cfg.Log, Adopt: k.adopt,
 		Prepare: func(l *launch.Launcher) {
-			k.recallTold()
-			k.sweepLogs()
+			k.past.RecallEnded()
+			k.past.SweepLogs()
 			k.shares.Classes(l, k.cfg.CPU)
 		},
 		Begun: func(inherited int) {
@@ -329,6 +332,7 @@ func (k *Kernel) Run(ctx context.Context) error {
 	k.services.Begin(ctx)
 	k.cluster.Begin(ctx)
 	k.reach.Begin(ctx)
+	k.past.Begin(ctx)
 	k.connect.Begin(ctx)
 	defer context.AfterFunc(asked, func() { k.cluster.Leave(); stop() })()
 	events := make(chan error, 1)
@@ -343,7 +347,7 @@ func (k *Kernel) Run(ctx context.Context) error {
 	k.sessions.Go(func() { k.watchGuests(ctx) })
 	k.sessions.Go(func() { k.keepLedger(ctx) })
 	k.sessions.Go(func() { k.decisions.Run(ctx) })
-	k.sessions.Go(func() { k.keepPast(ctx) })
+	k.sessions.Go(func() { k.past.Run(ctx) })
 	k.sessions.Go(func() { k.tellLedger(ctx) })
 	k.sessions.Go(k.ready.Run)
 	context.AfterFunc(ctx, k.ready.Close)

@@ -1,7 +1,6 @@
 package kernel
 
 import (
-	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -34,11 +33,11 @@ func (k *Kernel) carry(core *schedd.Core, f schedd.Effect) {
 		if p := core.Find(f.ID); p != nil {
 			k.tellProc(p)
 			if p.Ended() {
-				k.past.note(p.Realm, p.ID)
+				k.past.Note(p.Realm, p.ID)
 			}
 		}
 	case schedd.Forget:
-		k.past.archive.Forget(f.ID)
+		k.past.Drop(f.ID)
 	case schedd.Timed:
 		k.metrics.timed(&f.Timing)
 	case schedd.Decided:
@@ -56,20 +55,6 @@ func (k *Kernel) carry(core *schedd.Core, f schedd.Effect) {
 
 // logsDir is where logs are that are not in memory.
 func (k *Kernel) logsDir() string { return filepath.Join(k.cfg.Data, "logs") }
-
-// sweepLogs removes the logs of procs that nobody remembers.
-func (k *Kernel) sweepLogs() {
-	files, err := os.ReadDir(k.logsDir())
-	if err != nil && !os.IsNotExist(err) {
-		k.cfg.Log.Warn("logs of former procs are not removed", "err", err)
-	}
-	for _, f := range files {
-		id, _, _ := strings.Cut(f.Name(), ".")
-		if !k.procs.HasLogs(sigma.ProcID(id)) && !k.past.archive.Has(sigma.ProcID(id)) {
-			os.Remove(filepath.Join(k.logsDir(), f.Name()))
-		}
-	}
-}
 
 // realmGroups are the groups (gids) of realms: of the upper half of the instance's range, below
 // which are the uids that the launcher chooses. Safe for concurrent use.
