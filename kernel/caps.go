@@ -8,6 +8,7 @@ import (
 
 	"sigmaos.dev/identity"
 	"sigmaos.dev/kernel/procs"
+	"sigmaos.dev/kernel/runner"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
 )
@@ -59,7 +60,7 @@ func (k *Kernel) capsHere(realm sigma.RealmID, id sigma.ProcID) ([]byte, error) 
 		return nil, sigma.Errorf("kernel.caps", sigma.KindUnavailable, "the proc has ended and may reach nothing")
 	}
 	caps := sigmap.Caps{ID: id, Realm: realm, Machine: p.Machine, Profile: p.Profile, All: p.View == nil, Kin: p.Kin,
-		Memory: p.Memory, Tasks: pidsMax, Files: noFileMax}
+		Memory: p.Memory, Tasks: runner.PidsMax, Files: runner.NoFileMax}
 	if p.View != nil {
 		caps.View = p.View.Entries()
 	}

@@ -234,7 +234,7 @@ func (k *Kernel) tellHere(ctx context.Context, realm sigma.RealmID, id sigma.Pro
 	case a == actEvict:
 		k.procs.Step(schedd.Evicted{ID: id, Grace: grace})
 	case a == actFreeze, a == actThaw:
-		return k.freeze(ctx, realm, id, a == actFreeze)
+		return k.runner.Freeze(ctx, realm, id, a == actFreeze)
 	default:
 		return sigma.Errorf("kernel.tell", sigma.KindUnsupported, "nothing known can be done to a proc by %d", a)
 	}
@@ -268,7 +268,7 @@ func (k *Kernel) usagesOf(ctx context.Context, realm sigma.RealmID, ids []sigma.
 			far[p.Machine] = append(far[p.Machine], i)
 			continue
 		}
-		u, err := k.usageOf(ctx, realm, id)
+		u, err := k.runner.Usage(ctx, realm, id)
 		if err != nil {
 			return nil, err
 		}
@@ -349,7 +349,7 @@ func (k *Kernel) peerUsage(ctx context.Context, _ identity.Subject, payload []by
 	for i, id := range ids {
 		p, is := k.procs.Proc(realm, id)
 		if known[i] = is && (!p.Away() || p.Ended()); known[i] {
-			us[i], _ = k.usageOf(ctx, realm, id)
+			us[i], _ = k.runner.Usage(ctx, realm, id)
 		}
 	}
 	return sigmap.Payload(func(c *sigmap.Coder) { codeKnownUsages(c, &us, &known) })

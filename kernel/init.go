@@ -330,7 +330,7 @@ func (r *root) initSpawn(ctx context.Context, payload []byte) ([]byte, []*os.Fil
 	stale := k.initEpoch.Admit(s.Epoch, func() {
 		starts, err = k.procs.Spawn(s.Realm, schedd.Spawned{By: by, IDs: []sigma.ProcID{s.Proc}, Ds: ds, Views: views})
 	})
-	k.startSpawned(starts)
+	k.runner.Spawned(starts)
 	return nil, nil, cmp.Or(stale, err)
 }
 

@@ -35,6 +35,7 @@ import (
 	"sigmaos.dev/kernel/progtree"
 	"sigmaos.dev/kernel/reach"
 	"sigmaos.dev/kernel/registrations"
+	"sigmaos.dev/kernel/runner"
 	"sigmaos.dev/kernel/services"
 	"sigmaos.dev/kernel/shares"
 	"sigmaos.dev/kernel/talk"
@@ -46,8 +47,6 @@ import (
 	"sigmaos.dev/launch"
 	"sigmaos.dev/names"
 	"sigmaos.dev/names/cache"
-	"sigmaos.dev/output"
-	"sigmaos.dev/readiness"
 	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
@@ -122,7 +121,6 @@ type Kernel struct {
 	connect   *connect.Connect
 	talk      *talk.Talk
 	launcher  *launchers.Launchers
-	groups    realmGroups
 	proxy     *dialproxy.Proxy
 	passed    *inflight.Account // descriptors that procs and services have not received
 	bin       *binfs.Cache
@@ -136,9 +134,6 @@ type Kernel struct {
 	turns     *treekit.Turns
 	worked    *meter.Works
 	traffic   *meter.Traffic
-	metrics   metrics
-	outputs   *output.Collector
-	ready     *readiness.Set // procs that are silent
 	start     time.Time
 	startMono time.Duration      // the same moment on the launcher's clock
 	down      context.CancelFunc // ends Run
@@ -146,7 +141,8 @@ type Kernel struct {
 	sessions  sync.WaitGroup
 	guests    *guests
 	reach     *reach.Reach
-	holders   *holders
+	runner    *runner.Runner
+	holders   *runner.Holders
 	scratch   *scratch
 	servers   *servers
 	peers     *peers
@@ -155,11 +151,8 @@ type Kernel struct {
 	etcd      *sigmap.Etcd // Config.Etcd, or what a machine that joined was told; complete before named is started
 	inherited int          // procs that ran before this sigmad; after known is closed
 
-	mu      sync.Mutex
-	young   young
-	nothing int // a pipe that has ended
+	mu sync.Mutex
 	// makes looking at a proc and telling the launcher of it one act; taken before mu
-	keeping   sync.Mutex
 	adopted   func(n int)                       // says that what ran before this sigmad is known: n procs
 	known     chan struct{}                     // closed then
 	names     map[sigma.RealmID]*names.Realm    // mu
@@ -212,18 +205,15 @@ func New(cfg Config) (*Kernel, error) {
 	}
 	passed := inflight.New(int(min(files.Cur, 1<<20)))
 	k := &Kernel{cfg: cfg, proxy: dialproxy.New(cfg.Machine, passed), passed: passed, ux: scratch, uxQuotas: uxQuotas,
-		start: time.Now(), startMono: monotonic(),
-		groups: realmGroups{first: cfg.UIDBase + cfg.UIDs/2, gids: map[sigma.RealmID]uint32{}},
-		names:  map[sigma.RealmID]*names.Realm{}, quotas: map[sigma.RealmID]*quota{},
+		start: time.Now(), startMono: runner.Monotonic(),
+		names: map[sigma.RealmID]*names.Realm{}, quotas: map[sigma.RealmID]*quota{},
 		recalled: &cache.Budget{Bytes: recalledMax}, trees: map[sigma.RealmID]*progtree.Tree{},
 		stores: map[sigma.RealmID]*session.Client{}, open: map[*tree]bool{}}
 	k.procs = procs.NewTable(procs.Config{Machine: cfg.Machine, Memory: cfg.Memory, LogsDir: k.logsDir(),
-		Carry: k.carry, MaySpawn: k.mayEnter, Launch: func(s procs.Start) { k.sessions.Go(func() { k.startProc(s) }) }})
+		Carry: k.carry, MaySpawn: k.mayEnter,
+		Launch: func(s procs.Start) { k.sessions.Go(func() { k.runner.Start(s) }) }})
 	k.launcher = launchers.New(k.launchersConfig())
 	uxQuotas.k, k.events = k, eventlog.New(cfg.Machine, time.Now)
-	if k.nothing, err = atEnd(); err != nil {
-		return nil, sigma.Wrap("kernel.New", "", err)
-	}
 	k.guests = newGuests()
 	k.known = make(chan struct{})
 	var first sync.Once
@@ -249,7 +239,6 @@ func New(cfg Config) (*Kernel, error) {
 		Procs: k.procs, Go: k.sessions.Go})
 	k.connect = connect.New(k.connectConfig())
 	k.talk = k.newTalk()
-	k.holders = newHolders(k)
 	if k.scratch, err = newScratch(k); err != nil {
 		return nil, err
 	}
@@ -258,6 +247,7 @@ func New(cfg Config) (*Kernel, error) {
 	}
 	k.peers = newPeers()
 	k.registerPeerCalls()
+	k.holders = runner.NewHolders(cfg.Machine, k.cluster, k.reach)
 	k.bin, err = binfs.New(binfs.Config{Dir: filepath.Join(cfg.Data, "bin"), Max: cfg.ProgramsMax, Mount: cfg.Mount,
 		Log: cfg.Log, Peers: k.holders, Tree: func(realm sigma.RealmID) (binfs.Tree, error) {
 			return k.tree(realm)
@@ -265,10 +255,10 @@ func New(cfg Config) (*Kernel, error) {
 	if err != nil {
 		return nil, err
 	}
-	if k.ready, err = readiness.New(); err != nil {
+	k.holders.Keep(k.bin)
+	if k.runner, err = runner.New(k.runnerConfig()); err != nil {
 		return nil, err
 	}
-	k.outputs = output.NewCollector(k.ready)
 	return k, nil
 }
 
@@ -291,12 +281,22 @@ func (k *Kernel) servicesConfig() services.Config {
 		Serve: k.serve, Tell: k.tellDaemon, Charge: k.countDone}
 }
 
+// runnerConfig is what the runner of procs needs of the kernel.
+func (k *Kernel) runnerConfig() runner.Config {
+	return runner.Config{Machine: k.cfg.Machine, AllowWeaken: k.cfg.AllowWeaken,
+		FirstGroup: k.cfg.UIDBase + k.cfg.UIDs/2, Start: k.start, StartMono: k.startMono, Log: k.cfg.Log,
+		Procs: k.procs, Launcher: k.launcher, Placing: k.placing, Shares: k.shares, Past: k.past, Proxy: k.proxy,
+		Programs: k.bin, Holders: k.holders, Ledger: k.ledger, Traffic: k.traffic, Go: k.sessions.Go, Tree: k.tree,
+		Serve: k.serveProc}
+}
+
 // Program is one of the boot set.
 type Program = services.Program
 
 // launchersConfig says what is done when launchers come and go.
 func (k *Kernel) launchersConfig() launchers.Config {
-	return launchers.Config{Keeper: k.cfg.Keeper, Log: k.cfg.Log, Adopt: k.adopt,
+	return launchers.Config{Keeper: k.cfg.Keeper, Log: k.cfg.Log,
+		Adopt: func(e launch.Adopted) bool { return k.runner.Adopt(e) },
 		Prepare: func(l *launch.Launcher) {
 			k.past.RecallEnded()
 			k.past.SweepLogs()
@@ -333,6 +333,7 @@ func (k *Kernel) Run(ctx context.Context) error {
 	k.cluster.Begin(ctx)
 	k.reach.Begin(ctx)
 	k.past.Begin(ctx)
+	k.runner.Begin(ctx)
 	k.connect.Begin(ctx)
 	defer context.AfterFunc(asked, func() { k.cluster.Leave(); stop() })()
 	events := make(chan error, 1)
@@ -349,8 +350,6 @@ func (k *Kernel) Run(ctx context.Context) error {
 	k.sessions.Go(func() { k.decisions.Run(ctx) })
 	k.sessions.Go(func() { k.past.Run(ctx) })
 	k.sessions.Go(func() { k.tellLedger(ctx) })
-	k.sessions.Go(k.ready.Run)
-	context.AfterFunc(ctx, k.ready.Close)
 	booted := make(chan error, 1)
 	k.sessions.Go(func() { booted <- k.boot(ctx) })
 	defer k.ux.Close()

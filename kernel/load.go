@@ -97,7 +97,7 @@ func (k *Kernel) lookAtProcs(ctx context.Context) (used sigma.Bytes) {
 		if ctx.Err() != nil {
 			return
 		}
-		u, err := k.usageOf(ctx, p.Realm, p.ID)
+		u, err := k.runner.Usage(ctx, p.Realm, p.ID)
 		if err != nil {
 			return
 		}

@@ -14,6 +14,7 @@ import (
 
 	"sigmaos.dev/identity"
 	"sigmaos.dev/kernel/cluster"
+	"sigmaos.dev/kernel/runner"
 	"sigmaos.dev/kernel/services"
 	"sigmaos.dev/link"
 	"sigmaos.dev/machines"
@@ -196,8 +197,8 @@ func TestLifeGoesOn(t *testing.T) {
 	}
 	life := m2.k.cluster.Self().Incarnation
 	m2.end()
-	what := label{info: sigma.ProcInfo{ID: sigma.NewProcID(), Realm: "default", Name: "old", Memory: sigma.MiB}}
-	text, err := sigmap.Payload(what.code)
+	what := runner.Label{Info: sigma.ProcInfo{ID: sigma.NewProcID(), Realm: "default", Name: "old", Memory: sigma.MiB}}
+	text, err := sigmap.Payload(what.Code)
 	if err != nil {
 		t.Fatal(err)
 	}

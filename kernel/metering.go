@@ -34,7 +34,7 @@ func (k *Kernel) keepLedger(ctx context.Context) {
 			}
 			p, known := k.procs.Proc(realm, id)
 			gone := !known || p.Ended() || p.Away() // of a former sigmad, and its end was not seen
-			u, err := k.usageOf(ctx, realm, id)
+			u, err := k.runner.Usage(ctx, realm, id)
 			if err == nil {
 				k.ledger.Uses(now, id, u.UserTime+u.SystemTime, gone)
 			}

@@ -5,71 +5,11 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strconv"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"sigmaos.dev/sigma"
 )
-
-// metrics counts what the machine did; /sys/metrics prints them in the Prometheus text format.
-type metrics struct {
-	started, failed, exited, kept atomic.Uint64
-	phases                        [sigma.PhaseCount]histogram
-	total                         histogram
-}
-
-// bounds of the histograms' buckets: from what a hand-over takes to what is an outage.
-var bounds = [...]time.Duration{10 * time.Microsecond, 20 * time.Microsecond, 50 * time.Microsecond,
-	100 * time.Microsecond, 200 * time.Microsecond, 500 * time.Microsecond,
-	time.Millisecond, 2 * time.Millisecond, 5 * time.Millisecond, 10 * time.Millisecond, 20 * time.Millisecond,
-	50 * time.Millisecond, 100 * time.Millisecond,
-	200 * time.Millisecond, 500 * time.Millisecond, time.Second, 10 * time.Second}
-
-// histogram counts durations. Safe for concurrent use, without a lock: what is read while others
-// count may lack some of what they add.
-type histogram struct {
-	buckets [len(bounds) + 1]atomic.Uint64
-	sum     atomic.Uint64 // ns
-}
-
-func (h *histogram) observe(d time.Duration) {
-	i := 0
-	for i < len(bounds) && d > bounds[i] {
-		i++
-	}
-	h.buckets[i].Add(1)
-	h.sum.Add(uint64(d))
-}
-
-// timed counts the phases of a start.
-func (m *metrics) timed(t *sigma.Timing) {
-	for p := range t {
-		m.phases[p].observe(t[p])
-	}
-	m.total.observe(t.Total())
-}
-
-// text prints the histogram under a name and a label, which is empty or as in phase="exec".
-func (h *histogram) text(b *strings.Builder, name, label string) {
-	joint := label
-	if label != "" {
-		joint = label + ","
-		label = "{" + label + "}"
-	}
-	count := uint64(0)
-	for i := range h.buckets {
-		count += h.buckets[i].Load()
-		bound := "+Inf"
-		if i < len(bounds) {
-			bound = strconv.FormatFloat(bounds[i].Seconds(), 'g', -1, 64)
-		}
-		fmt.Fprintf(b, "%s_bucket{%sle=%q} %d\n", name, joint, bound, count)
-	}
-	fmt.Fprintf(b, "%s_sum%s %g\n%s_count%s %d\n", name, label, time.Duration(h.sum.Load()).Seconds(), name, label,
-		count)
-}
 
 // recallMetrics prints what is remembered of the realms' names.
 func (k *Kernel) recallMetrics(b *strings.Builder) {
@@ -162,10 +102,10 @@ func (k *Kernel) metricsText(context.Context) ([]byte, error) {
 		name, kind string
 		value      uint64
 	}{
-		{"sigma_schedd_procs_started_total", "counter", k.metrics.started.Load()},
-		{"sigma_schedd_procs_failed_total", "counter", k.metrics.failed.Load()},
-		{"sigma_schedd_procs_ended_total", "counter", k.metrics.exited.Load()},
-		{"sigma_kernel_procs_kept_total", "counter", k.metrics.kept.Load()}, // they outlive sigmad
+		{"sigma_schedd_procs_started_total", "counter", k.runner.Timings.Started.Load()},
+		{"sigma_schedd_procs_failed_total", "counter", k.runner.Timings.Failed.Load()},
+		{"sigma_schedd_procs_ended_total", "counter", k.runner.Timings.Exited.Load()},
+		{"sigma_kernel_procs_kept_total", "counter", k.runner.Timings.Kept.Load()}, // they outlive sigmad
 		{"sigma_schedd_memory_free_bytes", "gauge", uint64(free)},
 		{"sigma_schedd_memory_capacity_bytes", "gauge", uint64(capacity)},
 		{"sigma_binfs_starts_paged_total", "counter", bin.Paged},
@@ -192,13 +132,7 @@ func (k *Kernel) metricsText(context.Context) ([]byte, error) {
 	k.linksText(&b)
 	k.trafficMetrics(&b)
 	k.worked.Text(&b)
-	const start, phase = "sigma_schedd_start_seconds", "sigma_schedd_start_phase_seconds"
-	fmt.Fprintf(&b, "# TYPE %s histogram\n", start)
-	k.metrics.total.text(&b, start, "")
-	fmt.Fprintf(&b, "# TYPE %s histogram\n", phase)
-	for p := range sigma.PhaseCount {
-		k.metrics.phases[p].text(&b, phase, fmt.Sprintf("phase=%q", p))
-	}
+	k.runner.Timings.Text(&b)
 	return []byte(b.String()), nil
 }
 

@@ -258,7 +258,7 @@ func (k *Kernel) take(id sigma.ProcID, home sigma.Life) {
 		}
 	}
 	if given = given && err == nil; given {
-		k.holders.hint(e.Info.Realm, e.Descriptor.Program, home.Machine)
+		k.holders.Hint(e.Info.Realm, e.Descriptor.Program, home.Machine)
 		k.doubtNames(e.Info.Realm) // it shall see what was written before it was spawned
 	}
 	k.procs.Change(func(procs.View) schedd.Event {

@@ -278,16 +278,16 @@ func (r *root) procUsage(ctx context.Context, id sigma.ProcID) (sigma.Usage, err
 		return sigma.Usage{}, err
 	}
 	if r.tree.principal.System && !r.tree.far {
-		return k.usageOf(ctx, r.realm, id)
+		return k.runner.Usage(ctx, r.realm, id)
 	}
 	if p, _ := k.procs.Proc(r.realm, id); p.State != sigma.ProcRunning {
 		// it does not change any more, and nobody need be asked
-		return k.usageOf(ctx, r.realm, id)
+		return k.runner.Usage(ctx, r.realm, id)
 	}
 	return memo.Recall(&k.memo, "usage "+string(r.realm)+" "+string(id), func() (sigma.Usage, error) {
 		ctx, cancel := k.asked()
 		defer cancel()
-		return k.usageOf(ctx, r.realm, id)
+		return k.runner.Usage(ctx, r.realm, id)
 	})
 }
 

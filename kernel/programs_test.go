@@ -30,8 +30,8 @@ func TestPartOfProgram(t *testing.T) {
 	if got := m2.holders.Candidates(n); len(got) != 0 {
 		t.Errorf("without a hint %v", got)
 	}
-	m2.holders.hint(n.Realm, n.Path, "m2")
-	m2.holders.hint(n.Realm, n.Path, "m1")
+	m2.holders.Hint(n.Realm, n.Path, "m2")
+	m2.holders.Hint(n.Realm, n.Path, "m1")
 	if got := m2.holders.Candidates(n); len(got) != 1 || got[0] != "m1" {
 		t.Errorf("with a hint %v", got)
 	}

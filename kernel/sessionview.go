@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"sigmaos.dev/kernel/viewfs"
+	"sigmaos.dev/session"
 
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
@@ -15,12 +16,18 @@ import (
 )
 
 // newProcTree makes what a proc's session serves.
-func newProcTree(c *child) *tree {
-	t := &tree{k: c.k, principal: c.who}
-	if c.view != nil {
-		t.view = t.viewer(viewfs.Config{Table: c.view, Kin: c.kin})
+func (k *Kernel) newProcTree(who sigma.Principal, v *view.Table, kin []sigma.ProcID) *tree {
+	t := &tree{k: k, principal: who}
+	if v != nil {
+		t.view = t.viewer(viewfs.Config{Table: v, Kin: kin})
 	}
 	return t
+}
+
+// serveProc is runner.Config's.
+func (k *Kernel) serveProc(ctx context.Context, conn session.Conn, who sigma.Principal, v *view.Table,
+	kin []sigma.ProcID, adopted bool) {
+	k.serveAs(ctx, conn, k.newProcTree(who, v, kin), adopted)
 }
 
 // settle replaces the symlinks on a path of the spawner's by what they lead to, so that what is

@@ -10,6 +10,7 @@ import (
 	"sigmaos.dev/kernel/procs"
 	"sigmaos.dev/kernel/reach"
 	"sigmaos.dev/kernel/roles"
+	"sigmaos.dev/kernel/runner"
 	"sigmaos.dev/kernel/services"
 	"sigmaos.dev/kernel/viewfs"
 
@@ -324,8 +325,8 @@ func (k *Kernel) limitsOf(i *sigma.RealmInfo, names *sigma.RealmLimits) (out []s
 		{"rings", dialproxy.RingsOfRealm, &rings},
 		{"proc_memory_bytes", uint64(k.cfg.Memory), nil},
 		{"proc_args_bytes", sigma.ArgsMax, nil},
-		{"proc_tasks", pidsMax, nil},
-		{"proc_open_files", noFileMax, nil},
+		{"proc_tasks", runner.PidsMax, nil},
+		{"proc_open_files", runner.NoFileMax, nil},
 		{"proc_endpoints", dialproxy.ListenersMax, nil},
 		{"proc_rings", dialproxy.RingsOfProc, nil},
 	} {

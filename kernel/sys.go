@@ -225,7 +225,7 @@ func (r *root) spawn(ctx context.Context, payload []byte) ([]byte, []*os.File, e
 	if err != nil {
 		return nil, nil, err
 	}
-	k.startSpawned(starts)
+	k.runner.Spawned(starts)
 	reply, err := sigmap.Payload(func(c *sigmap.Coder) { c.ProcIDs(&ids) })
 	return reply, nil, err
 }
@@ -277,7 +277,7 @@ func (r *root) selfCalls() map[string]handler {
 			s.Kind = sigma.KindOther // a kind says why a proc could not be started, and this one was
 			k.procs.Step(schedd.CalledExited{ID: who.Proc, Status: s})
 			if !s.OK() || s.Msg != "" || len(s.Data) > 0 { // what its exit code will not say
-				k.keep(r.realm, who.Proc)
+				k.runner.Keep(r.realm, who.Proc)
 			}
 			return nil, nil, nil
 		}),

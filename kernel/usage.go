@@ -7,7 +7,6 @@ import (
 	"syscall"
 	"time"
 
-	"sigmaos.dev/kernel/procs"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
 )
@@ -37,39 +36,6 @@ func (r *root) usage(ctx context.Context, payload []byte) ([]byte, []*os.File, e
 	}
 	reply, err := sigmap.Payload(func(c *sigmap.Coder) { c.Usages(&out) })
 	return reply, nil, err
-}
-
-// usageOf is zero for a proc that is not known any more: who asks about many cannot help that.
-func (k *Kernel) usageOf(ctx context.Context, realm sigma.RealmID, id sigma.ProcID) (sigma.Usage, error) {
-	var u sigma.Usage
-	var launched uint64
-	known, running := false, false
-	k.procs.With(func(v procs.View) {
-		p := v.Proc(realm, id)
-		if known = p != nil; !known {
-			return
-		}
-		u, launched, running = p.Usage, p.Launch, p.State == sigma.ProcRunning
-		if !p.Away() {
-			u.Output = v.Output(id)
-		}
-		if running {
-			u.Traffic = k.traffic.Look(time.Now(), id)
-		}
-	})
-	if !known || !running {
-		return u, nil
-	}
-	l := k.launcher.Now()
-	if l == nil { // it died, and the proc with it
-		return u, nil
-	}
-	m, err := k.launcher.Meter(ctx, l, launched)
-	if err != nil {
-		return sigma.Usage{}, err
-	}
-	u.UserTime, u.SystemTime, u.Memory, u.MemoryPeak, u.Tasks = m.User, m.Sys, m.Memory, m.MemoryPeak, m.Tasks
-	return u, nil
 }
 
 // servicesUsage tells what the services and sigmad use that status lists, in its order, the

@@ -1,8 +1,9 @@
-// Package past keeps what is remembered of procs that have ended for the next sigmad of the machine:
-// their statuses, and what they printed. It is kept for as long as it is remembered here.
+// Package past keeps what is remembered of procs that have ended for the next sigmad of the
+// machine: their statuses, and what they printed. It is kept for as long as it is remembered here.
 //
 // A machine that was away may have missed that a realm was removed and that another has its name.
-// So a record says when its realm was made, and the next sigmad shows it to no other. Users: kernel.
+// So a record says when its realm was made, and the next sigmad shows it to no other. Users:
+// kernel.
 //
 // Locks: Past.mu, a leaf.
 package past

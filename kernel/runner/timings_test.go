@@ -1,4 +1,4 @@
-package kernel
+package runner
 
 import (
 	"strings"
@@ -18,7 +18,7 @@ func TestHistogram(t *testing.T) {
 		h.observe(d)
 	}
 	var b strings.Builder
-	h.text(&b, "x_seconds", `phase="exec"`)
+	h.write(&b, "x_seconds", `phase="exec"`)
 	for _, line := range []string{`x_seconds_bucket{phase="exec",le="1e-05"} 2`,
 		`x_seconds_bucket{phase="exec",le="2e-05"} 3`, `x_seconds_bucket{phase="exec",le="1"} 4`,
 		`x_seconds_bucket{phase="exec",le="10"} 4`, `x_seconds_bucket{phase="exec",le="+Inf"} 5`,
@@ -32,13 +32,13 @@ func TestHistogram(t *testing.T) {
 // BenchmarkTrace: what tells the phases of one start costs: reading the clock for what the launcher
 // told, and counting in the histograms.
 func BenchmarkTrace(b *testing.B) {
-	k := &Kernel{start: time.Now(), startMono: monotonic()}
-	e := launch.Started{Cloned: monotonic(), Contained: monotonic(), Executed: monotonic()}
+	x := &Runner{cfg: Config{Start: time.Now(), StartMono: Monotonic()}}
+	e := launch.Started{Cloned: Monotonic(), Contained: Monotonic(), Executed: Monotonic()}
 	b.ReportAllocs()
 	for b.Loop() {
-		l := schedd.Launched{Cloned: k.wallTime(e.Cloned), Contained: k.wallTime(e.Contained),
-			Executed: k.wallTime(e.Executed)}
-		k.metrics.timed(&sigma.Timing{sigma.PhaseExec: l.Executed.Sub(l.Contained),
+		l := schedd.Launched{Cloned: x.wallTime(e.Cloned), Contained: x.wallTime(e.Contained),
+			Executed: x.wallTime(e.Executed)}
+		x.Timings.Count(&sigma.Timing{sigma.PhaseExec: l.Executed.Sub(l.Contained),
 			sigma.PhaseRestrict: l.Contained.Sub(l.Cloned)})
 	}
 }

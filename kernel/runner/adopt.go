@@ -1,4 +1,4 @@
-package kernel
+package runner
 
 import (
 	"net"
@@ -48,18 +48,18 @@ type young struct {
 }
 
 // keepLater has the proc kept when it is old enough.
-func (k *Kernel) keepLater(c *child) {
+func (x *Runner) keepLater(c *child) {
 	c.began = time.Now()
-	k.young.mu.Lock()
-	defer k.young.mu.Unlock()
-	k.young.procs = append(k.young.procs, c)
-	if k.young.timer == nil {
-		k.young.timer = time.AfterFunc(keepAge, k.keepGrown)
+	x.young.mu.Lock()
+	defer x.young.mu.Unlock()
+	x.young.procs = append(x.young.procs, c)
+	if x.young.timer == nil {
+		x.young.timer = time.AfterFunc(keepAge, x.keepGrown)
 	}
 }
 
-func (k *Kernel) keepGrown() {
-	y := &k.young
+func (x *Runner) keepGrown() {
+	y := &x.young
 	y.mu.Lock()
 	limit, n := time.Now().Add(-keepAge), 0
 	for n < len(y.procs) && !y.procs[n].began.After(limit) {
@@ -88,20 +88,20 @@ func (c *child) keep() {
 	c.out.Lend(func(out int) {
 		c.err.Lend(func(err int) {
 			if c.conn == nil {
-				c.k.keep(c.who.Realm, c.who.Proc, out, err, c.ours)
+				c.x.Keep(c.who.Realm, c.who.Proc, out, err, c.ours)
 				return
 			}
 			raw, rerr := c.conn.u.SyscallConn()
 			if rerr == nil {
-				raw.Control(func(fd uintptr) { c.k.keep(c.who.Realm, c.who.Proc, out, err, int(fd)) })
+				raw.Control(func(fd uintptr) { c.x.Keep(c.who.Realm, c.who.Proc, out, err, int(fd)) })
 			}
 		})
 	})
 }
 
-// label is what this sigmad tells its successor of a proc.
-type label struct {
-	info sigma.ProcInfo
+// Label is what this sigmad tells its successor of a proc.
+type Label struct {
+	Info sigma.ProcInfo
 	gid  uint32
 	said *sigma.Status
 	home sigma.Life // of a guest
@@ -109,9 +109,9 @@ type label struct {
 	kin  []sigma.ProcID
 }
 
-func (l *label) code(c *sigmap.Coder) {
+func (l *Label) Code(c *sigmap.Coder) {
 	said := l.said != nil
-	c.ProcInfo(&l.info)
+	c.ProcInfo(&l.Info)
 	c.U32(&l.gid)
 	if c.Bool(&said); said {
 		if l.said == nil {
@@ -125,37 +125,37 @@ func (l *label) code(c *sigmap.Coder) {
 	c.ProcIDs(&l.kin)
 }
 
-// keep tells the launcher what a successor will know of a proc, and hands it what the successor
+// Keep tells the launcher what a successor will know of a proc, and hands it what the successor
 // needs: the ends of its output and of its session. Without them it only renews the label. If it
 // fails the proc dies with sigmad.
-func (k *Kernel) keep(realm sigma.RealmID, id sigma.ProcID, fds ...int) {
-	gid := k.groups.of(realm)
-	k.keeping.Lock()
-	defer k.keeping.Unlock()
-	p, known := k.procs.Proc(realm, id)
-	l := k.launcher.Now()
+func (x *Runner) Keep(realm sigma.RealmID, id sigma.ProcID, fds ...int) {
+	gid := x.groups.of(realm)
+	x.keeping.Lock()
+	defer x.keeping.Unlock()
+	p, known := x.cfg.Procs.Proc(realm, id)
+	l := x.cfg.Launcher.Now()
 	if !known || p.State != sigma.ProcRunning || l == nil {
 		return
 	}
-	what, launched := label{p.ProcInfo, gid, p.Said(), p.Home, p.View, p.Kin}, p.Launch
+	what, launched := Label{p.ProcInfo, gid, p.Said(), p.Home, p.View, p.Kin}, p.Launch
 	for i := range fds {
 		if fds[i] < 0 { // what it prints there is complete
-			fds[i] = k.nothing
+			fds[i] = x.nothing
 		}
 	}
-	b, err := sigmap.Payload(what.code)
+	b, err := sigmap.Payload(what.Code)
 	if err == nil && len(b) > launch.LabelMax && what.said != nil {
 		short := *what.said
 		short.Data, what.said = nil, &short
-		b, err = sigmap.Payload(what.code)
+		b, err = sigmap.Payload(what.Code)
 	}
 	if err == nil {
 		if err = l.Keep(launched, b, fds...); err == nil && len(fds) > 0 {
-			k.metrics.kept.Add(1)
+			x.Timings.Kept.Add(1)
 		}
 	}
 	if err != nil && sigma.KindOf(err) != sigma.KindLost {
-		k.cfg.Log.Debug("a proc would not outlive sigmad", "proc", id, "err", err)
+		x.cfg.Log.Debug("a proc would not outlive sigmad", "proc", id, "err", err)
 	}
 }
 
@@ -169,29 +169,29 @@ func atEnd() (int, error) {
 	return p[0], nil
 }
 
-// adopt takes over a proc that a sigmad before this one had started: it is known again, memory is
+// Adopt takes over a proc that a sigmad before this one had started: it is known again, memory is
 // charged, its session begins anew and its output is stored on. It reports whether the proc is one
 // that anybody can find.
-func (k *Kernel) adopt(e launch.Adopted) bool {
-	var what label
-	err := sigmap.Parse(e.Label, what.code)
+func (x *Runner) Adopt(e launch.Adopted) bool {
+	var what Label
+	err := sigmap.Parse(e.Label, what.Code)
 	if n := len(e.FDs); err == nil && n != 0 && n != 3 {
 		err = sigma.Errorf("kernel.adopt", sigma.KindInvalid, "%d descriptors", n)
 	}
 	if err != nil { // a bug of one of the two sigmads
-		k.cfg.Log.Error("a proc of a former sigmad is not understood", "launch", e.ID, "err", err)
+		x.cfg.Log.Error("a proc of a former sigmad is not understood", "launch", e.ID, "err", err)
 		for _, fd := range e.FDs {
 			unix.Close(fd)
 		}
 		return false
 	}
-	realm, id := what.info.Realm, what.info.ID
-	if len(e.FDs) == 0 && k.past.Has(id) { // more is known than that it ended
-		k.past.EndsAgain(id)
+	realm, id := what.Info.Realm, what.Info.ID
+	if len(e.FDs) == 0 && x.cfg.Past.Has(id) { // more is known than that it ended
+		x.cfg.Past.EndsAgain(id)
 		return true
 	}
-	c := &child{k: k, launch: e.ID, release: func() {}, who: sigma.Principal{Realm: realm, Proc: id,
-		Machine: k.cfg.Machine}, view: what.view, kin: what.kin, outW: -1, errW: -1, ours: -1, theirs: -1}
+	c := &child{x: x, launch: e.ID, release: func() {}, who: sigma.Principal{Realm: realm, Proc: id,
+		Machine: x.cfg.Machine}, view: what.view, kin: what.kin, outW: -1, errW: -1, ours: -1, theirs: -1}
 	var out, errs int
 	if len(e.FDs) > 0 {
 		out, errs, c.ours = e.FDs[0], e.FDs[1], e.FDs[2]
@@ -199,23 +199,23 @@ func (k *Kernel) adopt(e launch.Adopted) bool {
 		out, _ = atEnd()
 		errs, _ = atEnd()
 	}
-	k.groups.adopt(realm, what.gid)
-	k.launcher.RegisterAs(e.ID, c.event)
-	k.procs.Step(schedd.Adopted{Info: what.info, Launch: e.ID, Said: what.said, View: what.view, Kin: what.kin,
+	x.groups.take(realm, what.gid)
+	x.cfg.Launcher.RegisterAs(e.ID, c.event)
+	x.cfg.Procs.Step(schedd.Adopted{Info: what.Info, Launch: e.ID, Said: what.said, View: what.view, Kin: what.kin,
 		Home: what.home})
-	l, _ := k.procs.Logs(realm, id)
+	l, _ := x.cfg.Procs.Logs(realm, id)
 	for _, log := range []*output.Log{l.Out, l.Err} {
 		if err := log.Resume(); err != nil {
-			k.cfg.Log.Warn("what a proc printed before is lost", "proc", id, "err", err)
+			x.cfg.Log.Warn("what a proc printed before is lost", "proc", id, "err", err)
 		}
 	}
-	c.out, c.err = k.outputs.Adopt(l.Out, out), k.outputs.Adopt(l.Err, errs)
-	k.outputs.Begin(c.out, c.err)
+	c.out, c.err = x.outputs.Adopt(l.Out, out), x.outputs.Adopt(l.Err, errs)
+	x.outputs.Begin(c.out, c.err)
 	if c.ours >= 0 {
 		c.mu.Lock()
 		c.serveLocked(true)
 		c.mu.Unlock()
-		k.metrics.kept.Add(1)
+		x.Timings.Kept.Add(1)
 	}
 	return true
 }

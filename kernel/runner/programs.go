@@ -1,4 +1,4 @@
-package kernel
+package runner
 
 import (
 	"context"
@@ -6,6 +6,8 @@ import (
 
 	"sigmaos.dev/binfs"
 	"sigmaos.dev/identity"
+	"sigmaos.dev/kernel/cluster"
+	"sigmaos.dev/kernel/reach"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
 )
@@ -23,10 +25,13 @@ const programsKey = "+programs"
 // forgotten.
 const holdersMax = 1024
 
-// holders is where programs can be had besides the store (binfs.Peers): at the home of a proc that
+// Holders is where programs can be had besides the store (binfs.Peers): at the home of a proc that
 // came from another machine, since whoever spawned it there most likely starts it there too.
-type holders struct {
-	k *Kernel
+type Holders struct {
+	machine  sigma.MachineID
+	cluster  *cluster.Cluster
+	reach    *reach.Reach
+	programs *binfs.Cache // set by Keep
 
 	mu    sync.Mutex
 	homes map[held]sigma.MachineID // mu
@@ -37,15 +42,19 @@ type held struct {
 	path  string
 }
 
-func newHolders(k *Kernel) *holders {
-	h := &holders{k: k, homes: map[held]sigma.MachineID{}}
-	k.reach.Calls[callPart] = h.give
+// NewHolders makes what knows of no other machine, and answers them.
+func NewHolders(machine sigma.MachineID, c *cluster.Cluster, r *reach.Reach) *Holders {
+	h := &Holders{machine: machine, cluster: c, reach: r, homes: map[held]sigma.MachineID{}}
+	r.Calls[callPart] = h.give
 	return h
 }
 
-// hint says that machine m most likely has the program at path.
-func (h *holders) hint(realm sigma.RealmID, path string, m sigma.MachineID) {
-	if m == "" || m == h.k.cfg.Machine {
+// Keep sets the programs that other machines are given. It is called before one asks.
+func (h *Holders) Keep(programs *binfs.Cache) { h.programs = programs }
+
+// Hint says that machine m most likely has the program at path.
+func (h *Holders) Hint(realm sigma.RealmID, path string, m sigma.MachineID) {
+	if m == "" || m == h.machine {
 		return
 	}
 	h.mu.Lock()
@@ -57,11 +66,11 @@ func (h *holders) hint(realm sigma.RealmID, path string, m sigma.MachineID) {
 }
 
 // Candidates implements binfs.Peers.
-func (h *holders) Candidates(n binfs.Name) []sigma.MachineID {
+func (h *Holders) Candidates(n binfs.Name) []sigma.MachineID {
 	h.mu.Lock()
 	m := h.homes[held{n.Realm, n.Path}]
 	h.mu.Unlock()
-	if known, ok := h.k.cluster.Member(m); !ok || known.Lost {
+	if known, ok := h.cluster.Member(m); !ok || known.Lost {
 		return nil
 	}
 	return []sigma.MachineID{m}
@@ -79,8 +88,8 @@ func codePart(c *sigmap.Coder, n *binfs.Name, offset *int64, size *int) {
 }
 
 // Part implements binfs.Peers.
-func (h *holders) Part(ctx context.Context, m sigma.MachineID, n binfs.Name, offset int64, size int) ([]byte, error) {
-	c, err := h.k.reach.PeerBy(ctx, m, programsKey)
+func (h *Holders) Part(ctx context.Context, m sigma.MachineID, n binfs.Name, offset int64, size int) ([]byte, error) {
+	c, err := h.reach.PeerBy(ctx, m, programsKey)
 	if err != nil {
 		return nil, err
 	}
@@ -93,12 +102,12 @@ func (h *holders) Part(ctx context.Context, m sigma.MachineID, n binfs.Name, off
 }
 
 // give answers another machine.
-func (h *holders) give(_ context.Context, _ identity.Subject, payload []byte) ([]byte, error) {
+func (h *Holders) give(_ context.Context, _ identity.Subject, payload []byte) ([]byte, error) {
 	var n binfs.Name
 	var offset int64
 	var size int
 	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { codePart(c, &n, &offset, &size) }); err != nil {
 		return nil, err
 	}
-	return h.k.bin.Part(n, offset, size)
+	return h.programs.Part(n, offset, size)
 }
