@@ -6,7 +6,6 @@ import (
 	"maps"
 	"slices"
 
-	"sigmaos.dev/identity"
 	"sigmaos.dev/kernel/procs"
 	"sigmaos.dev/kernel/runner"
 	"sigmaos.dev/sigma"
@@ -19,34 +18,7 @@ func (r *root) capsCall(ctx context.Context, id sigma.ProcID) ([]byte, error) {
 	if p := r.tree.principal; !p.System && p.Proc != id {
 		return nil, sigma.Errorf("kernel.caps", sigma.KindPermission, "a proc may ask this about itself only")
 	}
-	k := r.tree.k
-	at, ok := k.find(ctx, r.realm, id)
-	if !ok {
-		return nil, procs.Unknown(id)
-	}
-	m := at.runs
-	if m == "" {
-		m = at.home
-	}
-	if m != k.cfg.Machine {
-		var caps sigmap.Caps
-		if err := k.reach.Ask(ctx, m, peerCaps, func(c *sigmap.Coder) {
-			c.RealmID(&r.realm)
-			c.ProcID(&id)
-		}, func(c *sigmap.Coder) { c.Caps(&caps) }); err != nil {
-			return nil, err
-		}
-		return sigmap.Payload(func(c *sigmap.Coder) { c.Caps(&caps) })
-	}
-	return k.capsHere(r.realm, id)
-}
-
-func (k *Kernel) peerCaps(_ context.Context, _ identity.Subject, payload []byte) ([]byte, error) {
-	realm, id, err := parseProc(payload, nil)
-	if err != nil {
-		return nil, err
-	}
-	return k.capsHere(realm, id)
+	return r.tree.k.remote.Caps(ctx, r.realm, id)
 }
 
 // capsHere tells what a proc that is here may reach.

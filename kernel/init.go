@@ -13,6 +13,7 @@ import (
 	"sigmaos.dev/kernel/procs"
 	"sigmaos.dev/kernel/reach"
 	"sigmaos.dev/kernel/registrations"
+	"sigmaos.dev/kernel/remote"
 	"sigmaos.dev/kernel/services"
 	"sigmaos.dev/namespace"
 	"sigmaos.dev/schedd"
@@ -344,5 +345,5 @@ func (r *root) initStop(ctx context.Context, payload []byte) ([]byte, []*os.File
 	if err := k.initEpoch.Admit(s.Epoch, func() {}); err != nil {
 		return nil, nil, err
 	}
-	return nil, nil, k.tell(ctx, s.Realm, s.Proc, actEvict, initd.StopGrace)
+	return nil, nil, k.remote.Tell(ctx, s.Realm, s.Proc, remote.Evict, initd.StopGrace)
 }

@@ -35,6 +35,7 @@ import (
 	"sigmaos.dev/kernel/progtree"
 	"sigmaos.dev/kernel/reach"
 	"sigmaos.dev/kernel/registrations"
+	"sigmaos.dev/kernel/remote"
 	"sigmaos.dev/kernel/runner"
 	"sigmaos.dev/kernel/services"
 	"sigmaos.dev/kernel/shares"
@@ -142,10 +143,10 @@ type Kernel struct {
 	guests    *guests
 	reach     *reach.Reach
 	runner    *runner.Runner
+	remote    *remote.Remote
 	holders   *runner.Holders
 	scratch   *scratch
 	servers   *servers
-	peers     *peers
 	memo      memo.Memo
 
 	etcd      *sigmap.Etcd // Config.Etcd, or what a machine that joined was told; complete before named is started
@@ -245,7 +246,6 @@ func New(cfg Config) (*Kernel, error) {
 	if k.servers, err = newServers(k); err != nil {
 		return nil, err
 	}
-	k.peers = newPeers()
 	k.registerPeerCalls()
 	k.holders = runner.NewHolders(cfg.Machine, k.cluster, k.reach)
 	k.bin, err = binfs.New(binfs.Config{Dir: filepath.Join(cfg.Data, "bin"), Max: cfg.ProgramsMax, Mount: cfg.Mount,
@@ -259,6 +259,9 @@ func New(cfg Config) (*Kernel, error) {
 	if k.runner, err = runner.New(k.runnerConfig()); err != nil {
 		return nil, err
 	}
+	k.remote = remote.New(remote.Config{Machine: cfg.Machine, StartMono: k.startMono, Log: cfg.Log, Procs: k.procs,
+		Cluster: k.cluster, Reach: k.reach, Runner: k.runner, Holders: k.holders, Known: k.known, Go: k.sessions.Go,
+		Doubt: k.doubtNames, Caps: k.capsHere})
 	return k, nil
 }
 
@@ -334,6 +337,7 @@ func (k *Kernel) Run(ctx context.Context) error {
 	k.reach.Begin(ctx)
 	k.past.Begin(ctx)
 	k.runner.Begin(ctx)
+	k.remote.Begin(ctx)
 	k.connect.Begin(ctx)
 	defer context.AfterFunc(asked, func() { k.cluster.Leave(); stop() })()
 	events := make(chan error, 1)
@@ -343,7 +347,7 @@ func (k *Kernel) Run(ctx context.Context) error {
 	go func() { events <- k.launcher.Run(work) }()
 
 	k.sessions.Go(func() { k.placing.Run(ctx) })
-	k.sessions.Go(func() { k.followRoster(ctx) })
+	k.sessions.Go(func() { k.remote.Run(ctx) })
 	k.sessions.Go(func() { k.watchShares(ctx) })
 	k.sessions.Go(func() { k.watchGuests(ctx) })
 	k.sessions.Go(func() { k.keepLedger(ctx) })

@@ -420,6 +420,6 @@ func (r realms) List(ctx context.Context) (out []sigma.RealmInfo, err error) {
 		return nil, err
 	}
 	out = slices.DeleteFunc(out, func(i sigma.RealmInfo) bool { return i.ID == sigma.SystemRealm }) // no tenant's
-	r.k.countProcs(ctx, out)
+	r.k.remote.Count(ctx, out)
 	return out, nil
 }

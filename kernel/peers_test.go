@@ -121,8 +121,8 @@ func TestFarProcs(t *testing.T) {
 	if err != nil || us[0].Tasks != 5 || us[1].Tasks != 0 || us[2].Tasks != 5 {
 		t.Errorf("usage: %+v, %v", us, err)
 	}
-	if at, ok := x.m["m1"].k.find(ctx, sigma.DefaultRealm, far); !ok || at.runs != "m3" {
-		t.Errorf("%s runs at %q, %v", far, at.runs, ok)
+	if at, ok := x.m["m1"].k.remote.Find(ctx, sigma.DefaultRealm, far); !ok || at.Runs != "m3" {
+		t.Errorf("%s runs at %q, %v", far, at.Runs, ok)
 	}
 	if err := x.c["m3"].WaitStart(ctx, spread["m1"][0]); err != nil {
 		t.Errorf("wait for the start of another machine's proc: %v", err)
@@ -212,7 +212,7 @@ func TestFarLost(t *testing.T) {
 // Goal: who waits for a proc that its home has forgotten is told so, though the machine that ran it
 // remembers it.
 func TestFarForgotten(t *testing.T) {
-	x := newThreeWith(t, func(m *machine) { m.k.peers.comeBack = reach.RetryMin })
+	x := newThreeWith(t, func(m *machine) { m.k.remote.ComeBack = reach.RetryMin })
 	x.burst("m2", 12)
 	id := x.on("m2")["m3"][0]
 	if err := x.c["m2"].Kill(t.Context(), id); err != nil {
@@ -223,33 +223,6 @@ func TestFarForgotten(t *testing.T) {
 	for at, c := range x.c {
 		if _, err := c.WaitExit(t.Context(), id); sigma.KindOf(err) != sigma.KindNotFound {
 			t.Errorf("%s waits: %v", at, err)
-		}
-	}
-}
-
-// Goal: what another machine gives is looked at like what a program asks for.
-func TestCheckArrived(t *testing.T) {
-	id := sigma.NewProcID()
-	good := schedd.Arrived{Info: sigma.ProcInfo{ID: id, Realm: "a"}, Descriptor: sigma.Descriptor{Program: "/bin/x"}}
-	if err := checkArrived(id, &good); err != nil || !procs.IsID(id) {
-		t.Errorf("%s: %v", id, err)
-	}
-	for name, spoil := range map[string]func(*schedd.Arrived){
-		"another proc": func(e *schedd.Arrived) {
-			e.Info.ID = sigma.NewProcID()
-		}, "no realm": func(e *schedd.Arrived) { e.Info.Realm = "../a" },
-		"no program": func(e *schedd.Arrived) {
-			e.Descriptor.Program = ""
-		}, "the provider's profile": func(e *schedd.Arrived) { e.Descriptor.Profile = "system" },
-	} {
-		e := good
-		if spoil(&e); checkArrived(id, &e) == nil {
-			t.Errorf("%s was taken", name)
-		}
-	}
-	for _, id := range []sigma.ProcID{"", "../../identity.x", "aaaaaaaaaaaaaaaaa", "aaaaaaaa/aaaaaaa"} {
-		if procs.IsID(id) {
-			t.Errorf("%q names files", id)
 		}
 	}
 }

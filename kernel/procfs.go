@@ -8,6 +8,7 @@ import (
 	"sigmaos.dev/kernel/computed"
 	"sigmaos.dev/kernel/memo"
 	"sigmaos.dev/kernel/procs"
+	"sigmaos.dev/kernel/remote"
 	"sigmaos.dev/kernel/viewfs"
 
 	"sigmaos.dev/identity"
@@ -26,11 +27,11 @@ func (r *root) procDir() sigma.File {
 			if r.mayProc(ctx, id, sigma.RightRead) != nil {
 				return nil, procs.Unknown(id)
 			}
-			if _, ok := k.placeHere(r.realm, id); ok {
+			if _, ok := k.remote.PlaceHere(r.realm, id); ok {
 				return r.oneProcDir(id), nil
 			}
 			if !r.tree.far {
-				if _, ok := k.find(ctx, r.realm, id); ok {
+				if _, ok := k.remote.Find(ctx, r.realm, id); ok {
 					return r.oneProcDir(id), nil
 				}
 			}
@@ -89,7 +90,7 @@ func (r *root) procsHere(after uint64, n int) (es []sigma.DirEntry, more bool) {
 	k := r.tree.k
 	k.procs.With(func(v procs.View) {
 		for seq, p := range v.After(r.realm, after) {
-			if more = len(es) == min(n, listProcs); more {
+			if more = len(es) == min(n, remote.ListProcs); more {
 				break
 			}
 			es = append(es, sigma.DirEntry{Name: string(p.ID), ID: sigma.FileID{Kind: sigma.KindDir,
@@ -155,17 +156,17 @@ func (r *root) oneProcDir(id sigma.ProcID) sigma.File {
 			if r.tree.far {
 				return r.procFile(id, name)
 			}
-			at, ok := k.find(ctx, r.realm, id)
+			at, ok := k.remote.Find(ctx, r.realm, id)
 			if !ok {
 				return nil, procs.Unknown(id)
 			}
-			m := at.home
+			m := at.Home
 			switch {
-			case name == procDescriptor, name == procStatus, name == procUsage && at.runs == "":
-			case at.runs == "" && len(k.cluster.Others()) > 0: // it may be placed anywhere
+			case name == procDescriptor, name == procStatus, name == procUsage && at.Runs == "":
+			case at.Runs == "" && len(k.cluster.Others()) > 0: // it may be placed anywhere
 				return emptyFile(path, name), nil
 			default:
-				m = at.runs
+				m = at.Runs
 			}
 			if m == "" || m == k.cfg.Machine {
 				return r.procFile(id, name)

@@ -34,11 +34,11 @@ func (k *Kernel) carry(core *schedd.Core, f schedd.Effect) {
 	case schedd.Decided:
 		k.decisions.Note(f.Record)
 	case schedd.Owed:
-		k.owe(f.ID, f.Home)
+		k.remote.Owe(f.ID, f.Home)
 	case schedd.Take:
-		k.sessions.Go(func() { k.take(f.ID, f.Home) })
+		k.sessions.Go(func() { k.remote.Take(f.ID, f.Home) })
 	case schedd.Decline:
-		k.sessions.Go(func() { k.decline(f.ID, f.Home) })
+		k.sessions.Go(func() { k.remote.Decline(f.ID, f.Home) })
 	default:
 		k.placing.Carry(f)
 	}

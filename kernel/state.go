@@ -95,7 +95,7 @@ func (r *root) realmInfos(ctx context.Context) ([]sigma.RealmInfo, error) {
 		}
 		ctx, cancel := k.asked()
 		defer cancel()
-		k.countProcs(ctx, out)
+		k.remote.Count(ctx, out)
 		return out, err
 	})
 }

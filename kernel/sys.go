@@ -9,6 +9,7 @@ import (
 	"sigmaos.dev/kernel/computed"
 	"sigmaos.dev/kernel/procs"
 	"sigmaos.dev/kernel/reach"
+	"sigmaos.dev/kernel/remote"
 	"sigmaos.dev/kernel/roles"
 	"sigmaos.dev/kernel/services"
 	"sigmaos.dev/kernel/viewfs"
@@ -152,7 +153,7 @@ func (r *root) procsCalls() map[string]handler {
 		sigmap.CallUsage: r.usage,
 		sigmap.CallCaps:  r.aboutProc(sigma.RightRead, r.capsCall),
 		sigmap.CallWaitStart: r.aboutProc(sigma.RightRead, func(ctx context.Context, id sigma.ProcID) ([]byte, error) {
-			p, err := k.await(ctx, r.realm, id, procs.Started)
+			p, err := k.remote.Await(ctx, r.realm, id, procs.Started)
 			if err == nil && p.Times.Started.IsZero() {
 				err = &sigma.Error{Op: "kernel.WaitStart", Kind: max(p.Status.Kind, sigma.KindOther),
 					Msg: p.Status.Code.String() + ": " + p.Status.Msg}
@@ -160,7 +161,7 @@ func (r *root) procsCalls() map[string]handler {
 			return nil, err
 		}),
 		sigmap.CallWaitExit: r.aboutProc(sigma.RightRead, func(ctx context.Context, id sigma.ProcID) ([]byte, error) {
-			p, err := k.await(ctx, r.realm, id, procs.Ended)
+			p, err := k.remote.Await(ctx, r.realm, id, procs.Ended)
 			if err != nil {
 				return nil, err
 			}
@@ -170,13 +171,13 @@ func (r *root) procsCalls() map[string]handler {
 			return sigmap.Payload(func(c *sigmap.Coder) { c.Status(&p.Status) })
 		}),
 		sigmap.CallKill: r.aboutProc(sigma.RightWrite, func(ctx context.Context, id sigma.ProcID) ([]byte, error) {
-			return nil, k.tell(ctx, r.realm, id, actKill, 0)
+			return nil, k.remote.Tell(ctx, r.realm, id, remote.Kill, 0)
 		}),
 		sigmap.CallFreeze: r.aboutProc(sigma.RightWrite, func(ctx context.Context, id sigma.ProcID) ([]byte, error) {
-			return nil, k.tell(ctx, r.realm, id, actFreeze, 0)
+			return nil, k.remote.Tell(ctx, r.realm, id, remote.Freeze, 0)
 		}),
 		sigmap.CallThaw: r.aboutProc(sigma.RightWrite, func(ctx context.Context, id sigma.ProcID) ([]byte, error) {
-			return nil, k.tell(ctx, r.realm, id, actThaw, 0)
+			return nil, k.remote.Tell(ctx, r.realm, id, remote.Thaw, 0)
 		}),
 		sigmap.CallEvict: func(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
 			var id sigma.ProcID
@@ -187,7 +188,7 @@ func (r *root) procsCalls() map[string]handler {
 			if err := r.mayProc(ctx, id, sigma.RightWrite); err != nil {
 				return nil, nil, err
 			}
-			return nil, nil, k.tell(ctx, r.realm, id, actEvict, grace)
+			return nil, nil, k.remote.Tell(ctx, r.realm, id, remote.Evict, grace)
 		},
 	}
 }

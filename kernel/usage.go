@@ -7,12 +7,10 @@ import (
 	"syscall"
 	"time"
 
+	"sigmaos.dev/kernel/remote"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
 )
-
-// usageMax procs are asked about in one call.
-const usageMax = 256
 
 // usage answers what procs use: those that run, now; others, what is known of them. It is for the
 // provider, because a question costs the launcher time that starts need, and for sessions with a
@@ -26,11 +24,11 @@ func (r *root) usage(ctx context.Context, payload []byte) ([]byte, []*os.File, e
 		return nil, nil, sigma.Errorf("kernel.usage", sigma.KindPermission,
 			"no proc may ask this; read its files in /proc")
 	}
-	if len(ids) > usageMax {
+	if len(ids) > remote.UsageMax {
 		return nil, nil, sigma.Errorf("kernel.usage", sigma.KindTooBig, "%d procs in one call; %d are allowed",
-			len(ids), usageMax)
+			len(ids), remote.UsageMax)
 	}
-	out, err := r.tree.k.usagesOf(ctx, r.realm, ids)
+	out, err := r.tree.k.remote.Usages(ctx, r.realm, ids)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -41,9 +41,9 @@ func (r *root) mayProc(ctx context.Context, id sigma.ProcID, need sigma.Rights) 
 	if granted&need == need {
 		return nil
 	}
-	at, ok := r.tree.k.find(ctx, r.realm, id)
+	at, ok := r.tree.k.remote.Find(ctx, r.realm, id)
 	switch {
-	case ok && slices.Contains(at.kin, r.tree.principal.Proc):
+	case ok && slices.Contains(at.Kin, r.tree.principal.Proc):
 		return nil
 	case ok && granted&sigma.RightRead != 0:
 		return &sigma.Error{Op: "kernel.procs", Kind: sigma.KindPermission,
@@ -55,7 +55,7 @@ func (r *root) mayProc(ctx context.Context, id sigma.ProcID, need sigma.Rights) 
 // kinAt gives those of one machine's procs that are of's kin, for a listing of /proc.
 func (r *root) kinAt(ctx context.Context, m sigma.MachineID, after uint64, of sigma.ProcID) (es []sigma.DirEntry,
 	more bool) {
-	infos, seqs, more, _, err := r.tree.k.listOf(ctx, m, r.realm, true, after, of)
+	infos, seqs, more, _, err := r.tree.k.remote.ListOf(ctx, m, r.realm, true, after, of)
 	if err != nil {
 		return nil, false
 	}

@@ -1,6 +1,7 @@
-package kernel
+package remote
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -15,50 +16,50 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// place is where a proc is.
-type place struct {
-	home sigma.MachineID // keeps its status
-	runs sigma.MachineID // runs it, or ran it; "" before one does
-	kin  []sigma.ProcID  // its ancestors with views
+// Place is where a proc is.
+type Place struct {
+	Home sigma.MachineID // keeps its status
+	Runs sigma.MachineID // runs it, or ran it; "" before one does
+	Kin  []sigma.ProcID  // its ancestors with views
 }
 
-// placeHere looks a proc up here.
-func (k *Kernel) placeHere(realm sigma.RealmID, id sigma.ProcID) (place, bool) {
-	p, ok := k.procs.Proc(realm, id)
+// PlaceHere looks a proc up here.
+func (x *Remote) PlaceHere(realm sigma.RealmID, id sigma.ProcID) (Place, bool) {
+	p, ok := x.cfg.Procs.Proc(realm, id)
 	if !ok {
-		return place{}, false
+		return Place{}, false
 	}
-	at := place{k.cfg.Machine, p.Machine, p.Kin}
+	at := Place{x.cfg.Machine, p.Machine, p.Kin}
 	if p.Guest() {
-		at.home = p.Home.Machine
+		at.Home = p.Home.Machine
 	}
 	return at, true
 }
 
-// find looks for a proc here and then at all other machines at once. Each of them answers, or is
+// Find looks for a proc here and then at all other machines at once. Each of them answers, or is
 // known to be lost, in a few seconds.
-func (k *Kernel) find(ctx context.Context, realm sigma.RealmID, id sigma.ProcID) (place, bool) {
-	if at, ok := k.placeHere(realm, id); ok {
+func (x *Remote) Find(ctx context.Context, realm sigma.RealmID, id sigma.ProcID) (Place, bool) {
+	if at, ok := x.PlaceHere(realm, id); ok {
 		return at, true
 	}
-	others := k.cluster.Others()
+	others := x.cfg.Cluster.Others()
 	if len(others) == 0 || len(id) > 64 {
-		return place{}, false
+		return Place{}, false
 	}
 	select {
-	case k.peers.finds <- struct{}{}:
-		defer func() { <-k.peers.finds }()
+	case x.finds <- struct{}{}:
+		defer func() { <-x.finds }()
 	case <-ctx.Done():
-		return place{}, false
+		return Place{}, false
 	}
 	ctx, cancel := context.WithTimeout(ctx, reach.AnswerMax)
 	defer cancel()
-	found := make(chan *place, len(others))
+	found := make(chan *Place, len(others))
 	for _, m := range others {
 		go func() {
 			var has bool
-			var at place
-			err := k.reach.Ask(ctx, m, peerHave, func(c *sigmap.Coder) { c.RealmID(&realm); c.ProcID(&id) },
+			var at Place
+			err := x.cfg.Reach.Ask(ctx, m, peerHave, func(c *sigmap.Coder) { c.RealmID(&realm); c.ProcID(&id) },
 				func(c *sigmap.Coder) { c.Bool(&has); codePlace(c, &at) })
 			if err != nil || !has {
 				found <- nil
@@ -72,22 +73,22 @@ func (k *Kernel) find(ctx context.Context, realm sigma.RealmID, id sigma.ProcID)
 			return *at, true
 		}
 	}
-	return place{}, false
+	return Place{}, false
 }
 
-func (k *Kernel) peerHave(_ context.Context, _ identity.Subject, payload []byte) ([]byte, error) {
+func (x *Remote) peerHave(_ context.Context, _ identity.Subject, payload []byte) ([]byte, error) {
 	realm, id, err := parseProc(payload, nil)
 	if err != nil {
 		return nil, err
 	}
-	at, has := k.placeHere(realm, id)
+	at, has := x.PlaceHere(realm, id)
 	return sigmap.Payload(func(c *sigmap.Coder) { c.Bool(&has); codePlace(c, &at) })
 }
 
-func codePlace(c *sigmap.Coder, at *place) {
-	c.Str((*string)(&at.home))
-	c.Str((*string)(&at.runs))
-	c.ProcIDs(&at.kin)
+func codePlace(c *sigmap.Coder, at *Place) {
+	c.Str((*string)(&at.Home))
+	c.Str((*string)(&at.Runs))
+	c.ProcIDs(&at.Kin)
 }
 
 // parseProc reads a request about one proc; more reads what follows.
@@ -102,30 +103,30 @@ func parseProc(payload []byte, more func(*sigmap.Coder)) (realm sigma.RealmID, i
 	return realm, id, err
 }
 
-// await waits for a proc of a realm at its home, so that whoever was answered sees it listed as it
+// Await waits for a proc of a realm at its home, so that whoever was answered sees it listed as it
 // was told. KindNotFound: no machine that is alive knows it. If the machine that knew it is lost,
 // and with it what was known, the answer is that the proc is lost.
-func (k *Kernel) await(ctx context.Context, realm sigma.RealmID, id sigma.ProcID, u procs.Until) (info sigma.ProcInfo,
+func (x *Remote) Await(ctx context.Context, realm sigma.RealmID, id sigma.ProcID, u procs.Until) (info sigma.ProcInfo,
 	err error) {
 	defer func() {
 		if err == nil &&
-			info.Machine != k.cfg.Machine { // what it has written shall be seen by who knows that it has ended
-			k.doubtNames(realm)
+			info.Machine != x.cfg.Machine { // what it has written shall be seen by who knows that it has ended
+			x.cfg.Doubt(realm)
 		}
 	}()
-	if at, ok := k.placeHere(realm, id); ok && at.home == k.cfg.Machine || !ok && len(k.cluster.Others()) == 0 {
-		return k.procs.Wait(ctx, realm, id, u)
+	if at, ok := x.PlaceHere(realm, id); ok && at.Home == x.cfg.Machine || !ok && len(x.cfg.Cluster.Others()) == 0 {
+		return x.cfg.Procs.Wait(ctx, realm, id, u)
 	}
 	var last sigma.MachineID // that knew it
 	var since time.Time      // when it was asked in vain for the first time
 	for wait := reach.RetryMin; ; wait = min(2*wait, reach.RetryMax) {
-		at, ok := k.find(ctx, realm, id)
+		at, ok := x.Find(ctx, realm, id)
 		switch {
-		case ok && at.home == k.cfg.Machine: // it came home meanwhile
-			return k.procs.Wait(ctx, realm, id, u)
+		case ok && at.Home == x.cfg.Machine: // it came home meanwhile
+			return x.cfg.Procs.Wait(ctx, realm, id, u)
 		case ok:
-			last = at.home
-			info, err := k.waitAt(ctx, at.home, realm, id, u)
+			last = at.Home
+			info, err := x.waitAt(ctx, at.Home, realm, id, u)
 			switch {
 			case err == nil || ctx.Err() != nil || sigma.KindOf(err) == sigma.KindBusy:
 				return info, err
@@ -133,14 +134,14 @@ func (k *Kernel) await(ctx context.Context, realm sigma.RealmID, id sigma.ProcID
 				since = time.Time{}
 			case since.IsZero(): // its home was restarted just now, or has forgotten it, which who ran it has not
 				since = time.Now()
-			case time.Since(since) > k.peers.comeBack:
+			case time.Since(since) > x.ComeBack:
 				return info, procs.Unknown(id)
 			}
 		case last == "":
 			return sigma.ProcInfo{}, procs.Unknown(id)
 		case since.IsZero():
 			since = time.Now()
-		case !slices.Contains(k.cluster.Others(), last), time.Since(since) > k.peers.comeBack:
+		case !slices.Contains(x.cfg.Cluster.Others(), last), time.Since(since) > x.ComeBack:
 			info := sigma.ProcInfo{ID: id, Realm: realm, State: sigma.ProcEnded, Machine: last,
 				Times: sigma.Times{Ended: time.Now()}}
 			info.Status = sigma.Status{Code: sigma.StatusLost, ExitCode: 125, Kind: sigma.KindLost,
@@ -159,15 +160,15 @@ func (k *Kernel) await(ctx context.Context, realm sigma.RealmID, id sigma.ProcID
 const comeBackMax = 5 * time.Second
 
 // waitAt waits at another machine.
-func (k *Kernel) waitAt(ctx context.Context, m sigma.MachineID, realm sigma.RealmID, id sigma.ProcID,
+func (x *Remote) waitAt(ctx context.Context, m sigma.MachineID, realm sigma.RealmID, id sigma.ProcID,
 	u procs.Until) (info sigma.ProcInfo, err error) {
-	done, err := k.peers.wait(realm)
+	done, err := x.wait(realm)
 	if err != nil {
 		return info, err
 	}
 	defer done()
 	exit := bool(u)
-	err = k.reach.Ask(ctx, m, peerWait, func(c *sigmap.Coder) {
+	err = x.cfg.Reach.Ask(ctx, m, peerWait, func(c *sigmap.Coder) {
 		c.RealmID(&realm)
 		c.ProcID(&id)
 		c.Bool(&exit)
@@ -175,35 +176,35 @@ func (k *Kernel) waitAt(ctx context.Context, m sigma.MachineID, realm sigma.Real
 	return info, err
 }
 
-func (k *Kernel) peerWait(ctx context.Context, _ identity.Subject, payload []byte) ([]byte, error) {
+func (x *Remote) peerWait(ctx context.Context, _ identity.Subject, payload []byte) ([]byte, error) {
 	var exit bool
 	realm, id, err := parseProc(payload, func(c *sigmap.Coder) { c.Bool(&exit) })
 	if err != nil {
 		return nil, err
 	}
-	info, err := k.procs.Wait(ctx, realm, id, procs.Until(exit))
+	info, err := x.cfg.Procs.Wait(ctx, realm, id, procs.Until(exit))
 	if err != nil {
 		return nil, err
 	}
 	return sigmap.Payload(func(c *sigmap.Coder) { c.ProcInfo(&info) })
 }
 
-// tell does something to a proc wherever it is. While its machine cannot be reached it tries again,
+// Tell does something to a proc wherever it is. While its machine cannot be reached it tries again,
 // until ctx ends or the proc has.
-func (k *Kernel) tell(ctx context.Context, realm sigma.RealmID, id sigma.ProcID, a act, grace time.Duration) error {
+func (x *Remote) Tell(ctx context.Context, realm sigma.RealmID, id sigma.ProcID, a Act, grace time.Duration) error {
 	for wait := reach.RetryMin; ; wait = min(2*wait, reach.RetryMax) {
-		if p, known := k.procs.Proc(realm, id); known && (!p.Away() || p.Ended()) {
-			return k.tellHere(ctx, realm, id, a, grace)
+		if p, known := x.cfg.Procs.Proc(realm, id); known && (!p.Away() || p.Ended()) {
+			return x.tellHere(ctx, realm, id, a, grace)
 		}
-		at, ok := k.find(ctx, realm, id)
+		at, ok := x.Find(ctx, realm, id)
 		if !ok {
 			return procs.Unknown(id)
 		}
-		to := at.runs // which acts at once
-		if to == "" || to == k.cfg.Machine {
-			to = at.home
+		to := at.Runs // which acts at once
+		if to == "" || to == x.cfg.Machine {
+			to = at.Home
 		}
-		err := k.reach.Ask(ctx, to, peerTell, func(c *sigmap.Coder) {
+		err := x.cfg.Reach.Ask(ctx, to, peerTell, func(c *sigmap.Coder) {
 			c.RealmID(&realm)
 			c.ProcID(&id)
 			c.U8((*uint8)(&a))
@@ -225,42 +226,42 @@ func (k *Kernel) tell(ctx context.Context, realm sigma.RealmID, id sigma.ProcID,
 }
 
 // tellHere does it to a proc that is here.
-func (k *Kernel) tellHere(ctx context.Context, realm sigma.RealmID, id sigma.ProcID, a act, grace time.Duration) error {
-	switch _, known := k.procs.Proc(realm, id); {
+func (x *Remote) tellHere(ctx context.Context, realm sigma.RealmID, id sigma.ProcID, a Act, grace time.Duration) error {
+	switch _, known := x.cfg.Procs.Proc(realm, id); {
 	case !known:
 		return procs.Unknown(id)
-	case a == actKill:
-		k.procs.Step(schedd.Killed{ID: id})
-	case a == actEvict:
-		k.procs.Step(schedd.Evicted{ID: id, Grace: grace})
-	case a == actFreeze, a == actThaw:
-		return k.runner.Freeze(ctx, realm, id, a == actFreeze)
+	case a == Kill:
+		x.cfg.Procs.Step(schedd.Killed{ID: id})
+	case a == Evict:
+		x.cfg.Procs.Step(schedd.Evicted{ID: id, Grace: grace})
+	case a == Freeze, a == Thaw:
+		return x.cfg.Runner.Freeze(ctx, realm, id, a == Freeze)
 	default:
 		return sigma.Errorf("kernel.tell", sigma.KindUnsupported, "nothing known can be done to a proc by %d", a)
 	}
 	return nil
 }
 
-func (k *Kernel) peerTell(ctx context.Context, _ identity.Subject, payload []byte) ([]byte, error) {
-	var a act
+func (x *Remote) peerTell(ctx context.Context, _ identity.Subject, payload []byte) ([]byte, error) {
+	var a Act
 	var grace time.Duration
 	realm, id, err := parseProc(payload, func(c *sigmap.Coder) { c.U8((*uint8)(&a)); c.Duration(&grace) })
 	if err != nil {
 		return nil, err
 	}
-	if p, known := k.procs.Proc(realm, id); !known || p.Away() && !p.Ended() { // who asks looks again where it is
+	if p, known := x.cfg.Procs.Proc(realm, id); !known || p.Away() && !p.Ended() { // who asks looks again where it is
 		return nil, procs.Unknown(id)
 	}
-	return nil, k.tellHere(ctx, realm, id, a, grace)
+	return nil, x.tellHere(ctx, realm, id, a, grace)
 }
 
-// usagesOf tells what procs use, wherever they run. It is zero for a proc that nobody knows: who
+// Usages tells what procs use, wherever they run. It is zero for a proc that nobody knows: who
 // asks about many cannot help that.
-func (k *Kernel) usagesOf(ctx context.Context, realm sigma.RealmID, ids []sigma.ProcID) ([]sigma.Usage, error) {
+func (x *Remote) Usages(ctx context.Context, realm sigma.RealmID, ids []sigma.ProcID) ([]sigma.Usage, error) {
 	out := make([]sigma.Usage, len(ids))
 	far := map[sigma.MachineID][]int{} // "" = wherever
 	for i, id := range ids {
-		p, known := k.procs.Proc(realm, id)
+		p, known := x.cfg.Procs.Proc(realm, id)
 		if !known {
 			p.Machine = ""
 		}
@@ -268,7 +269,7 @@ func (k *Kernel) usagesOf(ctx context.Context, realm sigma.RealmID, ids []sigma.
 			far[p.Machine] = append(far[p.Machine], i)
 			continue
 		}
-		u, err := k.runner.Usage(ctx, realm, id)
+		u, err := x.cfg.Runner.Usage(ctx, realm, id)
 		if err != nil {
 			return nil, err
 		}
@@ -278,8 +279,8 @@ func (k *Kernel) usagesOf(ctx context.Context, realm sigma.RealmID, ids []sigma.
 		return out, nil
 	}
 	select {
-	case k.peers.finds <- struct{}{}:
-		defer func() { <-k.peers.finds }()
+	case x.finds <- struct{}{}:
+		defer func() { <-x.finds }()
 	case <-ctx.Done():
 		return nil, sigma.Wrap("kernel.usage", "", ctx.Err())
 	}
@@ -287,13 +288,13 @@ func (k *Kernel) usagesOf(ctx context.Context, realm sigma.RealmID, ids []sigma.
 	defer cancel()
 	var mu sync.Mutex
 	var all sync.WaitGroup
-	for _, m := range k.cluster.Others() {
+	for _, m := range x.cfg.Cluster.Others() {
 		at := append(slices.Clone(far[m]), far[""]...)
 		if len(at) == 0 {
 			continue
 		}
 		all.Go(func() {
-			us, known := k.usagesAt(ctx, m, realm, ids, at)
+			us, known := x.usagesAt(ctx, m, realm, ids, at)
 			mu.Lock()
 			defer mu.Unlock()
 			for n, i := range at {
@@ -309,13 +310,13 @@ func (k *Kernel) usagesOf(ctx context.Context, realm sigma.RealmID, ids []sigma.
 
 // usagesAt asks one machine about those of ids that at numbers. It knows nothing if it does not
 // answer.
-func (k *Kernel) usagesAt(ctx context.Context, m sigma.MachineID, realm sigma.RealmID, ids []sigma.ProcID,
+func (x *Remote) usagesAt(ctx context.Context, m sigma.MachineID, realm sigma.RealmID, ids []sigma.ProcID,
 	at []int) (us []sigma.Usage, known []bool) {
 	some := make([]sigma.ProcID, len(at))
 	for n, i := range at {
 		some[n] = ids[i]
 	}
-	err := k.reach.Ask(ctx, m, peerUsage, func(c *sigmap.Coder) {
+	err := x.cfg.Reach.Ask(ctx, m, peerUsage, func(c *sigmap.Coder) {
 		c.RealmID(&realm)
 		c.ProcIDs(&some)
 	}, func(c *sigmap.Coder) { codeKnownUsages(c, &us, &known) })
@@ -335,22 +336,53 @@ func codeKnownUsages(c *sigmap.Coder, us *[]sigma.Usage, known *[]bool) {
 	}
 }
 
-func (k *Kernel) peerUsage(ctx context.Context, _ identity.Subject, payload []byte) ([]byte, error) {
+func (x *Remote) peerUsage(ctx context.Context, _ identity.Subject, payload []byte) ([]byte, error) {
 	var realm sigma.RealmID
 	var ids []sigma.ProcID
 	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.RealmID(&realm); c.ProcIDs(&ids) }); err != nil {
 		return nil, err
 	}
-	if len(ids) > usageMax {
+	if len(ids) > UsageMax {
 		return nil, sigma.Errorf("kernel.usage", sigma.KindTooBig, "%d procs in one call; %d are allowed", len(ids),
-			usageMax)
+			UsageMax)
 	}
 	us, known := make([]sigma.Usage, len(ids)), make([]bool, len(ids))
 	for i, id := range ids {
-		p, is := k.procs.Proc(realm, id)
+		p, is := x.cfg.Procs.Proc(realm, id)
 		if known[i] = is && (!p.Away() || p.Ended()); known[i] {
-			us[i], _ = k.runner.Usage(ctx, realm, id)
+			us[i], _ = x.cfg.Runner.Usage(ctx, realm, id)
 		}
 	}
 	return sigmap.Payload(func(c *sigmap.Coder) { codeKnownUsages(c, &us, &known) })
+}
+
+// UsageMax procs are asked about in one call.
+const UsageMax = 256
+
+// Caps tells what a proc may reach, wherever it runs, as sigmap.Caps.
+func (x *Remote) Caps(ctx context.Context, realm sigma.RealmID, id sigma.ProcID) ([]byte, error) {
+	at, ok := x.Find(ctx, realm, id)
+	if !ok {
+		return nil, procs.Unknown(id)
+	}
+	m := cmp.Or(at.Runs, at.Home)
+	if m == x.cfg.Machine {
+		return x.cfg.Caps(realm, id)
+	}
+	var caps sigmap.Caps
+	if err := x.cfg.Reach.Ask(ctx, m, peerCaps, func(c *sigmap.Coder) {
+		c.RealmID(&realm)
+		c.ProcID(&id)
+	}, func(c *sigmap.Coder) { c.Caps(&caps) }); err != nil {
+		return nil, err
+	}
+	return sigmap.Payload(func(c *sigmap.Coder) { c.Caps(&caps) })
+}
+
+func (x *Remote) peerCaps(_ context.Context, _ identity.Subject, payload []byte) ([]byte, error) {
+	realm, id, err := parseProc(payload, nil)
+	if err != nil {
+		return nil, err
+	}
+	return x.cfg.Caps(realm, id)
 }

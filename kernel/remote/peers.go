@@ -1,7 +1,13 @@
-package kernel
+// Package remote is what a machine has to do with procs of other machines: it finds procs wherever
+// they are, waits for them and acts on them, runs those that are at home elsewhere and reports to
+// their homes. Each machine answers the same calls of the others. Users: kernel.
+//
+// Locks: Remote.mu, a leaf; procs.Table's may be held when it is taken.
+package remote
 
 import (
 	"context"
+	"log/slog"
 	"maps"
 	"slices"
 	"sync"
@@ -9,10 +15,9 @@ import (
 
 	"sigmaos.dev/identity"
 	"sigmaos.dev/kernel/cluster"
-	"sigmaos.dev/kernel/connect"
 	"sigmaos.dev/kernel/procs"
 	"sigmaos.dev/kernel/reach"
-	"sigmaos.dev/kernel/talk"
+	"sigmaos.dev/kernel/runner"
 	"sigmaos.dev/schedd"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
@@ -31,42 +36,30 @@ import (
 //	list      realm, all, after, ProcID whose kin alone is meant, if any -> []ProcInfo, []number, more, after
 //	usage     realm, []ProcID -> [](known, Usage)
 //	have      realm, ProcID -> has, home, where it runs, []ProcID of its ancestors with views
-//	end-realm realm -> -
 //	count     []realm -> []u64
 //	caps      realm, ProcID -> Caps
-//	load      - -> lines of /sys/load
-//	ledger    usage or usage-procs, realm or "", after -> lines, last, more
-//	told      ledger, since, version, []realm that are gone, lines of /sys/usage that are new since -> version that is held    to a control machine, see copies.go
-//	copies    after -> lines with what ledgers it was told of, last, more
-//	copied    ledger, machine, realm or "", after, time -> lines, last, more
 const (
-	peerTake     = "take"
-	peerDecline  = "decline"
-	peerReport   = "report"
-	peerResync   = "resync"
-	peerTell     = "tell"
-	peerWait     = "wait"
-	peerList     = "list"
-	peerUsage    = "usage"
-	peerHave     = "have"
-	peerEndRealm = "end-realm"
-	peerCount    = "count"
-	peerCaps     = "caps"
-	peerLedger   = "ledger"
-	peerLoad     = "load"
-	peerTold     = "told"
-	peerCopies   = "copies"
-	peerCopied   = "copied"
+	peerCaps    = "caps"
+	peerTake    = "take"
+	peerDecline = "decline"
+	peerReport  = "report"
+	peerResync  = "resync"
+	peerTell    = "tell"
+	peerWait    = "wait"
+	peerList    = "list"
+	peerUsage   = "usage"
+	peerHave    = "have"
+	peerCount   = "count"
 )
 
-// act is what can be done to a proc from afar.
-type act uint8
+// Act is what can be done to a proc from afar.
+type Act uint8
 
 const (
-	actKill act = iota
-	actEvict
-	actFreeze
-	actThaw
+	Kill Act = iota
+	Evict
+	Freeze
+	Thaw
 )
 
 const (
@@ -79,16 +72,37 @@ const (
 	findsMost = 64
 )
 
-// peers is what this machine has to do with procs of others. Its mu is a leaf.
-type peers struct {
+// Config is what a Remote needs of its user.
+type Config struct {
+	Machine   sigma.MachineID
+	StartMono time.Duration // when sigmad started, on the clock of the host
+	Log       *slog.Logger
+	Procs     *procs.Table
+	Cluster   *cluster.Cluster
+	Reach     *reach.Reach
+	Runner    *runner.Runner
+	Holders   *runner.Holders
+	Known     <-chan struct{} // closed when it is known what ran before this sigmad
+	Go        func(func())    // begins what is waited for before the program ends
+	// Doubt has what is remembered of a realm's names asked for anew: its programs are about to
+	// learn of something that was done on another machine.
+	Doubt func(realm sigma.RealmID)
+	// Caps tells what a proc that is here may reach, as sigmap.Caps.
+	Caps func(realm sigma.RealmID, id sigma.ProcID) ([]byte, error)
+}
+
+// Remote is what a machine has to do with procs of others. Safe for concurrent use.
+type Remote struct {
+	cfg      Config
+	ctx      context.Context // set by Begin
+	ComeBack time.Duration   // comeBackMax; tests do not wait so long
+	finds    chan struct{}   // of findsMost
+
 	mu      sync.Mutex
 	owed    map[sigma.Life]*debt  // mu
 	synced  map[sigma.Life]bool   // mu; lives that have been told what this sigmad runs
 	waits   map[sigma.RealmID]int // mu; at other machines
 	waiting int                   // mu; sum of waits
-	finds   chan struct{}         // of findsMost
-
-	comeBack time.Duration // comeBackMax; tests do not wait so long
 }
 
 // debt is what a home is still to be told. A goroutine pays it while it is there.
@@ -97,13 +111,22 @@ type debt struct {
 	in  map[sigma.ProcID]bool
 }
 
-func newPeers() *peers {
-	return &peers{owed: map[sigma.Life]*debt{}, synced: map[sigma.Life]bool{}, waits: map[sigma.RealmID]int{},
-		finds: make(chan struct{}, findsMost), comeBack: comeBackMax}
+// New makes what owes nobody anything, and answers other machines.
+func New(cfg Config) *Remote {
+	x := &Remote{cfg: cfg, owed: map[sigma.Life]*debt{}, synced: map[sigma.Life]bool{},
+		waits: map[sigma.RealmID]int{}, finds: make(chan struct{}, findsMost), ComeBack: comeBackMax}
+	maps.Copy(cfg.Reach.Calls, map[string]reach.Call{peerTake: x.peerTake, peerDecline: x.peerDecline,
+		peerReport: x.peerReport, peerResync: x.peerResync, peerTell: x.peerTell, peerWait: x.peerWait,
+		peerList: x.peerList, peerUsage: x.peerUsage, peerHave: x.peerHave, peerCount: x.peerCount,
+		peerCaps: x.peerCaps})
+	return x
 }
 
+// Begin sets the context of what is told to other machines. It is called before the rest.
+func (x *Remote) Begin(ctx context.Context) { x.ctx = ctx }
+
 // wait counts a wait at another machine until done is called.
-func (x *peers) wait(realm sigma.RealmID) (done func(), err error) {
+func (x *Remote) wait(realm sigma.RealmID) (done func(), err error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if x.waiting >= farWaits || x.waits[realm] >= farOfRealm {
@@ -124,31 +147,18 @@ func (x *peers) wait(realm sigma.RealmID) (done func(), err error) {
 }
 
 // bootNumber is higher with each sigmad of this machine in one life: a life ends with the host.
-func (k *Kernel) bootNumber() uint64 { return uint64(k.startMono) }
+func (x *Remote) bootNumber() uint64 { return uint64(x.cfg.StartMono) }
 
-// registerPeerCalls adds the methods about procs to what other machines may call.
-func (k *Kernel) registerPeerCalls() {
-	maps.Copy(k.reach.Calls, map[string]reach.Call{peerTake: k.peerTake, peerDecline: k.peerDecline,
-		peerReport: k.peerReport, peerResync: k.peerResync, peerTell: k.peerTell, peerWait: k.peerWait,
-		peerList: k.peerList, peerUsage: k.peerUsage, peerHave: k.peerHave, peerEndRealm: k.peerEndRealm,
-		peerCount: k.peerCount, peerCaps: k.peerCaps, peerLedger: k.peerLedger, peerLoad: k.peerLoad,
-		peerTold: k.peerTold, peerCopies: k.peerCopies, peerCopied: k.peerCopied, peerInit: k.peerInit,
-		peerEvents: k.peerEvents, peerDecisions: k.peerDecisions, peerCredentials: k.peerCredentials,
-		connect.PeerRevoke: k.connect.RevokeCall, connect.PeerBegun: k.connect.PeerBegun,
-		cluster.PeerLeave: k.cluster.PeerLeave, talk.PeerTraffic: k.talk.PeerTraffic,
-		talk.PeerDistances: k.talk.PeerDistances, talk.PeerTouch: talk.Touch})
-}
-
-// followRoster tells the part of procs of each change of the roster.
-func (k *Kernel) followRoster(ctx context.Context) {
+// Run tells the part of procs of each change of the roster.
+func (x *Remote) Run(ctx context.Context) {
 	select {
-	case <-k.cluster.Enrolled():
+	case <-x.cfg.Cluster.Enrolled():
 	case <-ctx.Done():
 		return
 	}
 	for ctx.Err() == nil {
-		changed := k.cluster.Identity().Roster().Changed() // before the look
-		k.procsOfMembers(k.cluster.Members())
+		changed := x.cfg.Cluster.Identity().Roster().Changed() // before the look
+		x.procsOfMembers(x.cfg.Cluster.Members())
 		select {
 		case <-changed:
 		case <-ctx.Done():
@@ -158,7 +168,7 @@ func (k *Kernel) followRoster(ctx context.Context) {
 
 // procsOfMembers tells schedd which lives are over, and machines that are new to this sigmad what
 // it runs.
-func (k *Kernel) procsOfMembers(after []identity.Member) {
+func (x *Remote) procsOfMembers(after []identity.Member) {
 	least := map[sigma.MachineID]sigma.Incarnation{}
 	for _, m := range after {
 		least[m.Machine] = m.Incarnation
@@ -169,12 +179,11 @@ func (k *Kernel) procsOfMembers(after []identity.Member) {
 	if len(after) == 0 { // nothing has been heard yet
 		return
 	}
-	k.procs.Step(schedd.Members{Least: least})
-	x := k.peers
+	x.cfg.Procs.Step(schedd.Members{Least: least})
 	x.mu.Lock()
 	var fresh []sigma.Life
 	for _, m := range after {
-		if l := (sigma.Life{Machine: m.Machine, Incarnation: m.Incarnation}); !m.Lost && m.Machine != k.cfg.Machine &&
+		if l := (sigma.Life{Machine: m.Machine, Incarnation: m.Incarnation}); !m.Lost && m.Machine != x.cfg.Machine &&
 			!x.synced[l] {
 			x.synced[l] = true
 			fresh = append(fresh, l)
@@ -187,61 +196,61 @@ func (k *Kernel) procsOfMembers(after []identity.Member) {
 	}
 	x.mu.Unlock()
 	for _, l := range fresh {
-		k.sessions.Go(func() {
-			ctx, cancel := k.cluster.Presently()
+		x.cfg.Go(func() {
+			ctx, cancel := x.cfg.Cluster.Presently()
 			defer cancel()
-			k.resync(ctx, l)
+			x.resync(ctx, l)
 		})
 	}
-	k.cluster.Moved()
+	x.cfg.Cluster.Moved()
 }
 
 // resync tells another machine of all guests from there, and then that these are all; which also
 // asks it for the same.
-func (k *Kernel) resync(ctx context.Context, l sigma.Life) {
+func (x *Remote) resync(ctx context.Context, l sigma.Life) {
 	select {
-	case <-k.known: // what runs since before this sigmad
+	case <-x.cfg.Known: // what runs since before this sigmad
 	case <-ctx.Done():
 		return
 	}
 	var ids []sigma.ProcID
-	k.procs.With(func(v procs.View) { ids = v.Guests(l) })
+	x.cfg.Procs.With(func(v procs.View) { ids = v.Guests(l) })
 	for page := range slices.Chunk(ids, reportProcs) {
-		if k.reportTo(ctx, l, page) != nil {
+		if x.reportTo(ctx, l, page) != nil {
 			return
 		}
 	}
-	boot := k.bootNumber()
-	if err := k.reach.Insist(ctx, l, peerResync, func(c *sigmap.Coder) {
+	boot := x.bootNumber()
+	if err := x.cfg.Reach.Insist(ctx, l, peerResync, func(c *sigmap.Coder) {
 		c.U64(&boot)
 	}, nil); err != nil && ctx.Err() == nil {
-		k.cfg.Log.Debug("a machine was not told what runs here", "machine", l.Machine, "err", err)
+		x.cfg.Log.Debug("a machine was not told what runs here", "machine", l.Machine, "err", err)
 	}
 }
 
-func (k *Kernel) peerResync(_ context.Context, from identity.Subject, payload []byte) ([]byte, error) {
+func (x *Remote) peerResync(_ context.Context, from identity.Subject, payload []byte) ([]byte, error) {
 	var boot uint64
 	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.U64(&boot) }); err != nil {
 		return nil, err
 	}
 	life := from.Life()
-	k.procs.Step(schedd.Resynced{From: life, Boot: boot})
+	x.cfg.Procs.Step(schedd.Resynced{From: life, Boot: boot})
 	var ids []sigma.ProcID
-	k.procs.With(func(v procs.View) { ids = v.Guests(life) })
+	x.cfg.Procs.With(func(v procs.View) { ids = v.Guests(life) })
 	for _, id := range ids {
-		k.owe(id, life)
+		x.Owe(id, life)
 	}
 	return nil, nil
 }
 
-// take asks the home for a proc that besched gave to this machine.
-func (k *Kernel) take(id sigma.ProcID, home sigma.Life) {
-	given, boot := false, k.bootNumber()
+// Take asks the home for a proc that besched gave to this machine.
+func (x *Remote) Take(id sigma.ProcID, home sigma.Life) {
+	given, boot := false, x.bootNumber()
 	e := schedd.Arrived{Home: home}
-	ctx, cancel := k.cluster.Presently()
+	ctx, cancel := x.cfg.Cluster.Presently()
 	defer cancel()
-	life := k.cluster.Life()
-	err := k.reach.Insist(ctx, home, peerTake,
+	life := x.cfg.Cluster.Life()
+	err := x.cfg.Reach.Insist(ctx, home, peerTake,
 		func(c *sigmap.Coder) { c.U64((*uint64)(&home.Incarnation)); c.ProcID(&id); c.U64(&boot) },
 		func(c *sigmap.Coder) {
 			if c.Bool(&given); given {
@@ -253,17 +262,17 @@ func (k *Kernel) take(id sigma.ProcID, home sigma.Life) {
 		})
 	if err == nil && given {
 		if err = checkArrived(id, &e); err != nil {
-			k.cfg.Log.Warn("another machine gave a proc that cannot be run", "proc", id, "machine", home.Machine, "err",
+			x.cfg.Log.Warn("another machine gave a proc that cannot be run", "proc", id, "machine", home.Machine, "err",
 				err)
 		}
 	}
 	if given = given && err == nil; given {
-		k.holders.Hint(e.Info.Realm, e.Descriptor.Program, home.Machine)
-		k.doubtNames(e.Info.Realm) // it shall see what was written before it was spawned
+		x.cfg.Holders.Hint(e.Info.Realm, e.Descriptor.Program, home.Machine)
+		x.cfg.Doubt(e.Info.Realm) // it shall see what was written before it was spawned
 	}
-	k.procs.Change(func(procs.View) schedd.Event {
+	x.cfg.Procs.Change(func(procs.View) schedd.Event {
 		switch {
-		case life.Incarnation != 0 && k.cluster.Life() != life:
+		case life.Incarnation != 0 && x.cfg.Cluster.Life() != life:
 			return nil // Reborn gives back what was kept for it; it may be on offer in the next life already
 		case given:
 			return e
@@ -286,7 +295,7 @@ func checkArrived(id sigma.ProcID, e *schedd.Arrived) error {
 	return e.Descriptor.Check()
 }
 
-func (k *Kernel) peerTake(_ context.Context, from identity.Subject, payload []byte) ([]byte, error) {
+func (x *Remote) peerTake(_ context.Context, from identity.Subject, payload []byte) ([]byte, error) {
 	var id sigma.ProcID
 	var boot uint64
 	var home sigma.Incarnation
@@ -297,14 +306,14 @@ func (k *Kernel) peerTake(_ context.Context, from identity.Subject, payload []by
 	}); err != nil {
 		return nil, err
 	}
-	given := home == k.cluster.Life().Incarnation
+	given := home == x.cfg.Cluster.Life().Incarnation
 	var info sigma.ProcInfo
 	var d sigma.Descriptor
 	var v *view.Table
 	var kin []sigma.ProcID
 	var err error
 	if given {
-		k.procs.With(func(all procs.View) {
+		x.cfg.Procs.With(func(all procs.View) {
 			if info, d, err = all.Give(time.Now(), id, from.Life(), boot); err == nil {
 				p := all.Proc(info.Realm, id)
 				v, kin = p.View, p.Kin
@@ -313,7 +322,7 @@ func (k *Kernel) peerTake(_ context.Context, from identity.Subject, payload []by
 		given = err == nil
 	}
 	if !given {
-		k.cfg.Log.Debug("a proc was not given", "proc", id, "machine", from.Machine, "err", err)
+		x.cfg.Log.Debug("a proc was not given", "proc", id, "machine", from.Machine, "err", err)
 	}
 	return sigmap.Payload(func(c *sigmap.Coder) {
 		if c.Bool(&given); given {
@@ -325,35 +334,35 @@ func (k *Kernel) peerTake(_ context.Context, from identity.Subject, payload []by
 	})
 }
 
-// decline tells the home that it has to find another machine. If that is not heard, the home does
+// Decline tells the home that it has to find another machine. If that is not heard, the home does
 // so by itself a little later.
-func (k *Kernel) decline(id sigma.ProcID, home sigma.Life) {
-	ctx, cancel := context.WithTimeout(k.ctx, reach.CallMax)
+func (x *Remote) Decline(id sigma.ProcID, home sigma.Life) {
+	ctx, cancel := context.WithTimeout(x.ctx, reach.CallMax)
 	defer cancel()
-	if err := k.reach.Ask(ctx, home.Machine, peerDecline, func(c *sigmap.Coder) { c.ProcID(&id) }, nil); err != nil {
-		k.cfg.Log.Debug("a proc was not declined", "proc", id, "machine", home.Machine, "err", err)
+	err := x.cfg.Reach.Ask(ctx, home.Machine, peerDecline, func(c *sigmap.Coder) { c.ProcID(&id) }, nil)
+	if err != nil {
+		x.cfg.Log.Debug("a proc was not declined", "proc", id, "machine", home.Machine, "err", err)
 	}
 }
 
-func (k *Kernel) peerDecline(_ context.Context, _ identity.Subject, payload []byte) ([]byte, error) {
+func (x *Remote) peerDecline(_ context.Context, _ identity.Subject, payload []byte) ([]byte, error) {
 	var id sigma.ProcID
 	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.ProcID(&id) }); err != nil {
 		return nil, err
 	}
-	k.procs.Step(schedd.Declined{ID: id})
+	x.cfg.Procs.Step(schedd.Declined{ID: id})
 	return nil, nil
 }
 
-// owe has the home told of a guest, soon. Kernel.mu may be held.
-func (k *Kernel) owe(id sigma.ProcID, home sigma.Life) {
-	x := k.peers
+// Owe has the home told of a guest, soon. Kernel.mu may be held.
+func (x *Remote) Owe(id sigma.ProcID, home sigma.Life) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	d := x.owed[home]
 	if d == nil {
 		d = &debt{in: map[sigma.ProcID]bool{}}
 		x.owed[home] = d
-		k.sessions.Go(func() { k.pay(home, d) })
+		x.cfg.Go(func() { x.pay(home, d) })
 	}
 	if !d.in[id] {
 		d.in[id] = true
@@ -362,10 +371,9 @@ func (k *Kernel) owe(id sigma.ProcID, home sigma.Life) {
 }
 
 // pay reports to a home until nothing is owed to it.
-func (k *Kernel) pay(home sigma.Life, d *debt) {
-	ctx, cancel := k.cluster.Presently()
+func (x *Remote) pay(home sigma.Life, d *debt) {
+	ctx, cancel := x.cfg.Cluster.Presently()
 	defer cancel()
-	x := k.peers
 	for {
 		x.mu.Lock()
 		n := min(len(d.ids), reportProcs)
@@ -380,19 +388,19 @@ func (k *Kernel) pay(home sigma.Life, d *debt) {
 			return
 		}
 		x.mu.Unlock()
-		if err := k.reportTo(ctx, home, ids); err != nil { // its life is over, or ours
-			k.cfg.Log.Debug("a home was not told of its procs", "machine", home.Machine, "err", err)
+		if err := x.reportTo(ctx, home, ids); err != nil { // its life is over, or ours
+			x.cfg.Log.Debug("a home was not told of its procs", "machine", home.Machine, "err", err)
 		}
 	}
 }
 
 // reportTo tells a home of some guests, in messages of bounded size, and insists on each. What
 // there is to tell is looked up only then.
-func (k *Kernel) reportTo(ctx context.Context, home sigma.Life, ids []sigma.ProcID) error {
+func (x *Remote) reportTo(ctx context.Context, home sigma.Life, ids []sigma.ProcID) error {
 	for len(ids) > 0 {
 		var rs []schedd.Report
 		size := 0
-		k.procs.With(func(v procs.View) {
+		x.cfg.Procs.With(func(v procs.View) {
 			for len(ids) > 0 && size < reportBytes {
 				id := ids[0]
 				r, to, ok := v.Report(id)
@@ -416,8 +424,8 @@ func (k *Kernel) reportTo(ctx context.Context, home sigma.Life, ids []sigma.Proc
 		if len(rs) == 0 {
 			continue
 		}
-		boot := k.bootNumber()
-		if err := k.reach.Insist(ctx, home, peerReport, func(c *sigmap.Coder) {
+		boot := x.bootNumber()
+		if err := x.cfg.Reach.Insist(ctx, home, peerReport, func(c *sigmap.Coder) {
 			c.U64((*uint64)(&home.Incarnation))
 			c.U64(&boot)
 			codeReports(c, &rs)
@@ -425,7 +433,7 @@ func (k *Kernel) reportTo(ctx context.Context, home sigma.Life, ids []sigma.Proc
 			return err
 		}
 		for _, r := range rs {
-			k.procs.Step(schedd.Told{ID: r.Info.ID, Ended: r.Info.State == sigma.ProcEnded})
+			x.cfg.Procs.Step(schedd.Told{ID: r.Info.ID, Ended: r.Info.State == sigma.ProcEnded})
 		}
 	}
 	return nil
@@ -444,7 +452,7 @@ func codeReports(c *sigmap.Coder, rs *[]schedd.Report) {
 	}
 }
 
-func (k *Kernel) peerReport(_ context.Context, from identity.Subject, payload []byte) ([]byte, error) {
+func (x *Remote) peerReport(_ context.Context, from identity.Subject, payload []byte) ([]byte, error) {
 	var home sigma.Incarnation
 	var boot uint64
 	var rs []schedd.Report
@@ -455,12 +463,12 @@ func (k *Kernel) peerReport(_ context.Context, from identity.Subject, payload []
 	}); err != nil {
 		return nil, err
 	}
-	if home != k.cluster.Life().Incarnation { // they are at home where they run
+	if home != x.cfg.Cluster.Life().Incarnation { // they are at home where they run
 		return nil, nil
 	}
 	for i := range rs {
 		rs[i].Info.Status.Data = slices.Clone(rs[i].Info.Status.Data)
 	}
-	k.procs.Step(schedd.Reported{From: from.Life(), Boot: boot, Procs: rs})
+	x.cfg.Procs.Step(schedd.Reported{From: from.Life(), Boot: boot, Procs: rs})
 	return nil, nil
 }
