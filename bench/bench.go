@@ -38,7 +38,7 @@ type Bench struct {
 func List() []Bench {
 	return []Bench{startBench(), coldstartBench(), startRateBench(), densityBench(), mrBench(), sdkBench(),
 		recoverBench(), placementBench(), burstBench(), endpointBench(), dialBench(), callBench(), namesBench(),
-		filesBench(), lcbeBench(), fairBench(), neighbourBench(), fleetBench(), rollBench()}
+		filesBench(), lcbeBench(), fairBench(), neighbourBench(), fleetBench(), rollBench(), queueBench()}
 }
 
 // Config says how to run a bench.

@@ -24,7 +24,7 @@ const (
 	slots = 2048
 	// BatchMax bounds a record.
 	BatchMax  = 56 << 10 // bytes of records: what one message carries, with room for the path
-	putsMax   = 4        // batches that are written at a time
+	putsMax   = 4        // full batches that are written at a time
 	sealedMax = 32       // batches that wait for that; then requests wait
 	together  = 16       // files that are read or written at a time, of snapshots and when a leader begins
 	// a snapshot is due after so many bytes of log, or as many as the last one had
@@ -200,10 +200,12 @@ func (j *Journal) seal() {
 	j.open = &Batch{number: j.open.number + 1, before: j.open, written: make(chan struct{})}
 }
 
-// Next gives a batch to write now, or nil: records wait for one another while putsMax batches are
-// being written, and all wait while the ring has no room.
+// Next gives a batch to write now, or nil. Records that fill no batch are written at once if
+// nothing is being written, and else wait for that: all that come meanwhile cost one put together,
+// where each would soon have had one of its own. Full batches wait while putsMax are being written,
+// and all wait while the ring has no room.
 func (j *Journal) Next() *Batch {
-	if len(j.sealed) == 0 && len(j.open.records) > 0 && j.writing < putsMax {
+	if len(j.sealed) == 0 && len(j.open.records) > 0 && j.writing == 0 {
 		j.seal()
 	}
 	if len(j.sealed) == 0 || j.writing == putsMax || j.sealed[0].number >= j.last.From+slots {

@@ -116,3 +116,33 @@ func FuzzFiles(f *testing.F) {
 		}
 	})
 }
+
+// Goal: records that come while a batch is being written are written together, and full batches
+// beside one another.
+func TestRecordsGoTogether(t *testing.T) {
+	j, _ := open(t, newNames(t), 1)
+	j.Add([]byte("first"))
+	if j.Next() == nil {
+		t.Fatal("a record waits for nothing")
+	}
+	for range 10 {
+		j.Add([]byte("later"))
+		if j.Next() != nil {
+			t.Fatal("a record is written beside another")
+		}
+	}
+	j.Written()
+	if b := j.Next(); b == nil || len(b.records) != 50 {
+		t.Errorf("then %v is written", b)
+	}
+	for range putsMax {
+		j.Add(make([]byte, BatchMax))
+	}
+	full := 0
+	for j.Next() != nil {
+		full++
+	}
+	if full != putsMax-1 {
+		t.Errorf("%d full batches are written beside one that is not, of %d", full, putsMax)
+	}
+}
