@@ -3,6 +3,7 @@ package shard
 import (
 	"encoding/json"
 	"fmt"
+	"hash/fnv"
 	"slices"
 
 	"sigmaos.dev/sigma"
@@ -25,6 +26,16 @@ func (a Assignment) Of(member string) (shards []int) {
 		}
 	}
 	return shards
+}
+
+// Of gives the shard that a key belongs to, the same for all programs.
+func Of(key string, shards int) int {
+	h := fnv.New64a()
+	h.Write([]byte(key))
+	x := h.Sum64()
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9 // the finaliser of SplitMix64: FNV's high bits are poor
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	return int((x ^ x>>31) % uint64(shards))
 }
 
 // Decode reads an assignment.

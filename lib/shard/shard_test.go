@@ -55,6 +55,19 @@ func TestAssign(t *testing.T) {
 	}
 }
 
+// Goal: keys that differ little are spread evenly.
+func TestOf(t *testing.T) {
+	var keys [16]int
+	for i := range 16000 {
+		keys[Of(fmt.Sprint("user", i), 16)]++
+	}
+	for i, n := range keys {
+		if n < 800 || n > 1200 {
+			t.Errorf("%d keys of 16,000 in shard %d of 16", n, i)
+		}
+	}
+}
+
 // table is who has each shard, as members were told.
 type table struct {
 	t      *testing.T

@@ -38,6 +38,11 @@ func (m *Member) ServeCalls(ctx context.Context, s *call.Server) error {
 			return err
 		}
 	}
+	if m.ranges != nil {
+		if err := m.ranges.register(s); err != nil {
+			return err
+		}
+	}
 	end := func(err error) { m.load.end(err != nil && atFault(err)) }
 	s.Observe = func() func(error) {
 		m.load.begin()

@@ -33,7 +33,7 @@ const (
 // with a status of 500 or more and those that panic. A request whose connection was taken over
 // counts until then. Idle connections are the clients' to close.
 func (m *Member) ServeHTTP(ctx context.Context, handler http.Handler) error {
-	if m.opts.Snapshot != nil {
+	if m.opts.Snapshot != nil || m.ranges != nil {
 		return errNoCalls()
 	}
 	w := &web{load: &m.load, handler: handler, conns: map[*webConn]http.ConnState{}, changed: make(chan struct{}, 1)}
@@ -52,7 +52,7 @@ func (m *Member) ServeHTTP(ctx context.Context, handler http.Handler) error {
 }
 
 func errNoCalls() error {
-	return sigma.Errorf("member.Serve", sigma.KindUnsupported, "a snapshot is asked for by calls: use ServeCalls")
+	return sigma.Errorf("member.Serve", sigma.KindUnsupported, "snapshots and ranges move by calls: use ServeCalls")
 }
 
 // web is a server of HTTP.

@@ -53,6 +53,18 @@ type Options struct {
 	// is no other member. What changes between the snapshot and the publication is the program's
 	// matter.
 	Join func(ctx context.Context, snapshot []byte) error
+	// Ranges is how many ranges the keys of the service are divided into, which members own; 0 =
+	// none. All members say the same. Only a member that serves calls has ranges: a call uses one
+	// by Use. A member with ranges has more of them than others by one at most.
+	Ranges int
+	// Gain takes a range before requests use it here. state is what Handoff of the member before
+	// gave; nil if nobody had the range, or its member ended and what it had is lost. A range whose
+	// Gain fails is tried again and again meanwhile.
+	Gain func(ctx context.Context, r Range, state []byte) error
+	// Handoff gives the state of a range that moves to another member, and forgets it: requests do
+	// not use the range here any more. A state has up to 16 MiB less 65 bytes, and no more than the
+	// server's call.Config.MessageMax less one.
+	Handoff func(ctx context.Context, r Range, to string) ([]byte, error)
 	// Drain is called when the member's name is gone and no new clients come. It still serves those
 	// that it has, and stops when Drain has returned.
 	Drain func(ctx context.Context) error
@@ -93,6 +105,8 @@ type Member struct {
 	arg  fleet.MemberArg
 	load meter
 
+	ranges *ranges // nil = it has none
+
 	mu     sync.Mutex
 	client coordinator // mu; nil = none is open
 }
@@ -120,8 +134,17 @@ func open(h host, opts Options) (*Member, error) {
 		return nil, &sigma.Error{Op: "member.Open", Kind: sigma.KindInvalid,
 			Msg: "no fleet started this program, and it was given no directory to join", Hint: "set Options.Dir"}
 	}
+	if tree, ok := h.(realmTree); ok && opts.Ranges != 0 {
+		var err error
+		if m.ranges, err = newRanges(tree, m.dir, &m.opts); err != nil {
+			return nil, err
+		}
+	}
 	return m, nil
 }
+
+// Dir is the directory of the members, which clients dial.
+func (m *Member) Dir() string { return m.dir }
 
 // Begin counts a request that begins, and gives what is called when it ends. Both cost some 50 ns.
 // ServeHTTP and ServeCalls count by themselves.
@@ -138,7 +161,7 @@ func (m *Member) QueueAge(age func() time.Duration) { m.load.setQueueAge(age) }
 // Serve returns nil when the proc was asked to go, or ctx has ended, and all has been served. The
 // proc's status is told by then.
 func (m *Member) Serve(ctx context.Context, serve func(net.Listener) error, stop func(context.Context) error) error {
-	if m.opts.Snapshot != nil {
+	if m.opts.Snapshot != nil || m.ranges != nil {
 		return errNoCalls()
 	}
 	return m.live(ctx, func(l sigma.Listener) error { return serve(l) },
@@ -165,6 +188,9 @@ func (m *Member) live(ctx context.Context, serve func(sigma.Listener) error,
 	defer tasks.Wait()
 	defer goes(nil)
 	tasks.Go(func() { goes(asked(m.host.WaitEvict(going))) })
+	if m.ranges != nil {
+		m.ranges.self = l.Endpoint()
+	}
 	var served error
 	over := make(chan struct{})
 	go func() {
@@ -192,13 +218,19 @@ func (m *Member) live(ctx context.Context, serve func(sigma.Listener) error,
 			m.ask(within, fleet.LeavingMethod, m.arg, nil)
 		})
 	}
+	handed, endRanges := m.ownRanges(ending, going, goes, entered, &tasks)
+	defer endRanges()
 	<-going.Done()
 	why := context.Cause(going)
+	if why != errServed {
+		<-handed
+	}
 	err = m.withdraw(ending, leave)
 	if why != errServed {
 		err = errors.Join(err, stop(ending, l))
 	}
 	<-over
+	endRanges()
 	closed := errors.Is(served, net.ErrClosed) || errors.Is(served, http.ErrServerClosed)
 	if why == errServed || !closed {
 		err = errors.Join(err, served)
@@ -210,6 +242,24 @@ func (m *Member) live(ctx context.Context, serve func(sigma.Listener) error,
 		return err
 	}
 	return m.host.Exited(ending, sigma.Status{Code: sigma.StatusOK})
+}
+
+// ownRanges has a member that has entered own ranges until going ends. handed is closed when others
+// have them; until end the member follows who owns them.
+func (m *Member) ownRanges(ctx, going context.Context, goes context.CancelCauseFunc, entered bool,
+	tasks *sync.WaitGroup) (handed <-chan struct{}, end func()) {
+	ctx, end = context.WithCancel(ctx)
+	over := make(chan struct{})
+	if m.ranges == nil || !entered {
+		close(over)
+		return over, end
+	}
+	tasks.Go(func() {
+		if err := m.ranges.run(ctx, going, sync.OnceFunc(func() { close(over) })); ctx.Err() == nil {
+			goes(err)
+		}
+	})
+	return over, end
 }
 
 // Why a member goes.
