@@ -23,6 +23,7 @@ import (
 	"syscall"
 	"time"
 
+	"sigmaos.dev/kernel/accounts"
 	"sigmaos.dev/kernel/cluster"
 	"sigmaos.dev/kernel/connect"
 	"sigmaos.dev/kernel/eventlog"
@@ -144,10 +145,11 @@ type Kernel struct {
 	reach     *reach.Reach
 	runner    *runner.Runner
 	remote    *remote.Remote
+	accounts  *accounts.Accounts
 	holders   *runner.Holders
 	scratch   *scratch
 	servers   *servers
-	memo      memo.Memo
+	memo      *memo.Memo
 
 	etcd      *sigmap.Etcd // Config.Etcd, or what a machine that joined was told; complete before named is started
 	inherited int          // procs that ran before this sigmad; after known is closed
@@ -206,7 +208,7 @@ func New(cfg Config) (*Kernel, error) {
 	}
 	passed := inflight.New(int(min(files.Cur, 1<<20)))
 	k := &Kernel{cfg: cfg, proxy: dialproxy.New(cfg.Machine, passed), passed: passed, ux: scratch, uxQuotas: uxQuotas,
-		start: time.Now(), startMono: runner.Monotonic(),
+		start: time.Now(), startMono: runner.Monotonic(), memo: &memo.Memo{},
 		names: map[sigma.RealmID]*names.Realm{}, quotas: map[sigma.RealmID]*quota{},
 		recalled: &cache.Budget{Bytes: recalledMax}, trees: map[sigma.RealmID]*progtree.Tree{},
 		stores: map[sigma.RealmID]*session.Client{}, open: map[*tree]bool{}}
@@ -232,7 +234,7 @@ func New(cfg Config) (*Kernel, error) {
 	k.past = past.Open(past.Config{Data: cfg.Data, LogsDir: k.logsDir(), Log: cfg.Log, Procs: k.procs,
 		Realms: realms{k, nil}.list, Go: k.sessions.Go})
 	k.turns, k.worked = treekit.NewTurns(), meter.NewWorks()
-	k.countTraffic()
+	k.traffic = meter.NewTraffic(k.ledger)
 	if k.services, err = services.New(k.servicesConfig()); err != nil {
 		return nil, err
 	}
@@ -262,17 +264,8 @@ func New(cfg Config) (*Kernel, error) {
 	k.remote = remote.New(remote.Config{Machine: cfg.Machine, StartMono: k.startMono, Log: cfg.Log, Procs: k.procs,
 		Cluster: k.cluster, Reach: k.reach, Runner: k.runner, Holders: k.holders, Known: k.known, Go: k.sessions.Go,
 		Doubt: k.doubtNames, Caps: k.capsHere})
+	k.accounts = accounts.New(k.accountsConfig())
 	return k, nil
-}
-
-// countTraffic begins to count what procs carry to other machines.
-func (k *Kernel) countTraffic() {
-	k.traffic = meter.NewTraffic(k.ledger)
-	k.traffic.Late = k.carriedLate
-	k.traffic.Full = func() {
-		k.cfg.Log.Warn("more TCP connections of procs than are counted; what others carry to other machines is not",
-			"counted", meter.FlowsMost)
-	}
 }
 
 // servicesConfig is what the services need of the kernel.
@@ -281,7 +274,10 @@ func (k *Kernel) servicesConfig() services.Config {
 		Member: isMember(k.cfg), StoreDelay: k.cfg.StoreDelay, Start: k.start, Log: k.cfg.Log, Launcher: k.launcher,
 		Proxy: k.proxy, Worked: k.worked, Known: k.known, External: func() bool { return k.etcd != nil },
 		Go:    k.sessions.Go,
-		Serve: k.serve, Tell: k.tellDaemon, Charge: k.countDone}
+		Serve: k.serve, Tell: k.tellDaemon,
+		Charge: func(now, before time.Time, service string, done sigma.Work) {
+			k.accounts.CountDone(now, before, service, done)
+		}}
 }
 
 // runnerConfig is what the runner of procs needs of the kernel.
@@ -291,6 +287,14 @@ func (k *Kernel) runnerConfig() runner.Config {
 		Procs: k.procs, Launcher: k.launcher, Placing: k.placing, Shares: k.shares, Past: k.past, Proxy: k.proxy,
 		Programs: k.bin, Holders: k.holders, Ledger: k.ledger, Traffic: k.traffic, Go: k.sessions.Go, Tree: k.tree,
 		Serve: k.serveProc}
+}
+
+// accountsConfig is what the accounts need of the kernel.
+func (k *Kernel) accountsConfig() accounts.Config {
+	return accounts.Config{Machine: k.cfg.Machine, CPU: k.cfg.CPU, Start: k.start, Log: k.cfg.Log, Procs: k.procs,
+		Launcher: k.launcher, Services: k.services, Cluster: k.cluster, Reach: k.reach, Runner: k.runner,
+		Connect: k.connect, Placing: k.placing, Shares: k.shares, Ledger: k.ledger, Copies: k.copies,
+		Traffic: k.traffic, Worked: k.worked, Turns: k.turns, Memo: k.memo, Machines: k.usageMachines}
 }
 
 // Program is one of the boot set.
@@ -338,6 +342,7 @@ func (k *Kernel) Run(ctx context.Context) error {
 	k.past.Begin(ctx)
 	k.runner.Begin(ctx)
 	k.remote.Begin(ctx)
+	k.accounts.Begin(ctx)
 	k.connect.Begin(ctx)
 	defer context.AfterFunc(asked, func() { k.cluster.Leave(); stop() })()
 	events := make(chan error, 1)
@@ -350,10 +355,10 @@ func (k *Kernel) Run(ctx context.Context) error {
 	k.sessions.Go(func() { k.remote.Run(ctx) })
 	k.sessions.Go(func() { k.watchShares(ctx) })
 	k.sessions.Go(func() { k.watchGuests(ctx) })
-	k.sessions.Go(func() { k.keepLedger(ctx) })
+	k.sessions.Go(func() { k.accounts.Keep(ctx) })
 	k.sessions.Go(func() { k.decisions.Run(ctx) })
 	k.sessions.Go(func() { k.past.Run(ctx) })
-	k.sessions.Go(func() { k.tellLedger(ctx) })
+	k.sessions.Go(func() { k.accounts.Tell(ctx) })
 	booted := make(chan error, 1)
 	k.sessions.Go(func() { booted <- k.boot(ctx) })
 	defer k.ux.Close()

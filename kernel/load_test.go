@@ -65,10 +65,10 @@ func TestLoadOfMachines(t *testing.T) {
 // takes all that it ever used for new; another incarnation begins anew.
 func TestLoadKeepsServices(t *testing.T) {
 	m := boot(t)
-	measured := m.k.servicesUsage(t.Context())
+	measured := m.k.accounts.ServicesUsage(t.Context())
 	late, cancel := context.WithCancel(t.Context())
 	cancel()
-	kept := m.k.servicesUsage(late)
+	kept := m.k.accounts.ServicesUsage(late)
 	for i, p := range m.k.cfg.Programs {
 		if u := kept[i]; u.UserTime == 0 || u != measured[i] {
 			t.Errorf("%s used %+v, and then %+v", p.Name, measured[i], u)
@@ -79,7 +79,7 @@ func TestLoadKeepsServices(t *testing.T) {
 	launched := s.Launch()
 	m.kill(name)
 	eventually(t, "another incarnation is there", func() bool { n := s.Launch(); return n != 0 && n != launched })
-	if u := m.k.servicesUsage(late)[0]; u != (sigma.Usage{}) {
+	if u := m.k.accounts.ServicesUsage(late)[0]; u != (sigma.Usage{}) {
 		t.Errorf("another incarnation used %+v", u)
 	}
 }

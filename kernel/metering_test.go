@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"sigmaos.dev/kernel/accounts"
 	"sigmaos.dev/kernel/computed"
 	"sigmaos.dev/kernel/meter"
 	"sigmaos.dev/kernel/roles"
@@ -76,9 +77,8 @@ func TestUsageOfOneSource(t *testing.T) {
 	// read tells of m3's lines: how many there are, how many of them were told, and whether one
 	// says that something is missing. between runs once some are read.
 	read := func(between func()) (lines, told int, missing bool) {
-		f := (&root{tree: &tree{k: x.m["m1"].k, principal: sigma.Principal{Realm: sigma.SystemRealm, System: true}},
-			realm: sigma.SystemRealm}).usageFile(roles.Usage).(*usageLines)
-		var at usageCursor
+		f := x.m["m1"].k.accounts.UsageFile(roles.Usage, sigma.SystemRealm, true).(*usageLines)
+		var at accounts.Cursor
 		for more := true; more; {
 			var text []byte
 			var err error
@@ -217,10 +217,9 @@ func TestServedIsTold(t *testing.T) {
 		}
 	}
 	now := time.Now()
-	m.k.countServed(now)
-	m.k.countWork(now, services.S3, 3*time.Second, []sigma.Work{{Realm: sigma.DefaultRealm, Requests: 7, In: 70,
-		Out: 700,
-		CPU: time.Second}, {Realm: sigma.SystemRealm, CPU: 2 * time.Second}})
+	m.k.accounts.CountServed(now)
+	m.k.accounts.CountWork(now, services.S3, 3*time.Second, []sigma.Work{{Realm: sigma.DefaultRealm,
+		Requests: 7, In: 70, Out: 700, CPU: time.Second}, {Realm: sigma.SystemRealm, CPU: 2 * time.Second}})
 	us := objects[state.RealmUsage](t, worker, "/sys/usage")
 	if len(us) != 1 || us[0].Requests < 50 || us[0].Served <= 0 || us[0].ServedIn == 0 || us[0].ServedOut == 0 {
 		t.Fatalf("the usage is %+v", us)
@@ -239,14 +238,12 @@ func TestServedIsTold(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &root{tree: &tree{k: m.k, principal: sigma.Principal{Realm: sigma.DefaultRealm, Proc: sigma.NewProcID()}},
-		realm: sigma.DefaultRealm}
-	if _, _, err := r.workedCall(t.Context(), payload); sigma.KindOf(err) != sigma.KindPermission {
+	if _, err := m.k.accounts.WorkedCall(t.Context(), nil, payload); sigma.KindOf(err) != sigma.KindPermission {
 		t.Errorf("a proc told of work: %v", err)
 	}
 }
 
-type usageLines = computed.Lines[usageCursor]
+type usageLines = computed.Lines[accounts.Cursor]
 
 // copiedLines counts the lines of a ledger's copy.
 func copiedLines(c *meter.Copies, one meter.Copy) (n int) {

@@ -285,7 +285,7 @@ func (r *root) procUsage(ctx context.Context, id sigma.ProcID) (sigma.Usage, err
 		// it does not change any more, and nobody need be asked
 		return k.runner.Usage(ctx, r.realm, id)
 	}
-	return memo.Recall(&k.memo, "usage "+string(r.realm)+" "+string(id), func() (sigma.Usage, error) {
+	return memo.Recall(k.memo, "usage "+string(r.realm)+" "+string(id), func() (sigma.Usage, error) {
 		ctx, cancel := k.asked()
 		defer cancel()
 		return k.runner.Usage(ctx, r.realm, id)

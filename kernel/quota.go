@@ -108,7 +108,7 @@ type namesUse struct{ limits, use sigma.RealmLimits }
 
 // namesUse asks named, once a second at most.
 func (k *Kernel) namesUse(realm sigma.RealmID) (namesUse, error) {
-	return memo.Recall(&k.memo, "names "+string(realm), func() (u namesUse, err error) {
+	return memo.Recall(k.memo, "names "+string(realm), func() (u namesUse, err error) {
 		ctx, cancel := k.asked()
 		defer cancel()
 		n, err := k.named(ctx, realm)

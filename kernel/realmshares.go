@@ -41,7 +41,7 @@ func (k *Kernel) watchShares(ctx context.Context) {
 		all, err := realms{k, nil}.list(asked)
 		cancel()
 		if err == nil { // else what holds stands
-			k.heardRealms(time.Now(), all)
+			k.accounts.HeardRealms(time.Now(), all)
 			k.setRealms(l, all)
 		}
 		wait = max(sharesEvery, 50*time.Since(looked)) // with very many realms less often

@@ -44,7 +44,7 @@ func (k *Kernel) rosterInfos() []sigma.MachineInfo {
 	if !k.cluster.Registered() {
 		return k.ownRoster()
 	}
-	infos, _ := memo.Recall(&k.memo, roles.Roster, func() ([]sigma.MachineInfo, error) {
+	infos, _ := memo.Recall(k.memo, roles.Roster, func() ([]sigma.MachineInfo, error) {
 		ctx, cancel := context.WithTimeout(k.ctx,
 			rosterMax) // not of who asks: one who gives up would have the others told less
 		defer cancel()
@@ -108,4 +108,14 @@ func rosterLine(m *sigma.MachineInfo) string {
 		fmt.Fprintf(&b, " label.%s=%s", l, m.Labels[l])
 	}
 	return b.String() + "\n"
+}
+
+// usageMachines are all that are members, whether they are there or not, in order.
+func (k *Kernel) usageMachines() []sigma.MachineID {
+	out := []sigma.MachineID{k.cfg.Machine}
+	for _, m := range k.rosterInfos() {
+		out = append(out, m.ID)
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
 }

@@ -86,7 +86,7 @@ func (r *root) realmInfos(ctx context.Context) ([]sigma.RealmInfo, error) {
 	if r.tree.principal.System {
 		return k.realms(r.tree).List(ctx)
 	}
-	return memo.Recall(&k.memo, "realm "+string(r.realm), func() (out []sigma.RealmInfo, err error) {
+	return memo.Recall(k.memo, "realm "+string(r.realm), func() (out []sigma.RealmInfo, err error) {
 		all, err := k.realmList()
 		for _, i := range all {
 			if i.ID == r.realm {
@@ -115,7 +115,7 @@ func (k *Kernel) realmListAt() ([]sigma.RealmInfo, time.Time, error) {
 		all   []sigma.RealmInfo
 		asked time.Time
 	}
-	l, err := memo.Recall(&k.memo, memoRealms, func() (l list, err error) {
+	l, err := memo.Recall(k.memo, memoRealms, func() (l list, err error) {
 		ctx, cancel := k.asked()
 		defer cancel()
 		l.asked = time.Now()
@@ -129,7 +129,7 @@ func (k *Kernel) realmListAt() ([]sigma.RealmInfo, time.Time, error) {
 func (r *root) queuesFile() sigma.File {
 	k := r.tree.k
 	return r.sysState(roles.Queues, func(context.Context) ([]byte, error) {
-		all, err := memo.Recall(&k.memo, roles.Queues, k.askQueues)
+		all, err := memo.Recall(k.memo, roles.Queues, k.askQueues)
 		if err != nil {
 			return nil, err
 		}
@@ -140,7 +140,7 @@ func (r *root) queuesFile() sigma.File {
 					Shares: q.Shares})
 			}
 		}
-		lc, err := memo.Recall(&k.memo, "queue lc", k.askWaits)
+		lc, err := memo.Recall(k.memo, "queue lc", k.askWaits)
 		if err != nil {
 			k.cfg.Log.Debug("no lcsched answers", "err", err)
 			lc = k.unscheduled()
@@ -229,7 +229,7 @@ func (r *root) utilisationFile() sigma.File {
 
 // useOf counts a realm's procs here.
 func (k *Kernel) useOf(realm sigma.RealmID) schedd.Use {
-	u, _ := memo.Recall(&k.memo, "use "+string(realm), func() (u schedd.Use, _ error) {
+	u, _ := memo.Recall(k.memo, "use "+string(realm), func() (u schedd.Use, _ error) {
 		k.procs.With(func(v procs.View) { u = v.Use(realm) })
 		return u, nil
 	})

@@ -105,11 +105,9 @@ func (r *root) sysFile(name string) sigma.File {
 	case roles.Utilisation:
 		return r.utilisationFile()
 	case roles.Load:
-		return r.loadFile()
-	case roles.Usage:
-		return r.usageFile(roles.Usage)
-	case roles.UsageProcs:
-		return r.usageFile(roles.UsageProcs)
+		return r.tree.k.accounts.LoadFile(r.tree.principal.System)
+	case roles.Usage, roles.UsageProcs:
+		return r.tree.k.accounts.UsageFile(name, r.realm, r.tree.principal.System)
 	case roles.Limits:
 		return r.limitsFile()
 	case roles.Metrics:
@@ -261,7 +259,10 @@ func (r *root) selfCalls() map[string]handler {
 			k.procs.Step(schedd.CalledStarted{ID: who.Proc})
 			return nil, nil, nil
 		}),
-		sigmap.CallWorked: r.workedCall,
+		sigmap.CallWorked: func(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
+			reply, err := k.accounts.WorkedCall(ctx, k.services.Of(who), payload)
+			return reply, nil, err
+		},
 		sigmap.CallExited: proc(func(_ context.Context, payload []byte) ([]byte, []*os.File, error) {
 			var s sigma.Status
 			if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Status(&s) }); err != nil {
@@ -499,7 +500,7 @@ func (r *root) machineCalls() map[string]handler {
 			return reply, nil, err
 		}),
 		sigmap.CallUsage: provider(func(ctx context.Context, _ []byte) ([]byte, []*os.File, error) {
-			us := k.servicesUsage(ctx)
+			us := k.accounts.ServicesUsage(ctx)
 			reply, err := sigmap.Payload(func(c *sigmap.Coder) { c.Usages(&us) })
 			return reply, nil, err
 		}),

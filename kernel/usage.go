@@ -3,8 +3,6 @@ package kernel
 import (
 	"context"
 	"os"
-	gometrics "runtime/metrics"
-	"syscall"
 	"time"
 
 	"sigmaos.dev/kernel/remote"
@@ -36,26 +34,16 @@ func (r *root) usage(ctx context.Context, payload []byte) ([]byte, []*os.File, e
 	return reply, nil, err
 }
 
-// servicesUsage tells what the services and sigmad use that status lists, in its order, the
-// launcher left out. One that is being restarted uses nothing; of one that cannot be asked now, or
-// not before ctx ends, it tells what was measured last.
-func (k *Kernel) servicesUsage(ctx context.Context) (out []sigma.Usage) {
-	l := k.launcher.Now()
-	for _, s := range k.services.List() {
-		out = append(out, s.Usage(ctx, l))
+// meterCall is the call meter.
+func (r *root) meterCall(_ context.Context, payload []byte) ([]byte, []*os.File, error) {
+	if err := sigmap.Parse(payload, func(*sigmap.Coder) {}); err != nil {
+		return nil, nil, err
 	}
-	return append(out, ownUsage())
-}
-
-// ownUsage is sigmad's, as far as it can see itself: memory is what its language holds.
-func ownUsage() sigma.Usage {
-	var r syscall.Rusage
-	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &r); err != nil {
-		return sigma.Usage{}
+	who := r.tree.principal
+	who.Realm = r.realm
+	f, err := r.tree.k.traffic.GiveMeter(who, time.Now())
+	if err != nil {
+		return nil, nil, err
 	}
-	held := []gometrics.Sample{{Name: "/memory/classes/total:bytes"}, {Name: "/memory/classes/heap/released:bytes"}}
-	gometrics.Read(held)
-	now := sigma.Bytes(held[0].Value.Uint64() - held[1].Value.Uint64())
-	return sigma.Usage{UserTime: time.Duration(r.Utime.Nano()), SystemTime: time.Duration(r.Stime.Nano()), Memory: now,
-		MemoryPeak: max(now, sigma.Bytes(r.Maxrss)*sigma.KiB)}
+	return nil, []*os.File{f}, nil
 }

@@ -1,10 +1,12 @@
-package kernel
+package accounts
 
 import (
 	"cmp"
 	"context"
+	gometrics "runtime/metrics"
 	"slices"
 	"sync"
+	"syscall"
 	"time"
 
 	"sigmaos.dev/kernel/computed"
@@ -37,13 +39,13 @@ const (
 )
 
 // load is what is used of this machine.
-func (k *Kernel) load(ctx context.Context) (state.MachineLoad, []state.RealmLoad) {
+func (x *Accounts) load(ctx context.Context) (state.MachineLoad, []state.RealmLoad) {
 	look, cancel := context.WithTimeout(ctx, loadLook)
-	system := k.servicesUsage(look) // first: they are few
-	used := k.lookAtProcs(look)
+	system := x.ServicesUsage(look) // first: they are few
+	used := x.lookAtProcs(look)
 	cancel()
-	known, _ := k.shares.Known()
-	m := state.MachineLoad{Machine: string(k.cfg.Machine), Since: k.start, Cores: float64(k.cfg.CPU) / 1000,
+	known, _ := x.cfg.Shares.Known()
+	m := state.MachineLoad{Machine: string(x.cfg.Machine), Since: x.cfg.Start, Cores: float64(x.cfg.CPU) / 1000,
 		MemoryUsed: uint64(used)}
 	for i, u := range system {
 		if t := (u.UserTime + u.SystemTime).Seconds(); i == len(system)-1 {
@@ -52,10 +54,10 @@ func (k *Kernel) load(ctx context.Context) (state.MachineLoad, []state.RealmLoad
 			m.Services += t
 		}
 	}
-	spent, running := k.ledger.Classes()
-	m.At = time.Since(k.start).Seconds()
+	spent, running := x.cfg.Ledger.Classes()
+	m.At = time.Since(x.cfg.Start).Seconds()
 	of := map[sigma.RealmID]*state.RealmLoad{}
-	k.procs.With(func(v procs.View) {
+	x.cfg.Procs.With(func(v procs.View) {
 		m.Reserved, m.MemoryLC = float64(v.ReservedCPU())/1000, uint64(v.ReservedMemory())
 		m.Memory, m.MemoryFree = uint64(v.Capacity()), uint64(v.Free())
 		for _, id := range v.Realms() {
@@ -91,17 +93,17 @@ func (k *Kernel) load(ctx context.Context) (state.MachineLoad, []state.RealmLoad
 
 // lookAtProcs has the ledger know what procs have used until now, as far as that is learnt before
 // ctx ends, and gives how much memory they use.
-func (k *Kernel) lookAtProcs(ctx context.Context) (used sigma.Bytes) {
+func (x *Accounts) lookAtProcs(ctx context.Context) (used sigma.Bytes) {
 	var mu sync.Mutex
-	services.EachOf(launchers.MetersMax, k.ledger.Procs(), func(p meter.Proc) {
+	services.EachOf(launchers.MetersMax, x.cfg.Ledger.Procs(), func(p meter.Proc) {
 		if ctx.Err() != nil {
 			return
 		}
-		u, err := k.runner.Usage(ctx, p.Realm, p.ID)
+		u, err := x.cfg.Runner.Usage(ctx, p.Realm, p.ID)
 		if err != nil {
 			return
 		}
-		k.ledger.Uses(time.Now(), p.ID, u.UserTime+u.SystemTime, false)
+		x.cfg.Ledger.Uses(time.Now(), p.ID, u.UserTime+u.SystemTime, false)
 		mu.Lock()
 		used += u.Memory
 		mu.Unlock()
@@ -110,11 +112,11 @@ func (k *Kernel) lookAtProcs(ctx context.Context) (used sigma.Bytes) {
 }
 
 // loadLines are what this machine tells: of itself, and of its realms.
-func (k *Kernel) loadLines() ([]byte, error) {
-	return memo.Recall(&k.memo, roles.Load, func() ([]byte, error) {
-		ctx, cancel := k.asked() // several wait for it
+func (x *Accounts) loadLines() ([]byte, error) {
+	return memo.Recall(x.cfg.Memo, roles.Load, func() ([]byte, error) {
+		ctx, cancel := x.asked() // several wait for it
 		defer cancel()
-		m, realms := k.load(ctx)
+		m, realms := x.load(ctx)
 		text, err := state.Line(m)
 		if err != nil {
 			return nil, err
@@ -125,8 +127,8 @@ func (k *Kernel) loadLines() ([]byte, error) {
 }
 
 // peerLoad answers another machine's sigmad.
-func (k *Kernel) peerLoad(ctx context.Context, _ identity.Subject, _ []byte) ([]byte, error) {
-	text, err := k.loadLines()
+func (x *Accounts) peerLoad(ctx context.Context, _ identity.Subject, _ []byte) ([]byte, error) {
+	text, err := x.loadLines()
 	if err != nil {
 		return nil, err
 	}
@@ -150,27 +152,26 @@ func lastLine(text []byte) int {
 }
 
 // loadOf asks a machine, for loadMax at most.
-func (k *Kernel) loadOf(ctx context.Context, m sigma.MachineID) (text []byte, err error) {
+func (x *Accounts) loadOf(ctx context.Context, m sigma.MachineID) (text []byte, err error) {
 	ctx, cancel := context.WithTimeout(ctx, loadMax)
 	defer cancel()
-	if m == k.cfg.Machine {
-		return k.loadLines()
+	if m == x.cfg.Machine {
+		return x.loadLines()
 	}
-	if !slices.Contains(k.cluster.Others(), m) {
+	if !slices.Contains(x.cfg.Cluster.Others(), m) {
 		return nil, sigma.Errorf("kernel.load", sigma.KindUnavailable, "the machine is away")
 	}
-	err = k.reach.Ask(ctx, m, peerLoad, nil, func(c *sigmap.Coder) { c.Data(&text) })
+	err = x.cfg.Reach.Ask(ctx, m, peerLoad, nil, func(c *sigmap.Coder) { c.Data(&text) })
 	return slices.Clone(text), err
 }
 
-// loadFile is /sys/load. It is the provider's: what others do on a machine is no tenant's business.
-func (r *root) loadFile() sigma.File {
-	k := r.tree.k
+// LoadFile is /sys/load. It is the provider's: what others do on a machine is no tenant's business.
+func (x *Accounts) LoadFile(provider bool) sigma.File {
 	return computed.File("/sys/"+roles.Load, roles.Load, 0o400, func(ctx context.Context) ([]byte, error) {
-		if !r.tree.principal.System {
+		if !provider {
 			return nil, sigma.Errorf("kernel.load", sigma.KindPermission, "only the provider may read this")
 		}
-		machines := k.usageMachines()
+		machines := x.cfg.Machines()
 		type answer struct {
 			m    sigma.MachineID
 			text []byte
@@ -178,7 +179,7 @@ func (r *root) loadFile() sigma.File {
 		var mu sync.Mutex
 		answers := make([]answer, 0, len(machines))
 		services.EachOf(loadAsks, machines, func(m sigma.MachineID) {
-			text, err := k.loadOf(ctx, m)
+			text, err := x.loadOf(ctx, m)
 			if err != nil {
 				text, _ = state.Line(state.UsageMissing{Machine: string(m), Missing: err.Error()})
 			}
@@ -193,4 +194,28 @@ func (r *root) loadFile() sigma.File {
 		}
 		return out, ctx.Err()
 	})
+}
+
+// ServicesUsage tells what the services and sigmad use that status lists, in its order, the
+// launcher left out. One that is being restarted uses nothing; of one that cannot be asked now, or
+// not before ctx ends, it tells what was measured last.
+func (x *Accounts) ServicesUsage(ctx context.Context) (out []sigma.Usage) {
+	l := x.cfg.Launcher.Now()
+	for _, s := range x.cfg.Services.List() {
+		out = append(out, s.Usage(ctx, l))
+	}
+	return append(out, ownUsage())
+}
+
+// ownUsage is sigmad's, as far as it can see itself: memory is what its language holds.
+func ownUsage() sigma.Usage {
+	var r syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &r); err != nil {
+		return sigma.Usage{}
+	}
+	held := []gometrics.Sample{{Name: "/memory/classes/total:bytes"}, {Name: "/memory/classes/heap/released:bytes"}}
+	gometrics.Read(held)
+	now := sigma.Bytes(held[0].Value.Uint64() - held[1].Value.Uint64())
+	return sigma.Usage{UserTime: time.Duration(r.Utime.Nano()), SystemTime: time.Duration(r.Stime.Nano()), Memory: now,
+		MemoryPeak: max(now, sigma.Bytes(r.Maxrss)*sigma.KiB)}
 }

@@ -1,4 +1,4 @@
-package kernel
+package accounts
 
 import (
 	"cmp"
@@ -20,13 +20,28 @@ import (
 	"sigmaos.dev/state"
 )
 
+// Calls of sigmads among themselves about usage (docs/internals/machines-protocol.md).
+//
+//	ledger    usage or usage-procs, realm or "", after -> lines, last, more
+//	load      - -> lines of /sys/load
+//	told      ledger, since, version, []realm that are gone, lines of /sys/usage that are new since -> version that is held    to a control machine, see copies.go
+//	copies    after -> lines with what ledgers it was told of, last, more
+//	copied    ledger, machine, realm or "", after, time -> lines, last, more
+const (
+	peerLedger = "ledger"
+	peerLoad   = "load"
+	peerTold   = "told"
+	peerCopies = "copies"
+	peerCopied = "copied"
+)
+
 // peerCopies lists the copies that this machine has.
-func (k *Kernel) peerCopies(_ context.Context, _ identity.Subject, payload []byte) ([]byte, error) {
+func (x *Accounts) peerCopies(_ context.Context, _ identity.Subject, payload []byte) ([]byte, error) {
 	var after string
 	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Str(&after) }); err != nil {
 		return nil, err
 	}
-	text, last, more, err := k.copies.List(after)
+	text, last, more, err := x.cfg.Copies.List(after)
 	if err != nil {
 		return nil, err
 	}
@@ -34,7 +49,7 @@ func (k *Kernel) peerCopies(_ context.Context, _ identity.Subject, payload []byt
 }
 
 // peerCopied tells what is in one.
-func (k *Kernel) peerCopied(_ context.Context, _ identity.Subject, payload []byte) ([]byte, error) {
+func (x *Accounts) peerCopied(_ context.Context, _ identity.Subject, payload []byte) ([]byte, error) {
 	var one meter.Copy
 	var machine, realm, after string
 	if err := sigmap.Parse(payload, func(c *sigmap.Coder) {
@@ -47,7 +62,7 @@ func (k *Kernel) peerCopied(_ context.Context, _ identity.Subject, payload []byt
 		return nil, err
 	}
 	one.Machine = sigma.MachineID(machine)
-	text, last, more, err := k.copies.Page(one, sigma.RealmID(realm), after)
+	text, last, more, err := x.cfg.Copies.Page(one, sigma.RealmID(realm), after)
 	if err != nil {
 		return nil, err
 	}
@@ -56,9 +71,9 @@ func (k *Kernel) peerCopied(_ context.Context, _ identity.Subject, payload []byt
 
 // copiesKnown lists the copies that there are, of each machine and ledger the one that holds the
 // most.
-func (k *Kernel) copiesKnown() []meter.Copy {
-	out, _ := memo.Recall(&k.memo, "copies", func() ([]meter.Copy, error) {
-		ctx, cancel := k.asked()
+func (x *Accounts) copiesKnown() []meter.Copy {
+	out, _ := memo.Recall(x.cfg.Memo, "copies", func() ([]meter.Copy, error) {
+		ctx, cancel := x.asked()
 		defer cancel()
 		var mu sync.Mutex
 		best := map[string]meter.Copy{}
@@ -86,14 +101,14 @@ func (k *Kernel) copiesKnown() []meter.Copy {
 				after, more = last, left && last > after
 			}
 		}
-		note(k.cfg.Machine, k.copies.List)
-		alive := k.cluster.Others()
-		keepers := slices.DeleteFunc(k.controlsKnown(), func(m sigma.MachineID) bool {
+		note(x.cfg.Machine, x.cfg.Copies.List)
+		alive := x.cfg.Cluster.Others()
+		keepers := slices.DeleteFunc(x.controlsKnown(), func(m sigma.MachineID) bool {
 			return !slices.Contains(alive, m)
 		})
 		services.EachOf(len(keepers)+1, keepers, func(m sigma.MachineID) {
 			note(m, func(after string) (text []byte, last string, more bool, err error) {
-				err = k.reach.Ask(ctx, m, peerCopies, func(c *sigmap.Coder) {
+				err = x.cfg.Reach.Ask(ctx, m, peerCopies, func(c *sigmap.Coder) {
 					c.Str(&after)
 				}, func(c *sigmap.Coder) { c.Data(&text); c.Str(&last); c.Bool(&more) })
 				return slices.Clone(text), last, more, err
@@ -105,23 +120,23 @@ func (k *Kernel) copiesKnown() []meter.Copy {
 }
 
 // controlsKnown are the control machines but for this one; none before it is registered.
-func (k *Kernel) controlsKnown() []sigma.MachineID {
-	if !k.cluster.Registered() {
+func (x *Accounts) controlsKnown() []sigma.MachineID {
+	if !x.cfg.Cluster.Registered() {
 		return nil
 	}
-	return k.cluster.Controls()
+	return x.cfg.Cluster.Controls()
 }
 
 // usageOfCopy is usageOfMachine of a copy.
-func (k *Kernel) usageOfCopy(ctx context.Context, one meter.Copy, of sigma.RealmID, after string) (text []byte,
+func (x *Accounts) usageOfCopy(ctx context.Context, one meter.Copy, of sigma.RealmID, after string) (text []byte,
 	last string, more bool, err error) {
-	if one.Keeper == k.cfg.Machine {
-		return k.copies.Page(one, of, after)
+	if one.Keeper == x.cfg.Machine {
+		return x.cfg.Copies.Page(one, of, after)
 	}
 	ctx, cancel := context.WithTimeout(ctx, reach.AnswerMax)
 	defer cancel()
 	machine, realm := string(one.Machine), string(of)
-	err = k.reach.Ask(ctx, one.Keeper, peerCopied, func(c *sigmap.Coder) {
+	err = x.cfg.Reach.Ask(ctx, one.Keeper, peerCopied, func(c *sigmap.Coder) {
 		c.U64(&one.ID)
 		c.Str(&machine)
 		c.Str(&realm)
@@ -134,8 +149,8 @@ func (k *Kernel) usageOfCopy(ctx context.Context, one meter.Copy, of sigma.Realm
 	return slices.Clone(text), last, more, err
 }
 
-// usageCursor is how far a reader has come.
-type usageCursor struct {
+// Cursor is how far a reader has come.
+type Cursor struct {
 	machine sigma.MachineID // the last that was asked; "" = none
 	copy    uint64          // the number of the ledger, if it is only known by a copy
 	ledger  uint64          // that the machine itself was asked of, as far as that is known
@@ -144,29 +159,28 @@ type usageCursor struct {
 }
 
 // peerLedger answers another machine's sigmad.
-func (k *Kernel) peerLedger(_ context.Context, _ identity.Subject, payload []byte) ([]byte, error) {
+func (x *Accounts) peerLedger(_ context.Context, _ identity.Subject, payload []byte) ([]byte, error) {
 	var what, realm, after string
 	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Str(&what); c.Str(&realm); c.Str(&after) }); err != nil {
 		return nil, err
 	}
-	text, last, more, err := k.ledger.Page(what, k.cfg.Machine, sigma.RealmID(realm), after)
+	text, last, more, err := x.cfg.Ledger.Page(what, x.cfg.Machine, sigma.RealmID(realm), after)
 	if err != nil {
 		return nil, err
 	}
 	return sigmap.Payload(func(c *sigmap.Coder) { c.Data(&text); c.Str(&last); c.Bool(&more) })
 }
 
-// usageFile makes /sys/usage and /sys/usage-procs. A tenant is told of its own realm, the provider
+// UsageFile makes /sys/usage and /sys/usage-procs. A tenant is told of its own realm, the provider
 // of all.
-func (r *root) usageFile(what string) sigma.File {
-	k, of := r.tree.k, r.realm
-	if r.tree.principal.System {
+func (x *Accounts) UsageFile(what string, of sigma.RealmID, provider bool) sigma.File {
+	if provider {
 		of = ""
 	}
-	return computed.LinesFile("/sys/"+what, what, 0o444, func(ctx context.Context, at usageCursor) (text []byte,
-		next usageCursor, more bool, err error) {
-		sources := k.usageSources(what)
-		i, found := slices.BinarySearchFunc(sources, at, func(s meter.Source, at usageCursor) int {
+	return computed.LinesFile("/sys/"+what, what, 0o444, func(ctx context.Context, at Cursor) (text []byte,
+		next Cursor, more bool, err error) {
+		sources := x.usageSources(what)
+		i, found := slices.BinarySearchFunc(sources, at, func(s meter.Source, at Cursor) int {
 			return cmp.Or(cmp.Compare(s.Machine, at.machine), cmp.Compare(s.Copy.ID, at.copy))
 		})
 		if found {
@@ -178,12 +192,12 @@ func (r *root) usageFile(what string) sigma.File {
 		}
 		var left bool
 		if at.after != "" { // whoever began goes on: what a machine and its copies know are of different times
-			text, at.after, left, err = k.usageFrom(ctx, at.machine, at.from, what, of, at.after)
+			text, at.after, left, err = x.usageFrom(ctx, at.machine, at.from, what, of, at.after)
 		} else if i < len(sources) {
 			s := sources[i]
 			i++
-			at = usageCursor{machine: s.Machine, copy: s.Copy.ID, ledger: s.Lost.ID}
-			text, at.from, at.after, left, err = k.usageOfSource(ctx, s, what, of)
+			at = Cursor{machine: s.Machine, copy: s.Copy.ID, ledger: s.Lost.ID}
+			text, at.from, at.after, left, err = x.usageOfSource(ctx, s, what, of)
 		} else {
 			return nil, at, false, nil
 		}
@@ -203,58 +217,48 @@ func (r *root) usageFile(what string) sigma.File {
 
 // usageSources are those of all machines, in order: of members, what they say, and of machines that
 // are gone, or have lost what they knew, what they told.
-func (k *Kernel) usageSources(what string) []meter.Source {
+func (x *Accounts) usageSources(what string) []meter.Source {
 	var known []meter.Copy
 	if what == roles.Usage {
-		known = k.copiesKnown()
+		known = x.copiesKnown()
 	}
-	return meter.SourcesOf(k.usageMachines(), k.ledger.ID, known)
+	return meter.SourcesOf(x.cfg.Machines(), x.cfg.Ledger.ID, known)
 }
 
 // usageOfSource begins with a source. from is who tells.
-func (k *Kernel) usageOfSource(ctx context.Context, s meter.Source, what string, of sigma.RealmID) (text []byte,
+func (x *Accounts) usageOfSource(ctx context.Context, s meter.Source, what string, of sigma.RealmID) (text []byte,
 	from meter.Copy, last string, more bool, err error) {
 	from = s.Copy
-	if text, last, more, err = k.usageFrom(ctx, s.Machine, from, what, of, ""); err != nil && from.ID == 0 &&
+	if text, last, more, err = x.usageFrom(ctx, s.Machine, from, what, of, ""); err != nil && from.ID == 0 &&
 		s.Lost.ID != 0 && ctx.Err() == nil {
 		from = s.Lost
-		text, last, more, err = k.usageFrom(ctx, s.Machine, from, what, of, "")
+		text, last, more, err = x.usageFrom(ctx, s.Machine, from, what, of, "")
 	}
 	return text, from, last, more, err
 }
 
 // usageFrom gives what comes after a key, of a copy or, if that has no number, of the machine
 // itself.
-func (k *Kernel) usageFrom(ctx context.Context, m sigma.MachineID, from meter.Copy, what string, of sigma.RealmID,
+func (x *Accounts) usageFrom(ctx context.Context, m sigma.MachineID, from meter.Copy, what string, of sigma.RealmID,
 	after string) (text []byte, last string, more bool, err error) {
 	if from.ID != 0 {
-		return k.usageOfCopy(ctx, from, of, after)
+		return x.usageOfCopy(ctx, from, of, after)
 	}
-	return k.usageOfMachine(ctx, m, what, of, after)
+	return x.usageOfMachine(ctx, m, what, of, after)
 }
 
-// usageMachines are all that are members, whether they are there or not, in order.
-func (k *Kernel) usageMachines() []sigma.MachineID {
-	out := []sigma.MachineID{k.cfg.Machine}
-	for _, m := range k.rosterInfos() {
-		out = append(out, m.ID)
-	}
-	slices.Sort(out)
-	return slices.Compact(out)
-}
-
-func (k *Kernel) usageOfMachine(ctx context.Context, m sigma.MachineID, what string, of sigma.RealmID,
+func (x *Accounts) usageOfMachine(ctx context.Context, m sigma.MachineID, what string, of sigma.RealmID,
 	after string) (text []byte, last string, more bool, err error) {
-	if m == k.cfg.Machine {
-		return k.ledger.Page(what, m, of, after)
+	if m == x.cfg.Machine {
+		return x.cfg.Ledger.Page(what, m, of, after)
 	}
-	if !slices.Contains(k.cluster.Others(), m) {
+	if !slices.Contains(x.cfg.Cluster.Others(), m) {
 		return nil, "", false, sigma.Errorf("kernel.usage", sigma.KindUnavailable, "the machine is away")
 	}
 	ctx, cancel := context.WithTimeout(ctx, reach.AnswerMax)
 	defer cancel()
 	realm := string(of)
-	err = k.reach.Ask(ctx, m, peerLedger, func(c *sigmap.Coder) {
+	err = x.cfg.Reach.Ask(ctx, m, peerLedger, func(c *sigmap.Coder) {
 		c.Str(&what)
 		c.Str(&realm)
 		c.Str(&after)
