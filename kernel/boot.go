@@ -109,7 +109,6 @@ func (k *Kernel) certify(ctx context.Context) {
 func (k *Kernel) joinNames(ctx context.Context) error {
 	s := k.services.Local(services.Named)
 	now := k.cluster.Kept()
-	k.etcd = k.cfg.Etcd
 	if s == nil || !now.Joined {
 		return nil
 	}
@@ -135,26 +134,22 @@ func (k *Kernel) joinNames(ctx context.Context) error {
 		now.Names = text
 	}
 	if strings.HasPrefix(now.Names, sigmap.EtcdPrefix) {
-		return k.toldEtcd(now.Names)
+		return k.outside.ToldEtcd(now.Names)
 	}
 	s.Args = []string{"--initial", now.Names}
 	return nil
 }
 
 func memberAdd(ctx context.Context, c *session.Client, m sigma.MachineID) (text string, err error) {
-	root, err := c.Attach(ctx, "")
+	root, err := reach.Callee(ctx, c, services.Named)
 	if err != nil {
 		return "", err
-	}
-	caller, ok := root.(sigma.Caller)
-	if !ok {
-		return "", sigma.Errorf("kernel.boot", sigma.KindUnsupported, "named answers no calls")
 	}
 	payload, err := sigmap.Payload(func(e *sigmap.Coder) { e.MachineID(&m) })
 	if err != nil {
 		return "", err
 	}
-	reply, _, err := caller.Call(ctx, sigmap.CallMemberAdd, payload, nil)
+	reply, _, err := root.Call(ctx, sigmap.CallMemberAdd, payload, nil)
 	if err != nil {
 		return "", err
 	}

@@ -53,7 +53,7 @@ func (r *root) credentialsFile() sigma.File {
 			return nil, sigma.Errorf("kernel.credentials", sigma.KindPermission,
 				"credentials are the provider's and of owners of the realm")
 		}
-		reply, err := realms{r.tree.k, nil}.admin(ctx, services.Named, sigmap.CallCredentials, r.realm)
+		reply, err := r.tree.k.reach.Admin(ctx, services.Named, sigmap.CallCredentials, r.realm)
 		if err != nil {
 			return nil, err
 		}
@@ -84,7 +84,7 @@ func (r *root) createCredential(ctx context.Context, payload []byte) ([]byte, []
 	if g := r.tree.granted; g != nil {
 		n.By, n.ByHash = g.presented.Name, g.presented.Hash
 	}
-	reply, err := realms{r.tree.k, nil}.ask(ctx, services.Named, sigmap.CallCredentialAdd, func(c *sigmap.Coder) {
+	reply, err := r.tree.k.reach.AskRoot(ctx, services.Named, sigmap.CallCredentialAdd, func(c *sigmap.Coder) {
 		c.RealmID(&r.realm)
 		c.NewCredential(&n)
 	})
@@ -110,7 +110,7 @@ func (r *root) revokeCredential(ctx context.Context, payload []byte) ([]byte, []
 		return nil, nil, err
 	}
 	k := r.tree.k
-	reply, err := realms{k, nil}.ask(ctx, services.Named, sigmap.CallCredentialRevoke, func(c *sigmap.Coder) {
+	reply, err := k.reach.AskRoot(ctx, services.Named, sigmap.CallCredentialRevoke, func(c *sigmap.Coder) {
 		c.RealmID(&r.realm)
 		c.Str(&name)
 	})
@@ -152,7 +152,7 @@ func (t *tree) holder() string {
 func (k *Kernel) verdicts(ctx context.Context, ps []sigmap.Presented) (vs []sigmap.Verdict, err error) {
 	ctx, cancel := context.WithTimeout(ctx, reach.AnswerMax)
 	defer cancel()
-	reply, err := realms{k, nil}.ask(ctx, services.Named, sigmap.CallCredentialCheck, func(c *sigmap.Coder) {
+	reply, err := k.reach.AskRoot(ctx, services.Named, sigmap.CallCredentialCheck, func(c *sigmap.Coder) {
 		c.Presented(&ps)
 	})
 	if err == nil {

@@ -318,7 +318,7 @@ func (r *root) initSpawn(ctx context.Context, payload []byte) ([]byte, []*os.Fil
 	if !procs.IsID(s.Proc) || s.Realm == sigma.SystemRealm {
 		return nil, nil, sigma.Errorf(op, sigma.KindInvalid, "%.64q is no proc's id", string(s.Proc))
 	}
-	if _, err := k.named(ctx, s.Realm); err != nil { // is there such a realm?
+	if err := k.hasRealm(ctx, s.Realm); err != nil { // is there such a realm?
 		return nil, nil, err
 	}
 	by := sigma.Principal{Realm: s.Realm, Machine: k.cfg.Machine}

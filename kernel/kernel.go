@@ -30,6 +30,7 @@ import (
 	"sigmaos.dev/kernel/launchers"
 	"sigmaos.dev/kernel/memo"
 	"sigmaos.dev/kernel/meter"
+	"sigmaos.dev/kernel/outside"
 	"sigmaos.dev/kernel/past"
 	"sigmaos.dev/kernel/placement"
 	"sigmaos.dev/kernel/procs"
@@ -148,11 +149,10 @@ type Kernel struct {
 	accounts  *accounts.Accounts
 	holders   *runner.Holders
 	scratch   *scratch
-	servers   *servers
+	outside   *outside.Outside
 	memo      *memo.Memo
 
-	etcd      *sigmap.Etcd // Config.Etcd, or what a machine that joined was told; complete before named is started
-	inherited int          // procs that ran before this sigmad; after known is closed
+	inherited int // procs that ran before this sigmad; after known is closed
 
 	mu sync.Mutex
 	// makes looking at a proc and telling the launcher of it one act; taken before mu
@@ -232,7 +232,7 @@ func New(cfg Config) (*Kernel, error) {
 	}
 	k.decisions = k.openDecisions()
 	k.past = past.Open(past.Config{Data: cfg.Data, LogsDir: k.logsDir(), Log: cfg.Log, Procs: k.procs,
-		Realms: realms{k, nil}.list, Go: k.sessions.Go})
+		Realms: k.reach.Realms, Go: k.sessions.Go})
 	k.turns, k.worked = treekit.NewTurns(), meter.NewWorks()
 	k.traffic = meter.NewTraffic(k.ledger)
 	if k.services, err = services.New(k.servicesConfig()); err != nil {
@@ -245,7 +245,8 @@ func New(cfg Config) (*Kernel, error) {
 	if k.scratch, err = newScratch(k); err != nil {
 		return nil, err
 	}
-	if k.servers, err = newServers(k); err != nil {
+	if k.outside, err = outside.New(outside.Config{Data: cfg.Data, Etcd: cfg.Etcd, Services: k.services,
+		Reach: k.reach, Go: k.sessions.Go, Connect: cfg.Connect, HasRealm: k.hasRealm}); err != nil {
 		return nil, err
 	}
 	k.registerPeerCalls()
@@ -272,7 +273,7 @@ func New(cfg Config) (*Kernel, error) {
 func (k *Kernel) servicesConfig() services.Config {
 	return services.Config{Machine: k.cfg.Machine, Programs: k.cfg.Programs, Data: k.cfg.Data, UIDBase: k.cfg.UIDBase,
 		Member: isMember(k.cfg), StoreDelay: k.cfg.StoreDelay, Start: k.start, Log: k.cfg.Log, Launcher: k.launcher,
-		Proxy: k.proxy, Worked: k.worked, Known: k.known, External: func() bool { return k.etcd != nil },
+		Proxy: k.proxy, Worked: k.worked, Known: k.known, External: func() bool { return k.outside.HasEtcd() },
 		Go:    k.sessions.Go,
 		Serve: k.serve, Tell: k.tellDaemon,
 		Charge: func(now, before time.Time, service string, done sigma.Work) {
@@ -342,6 +343,7 @@ func (k *Kernel) Run(ctx context.Context) error {
 	k.past.Begin(ctx)
 	k.runner.Begin(ctx)
 	k.remote.Begin(ctx)
+	k.outside.Begin(ctx)
 	k.accounts.Begin(ctx)
 	k.connect.Begin(ctx)
 	defer context.AfterFunc(asked, func() { k.cluster.Leave(); stop() })()

@@ -238,7 +238,7 @@ func TestServedIsTold(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := m.k.accounts.WorkedCall(t.Context(), nil, payload); sigma.KindOf(err) != sigma.KindPermission {
+	if _, _, err := m.k.accounts.WorkedCall(t.Context(), nil, payload); sigma.KindOf(err) != sigma.KindPermission {
 		t.Errorf("a proc told of work: %v", err)
 	}
 }

@@ -49,6 +49,12 @@ func (k *Kernel) named(ctx context.Context, realm sigma.RealmID) (*names.File, e
 	}
 }
 
+// hasRealm is an error if there is no such realm, or nobody knows.
+func (k *Kernel) hasRealm(ctx context.Context, realm sigma.RealmID) error {
+	_, err := k.named(ctx, realm)
+	return err
+}
+
 // doubtNames is called when programs of a realm are about to learn of something that was done on
 // another machine.
 func (k *Kernel) doubtNames(realm sigma.RealmID) {
@@ -229,33 +235,6 @@ func (k *Kernel) endSessions(ctx context.Context, realm sigma.RealmID, but *tree
 	return nil
 }
 
-// admin calls a method of a service's realms file.
-func (r realms) admin(ctx context.Context, service, method string, id sigma.RealmID) ([]byte, error) {
-	return r.ask(ctx, service, method, func(e *sigmap.Coder) { e.RealmID(&id) })
-}
-
-func (r realms) ask(ctx context.Context, service, method string, encode func(*sigmap.Coder)) ([]byte, error) {
-	var root sigma.File
-	s, err := r.k.reach.Find(ctx, service, func(ctx context.Context, s *session.Client) (err error) {
-		root, err = s.Attach(ctx, "")
-		return err
-	})
-	if err != nil {
-		return nil, err
-	}
-	defer s.Close()
-	c, ok := root.(sigma.Caller)
-	if !ok {
-		return nil, sigma.Errorf("kernel.realms", sigma.KindUnsupported, "%s cannot be asked for realms", service)
-	}
-	payload, err := sigmap.Payload(encode)
-	if err != nil {
-		return nil, err
-	}
-	reply, _, err := c.Call(ctx, method, payload, nil)
-	return reply, err
-}
-
 // Create implements sigma.Realms.
 func (r realms) Create(ctx context.Context, id sigma.RealmID) error {
 	if err := id.Check(); err != nil {
@@ -267,7 +246,7 @@ func (r realms) Create(ctx context.Context, id sigma.RealmID) error {
 	if err := r.k.removed(id); err != nil {
 		return err
 	}
-	_, err := r.admin(ctx, services.Named, sigmap.CallCreate, id)
+	_, err := r.k.reach.Admin(ctx, services.Named, sigmap.CallCreate, id)
 	if err != nil && sigma.KindOf(err) != sigma.KindExists {
 		return err
 	}
@@ -335,7 +314,7 @@ func (r realms) Remove(ctx context.Context, id sigma.RealmID) error {
 	if id == sigma.SystemRealm || id == sigma.DefaultRealm {
 		return sigma.Errorf("kernel.realms", sigma.KindPermission, "the realm %s cannot be removed", id)
 	}
-	if _, err := r.k.named(ctx, id); err != nil {
+	if err := r.k.hasRealm(ctx, id); err != nil {
 		return err
 	}
 	end, err := r.k.beginRemoval(id)
@@ -352,20 +331,20 @@ func (r realms) Remove(ctx context.Context, id sigma.RealmID) error {
 	if err := r.k.leaveRealmElsewhere(ctx, id); err != nil {
 		return err
 	}
-	if _, err := r.admin(ctx, services.S3, sigmap.CallRemove, id); err != nil &&
+	if _, err := r.k.reach.Admin(ctx, services.S3, sigmap.CallRemove, id); err != nil &&
 		sigma.KindOf(err) != sigma.KindNotFound {
 		return err
 	}
-	if err := r.k.servers.forgetRealm(services.S3, id); err != nil {
+	if err := r.k.outside.ForgetRealm(services.S3, id); err != nil {
 		return err
 	}
-	if err := r.k.servers.removeRealm(ctx, r, id); err != nil {
+	if err := r.k.outside.RemoveRealm(ctx, id); err != nil {
 		return err
 	}
 	if err := r.k.forgetRegistrations(ctx, id); err != nil { // what another machine's programs registered meanwhile
 		return err
 	}
-	_, err = r.admin(ctx, services.Named, sigmap.CallRemove,
+	_, err = r.k.reach.Admin(ctx, services.Named, sigmap.CallRemove,
 		id) // last, so that a removal that was interrupted can be repeated
 	r.k.dropNames(id)
 	if err != nil {
@@ -383,7 +362,10 @@ func (r realms) SetShares(ctx context.Context, id sigma.RealmID, shares uint32) 
 		return sigma.Errorf("kernel.realms", sigma.KindPermission,
 			"the realm system is the provider's and has no shares")
 	}
-	_, err := r.ask(ctx, services.Named, sigmap.CallSetShares, func(e *sigmap.Coder) { e.RealmID(&id); e.U32(&shares) })
+	_, err := r.k.reach.AskRoot(ctx, services.Named, sigmap.CallSetShares, func(e *sigmap.Coder) {
+		e.RealmID(&id)
+		e.U32(&shares)
+	})
 	r.k.shares.Touch()
 	r.k.memo.Forget(memoRealms)
 	r.k.placing.SharesChanged()
@@ -396,27 +378,16 @@ func (r realms) SetLimits(ctx context.Context, id sigma.RealmID, limits sigma.Re
 		return err
 	}
 	defer r.k.shares.Touch()
-	_, err := r.ask(ctx, services.Named, sigmap.CallSetLimits, func(e *sigmap.Coder) {
+	_, err := r.k.reach.AskRoot(ctx, services.Named, sigmap.CallSetLimits, func(e *sigmap.Coder) {
 		e.RealmID(&id)
 		e.RealmLimits(&limits)
 	})
 	return err
 }
 
-// list is List without the numbers of procs.
-func (r realms) list(ctx context.Context) ([]sigma.RealmInfo, error) {
-	return sigmap.ListRealms(func(encode, decode func(*sigmap.Coder)) error {
-		reply, err := r.ask(ctx, services.Named, sigmap.CallList, encode)
-		if err != nil {
-			return err
-		}
-		return sigmap.Parse(reply, decode)
-	})
-}
-
 // List implements sigma.Realms.
 func (r realms) List(ctx context.Context) (out []sigma.RealmInfo, err error) {
-	if out, err = r.list(ctx); err != nil {
+	if out, err = r.k.reach.Realms(ctx); err != nil {
 		return nil, err
 	}
 	out = slices.DeleteFunc(out, func(i sigma.RealmInfo) bool { return i.ID == sigma.SystemRealm }) // no tenant's

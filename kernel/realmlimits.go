@@ -25,7 +25,7 @@ func (k *Kernel) canLimit(ctx context.Context, id sigma.RealmID, set sigma.Realm
 		return sigma.Errorf("kernel.realms", sigma.KindPermission,
 			"the realm system is the provider's and has no limits of processors and memory")
 	}
-	all, err := realms{k, nil}.list(ctx)
+	all, err := k.reach.Realms(ctx)
 	if err != nil {
 		return err
 	}

@@ -38,7 +38,7 @@ func (k *Kernel) watchShares(ctx context.Context) {
 		}
 		looked = time.Now()
 		asked, cancel := context.WithTimeout(ctx, realmsMax)
-		all, err := realms{k, nil}.list(asked)
+		all, err := k.reach.Realms(asked)
 		cancel()
 		if err == nil { // else what holds stands
 			k.accounts.HeardRealms(time.Now(), all)

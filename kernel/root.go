@@ -199,7 +199,7 @@ func (k *Kernel) systemNamed(ctx context.Context) (*names.File, error) {
 	if err == nil || sigma.KindOf(err) != sigma.KindNotFound {
 		return n, err
 	}
-	if _, err := k.realms(nil).(realms).admin(ctx, services.Named, sigmap.CallCreate, sigma.SystemRealm); err != nil &&
+	if _, err := k.reach.Admin(ctx, services.Named, sigmap.CallCreate, sigma.SystemRealm); err != nil &&
 		sigma.KindOf(err) != sigma.KindExists {
 		return nil, err
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"sigmaos.dev/kernel/memo"
+	"sigmaos.dev/kernel/reach"
 	"sigmaos.dev/kernel/roles"
 	"sigmaos.dev/kernel/services"
 	"sigmaos.dev/kernel/viewfs"
@@ -79,15 +80,11 @@ func (k *Kernel) askMachines(ctx context.Context) ([]sigma.MachineInfo, error) {
 		return nil, err
 	}
 	defer c.Close()
-	root, err := c.Attach(ctx, "")
+	root, err := reach.Callee(ctx, c, services.Machined)
 	if err != nil {
 		return nil, err
 	}
-	caller, ok := root.(sigma.Caller)
-	if !ok {
-		return nil, sigma.Errorf("kernel.roster", sigma.KindUnsupported, "machined answers no calls")
-	}
-	return machines.NewClient(caller).List(ctx)
+	return machines.NewClient(root).List(ctx)
 }
 
 func rosterLine(m *sigma.MachineInfo) string {

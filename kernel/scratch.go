@@ -72,7 +72,7 @@ func (s *scratch) check(ctx context.Context, realm sigma.RealmID) error {
 		return nil
 	}
 	life := s.k.cluster.Self().Incarnation
-	infos, err := realms{s.k, nil}.list(ctx)
+	infos, err := s.k.reach.Realms(ctx)
 	if err != nil {
 		return err
 	}

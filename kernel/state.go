@@ -119,7 +119,7 @@ func (k *Kernel) realmListAt() ([]sigma.RealmInfo, time.Time, error) {
 		ctx, cancel := k.asked()
 		defer cancel()
 		l.asked = time.Now()
-		l.all, err = realms{k, nil}.list(ctx)
+		l.all, err = k.reach.Realms(ctx)
 		return l, err
 	})
 	return l.all, l.asked, err

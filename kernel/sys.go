@@ -143,6 +143,13 @@ func (r *root) aboutProc(need sigma.Rights, f func(ctx context.Context, id sigma
 	}
 }
 
+// ofService makes a handler of a method that is told which service calls, nil for other callers.
+func (r *root) ofService(f func(context.Context, *services.Service, []byte) ([]byte, []*os.File, error)) handler {
+	return func(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
+		return f(ctx, r.tree.k.services.Of(r.tree.principal), payload)
+	}
+}
+
 func (r *root) procsCalls() map[string]handler {
 	k := r.tree.k
 	return map[string]handler{
@@ -259,10 +266,7 @@ func (r *root) selfCalls() map[string]handler {
 			k.procs.Step(schedd.CalledStarted{ID: who.Proc})
 			return nil, nil, nil
 		}),
-		sigmap.CallWorked: func(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
-			reply, err := k.accounts.WorkedCall(ctx, k.services.Of(who), payload)
-			return reply, nil, err
-		},
+		sigmap.CallWorked: r.ofService(k.accounts.WorkedCall),
 		sigmap.CallExited: proc(func(_ context.Context, payload []byte) ([]byte, []*os.File, error) {
 			var s sigma.Status
 			if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Status(&s) }); err != nil {
@@ -360,9 +364,9 @@ func (r *root) endpointCalls() map[string]handler {
 		},
 		sigmap.CallMeter:      r.meterCall,
 		sigmap.CallDialStream: r.dialStreamCall,
-		sigmap.CallEtcd:       r.etcdCall,
-		sigmap.CallDialEtcd:   r.dialEtcdCall,
-		sigmap.CallDialServer: r.dialServerCall,
+		sigmap.CallEtcd:       r.ofService(k.outside.EtcdCall),
+		sigmap.CallDialEtcd:   r.ofService(k.outside.DialEtcdCall),
+		sigmap.CallDialServer: r.ofService(k.outside.DialServerCall),
 		sigmap.CallDial: func(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
 			var e sigma.Endpoint
 			var rings bool
@@ -491,9 +495,9 @@ func (r *root) machineCalls() map[string]handler {
 		}
 	}
 	return map[string]handler{
-		sigmap.CallServer:   provider(k.servers.setCall),
-		sigmap.CallSetStore: provider(k.setStoreCall),
-		sigmap.CallStores:   provider(k.storesCall),
+		sigmap.CallServer:   provider(k.outside.SetCall),
+		sigmap.CallSetStore: provider(k.outside.SetStoreCall),
+		sigmap.CallStores:   provider(k.outside.StoresCall),
 		sigmap.CallStatus: provider(func(ctx context.Context, _ []byte) ([]byte, []*os.File, error) {
 			ss := k.services.Status(ctx)
 			reply, err := sigmap.Payload(func(c *sigmap.Coder) { c.Services(&ss) })

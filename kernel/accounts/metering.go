@@ -9,6 +9,7 @@ import (
 	"errors"
 	"log/slog"
 	"maps"
+	"os"
 	"slices"
 	"time"
 
@@ -173,18 +174,19 @@ func (x *Accounts) CountServed(now time.Time) {
 
 // WorkedCall is the call worked: what a service did for realms since it told that last -> the
 // realms' shares. What is told of realms that there are not is dropped.
-func (x *Accounts) WorkedCall(ctx context.Context, s *services.Service, payload []byte) ([]byte, error) {
+func (x *Accounts) WorkedCall(ctx context.Context, s *services.Service, payload []byte) ([]byte, []*os.File,
+	error) {
 	const op = "kernel.worked"
 	if s == nil {
-		return nil, sigma.Errorf(op, sigma.KindPermission, "only services may tell this")
+		return nil, nil, sigma.Errorf(op, sigma.KindPermission, "only services may tell this")
 	}
 	var number uint64
 	var works []sigma.Work
 	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.U64(&number); c.Works(&works) }); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if len(works) > sigmap.WorksMax {
-		return nil, sigma.Errorf(op, sigma.KindTooBig, "work for %d realms in one call; %d are allowed",
+		return nil, nil, sigma.Errorf(op, sigma.KindTooBig, "work for %d realms in one call; %d are allowed",
 			len(works), sigmap.WorksMax)
 	}
 	known, _ := x.cfg.Shares.Known()
@@ -210,7 +212,8 @@ func (x *Accounts) WorkedCall(ctx context.Context, s *services.Service, payload 
 	for _, w := range works {
 		shares = append(shares, sigmap.RealmShares{Realm: w.Realm, Shares: known[w.Realm].Shares})
 	}
-	return sigmap.Payload(func(c *sigmap.Coder) { c.RealmsShares(&shares) })
+	reply, err := sigmap.Payload(func(c *sigmap.Coder) { c.RealmsShares(&shares) })
+	return reply, nil, err
 }
 
 // HeardRealms tells the ledger and the copies which realms there are.

@@ -61,6 +61,7 @@ const (
 	RetryMax = 500 * time.Millisecond // between attempts
 )
 
+// Over says whether a life of a machine is over, as far as is known here.
 func (x *Reach) Over(l sigma.Life) bool {
 	over := false
 	x.cfg.Procs.With(func(v procs.View) { over = v.Over(l) })
@@ -72,16 +73,11 @@ func (x *Reach) Over(l sigma.Life) bool {
 func (x *Reach) AskService(ctx context.Context, service, method string, payload []byte) (reply []byte, err error) {
 	var lost error // it may have been done, so it is not asked again
 	s, err := x.Find(ctx, service, func(ctx context.Context, c *session.Client) error {
-		root, err := c.Attach(ctx, "")
+		root, err := Callee(ctx, c, service)
 		if err != nil {
 			return err
 		}
-		defer root.Close()
-		caller, ok := root.(sigma.Caller)
-		if !ok {
-			return sigma.Errorf("kernel.ask", sigma.KindUnsupported, "%s answers no calls", service)
-		}
-		if reply, _, err = caller.Call(ctx, method, payload, nil); sigma.KindOf(err) == sigma.KindLost {
+		if reply, _, err = root.Call(ctx, method, payload, nil); sigma.KindOf(err) == sigma.KindLost {
 			lost, err = err, nil
 		}
 		return err

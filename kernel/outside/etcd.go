@@ -1,4 +1,4 @@
-package kernel
+package outside
 
 import (
 	"context"
@@ -20,9 +20,9 @@ import (
 // etcdDialMax bounds one attempt to connect.
 const etcdDialMax = 3 * time.Second
 
-// toldEtcd takes what the leading named told a machine that joined. What the operator says of it on
+// ToldEtcd takes what the leading named told a machine that joined. What the operator says of it on
 // this machine, as of new certificates, goes before.
-func (k *Kernel) toldEtcd(text string) error {
+func (x *Outside) ToldEtcd(text string) error {
 	told := &sigmap.Etcd{}
 	if err := json.Unmarshal([]byte(strings.TrimPrefix(text, sigmap.EtcdPrefix)), told); err != nil {
 		return &sigma.Error{Op: "kernel.joinNames", Kind: sigma.KindInvalid,
@@ -31,61 +31,60 @@ func (k *Kernel) toldEtcd(text string) error {
 	if err := told.Check(); err != nil {
 		return err
 	}
-	if k.cfg.Etcd != nil {
-		e := *k.cfg.Etcd
+	if x.cfg.Etcd != nil {
+		e := *x.cfg.Etcd
 		e.System = told.System
 		told = &e
 	}
-	k.etcd = told
+	x.etcd = told
 	return nil
 }
 
 // namedOnly is an error for anybody but named, on whose behalf alone sigmad holds the keys of an
 // etcd.
-func (r *root) namedOnly(op string) error {
-	if s := r.tree.k.services.Of(r.tree.principal); s == nil || s.Name != services.Named {
+func namedOnly(op string, s *services.Service) error {
+	if s == nil || s.Name != services.Named {
 		return sigma.Errorf(op, sigma.KindPermission, "only named may ask this")
 	}
 	return nil
 }
 
-// etcdCall is the call etcd.
-func (r *root) etcdCall(_ context.Context, payload []byte) ([]byte, []*os.File, error) {
-	if err := r.namedOnly("kernel.Etcd"); err != nil {
+// EtcdCall is the call etcd.
+func (x *Outside) EtcdCall(_ context.Context, s *services.Service, payload []byte) ([]byte, []*os.File, error) {
+	if err := namedOnly("kernel.Etcd", s); err != nil {
 		return nil, nil, err
 	}
 	if err := sigmap.Parse(payload, func(*sigmap.Coder) {}); err != nil {
 		return nil, nil, err
 	}
-	e := r.tree.k.etcd
+	e := x.etcd
 	reply, err := sigmap.Payload(func(c *sigmap.Coder) { c.Etcd(&e) })
 	return reply, nil, err
 }
 
-// dialEtcdCall is the call dial-etcd.
-func (r *root) dialEtcdCall(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
+// DialEtcdCall is the call dial-etcd.
+func (x *Outside) DialEtcdCall(ctx context.Context, s *services.Service, payload []byte) ([]byte, []*os.File, error) {
 	const op = "kernel.DialEtcd"
-	if err := r.namedOnly(op); err != nil {
+	if err := namedOnly(op, s); err != nil {
 		return nil, nil, err
 	}
 	var name string
 	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Str(&name) }); err != nil {
 		return nil, nil, err
 	}
-	k := r.tree.k
 	address := ""
-	if k.etcd != nil {
-		for _, m := range k.etcd.Members {
+	if x.etcd != nil {
+		for _, m := range x.etcd.Members {
 			if m.Name == name {
 				address = m.Address
 			}
 		}
 	}
-	if address == "" || k.cfg.Connect == nil {
+	if address == "" || x.cfg.Connect == nil {
 		return nil, nil, sigma.Errorf(op, sigma.KindPermission, "%.80q is no member of the etcd that keeps the names",
 			name)
 	}
-	f, err := k.relayTo(ctx, op, []string{address}, etcdDialMax, func() {})
+	f, err := x.relayTo(ctx, op, []string{address}, etcdDialMax, func() {})
 	if err != nil {
 		if e, ok := err.(*sigma.Error); ok && e.Kind == sigma.KindUnavailable {
 			e.Msg = "no etcd answers at " + name
@@ -94,3 +93,6 @@ func (r *root) dialEtcdCall(ctx context.Context, payload []byte) ([]byte, []*os.
 	}
 	return nil, []*os.File{f}, nil
 }
+
+// HasEtcd says whether the names are in an etcd of the operator's.
+func (x *Outside) HasEtcd() bool { return x.etcd != nil }

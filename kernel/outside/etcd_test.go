@@ -1,4 +1,4 @@
-package kernel
+package outside
 
 import (
 	"encoding/json"
@@ -17,20 +17,20 @@ func TestToldEtcd(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	k := &Kernel{}
-	if err := k.toldEtcd(sigmap.EtcdPrefix + string(text)); err != nil || k.etcd.CA != "old" || k.etcd.System != "us" {
+	k := &Outside{}
+	if err := k.ToldEtcd(sigmap.EtcdPrefix + string(text)); err != nil || k.etcd.CA != "old" || k.etcd.System != "us" {
 		t.Errorf("%+v: %v", k.etcd, err)
 	}
 	k.cfg.Etcd = &sigmap.Etcd{Members: told.Members, CA: "new"}
-	if err := k.toldEtcd(sigmap.EtcdPrefix + string(text)); err != nil || k.etcd.CA != "new" || k.etcd.System != "us" {
+	if err := k.ToldEtcd(sigmap.EtcdPrefix + string(text)); err != nil || k.etcd.CA != "new" || k.etcd.System != "us" {
 		t.Errorf("with the operator's certificates: %+v: %v", k.etcd, err)
 	}
 	for _, bad := range []string{"", "{}", `{"members":[{"name":"etcd","address":"etcd"}]}`, "{"} {
-		if err := k.toldEtcd(sigmap.EtcdPrefix + bad); err == nil {
+		if err := k.ToldEtcd(sigmap.EtcdPrefix + bad); err == nil {
 			t.Errorf("%q is taken", bad)
 		}
 	}
-	if err := k.toldEtcd(sigmap.EtcdPrefix + "{}"); sigma.KindOf(err) != sigma.KindInvalid {
+	if err := k.ToldEtcd(sigmap.EtcdPrefix + "{}"); sigma.KindOf(err) != sigma.KindInvalid {
 		t.Errorf("an etcd without members: %v", err)
 	}
 }

@@ -1,4 +1,11 @@
-package kernel
+// Package outside connects services with servers outside of the system: named with an etcd that
+// keeps the names, dbd with servers of databases, s3d with object stores. Services reach no network
+// by themselves. They do not ask for an address but for that of a realm's database or store, which
+// the provider told sigmad, so that whoever takes over one of them reaches no other. What they and
+// the servers say is between them. Users: kernel.
+//
+// Locks: Outside.mu, a leaf, held while the file of servers is written.
+package outside
 
 import (
 	"context"
@@ -14,17 +21,13 @@ import (
 	"time"
 
 	"sigmaos.dev/atomicfile"
+	"sigmaos.dev/kernel/reach"
 	"sigmaos.dev/kernel/services"
 	"sigmaos.dev/link"
 	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
 )
-
-// dbd and s3d reach no network by themselves, as named does not (etcd.go): sigmad connects them to
-// the servers of databases and to object stores. They do not ask for an address but for that of a
-// realm's database or store, which the provider told sigmad, so that whoever takes over one of them
-// reaches no other. What they and the servers say is between them.
 
 const (
 	serversFile    = "servers"
@@ -42,10 +45,25 @@ const (
 // turn.
 type places map[string]map[sigma.RealmID]map[string][]string
 
-// servers is where the servers of realms' databases and objects are.
-type servers struct {
-	k    *Kernel
+// Config is what an Outside needs of its user.
+type Config struct {
+	Data     string       // directory of what is written down
+	Etcd     *sigmap.Etcd // what the operator says where the names are; nil = nothing
+	Services *services.Set
+	Reach    *reach.Reach
+	Go       func(func()) // begins what is waited for before the program ends
+	// Connect makes a TCP connection to an IP address with a port; nil = nobody is connected.
+	Connect func(ctx context.Context, address string) (net.Conn, error)
+	// HasRealm is an error if there is no such realm, or nobody knows.
+	HasRealm func(ctx context.Context, realm sigma.RealmID) error
+}
+
+// Outside is where servers outside of the system are. Safe for concurrent use.
+type Outside struct {
+	cfg  Config
+	ctx  context.Context // set by Begin
 	path string
+	etcd *sigmap.Etcd // where named keeps the names; complete before named is started
 
 	changing chan struct{} // who sets where a realm's objects are holds its token
 
@@ -54,9 +72,10 @@ type servers struct {
 	links map[string]int // mu; connections there are, by service
 }
 
-func newServers(k *Kernel) (*servers, error) {
-	d := &servers{k: k, path: filepath.Join(k.cfg.Data, serversFile), known: places{}, links: map[string]int{},
-		changing: make(chan struct{}, 1)}
+// New reads which servers there are.
+func New(cfg Config) (*Outside, error) {
+	d := &Outside{cfg: cfg, path: filepath.Join(cfg.Data, serversFile), etcd: cfg.Etcd, known: places{},
+		links: map[string]int{}, changing: make(chan struct{}, 1)}
 	text, err := os.ReadFile(d.path)
 	if os.IsNotExist(err) {
 		return d, nil
@@ -67,9 +86,12 @@ func newServers(k *Kernel) (*servers, error) {
 	return d, sigma.Wrap("kernel.servers", d.path, err)
 }
 
-// setCall is the call server: realm, name, address ("" = none any more) of a database's. It is the
+// Begin sets the context of connections. It is called before there is one.
+func (x *Outside) Begin(ctx context.Context) { x.ctx = ctx }
+
+// SetCall is the call server: realm, name, address ("" = none any more) of a database's. It is the
 // provider's.
-func (d *servers) setCall(_ context.Context, payload []byte) ([]byte, []*os.File, error) {
+func (x *Outside) SetCall(_ context.Context, payload []byte) ([]byte, []*os.File, error) {
 	const op = "kernel.Server"
 	var realm sigma.RealmID
 	var name, address string
@@ -84,7 +106,7 @@ func (d *servers) setCall(_ context.Context, payload []byte) ([]byte, []*os.File
 		return nil, nil, sigma.Errorf(op, sigma.KindInvalid, "a server of a database has a name of at most %d bytes",
 			serverNameMax)
 	}
-	if !d.k.services.HasDatabases() {
+	if !x.cfg.Services.HasDatabases() {
 		return nil, nil, &sigma.Error{Op: op, Kind: sigma.KindUnsupported,
 			Msg:  "this machine does not serve the databases",
 			Hint: "ask on the first machine of the system: sigma machine ls shows them"}
@@ -93,12 +115,12 @@ func (d *servers) setCall(_ context.Context, payload []byte) ([]byte, []*os.File
 	if address != "" {
 		at = []string{address}
 	}
-	_, err := d.note(op, services.DB, realm, name, at)
+	_, err := x.note(op, services.DB, realm, name, at)
 	return nil, nil, err
 }
 
 // note notes where a server is, and returns where it was. No address = it has none any more.
-func (d *servers) note(op, service string, realm sigma.RealmID, name string, at []string) (was []string, err error) {
+func (x *Outside) note(op, service string, realm sigma.RealmID, name string, at []string) (was []string, err error) {
 	if err := realm.Check(); err != nil {
 		return nil, err
 	}
@@ -110,7 +132,7 @@ func (d *servers) note(op, service string, realm sigma.RealmID, name string, at 
 			return nil, sigma.Errorf(op, sigma.KindInvalid, "a server has an IP address and a port")
 		}
 	}
-	return was, d.change(func(all places) error {
+	return was, x.change(func(all places) error {
 		n := 0
 		for _, realms := range all {
 			for _, of := range realms {
@@ -137,11 +159,11 @@ func (d *servers) note(op, service string, realm sigma.RealmID, name string, at 
 }
 
 // change changes what is noted, here and on disk.
-func (d *servers) change(do func(places) error) error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
+func (x *Outside) change(do func(places) error) error {
+	x.mu.Lock()
+	defer x.mu.Unlock()
 	changed := places{}
-	for service, realms := range d.known {
+	for service, realms := range x.known {
 		changed[service] = map[sigma.RealmID]map[string][]string{}
 		for realm, of := range realms {
 			changed[service][realm] = maps.Clone(of)
@@ -152,48 +174,47 @@ func (d *servers) change(do func(places) error) error {
 	}
 	text, err := json.Marshal(changed)
 	if err == nil {
-		err = atomicfile.Write(d.path, text)
+		err = atomicfile.Write(x.path, text)
 	}
 	if err != nil {
 		return sigma.Wrap("kernel.servers", serversFile, err)
 	}
-	d.known = changed
+	x.known = changed
 	return nil
 }
 
-// forgetRealm forgets where the servers of a realm are.
-func (d *servers) forgetRealm(service string, realm sigma.RealmID) error {
-	d.mu.Lock()
-	none := len(d.known[service][realm]) == 0
-	d.mu.Unlock()
+// ForgetRealm forgets where the servers of a realm are.
+func (x *Outside) ForgetRealm(service string, realm sigma.RealmID) error {
+	x.mu.Lock()
+	none := len(x.known[service][realm]) == 0
+	x.mu.Unlock()
 	if none {
 		return nil
 	}
-	return d.change(func(all places) error {
+	return x.change(func(all places) error {
 		delete(all[service], realm)
 		return nil
 	})
 }
 
-// removeRealm removes a realm's databases.
-func (d *servers) removeRealm(ctx context.Context, r realms, realm sigma.RealmID) error {
-	if d.k.services.Local(services.S3) != nil && !d.k.services.HasDatabases() { // dbd would be beside s3d
+// RemoveRealm removes a realm's databases.
+func (x *Outside) RemoveRealm(ctx context.Context, realm sigma.RealmID) error {
+	if x.cfg.Services.Local(services.S3) != nil && !x.cfg.Services.HasDatabases() { // dbd would be beside s3d
 		return nil
 	}
-	if d.k.reach.Unused(ctx, realm) {
-		return d.forgetRealm(services.DB, realm)
+	if x.cfg.Reach.Unused(ctx, realm) {
+		return x.ForgetRealm(services.DB, realm)
 	}
-	if _, err := r.admin(ctx, services.DatabaseService(realm), sigmap.CallRemove, realm); err != nil &&
+	if _, err := x.cfg.Reach.Admin(ctx, services.DatabaseService(realm), sigmap.CallRemove, realm); err != nil &&
 		sigma.KindOf(err) != sigma.KindNotFound {
 		return err
 	}
-	return d.forgetRealm(services.DB, realm)
+	return x.ForgetRealm(services.DB, realm)
 }
 
-// dialServerCall is the call dial-server.
-func (r *root) dialServerCall(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
+// DialServerCall is the call dial-server.
+func (x *Outside) DialServerCall(ctx context.Context, s *services.Service, payload []byte) ([]byte, []*os.File, error) {
 	const op = "kernel.DialServer"
-	s := r.tree.k.services.Of(r.tree.principal)
 	if s == nil || s.Realm == "" && s.Name != services.S3 {
 		return nil, nil, sigma.Errorf(op, sigma.KindPermission, "only dbd and s3d may ask this")
 	}
@@ -205,28 +226,28 @@ func (r *root) dialServerCall(ctx context.Context, payload []byte) ([]byte, []*o
 	if s.Realm != "" && realm != s.Realm {
 		return nil, nil, sigma.Errorf(op, sigma.KindPermission, "a dbd reaches the servers of its own realm only")
 	}
-	d, service := r.tree.k.servers, s.Program()
-	d.mu.Lock()
-	at, full := d.known[service][realm][name], d.links[service] >= serverLinksMax
+	service := s.Program()
+	x.mu.Lock()
+	at, full := x.known[service][realm][name], x.links[service] >= serverLinksMax
 	if !full {
-		d.links[service]++
+		x.links[service]++
 	}
-	d.mu.Unlock()
+	x.mu.Unlock()
 	if full {
 		return nil, nil, sigma.Errorf(op, sigma.KindBusy,
 			"there are %d connections with servers outside, which is the limit", serverLinksMax)
 	}
 	done := func() {
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		d.links[service]--
+		x.mu.Lock()
+		defer x.mu.Unlock()
+		x.links[service]--
 	}
-	if len(at) == 0 || d.k.cfg.Connect == nil {
+	if len(at) == 0 || x.cfg.Connect == nil {
 		done()
 		return nil, nil, sigma.Errorf(op, sigma.KindPermission, "the provider named no server %.80q of the realm %s",
 			name, realm)
 	}
-	f, err := d.k.relayTo(ctx, op, at, serverDialMax, done)
+	f, err := x.relayTo(ctx, op, at, serverDialMax, done)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -235,9 +256,9 @@ func (r *root) dialServerCall(ctx context.Context, payload []byte) ([]byte, []*o
 
 // relayTo connects to the first of some addresses outside that answers, and gives the near end of a
 // socket pair whose bytes are relayed. done is called when that is over.
-func (k *Kernel) relayTo(ctx context.Context, op string, at []string, most time.Duration, done func()) (*os.File,
+func (x *Outside) relayTo(ctx context.Context, op string, at []string, most time.Duration, done func()) (*os.File,
 	error) {
-	far, err := k.connectTo(ctx, at, most)
+	far, err := x.connectTo(ctx, at, most)
 	if err != nil {
 		done()
 		e := &sigma.Error{Op: op, Kind: sigma.KindUnavailable, Msg: "nobody answers there", Err: err}
@@ -260,23 +281,23 @@ func (k *Kernel) relayTo(ctx context.Context, op string, at []string, most time.
 		theirs.Close()
 		return nil, sigma.Wrap(op, "", err)
 	}
-	k.sessions.Go(func() {
+	x.cfg.Go(func() {
 		defer done()
 		defer far.Close()
 		defer near.Close()
-		link.Relay(k.ctx, far, near)
+		link.Relay(x.ctx, far, near)
 	})
 	return theirs, nil
 }
 
 // connectTo tries addresses in turn, each for its share of the time.
-func (k *Kernel) connectTo(ctx context.Context, at []string, most time.Duration) (far net.Conn, err error) {
+func (x *Outside) connectTo(ctx context.Context, at []string, most time.Duration) (far net.Conn, err error) {
 	ctx, cancel := context.WithTimeout(ctx, most)
 	defer cancel()
 	end, _ := ctx.Deadline()
 	for i, address := range at {
 		soon, over := context.WithTimeout(ctx, time.Until(end)/time.Duration(len(at)-i))
-		far, err = k.cfg.Connect(soon, address)
+		far, err = x.cfg.Connect(soon, address)
 		over()
 		if err == nil {
 			return far, nil

@@ -1,4 +1,4 @@
-package kernel
+package outside
 
 import (
 	"context"
@@ -17,9 +17,9 @@ import (
 // storeChangeMax bounds a change with the new s3d's start.
 const storeChangeMax = 30 * time.Second
 
-// setStoreCall is the call set-store: realm (the system's = all that have none of their own), what
+// SetStoreCall is the call set-store: realm (the system's = all that have none of their own), what
 // s3d is told (as JSON, "" = the local disk again), and the store's IP addresses with ports.
-func (k *Kernel) setStoreCall(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
+func (x *Outside) SetStoreCall(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
 	const op = "kernel.SetStore"
 	var realm sigma.RealmID
 	var text string
@@ -31,7 +31,7 @@ func (k *Kernel) setStoreCall(ctx context.Context, payload []byte) ([]byte, []*o
 	}); err != nil {
 		return nil, nil, err
 	}
-	s := k.services.Local(services.S3)
+	s := x.cfg.Services.Local(services.S3)
 	if s == nil {
 		return nil, nil, &sigma.Error{Op: op, Kind: sigma.KindUnsupported,
 			Msg:  "this machine does not serve the objects",
@@ -41,28 +41,28 @@ func (k *Kernel) setStoreCall(ctx context.Context, payload []byte) ([]byte, []*o
 		return nil, nil, sigma.Errorf(op, sigma.KindInvalid, "a store has an address")
 	}
 	if realm != sigma.SystemRealm {
-		if _, err := k.named(ctx, realm); err != nil {
+		if err := x.cfg.HasRealm(ctx, realm); err != nil {
 			return nil, nil, err
 		}
 	}
 	ctx, cancel := context.WithTimeout(ctx, storeChangeMax)
 	defer cancel()
 	select {
-	case k.servers.changing <- struct{}{}:
-		defer func() { <-k.servers.changing }()
+	case x.changing <- struct{}{}:
+		defer func() { <-x.changing }()
 	case <-ctx.Done():
 		return nil, nil, sigma.Errorf(op, sigma.KindBusy, "another store is being set")
 	}
-	was, err := k.servers.note(op, services.S3, realm, storeName, at)
+	was, err := x.note(op, services.S3, realm, storeName, at)
 	if err != nil {
 		return nil, nil, err
 	}
 	over := s.Ended()
-	if _, err := (realms{k: k}).ask(ctx, services.S3, sigmap.CallSetStore, func(c *sigmap.Coder) {
+	if _, err := x.cfg.Reach.AskRoot(ctx, services.S3, sigmap.CallSetStore, func(c *sigmap.Coder) {
 		c.RealmID(&realm)
 		c.Str(&text)
 	}); err != nil {
-		k.servers.note(op, services.S3, realm, storeName, was) // the error that counts is the first
+		x.note(op, services.S3, realm, storeName, was) // the error that counts is the first
 		return nil, nil, err
 	}
 	s.Terminate()
@@ -78,15 +78,15 @@ func (k *Kernel) setStoreCall(ctx context.Context, payload []byte) ([]byte, []*o
 	return nil, nil, nil
 }
 
-// storesCall is the call stores, which s3d answers: the realm after which the list begins, whether
+// StoresCall is the call stores, which s3d answers: the realm after which the list begins, whether
 // each store is to be asked -> JSON.
-func (k *Kernel) storesCall(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
+func (x *Outside) StoresCall(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
 	var after sigma.RealmID
 	var ask bool
 	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.RealmID(&after); c.Bool(&ask) }); err != nil {
 		return nil, nil, err
 	}
-	reply, err := (realms{k: k}).ask(ctx, services.S3, sigmap.CallStores, func(c *sigmap.Coder) {
+	reply, err := x.cfg.Reach.AskRoot(ctx, services.S3, sigmap.CallStores, func(c *sigmap.Coder) {
 		c.RealmID(&after)
 		c.Bool(&ask)
 	})
