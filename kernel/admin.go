@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"sigmaos.dev/kernel/guests"
 	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
 )
@@ -20,9 +21,6 @@ const (
 	adminSocket = "admin.sock" // SOCK_SEQPACKET: the sigma dialect, with file descriptors
 	plainSocket = "9p.sock"    // SOCK_STREAM: any 9P2000.L client
 )
-
-// acceptAgain is the pause after an accept that failed.
-const acceptAgain = 100 * time.Millisecond
 
 // listenAdmin opens the admin sockets.
 func (k *Kernel) listenAdmin() error {
@@ -52,7 +50,7 @@ func (k *Kernel) listenAdmin() error {
 		})
 	}
 	if l := k.cfg.RealmSocket; l != nil {
-		k.sessions.Go(func() { k.acceptGuests(k.ctx, l) })
+		k.sessions.Go(func() { k.guests.Accept(k.ctx, l) })
 	}
 	return nil
 }
@@ -67,12 +65,12 @@ func (k *Kernel) acceptAdmin(l *net.UnixListener, packets bool) {
 			k.cfg.Log.Error("admin socket failed", "err",
 				err) // of descriptors or memory there may be enough again soon
 			select {
-			case <-time.After(acceptAgain):
+			case <-time.After(guests.AcceptAgain):
 			case <-k.ctx.Done():
 			}
 			continue
 		}
-		if uid, err := peerUID(c); err != nil || uid != 0 && uid != uint32(os.Getuid()) {
+		if uid, err := guests.PeerUID(c); err != nil || uid != 0 && uid != uint32(os.Getuid()) {
 			k.cfg.Log.Warn("admin connection refused", "uid", uid)
 			c.Close()
 			continue
@@ -85,22 +83,4 @@ func (k *Kernel) acceptAdmin(l *net.UnixListener, packets bool) {
 			k.serve(k.ctx, conn, sigma.Principal{Realm: sigma.SystemRealm, Machine: k.cfg.Machine, System: true})
 		})
 	}
-}
-
-func peerUID(c *net.UnixConn) (uint32, error) {
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return 0, err
-	}
-	var cred *unix.Ucred
-	var cerr error
-	if err := raw.Control(func(fd uintptr) {
-		cred, cerr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-	}); err != nil {
-		return 0, err
-	}
-	if cerr != nil {
-		return 0, cerr
-	}
-	return cred.Uid, nil
 }

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"sigmaos.dev/identity"
+	"sigmaos.dev/kernel/guests"
 	"sigmaos.dev/kernel/roles"
 	"sigmaos.dev/kernel/services"
 	"sigmaos.dev/sdk"
@@ -371,70 +372,9 @@ func TestRoles(t *testing.T) {
 	}
 }
 
-// Goal: who has one credential, or all but the owners' of a realm, leaves its owners places; and a
-// session waits for a bounded number of things, so that those of guests together leave the realm's
-// procs theirs.
-func TestGuestsBounds(t *testing.T) {
-	g := newGuests()
-	guest := func(realm sigma.RealmID, name string, role sigma.Role) *tree {
-		return &tree{principal: sigma.Principal{Realm: realm},
-			granted: &granted{role: role, presented: sigmap.Presented{Realm: realm, Name: name}}}
-	}
-	var all []*tree
-	fill := func(realm sigma.RealmID, name string, role sigma.Role) (n int) {
-		for ; n < 2*guestsOf; n++ {
-			t := guest(realm, name, role)
-			if g.enter(t) != nil {
-				break
-			}
-			all = append(all, t)
-		}
-		return n
-	}
-	if n := fill("a", "v", sigma.RoleViewer); n != guestsOfOne {
-		t.Errorf("a credential holds %d sessions", n)
-	}
-	if n := fill("b", "v", sigma.RoleViewer); n != guestsOfOne {
-		t.Errorf("one of another realm, of the same name, holds %d", n)
-	}
-	n := guestsOfOne
-	for i := range 64 {
-		n += fill("a", fmt.Sprint("v", i), sigma.RoleDeveloper-sigma.Role(i%2))
-	}
-	if n != guestsShort {
-		t.Errorf("without owners a realm has %d sessions", n)
-	}
-	if err := g.enter(guest("a", "new", sigma.RoleDeveloper)); sigma.KindOf(err) != sigma.KindBusy ||
-		sigma.HintOf(err) == "" {
-		t.Errorf("one more: %v", err)
-	}
-	for i := range 64 {
-		n += fill("a", fmt.Sprint("o", i), sigma.RoleOwner)
-	}
-	if n != guestsOf {
-		t.Errorf("with owners it has %d", n)
-	}
-	for _, t := range all {
-		g.leave(t)
-	}
-	if len(g.sessions)+len(g.of)+len(g.short)+len(g.ofOne) != 0 {
-		t.Errorf("all have left, and %v, %v, %v are counted", g.of, g.short, g.ofOne)
-	}
-
-	told := 0
-	for g.beginRefusal(1000) {
-		told++
-	}
-	if told != refusalsOf || !g.beginRefusal(1001) {
-		t.Errorf("%d programs of a user are told why they are refused, and none of another's", told)
-	}
-	for range told {
-		g.endRefusal(1000)
-	}
-	if g.endRefusal(1001); g.refusals+len(g.refusing) != 0 {
-		t.Errorf("all were told, and %v are counted", g.refusing)
-	}
-
+// Goal: a session with a credential waits for a bounded number of things, so that those of guests
+// together leave the realm's procs theirs.
+func TestGuestsRequests(t *testing.T) {
 	m, path := openHouse(t)
 	provider := m.connect(sigma.DefaultRealm)
 	text, err := credential(t.Context(), provider, "v", sigma.RoleViewer)
@@ -443,14 +383,14 @@ func TestGuestsBounds(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	root := m.guest(t, path, text).Root()
-	full := make(chan error, 2*guestRequests)
+	full := make(chan error, 2*guests.RequestsMax)
 	for range cap(full) {
 		go func() {
 			_, err := root.(sigma.Watcher).Watch(ctx, 1<<62)
 			full <- err
 		}()
 	}
-	for range cap(full) - guestRequests { // the others wait
+	for range cap(full) - guests.RequestsMax { // the others wait
 		select {
 		case err := <-full:
 			if sigma.KindOf(err) != sigma.KindBusy {
@@ -461,12 +401,18 @@ func TestGuestsBounds(t *testing.T) {
 		}
 	}
 	cancel()
-	for range guestRequests {
+	for range guests.RequestsMax {
 		<-full
 	}
 	if _, err := provider.Stat(t.Context(), "/"); err != nil {
 		t.Error(err)
 	}
+}
+
+// sessions counts those with a credential.
+func sessions(m *machine) int {
+	n, _ := m.k.guests.Count()
+	return n
 }
 
 // Goal: a revoked credential's sessions end, at once where it was revoked, and no other's; what is
@@ -517,7 +463,7 @@ func TestRevokedGuests(t *testing.T) {
 		}
 	}
 	var last error
-	for range 2 * guessesMax {
+	for range 20 {
 		if _, last = sdk.ConnectAs(ctx, path, one); last == nil {
 			t.Fatal("a guess is good")
 		}
@@ -531,23 +477,19 @@ func TestRevokedGuests(t *testing.T) {
 	if err := provider.Realms().Create(ctx, "gone"); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "no session is left but the owner's", func() bool { return len(m.k.guests.list()) == 1 })
+	eventually(t, "no session is left but the owner's", func() bool { return sessions(m) == 1 })
 	owner.Close()
 	eventually(t, "all are gone", func() bool {
-		m.k.guests.mu.Lock()
-		defer m.k.guests.mu.Unlock()
-		return len(m.k.guests.sessions)+len(m.k.guests.of)+len(m.k.guests.greetings)+len(m.k.guests.greeting) == 0
+		begun, greeting := m.k.guests.Count()
+		return begun+greeting == 0
 	})
 }
 
 // Goal: a machine that is cut off from named ends sessions with credentials, after verdictStale and
 // not before.
 func TestGuestsCutOff(t *testing.T) {
-	if k := newGuests(); k.stale != verdictStale {
-		t.Errorf("sessions go on for %v", k.stale)
-	}
 	const stale = 2 * time.Second
-	m, path := openHouseAs(t, func(m *machine) { m.k.guests.stale = stale })
+	m, path := openHouseAs(t, func(m *machine) { m.k.guests.Stale = stale })
 	ctx := t.Context()
 	text, err := credential(ctx, m.connect(sigma.DefaultRealm), "one", sigma.RoleOwner)
 	if err != nil {
@@ -566,7 +508,7 @@ func TestGuestsCutOff(t *testing.T) {
 	case <-time.After(30 * time.Second):
 		t.Fatal("a session goes on without an answer about its credential")
 	}
-	if after := time.Since(cut); after < stale-2*verdictEvery {
+	if after := time.Since(cut); after < stale-2*guests.VerdictEvery {
 		t.Errorf("it ended after %v", after)
 	}
 	if _, err := sdk.ConnectAs(ctx, path, text); sigma.KindOf(err) != sigma.KindUnavailable || sigma.HintOf(err) == "" {
@@ -593,16 +535,14 @@ func TestRevokedMeanwhile(t *testing.T) {
 		kept.mu.Lock()
 		delete(kept.all[sigma.DefaultRealm], "one")
 		kept.mu.Unlock()
-		m.k.guests.tell()
-		eventually(t, "sessions are looked at, among which it is not yet", func() bool {
-			return len(m.k.guests.poke) == 0
-		})
+		m.k.guests.Tell()
+		eventually(t, "sessions are looked at, among which it is not yet", func() bool { return !m.k.guests.Told() })
 	}
 	kept.mu.Unlock()
 	if _, err := sdk.ConnectAs(ctx, path, text); sigma.KindOf(err) != sigma.KindPermission {
 		t.Errorf("it connects: %v", err)
 	}
-	eventually(t, "none is counted", func() bool { return len(m.k.guests.list()) == 0 })
+	eventually(t, "none is counted", func() bool { return sessions(m) == 0 })
 }
 
 // Goal: sigmad says which credential makes another, whatever the session says: so that none

@@ -27,6 +27,7 @@ import (
 	"sigmaos.dev/kernel/cluster"
 	"sigmaos.dev/kernel/connect"
 	"sigmaos.dev/kernel/eventlog"
+	"sigmaos.dev/kernel/guests"
 	"sigmaos.dev/kernel/launchers"
 	"sigmaos.dev/kernel/memo"
 	"sigmaos.dev/kernel/meter"
@@ -142,7 +143,7 @@ type Kernel struct {
 	down      context.CancelFunc // ends Run
 	ctx       context.Context    // Run's
 	sessions  sync.WaitGroup
-	guests    *guests
+	guests    *guests.Guests
 	reach     *reach.Reach
 	runner    *runner.Runner
 	remote    *remote.Remote
@@ -217,7 +218,6 @@ func New(cfg Config) (*Kernel, error) {
 		Launch: func(s procs.Start) { k.sessions.Go(func() { k.runner.Start(s) }) }})
 	k.launcher = launchers.New(k.launchersConfig())
 	uxQuotas.k, k.events = k, eventlog.New(cfg.Machine, time.Now)
-	k.guests = newGuests()
 	k.known = make(chan struct{})
 	var first sync.Once
 	k.adopted = func(n int) { first.Do(func() { k.inherited = n; close(k.known) }) }
@@ -266,6 +266,8 @@ func New(cfg Config) (*Kernel, error) {
 		Cluster: k.cluster, Reach: k.reach, Runner: k.runner, Holders: k.holders, Known: k.known, Go: k.sessions.Go,
 		Doubt: k.doubtNames, Caps: k.capsHere})
 	k.accounts = accounts.New(k.accountsConfig())
+	k.guests = guests.New(guests.Config{Log: cfg.Log, Reach: k.reach, Cluster: k.cluster, Go: k.sessions.Go,
+		MayLog: k.mayLog, Serve: k.serveGuest})
 	return k, nil
 }
 
@@ -343,6 +345,7 @@ func (k *Kernel) Run(ctx context.Context) error {
 	k.past.Begin(ctx)
 	k.runner.Begin(ctx)
 	k.remote.Begin(ctx)
+	k.guests.Begin(ctx)
 	k.outside.Begin(ctx)
 	k.accounts.Begin(ctx)
 	k.connect.Begin(ctx)
@@ -356,7 +359,7 @@ func (k *Kernel) Run(ctx context.Context) error {
 	k.sessions.Go(func() { k.placing.Run(ctx) })
 	k.sessions.Go(func() { k.remote.Run(ctx) })
 	k.sessions.Go(func() { k.watchShares(ctx) })
-	k.sessions.Go(func() { k.watchGuests(ctx) })
+	k.sessions.Go(func() { k.guests.Run(ctx) })
 	k.sessions.Go(func() { k.accounts.Keep(ctx) })
 	k.sessions.Go(func() { k.decisions.Run(ctx) })
 	k.sessions.Go(func() { k.past.Run(ctx) })
@@ -419,7 +422,7 @@ func (k *Kernel) serveAs(ctx context.Context, conn session.Conn, t *tree, reset 
 	cfg := treekit.Config{Tree: t, Principal: p, Reset: reset, Turns: k.turns, Events: k.serveEvents(p)}
 	cfg.Events.Numbered = t.numbered
 	if t.granted != nil {
-		cfg.Requests = guestRequests
+		cfg.Requests = guests.RequestsMax
 	}
 	if t.far {
 		cfg.BulkTicket = func(ctx context.Context, serve func(net.Conn)) ([]byte, error) {

@@ -21,7 +21,7 @@ const (
 func (k *Kernel) registerPeerCalls() {
 	maps.Copy(k.reach.Calls, map[string]reach.Call{peerEndRealm: k.peerEndRealm,
 		peerInit: k.peerInit, peerEvents: k.peerEvents, peerDecisions: k.peerDecisions,
-		peerCredentials: k.peerCredentials, connect.PeerRevoke: k.connect.RevokeCall,
-		connect.PeerBegun: k.connect.PeerBegun, cluster.PeerLeave: k.cluster.PeerLeave,
+		connect.PeerRevoke: k.connect.RevokeCall,
+		connect.PeerBegun:  k.connect.PeerBegun, cluster.PeerLeave: k.cluster.PeerLeave,
 		talk.PeerTraffic: k.talk.PeerTraffic, talk.PeerDistances: k.talk.PeerDistances, talk.PeerTouch: talk.Touch})
 }

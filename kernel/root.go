@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"sigmaos.dev/kernel/computed"
+	"sigmaos.dev/kernel/guests"
 	"sigmaos.dev/kernel/progtree"
 	"sigmaos.dev/kernel/services"
 	"sigmaos.dev/kernel/viewfs"
@@ -22,9 +23,9 @@ import (
 type tree struct {
 	k         *Kernel
 	principal sigma.Principal
-	view      *viewfs.Viewer // of a proc that does not see all of its realm; nil = it does
-	granted   *granted       // of a guest; nil = the session was not begun with a credential
-	far       bool           // another machine's sigmad asks: it is shown only what is of this machine (attachFar)
+	view      *viewfs.Viewer  // of a proc that does not see all of its realm; nil = it does
+	granted   *guests.Granted // of a guest; nil = the session was not begun with a credential
+	far       bool            // another machine's sigmad asks: it is shown only what is of this machine (attachFar)
 
 	quota  *quota                 // nil = the session is not counted
 	end    context.CancelFunc     // ends the session

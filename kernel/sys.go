@@ -32,7 +32,7 @@ func (r *root) sysDir() sigma.File {
 			if slices.Contains(r.sysNames(), name) {
 				if f := r.sysFile(name); f != nil {
 					if g := r.tree.granted; g != nil {
-						f = roles.Limit(f, name, g.role)
+						f = roles.Limit(f, name, g.Role)
 					}
 					return f, nil
 				}
@@ -61,7 +61,7 @@ func (r *root) sysNames() []string {
 		names = append(names, sigmap.FileCredentials)
 	}
 	if g := r.tree.granted; g != nil {
-		names = slices.DeleteFunc(names, func(n string) bool { return !roles.MayUse(g.role, n) })
+		names = slices.DeleteFunc(names, func(n string) bool { return !roles.MayUse(g.Role, n) })
 	}
 	return names
 }

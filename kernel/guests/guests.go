@@ -1,7 +1,15 @@
-package kernel
+// Package guests receives programs outside that have a credential of a realm. They come by a socket
+// that every user of the host may connect to, say what they have (sigmap.Greeting), and then have a
+// session that is bound to the realm and to their role, until the credential is not good any more.
+// It also makes and revokes credentials, which are named's to keep and to judge. What a session
+// shows is the user's (Config.Serve). Users: kernel.
+//
+// Locks: Guests.mu, a leaf.
+package guests
 
 import (
 	"context"
+	"log/slog"
 	"net"
 	"slices"
 	"strconv"
@@ -9,21 +17,19 @@ import (
 	"sync/atomic"
 	"time"
 
-	"sigmaos.dev/kernel/roles"
-	"sigmaos.dev/kernel/viewfs"
-
 	"golang.org/x/sys/unix"
 
+	"sigmaos.dev/kernel/cluster"
+	"sigmaos.dev/kernel/reach"
 	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
 	"sigmaos.dev/treekit"
+	"sigmaos.dev/view"
 )
 
-// Guests are programs outside that have a credential of a realm. They come by a socket that every
-// user of the host may connect to, say what they have (sigmap.Greeting), and then have a session
-// that is bound to the realm and to their role. A guest has a ProcID that no proc has, so that it
-// counts as one of the realm wherever procs are counted or asked who they are.
+// AcceptAgain is the pause after an accept that failed.
+const AcceptAgain = 100 * time.Millisecond
 
 const (
 	greetingTime = 5 * time.Second // for a greeting to come, and its answer to go
@@ -36,9 +42,9 @@ const (
 	guestsOf     = 128             // of one realm: other realms' owners are not kept out
 	guestsShort  = 96              // of one realm, but its owners': these can come, and revoke
 	guestsOfOne  = 16              // of one credential
-	// guestRequests are in flight in one session of a guest's: all guests of a realm have half of
+	// RequestsMax are in flight in one session of a guest's: all guests of a realm have half of
 	// what the realm may, so that they do not keep its procs out.
-	guestRequests = 128
+	RequestsMax = 128
 	// wrong credentials of one user within guessesTime; then all of that user's are refused until
 	// it is over
 	guessesMax  = 10
@@ -46,22 +52,43 @@ const (
 	guessersMax = 1024 // users that are counted at a time
 )
 
-// granted is what a guest's session was begun with.
-type granted struct {
-	role      sigma.Role
-	presented sigmap.Presented
-	ctx       context.Context    // of the session
-	end       context.CancelFunc // ends it
+// Granted is what a guest's session was begun with.
+type Granted struct {
+	Role      sigma.Role
+	Presented sigmap.Presented
+	View      *view.Table        // what the role shows of the realm
+	end       context.CancelFunc // ends the session
 }
 
-// guests are those of this machine.
-type guests struct {
-	poke    chan struct{} // something was revoked
-	revoked atomic.Uint64 // how often; counted before poke
-	stale   time.Duration // verdictStale
+// Holder says for the log who acts; g may be nil.
+func (g *Granted) Holder() string {
+	if g == nil {
+		return "provider"
+	}
+	return "credential " + g.Presented.Name
+}
+
+// Config is what Guests need of their user.
+type Config struct {
+	Log     *slog.Logger
+	Reach   *reach.Reach
+	Cluster *cluster.Cluster
+	Go      func(func()) // begins what is waited for before the program ends
+	MayLog  func() bool  // says whether one more refusal is logged now
+	// Serve answers a guest's session until it ends.
+	Serve func(ctx context.Context, conn session.Conn, g *Granted)
+}
+
+// Guests are those of this machine. Safe for concurrent use.
+type Guests struct {
+	cfg     Config
+	ctx     context.Context // set by Begin
+	poke    chan struct{}   // something was revoked
+	revoked atomic.Uint64   // how often; counted before poke
+	Stale   time.Duration   // verdictStale; tests do not wait so long
 
 	mu        sync.Mutex
-	sessions  map[*tree]bool           // mu
+	sessions  map[*Granted]bool        // mu
 	of        map[sigma.RealmID]int    // mu; sessions
 	short     map[sigma.RealmID]int    // mu; sessions, but owners'
 	ofOne     map[sigmap.Presented]int // mu; sessions
@@ -72,11 +99,21 @@ type guests struct {
 	guesses   guesses                  // mu
 }
 
-func newGuests() *guests {
-	return &guests{poke: make(chan struct{}, 1), stale: verdictStale, refusing: map[uint32]int{},
-		sessions: map[*tree]bool{}, of: map[sigma.RealmID]int{}, short: map[sigma.RealmID]int{},
+// New makes the guests of a machine that has none, and answers other machines.
+func New(cfg Config) *Guests {
+	g := newGuests(cfg)
+	cfg.Reach.Calls[peerCredentials] = g.peerCredentials
+	return g
+}
+
+func newGuests(cfg Config) *Guests {
+	return &Guests{cfg: cfg, poke: make(chan struct{}, 1), Stale: verdictStale, refusing: map[uint32]int{},
+		sessions: map[*Granted]bool{}, of: map[sigma.RealmID]int{}, short: map[sigma.RealmID]int{},
 		ofOne: map[sigmap.Presented]int{}, greeting: map[uint32]int{}, guesses: guesses{}}
 }
+
+// Begin sets the context of all that is asked. It is called before the rest.
+func (g *Guests) Begin(ctx context.Context) { g.ctx = ctx }
 
 // guesses counts wrong credentials of users.
 type guesses map[uint32]*guessing
@@ -124,7 +161,7 @@ type greeting struct {
 }
 
 // greet makes room for a user's greeting, until bye is called for it, or cut.
-func (g *guests) greet(uid uint32, now time.Time, cut func()) (*greeting, error) {
+func (g *Guests) greet(uid uint32, now time.Time, cut func()) (*greeting, error) {
 	const op = "kernel.guests"
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -153,7 +190,7 @@ func (g *guests) greet(uid uint32, now time.Time, cut func()) (*greeting, error)
 }
 
 // hear notes that a greeting has come, and says whether it was in time.
-func (g *guests) hear(x *greeting) bool {
+func (g *Guests) hear(x *greeting) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	x.heard = true
@@ -161,7 +198,7 @@ func (g *guests) hear(x *greeting) bool {
 }
 
 // bye ends a greeting; again it does nothing.
-func (g *guests) bye(x *greeting) {
+func (g *Guests) bye(x *greeting) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if i := slices.Index(g.greetings, x); i >= 0 {
@@ -169,19 +206,19 @@ func (g *guests) bye(x *greeting) {
 	}
 }
 
-func (g *guests) dropLocked(i int) {
+func (g *Guests) dropLocked(i int) {
 	drop(g.greeting, g.greetings[i].uid)
 	g.greetings = slices.Delete(g.greetings, i, i+1)
 }
 
 // refuse answers a program that is not heard. Its greeting is taken before the socket is closed,
 // since the kernel would drop the answer otherwise.
-func (g *guests) refuse(k *Kernel, c *net.UnixConn, uid uint32, err error) {
+func (g *Guests) refuse(c *net.UnixConn, uid uint32, err error) {
 	if !g.beginRefusal(uid) {
 		c.Close()
 		return
 	}
-	k.sessions.Go(func() {
+	g.cfg.Go(func() {
 		defer g.endRefusal(uid)
 		defer c.Close()
 		c.SetDeadline(time.Now().Add(refusalTime))
@@ -192,7 +229,7 @@ func (g *guests) refuse(k *Kernel, c *net.UnixConn, uid uint32, err error) {
 }
 
 // beginRefusal says whether one more program of a user may be told why. endRefusal follows if so.
-func (g *guests) beginRefusal(uid uint32) bool {
+func (g *Guests) beginRefusal(uid uint32) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.refusals >= refusalsMax || g.refusing[uid] >= refusalsOf {
@@ -203,7 +240,7 @@ func (g *guests) beginRefusal(uid uint32) bool {
 	return true
 }
 
-func (g *guests) endRefusal(uid uint32) {
+func (g *Guests) endRefusal(uid uint32) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.refusals--
@@ -211,11 +248,11 @@ func (g *guests) endRefusal(uid uint32) {
 }
 
 // enter counts a session, until leave is called for it.
-func (g *guests) enter(t *tree) error {
+func (g *Guests) enter(x *Granted) error {
 	const op = "kernel.guests"
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	realm, one, owner := t.principal.Realm, t.granted.presented, t.granted.role >= sigma.RoleOwner
+	realm, one, owner := x.Presented.Realm, x.Presented, x.Role >= sigma.RoleOwner
 	if g.ofOne[one] >= guestsOfOne {
 		return &sigma.Error{Op: op, Kind: sigma.KindBusy,
 			Msg: "the credential " + one.Name + " holds as many sessions at this machine as one may: " +
@@ -227,7 +264,7 @@ func (g *guests) enter(t *tree) error {
 				" of a realm, " + strconv.Itoa(guestsShort) + " of them not its owners'",
 			Hint: "end some, or use another machine"}
 	}
-	g.sessions[t] = true
+	g.sessions[x] = true
 	g.of[realm]++
 	g.ofOne[one]++
 	if !owner {
@@ -236,14 +273,14 @@ func (g *guests) enter(t *tree) error {
 	return nil
 }
 
-func (g *guests) leave(t *tree) {
+func (g *Guests) leave(x *Granted) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	delete(g.sessions, t)
-	drop(g.of, t.principal.Realm)
-	drop(g.ofOne, t.granted.presented)
-	if t.granted.role < sigma.RoleOwner {
-		drop(g.short, t.principal.Realm)
+	delete(g.sessions, x)
+	drop(g.of, x.Presented.Realm)
+	drop(g.ofOne, x.Presented)
+	if x.Role < sigma.RoleOwner {
+		drop(g.short, x.Presented.Realm)
 	}
 }
 
@@ -254,9 +291,9 @@ func drop[K comparable](n map[K]int, k K) {
 	}
 }
 
-// tell has credentials looked at that hold sessions, and those that are being judged again: one was
+// Tell has credentials looked at that hold sessions, and those that are being judged again: one was
 // revoked.
-func (g *guests) tell() {
+func (g *Guests) Tell() {
 	g.revoked.Add(1)
 	select {
 	case g.poke <- struct{}{}:
@@ -264,8 +301,11 @@ func (g *guests) tell() {
 	}
 }
 
+// Told says whether sessions are still to be looked at since Tell.
+func (g *Guests) Told() bool { return len(g.poke) > 0 }
+
 // list gives the sessions that can be ended.
-func (g *guests) list() (all []*tree) {
+func (g *Guests) list() (all []*Granted) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for t := range g.sessions {
@@ -274,8 +314,15 @@ func (g *guests) list() (all []*tree) {
 	return all
 }
 
-// acceptGuests serves the realm socket until ctx ends.
-func (k *Kernel) acceptGuests(ctx context.Context, l *net.UnixListener) {
+// Count counts the sessions that guests have, and the programs that are greeting.
+func (g *Guests) Count() (sessions, greeting int) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return max(len(g.sessions), len(g.of)), max(len(g.greetings), len(g.greeting))
+}
+
+// Accept serves the realm socket until ctx ends.
+func (g *Guests) Accept(ctx context.Context, l *net.UnixListener) {
 	stop := context.AfterFunc(ctx, func() { l.Close() })
 	defer stop()
 	for {
@@ -284,36 +331,36 @@ func (k *Kernel) acceptGuests(ctx context.Context, l *net.UnixListener) {
 			if ctx.Err() != nil {
 				return
 			}
-			k.cfg.Log.Error("realm socket failed", "err", err)
+			g.cfg.Log.Error("realm socket failed", "err", err)
 			select {
-			case <-time.After(acceptAgain):
+			case <-time.After(AcceptAgain):
 			case <-ctx.Done():
 			}
 			continue
 		}
-		uid, err := peerUID(c)
+		uid, err := PeerUID(c)
 		if err != nil {
 			c.Close()
 			continue
 		}
 		ctx, cancel := context.WithCancel(ctx)
-		x, err := k.guests.greet(uid, time.Now(), cancel)
+		x, err := g.greet(uid, time.Now(), cancel)
 		if err != nil {
 			cancel()
-			k.guests.refuse(k, c, uid, err)
+			g.refuse(c, uid, err)
 			continue
 		}
-		k.sessions.Go(func() {
+		g.cfg.Go(func() {
 			defer cancel()
-			k.receive(ctx, c, x)
+			g.receive(ctx, c, x)
 		})
 	}
 }
 
 // receive hears a guest's greeting, and serves it if the credential is good. ctx ends when it is
 // cut off, too.
-func (k *Kernel) receive(ctx context.Context, c *net.UnixConn, x *greeting) {
-	defer k.guests.bye(x)
+func (g *Guests) receive(ctx context.Context, c *net.UnixConn, x *greeting) {
+	defer g.bye(x)
 	uid := x.uid
 	c.SetDeadline(time.Now().Add(greetingTime))
 	stop := context.AfterFunc(ctx, func() { c.SetDeadline(time.Now()) })
@@ -324,78 +371,62 @@ func (k *Kernel) receive(ctx context.Context, c *net.UnixConn, x *greeting) {
 		return
 	}
 	if !sigmap.IsGreeting(first) {
-		k.sendAway(ctx, c)
+		sendAway(ctx, c)
 		return
 	}
 	buf := make([]byte, sigmap.GreetingMax+1)
 	n, err := c.Read(buf)
-	if err != nil || !k.guests.hear(x) {
+	if err != nil || !g.hear(x) {
 		c.Close()
 		return
 	}
 	judging, cancel := context.WithTimeout(ctx, greetingTime)
 	defer cancel()
 	text, err := sigmap.ParseGreeting(buf[:n])
-	var g *granted
-	revoked := k.guests.revoked.Load()
+	var good *Granted
+	revoked := g.revoked.Load()
 	if err == nil {
-		g, err = k.admit(judging, text)
+		good, err = g.admit(judging, text)
 	}
 	if kind := sigma.KindOf(err); err != nil && (kind == sigma.KindPermission || kind == sigma.KindInvalid) {
-		k.guests.mu.Lock()
-		k.guests.guesses.count(time.Now(), uid)
-		k.guests.mu.Unlock()
+		g.mu.Lock()
+		g.guesses.count(time.Now(), uid)
+		g.mu.Unlock()
 	}
-	var t *tree
+	serving, end := context.WithCancel(ctx)
+	defer end()
 	if err == nil {
-		g.ctx, g.end = context.WithCancel(ctx)
-		defer g.end()
-		t, err = k.guestTree(g)
+		good.end = end
+		err = g.enter(good)
 	}
-	if err == nil && k.guests.revoked.Load() != revoked { // it may have been this one, after named had judged it
-		if _, err = k.admit(judging, text); err != nil {
-			k.guests.leave(t)
+	if err == nil && g.revoked.Load() != revoked { // it may have been this one, after named had judged it
+		if _, err = g.admit(judging, text); err != nil {
+			g.leave(good)
 		}
 	}
 	cancel()
 	if err != nil {
-		if k.mayLog() {
-			k.cfg.Log.Warn("a credential was refused", "uid", uid, "err", err)
+		if g.cfg.MayLog() {
+			g.cfg.Log.Warn("a credential was refused", "uid", uid, "err", err)
 		}
 		c.Write(sigmap.Welcome(err))
 		c.Close()
 		return
 	}
-	defer k.guests.leave(t)
+	defer g.leave(good)
 	if _, err := c.Write(sigmap.Welcome(nil)); err != nil {
 		c.Close()
 		return
 	}
-	k.guests.bye(x)
+	g.bye(x)
 	if !stop() {
 		c.Close()
 		return
 	}
 	c.SetDeadline(time.Time{})
-	k.cfg.Log.Debug("a session begins with a credential", "uid", uid, "realm", g.presented.Realm, "name",
-		g.presented.Name, "role", g.role.String())
-	k.serveAs(g.ctx, session.NewPacketConn(c, false), t, false)
-	k.traffic.End(time.Now(), t.principal.Proc)
-}
-
-// guestTree makes what a guest's session serves, and counts it.
-func (k *Kernel) guestTree(g *granted) (*tree, error) {
-	table, err := roles.View(g.role)
-	if err != nil {
-		return nil, err
-	}
-	t := &tree{k: k, granted: g, principal: sigma.Principal{Realm: g.presented.Realm, Proc: sigma.NewProcID(),
-		Machine: k.cfg.Machine}}
-	t.view = t.viewer(viewfs.Config{Table: table, Role: g.role.String()})
-	if err := k.guests.enter(t); err != nil {
-		return nil, err
-	}
-	return t, nil
+	g.cfg.Log.Debug("a session begins with a credential", "uid", uid, "realm", good.Presented.Realm, "name",
+		good.Presented.Name, "role", good.Role.String())
+	g.cfg.Serve(serving, session.NewPacketConn(c, false), good)
 }
 
 // peek waits for the first record and gives the beginning of it; it stays to be read.
@@ -428,9 +459,28 @@ func (noTree) Attach(context.Context, sigma.Principal, string) (sigma.File, erro
 }
 
 // sendAway tells a program that speaks sigmaP at once, without a credential, what it lacks.
-func (k *Kernel) sendAway(ctx context.Context, c *net.UnixConn) {
+func sendAway(ctx context.Context, c *net.UnixConn) {
 	ctx, cancel := context.WithTimeout(ctx, greetingTime)
 	defer cancel()
 	c.SetDeadline(time.Now().Add(greetingTime))
 	treekit.Serve(ctx, session.NewPacketConn(c, false), treekit.Config{Tree: noTree{}})
+}
+
+// PeerUID is the user at the other end of a connection.
+func PeerUID(c *net.UnixConn) (uint32, error) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	var cred *unix.Ucred
+	var cerr error
+	if err := raw.Control(func(fd uintptr) {
+		cred, cerr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	}); err != nil {
+		return 0, err
+	}
+	if cerr != nil {
+		return 0, cerr
+	}
+	return cred.Uid, nil
 }

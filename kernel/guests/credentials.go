@@ -1,0 +1,215 @@
+package guests
+
+import (
+	"context"
+	"time"
+
+	"sigmaos.dev/identity"
+	"sigmaos.dev/kernel/reach"
+	"sigmaos.dev/kernel/roles"
+	"sigmaos.dev/kernel/services"
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
+)
+
+// Credentials of realms are named's to keep and to judge. sigmad makes the secrets, of which named
+// gets a hash, and asks for a verdict when somebody comes with one, and again and again while a
+// session goes on that it holds.
+
+const (
+	// VerdictEvery is how often it is asked about credentials that hold sessions here: a revoked
+	// one's end after that, if nobody tells before.
+	VerdictEvery = 500 * time.Millisecond
+	// verdictStale is how long sessions go on without an answer. While no named has a quorum
+	// nothing can be revoked; a machine that is cut off would not hear of it.
+	verdictStale = 15 * time.Second
+	// peerCredentials: nothing -> nothing. A credential was revoked: the machine asks named at
+	// once.
+	peerCredentials = "credentials"
+)
+
+// All are the credentials of a realm.
+func (g *Guests) All(ctx context.Context, realm sigma.RealmID) (all []sigma.Credential, err error) {
+	reply, err := g.cfg.Reach.Admin(ctx, services.Named, sigmap.CallCredentials, realm)
+	if err == nil {
+		err = sigmap.Parse(reply, func(c *sigmap.Coder) { c.Credentials(&all) })
+	}
+	return all, err
+}
+
+// Create is the call create of a realm, by a guest or, nil, the provider.
+func (g *Guests) Create(ctx context.Context, realm sigma.RealmID, by *Granted, payload []byte) ([]byte, error) {
+	var n sigmap.NewCredential
+	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.NewCredential(&n) }); err != nil {
+		return nil, err
+	}
+	if err := sigma.CheckCredential(n.Name, n.Role); err != nil {
+		return nil, err
+	}
+	secret := identity.NewSecret(realm, n.Name)
+	n.Hash, n.By, n.ByHash = secret.Hash(), "", sigma.CredentialHash{}
+	if by != nil {
+		n.By, n.ByHash = by.Presented.Name, by.Presented.Hash
+	}
+	reply, err := g.cfg.Reach.AskRoot(ctx, services.Named, sigmap.CallCredentialAdd, func(c *sigmap.Coder) {
+		c.RealmID(&realm)
+		c.NewCredential(&n)
+	})
+	if err != nil {
+		return nil, err
+	}
+	var made sigma.Credential
+	if err := sigmap.Parse(reply, func(c *sigmap.Coder) { c.Credential(&made) }); err != nil {
+		return nil, err
+	}
+	g.cfg.Log.Info("credential made", "realm", realm, "name", n.Name, "role", n.Role.String(), "by",
+		by.Holder())
+	text := secret.Text()
+	return sigmap.Payload(func(c *sigmap.Coder) { c.Credential(&made); c.Str(&text) })
+}
+
+// Revoke is the call credential-revoke. When it returns, this machine has been told;
+// others are being told.
+func (g *Guests) Revoke(ctx context.Context, realm sigma.RealmID, by *Granted, payload []byte) ([]byte, error) {
+	var name string
+	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Str(&name) }); err != nil {
+		return nil, err
+	}
+	reply, err := g.cfg.Reach.AskRoot(ctx, services.Named, sigmap.CallCredentialRevoke, func(c *sigmap.Coder) {
+		c.RealmID(&realm)
+		c.Str(&name)
+	})
+	if err != nil {
+		return nil, err
+	}
+	var gone []string // with those that it made
+	if err := sigmap.Parse(reply, func(c *sigmap.Coder) { c.Strs(&gone) }); err != nil {
+		return nil, err
+	}
+	for _, name := range gone {
+		g.cfg.Log.Info("credential revoked", "realm", realm, "name", name, "by", by.Holder())
+	}
+	g.Tell()
+	for _, m := range g.cfg.Cluster.Others() {
+		g.cfg.Go(func() { // one that does not hear it asks within VerdictEvery
+			ctx, cancel := context.WithTimeout(g.ctx, reach.AnswerMax)
+			defer cancel()
+			g.cfg.Reach.Ask(ctx, m, peerCredentials, nil, nil)
+		})
+	}
+	return reply, nil
+}
+
+func (g *Guests) peerCredentials(context.Context, identity.Subject, []byte) ([]byte, error) {
+	g.Tell()
+	return nil, nil
+}
+
+// verdicts asks named what credentials are good for.
+func (g *Guests) verdicts(ctx context.Context, ps []sigmap.Presented) (vs []sigmap.Verdict, err error) {
+	ctx, cancel := context.WithTimeout(ctx, reach.AnswerMax)
+	defer cancel()
+	reply, err := g.cfg.Reach.AskRoot(ctx, services.Named, sigmap.CallCredentialCheck, func(c *sigmap.Coder) {
+		c.Presented(&ps)
+	})
+	if err == nil {
+		err = sigmap.Parse(reply, func(c *sigmap.Coder) { c.Verdicts(&vs) })
+	}
+	if err == nil && len(vs) != len(ps) {
+		err = sigma.Errorf("kernel.credentials", sigma.KindOther, "%d answers about %d credentials", len(vs), len(ps))
+	}
+	return vs, err
+}
+
+// admit says what a credential's text is good for.
+func (g *Guests) admit(ctx context.Context, text string) (*Granted, error) {
+	secret, err := identity.ParseSecret(text)
+	if err != nil {
+		return nil, err
+	}
+	p := sigmap.Presented{Realm: secret.Realm, Name: secret.Name, Hash: secret.Hash()}
+	vs, err := g.verdicts(ctx, []sigmap.Presented{p})
+	switch {
+	case err != nil:
+		return nil, &sigma.Error{Op: "kernel.admit", Kind: sigma.KindUnavailable,
+			Msg: "credentials cannot be checked now", Hint: "try again in a moment", Err: err}
+	case vs[0].Expired:
+		return nil, &sigma.Error{Op: "kernel.admit", Kind: sigma.KindPermission,
+			Msg:  "the credential " + p.Name + " of realm " + string(p.Realm) + " has expired",
+			Hint: "ask an owner of the realm for another: sigma realm credential create"}
+	case vs[0].Role.Check() != nil:
+		return nil, &sigma.Error{Op: "kernel.admit", Kind: sigma.KindPermission,
+			Msg:  "the credential is not good: it was revoked, or its realm removed, or it never was",
+			Hint: "ask an owner of the realm for another: sigma realm credential create"}
+	}
+	v, err := roles.View(vs[0].Role)
+	return &Granted{Role: vs[0].Role, Presented: p, View: v}, err
+}
+
+// Run ends sessions whose credentials are no longer good, until ctx ends.
+func (g *Guests) Run(ctx context.Context) {
+	heard := time.Now()
+	for {
+		wait, left := VerdictEvery, g.Stale-time.Since(heard)
+		if left > 0 {
+			wait = min(wait, left)
+		}
+		select {
+		case <-time.After(wait):
+		case <-g.poke:
+		case <-ctx.Done():
+			return
+		}
+		all := g.list()
+		if len(all) == 0 {
+			heard = time.Now()
+			continue
+		}
+		asked := time.Now()
+		asking, cancel := context.WithDeadline(ctx,
+			heard.Add(g.Stale)) // a slow answer does not give them more time
+		good, err := g.stillGood(asking, all)
+		cancel()
+		switch {
+		case err == nil:
+			heard = asked
+		case time.Since(heard) < g.Stale:
+			continue
+		default:
+			g.cfg.Log.Warn("credentials could not be checked for too long; sessions that they hold end", "for",
+				time.Since(heard).Round(time.Second).String(), "err", err)
+		}
+		for _, t := range all {
+			if !good[t.Presented] {
+				g.cfg.Log.Info("a session ends with its credential", "realm", t.Presented.Realm, "name",
+					t.Presented.Name)
+				t.end()
+			}
+		}
+	}
+}
+
+// stillGood asks about the credentials of sessions.
+func (g *Guests) stillGood(ctx context.Context, all []*Granted) (map[sigmap.Presented]bool, error) {
+	good := map[sigmap.Presented]bool{}
+	var ps []sigmap.Presented
+	for _, t := range all {
+		if p := t.Presented; !good[p] {
+			good[p] = true
+			ps = append(ps, p)
+		}
+	}
+	clear(good)
+	for len(ps) > 0 {
+		part := ps[:min(len(ps), sigmap.CheckMax)]
+		ps = ps[len(part):]
+		vs, err := g.verdicts(ctx, part)
+		if err != nil {
+			return nil, err
+		}
+		for i, v := range vs {
+			good[part[i]] = v.Role.Check() == nil
+		}
+	}
+	return good, nil
+}
