@@ -18,7 +18,7 @@ func (k *Kernel) leaveRealm(ctx context.Context, realm sigma.RealmID, by *tree) 
 	if err := k.endSessions(ctx, realm, by); err != nil {
 		return err
 	}
-	return k.scratch.remove(ctx, realm)
+	return k.quotas.Scratch.Remove(ctx, realm)
 }
 
 // forgetRealm drops what is remembered of a realm that is gone.

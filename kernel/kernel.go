@@ -36,6 +36,7 @@ import (
 	"sigmaos.dev/kernel/placement"
 	"sigmaos.dev/kernel/procs"
 	"sigmaos.dev/kernel/progtree"
+	"sigmaos.dev/kernel/quotas"
 	"sigmaos.dev/kernel/reach"
 	"sigmaos.dev/kernel/registrations"
 	"sigmaos.dev/kernel/remote"
@@ -56,7 +57,6 @@ import (
 	"sigmaos.dev/sigmap"
 	"sigmaos.dev/state"
 	"sigmaos.dev/treekit"
-	"sigmaos.dev/ux"
 )
 
 // Version is what sigma version prints.
@@ -128,8 +128,7 @@ type Kernel struct {
 	proxy     *dialproxy.Proxy
 	passed    *inflight.Account // descriptors that procs and services have not received
 	bin       *binfs.Cache
-	ux        *ux.Tree
-	uxQuotas  *scratchQuotas
+	quotas    *quotas.Quotas
 	services  *services.Set
 	placing   *placement.Placement
 	shares    *shares.Groups
@@ -149,7 +148,6 @@ type Kernel struct {
 	remote    *remote.Remote
 	accounts  *accounts.Accounts
 	holders   *runner.Holders
-	scratch   *scratch
 	outside   *outside.Outside
 	memo      *memo.Memo
 
@@ -160,7 +158,6 @@ type Kernel struct {
 	adopted   func(n int)                       // says that what ran before this sigmad is known: n procs
 	known     chan struct{}                     // closed then
 	names     map[sigma.RealmID]*names.Realm    // mu
-	quotas    map[sigma.RealmID]*quota          // mu; of realms that have sessions here
 	recalled  *cache.Budget                     // of what is remembered of all realms' names
 	trees     map[sigma.RealmID]*progtree.Tree  // mu; the kernel's own view of realms
 	stores    map[sigma.RealmID]*session.Client // mu; to the object store, for trees
@@ -194,30 +191,22 @@ func New(cfg Config) (*Kernel, error) {
 		}
 		cfg.Memory = total / 4 * 3
 	}
-	uxDir := filepath.Join(cfg.Data, "ux")
-	uxQuotas, err := newScratchQuotas(uxDir)
-	if err != nil {
-		return nil, err
-	}
-	scratch, err := ux.New(ux.Config{Dir: uxDir, Quota: uxQuotas.quota()})
-	if err != nil {
-		return nil, err
-	}
+	var err error
 	var files syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &files); err != nil {
 		return nil, sigma.Wrap("kernel.New", "", os.NewSyscallError("getrlimit", err))
 	}
 	passed := inflight.New(int(min(files.Cur, 1<<20)))
-	k := &Kernel{cfg: cfg, proxy: dialproxy.New(cfg.Machine, passed), passed: passed, ux: scratch, uxQuotas: uxQuotas,
+	k := &Kernel{cfg: cfg, proxy: dialproxy.New(cfg.Machine, passed), passed: passed,
 		start: time.Now(), startMono: runner.Monotonic(), memo: &memo.Memo{},
-		names: map[sigma.RealmID]*names.Realm{}, quotas: map[sigma.RealmID]*quota{},
+		names:    map[sigma.RealmID]*names.Realm{},
 		recalled: &cache.Budget{Bytes: recalledMax}, trees: map[sigma.RealmID]*progtree.Tree{},
 		stores: map[sigma.RealmID]*session.Client{}, open: map[*tree]bool{}}
 	k.procs = procs.NewTable(procs.Config{Machine: cfg.Machine, Memory: cfg.Memory, LogsDir: k.logsDir(),
 		Carry: k.carry, MaySpawn: k.mayEnter,
 		Launch: func(s procs.Start) { k.sessions.Go(func() { k.runner.Start(s) }) }})
 	k.launcher = launchers.New(k.launchersConfig())
-	uxQuotas.k, k.events = k, eventlog.New(cfg.Machine, time.Now)
+	k.events = eventlog.New(cfg.Machine, time.Now)
 	k.known = make(chan struct{})
 	var first sync.Once
 	k.adopted = func(n int) { first.Do(func() { k.inherited = n; close(k.known) }) }
@@ -231,8 +220,6 @@ func New(cfg Config) (*Kernel, error) {
 		cfg.Log.Warn("what other machines told of the usage of realms cannot be read and begins anew", "err", err)
 	}
 	k.decisions = k.openDecisions()
-	k.past = past.Open(past.Config{Data: cfg.Data, LogsDir: k.logsDir(), Log: cfg.Log, Procs: k.procs,
-		Realms: k.reach.Realms, Go: k.sessions.Go})
 	k.turns, k.worked = treekit.NewTurns(), meter.NewWorks()
 	k.traffic = meter.NewTraffic(k.ledger)
 	if k.services, err = services.New(k.servicesConfig()); err != nil {
@@ -240,9 +227,12 @@ func New(cfg Config) (*Kernel, error) {
 	}
 	k.reach = reach.New(reach.Config{Machine: cfg.Machine, Log: cfg.Log, Cluster: k.cluster, Services: k.services,
 		Procs: k.procs, Go: k.sessions.Go})
+	k.past = past.Open(past.Config{Data: cfg.Data, LogsDir: k.logsDir(), Log: cfg.Log, Procs: k.procs,
+		Realms: k.reach.Realms, Go: k.sessions.Go})
 	k.connect = connect.New(k.connectConfig())
 	k.talk = k.newTalk()
-	if k.scratch, err = newScratch(k); err != nil {
+	if k.quotas, err = quotas.New(quotas.Config{Machine: cfg.Machine, Data: cfg.Data, Start: k.start, Log: cfg.Log,
+		Memo: k.memo, Go: k.sessions.Go, Names: k.named, Self: k.cluster.Self, Realms: k.reach.Realms}); err != nil {
 		return nil, err
 	}
 	if k.outside, err = outside.New(outside.Config{Data: cfg.Data, Etcd: cfg.Etcd, Services: k.services,
@@ -345,6 +335,7 @@ func (k *Kernel) Run(ctx context.Context) error {
 	k.past.Begin(ctx)
 	k.runner.Begin(ctx)
 	k.remote.Begin(ctx)
+	k.quotas.Begin(ctx)
 	k.guests.Begin(ctx)
 	k.outside.Begin(ctx)
 	k.accounts.Begin(ctx)
@@ -366,7 +357,7 @@ func (k *Kernel) Run(ctx context.Context) error {
 	k.sessions.Go(func() { k.accounts.Tell(ctx) })
 	booted := make(chan error, 1)
 	k.sessions.Go(func() { booted <- k.boot(ctx) })
-	defer k.ux.Close()
+	defer k.quotas.Scratch.Close()
 	defer k.bin.Close()
 	defer k.passed.Close()
 	for {
@@ -429,9 +420,9 @@ func (k *Kernel) serveAs(ctx context.Context, conn session.Conn, t *tree, reset 
 			return k.connect.Tickets.Give(ctx, p, serve)
 		}
 	} else {
-		if t.quota = k.quotaOf(p); t.quota != nil {
+		if t.quota = k.quotas.Of(p); t.quota != nil {
 			cfg.Handles = t.quota
-			defer t.quota.close()
+			defer t.quota.Close()
 		}
 	}
 	err := treekit.Serve(ctx, conn, cfg)
@@ -443,7 +434,7 @@ func (k *Kernel) serveAs(ctx context.Context, conn session.Conn, t *tree, reset 
 	k.mu.Unlock()
 	close(t.over)
 	if t.counted {
-		t.quota.leave()
+		t.quota.Leave()
 	}
 	if t.far { // it can have neither, and the proc that it names may be anybody's
 		return

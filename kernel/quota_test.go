@@ -28,10 +28,7 @@ func TestQuota(t *testing.T) {
 		}
 	}
 	first := m.proc(of("default"))
-	m.k.mu.Lock()
-	q := m.k.quotas["default"]
-	m.k.mu.Unlock()
-	q.limits.Store(&sigma.RealmLimits{Sessions: 2, Handles: 10})
+	m.k.quotas.Learn("default", sigma.RealmLimits{Sessions: 2, Handles: 10})
 	clone := func(f sigma.File) (sigma.File, error) {
 		out, _, err := f.Walk(ctx, nil)
 		return out, err
@@ -63,8 +60,8 @@ func TestQuota(t *testing.T) {
 		}
 	}
 	last.Close()
-	for _, handles := m.k.held("default"); handles == 10; _,
-		handles = m.k.held("default") { // nobody waits for the answer to a close
+	for _, handles := m.k.quotas.Held("default"); handles == 10; _,
+		handles = m.k.quotas.Held("default") { // nobody waits for the answer to a close
 		runtime.Gosched()
 	}
 	if _, err = clone(first); err != nil {
@@ -74,7 +71,7 @@ func TestQuota(t *testing.T) {
 	if _, err := third.Attach(ctx, ""); err != nil {
 		t.Errorf("a session after one has ended: %v", err)
 	}
-	if sessions, handles := m.k.held("default"); sessions != 2 || handles != 1+5+1 {
+	if sessions, handles := m.k.quotas.Held("default"); sessions != 2 || handles != 1+5+1 {
 		t.Errorf("there are %d sessions and %d handles", sessions, handles)
 	}
 }

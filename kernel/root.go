@@ -10,6 +10,7 @@ import (
 	"sigmaos.dev/kernel/computed"
 	"sigmaos.dev/kernel/guests"
 	"sigmaos.dev/kernel/progtree"
+	"sigmaos.dev/kernel/quotas"
 	"sigmaos.dev/kernel/services"
 	"sigmaos.dev/kernel/viewfs"
 
@@ -27,7 +28,7 @@ type tree struct {
 	granted   *guests.Granted // of a guest; nil = the session was not begun with a credential
 	far       bool            // another machine's sigmad asks: it is shown only what is of this machine (attachFar)
 
-	quota  *quota                 // nil = the session is not counted
+	quota  *quotas.Quota          // nil = the session is not counted
 	end    context.CancelFunc     // ends the session
 	over   chan struct{}          // closed when its last request is over
 	realms map[sigma.RealmID]bool // Kernel.mu; those it is attached to
@@ -558,4 +559,22 @@ func (l *storeLink) stop(ctx context.Context) (*sigma.Stopped, error) {
 		return nil, err
 	}
 	return &sigma.Stopped{Walked: 1, Kind: sigma.KindEndpoint, Target: text}, nil
+}
+
+// enter counts the session at its first attach.
+func (t *tree) enter() error {
+	t.mu.Lock()
+	first := t.quota != nil && !t.counted
+	t.counted = t.quota != nil
+	t.mu.Unlock()
+	if !first {
+		return nil
+	}
+	err := t.quota.Enter()
+	if err != nil {
+		t.mu.Lock()
+		t.counted = false
+		t.mu.Unlock()
+	}
+	return err
 }

@@ -30,12 +30,7 @@ func TestScratchOfOldRealm(t *testing.T) {
 		must(m1.realms(nil).Remove(ctx, r))
 	}
 	must(m1.realms(nil).Create(ctx, "again"))
-	again, err := newScratch(m2) // what it knows after a restart
-	must(err)
-	m2.scratch.mu.Lock()
-	m2.scratch.made = again.made
-	clear(m2.scratch.checked)
-	m2.scratch.mu.Unlock()
+	must(m2.quotas.Scratch.Reload()) // what it knows after a restart
 	w.change(func(m *identity.Member) { m.Lost = false })
 	m2.dropNames("again") // what its sessions were
 	for r, want := range map[sigma.RealmID]string{"kept": "of kept", "again": ""} {
@@ -44,9 +39,7 @@ func TestScratchOfOldRealm(t *testing.T) {
 			t.Errorf("%s: got %q, %v", r, got, err)
 		}
 	}
-	m2.scratch.mu.Lock()
-	defer m2.scratch.mu.Unlock()
-	if _, there := m2.scratch.made["gone"]; there {
+	if m2.quotas.Scratch.Has("gone") {
 		t.Error("a realm that is gone is remembered")
 	}
 }

@@ -19,12 +19,15 @@ func TestScratchQuota(t *testing.T) {
 	}
 	names := func(realm sigma.RealmID) *namespace.Tree { return m.names(realm, sigma.NewProcID()) }
 	mine, other := names("default"), names("other")
-	if n := m.k.uxQuotas.limit("default", false); n != m.k.uxQuotas.byDefault || n == 0 ||
-		n > sigma.LimitScratchDefault {
+	learn := func(n sigma.Bytes) {
+		m.k.quotas.Learn("default", sigma.RealmLimits{Sessions: sigma.LimitSessionsDefault,
+			Handles: sigma.LimitHandlesDefault, Scratch: n})
+	}
+	byDefault := m.k.quotas.Scratch.InForce(0)
+	if n := m.k.quotas.Scratch.Limit("default", false); n != byDefault || n == 0 || n > sigma.LimitScratchDefault {
 		t.Errorf("the default is %v", n)
 	}
-	v, _ := m.k.uxQuotas.of.Load(sigma.RealmID("default"))
-	v.(*scratchQuota).most.Store(64 << 10)
+	learn(64 << 10)
 	put := func(tree *namespace.Tree, name string, n int) error {
 		_, err := tree.Put(ctx, "/ux/~local/"+name, make([]byte, n), sigma.PutOptions{})
 		return err
@@ -55,14 +58,14 @@ func TestScratchQuota(t *testing.T) {
 	if err := put(mine, "b", 40<<10); err != nil {
 		t.Errorf("after another was removed: %v", err)
 	}
-	v.(*scratchQuota).most.Store(256 << 10)
+	learn(256 << 10)
 	if err := put(mine, "a", 40<<10); err != nil {
 		t.Errorf("after the limit was raised: %v", err)
 	}
-	if err := m.k.scratch.remove(ctx, "default"); err != nil {
+	if err := m.k.quotas.Scratch.Remove(ctx, "default"); err != nil {
 		t.Fatal(err)
 	}
-	if _, there := m.k.uxQuotas.of.Load(sigma.RealmID("default")); there {
+	if n := m.k.quotas.Scratch.Limit("default", false); n != byDefault {
 		t.Error("the limit of a realm that was removed is remembered")
 	}
 }

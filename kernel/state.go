@@ -275,9 +275,9 @@ func (r *root) limitsFile() sigma.File {
 			if id := infos[i].ID; id == r.realm || r.tree.principal.System && id != sigma.SystemRealm {
 				var use *sigma.RealmLimits
 				if id == r.realm { // of others it would have to be loaded for that
-					u, err := k.namesUse(id)
+					u, err := k.quotas.Use(id)
 					if err == nil {
-						use = &u.use
+						use = &u.Use
 					} else if sigma.KindOf(err) != sigma.KindUnsupported {
 						return nil, err
 					}
@@ -299,9 +299,9 @@ func (k *Kernel) limitsOf(i *sigma.RealmInfo, names *sigma.RealmLimits) (out []s
 		u := n(names)
 		return &u
 	}
-	sessions, handles := k.held(i.ID)
+	sessions, handles := k.quotas.Held(i.ID)
 	var scratch *uint64 // not known before the realm's files are used
-	if n, known := k.ux.Used(i.ID); known {
+	if n, known := k.quotas.Scratch.Used(i.ID); known {
 		scratch = (*uint64)(&n)
 	}
 	u, live := k.useOf(i.ID), uint64(k.procs.Live(i.ID))
@@ -317,7 +317,7 @@ func (k *Kernel) limitsOf(i *sigma.RealmInfo, names *sigma.RealmLimits) (out []s
 		{"leases", i.Limits.Leases, of(func(l *sigma.RealmLimits) uint64 { return l.Leases })},
 		{"sessions", i.Limits.Sessions, &sessions},
 		{"handles", i.Limits.Handles, &handles},
-		{"scratch_bytes", uint64(k.uxQuotas.inForce(i.Limits.Scratch)), scratch},
+		{"scratch_bytes", uint64(k.quotas.Scratch.InForce(i.Limits.Scratch)), scratch},
 		{"procs", schedd.QueuedMax, &live},
 		{"ended_procs", schedd.EndedMax, &ended},
 		{"spawn_procs", sigma.BurstMax, nil},

@@ -36,7 +36,7 @@ func (r *root) uxDir() sigma.File {
 			switch {
 			case r.realm == sigma.SystemRealm:
 			case r.isLocal(name):
-				return k.scratch.attach(ctx, sigma.Principal{Realm: r.realm, Proc: r.tree.principal.Proc,
+				return k.quotas.Scratch.Attach(ctx, sigma.Principal{Realm: r.realm, Proc: r.tree.principal.Proc,
 					Machine: k.cfg.Machine})
 			default:
 				at, err := r.farUX(ctx, name)

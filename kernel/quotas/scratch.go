@@ -1,4 +1,4 @@
-package kernel
+package quotas
 
 import (
 	"context"
@@ -9,17 +9,23 @@ import (
 	"time"
 
 	"sigmaos.dev/atomicfile"
+	"sigmaos.dev/dirtree"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/ux"
 )
 
-// scratch keeps what this machine has in ux from being shown to another realm of the same name. A
+// Scratch keeps what this machine has in ux from being shown to another realm of the same name. A
 // realm that is removed is removed from all machines that are alive; one that was lost then has its
 // files still. So in each life of the machine, and of its sigmad, the first who comes to a realm's
 // files finds out when the realm was made; if that is not what it was when the files were, they go.
-type scratch struct {
-	k      *Kernel
+type Scratch struct {
+	x      *Quotas
+	ux     *ux.Tree
 	file   string        // where made is kept
 	asking chan struct{} // of one; held while named is asked and what it says is carried out
+
+	byDefault sigma.Bytes // for realms of which no other limit is known, or was set
+	limits    sync.Map    // sigma.RealmID -> *scratchLimit
 
 	mu      sync.Mutex
 	checked map[sigma.RealmID]sigma.Incarnation // mu; in which life
@@ -29,36 +35,65 @@ type scratch struct {
 // scratchFile is beside the directory of ux: a map of realms to when they were made.
 const scratchFile = "ux-realms.json"
 
-func newScratch(k *Kernel) (*scratch, error) {
-	s := &scratch{k: k, file: filepath.Join(k.cfg.Data, scratchFile), asking: make(chan struct{}, 1),
-		checked: map[sigma.RealmID]sigma.Incarnation{}, made: map[sigma.RealmID]time.Time{}}
+func newScratch(x *Quotas) (*Scratch, error) {
+	dir := filepath.Join(x.cfg.Data, "ux")
+	most, err := defaultScratch(dir)
+	if err != nil {
+		return nil, err
+	}
+	s := &Scratch{x: x, byDefault: most, file: filepath.Join(x.cfg.Data, scratchFile), asking: make(chan struct{}, 1)}
+	if s.ux, err = ux.New(ux.Config{Dir: dir, Quota: &dirtree.Quota{Of: s.Limit, Refused: s.refused}}); err != nil {
+		return nil, err
+	}
+	return s, s.Reload()
+}
+
+// Reload reads what is written down, as at a start.
+func (s *Scratch) Reload() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.checked, s.made = map[sigma.RealmID]sigma.Incarnation{}, map[sigma.RealmID]time.Time{}
 	text, err := os.ReadFile(s.file)
 	if os.IsNotExist(err) {
-		return s, nil
+		return nil
 	}
 	if err == nil {
 		err = json.Unmarshal(text, &s.made)
 	}
-	return s, sigma.Wrap("kernel.scratch", s.file, err)
+	return sigma.Wrap("kernel.scratch", s.file, err)
 }
 
-// attach gives the root of a realm's files here.
-func (s *scratch) attach(ctx context.Context, p sigma.Principal) (sigma.File, error) {
+// Has says whether a realm has files here, or may have.
+func (s *Scratch) Has(realm sigma.RealmID) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_, there := s.made[realm]
+	return there
+}
+
+// Used is how many bytes a realm's files have here, if that is known.
+func (s *Scratch) Used(realm sigma.RealmID) (sigma.Bytes, bool) { return s.ux.Used(realm) }
+
+// Close ends what is under way.
+func (s *Scratch) Close() { s.ux.Close() }
+
+// Attach gives the root of a realm's files here.
+func (s *Scratch) Attach(ctx context.Context, p sigma.Principal) (sigma.File, error) {
 	if err := s.check(ctx, p.Realm); err != nil {
 		return nil, err
 	}
-	return s.k.ux.Attach(ctx, p, "")
+	return s.ux.Attach(ctx, p, "")
 }
 
-func (s *scratch) isChecked(realm sigma.RealmID) bool {
+func (s *Scratch) isChecked(realm sigma.RealmID) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	life, ok := s.checked[realm]
-	return ok && life == s.k.cluster.Self().Incarnation
+	return ok && life == s.x.cfg.Self().Incarnation
 }
 
 // check makes sure that the files here are of the realm that there is now.
-func (s *scratch) check(ctx context.Context, realm sigma.RealmID) error {
+func (s *Scratch) check(ctx context.Context, realm sigma.RealmID) error {
 	if s.isChecked(realm) {
 		return nil
 	}
@@ -71,8 +106,8 @@ func (s *scratch) check(ctx context.Context, realm sigma.RealmID) error {
 	if s.isChecked(realm) {
 		return nil
 	}
-	life := s.k.cluster.Self().Incarnation
-	infos, err := s.k.reach.Realms(ctx)
+	life := s.x.cfg.Self().Incarnation
+	infos, err := s.x.cfg.Realms(ctx)
 	if err != nil {
 		return err
 	}
@@ -89,8 +124,8 @@ func (s *scratch) check(ctx context.Context, realm sigma.RealmID) error {
 	}
 	s.mu.Unlock()
 	for _, r := range gone {
-		s.k.cfg.Log.Info("scratch files of a realm that was removed while this machine was away go", "realm", r)
-		if err := s.k.ux.RemoveRealm(ctx, r); err != nil && sigma.KindOf(err) != sigma.KindNotFound {
+		s.x.cfg.Log.Info("scratch files of a realm that was removed while this machine was away go", "realm", r)
+		if err := s.ux.RemoveRealm(ctx, r); err != nil && sigma.KindOf(err) != sigma.KindNotFound {
 			return err
 		}
 	}
@@ -98,7 +133,7 @@ func (s *scratch) check(ctx context.Context, realm sigma.RealmID) error {
 }
 
 // note remembers what is so now.
-func (s *scratch) note(gone []sigma.RealmID, realm sigma.RealmID, made time.Time, life sigma.Incarnation) error {
+func (s *Scratch) note(gone []sigma.RealmID, realm sigma.RealmID, made time.Time, life sigma.Incarnation) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, r := range gone {
@@ -118,7 +153,7 @@ func (s *scratch) note(gone []sigma.RealmID, realm sigma.RealmID, made time.Time
 
 // saveLocked writes the file, whole or not at all. It is small, and written when a realm's files
 // are first used here.
-func (s *scratch) saveLocked() error {
+func (s *Scratch) saveLocked() error {
 	text, err := json.Marshal(s.made)
 	if err != nil {
 		return err
@@ -127,15 +162,15 @@ func (s *scratch) saveLocked() error {
 	return sigma.Wrap("kernel.scratch", s.file, err)
 }
 
-// remove removes a realm's files.
-func (s *scratch) remove(ctx context.Context, realm sigma.RealmID) error {
-	if err := s.k.ux.RemoveRealm(ctx, realm); err != nil && sigma.KindOf(err) != sigma.KindNotFound {
+// Remove removes a realm's files.
+func (s *Scratch) Remove(ctx context.Context, realm sigma.RealmID) error {
+	if err := s.ux.RemoveRealm(ctx, realm); err != nil && sigma.KindOf(err) != sigma.KindNotFound {
 		return err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.checked, realm)
-	s.k.uxQuotas.forget(realm)
+	s.limits.Delete(realm)
 	if _, ok := s.made[realm]; !ok {
 		return nil
 	}
