@@ -143,12 +143,12 @@ func (r *Run) runJob(ctx context.Context, s *system, program string, in *mrInput
 	if err := s.RemoveAll(ctx, output); err != nil {
 		return 0, err
 	}
-	c := mr.Client{Names: s, Procs: s}
+	c := mr.Client{Names: s, Procs: s, Init: s}
 	sum, err := c.Run(ctx, id, mr.Job{Input: in.remote, Output: output, Cores: runtime.NumCPU(), Program: program})
 	if err != nil {
 		return 0, err
 	}
-	return sum.BytesPerS, in.check("ours", uint64(sum.Words))
+	return sum.BytesPerS, in.check("ours", uint64(sum.Records))
 }
 
 // runCoreutils counts once with the pipeline that defines the result.

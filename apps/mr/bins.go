@@ -10,7 +10,7 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// split is a piece of a file: the words that start in [from, to).
+// split is a piece of a file: the records that start in [from, to).
 type split struct {
 	path     string
 	size     int64 // of the file, when it was listed
@@ -135,4 +135,16 @@ func decodeBin(data []byte) ([]split, error) {
 		}
 	}
 	return splits, nil
+}
+
+// machineOf is where most of a bin is, if it is in one machine's scratch storage.
+func machineOf(bin []split) sigma.MachineID {
+	if len(bin) == 0 {
+		return ""
+	}
+	names, err := sigma.ParsePath(bin[len(bin)/2].path)
+	if err != nil || len(names) < 2 || names[0] != sigma.NameUX {
+		return ""
+	}
+	return sigma.MachineID(names[1])
 }

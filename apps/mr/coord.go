@@ -24,11 +24,14 @@ const spawnErrorsMax = 100
 
 // coordinator is the shell around core: it reads and writes the realm and waits for procs.
 type coordinator struct {
-	names sigma.Namespace
-	procs sigma.Procs
-	dir   jobDir
-	job   Job
-	plan  plan
+	names  sigma.Namespace
+	procs  sigma.Procs
+	mapper *Mapper
+	dir    jobDir
+	job    Job
+	plan   plan
+	near   []sigma.MachineID // by map, where its input is; "" = anywhere
+	epoch  sigma.Epoch       // how many have led
 
 	core    *core
 	mapsRun int64
@@ -54,35 +57,31 @@ func decodePlan(data []byte) plan {
 		skipped: r.number("skipped"), bytes: r.number("bytes")}
 }
 
-// Coordinate does the job of dir, or goes on with it, and records how it ended in its result file.
-// An error is one of the coordinator's own, after which another attempt makes sense.
-func Coordinate(ctx context.Context, names sigma.Namespace, procs sigma.Procs, dir string) error {
+// work does the job, or goes on with it, records how it ended in its result file and tidies up. An
+// error is one of the coordinator's own, after which another attempt makes sense.
+func (c *coordinator) work(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
-	c := &coordinator{names: names, procs: procs, dir: jobDir(dir), events: make(chan event, 64)}
 	defer c.waiters.Wait()
 	defer cancel()
-	if _, _, err := names.Get(ctx, c.dir.file("result")); err == nil {
-		return nil
-	}
-	data, _, err := names.Get(ctx, c.dir.file("job"))
-	if err != nil {
-		return err
-	}
-	c.job = decodeJob(data)
-	var result error
-	if err = c.prepare(ctx); err == nil {
-		result, err = c.run(ctx)
-	} else if ctx.Err() == nil && lasting(err) {
-		result, err = err, nil // the input is missing, for example
-	}
-	if err != nil {
-		return err
-	}
-	if _, err := names.Put(ctx, c.dir.file("result"), c.result(result), sigma.PutOptions{}); err != nil {
-		return err
+	if _, _, err := c.names.Get(ctx, c.dir.file("result")); err != nil {
+		if sigma.KindOf(err) != sigma.KindNotFound {
+			return err
+		}
+		var result error
+		if err = c.prepare(ctx); err == nil {
+			result, err = c.run(ctx)
+		} else if ctx.Err() == nil && lasting(err) {
+			result, err = err, nil // the input is missing, for example
+		}
+		if err != nil {
+			return err
+		}
+		if _, err := c.names.Put(ctx, c.dir.file("result"), c.result(result), sigma.PutOptions{}); err != nil {
+			return err
+		}
 	}
 	c.clean(ctx)
-	return nil
+	return ctx.Err()
 }
 
 // prepare makes the plan, or finds the one of an earlier coordinator and what was done since.
@@ -103,7 +102,7 @@ func (c *coordinator) prepare(ctx context.Context) error {
 				c.job.Output}[i], 0o755)
 		})
 	}()
-	found, err := list(ctx, c.names, c.job.Input)
+	found, err := list(ctx, c.names, &c.job)
 	if err = errors.Join(err, <-dirs); err != nil {
 		return err
 	}
@@ -112,6 +111,9 @@ func (c *coordinator) prepare(ctx context.Context) error {
 		n = mapsFor(&found, c.job.Cores)
 	}
 	bins := cut(&found, n)
+	for _, bin := range bins {
+		c.near = append(c.near, machineOf(bin))
+	}
 	err = inParallel(16, len(bins), func(i int) error {
 		_, err := c.names.Put(ctx, c.dir.bin(i), encodeBin(bins[i]), sigma.PutOptions{})
 		return err
@@ -125,6 +127,11 @@ func (c *coordinator) prepare(ctx context.Context) error {
 		c.plan.reduces = max(reducesFor(len(bins), c.job.Cores), 1)
 	}
 	c.core = newCore(c.plan.maps, c.plan.reduces)
+	if c.mapper.Ordered {
+		if err := c.writeCuts(ctx, &found); err != nil {
+			return err
+		}
+	}
 	_, err = c.names.Put(ctx, c.dir.file("plan"), c.plan.encode(), sigma.PutOptions{})
 	return err
 }
@@ -174,7 +181,19 @@ func (c *coordinator) recover(ctx context.Context) error {
 		}
 	}
 	c.adopt(ctx, procs)
-	return nil
+	c.near = make([]sigma.MachineID, c.plan.maps)
+	return inParallel(16, c.plan.maps, func(i int) error {
+		if c.core.maps[i].state != waiting {
+			return nil
+		}
+		data, _, err := c.names.Get(ctx, c.dir.bin(i))
+		if err != nil {
+			return err
+		}
+		bin, err := decodeBin(data)
+		c.near[i] = machineOf(bin)
+		return err
+	})
 }
 
 // adopt takes over procs that an earlier coordinator spawned: a child outlives its parent.
@@ -188,9 +207,9 @@ func (c *coordinator) adopt(ctx context.Context, procs []sigma.ProcInfo) {
 	}
 }
 
-// taskOf tells which task of this job a proc works on.
+// taskOf gives the task of this job that a proc works on.
 func (c *coordinator) taskOf(p *sigma.ProcInfo) (taskID, bool) {
-	if len(p.Args) < 3 || p.Args[1] != string(c.dir) || p.State == sigma.ProcEnded {
+	if len(p.Args) < roleArgs || p.Args[1] != string(c.dir) || p.State == sigma.ProcEnded {
 		return taskID{}, false
 	}
 	i, err := strconv.Atoi(p.Args[2])
@@ -259,7 +278,7 @@ func (c *coordinator) carryOut(ctx context.Context, do effects) error {
 			maps++
 		}
 	}
-	if maps > 0 { // before, so that it never tells less than were spawned
+	if maps > 0 { // before they are spawned, so that the file is never too low
 		c.mapsRun += maps
 		if _, err := c.names.Put(ctx, c.dir.file("maps_run"), fmt.Appendln(nil, c.mapsRun),
 			sigma.PutOptions{}); err != nil {
@@ -322,14 +341,15 @@ func (c *coordinator) spawn(ctx context.Context, tasks []taskID) error {
 }
 
 func (c *coordinator) descriptor(id taskID) sigma.Descriptor {
-	role, name := RoleMap, mapName(id.index)
+	role, name, near := RoleMap, mapName(id.index), sigma.MachineID("")
 	if id.kind == reduceTask {
 		role, name = RoleReduce, reduceName(id.index)
+	} else {
+		near = c.near[id.index]
 	}
 	memory := c.core.task(id).memory
 	return sigma.Descriptor{Program: c.job.Program, Name: "mr-" + name, Memory: memory, Start: sigma.StartedByCall,
-		Env:  oneCore,
-		Args: []string{role, string(c.dir), strconv.Itoa(id.index), strconv.FormatUint(uint64(memory), 10)}}
+		Env: oneCore, Near: near, Args: arguments(role, c.dir, id.index, memory, &c.job)}
 }
 
 // wait reports a proc's start and end as events.
@@ -368,9 +388,13 @@ func (c *coordinator) killAll(ctx context.Context) {
 
 // Progress is how far a job is.
 type Progress struct {
-	Maps, MapsDone, MapsRun int64
-	Reduces, ReducesDone    int64
-	Bytes, BytesDone        int64 // of input; done when its map is
+	Maps        int64 `json:"maps"`
+	MapsDone    int64 `json:"maps_done"`
+	MapsRun     int64 `json:"maps_run"` // repeated ones too
+	Reduces     int64 `json:"reduces"`
+	ReducesDone int64 `json:"reduces_done"`
+	Bytes       int64 `json:"bytes"`      // of input
+	BytesDone   int64 `json:"bytes_done"` // of maps that are done
 }
 
 func (c *coordinator) progress() Progress {
@@ -410,7 +434,7 @@ func (c *coordinator) publish(ctx context.Context) *publisher {
 			select {
 			case v := <-p.latest:
 				c.names.Put(ctx, c.dir.file("progress"), v.encode(),
-					sigma.PutOptions{}) // who watches sees the next one
+					sigma.PutOptions{}) // an error is no loss: the next one follows
 			case <-p.quit:
 				return
 			}
@@ -442,25 +466,25 @@ func (p *publisher) stop() {
 func (c *coordinator) result(failure error) []byte {
 	if failure != nil {
 		return encodeRecord("state", "failed", "kind", uint16(sigma.KindOf(failure)), "error", failure.Error(), "hint",
-			sigma.HintOf(failure), "maps_run", c.mapsRun)
+			sigma.HintOf(failure), "maps_run", c.mapsRun, "leaders", c.epoch)
 	}
 	n := c.core.counters()
 	var r Reduced
 	for i := range c.core.reduces {
-		r.Different += c.core.reduces[i].reduced.Different
-		r.Words += c.core.reduces[i].reduced.Words
+		r.Keys += c.core.reduces[i].reduced.Keys
+		r.Records += c.core.reduces[i].reduced.Records
 	}
-	pairs := []any{"state", "ok", "files", c.plan.files, "skipped", c.plan.skipped, "bytes", n.Bytes, "words", r.Words,
-		"different", r.Different,
-		"maps", c.plan.maps, "maps_run", c.mapsRun, "reduces", c.plan.reduces}
+	pairs := []any{"state", "ok", "files", c.plan.files, "skipped", c.plan.skipped, "bytes", n.Bytes,
+		"records", r.Records, "keys", r.Keys, "maps", c.plan.maps, "maps_run", c.mapsRun,
+		"reduces", c.plan.reduces, "leaders", c.epoch}
 	for _, w := range c.core.works() {
-		pairs = append(pairs, workKey+string(w.Machine), fmt.Sprint(w.Maps, w.Bytes, w.Reduces, w.Words))
+		pairs = append(pairs, workKey+string(w.Machine), fmt.Sprint(w.Maps, w.Bytes, w.Reduces, w.Records))
 	}
 	return encodeRecord(pairs...)
 }
 
 // workKey begins the keys of a result that tell what one machine did: maps, bytes of input,
-// reduces, words of output.
+// reduces, records of output.
 const workKey = "on."
 
 // removeScratch removes what a job has in the scratch storage of machines. One that is lost keeps
@@ -479,12 +503,10 @@ func removeScratch(ctx context.Context, names sigma.Namespace, dir jobDir) {
 // clean removes intermediate files and what killed reducers left in the output. What cannot be
 // removed is no reason to fail: the result is there.
 func (c *coordinator) clean(ctx context.Context) {
-	if c.core != nil {
-		entries, _ := c.names.ReadDir(ctx, c.job.Output)
-		for _, e := range entries {
-			if strings.HasSuffix(e.Name, "~") && strings.HasPrefix(e.Name, "part-") {
-				c.names.Remove(ctx, c.job.Output+"/"+e.Name)
-			}
+	entries, _ := c.names.ReadDir(ctx, c.job.Output)
+	for _, e := range entries {
+		if strings.HasSuffix(e.Name, "~") && strings.HasPrefix(e.Name, "part-") {
+			c.names.Remove(ctx, c.job.Output+"/"+e.Name)
 		}
 	}
 	removeScratch(ctx, c.names, c.dir)

@@ -13,12 +13,12 @@ import (
 // out. The shell around it is coord.go.
 //
 // Why no map waits forever. A map waits for memory. Memory is held by maps of this job, which end
-// without waiting for anybody; by reducers of this job, which wait for maps; and by others, who are
-// not our business. Reducers are spawned only when every map that is not done has started
-// (allStarted), so none of the first attempts waits for one. Later a map may have to be repeated
-// while reducers hold memory: if it has not started after startWait, all reducers are killed
-// (makeRoom) and spawned again when every map has started. Hence in every state in which a map
-// waits, either there is no reducer of ours or there is none after startWait.
+// without waiting for another proc; by reducers of this job, which wait for maps; and by procs of
+// other jobs, which the scheduler looks after. Reducers are spawned only when every map that is not
+// done has started (allStarted), so none of the first attempts waits for one. Later a map may have
+// to be repeated while reducers hold memory: if it has not started after startWait, all reducers
+// are killed (makeRoom) and spawned again when every map has started. Hence in every state in which
+// a map waits, either there is no reducer of ours or there is none after startWait.
 
 // Times of the coordinator.
 const (
@@ -110,7 +110,7 @@ type core struct {
 	finished      bool
 }
 
-// works adds up who did what, by machine.
+// works adds up what each machine did.
 func (c *core) works() []Work {
 	by := map[sigma.MachineID]*Work{}
 	of := func(m sigma.MachineID) *Work {
@@ -127,7 +127,7 @@ func (c *core) works() []Work {
 	for i := range c.reduces {
 		w := of(c.reduces[i].reduced.Machine)
 		w.Reduces++
-		w.Words += c.reduces[i].reduced.Words
+		w.Records += c.reduces[i].reduced.Records
 	}
 	var all []Work
 	for _, m := range slices.Sorted(maps.Keys(by)) {
@@ -136,7 +136,7 @@ func (c *core) works() []Work {
 	return all
 }
 
-// lose makes the maps be repeated whose output is gone with their machine, and says which they are.
+// lose has the maps repeated whose output is gone with their machine, and returns them.
 func (c *core) lose(now time.Time, m sigma.MachineID) (gone []int) {
 	for i := range c.maps {
 		if t := &c.maps[i]; t.state == done && t.counted.Machine == m {
@@ -200,7 +200,7 @@ func (c *core) spawnedAs(now time.Time, id taskID, proc sigma.ProcID) {
 	t.state, t.proc, t.since = spawned, proc, now
 }
 
-// step takes an event and says what to do.
+// step takes an event and returns what is to be done.
 func (c *core) step(now time.Time, e event) (do effects) {
 	if c.finished {
 		return do
@@ -280,9 +280,9 @@ func taskError(e event, attempts int) error {
 		msg = fmt.Sprintf("%s (after %d attempts; the last proc was %s)", msg, attempts, e.proc)
 	}
 	kind := e.status.Kind
-	err := &sigma.Error{Op: "mr.Coordinate", Kind: kind, Msg: e.task.String() + ": " + msg}
+	err := &sigma.Error{Op: "mr.coordinate", Kind: kind, Msg: e.task.String() + ": " + msg}
 	if e.status.Code == sigma.StatusOOM {
-		err.Hint = "a word of the input is longer than a proc's memory allows"
+		err.Hint = "a record of the input is longer than a proc's memory allows"
 	} else if string(e.status.Data) != permanent {
 		err.Hint = "see what it printed with: sigma logs " + string(e.proc)
 	}
@@ -317,7 +317,7 @@ func (c *core) makeRoom(now time.Time, do *effects) {
 	}
 }
 
-// choose says which tasks to spawn: all maps within a window; reducers once an output is there and
+// choose selects the tasks to spawn: all maps within a window; reducers once an output is there and
 // no map waits.
 func (c *core) choose(now time.Time, do *effects) {
 	ready := func(t *task) bool { return t.state == waiting && !now.Before(t.notYet) }

@@ -3,6 +3,7 @@ package mr
 import (
 	"cmp"
 	"context"
+	"io"
 	"slices"
 	"strings"
 	"sync"
@@ -27,23 +28,27 @@ type listing struct {
 // not to delay others at the servers.
 const requestsMax = 32
 
-// list finds all files at and below root. A root that is a symlink is followed; those below are
-// skipped, because they could lead round in circles and count twice.
-func list(ctx context.Context, names sigma.Namespace, root string) (listing, error) {
-	st, err := names.Stat(ctx, root)
-	if err != nil {
-		return listing{}, err
-	}
-	if st.ID.Kind != sigma.KindDir {
-		if st.ID.Kind != sigma.KindFile {
-			return listing{}, &sigma.Error{Op: "mr.list", Path: root, Kind: sigma.KindInvalid,
-				Msg: "the input is a " + st.ID.Kind.String() + ", not a file or directory"}
-		}
-		return listing{files: []inputFile{{root, int64(st.Size)}}, bytes: int64(st.Size)}, nil
-	}
+// list finds all files of a job's input. A path that it is given by may be a symlink, which is
+// followed; those below are skipped, because they could lead round in circles and count twice.
+func list(ctx context.Context, names sigma.Namespace, job *Job) (listing, error) {
 	l := &lister{names: names}
 	l.wake = sync.NewCond(&l.mu)
-	l.push(work{dir: strings.TrimSuffix(root, "/")})
+	switch {
+	case job.Prefix != "":
+		i := strings.LastIndexByte(job.Prefix, '/')
+		l.prefix = job.Prefix
+		l.push(work{dir: job.Prefix[:i]})
+	case job.Manifest != "":
+		data, err := readWhole(ctx, names, job.Manifest)
+		if err != nil {
+			return listing{}, err
+		}
+		for part := range slices.Chunk(slices.Collect(strings.SplitSeq(string(data), "\n")), namesPerWork) {
+			l.push(work{paths: slices.DeleteFunc(part, func(p string) bool { return p == "" })})
+		}
+	default:
+		l.push(work{paths: []string{job.Input}})
+	}
 	var workers sync.WaitGroup
 	for range requestsMax {
 		workers.Go(func() { l.run(ctx) })
@@ -53,10 +58,44 @@ func list(ctx context.Context, names sigma.Namespace, root string) (listing, err
 	return l.found, l.err
 }
 
-// work is a directory to read or, if there are names, files of it whose sizes are to be asked.
+// manifestMax bounds a manifest: FilesMax paths of common length.
+const manifestMax = 64 << 20
+
+func readWhole(ctx context.Context, names sigma.Namespace, path string) ([]byte, error) {
+	h, err := names.Open(ctx, path, sigma.OpenRead)
+	if err != nil {
+		return nil, err
+	}
+	defer h.Close()
+	data, err := io.ReadAll(io.LimitReader(h, manifestMax+1))
+	if err == nil && len(data) > manifestMax {
+		err = sigma.PathError("mr.list", sigma.KindTooBig, path)
+	}
+	return data, err
+}
+
+// root finds what is at a path that the input is given by.
+func (l *lister) root(ctx context.Context, path string) (more []work, got listing, err error) {
+	st, err := l.names.Stat(ctx, path)
+	switch {
+	case err != nil:
+	case st.ID.Kind == sigma.KindDir:
+		more = []work{{dir: strings.TrimSuffix(path, "/")}}
+	case st.ID.Kind == sigma.KindFile:
+		got.add(path, int64(st.Size))
+	default:
+		err = &sigma.Error{Op: "mr.list", Path: path, Kind: sigma.KindInvalid,
+			Msg: "the input is a " + st.ID.Kind.String() + ", not a file or directory"}
+	}
+	return more, got, err
+}
+
+// work is a directory to read or, if there are names, files of it whose sizes are to be asked; or
+// paths that the input is given by.
 type work struct {
 	dir   string
 	names []string
+	paths []string
 }
 
 // namesPerWork is how many sizes one worker asks for, one after another.
@@ -64,7 +103,8 @@ const namesPerWork = 16
 
 // lister is a stack of work and what was found so far.
 type lister struct {
-	names sigma.Namespace
+	names  sigma.Namespace
+	prefix string // of all paths; only names in its own directory can differ from it
 
 	mu    sync.Mutex
 	wake  *sync.Cond
@@ -82,7 +122,7 @@ func (l *lister) push(ws ...work) {
 	l.wake.Broadcast()
 }
 
-// run does work until there is none and nobody can make more.
+// run does work until there is none and no other worker can add any.
 func (l *lister) run(ctx context.Context) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -120,6 +160,16 @@ func (l *lister) run(ctx context.Context) {
 }
 
 func (l *lister) do(ctx context.Context, w work) (more []work, got listing, err error) {
+	for _, path := range w.paths {
+		ws, g, err := l.root(ctx, path)
+		if err != nil {
+			return nil, got, err
+		}
+		more, got.files, got.bytes = append(more, ws...), append(got.files, g.files...), got.bytes+g.bytes
+	}
+	if w.paths != nil {
+		return more, got, nil
+	}
 	if w.names != nil {
 		for _, n := range w.names {
 			path := w.dir + "/" + n
@@ -142,6 +192,7 @@ func (l *lister) do(ctx context.Context, w work) (more []work, got listing, err 
 	var unsized []string
 	for _, e := range entries {
 		switch {
+		case !strings.HasPrefix(w.dir+"/"+e.Name, l.prefix) && len(w.dir) < len(l.prefix):
 		case e.ID.Kind == sigma.KindDir:
 			more = append(more, work{dir: w.dir + "/" + e.Name})
 		case e.ID.Kind != sigma.KindFile:

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -25,8 +26,15 @@ type fakeProcs struct {
 	names       func(role string) sigma.Namespace // what procs of a role see
 	onSpawn     func(d sigma.Descriptor, n int) sigma.Status
 	place       func() (sigma.Namespace, sigma.MachineID) // instead of names: where the next proc runs
-	room        int                                       // procs that run at once; 0 = any number
+	mapper      Mapper
+	reducer     Reducer
+	memory      sigma.Bytes // that procs are told they have; 0 = what they were given
+	room        int         // procs that run at once; 0 = any number
 	finished    sync.WaitGroup
+	leading     sync.Map     // by path, a chan that holds the leader
+	leader      atomic.Value // sigma.ProcID
+
+	registered map[string]sigma.ProcID // mu; "" = none of it runs
 
 	mu    sync.Mutex
 	procs map[sigma.ProcID]*fakeProc
@@ -43,11 +51,87 @@ type fakeProc struct {
 }
 
 func newFakeProcs(t *testing.T, names sigma.Namespace) *fakeProcs {
-	f := &fakeProcs{t: t, procs: map[sigma.ProcID]*fakeProc{}, wake: make(chan struct{}), count: map[string]int{}}
+	f := &fakeProcs{t: t, procs: map[sigma.ProcID]*fakeProc{}, wake: make(chan struct{}), count: map[string]int{},
+		registered: map[string]sigma.ProcID{}}
 	f.names = func(string) sigma.Namespace { return names }
+	f.mapper, f.reducer = Mapper{Map: countWords, Between: NotLetter}, Sum
 	t.Cleanup(f.finished.Wait)
 	return f
 }
+
+func countWords(_ string, text []byte, out *Emitter) error {
+	for word := range Words(text) {
+		out.Count(word, 1)
+	}
+	return nil
+}
+
+// Register is initd: it starts the proc again while it fails and is registered.
+func (f *fakeProcs) Register(ctx context.Context, r sigma.Registration) error {
+	if err := r.Check(); err != nil {
+		return err
+	}
+	f.mu.Lock()
+	f.registered[r.Name] = ""
+	f.mu.Unlock()
+	f.finished.Go(func() {
+		for {
+			ids, err := f.Spawn(ctx, r.Descriptor)
+			if err != nil {
+				f.t.Error(err)
+				return
+			}
+			f.mu.Lock()
+			_, wanted := f.registered[r.Name]
+			f.registered[r.Name] = ids[0]
+			if !wanted {
+				delete(f.registered, r.Name)
+				f.procs[ids[0]].cancel()
+			}
+			f.mu.Unlock()
+			s, err := f.WaitExit(context.Background(), ids[0])
+			f.mu.Lock()
+			_, wanted = f.registered[r.Name]
+			f.mu.Unlock()
+			if err != nil || s.OK() || !wanted {
+				return
+			}
+		}
+	})
+	return nil
+}
+
+func (f *fakeProcs) Unregister(ctx context.Context, name string) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if p := f.procs[f.registered[name]]; p != nil {
+		p.cancel()
+	}
+	delete(f.registered, name)
+	return nil
+}
+
+// lead is an election without leases: the leader's end makes room.
+func (f *fakeProcs) lead(ctx context.Context, path, _ string) (sigma.Epoch, <-chan struct{}, error) {
+	x, _ := f.leading.LoadOrStore(path, make(chan sigma.Epoch, 1))
+	turn := x.(chan sigma.Epoch)
+	if _, made := f.leading.LoadOrStore(path+" made", true); !made {
+		turn <- 0
+	}
+	select {
+	case epoch := <-turn:
+		f.finished.Go(func() {
+			<-ctx.Done()
+			turn <- epoch + 1
+		})
+		return epoch + 1, nil, nil
+	case <-ctx.Done():
+		return 0, nil, ctx.Err()
+	}
+}
+
+// client is one of the realm that the procs are of.
+func (f *fakeProcs) client() *Client { return &Client{Names: f.names(""), Procs: f, Init: f} }
 
 func (f *fakeProcs) Spawn(_ context.Context, ds ...sigma.Descriptor) ([]sigma.ProcID, error) {
 	f.mu.Lock()
@@ -85,16 +169,32 @@ func (f *fakeProcs) run(ctx context.Context, p *fakeProc, d sigma.Descriptor, n 
 			s = f.onSpawn(d, n)
 		}
 		if f.onSpawn == nil || s.Code == sigma.StatusNone {
-			self := Self{Names: f.names(d.Args[0]), Procs: f, Proc: p.info.ID, Machine: "here", Args: d.Args}
-			if f.place != nil {
-				self.Names, self.Machine = f.place()
+			task, err := parseArgs(d.Args)
+			if err != nil {
+				f.t.Error(err)
 			}
-			s = Do(ctx, self)
+			task.Names, task.Procs, task.Init = f.names(d.Args[0]), f, f
+			task.Lead = func(ctx context.Context, path, dir string) (sigma.Epoch, <-chan struct{}, error) {
+				epoch, lost, err := f.lead(ctx, path, dir)
+				if err == nil {
+					f.leader.Store(p.info.ID)
+				}
+				return epoch, lost, err
+			}
+			task.Attempt, task.Machine, task.Mapper, task.Reducer = string(p.info.ID), "here", f.mapper, f.reducer
+			if f.memory != 0 {
+				task.Memory = f.memory
+			}
+			if f.place != nil {
+				task.Names, task.Machine = f.place()
+			}
+			s = Do(ctx, task)
 		}
 		if ctx.Err() != nil {
 			s = sigma.Status{Code: sigma.StatusEvicted, Msg: "killed"}
 		}
 	}
+	p.cancel()
 	f.mu.Lock()
 	p.info.State, p.info.Status = sigma.ProcEnded, s
 	close(f.wake)
@@ -301,20 +401,20 @@ func TestWordCount(t *testing.T) {
 			want := fill(t, names, texts)
 			procs := newFakeProcs(t, names)
 			var last Progress
-			c := Client{Names: names, Procs: procs, Progress: func(p Progress) { last = p }}
+			c := Client{Names: names, Procs: procs, Init: procs, Progress: func(p Progress) { last = p }}
 			s, err := c.Run(t.Context(), "job", testJob(size.maps, size.reduces))
 			if err != nil {
 				t.Fatal(err)
 			}
 			checkOutput(t, names, want)
-			if s.Files != int64(len(texts)) || s.Different != int64(len(want)) || size.maps > 0 &&
-				s.Maps != int64(size.maps) || s.MapsRun != s.Maps || s.Coordinators != 1 {
+			if s.Files != int64(len(texts)) || s.Keys != int64(len(want)) || size.maps > 0 &&
+				s.Maps != int64(size.maps) || s.MapsRun != s.Maps || s.Leaders != 1 {
 				t.Errorf("summary %+v", s)
 			}
 			if last.BytesDone != s.Bytes || last.ReducesDone != s.Reduces {
 				t.Errorf("last progress %+v", last)
 			}
-			if len(s.Machines) != 1 || s.Machines[0] != (Work{"here", s.Maps, s.Bytes, s.Reduces, s.Words}) {
+			if len(s.Machines) != 1 || s.Machines[0] != (Work{"here", s.Maps, s.Bytes, s.Reduces, s.Records}) {
 				t.Errorf("who worked: %+v", s.Machines)
 			}
 			if left, err := names.ReadDir(t.Context(), "/ux/here/mr"); err != nil || len(left) > 0 {
@@ -338,7 +438,7 @@ func TestMapFails(t *testing.T) {
 		}
 		return sigma.Status{}
 	}
-	c := Client{Names: names, Procs: procs}
+	c := Client{Names: names, Procs: procs, Init: procs}
 	s, err := c.Run(t.Context(), "job", testJob(3, 2))
 	if err != nil {
 		t.Fatal(err)
@@ -360,7 +460,7 @@ func TestMapFailsForGood(t *testing.T) {
 		}
 		return sigma.Status{}
 	}
-	c := Client{Names: names, Procs: procs}
+	c := Client{Names: names, Procs: procs, Init: procs}
 	_, err := c.Run(t.Context(), "job", testJob(3, 2))
 	if err == nil || !strings.Contains(err.Error(), "disk on fire") || !strings.Contains(err.Error(), "map 1") ||
 		procs.spawns("map1") != AttemptsMax {
@@ -371,36 +471,51 @@ func TestMapFailsForGood(t *testing.T) {
 	}
 }
 
-// TestCoordinatorKilled kills the coordinator after one map has finished; that map must not run
-// again.
+// TestCoordinatorKilled kills the leader and another coordinator after one map has finished; that
+// map must not run again.
 func TestCoordinatorKilled(t *testing.T) {
 	names := realm(t)
 	want := fill(t, names, someTexts())
 	procs := newFakeProcs(t, names)
 	release := make(chan struct{})
+	kill := sync.OnceFunc(func() {
+		defer close(release)
+		names.WaitFor(context.Background(), "/mr/job/out/m-00000")
+		leader := procs.leader.Load().(sigma.ProcID)
+		list, _ := procs.List(context.Background(), false)
+		other := slices.IndexFunc(list, func(p sigma.ProcInfo) bool {
+			return p.Args[0] == RoleCoordinate && p.ID != leader
+		})
+		for _, id := range []sigma.ProcID{leader, list[other].ID} {
+			procs.Kill(context.Background(), id)
+			procs.WaitExit(context.Background(), id)
+		}
+	})
 	procs.onSpawn = func(d sigma.Descriptor, n int) sigma.Status {
-		switch {
-		case d.Args[0] == RoleCoordinate && n == 1:
-			go func() {
-				names.WaitFor(context.Background(), "/mr/job/out/m-00000")
-				list, _ := procs.List(context.Background(), false)
-				procs.Kill(context.Background(), list[0].ID)
-				procs.WaitExit(context.Background(), list[0].ID)
-				close(release)
-			}()
-		case d.Args[0] == RoleMap && d.Args[2] != "0":
+		if d.Args[0] == RoleMap && d.Args[2] != "0" {
+			go kill()
 			<-release
 		}
 		return sigma.Status{}
 	}
-	c := Client{Names: names, Procs: procs}
-	s, err := c.Run(t.Context(), "job", testJob(4, 2))
+	s, err := procs.client().Run(t.Context(), "job", testJob(4, 2))
 	if err != nil {
 		t.Fatal(err)
 	}
 	checkOutput(t, names, want)
-	if procs.spawns("map0") != 1 || s.Coordinators != 2 || s.MapsRun > 7 {
+	// the other one may have begun to lead before it was killed
+	if procs.spawns("map0") != 1 || s.Leaders < 2 || s.Leaders > 3 || s.MapsRun > 7 {
 		t.Errorf("map 0 ran %d times; %+v", procs.spawns("map0"), s)
+	}
+	procs.checkUnregistered(t)
+}
+
+func (f *fakeProcs) checkUnregistered(t *testing.T) {
+	t.Helper()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(f.registered) > 0 {
+		t.Errorf("still registered: %v", f.registered)
 	}
 }
 
@@ -435,7 +550,7 @@ func TestIntermediateLost(t *testing.T) {
 		}
 		return names
 	}
-	c := Client{Names: names, Procs: procs}
+	c := Client{Names: names, Procs: procs, Init: procs}
 	s, err := c.Run(t.Context(), "job", testJob(3, 3))
 	if err != nil {
 		t.Fatal(err)
@@ -494,7 +609,7 @@ func TestMachines(t *testing.T) {
 		}
 		return sigma.Status{}
 	}
-	s, err := (&Client{Names: names, Procs: procs}).Run(t.Context(), "job", testJob(12, 3))
+	s, err := (&Client{Names: names, Procs: procs, Init: procs}).Run(t.Context(), "job", testJob(12, 3))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -543,7 +658,7 @@ func TestNoRoom(t *testing.T) {
 		}
 		return names
 	}
-	c := Client{Names: names, Procs: procs}
+	c := Client{Names: names, Procs: procs, Init: procs}
 	if _, err := c.Run(t.Context(), "job", testJob(3, 3)); err != nil {
 		t.Fatal(err)
 	}
@@ -563,7 +678,7 @@ func TestInterrupt(t *testing.T) {
 		}
 		return sigma.Status{}
 	}
-	c := Client{Names: names, Procs: procs}
+	c := Client{Names: names, Procs: procs, Init: procs}
 	if _, err := c.Run(ctx, "job", testJob(3, 2)); sigma.KindOf(err) != sigma.KindCanceled {
 		t.Fatal(err)
 	}
@@ -584,7 +699,7 @@ func TestBadJobs(t *testing.T) {
 	names.MkdirAll(t.Context(), "/full", 0o755)
 	names.Put(t.Context(), "/full/x", nil, sigma.PutOptions{})
 	procs := newFakeProcs(t, names)
-	c := Client{Names: names, Procs: procs}
+	c := Client{Names: names, Procs: procs, Init: procs}
 	for name, test := range map[string]struct {
 		change func(*Job)
 		kind   sigma.Kind
@@ -612,9 +727,9 @@ func TestEmptyInput(t *testing.T) {
 	names := realm(t)
 	fill(t, names, map[string][]byte{"empty": nil})
 	names.Remove(t.Context(), "/in/empty")
-	c := Client{Names: names, Procs: newFakeProcs(t, names)}
+	c := newFakeProcs(t, names).client()
 	s, err := c.Run(t.Context(), "job", testJob(0, 0))
-	if err != nil || s.Files != 0 || s.Different != 0 {
+	if err != nil || s.Files != 0 || s.Keys != 0 {
 		t.Fatalf("%+v, %v", s, err)
 	}
 	if got := output(t, names); len(got) != 0 {
@@ -636,7 +751,7 @@ func TestUnreadableInput(t *testing.T) {
 	names := realm(t)
 	fill(t, names, someTexts())
 	procs := newFakeProcs(t, unreadable{names})
-	c := Client{Names: names, Procs: procs}
+	c := Client{Names: names, Procs: procs, Init: procs}
 	_, err := c.Run(t.Context(), "job", testJob(2, 2))
 	if sigma.KindOf(err) != sigma.KindPermission || !strings.Contains(err.Error(), "/in/one") {
 		t.Fatalf("got %v", err)

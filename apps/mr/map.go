@@ -1,26 +1,18 @@
 package mr
 
 import (
+	"bytes"
 	"context"
 	"io"
 	"os"
+	"sort"
 	"sync"
 
 	"sigmaos.dev/sigma"
 )
 
-// Task is one attempt of a map or reduce, as its proc knows it.
-type Task struct {
-	Names   sigma.Namespace
-	Dir     string          // of the job, /mr/JOB
-	Index   int             // which map or reduce
-	Attempt string          // tells attempts apart; the ProcID
-	Machine sigma.MachineID // where it runs
-	Memory  sigma.Bytes     // what the proc was given; bounds the tables
-}
-
-// tableShare is which part of its memory a proc fills with words before it writes them out; a table
-// takes three times its size while it grows.
+// tableShare is the share of its memory, 1/8, that a proc fills with entries before it writes them
+// out. A table takes three times its size while it grows.
 const tableShare = 8
 
 // fetchesMax is how many small files a mapper asks for at once. With fewer, client and server wake
@@ -42,9 +34,9 @@ type inputError struct{ error }
 
 func (e inputError) Unwrap() error { return e.error }
 
-// Map counts the words of a bin and publishes the counts. If another attempt published first, its
-// counts are the ones that are used.
-func Map(ctx context.Context, t Task) (Counters, error) {
+// mapBin maps a bin and publishes what was emitted. If another attempt published first, what that
+// emitted is used.
+func (t *Task) mapBin(ctx context.Context) (Counters, error) {
 	sum := Counters{Machine: t.Machine}
 	dir := jobDir(t.Dir)
 	plan, _, err := t.Names.Get(ctx, dir.file("plan"))
@@ -63,17 +55,18 @@ func Map(ctx context.Context, t Task) (Counters, error) {
 	if err != nil {
 		return sum, err
 	}
-	out := newShuffle(ctx, t.Names, scratch, int(max(parseRecord(plan).number("reduces"), 1)))
+	out := newShuffle(ctx, t.Names, scratch, decodePlan(plan).reduces)
 	defer out.abandon()
-	c := newCounter(int(t.Memory)/tableShare, nil)
-	c.full = func() error {
-		sum.Spill++
-		return out.spill(c.table, &sum)
+	if t.Mapper.Ordered {
+		if out.cuts, err = readCuts(ctx, t.Names, dir); err != nil {
+			return sum, err
+		}
 	}
-	if err := countBin(ctx, t.Names, splits, c, &sum); err != nil {
+	emitter := newEmitter(int(t.Memory)/tableShare, func(t *table) error { return out.spill(t, &sum) })
+	if err := t.mapSplits(ctx, splits, emitter, &sum); err != nil {
 		return sum, err
 	}
-	if err := out.spill(c.table, &sum); err != nil {
+	if err := out.spill(emitter.table, &sum); err != nil {
 		return sum, err
 	}
 	if err := out.close(sum); err != nil {
@@ -81,32 +74,70 @@ func Map(ctx context.Context, t Task) (Counters, error) {
 	}
 	err = t.Names.Symlink(ctx, scratch, dir.out(t.Index))
 	if sigma.KindOf(err) == sigma.KindExists && err != nil {
-		err = t.Names.RemoveAll(ctx, scratch) // somebody else's counts are used
+		err = t.Names.RemoveAll(ctx, scratch) // somebody else's output is used
 	}
 	return sum, err
 }
 
-// shuffle writes the counts of a map, one run per reducer.
+// Emitter takes what a Map emits. Keys and values may be of any bytes, and are copied. An empty
+// value is none. Not safe for concurrent use.
+type Emitter struct {
+	table *table
+	full  func(*table) error // must empty the table
+	err   error
+}
+
+func newEmitter(most int, full func(*table) error) *Emitter {
+	return &Emitter{table: newTable(most), full: full}
+}
+
+// Count emits a key n times, without a value.
+func (e *Emitter) Count(key []byte, n uint64) {
+	if e.table.add(key, nil, n); e.table.crowded {
+		e.spill()
+	}
+}
+
+// Emit emits a key with a value.
+func (e *Emitter) Emit(key, value []byte) {
+	if e.table.add(key, value, 1); e.table.crowded {
+		e.spill()
+	}
+}
+
+func (e *Emitter) spill() {
+	if e.err == nil {
+		e.err = e.full(e.table)
+	}
+	e.table.reset() // after an error all is in vain
+}
+
+// shuffle writes what a map emits, one run per reducer.
 type shuffle struct {
 	ctx   context.Context
 	names sigma.Namespace
 	dir   string
 	runs  []*runWriter
+	cuts  [][]byte // the first keys of reducers but the first; nil = by hash
 }
 
 func newShuffle(ctx context.Context, names sigma.Namespace, dir string, reduces int) *shuffle {
-	s := &shuffle{ctx: ctx, names: names, dir: dir, runs: make([]*runWriter, reduces)}
+	s := &shuffle{ctx: ctx, names: names, dir: dir, runs: make([]*runWriter, max(reduces, 1))}
 	for i := range s.runs {
 		s.runs[i] = newRunWriter(ctx, names, dir+"/"+reduceName(i))
 	}
 	return s
 }
 
-// spill writes all words of t out and empties it.
+// spill writes all entries of t out and empties it.
 func (s *shuffle) spill(t *table, sum *Counters) error {
 	for e := range t.all() {
-		sum.Words += int64(e.count)
-		if err := s.runs[partition(e.hash, len(s.runs))].add(e.word, e.count); err != nil {
+		sum.Records += int64(e.count)
+		i := partition(e.hash, len(s.runs))
+		if s.cuts != nil {
+			i = sort.Search(len(s.cuts), func(i int) bool { return bytes.Compare(s.cuts[i], e.key) > 0 })
+		}
+		if err := s.runs[i].add(&e); err != nil {
 			return err
 		}
 	}
@@ -176,16 +207,16 @@ type fetched struct {
 	err  error
 }
 
-// countBin counts all splits. Small files are fetched several at a time, each in one round trip; of
+// mapSplits maps all splits. Small files are fetched several at a time, each in one round trip; of
 // larger ones the file descriptor is asked for ahead.
-func countBin(ctx context.Context, names sigma.Namespace, splits []split, c *counter, sum *Counters) error {
+func (t *Task) mapSplits(ctx context.Context, splits []split, out *Emitter, sum *Counters) error {
 	ctx, cancel := context.WithCancel(ctx)
 	fetches := make(chan fetched)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		inParallel(fetchesMax, len(splits), func(i int) error {
-			f := fetch(ctx, names, splits[i])
+			f := fetch(ctx, t.Names, splits[i])
 			select {
 			case fetches <- f:
 			case <-ctx.Done():
@@ -196,6 +227,7 @@ func countBin(ctx context.Context, names sigma.Namespace, splits []split, c *cou
 		})
 	}()
 	defer func() { cancel(); <-done }()
+	r := &reader{between: t.Mapper.Between}
 	for range splits {
 		var f fetched
 		select {
@@ -203,7 +235,12 @@ func countBin(ctx context.Context, names sigma.Namespace, splits []split, c *cou
 		case <-ctx.Done():
 			return ctx.Err()
 		}
-		n, err := f.count(c)
+		n, err := f.records(r, func(text []byte) error {
+			if err := t.Mapper.Map(f.path, text, out); err != nil {
+				return inputError{err}
+			}
+			return out.err
+		})
 		f.release()
 		if err != nil {
 			return err
@@ -227,18 +264,21 @@ func fetch(ctx context.Context, names sigma.Namespace, s split) (f fetched) {
 	return f
 }
 
-func (f *fetched) count(c *counter) (int64, error) {
+// records gives take the records of the split.
+func (f *fetched) records(r *reader, take func(text []byte) error) (int64, error) {
 	switch {
 	case f.err != nil:
 		return 0, f.err
+	case f.file == nil && len(f.data) == 0:
+		return 0, nil
 	case f.file == nil:
-		return int64(len(f.data)), c.whole(f.data)
+		return int64(len(f.data)), take(f.data)
 	}
 	to := f.to
 	if f.to == f.size {
-		to = 1 << 62 // what was appended since it was listed is counted as the end is reached
+		to = 1 << 62 // what was appended since it was listed is mapped as the end is reached
 	}
-	n, err := c.split(f.file.read, f.from, to)
+	n, err := r.records(f.file.read, f.from, to, take)
 	if err != nil && f.file.failed {
 		err = inputError{err}
 	}

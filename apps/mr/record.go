@@ -53,10 +53,9 @@ func (r record) text(key string) string {
 
 // Counters is what was counted: by one map, or by a job.
 type Counters struct {
-	Files int64 // splits, to be exact: a file of several counts several times
-	Bytes int64 // of input
-	Words int64 // all words, equal ones too
-	Spill int64 // times a table was full
+	Files   int64 // splits, to be exact: a file of several counts several times
+	Bytes   int64 // of input
+	Records int64 // that were emitted, equal ones too
 
 	Machine sigma.MachineID // where one map ran
 }
@@ -65,22 +64,20 @@ type Counters struct {
 func (c *Counters) Add(o Counters) {
 	c.Files += o.Files
 	c.Bytes += o.Bytes
-	c.Words += o.Words
-	c.Spill += o.Spill
+	c.Records += o.Records
 }
 
 func (c Counters) encode() []byte {
-	return encodeRecord("files", c.Files, "bytes", c.Bytes, "words", c.Words, "spill", c.Spill, "machine",
-		string(c.Machine))
+	return encodeRecord("files", c.Files, "bytes", c.Bytes, "records", c.Records, "machine", string(c.Machine))
 }
 
 func decodeCounters(data []byte) Counters {
 	r := parseRecord(data)
-	return Counters{Files: r.number("files"), Bytes: r.number("bytes"), Words: r.number("words"),
-		Spill: r.number("spill"), Machine: sigma.MachineID(r.text("machine"))}
+	return Counters{Files: r.number("files"), Bytes: r.number("bytes"), Records: r.number("records"),
+		Machine: sigma.MachineID(r.text("machine"))}
 }
 
-// redo is what a reducer says in Status.Data when it cannot read what a map published.
+// redo is the Status.Data of a reducer that cannot read what a map published.
 type redo struct {
 	Map    int
 	Target string // of the link that led to it, so that only that attempt is withdrawn

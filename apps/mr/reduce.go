@@ -1,6 +1,9 @@
 package mr
 
 import (
+	"bufio"
+	"bytes"
+	"cmp"
 	"container/heap"
 	"context"
 	"errors"
@@ -10,7 +13,7 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// missingError says that what a map published cannot be read, so that the map must be repeated.
+// missingError is that what a map published cannot be read, so that the map must be repeated.
 type missingError struct {
 	redo
 	error
@@ -20,24 +23,24 @@ func (e missingError) Unwrap() error { return e.error }
 
 // Reduced is what a reduce did.
 type Reduced struct {
-	Different int64 // words
-	Words     int64
-	Machine   sigma.MachineID // where it ran
+	Keys    int64           // different ones
+	Records int64           // that were emitted under them
+	Machine sigma.MachineID // where it ran
 }
 
 func (r Reduced) encode() []byte {
-	return encodeRecord("different", r.Different, "words", r.Words, "machine", string(r.Machine))
+	return encodeRecord("keys", r.Keys, "records", r.Records, "machine", string(r.Machine))
 }
 
 func decodeReduced(data []byte) Reduced {
 	r := parseRecord(data)
-	return Reduced{Different: r.number("different"), Words: r.number("words"),
+	return Reduced{Keys: r.number("keys"), Records: r.number("records"),
 		Machine: sigma.MachineID(r.text("machine"))}
 }
 
-// Reduce merges one part of what the maps publish, as it appears, and writes that part of the
+// reduce merges one part of what the maps publish, as it appears, and writes that part of the
 // output.
-func Reduce(ctx context.Context, t Task) (Reduced, error) {
+func (t *Task) reduce(ctx context.Context) (Reduced, error) {
 	dir := jobDir(t.Dir)
 	var sum Reduced
 	data, _, err := t.Names.Get(ctx, dir.file("job"))
@@ -49,7 +52,7 @@ func Reduce(ctx context.Context, t Task) (Reduced, error) {
 		return sum, err
 	}
 	maps := int(parseRecord(data).number("maps"))
-	m := &merger{ctx: ctx, task: t, table: newTable(), sizeMax: int(t.Memory) / tableShare}
+	m := &merger{ctx: ctx, task: t, table: newTable(int(t.Memory) / tableShare)}
 	defer m.close()
 	if err := m.gather(maps); err != nil {
 		return sum, err
@@ -66,9 +69,8 @@ func Reduce(ctx context.Context, t Task) (Reduced, error) {
 // own; at the end all are merged in order.
 type merger struct {
 	ctx     context.Context
-	task    Task
+	task    *Task
 	table   *table
-	sizeMax int
 	scratch string   // directory of our own runs, "" as long as there are none
 	own     []string // paths of them
 }
@@ -141,8 +143,8 @@ func (m *merger) add(path string) error {
 		if !more || err != nil {
 			return err
 		}
-		m.table.add(r.word, r.count)
-		if m.table.memory() > m.sizeMax {
+		m.table.add(r.entry.key, r.entry.value, r.entry.count)
+		if m.table.crowded {
 			if err := m.spill(); err != nil {
 				return ownError{err}
 			}
@@ -157,9 +159,9 @@ func (m *merger) spill() (err error) {
 		}
 	}
 	w := newRunWriter(m.ctx, m.task.Names, m.scratch+"/run-"+strconv.Itoa(len(m.own)))
-	var buf [shortMax]byte
-	for _, e := range m.table.sorted() {
-		if err := w.add(m.table.wordOf(&e, &buf), e.count); err != nil {
+	next := m.table.sorted()
+	for e, more, _ := next(); more; e, more, _ = next() {
+		if err := w.add(&e); err != nil {
 			w.abandon()
 			return err
 		}
@@ -181,34 +183,48 @@ func (m *merger) write(output string) (sum Reduced, err error) {
 	final := output + "/" + partName(m.task.Index)
 	o := &partWriter{ctx: m.ctx, names: m.task.Names, path: final, temp: final + "." + m.task.Attempt + "~"}
 	defer o.abandon()
-	emit := func(word []byte, count uint64) error {
-		sum.Different++
-		sum.Words += int64(count)
-		return o.line(word, count)
-	}
+	out := bufio.NewWriterSize(o, partBuffer)
 	if len(m.own) > 0 {
-		if m.table.words() > 0 {
+		if m.table.entries() > 0 {
 			if err := m.spill(); err != nil {
 				return sum, err
 			}
 		}
-		err = m.merge(emit)
+		sum, err = m.merge(out)
 	} else {
-		var buf [shortMax]byte
-		for _, e := range m.table.sorted() {
-			if err = emit(m.table.wordOf(&e, &buf), e.count); err != nil {
-				break
-			}
-		}
+		sum, err = reduceAll(m.table.sorted(), m.task.Reducer, out)
 	}
 	if err != nil {
 		return sum, err
 	}
-	return sum, o.close()
+	return sum, o.close(out)
+}
+
+// reduceAll calls reduce for each key that next gives, in order. An entry is valid until the next
+// one.
+func reduceAll(next func() (entry, bool, error), reduce Reducer, out *bufio.Writer) (sum Reduced, err error) {
+	var key []byte
+	e, more, err := next()
+	for more && err == nil {
+		key = append(key[:0], e.key...)
+		values := func(yield func([]byte, uint64) bool) {
+			for wanted := true; wanted && more && err == nil && bytes.Equal(e.key, key); e, more, err = next() {
+				sum.Records += int64(e.count)
+				wanted = yield(e.value, e.count)
+			}
+		}
+		if failed := reduce(key, values, out); failed != nil {
+			return sum, inputError{failed}
+		}
+		for range values { // what it left
+		}
+		sum.Keys++
+	}
+	return sum, err
 }
 
 // merge reads our own runs, which are sorted, in order.
-func (m *merger) merge(emit func([]byte, uint64) error) error {
+func (m *merger) merge(out *bufio.Writer) (Reduced, error) {
 	var h runHeap
 	defer func() {
 		for _, r := range h {
@@ -218,55 +234,44 @@ func (m *merger) merge(emit func([]byte, uint64) error) error {
 	for _, path := range m.own {
 		r, err := openRun(m.ctx, m.task.Names, path)
 		if err != nil {
-			return err
-		}
-		if more, err := r.next(); err != nil || !more {
-			r.close()
-			if err != nil {
-				return err
-			}
-			continue
+			return Reduced{}, err
 		}
 		h = append(h, r)
+		if more, err := r.next(); err != nil || !more { // an own run has entries
+			return Reduced{}, errors.Join(err, r.damaged(nil))
+		}
 	}
 	heap.Init(&h)
-	var word []byte
-	count := uint64(0)
-	for len(h) > 0 {
-		r := h[0]
-		if string(r.word) != string(word) {
-			if count > 0 {
-				if err := emit(word, count); err != nil {
-					return err
-				}
+	given := false
+	return reduceAll(func() (entry, bool, error) {
+		if given {
+			more, err := h[0].next()
+			if err != nil {
+				return entry{}, false, err
 			}
-			word, count = append(word[:0], r.word...), 0
+			if more {
+				heap.Fix(&h, 0)
+			} else {
+				heap.Pop(&h).(*runReader).close()
+			}
 		}
-		count += r.count
-		more, err := r.next()
-		if err != nil {
-			return err
+		if given = len(h) > 0; !given {
+			return entry{}, false, nil
 		}
-		if more {
-			heap.Fix(&h, 0)
-		} else {
-			heap.Pop(&h)
-			r.close()
-		}
-	}
-	if count > 0 {
-		return emit(word, count)
-	}
-	return nil
+		return h[0].entry, true, nil
+	}, m.task.Reducer, out)
 }
 
-// runHeap has the run with the least word first.
+// runHeap has the run with the least entry first.
 type runHeap []*runReader
 
-func (h runHeap) Len() int           { return len(h) }
-func (h runHeap) Less(i, j int) bool { return string(h[i].word) < string(h[j].word) }
-func (h runHeap) Swap(i, j int)      { h[i], h[j] = h[j], h[i] }
-func (h *runHeap) Push(x any)        { *h = append(*h, x.(*runReader)) }
+func (h runHeap) Len() int { return len(h) }
+func (h runHeap) Less(i, j int) bool {
+	a, b := &h[i].entry, &h[j].entry
+	return cmp.Or(bytes.Compare(a.key, b.key), bytes.Compare(a.value, b.value)) < 0
+}
+func (h runHeap) Swap(i, j int) { h[i], h[j] = h[j], h[i] }
+func (h *runHeap) Push(x any)   { *h = append(*h, x.(*runReader)) }
 func (h *runHeap) Pop() any {
 	old := *h
 	r := old[len(old)-1]
@@ -274,53 +279,49 @@ func (h *runHeap) Pop() any {
 	return r
 }
 
-// partWriter writes lines into a file that appears whole or not at all.
+// partWriter writes a file that appears whole or not at all. What reaches it comes from a buffer of
+// partBuffer bytes.
 type partWriter struct {
 	ctx   context.Context
 	names sigma.Namespace
 	path  string
 	temp  string
-	buf   []byte
-	file  sigma.Handle // nil as long as all fits one message
+	file  sigma.Handle // nil as long as nothing exceeds the buffer
+	whole bool         // what is written next is all
 	named bool         // the file has its name, or none
 }
 
 // partBuffer is how much is written at once: several messages, so that their round trips are few.
 const partBuffer = 4 * pieceMax
 
-func (o *partWriter) line(word []byte, count uint64) error {
-	o.buf = append(o.buf, word...)
-	o.buf = append(o.buf, '\t')
-	o.buf = strconv.AppendUint(o.buf, count, 10)
-	o.buf = append(o.buf, '\n')
-	if len(o.buf) >= partBuffer {
-		return o.flush()
+func (o *partWriter) Write(p []byte) (n int, err error) {
+	if o.whole && o.file == nil {
+		_, err := o.names.Put(o.ctx, o.path, p, sigma.PutOptions{})
+		o.named = err == nil
+		return len(p), err
 	}
-	return nil
-}
-
-func (o *partWriter) flush() (err error) {
 	if o.file == nil {
 		if o.file, err = o.names.Create(o.ctx, o.temp, sigma.OpenWrite|sigma.OpenTruncate, 0o644); err != nil {
-			return err
+			return 0, err
 		}
 	}
-	_, err = o.file.Write(o.buf)
-	o.buf = o.buf[:0]
-	return err
+	return o.file.Write(p)
 }
 
-func (o *partWriter) close() error {
-	if o.file == nil {
-		_, err := o.names.Put(o.ctx, o.path, o.buf, sigma.PutOptions{})
-		return err
+// close writes what is in the buffer and gives the file its name.
+func (o *partWriter) close(buffer *bufio.Writer) error {
+	o.whole = true
+	err := buffer.Flush()
+	switch {
+	case err == nil && o.file == nil && !o.named: // nothing was written
+		_, err = o.Write(nil)
+	case o.file != nil:
+		err = errors.Join(err, o.file.Close())
+		if err == nil {
+			err = o.names.Rename(o.ctx, o.temp, o.path)
+		}
+		o.named = err == nil
 	}
-	err := o.flush()
-	err = errors.Join(err, o.file.Close())
-	if err == nil {
-		err = o.names.Rename(o.ctx, o.temp, o.path)
-	}
-	o.named = err == nil
 	return err
 }
 

@@ -11,10 +11,10 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// A run is a file of words with counts, in blocks: length of the payload, its checksum (CRC-32C),
-// both 32 bits, low byte first; the payload is, per word, its length, its bytes and its count,
-// numbers as varints. The last block has length 0 and, in place of the checksum, the number of
-// words modulo 2^32. So a file that was cut or damaged is told from a short one.
+// A run is a file of entries, in blocks: length of the payload, its checksum (CRC-32C), both 32
+// bits, low byte first. The payload is, per entry, the lengths of its key and value, its count,
+// these three as varints, and the bytes of key and value. The last block has length 0 and, in place
+// of the checksum, the number of entries modulo 2^32, by which a file that was cut is recognised.
 
 // pieceMax is how much one message carries; files up to it are put in one round trip.
 const pieceMax = 60 << 10
@@ -40,18 +40,20 @@ func newRunWriter(ctx context.Context, names sigma.Namespace, path string) *runW
 	return w
 }
 
-// add appends a word. Files that exceed one message are written in such pieces.
-func (w *runWriter) add(word []byte, count uint64) error {
-	if len(w.buf)+len(word)+2*binary.MaxVarintLen64+blockHeader > pieceMax && len(w.buf) > blockHeader {
+// add appends an entry. Files that exceed one message are written in such pieces.
+func (w *runWriter) add(e *entry) error {
+	size := len(e.key) + len(e.value) + 3*binary.MaxVarintLen64 + blockHeader
+	if len(w.buf)+size > pieceMax && len(w.buf) > blockHeader {
 		w.seal()
 		if err := w.write(); err != nil {
 			return err
 		}
 		w.buf, w.open = w.buf[:blockHeader], 0
 	}
-	w.buf = binary.AppendUvarint(w.buf, uint64(len(word)))
-	w.buf = append(w.buf, word...)
-	w.buf = binary.AppendUvarint(w.buf, count)
+	w.buf = binary.AppendUvarint(w.buf, uint64(len(e.key)))
+	w.buf = binary.AppendUvarint(w.buf, uint64(len(e.value)))
+	w.buf = binary.AppendUvarint(w.buf, e.count)
+	w.buf = append(append(w.buf, e.key...), e.value...)
 	w.count++
 	return nil
 }
@@ -105,8 +107,7 @@ type runReader struct {
 	block []byte // what is left of the current block
 	buf   []byte
 	seen  uint32
-	word  []byte // the current word, valid until next is called again
-	count uint64
+	entry entry // the current one, without hash; valid until next is called again
 	close func()
 }
 
@@ -143,7 +144,7 @@ func newRunReader(path string, in io.Reader, size uint64, close func()) *runRead
 		crc: crc32.MakeTable(crc32.Castagnoli), close: close}
 }
 
-// next goes to the next word; false at the end. A run that is not whole gives an error.
+// next goes to the next entry; false at the end. A run that is not whole gives an error.
 func (r *runReader) next() (bool, error) {
 	if len(r.block) == 0 {
 		more, err := r.nextBlock()
@@ -151,15 +152,20 @@ func (r *runReader) next() (bool, error) {
 			return false, err
 		}
 	}
-	length, n := binary.Uvarint(r.block)
-	if n <= 0 || length == 0 || length > uint64(len(r.block)-n) {
+	var v [3]uint64
+	for i := range v {
+		n := 0
+		if v[i], n = binary.Uvarint(r.block); n <= 0 {
+			return false, r.damaged(nil)
+		}
+		r.block = r.block[n:]
+	}
+	key, value, left := v[0], v[1], uint64(len(r.block))
+	if key > left || value > left-key {
 		return false, r.damaged(nil)
 	}
-	r.word, r.block = r.block[n:n+int(length)], r.block[n+int(length):]
-	if r.count, n = binary.Uvarint(r.block); n <= 0 {
-		return false, r.damaged(nil)
-	}
-	r.block = r.block[n:]
+	r.entry = entry{key: r.block[:key], value: r.block[key : key+value], count: v[2]}
+	r.block = r.block[key+value:]
 	r.seen++
 	return true, nil
 }

@@ -2,22 +2,22 @@ package mr
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"iter"
 	"math/bits"
+	"slices"
 )
 
-// shortMax is the length of words that are kept in the table itself; longer ones lie in its arena.
+// shortMax is the length of keys that are kept in the table itself; longer ones lie in its arena.
 const shortMax = 16
 
-// table counts words. Words of up to shortMax letters are two integers and a count in an
-// open-addressing array, without a pointer; the few longer ones have an array of their own and
-// their bytes one after another in the arena. So counting a word allocates nothing and the garbage
-// collector has nothing to follow.
-//
-// It trusts that words are of letters (no zero byte). Not safe for concurrent use.
+// table counts entries: keys, with or without a value. Keys of up to shortMax bytes without a value
+// are two integers and a count in an open-addressing array, without a pointer; the others have an
+// array of their own and their bytes one after another in the arena. So counting a key allocates
+// nothing and the garbage collector has nothing to follow. Not safe for concurrent use.
 type table struct {
-	masks keyMasks
+	masks [shortMax + 1]struct{ lo, hi uint64 } // cut two loaded words to a key's length
 
 	short      []shortSlot // length is a power of two
 	shortShift uint        // 64 - log2(len(short))
@@ -27,37 +27,56 @@ type table struct {
 	longShift uint
 	longUsed  int
 	arena     []byte
+
+	most    int  // bytes of memory that it should have
+	crowded bool // it has more
 }
 
+// A short key is not all zeros in its first eight bytes, nor zero in its last one, so that its
+// length is known from it.
 type shortSlot struct{ lo, hi, count uint64 } // lo == 0: empty
 
 type longSlot struct {
-	hash, count    uint64 // count == 0: empty
-	offset, length uint64 // in the arena
+	hash, count uint64 // count == 0: empty
+	offset      uint64 // in the arena, of the key, which the value follows
+	key, value  uint32 // lengths
+}
+
+// entry is a key with a value and how often it was emitted. The hash is the key's.
+type entry struct {
+	hash       uint64
+	key, value []byte
+	count      uint64
 }
 
 const slotsLeast = 1 << 10
 
-func newTable() *table {
-	t := &table{masks: newKeyMasks()}
+func newTable(most int) *table {
+	t := &table{most: most}
+	for n := range t.masks {
+		t.masks[n].lo = ^uint64(0) >> (64 - 8*min(n, 8)) // a shift by 64 gives 0
+		t.masks[n].hi = ^uint64(0) >> (64 - 8*max(n-8, 0))
+	}
 	t.short, t.shortShift = make([]shortSlot, 16*slotsLeast), 64-14
 	t.long, t.longShift = make([]longSlot, slotsLeast), 64-10
 	return t
 }
 
-// reset forgets all words and keeps the memory.
+// reset forgets all entries and keeps the memory.
 func (t *table) reset() {
 	clear(t.short)
 	clear(t.long)
-	t.shortUsed, t.longUsed, t.arena = 0, 0, t.arena[:0]
+	t.shortUsed, t.longUsed, t.arena, t.crowded = 0, 0, t.arena[:0], false
 }
 
-// memory is about how many bytes the words occupy. An empty table has none, though it keeps what it
-// had; one that grows takes three times as much for a moment.
-func (t *table) memory() int { return 2*24*t.shortUsed + 2*32*t.longUsed + len(t.arena) }
+// entered checks the size after a new entry. A table takes about the memory that is estimated here,
+// and three times as much for a moment while it grows.
+func (t *table) entered() {
+	t.crowded = 2*24*t.shortUsed+2*32*t.longUsed+len(t.arena) > t.most
+}
 
-// words is how many different words there are.
-func (t *table) words() int { return t.shortUsed + t.longUsed }
+// entries is how many there are.
+func (t *table) entries() int { return t.shortUsed + t.longUsed }
 
 // Two odd numbers without pattern (the first bits of the square roots of 2 and 3).
 const (
@@ -82,6 +101,32 @@ func hashLong(w []byte) uint64 {
 	return hashShort(h^binary.LittleEndian.Uint64(tail[:]), binary.LittleEndian.Uint64(tail[8:]))
 }
 
+// pack makes two integers of a short key; lo is 0 of another.
+func (t *table) pack(key []byte) (lo, hi uint64) {
+	length := len(key)
+	if uint(length-1) >= shortMax || key[length-1] == 0 {
+		return 0, 0
+	}
+	if cap(key) < shortMax {
+		return keyOf(key)
+	}
+	p, k := key[:shortMax], &t.masks[length] // what follows the key is masked out
+	return binary.LittleEndian.Uint64(p) & k.lo, binary.LittleEndian.Uint64(p[8:]) & k.hi
+}
+
+// add counts an entry.
+func (t *table) add(key, value []byte, n uint64) {
+	lo, hi := t.pack(key)
+	switch {
+	case lo == 0:
+		t.addLong(hashLong(key), key, value, n)
+	case len(value) == 0:
+		t.addShort(lo, hi, n)
+	default:
+		t.addLong(hashShort(lo, hi), key, value, n)
+	}
+}
+
 func (t *table) addShort(lo, hi, count uint64) {
 	slots := t.short
 	mask := uint64(len(slots) - 1)
@@ -96,6 +141,7 @@ func (t *table) addShort(lo, hi, count uint64) {
 			if t.shortUsed++; t.shortUsed > len(slots)/2 {
 				t.growShort()
 			}
+			t.entered()
 			return
 		}
 	}
@@ -118,24 +164,32 @@ func (t *table) growShort() {
 	}
 }
 
-func (t *table) addLong(w []byte, count uint64) {
-	h := hashLong(w)
+func (t *table) addLong(h uint64, key, value []byte, count uint64) {
 	mask := uint64(len(t.long) - 1)
-	for i := h >> (t.longShift & 63); ; i++ {
+	for i := t.slotOf(h, value); ; i++ {
 		s := &t.long[i&mask]
 		if s.count == 0 {
-			*s = longSlot{h, count, uint64(len(t.arena)), uint64(len(w))}
-			t.arena = append(t.arena, w...)
+			*s = longSlot{h, count, uint64(len(t.arena)), uint32(len(key)), uint32(len(value))}
+			t.arena = append(append(t.arena, key...), value...)
 			if t.longUsed++; t.longUsed > len(t.long)/2 {
 				t.growLong()
 			}
+			t.entered()
 			return
 		}
-		if s.hash == h && bytes.Equal(t.bytes(s), w) {
+		if s.hash == h && bytes.Equal(t.keyAt(s), key) && bytes.Equal(t.valueAt(s), value) {
 			s.count += count
 			return
 		}
 	}
+}
+
+// slotOf is where an entry should be among the long ones.
+func (t *table) slotOf(h uint64, value []byte) uint64 {
+	if len(value) > 0 {
+		h ^= hashLong(value)
+	}
+	return h >> (t.longShift & 63)
 }
 
 func (t *table) growLong() {
@@ -147,7 +201,7 @@ func (t *table) growLong() {
 		if s.count == 0 {
 			continue
 		}
-		i := s.hash >> (t.longShift & 63)
+		i := t.slotOf(s.hash, t.valueAt(&s))
 		for t.long[i&mask].count != 0 {
 			i++
 		}
@@ -155,26 +209,20 @@ func (t *table) growLong() {
 	}
 }
 
-func (t *table) bytes(s *longSlot) []byte { return t.arena[s.offset : s.offset+s.length] }
+func (t *table) keyAt(s *longSlot) []byte { return t.arena[s.offset : s.offset+uint64(s.key)] }
 
-// add counts any word, for those who have it as bytes.
-func (t *table) add(w []byte, count uint64) {
-	if len(w) > shortMax {
-		t.addLong(w, count)
-		return
-	}
-	lo, hi := keyOf(w)
-	t.addShort(lo, hi, count)
+func (t *table) valueAt(s *longSlot) []byte {
+	return t.arena[s.offset+uint64(s.key) : s.offset+uint64(s.key)+uint64(s.value)]
 }
 
-// keyOf packs a word of up to shortMax letters.
-func keyOf(w []byte) (lo, hi uint64) {
-	var key [shortMax]byte
-	copy(key[:], w)
-	return binary.LittleEndian.Uint64(key[:]), binary.LittleEndian.Uint64(key[8:])
+// keyOf packs the first shortMax bytes of a key.
+func keyOf(key []byte) (lo, hi uint64) {
+	var k [shortMax]byte
+	copy(k[:], key)
+	return binary.LittleEndian.Uint64(k[:]), binary.LittleEndian.Uint64(k[8:])
 }
 
-// shortBytes unpacks a key into buf.
+// bytes unpacks a key into buf.
 func (s *shortSlot) bytes(buf *[shortMax]byte) []byte {
 	binary.LittleEndian.PutUint64(buf[:], s.lo)
 	binary.LittleEndian.PutUint64(buf[8:], s.hi)
@@ -185,29 +233,75 @@ func (s *shortSlot) bytes(buf *[shortMax]byte) []byte {
 	return buf[:n]
 }
 
-// partition says which of n reducers gets words with this hash.
+// partition chooses the reducer, of n, that gets keys with this hash.
 func partition(hash uint64, n int) int { return int(uint64(uint32(hash)) * uint64(n) >> 32) }
 
-// entry is a word with its count. Word is valid until the iteration goes on.
-type entry struct {
-	hash  uint64
-	word  []byte
-	count uint64
-}
-
-// all gives every word once, in no order.
+// all gives every entry once, in no order. It is valid until the iteration goes on.
 func (t *table) all() iter.Seq[entry] {
 	return func(yield func(entry) bool) {
 		var buf [shortMax]byte
 		for i := range t.short {
-			if s := &t.short[i]; s.lo != 0 && !yield(entry{hashShort(s.lo, s.hi), s.bytes(&buf), s.count}) {
+			s := &t.short[i]
+			if s.lo != 0 && !yield(entry{hashShort(s.lo, s.hi), s.bytes(&buf), nil, s.count}) {
 				return
 			}
 		}
 		for i := range t.long {
-			if s := &t.long[i]; s.count != 0 && !yield(entry{s.hash, t.bytes(s), s.count}) {
+			s := &t.long[i]
+			if s.count != 0 && !yield(entry{s.hash, t.keyAt(s), t.valueAt(s), s.count}) {
 				return
 			}
 		}
 	}
+}
+
+// sortedEntry is an entry in sorting: the first 16 bytes of its key as two numbers that compare as
+// the bytes do, and where the rest is.
+type sortedEntry struct {
+	first, second uint64
+	count         uint64
+	long          int // index of the slot of a long one, -1 of a short one
+}
+
+// sorted gives all entries in the order of the bytes of their keys, then of their values: one at
+// each call, which is valid until the next, and false at the end.
+func (t *table) sorted() func() (entry, bool, error) {
+	out := make([]sortedEntry, 0, t.entries())
+	for i := range t.short {
+		if s := &t.short[i]; s.lo != 0 {
+			out = append(out, sortedEntry{bits.ReverseBytes64(s.lo), bits.ReverseBytes64(s.hi), s.count, -1})
+		}
+	}
+	for i := range t.long {
+		if s := &t.long[i]; s.count != 0 {
+			lo, hi := keyOf(t.keyAt(s))
+			out = append(out, sortedEntry{bits.ReverseBytes64(lo), bits.ReverseBytes64(hi), s.count, i})
+		}
+	}
+	slices.SortFunc(out, func(a, b sortedEntry) int {
+		if n := cmp.Or(cmp.Compare(a.first, b.first), cmp.Compare(a.second, b.second)); n != 0 || a.long < 0 &&
+			b.long < 0 {
+			return n
+		}
+		var bufA, bufB [shortMax]byte
+		x, y := t.entryOf(&a, &bufA), t.entryOf(&b, &bufB)
+		return cmp.Or(bytes.Compare(x.key, y.key), bytes.Compare(x.value, y.value))
+	})
+	var buf [shortMax]byte
+	return func() (e entry, more bool, err error) {
+		if more = len(out) > 0; more {
+			e, out = t.entryOf(&out[0], &buf), out[1:]
+		}
+		return e, more, nil
+	}
+}
+
+// entryOf gives a sorted entry, whose key may be in buf.
+func (t *table) entryOf(e *sortedEntry, buf *[shortMax]byte) entry {
+	if e.long >= 0 {
+		s := &t.long[e.long]
+		return entry{s.hash, t.keyAt(s), t.valueAt(s), e.count}
+	}
+	s := shortSlot{lo: bits.ReverseBytes64(e.first), hi: bits.ReverseBytes64(e.second)}
+	return entry{hashShort(s.lo, s.hi), s.bytes(buf), nil, e.count}
 }

@@ -1,6 +1,7 @@
 package mr
 
 import (
+	"bytes"
 	"maps"
 	"math/rand/v2"
 	"os"
@@ -29,7 +30,7 @@ func countNaively(text []byte) map[string]uint64 {
 func (t *table) toMap() map[string]uint64 {
 	counts := map[string]uint64{}
 	for e := range t.all() {
-		counts[string(e.word)] += e.count
+		counts[string(e.key)] += e.count
 	}
 	return counts
 }
@@ -55,25 +56,14 @@ func randomText(r *rand.Rand, n int) []byte {
 	return text[:n]
 }
 
-// TestScan compares the quick search with the definition, at all alignments and with the text cut
-// anywhere.
-func TestScan(t *testing.T) {
+// TestWords compares the quick search with the definition, at all lengths and alignments.
+func TestWords(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for i := range 3000 {
 		text := randomText(r, r.IntN(400))
-		tab := newTable()
-		buf := append(append([]byte{}, text...), make([]byte, padding)...)
-		for j := range padding {
-			buf[len(text)+j] = "a "[r.IntN(2)]
-		}
-		rest := tab.scan(buf, len(text))
-		for k := rest; k < len(text); k++ {
-			if !isLetter(text[k]) {
-				t.Fatalf("case %d: rest %q has no letter", i, text[rest:])
-			}
-		}
-		if rest < len(text) {
-			tab.add(text[rest:], 1)
+		tab := newTable(1 << 30)
+		for word := range Words(text) {
+			tab.add(word, nil, 1)
 		}
 		if got, want := tab.toMap(), countNaively(text); !maps.Equal(got, want) {
 			t.Fatalf("case %d: %q: got %v, want %v", i, text, got, want)
@@ -81,11 +71,88 @@ func TestScan(t *testing.T) {
 	}
 }
 
+// TestTable has keys and values of all bytes and lengths, also zeros at their ends, against a map.
+func TestTable(t *testing.T) {
+	r := rand.New(rand.NewPCG(3, 4))
+	type pair struct{ key, value string }
+	random := func() string {
+		b := make([]byte, r.IntN(20))
+		for i := range b {
+			b[i] = "\x00\x00ab\xff"[r.IntN(5)]
+		}
+		return string(b[:len(b):cap(b)])
+	}
+	want := map[pair]uint64{}
+	tab := newTable(1 << 30)
+	for range 50_000 {
+		p := pair{key: random()}
+		if r.IntN(2) == 0 {
+			p.value = random()
+		}
+		want[p]++
+		tab.add([]byte(p.key), []byte(p.value), 1)
+	}
+	got := map[pair]uint64{}
+	last := pair{}
+	next := tab.sorted()
+	for e, more, _ := next(); more; e, more, _ = next() {
+		p := pair{string(e.key), string(e.value)}
+		if got[p] != 0 || len(got) > 0 && (p.key < last.key || p.key == last.key && p.value <= last.value) {
+			t.Fatalf("%q comes after %q", p, last)
+		}
+		got[p], last = e.count, p
+	}
+	if !maps.Equal(got, want) {
+		t.Fatalf("got %d entries, want %d", len(got), len(want))
+	}
+	hashes := map[string]uint64{}
+	for e := range tab.all() {
+		if h, seen := hashes[string(e.key)]; seen && partition(h, 1000) != partition(e.hash, 1000) {
+			t.Fatalf("%q is in two partitions", e.key)
+		}
+		hashes[string(e.key)] = e.hash
+	}
+}
+
+// TestRecords cuts a text into splits anywhere and wants each line once, whole, and in its split.
+func TestRecords(t *testing.T) {
+	r := rand.New(rand.NewPCG(5, 6))
+	for range 300 {
+		var text []byte
+		for range r.IntN(30) {
+			text = append(text, bytes.Repeat([]byte("x"), r.IntN(8)*r.IntN(3000))...)
+			text = append(text, "\ny"[r.IntN(2)])
+		}
+		read := func(p []byte, offset int64) (int, error) {
+			return copy(p, text[min(offset, int64(len(text))):]), nil
+		}
+		rd := &reader{}
+		var got []byte
+		for from := int64(0); from < int64(len(text)); {
+			to := min(from+1+r.Int64N(9000), int64(len(text)))
+			n, err := rd.records(read, from, to, func(piece []byte) error {
+				if at := len(got); at > 0 && got[at-1] != '\n' || int64(at) >= to {
+					t.Fatalf("[%d, %d): a piece begins at %d", from, to, at)
+				}
+				got = append(got, piece...)
+				return nil
+			})
+			if err != nil || n != to-from {
+				t.Fatalf("%d bytes of %d, %v", n, to-from, err)
+			}
+			from = to
+		}
+		if !bytes.Equal(got, text) {
+			t.Fatalf("got %q, want %q", got, text)
+		}
+	}
+}
+
 func TestIsLetter(t *testing.T) {
 	for c := range 256 {
 		want := c >= 'A' && c <= 'Z' || c >= 'a' && c <= 'z'
-		if got := isLetter(byte(c)); got != want {
-			t.Errorf("isLetter(%#x): got %v", c, got)
+		if got := IsLetter(byte(c)); got != want {
+			t.Errorf("IsLetter(%#x): got %v", c, got)
 		}
 	}
 }
@@ -113,12 +180,11 @@ func goSource(tb testing.TB, n int) []byte {
 	return text
 }
 
-func BenchmarkScan(b *testing.B) {
+func BenchmarkWords(b *testing.B) {
 	text := goSource(b, 32<<20)
-	n := len(text)
-	buf := append(text, make([]byte, padding)...)
-	b.SetBytes(int64(n))
+	b.SetBytes(int64(len(text)))
 	for b.Loop() {
-		newTable().scan(buf, n)
+		out := newEmitter(1<<30, nil)
+		countWords("", text, out)
 	}
 }

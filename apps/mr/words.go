@@ -1,8 +1,11 @@
 package mr
 
 import (
+	"bufio"
 	"encoding/binary"
+	"iter"
 	"math/bits"
+	"strconv"
 )
 
 // How words are found quickly.
@@ -11,15 +14,13 @@ import (
 // word, which costs more than all the rest. Here 64 bytes at a time become a word of 64 bits, one
 // per letter (eight bytes at once with plain arithmetic), and the ends of words are the bits that
 // differ from their neighbour. Walking those bits has one badly predicted branch per 64 bytes
-// instead of two per word. A word of up to 16 letters is then two machine words, which are its key
-// in the table: no byte is looked at alone.
+// instead of two per word.
 
-// padding is how many bytes beyond the text a buffer must have, so that 16 bytes can be loaded from
-// any of the text. What they are does not matter.
-const padding = 64
+// IsLetter reports whether c is one of A-Z and a-z.
+func IsLetter(c byte) bool { return (c|0x20)-'a' < 26 }
 
-// isLetter reports whether c is part of words.
-func isLetter(c byte) bool { return (c|0x20)-'a' < 26 }
+// NotLetter stands between words (Mapper.Between).
+func NotLetter(c byte) bool { return !IsLetter(c) }
 
 // letters8 gives one bit for each byte of x that is a letter, the lowest for the byte at the lowest
 // address.
@@ -44,63 +45,65 @@ func letters64(p []byte) (m uint64) {
 	return m | letters8(binary.LittleEndian.Uint64(p[56:]))<<56
 }
 
-// keyMasks cuts two loaded words to a word's length of up to 16.
-type keyMasks [shortMax + 1]struct{ lo, hi uint64 }
-
-func newKeyMasks() (k keyMasks) {
-	for n := range k {
-		k[n].lo = ^uint64(0) >> (64 - 8*min(n, 8)) // a shift by 64 gives 0
-		k[n].hi = ^uint64(0) >> (64 - 8*max(n-8, 0))
-	}
-	return k
-}
-
-// scan counts the complete words of buf[:n] and returns where the incomplete one at the end begins,
-// n if there is none. len(buf) must be at least n+padding.
-func (t *table) scan(buf []byte, n int) int {
-	start, open := 0, uint64(0) // open is 1 inside a word, which began at start
-	for base := 0; base < n; base += 64 {
-		m := letters64(buf[base:])
-		if n-base < 64 { // what lies beyond n has no edges: it goes on as the last byte was
-			valid := ^uint64(0) >> (64 - (n - base))
-			if m&valid>>(n-base-1) != 0 {
-				m |= ^valid
+// Words gives the words of a text: runs of letters, as long as possible.
+func Words(text []byte) iter.Seq[[]byte] {
+	return func(yield func([]byte) bool) {
+		start, open := 0, uint64(0) // open is 1 inside a word, which began at start
+		for base := 0; base < len(text); base += 64 {
+			var m uint64
+			if len(text)-base >= 64 {
+				m = letters64(text[base:])
 			} else {
-				m &= valid
+				var rest [64]byte
+				copy(rest[:], text[base:])
+				m = letters64(rest[:])
+			}
+			edges := m ^ (m<<1 | open)
+			if open != 0 && edges != 0 {
+				end := base + bits.TrailingZeros64(edges)
+				edges &= edges - 1
+				if open = 0; !yield(text[start:end]) {
+					return
+				}
+			}
+			for edges != 0 {
+				start = base + bits.TrailingZeros64(edges)
+				if edges &= edges - 1; edges == 0 {
+					open = 1
+					break
+				}
+				end := base + bits.TrailingZeros64(edges)
+				edges &= edges - 1
+				if !yield(text[start:end]) {
+					return
+				}
 			}
 		}
-		edges := m ^ (m<<1 | open)
-		if open != 0 && edges != 0 {
-			end := base + bits.TrailingZeros64(edges)
-			edges &= edges - 1
-			t.word(buf, start, end)
-			open = 0
-		}
-		for edges != 0 {
-			start = base + bits.TrailingZeros64(edges)
-			edges &= edges - 1
-			if edges == 0 {
-				open = 1
-				break
-			}
-			end := base + bits.TrailingZeros64(edges)
-			edges &= edges - 1
-			t.word(buf, start, end)
+		if open != 0 {
+			yield(text[start:])
 		}
 	}
-	if open == 0 {
-		return n
-	}
-	return start
 }
 
-// word counts the word buf[start:end].
-func (t *table) word(buf []byte, start, end int) {
-	length := end - start
-	if length > shortMax {
-		t.addLong(buf[start:end], 1)
-		return
+// Sum is the Reducer that writes KEY<TAB>COUNT, how often the key was emitted.
+func Sum(key []byte, values Values, out *bufio.Writer) error {
+	sum := uint64(0)
+	for _, n := range values {
+		sum += n
 	}
-	p, k := buf[start:start+shortMax], &t.masks[length]
-	t.addShort(binary.LittleEndian.Uint64(p)&k.lo, binary.LittleEndian.Uint64(p[8:])&k.hi, 1)
+	out.Write(key)
+	out.WriteByte('\t')
+	out.Write(strconv.AppendUint(out.AvailableBuffer(), sum, 10))
+	return out.WriteByte('\n')
+}
+
+// Each is the Reducer that writes each key as a line, as often as it was emitted.
+func Each(key []byte, values Values, out *bufio.Writer) error {
+	for _, n := range values {
+		for range n {
+			out.Write(key)
+			out.WriteByte('\n')
+		}
+	}
+	return nil
 }

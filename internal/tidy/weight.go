@@ -31,7 +31,7 @@ var Weights = []Weight{
 		Why:     "every proc links it: what it drags in is paid at each start and trusted everywhere",
 	},
 	{
-		Dirs: []string{"sdk", "call"},
+		Dirs: []string{"sdk", "call", "apps/mr"},
 		Banned: []string{"net/http", "net/rpc", "crypto/tls", "encoding/json", "encoding/gob", "encoding/xml",
 			"text/template", "html/template",
 			"google.golang.org/grpc", "google.golang.org/protobuf"},

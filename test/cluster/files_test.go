@@ -117,7 +117,7 @@ func TestCountLosesMachine(t *testing.T) {
 	}
 	done := make(chan result, 1)
 	go func() {
-		s, err := (&mr.Client{Names: client, Procs: client}).Run(ctx, "count",
+		s, err := (&mr.Client{Names: client, Procs: client, Init: client}).Run(ctx, "count",
 			mr.Job{Input: "/s3/in/texts", Output: "/s3/in/counts", Maps: 12, Reduces: 2, Cores: 2, Program: program})
 		done <- result{s, err}
 	}()
@@ -126,8 +126,8 @@ func TestCountLosesMachine(t *testing.T) {
 	r := <-done
 	must(t, r.err)
 	t.Logf("%+v", r.s)
-	if r.s.Words != int64(words) {
-		t.Errorf("counted %d words, want %d", r.s.Words, words)
+	if r.s.Records != int64(words) {
+		t.Errorf("counted %d words, want %d", r.s.Records, words)
 	}
 	must(t, m3.Restart())
 }

@@ -38,12 +38,115 @@ func block() ([]byte, map[string]uint64) {
 // Copies of the block per file, and files: enough work that a map is met while it runs.
 const copies, files = 48, 4
 
-// TestKilled kills a mapper and the coordinator with SIGKILL in the middle of jobs with 1, 4 and 16
-// maps. The counts must be right, and no map that had finished repeated.
+// TestKilled kills a mapper, the leader and another coordinator with SIGKILL in the middle of jobs
+// with 1, 4 and 16 maps. The counts must be right, and no map that had finished repeated.
 func TestKilled(t *testing.T) {
 	s := testenv.Boot(t, testenv.Options{})
 	ctx := t.Context()
 	c := s.Connect(ctx, t, sigma.DefaultRealm)
+	counts := store(ctx, t, c)
+	program := s.Install(ctx, t, c, filepath.Join(binDir(t), "mr"))
+	for _, maps := range []int{1, 4, 16} {
+		t.Run(fmt.Sprintf("%d maps", maps), func(t *testing.T) {
+			id := fmt.Sprintf("killed-%d", maps)
+			killed := make(chan int, 1)
+			go func() { killed <- killSome(ctx, c, id, maps) }()
+			client := mr.Client{Names: c, Procs: c, Init: c}
+			sum, err := client.Run(ctx, id, mr.Job{Input: "/s3/in", Output: "/s3/" + id, Maps: maps, Cores: 2,
+				Program: program})
+			if err != nil {
+				t.Fatal(err)
+			}
+			n := <-killed
+			t.Logf("%d procs were killed; %+v", n, sum)
+			if n < 3 || sum.Leaders < 2 {
+				t.Errorf("the test killed %d procs, want a mapper and two coordinators; %d have led", n, sum.Leaders)
+			}
+			if sum.Maps != int64(maps) || sum.MapsRun > sum.Maps+1 {
+				t.Errorf("%d maps were spawned for %d, want at most the killed one again", sum.MapsRun, sum.Maps)
+			}
+			check(ctx, t, c, "/s3/"+id, counts)
+			nothingLeft(ctx, t, c)
+		})
+	}
+}
+
+// TestCommandAndMachineLost kills the machine where the command runs, with the command, and two of
+// three coordinators, in the middle of a job. The result is there for who attaches elsewhere, and
+// nothing else is left.
+func TestCommandAndMachineLost(t *testing.T) {
+	ctx := t.Context()
+	cluster := testenv.NewCluster(t, testenv.ClusterOptions{Machines: 3})
+	m1, m3 := cluster.Machine(0), cluster.Machine(2)
+	c, err := m1.Client(ctx, sigma.DefaultRealm)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	counts := store(ctx, t, c)
+	command := m3.Command(ctx, "mr", "wordcount", "--input", "/s3/in", "--output", "/s3/out", "--maps", "12",
+		"--reduces", "2")
+	if err := command.Start(); err != nil {
+		t.Fatal(err)
+	}
+	id := ""
+	testenv.Eventually(t, "the job has a record and three coordinators", func() error {
+		jobs, err := (&mr.Client{Names: c}).Jobs(ctx)
+		if err != nil || len(jobs) == 0 {
+			return fmt.Errorf("%d jobs, %v", len(jobs), err)
+		}
+		id = jobs[0].ID
+		if _, coordinators := processes(id); len(coordinators) < mr.Coordinators {
+			return fmt.Errorf("%d coordinators", len(coordinators))
+		}
+		return nil
+	})
+	if err := c.WaitFor(ctx, "/mr/"+id+"/out"); err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, "a map has finished", func() error {
+		if done, err := c.ReadDir(ctx, "/mr/"+id+"/out"); len(done) == 0 {
+			return fmt.Errorf("none has: %v", err)
+		}
+		return nil
+	})
+	if err := command.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	command.Wait()
+	_, coordinators := processes(id)
+	leader := leaderOf(ctx, c, id)
+	killed := 0
+	for _, index := range []int{leader, (leader + 1) % mr.Coordinators} {
+		if pid := coordinators[index]; pid > 0 && syscall.Kill(pid, syscall.SIGKILL) == nil {
+			killed++
+		}
+	}
+	if err := m3.PowerOff(); err != nil {
+		t.Fatal(err)
+	}
+	if killed < 2 {
+		t.Errorf("%d coordinators were killed, want 2: the leader is %d of %v", killed, leader, coordinators)
+	}
+	client := mr.Client{Names: c, Procs: c, Init: c}
+	sum, err := client.Follow(ctx, id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%+v", sum)
+	if sum.Leaders < 2 {
+		t.Errorf("%d coordinators have led", sum.Leaders)
+	}
+	check(ctx, t, c, "/s3/out", counts)
+	nothingLeft(ctx, t, c)
+	if err := m3.Restart(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// store puts the files of a count into /s3/in and returns the counts of one block.
+func store(ctx context.Context, t *testing.T, c *sdk.Client) map[string]uint64 {
+	t.Helper()
 	if err := c.Mkdir(ctx, "/s3/in", 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -54,29 +157,22 @@ func TestKilled(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	program := s.Install(ctx, t, c, filepath.Join(binDir(t), "mr"))
-	for _, maps := range []int{1, 4, 16} {
-		t.Run(fmt.Sprintf("%d maps", maps), func(t *testing.T) {
-			id := fmt.Sprintf("killed-%d", maps)
-			killed := make(chan int, 1)
-			go func() { killed <- killBoth(ctx, c, id, maps) }()
-			client := mr.Client{Names: c, Procs: c}
-			sum, err := client.Run(ctx, id, mr.Job{Input: "/s3/in", Output: "/s3/" + id, Maps: maps, Cores: 2,
-				Program: program})
-			if err != nil {
-				t.Fatal(err)
-			}
-			n := <-killed
-			t.Logf("%d procs were killed; %+v", n, sum)
-			if n < 2 || sum.Coordinators != 2 {
-				t.Errorf("the test killed %d procs, want a mapper and the coordinator; there were %d coordinators", n,
-					sum.Coordinators)
-			}
-			if sum.Maps != int64(maps) || sum.MapsRun > sum.Maps+1 {
-				t.Errorf("%d maps were spawned for %d, want at most the killed one again", sum.MapsRun, sum.Maps)
-			}
-			check(ctx, t, c, "/s3/"+id, counts)
-		})
+	return counts
+}
+
+// nothingLeft wants no record, intermediate file, registration or proc of a job.
+func nothingLeft(ctx context.Context, t *testing.T, c *sdk.Client) {
+	t.Helper()
+	for _, dir := range []string{"/mr", "/ux/~local/mr"} {
+		if entries, _ := c.ReadDir(ctx, dir); len(entries) > 0 {
+			t.Errorf("%s has %v", dir, entries)
+		}
+	}
+	if procs, err := c.List(ctx, false); err != nil || len(procs) > 0 {
+		t.Errorf("procs are left: %v %v", procs, err)
+	}
+	if list, _, err := c.Get(ctx, "/sys/init"); err != nil || len(list) > 0 {
+		t.Errorf("still registered: %s %v", list, err)
 	}
 }
 
@@ -124,16 +220,9 @@ func TestInterruptedTwice(t *testing.T) {
 			return fmt.Errorf("it tidies up")
 		}
 	})
-	for _, dir := range []string{"/mr", "/ux/~local/mr", "/s3/out"} {
-		if names := left(dir); len(names) > 0 {
-			t.Errorf("%s has %q", dir, names)
-		}
-	}
+	nothingLeft(ctx, t, c)
 	if _, err := c.Stat(ctx, "/s3/out"); sigma.KindOf(err) != sigma.KindNotFound {
 		t.Errorf("the output directory is left: %v", err)
-	}
-	if procs, err := c.List(ctx, false); err != nil || len(procs) > 0 {
-		t.Errorf("procs are left: %v %v", procs, err)
 	}
 }
 
@@ -148,10 +237,10 @@ func binDir(t *testing.T) string {
 	return filepath.Join(root, "bin")
 }
 
-// killBoth stops the first mapper of the job that it meets, so that it cannot finish, waits until
-// another one has finished if there are several, and kills it and the coordinator. It returns how
-// many it killed.
-func killBoth(ctx context.Context, c *sdk.Client, id string, maps int) (killed int) {
+// killSome stops the first mapper of the job that it meets, so that it cannot finish, waits until
+// another one has finished if there are several, and kills it, the leader and another coordinator.
+// It returns how many it killed.
+func killSome(ctx context.Context, c *sdk.Client, id string, maps int) (killed int) {
 	held, begun := 0, false
 	for ctx.Err() == nil {
 		mappers, coordinators := processes(id)
@@ -167,10 +256,14 @@ func killBoth(ctx context.Context, c *sdk.Client, id string, maps int) (killed i
 			return killed
 		}
 		begun = begun || err == nil
-		if held == 0 || len(coordinators) == 0 || maps > 1 && len(finished) == 0 {
+		if held == 0 || len(coordinators) < mr.Coordinators || maps > 1 && len(finished) == 0 {
 			continue
 		}
-		for _, pid := range []int{held, coordinators[0]} {
+		leader := leaderOf(ctx, c, id)
+		if leader < 0 {
+			continue
+		}
+		for _, pid := range []int{held, coordinators[leader], coordinators[(leader+1)%mr.Coordinators]} {
 			if syscall.Kill(pid, syscall.SIGKILL) == nil {
 				killed++
 			}
@@ -180,8 +273,26 @@ func killBoth(ctx context.Context, c *sdk.Client, id string, maps int) (killed i
 	return killed
 }
 
-// processes finds the processes of the job's mappers and coordinator on this machine.
-func processes(id string) (mappers, coordinators []int) {
+// leaderOf is which coordinator leads, -1 if none does.
+func leaderOf(ctx context.Context, c *sdk.Client, id string) int {
+	leader, _, err := c.Get(ctx, "/mr/"+id+"/leader")
+	procs, err2 := c.List(ctx, false)
+	if err != nil || err2 != nil {
+		return -1
+	}
+	for _, p := range procs {
+		if string(p.ID) == string(leader) {
+			n, _ := strconv.Atoi(p.Args[2])
+			return n
+		}
+	}
+	return -1
+}
+
+// processes finds the processes of the job's mappers, and of its coordinators by their numbers, on
+// this host.
+func processes(id string) (mappers []int, coordinators map[int]int) {
+	coordinators = map[int]int{}
 	entries, _ := os.ReadDir("/proc")
 	for _, e := range entries {
 		pid, err := strconv.Atoi(e.Name())
@@ -189,12 +300,13 @@ func processes(id string) (mappers, coordinators []int) {
 			continue
 		}
 		cmdline, _ := os.ReadFile("/proc/" + e.Name() + "/cmdline")
-		if args := strings.Split(string(cmdline), "\x00"); len(args) > 2 && args[2] == "/mr/"+id {
+		if args := strings.Split(string(cmdline), "\x00"); len(args) > 3 && args[2] == "/mr/"+id {
 			switch args[1] {
 			case mr.RoleMap:
 				mappers = append(mappers, pid)
 			case mr.RoleCoordinate:
-				coordinators = append(coordinators, pid)
+				n, _ := strconv.Atoi(args[3])
+				coordinators[n] = pid
 			}
 		}
 	}
