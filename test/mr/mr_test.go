@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -141,6 +142,69 @@ func TestCommandAndMachineLost(t *testing.T) {
 	nothingLeft(ctx, t, c)
 	if err := m3.Restart(); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// TestPrograms runs the three short programs on real input, given in three ways, against coreutils.
+func TestPrograms(t *testing.T) {
+	s := testenv.Boot(t, testenv.Options{})
+	c := s.Connect(t.Context(), t, sigma.DefaultRealm)
+	root, err := testenv.Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	texts := filepath.Join(root, "sdk") // Go, with empty lines and lines that are there often
+	s.Must(t, "mkdir", "/s3/in")
+	s.Must(t, "put", "-r", texts, "/s3/in/texts")
+	files, err := c.ReadDir(t.Context(), "/s3/in/texts")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var manifest bytes.Buffer
+	for _, f := range files {
+		fmt.Fprintf(&manifest, "/s3/in/texts/%s\n", f.Name)
+	}
+	if _, err := c.Put(t.Context(), "/manifest", manifest.Bytes(), sigma.PutOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	for name, test := range map[string]struct {
+		input []string
+		args  []string // of the program
+		want  string   // a shell's, with the files of the directory $0
+	}{
+		"wordcount": {[]string{"--input", "/s3/in"}, nil,
+			`find $0 -type f | xargs cat | tr -cs A-Za-z '\n' | grep . | sort | uniq -c | awk '{print $2 "\t" $1}'`},
+		"grep": {[]string{"--manifest", "/manifest"}, []string{"err.*nil"},
+			`find $0 -type f | xargs grep -h 'err.*nil' | sort`},
+		"sort": {[]string{"--prefix", "/s3/in/texts/s"}, nil, `find $0/s* -type f | xargs cat | sort`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			args := []string{"mr", "run"}
+			program := filepath.Join(binDir(t), "mr")
+			if name != "wordcount" {
+				program = testenv.BuildGo(t, t.TempDir(), filepath.Join(root, "examples", name))
+			}
+			args = append(args, test.input...)
+			args = append(args, "--output", "/s3/"+name, "--maps", "5", "--reduces", "3", program)
+			t.Log(s.Must(t, append(args, test.args...)...))
+			shell := exec.Command("sh", "-c", test.want, texts)
+			shell.Env = append(os.Environ(), "LC_ALL=C")
+			want, err := shell.Output()
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := s.Must(t, "cat", "/s3/"+name+"/part-00000", "/s3/"+name+"/part-00001", "/s3/"+name+"/part-00002")
+			if name != "sort" { // whose parts are in order
+				lines := strings.SplitAfter(strings.TrimSuffix(got, "\n"), "\n")
+				lines[len(lines)-1] += "\n"
+				slices.Sort(lines)
+				got = strings.Join(lines, "")
+			}
+			if len(want) == 0 || got != string(want) {
+				t.Errorf("got %d bytes, want %d", len(got), len(want))
+			}
+			nothingLeft(t.Context(), t, c)
+		})
 	}
 }
 
