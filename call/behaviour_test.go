@@ -336,6 +336,35 @@ func TestShutdown(t *testing.T) {
 	callers.Wait()
 }
 
+// Goal: a server that has its connections made anew fails no call, and callers dial again.
+func TestRenew(t *testing.T) {
+	s := echoServer(t, Config{})
+	way := serve(t, s)
+	var dials atomic.Int32
+	c := client(t, func(ctx context.Context) (net.Conn, error) { dials.Add(1); return way(ctx) }, Config{})
+	ctx := testContext(t)
+	var callers sync.WaitGroup
+	asking, stop := context.WithCancel(ctx)
+	for range 8 {
+		callers.Go(func() {
+			for asking.Err() == nil {
+				if _, err := c.Call(ctx, echo, []byte("x"), nil); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	for range 20 {
+		for before := dials.Load(); dials.Load() == before && ctx.Err() == nil; {
+			s.Renew() // again, for a connection that the server had not seen yet
+			c.Call(ctx, echo, nil, nil)
+		}
+	}
+	stop()
+	callers.Wait()
+}
+
 // Goal: what a handler is told: who called, how long there is time, to which trace the call
 // belongs.
 func TestContext(t *testing.T) {

@@ -164,6 +164,25 @@ func (s *Server) remove(c *serverConn) {
 	}
 }
 
+// Renew has callers make their connections anew, and so choose a server anew where there are
+// several. Calls that were made are answered. Streams go on, and their connections with them.
+func (s *Server) Renew() {
+	s.mu.Lock()
+	conns := s.all()
+	s.mu.Unlock()
+	tellToLeave(conns)
+}
+
+// tellToLeave has callers make no further calls over these connections.
+func tellToLeave(conns []*serverConn) {
+	for _, c := range conns {
+		c.mu.Lock()
+		c.queueLocked(frame{kind: frameLeaving})
+		c.flushLocked()
+		c.mu.Unlock()
+	}
+}
+
 // Shutdown ends the server in good order: callers are told to go elsewhere, and calls that were
 // made are answered, those that are on their way too. It returns when no connection is left; if ctx
 // ends before, it ends what is left as Close does, with the context's error. Withdraw the server's
@@ -180,12 +199,7 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	}
 	conns := s.all()
 	s.mu.Unlock()
-	for _, c := range conns {
-		c.mu.Lock()
-		c.queueLocked(frame{kind: frameLeaving})
-		c.flushLocked()
-		c.mu.Unlock()
-	}
+	tellToLeave(conns)
 	if empty == nil {
 		return nil
 	}

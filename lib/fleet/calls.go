@@ -94,6 +94,9 @@ type ReportArg struct {
 // ReportReply says when the next report is due.
 type ReportReply struct {
 	Next Duration `json:"next"`
+	// Spread rises when there are new members: connections are to be made anew, so that the new
+	// members get their part of them.
+	Spread uint64 `json:"spread"`
 }
 
 // Client speaks to the coordinator of a realm. Safe for concurrent use. Close it.

@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -53,7 +54,8 @@ func newTrial(t *testing.T, name string) *trial {
 // newTrialOn is newTrial of another system.
 func newTrialOn(t *testing.T, s *testenv.System, name string) *trial {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute*testenv.Slow())
+	most := 4*time.Minute + time.Duration(rounds(t, 0))*5*time.Second
+	ctx, cancel := context.WithTimeout(t.Context(), most*testenv.Slow())
 	t.Cleanup(cancel)
 	x := &trial{t: t, ctx: ctx, s: s, c: s.Connect(ctx, t, sigma.DefaultRealm), name: name}
 	spec := filepath.Join(t.TempDir(), "first.toml")
@@ -197,6 +199,35 @@ func TestRollsLoseNothing(t *testing.T) {
 	}
 }
 
+// Goal: a member that is new has its part of the requests of clients that keep their connections.
+func TestNewMemberIsUsed(t *testing.T) {
+	f := newTrial(t, "new")
+	s := fleet.Spec{Program: f.example("httpserver"), Least: 1, Most: 1}
+	f.apply(s)
+	f.await("at first", steady(1))
+	const until = "/stop-new"
+	client := f.spawn(sigma.Descriptor{Program: f.example("httpclient"), Args: []string{fleet.Members(f.name), until}})
+	used := func(s fleet.Status) bool {
+		return !slices.ContainsFunc(s.Members, func(m fleet.Member) bool { return m.Load.Served < 100 })
+	}
+	f.await("requests", used)
+	s.Least, s.Most = 2, 2
+	f.apply(s)
+	f.await("two members", steady(2))
+	began := time.Now()
+	f.await("requests of both", used)
+	if took := time.Since(began); took > 10*time.Second*testenv.Slow() {
+		t.Errorf("the new member had its requests after %v", took)
+	}
+	if _, err := f.c.Put(f.ctx, until, nil, sigma.PutOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	defer f.c.Remove(f.ctx, until)
+	if out := f.output(client); strings.Contains(out, "failed at") {
+		t.Errorf("requests failed:\n%s", out)
+	}
+}
+
 // Goal: a bad version is undone by itself, within 5 s, and until then answers no more than its
 // canaries' share.
 func TestBadVersionIsUndone(t *testing.T) {
@@ -274,6 +305,9 @@ func TestKills(t *testing.T) {
 		}
 		st := f.await(fmt.Sprintf("round %d (%s)", round, last), steady(4))
 		f.checkProcs(st)
+		if round%4 == 3 { // else initd waits for up to 30 s before it starts the next coordinator
+			f.s.Must(t, "init", "restart", "fleetd")
+		}
 	}
 }
 

@@ -212,6 +212,8 @@ func (c *Coordinator) server() (*call.Server, error) {
 		of(c, s, fleet.LeavingMethod, func(a fleet.MemberArg) string { return a.Name }, (*keeper).leaving))
 }
 
+const hintLost = "another coordinator starts: look with sigma fleet status, and do it again"
+
 func nameOf(a fleet.NameArg) string { return a.Name }
 
 // handle registers a call whose argument and answer are JSON.
@@ -240,7 +242,12 @@ func of[A, R any](c *Coordinator, s *call.Server, m *call.Method, name func(A) s
 		if err != nil {
 			return r, err
 		}
-		return do(k, ctx, a)
+		r, err = do(k, ctx, a)
+		if sigma.KindOf(err) == sigma.KindCanceled && c.ctx.Err() != nil {
+			err = &sigma.Error{Op: m.Name, Path: fleet.Dir(name(a)), Kind: sigma.KindLost, Err: err,
+				Msg: "the coordinator ended before it was done, and it may have been done", Hint: hintLost}
+		}
+		return r, err
 	})
 }
 

@@ -357,7 +357,7 @@ func (k *keeper) report(ctx context.Context, a fleet.ReportArg) (r fleet.ReportR
 	err = k.do(ctx, func() {
 		k.body(p.Proc)
 		k.step(core.Reported{Proc: p.Proc, Revision: a.Revision, Machine: p.Machine, Load: a.Load})
-		r.Next = fleet.Duration(k.core.Due(a.Load.Busy))
+		r.Next, r.Spread = fleet.Duration(k.core.Due(a.Load.Busy)), k.core.Spread()
 	})
 	return r, err
 }

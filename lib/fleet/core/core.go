@@ -168,6 +168,8 @@ type Fleet struct {
 	failAt time.Time   // when the last did
 	next   time.Time   // when the next may be spawned, after failures
 
+	spread spread
+
 	now time.Time
 	out []Effect
 }
@@ -245,6 +247,7 @@ func (f *Fleet) tick() {
 	f.watchOver()
 	f.judgeRoll()
 	f.resize()
+	f.spreadOut()
 }
 
 func (f *Fleet) changed(e Changed) {
@@ -351,6 +354,7 @@ func (f *Fleet) published(e Published) {
 	case m == nil:
 	case e.Is && m.State == fleet.Starting:
 		f.become(m, fleet.Ready, "")
+		f.spread.begin(f.now)
 		f.probe(m)
 	case !e.Is && m.State == fleet.Ready:
 		f.become(m, fleet.Starting, "it is missing from the members' directory")

@@ -48,6 +48,7 @@ func (m *Member) ServeCalls(ctx context.Context, s *call.Server) error {
 		m.load.begin()
 		return end
 	}
+	m.renew = s.Renew
 	return m.live(ctx, func(l sigma.Listener) error { return s.Serve(context.WithoutCancel(ctx), l) },
 		func(ctx context.Context, l sigma.Listener) error { return errors.Join(l.Close(), s.Shutdown(ctx)) })
 }

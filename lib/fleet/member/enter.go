@@ -106,13 +106,18 @@ func (m *Member) report(ctx context.Context, e sigma.Endpoint, admitted bool) er
 			return err
 		}
 	}
-	for next := reportFirst; pause(ctx, next); {
+	var spread uint64
+	for first, next := true, reportFirst; pause(ctx, next); {
 		var reply fleet.ReportReply
 		within, cancel := context.WithTimeout(ctx, askMax)
 		err := m.ask(within, fleet.ReportMethod, fleet.ReportArg{MemberArg: m.arg, Load: m.load.take()}, &reply)
 		cancel()
 		if err == nil {
 			next = min(max(time.Duration(reply.Next), reportLeast), reportMost)
+			if reply.Spread > spread && !first && m.renew != nil {
+				m.renew()
+			}
+			spread, first = reply.Spread, false
 		}
 	}
 	return ctx.Err()

@@ -37,7 +37,11 @@ func (m *Member) ServeHTTP(ctx context.Context, handler http.Handler) error {
 		return errNoCalls()
 	}
 	w := &web{load: &m.load, handler: handler, conns: map[*webConn]http.ConnState{}, changed: make(chan struct{}, 1)}
-	w.server = &http.Server{Handler: w, Protocols: new(http.Protocols), ConnState: w.note}
+	w.server = &http.Server{Handler: w, Protocols: new(http.Protocols), ConnState: w.note,
+		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
+			return context.WithValue(ctx, connKey{}, c)
+		}}
+	m.renew = func() { w.renewed.Store(time.Now().UnixNano()) }
 	w.server.Protocols.SetHTTP1(true)
 	w.server.Protocols.SetUnencryptedHTTP2(true)
 	accepted := make(chan struct{})
@@ -55,6 +59,9 @@ func errNoCalls() error {
 	return sigma.Errorf("member.Serve", sigma.KindUnsupported, "snapshots and ranges move by calls: use ServeCalls")
 }
 
+// connKey is the key of the webConn in a request's context.
+type connKey struct{}
+
 // web is a server of HTTP.
 type web struct {
 	server  *http.Server
@@ -63,6 +70,7 @@ type web struct {
 	open    sync.WaitGroup // connections that clients have not ended
 
 	leaving atomic.Bool
+	renewed atomic.Int64 // connections from before are to be made anew; ns since 1970
 
 	mu      sync.Mutex
 	conns   map[*webConn]http.ConnState // mu; that the server has
@@ -71,7 +79,8 @@ type web struct {
 
 // ServeHTTP implements http.Handler.
 func (w *web) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
-	a := &answer{ResponseWriter: rw, web: w, end: func(bool) {}, failed: true}
+	c, _ := r.Context().Value(connKey{}).(*webConn)
+	a := &answer{ResponseWriter: rw, web: w, conn: c, end: func(bool) {}, failed: true}
 	if r.UserAgent() != fleet.ProbeAgent { // health checks are no load
 		a.end = w.load.begin()
 	}

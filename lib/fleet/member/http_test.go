@@ -120,6 +120,40 @@ func TestDrainHTTP(t *testing.T) {
 	}
 }
 
+// Goal: when there are more members, clients that keep their connections make them anew, and no
+// request fails.
+func TestRenewHTTP(t *testing.T) {
+	for _, second := range []bool{false, true} {
+		t.Run(map[bool]string{false: "http1", true: "http2"}[second], func(t *testing.T) {
+			t.Parallel()
+			w := webTown(t)
+			_, m, _ := w.web(countBytes)
+			dials := 0 // of the one goroutine that asks
+			tr := transport(w, second)
+			tr.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
+				dials++
+				return w.dial(ctx, network, address)
+			}
+			c := &http.Client{Transport: tr}
+			for renewals := range 4 {
+				for range 50 {
+					r, err := c.Post("http://web/", "text/plain", strings.NewReader("four"))
+					if err != nil {
+						t.Fatal(err)
+					}
+					io.Copy(io.Discard, r.Body)
+					r.Body.Close()
+				}
+				if dials != renewals+1 {
+					t.Errorf("after %d renewals the client dialled %d times", renewals, dials)
+				}
+				m.renew()
+			}
+			tr.CloseIdleConnections()
+		})
+	}
+}
+
 // Goal: a connection that is idle does not keep its member. On one machine it is ended between two
 // requests: what the client had written is answered, and what it writes later is written elsewhere.
 func TestIdleHTTP(t *testing.T) {

@@ -104,6 +104,9 @@ type Member struct {
 	dir  string // that clients dial
 	arg  fleet.MemberArg
 	load meter
+	// renew has clients make their connections anew, each when it can be done without failing a
+	// request. nil = the server cannot have that done. Set before live.
+	renew func()
 
 	ranges *ranges // nil = it has none
 

@@ -27,8 +27,9 @@ import (
 // town is a fake of what members need: a directory of members, and perhaps a coordinator.
 type town struct {
 	tb       testing.TB
-	sockets  string       // where listeners are UNIX sockets; "" = they are pipes
-	leads    atomic.Bool  // there is a coordinator
+	sockets  string      // where listeners are UNIX sockets; "" = they are pipes
+	leads    atomic.Bool // there is a coordinator
+	spread   atomic.Uint64
 	answers  *call.Server // it
 	entered  chan fleet.EnterArg
 	verdicts chan error // the coordinator's answers to Enter
@@ -82,7 +83,7 @@ func newTown(tb testing.TB, sockets string) *town {
 		case w.reports <- r.Load:
 		case <-ctx.Done():
 		}
-		return json.Marshal(fleet.ReportReply{Next: fleet.Duration(50 * time.Millisecond)})
+		return json.Marshal(fleet.ReportReply{Next: fleet.Duration(50 * time.Millisecond), Spread: w.spread.Load()})
 	})
 	handle(fleet.LeavingMethod, func(_ context.Context, arg, reply []byte) ([]byte, error) {
 		w.left <- string(arg)
@@ -333,7 +334,8 @@ func TestLife(t *testing.T) {
 		if e.Name != "web" || e.Revision != 7 || e.Endpoint != r.l.Endpoint().String() {
 			t.Errorf("it entered with %+v", e)
 		}
-		c := call.NewClient(func(context.Context) (net.Conn, error) { return r.l.dial() }, call.Config{})
+		dials := 0
+		c := call.NewClient(func(context.Context) (net.Conn, error) { dials++; return r.l.dial() }, call.Config{})
 		defer c.Close()
 		for _, arg := range []string{"good", "fail", "none"} {
 			c.Call(t.Context(), echo, []byte(arg), nil)
@@ -358,6 +360,12 @@ func TestLife(t *testing.T) {
 		<-w.reports
 		if d := time.Since(at); d != 50*time.Millisecond {
 			t.Errorf("the next report comes after %v", d)
+		}
+		w.spread.Add(1)
+		<-w.reports
+		synctest.Wait()
+		if _, err := c.Call(t.Context(), echo, nil, nil); err != nil || dials != 2 {
+			t.Errorf("when there are more members, a client has dialled %d times: %v", dials, err)
 		}
 		close(r.evicted)
 		synctest.Wait()

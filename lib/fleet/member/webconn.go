@@ -35,7 +35,7 @@ func (l *webListener) Accept() (net.Conn, error) {
 		return nil, err
 	}
 	l.web.open.Add(1)
-	return &webConn{Conn: nc, done: l.web.open.Done}, nil
+	return &webConn{Conn: nc, since: time.Now().UnixNano(), done: l.web.open.Done}, nil
 }
 
 // halves is what the connections of the SDK can do besides net.Conn.
@@ -47,6 +47,7 @@ type halves interface {
 // webConn is a connection that ends when both sides have ended theirs.
 type webConn struct {
 	net.Conn
+	since  int64       // ns since 1970
 	done   func()      // it has ended
 	begun  bool        // of who reads
 	second atomic.Bool // it is one of HTTP/2
@@ -115,15 +116,17 @@ func (c *webConn) Close() error {
 type answer struct {
 	http.ResponseWriter
 	web    *web
+	conn   *webConn          // nil = it is not known
 	end    func(failed bool) // nil = it was counted
 	status int
 	failed bool
 }
 
-// mark has the response of a server that leaves end its connection. Afterwards its header is not
-// changed any more.
+// mark has the response end its connection, in HTTP/2 as a GOAWAY, if the server leaves or the
+// connection is to be made anew. Afterwards its header is not changed any more.
 func (a *answer) mark() {
-	if a.status == 0 && a.web.leaving.Load() {
+	old := a.conn != nil && a.conn.since < a.web.renewed.Load()
+	if a.status == 0 && (old || a.web.leaving.Load()) {
 		a.Header().Set("Connection", "close")
 	}
 }
