@@ -145,8 +145,9 @@ const (
 var (
 	testsAlone = []string{"TestBestEffortStandsAside", "TestChaos", "TestLatencyCriticalWeighsItsReservation",
 		"TestPaperBestEffortUsesReservedProcessorsThatAreIdle",
-		"TestOutagesAreTold", "TestPaperNetworkPriority", "TestSharesAndLatencyBesideLoad", "TestSimPredictsWaits"}
-	packagesAlone = []string{"./test/cluster", "./test/machine"}
+		"TestOutagesAreTold", "TestPaperNetworkPriority", "TestPolicyEverywhere", "TestSharesAndLatencyBesideLoad",
+		"TestSimPredictsWaits"}
+	packagesAlone = []string{"./test/cluster", "./test/fleet", "./test/machine"}
 )
 
 func namesAlone() string { return "^(" + strings.Join(testsAlone, "|") + ")$" }
