@@ -93,6 +93,20 @@ func (r *Router) Call(ctx context.Context, m *Method, key string, arg, reply []b
 	return out, nil
 }
 
+// Keyed makes the calls of one key. It is what service.Call takes in a Client's place.
+type Keyed struct {
+	r   *Router
+	key string
+}
+
+// For gives the calls of a key.
+func (r *Router) For(key string) Keyed { return Keyed{r, key} }
+
+// Call is Router.Call for the key.
+func (k Keyed) Call(ctx context.Context, m *Method, arg, reply []byte) ([]byte, error) {
+	return k.r.Call(ctx, m, k.key, arg, reply)
+}
+
 // Forward answers a handler's call by the owner of its key; ctx is the handler's. The caller gets
 // the answer, or error, and learns which member it is from. A call that was forwarded already is
 // redirected, so that no call goes round among members.

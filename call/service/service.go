@@ -35,8 +35,13 @@ func (r *room) release() {
 	}
 }
 
-// Call makes a unary call and reads the answer into out. The error is that of call.Client.Call.
-func Call(ctx context.Context, c *call.Client, m *call.Method, in, out proto.Message) error {
+// Caller makes unary calls: a *call.Client, or a call.Keyed for the member that owns a key.
+type Caller interface {
+	Call(ctx context.Context, m *call.Method, arg, reply []byte) ([]byte, error)
+}
+
+// Call makes a unary call and reads the answer into out. The error is that of c.Call.
+func Call(ctx context.Context, c Caller, m *call.Method, in, out proto.Message) error {
 	r := rooms.Get().(*room)
 	defer r.release()
 	var err error

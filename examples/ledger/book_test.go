@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"sigmaos.dev/call"
+	"sigmaos.dev/call/service"
 	"sigmaos.dev/sigma"
 )
 
@@ -36,6 +37,38 @@ func testContext(t *testing.T) context.Context {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	t.Cleanup(cancel)
 	return ctx
+}
+
+// Goal: a typed call goes to the member that owns its key.
+func TestByKey(t *testing.T) {
+	direct, _, own := serve(t)
+	other := call.NewServer(call.Config{})
+	if err := other.Handle(LedgerEnterMethod, func(_ context.Context, _, reply []byte) ([]byte, error) {
+		return reply, call.Redirect("owner")
+	}); err != nil {
+		t.Fatal(err)
+	}
+	r := call.NewRouter(func(_ context.Context, member, _ string) (string, func(context.Context) (net.Conn, error),
+		error) {
+		s := other
+		if member == "owner" {
+			s = own
+		}
+		return member, func(context.Context) (net.Conn, error) {
+			ours, theirs := net.Pipe()
+			go s.ServeConn(context.Background(), theirs, sigma.Principal{})
+			return ours, nil
+		}, nil
+	}, call.Config{})
+	defer r.Close()
+	out := &BalanceReply{}
+	if err := service.Call(testContext(t), r.For("till"), LedgerEnterMethod, &Entry{Account: "till", Cents: 5},
+		out); err != nil || out.Cents != 5 {
+		t.Errorf("%v, %v", out, err)
+	}
+	if got, err := direct.Balance(testContext(t), &BalanceRequest{Account: "till"}); err != nil || got.Cents != 5 {
+		t.Errorf("%v, %v", got, err)
+	}
 }
 
 // Goal: generated code makes calls of every kind, and errors keep their kind and hint.

@@ -4,6 +4,7 @@ package fleet
 
 import (
 	"encoding/json"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -51,8 +52,8 @@ func (x *trial) resize(n int) {
 }
 
 // Goal: while a service whose members own ranges of keys grows, shrinks and is rolled, each call
-// counts once at one owner: no hand-off is lost. Members that are killed lose what they had in
-// memory and nothing else. When members rest, clients know the owners.
+// counts once at one owner: no hand-off is lost. Members that are killed, also in the middle of a
+// roll, lose what they had in memory and nothing else. When members rest, clients know the owners.
 func TestRangesMove(t *testing.T) {
 	f := newTrial(t, "ranges")
 	f.apply(fleet.Spec{Program: f.example("counterserver"), Least: 2, Most: 2, Health: fleet.Health{Kind: "call"}})
@@ -89,6 +90,24 @@ func TestRangesMove(t *testing.T) {
 	})
 	if most := kills * (counter.Ranges/4 + 1); c.Anew == 0 || c.Anew > most {
 		t.Errorf("%d ranges began anew; the members that were killed had up to %d", c.Anew, most)
+	}
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	r := rand.New(rand.NewPCG(seed, 1))
+	c = f.count("kills-in-rolls", func() {
+		for i := range kills {
+			if _, err := f.fleets.Roll(f.ctx, f.name); err != nil && sigma.KindOf(err) != sigma.KindLost {
+				t.Fatal(err)
+			}
+			<-time.After(time.Duration(r.IntN(1500)) * time.Millisecond) // at a random moment of the roll
+			f.killOne(r, func(p sigma.ProcInfo) bool {
+				return strings.HasPrefix(p.Name, f.name+"@") || i%3 == 2 && p.Name == "fleetd"
+			})
+			f.await("the end of the roll", steady(4))
+		}
+	})
+	if most := kills * counter.Ranges / 2; c.Anew > most {
+		t.Errorf("%d ranges began anew; the members that were killed had no more than %d", c.Anew, most)
 	}
 	c = f.count("rest", func() { <-time.After(2 * time.Second) })
 	if c.Lost+c.Anew > 0 || 20*(c.Redirected+c.Forwarded) > c.Calls {
