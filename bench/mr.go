@@ -25,8 +25,8 @@ import (
 // result is recorded: spawning, listing, mapping, shuffling through ux, reducing, writing. The
 // peers read the same files from the local disk: an optimised counter in one process on one core,
 // and coreutils. All files are in the page cache. Results of all arms must be equal. Expected: on
-// large files about cores times the single process; on small files the requests are most of the
-// work.
+// large files about cores times the single process; on small files, which mappers ask for 16 at a
+// time, the requests are most of the work.
 func mrBench() Bench {
 	return Bench{Name: "mr", Question: "how fast does MapReduce count words, end to end?",
 		Metrics: []string{"bytes_per_s", "bytes_per_s_per_core", "large_bytes_per_s", "large_bytes_per_s_per_core"},
