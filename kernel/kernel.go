@@ -27,6 +27,7 @@ import (
 	"sigmaos.dev/kernel/cluster"
 	"sigmaos.dev/kernel/connect"
 	"sigmaos.dev/kernel/eventlog"
+	"sigmaos.dev/kernel/farfile"
 	"sigmaos.dev/kernel/guests"
 	"sigmaos.dev/kernel/launchers"
 	"sigmaos.dev/kernel/memo"
@@ -123,6 +124,7 @@ type Kernel struct {
 	procs     *procs.Table
 	cluster   *cluster.Cluster
 	connect   *connect.Connect
+	far       *farfile.Far
 	talk      *talk.Talk
 	launcher  *launchers.Launchers
 	proxy     *dialproxy.Proxy
@@ -230,6 +232,7 @@ func New(cfg Config) (*Kernel, error) {
 	k.past = past.Open(past.Config{Data: cfg.Data, LogsDir: k.logsDir(), Log: cfg.Log, Procs: k.procs,
 		Realms: k.reach.Realms, Go: k.sessions.Go})
 	k.connect = connect.New(k.connectConfig())
+	k.far = &farfile.Far{Cluster: k.cluster, Reach: k.reach, Connect: k.connect}
 	k.talk = k.newTalk()
 	if k.quotas, err = quotas.New(quotas.Config{Machine: cfg.Machine, Data: cfg.Data, Start: k.start, Log: cfg.Log,
 		Memo: k.memo, Go: k.sessions.Go, Names: k.named, Self: k.cluster.Self, Realms: k.reach.Realms}); err != nil {

@@ -108,7 +108,7 @@ func (r *root) procsAt(ctx context.Context, m sigma.MachineID, after uint64, n i
 	if at == nil || err != nil {
 		return nil, false
 	}
-	d, _, err := at.walk(ctx, nil)
+	d, _, err := at.Walk(ctx, nil)
 	if err != nil {
 		return nil, false
 	}
@@ -178,7 +178,7 @@ func (r *root) oneProcDir(id sigma.ProcID) sigma.File {
 			if far == nil {
 				return nil, procs.Unknown(id)
 			}
-			f, _, err := far.walk(ctx, nil)
+			f, _, err := far.Walk(ctx, nil)
 			return f, err
 		}}
 }

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"sigmaos.dev/kernel/computed"
+	"sigmaos.dev/kernel/farfile"
 	"sigmaos.dev/kernel/viewfs"
 
 	"sigmaos.dev/sigma"
@@ -44,7 +45,7 @@ func (r *root) uxDir() sigma.File {
 					return nil, err
 				}
 				if at != nil {
-					f, _, err := at.walk(ctx, nil)
+					f, _, err := at.Walk(ctx, nil)
 					return f, err
 				}
 			}
@@ -58,12 +59,17 @@ func (r *root) isLocal(name string) bool {
 }
 
 // farUX gives where another machine's scratch storage is, nil if there is no such machine.
-func (r *root) farUX(ctx context.Context, name string) (*farPlace, error) {
+func (r *root) farUX(ctx context.Context, name string) (*farfile.Place, error) {
 	m := sigma.MachineID(name)
 	if r.tree.far || r.realm == sigma.SystemRealm || m.Check() != nil || r.isLocal(name) {
 		return nil, nil
 	}
 	return r.farAt(ctx, m, sigma.NameUX, name)
+}
+
+// farAt gives a place of machine m; nil if there is no such machine.
+func (r *root) farAt(ctx context.Context, m sigma.MachineID, names ...string) (*farfile.Place, error) {
+	return r.tree.k.far.At(ctx, r.tree.principal, r.realm, m, names...)
 }
 
 // Walk implements sigma.File: one hop, however long the path is.
@@ -78,7 +84,7 @@ func (d *uxDir) Walk(ctx context.Context, names []string) (sigma.File, []sigma.F
 	case err != nil:
 		return nil, nil, err
 	case at != nil:
-		return at.walk(ctx, names[1:])
+		return at.Walk(ctx, names[1:])
 	}
 	return d.Dir.Walk(ctx, names)
 }
@@ -112,7 +118,7 @@ func (d *uxDir) Get(ctx context.Context, names []string, offset uint64, count in
 		return sigma.GetResult{}, nil, err
 	}
 	if at != nil {
-		return at.get(ctx, names[1:], offset, count)
+		return at.Get(ctx, names[1:], offset, count)
 	}
 	f, err := d.Child(ctx, names[0])
 	if err != nil {
@@ -137,7 +143,7 @@ func (d *uxDir) Put(ctx context.Context, names []string, data []byte, o sigma.Pu
 		return sigma.FileID{}, nil, err
 	}
 	if at != nil {
-		return at.put(ctx, names[1:], data, o)
+		return at.Put(ctx, names[1:], data, o)
 	}
 	f, err := d.Child(ctx, names[0])
 	if err != nil {

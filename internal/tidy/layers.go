@@ -54,7 +54,8 @@ var Layers = []Layer{
 var kernelOrder = []string{"kernel/memo", "kernel/delayed", "kernel/limits", "kernel/registrations", "kernel/shares",
 	"kernel/progtree", "kernel/eventlog", "kernel/viewfs", "kernel/computed", "kernel/meter", "kernel/roles",
 	"kernel/procs", "kernel/launchers", "kernel/cluster", "kernel/placement", "kernel/services", "kernel/reach",
-	"kernel/quotas", "kernel/past", "kernel/runner", "kernel/remote", "kernel/connect", "kernel/talk",
+	"kernel/quotas", "kernel/past", "kernel/runner", "kernel/remote", "kernel/connect", "kernel/farfile",
+	"kernel/talk",
 	"kernel/accounts", "kernel/outside", "kernel/guests", "kernel"}
 
 // kernelProblem says what is wrong with an import of one package of the kernel by another, or "".

@@ -1,4 +1,7 @@
-package kernel
+// Package farfile shows files of other machines, as their sigmads show them to programs here:
+// scratch storage and /proc. Everything of a file goes over the link in messages or a direct
+// connection; file descriptors do not. It has no lock. Users: kernel.
+package farfile
 
 import (
 	"context"
@@ -6,8 +9,10 @@ import (
 	"slices"
 	"time"
 
+	"sigmaos.dev/kernel/cluster"
 	"sigmaos.dev/kernel/connect"
 	"sigmaos.dev/kernel/progtree"
+	"sigmaos.dev/kernel/reach"
 	"sigmaos.dev/kernel/viewfs"
 	"sigmaos.dev/link"
 	"sigmaos.dev/treekit"
@@ -19,9 +24,16 @@ import (
 // find out that one is lost.
 const farMax = 2 * time.Second
 
-// farPlace is a directory of another machine, as its sigmad shows it to one program here.
-type farPlace struct {
-	k       *Kernel
+// Far is what leads to other machines.
+type Far struct {
+	Cluster *cluster.Cluster
+	Reach   *reach.Reach
+	Connect *connect.Connect
+}
+
+// Place is a directory of another machine, as its sigmad shows it to one program here.
+type Place struct {
+	x       *Far
 	machine sigma.MachineID
 	realm   sigma.RealmID
 	root    progtree.Root
@@ -30,11 +42,13 @@ type farPlace struct {
 	path    string
 }
 
-// farAt gives a place of machine m; nil if there is no such machine.
-func (r *root) farAt(ctx context.Context, m sigma.MachineID, names ...string) (*farPlace, error) {
+// At gives a place of a realm at machine m, as p's program sees it; nil if there is no such
+// machine.
+func (x *Far) At(ctx context.Context, p sigma.Principal, realm sigma.RealmID, m sigma.MachineID,
+	names ...string) (*Place, error) {
 	const op = "kernel.farAt"
-	k, path := r.tree.k, sigma.JoinPath(names...)
-	known, ok := k.cluster.Member(m)
+	path := sigma.JoinPath(names...)
+	known, ok := x.Cluster.Member(m)
 	switch {
 	case !ok:
 		return nil, nil
@@ -44,7 +58,7 @@ func (r *root) farAt(ctx context.Context, m sigma.MachineID, names ...string) (*
 	}
 	within, cancel := context.WithTimeout(ctx, farMax)
 	defer cancel()
-	f, _, err := k.reach.AttachAt(within, m, r.tree.principal, r.realm)
+	f, _, err := x.Reach.AttachAt(within, m, p, realm)
 	if err != nil && ctx.Err() == nil && within.Err() != nil {
 		return nil, sigma.Errorf(op, sigma.KindUnavailable, "machine %s does not answer", m)
 	}
@@ -55,31 +69,31 @@ func (r *root) farAt(ctx context.Context, m sigma.MachineID, names ...string) (*
 	if !ok {
 		return nil, sigma.Errorf(op, sigma.KindUnsupported, "the session's root is no remote file")
 	}
-	return &farPlace{k: k, machine: m, realm: r.realm, root: all, names: names,
+	return &Place{x: x, machine: m, realm: realm, root: all, names: names,
 		seed: viewfs.PathID(path + "@" + string(m)), path: path}, nil
 }
 
 // fail makes an error speak of the machine, if it is about that.
-func (p *farPlace) fail(err error) error {
+func (p *Place) fail(err error) error {
 	if sigma.KindOf(err) != sigma.KindLost || err == nil {
 		return err
 	}
 	msg := "the connection with machine " + string(p.machine) + " was lost"
-	if m, ok := p.k.cluster.Member(p.machine); ok && m.Lost {
+	if m, ok := p.x.Cluster.Member(p.machine); ok && m.Lost {
 		msg = "machine " + string(p.machine) + " was lost"
 	}
 	return &sigma.Error{Op: "kernel.far", Path: p.path, Kind: sigma.KindLost, Msg: msg, Err: err}
 }
 
 // id makes an id of the other machine's one of ours: there, another file may have the same.
-func (p *farPlace) id(id sigma.FileID) sigma.FileID {
+func (p *Place) id(id sigma.FileID) sigma.FileID {
 	h := (id.Path ^ p.seed) * 0x9e3779b97f4a7c15
 	id.Path = (h^h>>32)*0xd6e8feb86659fd93 | 1<<63
 	return id
 }
 
 // ids drops those of the way to the place, and makes the others ours.
-func (p *farPlace) ids(ids []sigma.FileID) []sigma.FileID {
+func (p *Place) ids(ids []sigma.FileID) []sigma.FileID {
 	ids = ids[min(len(p.names)-1, len(ids)):]
 	for i := range ids {
 		ids[i] = p.id(ids[i])
@@ -87,10 +101,10 @@ func (p *farPlace) ids(ids []sigma.FileID) []sigma.FileID {
 	return ids
 }
 
-func (p *farPlace) way(names []string) []string { return slices.Concat(p.names, names) }
+func (p *Place) way(names []string) []string { return slices.Concat(p.names, names) }
 
-// walk goes on at the place. The ids begin with that of the place itself.
-func (p *farPlace) walk(ctx context.Context, names []string) (sigma.File, []sigma.FileID, error) {
+// Walk goes on at the place. The ids begin with that of the place itself.
+func (p *Place) Walk(ctx context.Context, names []string) (sigma.File, []sigma.FileID, error) {
 	f, ids, err := p.root.Walk(ctx, p.way(names))
 	if ids = p.ids(ids); err == nil && len(ids) == 0 {
 		err = sigma.PathError("kernel.far", sigma.KindNotFound, p.path)
@@ -101,14 +115,14 @@ func (p *farPlace) walk(ctx context.Context, names []string) (sigma.File, []sigm
 	return p.file(f), ids, nil
 }
 
-func (p *farPlace) file(f sigma.File) sigma.File {
+func (p *Place) file(f sigma.File) sigma.File {
 	if all, ok := f.(progtree.Root); ok {
-		return &farFile{p, all}
+		return &File{p, all}
 	}
 	return f
 }
 
-func (p *farPlace) get(ctx context.Context, names []string, offset uint64, count int) (sigma.GetResult, *sigma.Stopped,
+func (p *Place) Get(ctx context.Context, names []string, offset uint64, count int) (sigma.GetResult, *sigma.Stopped,
 	error) {
 	g, stop, err := p.root.Get(ctx, p.way(names), offset, count)
 	if stop != nil {
@@ -118,7 +132,7 @@ func (p *farPlace) get(ctx context.Context, names []string, offset uint64, count
 	return g, stop, p.fail(err)
 }
 
-func (p *farPlace) put(ctx context.Context, names []string, data []byte, o sigma.PutOptions) (sigma.FileID,
+func (p *Place) Put(ctx context.Context, names []string, data []byte, o sigma.PutOptions) (sigma.FileID,
 	*sigma.Stopped, error) {
 	id, stop, err := p.root.Put(ctx, p.way(names), data, o)
 	if stop != nil {
@@ -127,26 +141,26 @@ func (p *farPlace) put(ctx context.Context, names []string, data []byte, o sigma
 	return p.id(id), stop, p.fail(err)
 }
 
-// farFile is a file of another machine. Everything of it goes over the link in messages; file
+// File is a file of another machine. Everything of it goes over the link in messages; file
 // descriptors do not, so it passes none.
-type farFile struct {
-	at   *farPlace
+type File struct {
+	at   *Place
 	file progtree.Root
 }
 
 var (
-	_ sigma.File    = (*farFile)(nil)
-	_ sigma.Getter  = (*farFile)(nil)
-	_ sigma.Putter  = (*farFile)(nil)
-	_ sigma.Watcher = (*farFile)(nil)
+	_ sigma.File    = (*File)(nil)
+	_ sigma.Getter  = (*File)(nil)
+	_ sigma.Putter  = (*File)(nil)
+	_ sigma.Watcher = (*File)(nil)
 
-	_ sigma.Publisher   = (*farFile)(nil)
-	_ sigma.BulkPasser  = (*farFile)(nil)
-	_ sigma.Conditional = (*farFile)(nil)
+	_ sigma.Publisher   = (*File)(nil)
+	_ sigma.BulkPasser  = (*File)(nil)
+	_ sigma.Conditional = (*File)(nil)
 )
 
 // Walk implements sigma.File.
-func (f *farFile) Walk(ctx context.Context, names []string) (sigma.File, []sigma.FileID, error) {
+func (f *File) Walk(ctx context.Context, names []string) (sigma.File, []sigma.FileID, error) {
 	file, ids, err := f.file.Walk(ctx, names)
 	for i := range ids {
 		ids[i] = f.at.id(ids[i])
@@ -158,24 +172,24 @@ func (f *farFile) Walk(ctx context.Context, names []string) (sigma.File, []sigma
 }
 
 // Stat implements sigma.File.
-func (f *farFile) Stat(ctx context.Context) (sigma.Stat, error) {
+func (f *File) Stat(ctx context.Context) (sigma.Stat, error) {
 	st, err := f.file.Stat(ctx)
 	st.ID = f.at.id(st.ID)
 	return st, f.at.fail(err)
 }
 
 // SetStat implements sigma.File.
-func (f *farFile) SetStat(ctx context.Context, c sigma.StatChange) error {
+func (f *File) SetStat(ctx context.Context, c sigma.StatChange) error {
 	return f.at.fail(f.file.SetStat(ctx, c))
 }
 
 // Open implements sigma.File.
-func (f *farFile) Open(ctx context.Context, flags sigma.OpenFlags) error {
+func (f *File) Open(ctx context.Context, flags sigma.OpenFlags) error {
 	return f.at.fail(f.file.Open(ctx, flags))
 }
 
 // Create implements sigma.File.
-func (f *farFile) Create(ctx context.Context, name string, flags sigma.OpenFlags, perm uint32) (sigma.File, error) {
+func (f *File) Create(ctx context.Context, name string, flags sigma.OpenFlags, perm uint32) (sigma.File, error) {
 	file, err := f.file.Create(ctx, name, flags, perm)
 	if err != nil {
 		return nil, f.at.fail(err)
@@ -184,31 +198,31 @@ func (f *farFile) Create(ctx context.Context, name string, flags sigma.OpenFlags
 }
 
 // ReadAtIf implements sigma.Conditional.
-func (f *farFile) ReadAtIf(ctx context.Context, b []byte, offset uint64, v sigma.Version) (int, error) {
+func (f *File) ReadAtIf(ctx context.Context, b []byte, offset uint64, v sigma.Version) (int, error) {
 	n, err := f.file.ReadAtIf(ctx, b, offset, v)
 	return n, f.at.fail(err)
 }
 
 // WriteAtIf implements sigma.Conditional.
-func (f *farFile) WriteAtIf(ctx context.Context, b []byte, offset uint64, v sigma.Version) (int, sigma.Version, error) {
+func (f *File) WriteAtIf(ctx context.Context, b []byte, offset uint64, v sigma.Version) (int, sigma.Version, error) {
 	n, now, err := f.file.WriteAtIf(ctx, b, offset, v)
 	return n, now, f.at.fail(err)
 }
 
 // ReadAt implements sigma.File.
-func (f *farFile) ReadAt(ctx context.Context, b []byte, offset uint64) (int, error) {
+func (f *File) ReadAt(ctx context.Context, b []byte, offset uint64) (int, error) {
 	n, err := f.file.ReadAt(ctx, b, offset)
 	return n, f.at.fail(err)
 }
 
 // WriteAt implements sigma.File.
-func (f *farFile) WriteAt(ctx context.Context, b []byte, offset uint64) (int, error) {
+func (f *File) WriteAt(ctx context.Context, b []byte, offset uint64) (int, error) {
 	n, err := f.file.WriteAt(ctx, b, offset)
 	return n, f.at.fail(err)
 }
 
 // ReadDir implements sigma.File.
-func (f *farFile) ReadDir(ctx context.Context, cookie uint64, n int) ([]sigma.DirEntry, uint64, bool, error) {
+func (f *File) ReadDir(ctx context.Context, cookie uint64, n int) ([]sigma.DirEntry, uint64, bool, error) {
 	es, next, more, err := f.file.ReadDir(ctx, cookie, n)
 	for i := range es {
 		es[i].ID = f.at.id(es[i].ID)
@@ -217,29 +231,29 @@ func (f *farFile) ReadDir(ctx context.Context, cookie uint64, n int) ([]sigma.Di
 }
 
 // Mkdir implements sigma.File.
-func (f *farFile) Mkdir(ctx context.Context, name string, perm uint32) error {
+func (f *File) Mkdir(ctx context.Context, name string, perm uint32) error {
 	return f.at.fail(f.file.Mkdir(ctx, name, perm))
 }
 
 // Symlink implements sigma.File.
-func (f *farFile) Symlink(ctx context.Context, name, target string) error {
+func (f *File) Symlink(ctx context.Context, name, target string) error {
 	return f.at.fail(f.file.Symlink(ctx, name, target))
 }
 
 // ReadLink implements sigma.File.
-func (f *farFile) ReadLink(ctx context.Context) (string, error) {
+func (f *File) ReadLink(ctx context.Context) (string, error) {
 	s, err := f.file.ReadLink(ctx)
 	return s, f.at.fail(err)
 }
 
 // Remove implements sigma.File.
-func (f *farFile) Remove(ctx context.Context, name string) error {
+func (f *File) Remove(ctx context.Context, name string) error {
 	return f.at.fail(f.file.Remove(ctx, name))
 }
 
 // Rename implements sigma.File, within the machine.
-func (f *farFile) Rename(ctx context.Context, name string, newDir sigma.File, newName string) error {
-	to, ok := newDir.(*farFile)
+func (f *File) Rename(ctx context.Context, name string, newDir sigma.File, newName string) error {
+	to, ok := newDir.(*File)
 	if !ok || to.at.machine != f.at.machine {
 		return &sigma.Error{Op: "kernel.far", Kind: sigma.KindUnsupported, Msg: "a rename cannot go to another machine",
 			Hint: "copy the file, then remove it"}
@@ -248,16 +262,16 @@ func (f *farFile) Rename(ctx context.Context, name string, newDir sigma.File, ne
 }
 
 // Sync implements sigma.File.
-func (f *farFile) Sync(ctx context.Context) error { return f.at.fail(f.file.Sync(ctx)) }
+func (f *File) Sync(ctx context.Context) error { return f.at.fail(f.file.Sync(ctx)) }
 
 // Publish implements sigma.Publisher.
-func (f *farFile) Publish(ctx context.Context) error { return f.at.fail(f.file.Publish(ctx)) }
+func (f *File) Publish(ctx context.Context) error { return f.at.fail(f.file.Publish(ctx)) }
 
 // Close implements sigma.File.
-func (f *farFile) Close() { f.file.Close() }
+func (f *File) Close() { f.file.Close() }
 
 // Get implements sigma.Getter.
-func (f *farFile) Get(ctx context.Context, names []string, offset uint64, count int) (sigma.GetResult, *sigma.Stopped,
+func (f *File) Get(ctx context.Context, names []string, offset uint64, count int) (sigma.GetResult, *sigma.Stopped,
 	error) {
 	g, stop, err := f.file.Get(ctx, names, offset, count)
 	g.ID = f.at.id(g.ID)
@@ -265,20 +279,20 @@ func (f *farFile) Get(ctx context.Context, names []string, offset uint64, count 
 }
 
 // Put implements sigma.Putter.
-func (f *farFile) Put(ctx context.Context, names []string, data []byte, o sigma.PutOptions) (sigma.FileID,
+func (f *File) Put(ctx context.Context, names []string, data []byte, o sigma.PutOptions) (sigma.FileID,
 	*sigma.Stopped, error) {
 	id, stop, err := f.file.Put(ctx, names, data, o)
 	return f.at.id(id), stop, f.at.fail(err)
 }
 
 // Watch implements sigma.Watcher.
-func (f *farFile) Watch(ctx context.Context, since sigma.Version) (sigma.Version, error) {
+func (f *File) Watch(ctx context.Context, since sigma.Version) (sigma.Version, error) {
 	v, err := f.file.Watch(ctx, since)
 	return v, f.at.fail(err)
 }
 
 // PassBulk implements sigma.BulkPasser: what is passed leads to the file's machine.
-func (f *farFile) PassBulk(ctx context.Context) (*os.File, error) {
+func (f *File) PassBulk(ctx context.Context) (*os.File, error) {
 	r, ok := f.file.(interface {
 		BulkTicket(ctx context.Context) ([]byte, error)
 	})
@@ -292,7 +306,7 @@ func (f *farFile) PassBulk(ctx context.Context) (*os.File, error) {
 		return nil, f.at.fail(err)
 	}
 	who := sigma.Principal{Realm: f.at.realm, System: true}
-	conn, err := f.at.k.connect.DialDirect(ctx, who, f.at.machine, link.Target{Kind: link.ToService,
+	conn, err := f.at.x.Connect.DialDirect(ctx, who, f.at.machine, link.Target{Kind: link.ToService,
 		Name: connect.Files})
 	if err != nil { // by messages it goes another way
 		return nil, &sigma.Error{Op: "kernel.bulk", Path: f.at.path, Kind: sigma.KindUnsupported,
