@@ -120,38 +120,39 @@ type Join = cluster.Join
 
 // Kernel is one running sigmad.
 type Kernel struct {
-	cfg       Config
-	procs     *procs.Table
-	cluster   *cluster.Cluster
-	connect   *connect.Connect
-	far       *farfile.Far
-	talk      *talk.Talk
-	launcher  *launchers.Launchers
-	proxy     *dialproxy.Proxy
-	passed    *inflight.Account // descriptors that procs and services have not received
-	bin       *binfs.Cache
-	quotas    *quotas.Quotas
-	services  *services.Set
-	placing   *placement.Placement
-	shares    *shares.Groups
-	ledger    *meter.Ledger
-	copies    *meter.Copies
-	turns     *treekit.Turns
-	worked    *meter.Works
-	traffic   *meter.Traffic
-	start     time.Time
-	startMono time.Duration      // the same moment on the launcher's clock
-	down      context.CancelFunc // ends Run
-	ctx       context.Context    // Run's
-	sessions  sync.WaitGroup
-	guests    *guests.Guests
-	reach     *reach.Reach
-	runner    *runner.Runner
-	remote    *remote.Remote
-	accounts  *accounts.Accounts
-	holders   *runner.Holders
-	outside   *outside.Outside
-	memo      *memo.Memo
+	cfg           Config
+	procs         *procs.Table
+	cluster       *cluster.Cluster
+	connect       *connect.Connect
+	far           *farfile.Far
+	talk          *talk.Talk
+	launcher      *launchers.Launchers
+	proxy         *dialproxy.Proxy
+	passed        *inflight.Account // descriptors that procs and services have not received
+	bin           *binfs.Cache
+	quotas        *quotas.Quotas
+	services      *services.Set
+	placing       *placement.Placement
+	shares        *shares.Groups
+	ledger        *meter.Ledger
+	copies        *meter.Copies
+	turns         *treekit.Turns
+	worked        *meter.Works
+	traffic       *meter.Traffic
+	start         time.Time
+	startMono     time.Duration      // the same moment on the launcher's clock
+	down          context.CancelFunc // ends Run
+	ctx           context.Context    // Run's
+	sessions      sync.WaitGroup
+	guests        *guests.Guests
+	reach         *reach.Reach
+	runner        *runner.Runner
+	remote        *remote.Remote
+	accounts      *accounts.Accounts
+	registrations *registrations.Registrations
+	holders       *runner.Holders
+	outside       *outside.Outside
+	memo          *memo.Memo
 
 	inherited int // procs that ran before this sigmad; after known is closed
 
@@ -166,7 +167,6 @@ type Kernel struct {
 	events    *eventlog.Log
 	decisions *decision.Log
 	past      *past.Past
-	initEpoch registrations.Epoch
 	open      map[*tree]bool // mu; the sessions there are
 	failing   time.Time      // mu; when counting failures began
 	failures  int            // mu; of requests, since then
@@ -259,6 +259,7 @@ func New(cfg Config) (*Kernel, error) {
 		Cluster: k.cluster, Reach: k.reach, Runner: k.runner, Holders: k.holders, Known: k.known, Go: k.sessions.Go,
 		Doubt: k.doubtNames, Caps: k.capsHere})
 	k.accounts = accounts.New(k.accountsConfig())
+	k.registrations = registrations.New(k.registrationsConfig())
 	k.guests = guests.New(guests.Config{Log: cfg.Log, Reach: k.reach, Cluster: k.cluster, Go: k.sessions.Go,
 		MayLog: k.mayLog, Serve: k.serveGuest})
 	return k, nil

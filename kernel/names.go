@@ -322,7 +322,7 @@ func (r realms) Remove(ctx context.Context, id sigma.RealmID) error {
 		return err
 	}
 	defer end()
-	if err := r.k.forgetRegistrations(ctx, id); err != nil {
+	if err := r.k.registrations.Forget(ctx, id); err != nil {
 		return err
 	}
 	if err := r.k.leaveRealm(ctx, id, r.by); err != nil {
@@ -341,7 +341,7 @@ func (r realms) Remove(ctx context.Context, id sigma.RealmID) error {
 	if err := r.k.outside.RemoveRealm(ctx, id); err != nil {
 		return err
 	}
-	if err := r.k.forgetRegistrations(ctx, id); err != nil { // what another machine's programs registered meanwhile
+	if err := r.k.registrations.Forget(ctx, id); err != nil { // what another machine's programs registered meanwhile
 		return err
 	}
 	_, err = r.k.reach.Admin(ctx, services.Named, sigmap.CallRemove,

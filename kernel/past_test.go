@@ -38,7 +38,7 @@ func TestPastBeforeGone(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		reply, err := m.k.peerInit(t.Context(), identity.Subject{}, payload)
+		reply, err := m.k.reach.Calls["init"](t.Context(), identity.Subject{}, payload)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -20,7 +20,7 @@ const (
 // registerPeerCalls adds the methods about procs to what other machines may call.
 func (k *Kernel) registerPeerCalls() {
 	maps.Copy(k.reach.Calls, map[string]reach.Call{peerEndRealm: k.peerEndRealm,
-		peerInit: k.peerInit, peerEvents: k.peerEvents, peerDecisions: k.peerDecisions,
+		peerEvents: k.peerEvents, peerDecisions: k.peerDecisions,
 		connect.PeerRevoke: k.connect.RevokeCall,
 		connect.PeerBegun:  k.connect.PeerBegun, cluster.PeerLeave: k.cluster.PeerLeave,
 		talk.PeerTraffic: k.talk.PeerTraffic, talk.PeerDistances: k.talk.PeerDistances, talk.PeerTouch: talk.Touch})
