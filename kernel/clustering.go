@@ -37,7 +37,8 @@ func (k *Kernel) clusterConfig() cluster.Config {
 			return k.reach.Find(ctx, services.Machined, use)
 		},
 		Enrolled: func() { k.sessions.Go(func() { k.connect.WatchConnections(k.ctx) }) },
-		Changed:  k.tellMembers, Admit: k.placing.Close, Vacant: k.placing.AwaitClosed, Owes: k.owesAnswers,
+		Changed:  func(before, after []identity.Member) { k.history.TellMembers(before, after) },
+		Admit:    k.placing.Close, Vacant: k.placing.AwaitClosed, Owes: k.owesAnswers,
 		TellLeave: func(ctx context.Context, m sigma.MachineID) error {
 			return k.reach.Ask(ctx, m, cluster.PeerLeave, nil,
 				nil)

@@ -29,8 +29,8 @@ func (k *Kernel) forgetRealm(realm sigma.RealmID) {
 	k.traffic.Drop(realm)
 	k.dropGroups(realm)
 	k.worked.Drop(realm, services.DatabaseService(realm))
-	defer k.events.Forget(realm)
-	defer k.decisions.Forget(realm)
+	defer k.history.Events.Forget(realm)
+	defer k.history.Decisions.Forget(realm)
 	defer k.past.ForgetRealm(realm)
 	k.procs.ForgetRealm(realm)
 }

@@ -26,9 +26,9 @@ import (
 	"sigmaos.dev/kernel/accounts"
 	"sigmaos.dev/kernel/cluster"
 	"sigmaos.dev/kernel/connect"
-	"sigmaos.dev/kernel/eventlog"
 	"sigmaos.dev/kernel/farfile"
 	"sigmaos.dev/kernel/guests"
+	"sigmaos.dev/kernel/history"
 	"sigmaos.dev/kernel/launchers"
 	"sigmaos.dev/kernel/memo"
 	"sigmaos.dev/kernel/meter"
@@ -47,7 +47,6 @@ import (
 	"sigmaos.dev/kernel/talk"
 
 	"sigmaos.dev/binfs"
-	"sigmaos.dev/decision"
 	"sigmaos.dev/dialproxy"
 	"sigmaos.dev/inflight"
 	"sigmaos.dev/launch"
@@ -158,18 +157,17 @@ type Kernel struct {
 
 	mu sync.Mutex
 	// makes looking at a proc and telling the launcher of it one act; taken before mu
-	adopted   func(n int)                       // says that what ran before this sigmad is known: n procs
-	known     chan struct{}                     // closed then
-	names     map[sigma.RealmID]*names.Realm    // mu
-	recalled  *cache.Budget                     // of what is remembered of all realms' names
-	trees     map[sigma.RealmID]*progtree.Tree  // mu; the kernel's own view of realms
-	stores    map[sigma.RealmID]*session.Client // mu; to the object store, for trees
-	events    *eventlog.Log
-	decisions *decision.Log
-	past      *past.Past
-	open      map[*tree]bool // mu; the sessions there are
-	failing   time.Time      // mu; when counting failures began
-	failures  int            // mu; of requests, since then
+	adopted  func(n int)                       // says that what ran before this sigmad is known: n procs
+	known    chan struct{}                     // closed then
+	names    map[sigma.RealmID]*names.Realm    // mu
+	recalled *cache.Budget                     // of what is remembered of all realms' names
+	trees    map[sigma.RealmID]*progtree.Tree  // mu; the kernel's own view of realms
+	stores   map[sigma.RealmID]*session.Client // mu; to the object store, for trees
+	history  *history.History
+	past     *past.Past
+	open     map[*tree]bool // mu; the sessions there are
+	failing  time.Time      // mu; when counting failures began
+	failures int            // mu; of requests, since then
 }
 
 // New checks the configuration and prepares the machine's parts. Nothing runs yet.
@@ -208,7 +206,6 @@ func New(cfg Config) (*Kernel, error) {
 		Carry: k.carry, MaySpawn: k.mayEnter,
 		Launch: func(s procs.Start) { k.sessions.Go(func() { k.runner.Start(s) }) }})
 	k.launcher = launchers.New(k.launchersConfig())
-	k.events = eventlog.New(cfg.Machine, time.Now)
 	k.known = make(chan struct{})
 	var first sync.Once
 	k.adopted = func(n int) { first.Do(func() { k.inherited = n; close(k.known) }) }
@@ -221,7 +218,6 @@ func New(cfg Config) (*Kernel, error) {
 	if k.copies, err = meter.OpenCopies(cfg.Data); err != nil {
 		cfg.Log.Warn("what other machines told of the usage of realms cannot be read and begins anew", "err", err)
 	}
-	k.decisions = k.openDecisions()
 	k.turns, k.worked = treekit.NewTurns(), meter.NewWorks()
 	k.traffic = meter.NewTraffic(k.ledger)
 	if k.services, err = services.New(k.servicesConfig()); err != nil {
@@ -229,6 +225,8 @@ func New(cfg Config) (*Kernel, error) {
 	}
 	k.reach = reach.New(reach.Config{Machine: cfg.Machine, Log: cfg.Log, Cluster: k.cluster, Services: k.services,
 		Procs: k.procs, Go: k.sessions.Go})
+	k.history = history.New(history.Config{Machine: cfg.Machine, Data: cfg.Data, Log: cfg.Log, Procs: k.procs,
+		Cluster: k.cluster, Reach: k.reach, Machines: k.usageMachines})
 	k.past = past.Open(past.Config{Data: cfg.Data, LogsDir: k.logsDir(), Log: cfg.Log, Procs: k.procs,
 		Realms: k.reach.Realms, Go: k.sessions.Go})
 	k.connect = connect.New(k.connectConfig())
@@ -356,7 +354,7 @@ func (k *Kernel) Run(ctx context.Context) error {
 	k.sessions.Go(func() { k.watchShares(ctx) })
 	k.sessions.Go(func() { k.guests.Run(ctx) })
 	k.sessions.Go(func() { k.accounts.Keep(ctx) })
-	k.sessions.Go(func() { k.decisions.Run(ctx) })
+	k.sessions.Go(func() { k.history.Decisions.Run(ctx) })
 	k.sessions.Go(func() { k.past.Run(ctx) })
 	k.sessions.Go(func() { k.accounts.Tell(ctx) })
 	booted := make(chan error, 1)

@@ -263,7 +263,7 @@ func (r realms) Create(ctx context.Context, id sigma.RealmID) error {
 	}
 	if err == nil {
 		r.k.leaveFresh(id)
-		r.k.events.OfSystem(state.Event{Event: state.EventRealmCreated, Realm: string(id)})
+		r.k.history.Events.OfSystem(state.Event{Event: state.EventRealmCreated, Realm: string(id)})
 	}
 	return err
 }
@@ -351,7 +351,7 @@ func (r realms) Remove(ctx context.Context, id sigma.RealmID) error {
 		return err
 	}
 	r.k.forgetRealm(id)
-	r.k.events.OfSystem(state.Event{Event: state.EventRealmRemoved, Realm: string(id)})
+	r.k.history.Events.OfSystem(state.Event{Event: state.EventRealmRemoved, Realm: string(id)})
 	return r.k.leaveRealmElsewhere(ctx, id) // what somebody began there meanwhile
 }
 

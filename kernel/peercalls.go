@@ -20,7 +20,6 @@ const (
 // registerPeerCalls adds the methods about procs to what other machines may call.
 func (k *Kernel) registerPeerCalls() {
 	maps.Copy(k.reach.Calls, map[string]reach.Call{peerEndRealm: k.peerEndRealm,
-		peerEvents: k.peerEvents, peerDecisions: k.peerDecisions,
 		connect.PeerRevoke: k.connect.RevokeCall,
 		connect.PeerBegun:  k.connect.PeerBegun, cluster.PeerLeave: k.cluster.PeerLeave,
 		talk.PeerTraffic: k.talk.PeerTraffic, talk.PeerDistances: k.talk.PeerDistances, talk.PeerTouch: talk.Touch})

@@ -5,6 +5,7 @@ import (
 
 	"sigmaos.dev/kernel/placement"
 	"sigmaos.dev/kernel/services"
+	"sigmaos.dev/schedd"
 	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
 )
@@ -74,5 +75,6 @@ func (k *Kernel) newPlacement() *placement.Placement {
 		Usage: func(ctx context.Context, realm sigma.RealmID, id sigma.ProcID) (sigma.Usage, error) {
 			return k.runner.Usage(ctx, realm, id)
 		},
-		Limits: k.shares.Known, Unscheduled: k.noteUnscheduled, Refused: k.tellRefused})
+		Limits: k.shares.Known, Unscheduled: func(p *schedd.Proc) { k.history.NoteUnscheduled(p) },
+		Refused: func(id sigma.ProcID, why string) { k.history.TellRefused(id, why) }})
 }

@@ -22,7 +22,7 @@ func (k *Kernel) carry(core *schedd.Core, f schedd.Effect) {
 		}
 	case schedd.Wake:
 		if p := core.Find(f.ID); p != nil {
-			k.tellProc(p)
+			k.history.TellProc(p)
 			if p.Ended() {
 				k.past.Note(p.Realm, p.ID)
 			}
@@ -32,7 +32,7 @@ func (k *Kernel) carry(core *schedd.Core, f schedd.Effect) {
 	case schedd.Timed:
 		k.runner.Timings.Count(&f.Timing)
 	case schedd.Decided:
-		k.decisions.Note(f.Record)
+		k.history.Decisions.Note(f.Record)
 	case schedd.Owed:
 		k.remote.Owe(f.ID, f.Home)
 	case schedd.Take:

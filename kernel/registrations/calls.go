@@ -184,7 +184,8 @@ func (x *Registrations) Restart(ctx context.Context, realm sigma.RealmID, payloa
 }
 
 // registered finds where the record of the name in a payload is.
-func (x *Registrations) registered(ctx context.Context, realm sigma.RealmID, payload []byte) (t *namespace.Tree, key initd.Key, err error) {
+func (x *Registrations) registered(ctx context.Context, realm sigma.RealmID, payload []byte) (t *namespace.Tree,
+	key initd.Key, err error) {
 	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Str(&key.Name) }); err != nil {
 		return nil, key, err
 	}
@@ -276,7 +277,8 @@ func (x *Registrations) seen(q initd.Question) (s initd.Seen, home bool) {
 // counts more than what others do not.
 func (x *Registrations) lookFar(ctx context.Context, l *initd.Look, at []int, ss []initd.Seen) (stale error) {
 	others := x.cfg.Cluster.Others()
-	sure := !x.cfg.Cluster.Registered() || len(x.cfg.Cluster.Members()) > 0 // else nothing was heard of other machines yet
+	// else nothing was heard of other machines yet
+	sure := !x.cfg.Cluster.Registered() || len(x.cfg.Cluster.Members()) > 0
 	ctx, cancel := context.WithTimeout(ctx, reach.AnswerMax)
 	defer cancel()
 	var mu sync.Mutex
@@ -336,7 +338,8 @@ func (x *Registrations) Spawn(ctx context.Context, payload []byte) ([]byte, erro
 	}
 	var starts []procs.Start
 	stale := x.epoch.Admit(s.Epoch, func() {
-		starts, err = x.cfg.Procs.Spawn(s.Realm, schedd.Spawned{By: by, IDs: []sigma.ProcID{s.Proc}, Ds: ds, Views: views})
+		starts, err = x.cfg.Procs.Spawn(s.Realm, schedd.Spawned{By: by, IDs: []sigma.ProcID{s.Proc}, Ds: ds,
+			Views: views})
 	})
 	x.cfg.Runner.Spawned(starts)
 	return nil, cmp.Or(stale, err)

@@ -1,4 +1,4 @@
-package kernel
+package history
 
 import (
 	"fmt"
@@ -17,10 +17,10 @@ import (
 // Goal: events whose messages JSON writes sixfold are told too, in answers that have room for them,
 // each once and in order.
 func TestEventsOfControlCharacters(t *testing.T) {
-	k := &Kernel{events: eventlog.New("m1", time.Now)}
+	x := &History{Events: eventlog.New("m1", time.Now)}
 	const all = 200
 	for i := range all {
-		k.events.OfRealm(state.Event{Event: state.EventProcEnded, Realm: "a", Proc: fmt.Sprint(i),
+		x.Events.OfRealm(state.Event{Event: state.EventProcEnded, Realm: "a", Proc: fmt.Sprint(i),
 			Message: strings.Repeat("\x01", eventlog.MessageMax)})
 	}
 	q, seq, n := eventlog.Asked{System: true, All: true}, uint64(0), 0
@@ -29,7 +29,7 @@ func TestEventsOfControlCharacters(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		reply, err := k.peerEvents(t.Context(), identity.Subject{}, payload)
+		reply, err := x.peerEvents(t.Context(), identity.Subject{}, payload)
 		if err != nil {
 			t.Fatalf("after %d events: %v", n, err)
 		}
@@ -86,15 +86,15 @@ func TestTellMembers(t *testing.T) {
 		{lost, alive, state.EventMachineJoined},
 	} {
 		for _, self := range []sigma.MachineID{"m1", "m2"} {
-			k := &Kernel{cfg: Config{Machine: self}, events: eventlog.New(self, time.Now),
-				cluster: cluster.New(cluster.Config{})}
-			if _, err := k.cluster.PeerLeave(t.Context(), identity.Subject{Machine: "m2", Incarnation: leaves},
+			x := &History{cfg: Config{Machine: self, Cluster: cluster.New(cluster.Config{})},
+				Events: eventlog.New(self, time.Now)}
+			if _, err := x.cfg.Cluster.PeerLeave(t.Context(), identity.Subject{Machine: "m2", Incarnation: leaves},
 				nil); err != nil {
 				t.Fatal(err)
 			}
-			k.tellMembers(one(c.before), one(c.after))
+			x.TellMembers(one(c.before), one(c.after))
 			var told []string
-			for _, e := range k.events.After(eventlog.Asked{System: true, All: true}, 0) {
+			for _, e := range x.Events.After(eventlog.Asked{System: true, All: true}, 0) {
 				told = append(told, e.Event+" of "+e.Machine)
 			}
 			want := ""

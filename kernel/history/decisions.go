@@ -1,4 +1,4 @@
-package kernel
+package history
 
 import (
 	"context"
@@ -28,19 +28,19 @@ const peerDecisions = "decisions"
 const decisionsPage = 40 << 10
 
 // openDecisions reads what was noted before this sigmad.
-func (k *Kernel) openDecisions() *decision.Log {
-	l, err := decision.Open(filepath.Join(k.cfg.Data, "decisions"), k.cfg.Machine, k.completeDecision)
+func (x *History) openDecisions() *decision.Log {
+	l, err := decision.Open(filepath.Join(x.cfg.Data, "decisions"), x.cfg.Machine, x.completeDecision)
 	if err != nil {
-		k.cfg.Log.Warn("why procs waited is not known any more, or not kept", "err", err)
+		x.cfg.Log.Warn("why procs waited is not known any more, or not kept", "err", err)
 	}
 	return l
 }
 
 // completeDecision adds what whoever decided does not know: the proc's name, and that a machine
 // offers nothing because its operator closed it.
-func (k *Kernel) completeDecision(r *decision.Record) {
+func (x *History) completeDecision(r *decision.Record) {
 	if r.Name == "" {
-		if p, ok := k.procs.Find(sigma.ProcID(r.Proc)); ok {
+		if p, ok := x.cfg.Procs.Find(sigma.ProcID(r.Proc)); ok {
 			r.Name = p.Name
 		}
 	}
@@ -49,7 +49,7 @@ func (k *Kernel) completeDecision(r *decision.Record) {
 	}
 	closed := 0
 	for i := range r.Machines {
-		if k.isClosed(sigma.MachineID(r.Machines[i].Name)) {
+		if x.isClosed(sigma.MachineID(r.Machines[i].Name)) {
 			r.Machines[i].Why = "takes nothing new, says its operator"
 			closed++
 		}
@@ -60,11 +60,11 @@ func (k *Kernel) completeDecision(r *decision.Record) {
 }
 
 // isClosed reports whether the operator has closed a machine for new procs.
-func (k *Kernel) isClosed(id sigma.MachineID) bool {
-	if !k.cluster.Registered() {
+func (x *History) isClosed(id sigma.MachineID) bool {
+	if !x.cfg.Cluster.Registered() {
 		return false
 	}
-	m, _ := k.cluster.Identity().Roster().Member(id)
+	m, _ := x.cfg.Cluster.Identity().Roster().Member(id)
 	return m.Cordoned || m.Draining
 }
 
@@ -73,7 +73,7 @@ const waitSaid = 2 * time.Millisecond
 
 // noteFate notes that a proc which waited has a machine, or that one ended otherwise than well.
 // Kernel.mu is held.
-func (k *Kernel) noteFate(p *sigma.ProcInfo) {
+func (x *History) noteFate(p *sigma.ProcInfo) {
 	waited := p.Times.Placed.Sub(p.Times.Spawned)
 	switch {
 	case p.State == sigma.ProcEnded && p.Status.Code != sigma.StatusOK:
@@ -81,26 +81,26 @@ func (k *Kernel) noteFate(p *sigma.ProcInfo) {
 		if p.Times.Started.IsZero() {
 			why = "it was not started: " + why
 		}
-		k.noteProc("schedd", p, decision.Failed, why)
+		x.noteProc("schedd", p, decision.Failed, why)
 	case p.State != sigma.ProcEnded && waited > waitSaid:
-		k.noteProc("schedd", p, decision.Placed, fmt.Sprintf("it was placed on machine %s after %v", p.Machine,
+		x.noteProc("schedd", p, decision.Placed, fmt.Sprintf("it was placed on machine %s after %v", p.Machine,
 			waited.Round(10*time.Microsecond)))
 	}
 }
 
-func (k *Kernel) noteProc(by string, p *sigma.ProcInfo, reason decision.Reason, why string) {
+func (x *History) noteProc(by string, p *sigma.ProcInfo, reason decision.Reason, why string) {
 	r := decision.New(by, p.Realm, p.ID, reason, why)
 	r.Name = p.Name
-	k.decisions.Note(r)
+	x.Decisions.Note(r)
 }
 
-// noteUnscheduled notes that nobody is there to place a proc. Kernel.mu is held.
-func (k *Kernel) noteUnscheduled(p *schedd.Proc) {
+// NoteUnscheduled notes that nobody is there to place a proc. Kernel.mu is held.
+func (x *History) NoteUnscheduled(p *schedd.Proc) {
 	why := "no besched answers; it is sent to the first that does"
 	if p.Class == sigma.LatencyCritical {
 		why = "no lcsched leads: one is being elected, or the control machines have no quorum"
 	}
-	k.noteProc("schedd", &p.ProcInfo, decision.Scheduler, why)
+	x.noteProc("schedd", &p.ProcInfo, decision.Scheduler, why)
 }
 
 // decisionsAt is how far a reader has come: all of the machines before one, and of that what is not
@@ -111,16 +111,11 @@ type decisionsAt struct {
 	begun   bool // with this machine, which has more
 }
 
-// decisionsFile is /sys/decisions: a tenant is told of its own realm, the provider of the realm
-// that it works in, and in that of the system of all.
-func (r *root) decisionsFile() sigma.File {
-	k, of := r.tree.k, r.realm
-	if of == sigma.SystemRealm && r.tree.principal.System {
-		of = ""
-	}
-	f := computed.LinesFile("/sys/"+sigmap.FileDecisions, sigmap.FileDecisions, 0o444,
+// DecisionsFile is /sys/decisions of a realm; "" = of all.
+func (x *History) DecisionsFile(of sigma.RealmID) *computed.Lines[decisionsAt] {
+	return computed.LinesFile("/sys/"+sigmap.FileDecisions, sigmap.FileDecisions, 0o444,
 		func(ctx context.Context, at decisionsAt) ([]byte, decisionsAt, bool, error) {
-			machines := k.usageMachines()
+			machines := x.cfg.Machines()
 			i, found := slices.BinarySearch(machines, at.machine)
 			if found && !at.begun {
 				i++
@@ -131,7 +126,7 @@ func (r *root) decisionsFile() sigma.File {
 			if machines[i] != at.machine {
 				at = decisionsAt{machine: machines[i]}
 			}
-			text, last, more, err := k.decisionsOf(ctx, at.machine, of, at.seq)
+			text, last, more, err := x.decisionsOf(ctx, at.machine, of, at.seq)
 			if err != nil {
 				if ctx.Err() != nil {
 					return nil, at, false, err
@@ -141,37 +136,33 @@ func (r *root) decisionsFile() sigma.File {
 			at.seq, at.begun = last, more
 			return text, at, more || i+1 < len(machines), err
 		})
-	if r.realm == sigma.SystemRealm && k.services.Of(r.tree.principal) != nil {
-		return f.Answering(r.callable(sigmap.FileDecisions, map[string]handler{sigmap.CallNote: r.noteDecisions}))
-	}
-	return f
 }
 
-// noteDecisions keeps what a scheduler of this machine decided.
-func (r *root) noteDecisions(_ context.Context, payload []byte) ([]byte, []*os.File, error) {
+// NoteCall keeps what a scheduler of this machine decided.
+func (x *History) NoteCall(_ context.Context, payload []byte) ([]byte, []*os.File, error) {
 	var rs []decision.Record
 	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { decision.Code(c, &rs) }); err != nil {
 		return nil, nil, err
 	}
 	for _, one := range rs {
-		r.tree.k.decisions.Note(one)
+		x.Decisions.Note(one)
 	}
 	return nil, nil, nil
 }
 
 // decisionsOf are those that a machine keeps.
-func (k *Kernel) decisionsOf(ctx context.Context, m sigma.MachineID, of sigma.RealmID, seq uint64) (text []byte,
+func (x *History) decisionsOf(ctx context.Context, m sigma.MachineID, of sigma.RealmID, seq uint64) (text []byte,
 	last uint64, more bool, err error) {
-	if m == k.cfg.Machine {
-		text, last, more = k.decisions.After(of, seq, decisionsPage)
+	if m == x.cfg.Machine {
+		text, last, more = x.Decisions.After(of, seq, decisionsPage)
 		return text, last, more, nil
 	}
-	if !slices.Contains(k.cluster.Others(), m) {
+	if !slices.Contains(x.cfg.Cluster.Others(), m) {
 		return nil, 0, false, sigma.Errorf("kernel.decisions", sigma.KindUnavailable, "the machine is away")
 	}
 	ctx, cancel := context.WithTimeout(ctx, reach.AnswerMax)
 	defer cancel()
-	err = k.reach.Ask(ctx, m, peerDecisions, func(c *sigmap.Coder) {
+	err = x.cfg.Reach.Ask(ctx, m, peerDecisions, func(c *sigmap.Coder) {
 		c.RealmID(&of)
 		c.U64(&seq)
 	}, func(c *sigmap.Coder) { c.Data(&text); c.U64(&last); c.Bool(&more) })
@@ -181,12 +172,12 @@ func (k *Kernel) decisionsOf(ctx context.Context, m sigma.MachineID, of sigma.Re
 	return slices.Clone(text), last, more && err == nil, err
 }
 
-func (k *Kernel) peerDecisions(_ context.Context, _ identity.Subject, payload []byte) ([]byte, error) {
+func (x *History) peerDecisions(_ context.Context, _ identity.Subject, payload []byte) ([]byte, error) {
 	var of sigma.RealmID
 	var seq uint64
 	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.RealmID(&of); c.U64(&seq) }); err != nil {
 		return nil, err
 	}
-	text, last, more := k.decisions.After(of, seq, decisionsPage)
+	text, last, more := x.Decisions.After(of, seq, decisionsPage)
 	return sigmap.Payload(func(c *sigmap.Coder) { c.Data(&text); c.U64(&last); c.Bool(&more) })
 }
