@@ -49,7 +49,8 @@ func (k *Kernel) boot(ctx context.Context) error {
 		k.sessions.Go(func() { k.cluster.Live(k.ctx) })
 	}
 	if k.services.Local(services.Named) != nil && !k.cluster.Kept().Joined { // it founded the system
-		if err := k.realms(nil).Create(ctx, sigma.DefaultRealm); err != nil && sigma.KindOf(err) != sigma.KindExists {
+		err := k.realms.For(nil).Create(ctx, sigma.DefaultRealm)
+		if err != nil && sigma.KindOf(err) != sigma.KindExists {
 			return err
 		}
 	}

@@ -99,7 +99,7 @@ func TestFarUX(t *testing.T) {
 	if _, err := io.Copy(&got, h); err != nil || !bytes.Equal(got.Bytes(), large) {
 		t.Errorf("read %d bytes, %v", got.Len(), err)
 	}
-	if err := m1.k.realms(nil).Create(ctx, "other"); err != nil {
+	if err := m1.k.realms.For(nil).Create(ctx, "other"); err != nil {
 		t.Fatal(err)
 	}
 	other := m1.names("other", "r")

@@ -16,7 +16,8 @@ import (
 // registrationsConfig is what registrations need of the kernel.
 func (k *Kernel) registrationsConfig() registrations.Config {
 	return registrations.Config{Machine: k.cfg.Machine, Procs: k.procs, Cluster: k.cluster, Reach: k.reach,
-		Past: k.past, Runner: k.runner, Remote: k.remote, Names: k.systemNames, Enter: k.removed, HasRealm: k.hasRealm,
+		Past: k.past, Runner: k.runner, Remote: k.remote, Names: k.systemNames, Enter: k.realms.MayAttach,
+		HasRealm: k.realms.HasRealm,
 		Views: func(ctx context.Context, by sigma.Principal, ds []sigma.Descriptor) ([]*view.Table, error) {
 			return (&root{tree: &tree{k: k, principal: by}, realm: by.Realm}).viewsOf(ctx, ds)
 		}}
@@ -50,7 +51,7 @@ func (r *root) initFile() sigma.File {
 // systemNames is the kernel's own view of the names of the system's realm, where records of initd
 // are.
 func (k *Kernel) systemNames(ctx context.Context) (*namespace.Tree, error) {
-	n, err := k.systemNamed(ctx)
+	n, err := k.realms.System(ctx)
 	if err != nil {
 		return nil, err
 	}

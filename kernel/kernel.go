@@ -36,9 +36,9 @@ import (
 	"sigmaos.dev/kernel/past"
 	"sigmaos.dev/kernel/placement"
 	"sigmaos.dev/kernel/procs"
-	"sigmaos.dev/kernel/progtree"
 	"sigmaos.dev/kernel/quotas"
 	"sigmaos.dev/kernel/reach"
+	"sigmaos.dev/kernel/realms"
 	"sigmaos.dev/kernel/registrations"
 	"sigmaos.dev/kernel/remote"
 	"sigmaos.dev/kernel/runner"
@@ -50,9 +50,6 @@ import (
 	"sigmaos.dev/dialproxy"
 	"sigmaos.dev/inflight"
 	"sigmaos.dev/launch"
-	"sigmaos.dev/names"
-	"sigmaos.dev/names/cache"
-	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
 	"sigmaos.dev/state"
@@ -152,17 +149,14 @@ type Kernel struct {
 	holders       *runner.Holders
 	outside       *outside.Outside
 	memo          *memo.Memo
+	realms        *realms.Realms
 
 	inherited int // procs that ran before this sigmad; after known is closed
 
 	mu sync.Mutex
 	// makes looking at a proc and telling the launcher of it one act; taken before mu
-	adopted  func(n int)                       // says that what ran before this sigmad is known: n procs
-	known    chan struct{}                     // closed then
-	names    map[sigma.RealmID]*names.Realm    // mu
-	recalled *cache.Budget                     // of what is remembered of all realms' names
-	trees    map[sigma.RealmID]*progtree.Tree  // mu; the kernel's own view of realms
-	stores   map[sigma.RealmID]*session.Client // mu; to the object store, for trees
+	adopted  func(n int)   // says that what ran before this sigmad is known: n procs
+	known    chan struct{} // closed then
 	history  *history.History
 	past     *past.Past
 	open     map[*tree]bool // mu; the sessions there are
@@ -199,11 +193,9 @@ func New(cfg Config) (*Kernel, error) {
 	passed := inflight.New(int(min(files.Cur, 1<<20)))
 	k := &Kernel{cfg: cfg, proxy: dialproxy.New(cfg.Machine, passed), passed: passed,
 		start: time.Now(), startMono: runner.Monotonic(), memo: &memo.Memo{},
-		names:    map[sigma.RealmID]*names.Realm{},
-		recalled: &cache.Budget{Bytes: recalledMax}, trees: map[sigma.RealmID]*progtree.Tree{},
-		stores: map[sigma.RealmID]*session.Client{}, open: map[*tree]bool{}}
+		realms: realms.New(), open: map[*tree]bool{}}
 	k.procs = procs.NewTable(procs.Config{Machine: cfg.Machine, Memory: cfg.Memory, LogsDir: k.logsDir(),
-		Carry: k.carry, MaySpawn: k.mayEnter,
+		Carry: k.carry, MaySpawn: k.realms.MayEnter,
 		Launch: func(s procs.Start) { k.sessions.Go(func() { k.runner.Start(s) }) }})
 	k.launcher = launchers.New(k.launchersConfig())
 	k.known = make(chan struct{})
@@ -232,19 +224,20 @@ func New(cfg Config) (*Kernel, error) {
 	k.connect = connect.New(k.connectConfig())
 	k.far = &farfile.Far{Cluster: k.cluster, Reach: k.reach, Connect: k.connect}
 	k.talk = k.newTalk()
-	if k.quotas, err = quotas.New(quotas.Config{Machine: cfg.Machine, Data: cfg.Data, Start: k.start, Log: cfg.Log,
-		Memo: k.memo, Go: k.sessions.Go, Names: k.named, Self: k.cluster.Self, Realms: k.reach.Realms}); err != nil {
+	k.quotas, err = quotas.New(quotas.Config{Machine: cfg.Machine, Data: cfg.Data, Start: k.start, Log: cfg.Log,
+		Memo: k.memo, Go: k.sessions.Go, Names: k.realms.Named, Self: k.cluster.Self, Realms: k.reach.Realms})
+	if err != nil {
 		return nil, err
 	}
 	if k.outside, err = outside.New(outside.Config{Data: cfg.Data, Etcd: cfg.Etcd, Services: k.services,
-		Reach: k.reach, Go: k.sessions.Go, Connect: cfg.Connect, HasRealm: k.hasRealm}); err != nil {
+		Reach: k.reach, Go: k.sessions.Go, Connect: cfg.Connect, HasRealm: k.realms.HasRealm}); err != nil {
 		return nil, err
 	}
 	k.registerPeerCalls()
 	k.holders = runner.NewHolders(cfg.Machine, k.cluster, k.reach)
 	k.bin, err = binfs.New(binfs.Config{Dir: filepath.Join(cfg.Data, "bin"), Max: cfg.ProgramsMax, Mount: cfg.Mount,
 		Log: cfg.Log, Peers: k.holders, Tree: func(realm sigma.RealmID) (binfs.Tree, error) {
-			return k.tree(realm)
+			return k.realms.Tree(realm)
 		}})
 	if err != nil {
 		return nil, err
@@ -255,9 +248,10 @@ func New(cfg Config) (*Kernel, error) {
 	}
 	k.remote = remote.New(remote.Config{Machine: cfg.Machine, StartMono: k.startMono, Log: cfg.Log, Procs: k.procs,
 		Cluster: k.cluster, Reach: k.reach, Runner: k.runner, Holders: k.holders, Known: k.known, Go: k.sessions.Go,
-		Doubt: k.doubtNames, Caps: k.capsHere})
+		Doubt: k.realms.Doubt, Caps: k.capsHere})
 	k.accounts = accounts.New(k.accountsConfig())
 	k.registrations = registrations.New(k.registrationsConfig())
+	k.realms.Take(k.realmsConfig())
 	k.guests = guests.New(guests.Config{Log: cfg.Log, Reach: k.reach, Cluster: k.cluster, Go: k.sessions.Go,
 		MayLog: k.mayLog, Serve: k.serveGuest})
 	return k, nil
@@ -280,7 +274,8 @@ func (k *Kernel) runnerConfig() runner.Config {
 	return runner.Config{Machine: k.cfg.Machine, AllowWeaken: k.cfg.AllowWeaken,
 		FirstGroup: k.cfg.UIDBase + k.cfg.UIDs/2, Start: k.start, StartMono: k.startMono, Log: k.cfg.Log,
 		Procs: k.procs, Launcher: k.launcher, Placing: k.placing, Shares: k.shares, Past: k.past, Proxy: k.proxy,
-		Programs: k.bin, Holders: k.holders, Ledger: k.ledger, Traffic: k.traffic, Go: k.sessions.Go, Tree: k.tree,
+		Programs: k.bin, Holders: k.holders, Ledger: k.ledger, Traffic: k.traffic, Go: k.sessions.Go,
+		Tree:  k.realms.Tree,
 		Serve: k.serveProc}
 }
 
@@ -290,6 +285,15 @@ func (k *Kernel) accountsConfig() accounts.Config {
 		Launcher: k.launcher, Services: k.services, Cluster: k.cluster, Reach: k.reach, Runner: k.runner,
 		Connect: k.connect, Placing: k.placing, Shares: k.shares, Ledger: k.ledger, Copies: k.copies,
 		Traffic: k.traffic, Worked: k.worked, Turns: k.turns, Memo: k.memo, Machines: k.usageMachines}
+}
+
+// realmsConfig is what realms need of the kernel.
+func (k *Kernel) realmsConfig() realms.Config {
+	return realms.Config{Machine: k.cfg.Machine, CPU: k.cfg.CPU, Memory: k.cfg.Memory, Log: k.cfg.Log, Memo: k.memo,
+		Procs: k.procs, Cluster: k.cluster, Reach: k.reach, Launcher: k.launcher, Placing: k.placing,
+		Shares: k.shares, Turns: k.turns, History: k.history, Past: k.past, Remote: k.remote, Accounts: k.accounts,
+		Quotas: k.quotas, Outside: k.outside, Registrations: k.registrations, Roster: k.rosterInfos, Root: k.rootOf,
+		EndSessions: k.endSessions, IsAttached: k.isAttached}
 }
 
 // Program is one of the boot set.
@@ -337,6 +341,7 @@ func (k *Kernel) Run(ctx context.Context) error {
 	k.past.Begin(ctx)
 	k.runner.Begin(ctx)
 	k.remote.Begin(ctx)
+	k.realms.Begin(ctx)
 	k.quotas.Begin(ctx)
 	k.guests.Begin(ctx)
 	k.outside.Begin(ctx)
@@ -351,7 +356,7 @@ func (k *Kernel) Run(ctx context.Context) error {
 
 	k.sessions.Go(func() { k.placing.Run(ctx) })
 	k.sessions.Go(func() { k.remote.Run(ctx) })
-	k.sessions.Go(func() { k.watchShares(ctx) })
+	k.sessions.Go(func() { k.realms.Run(ctx) })
 	k.sessions.Go(func() { k.guests.Run(ctx) })
 	k.sessions.Go(func() { k.accounts.Keep(ctx) })
 	k.sessions.Go(func() { k.history.Decisions.Run(ctx) })
@@ -394,91 +399,6 @@ func (k *Kernel) Down(now bool) {
 		k.cluster.Hasten()
 	}
 	k.down()
-}
-
-// serve answers one program's session until it ends.
-func (k *Kernel) serve(ctx context.Context, conn session.Conn, p sigma.Principal) {
-	k.serveAs(ctx, conn, &tree{k: k, principal: p}, false)
-}
-
-// serveAs serves t, which is of this session alone. The connection may have been another sigmad's
-// (reset).
-func (k *Kernel) serveAs(ctx context.Context, conn session.Conn, t *tree, reset bool) {
-	ctx, end := context.WithCancel(ctx)
-	defer end()
-	p := t.principal
-	t.end, t.over, t.realms = end, make(chan struct{}), map[sigma.RealmID]bool{}
-	k.mu.Lock()
-	k.open[t] = true
-	k.mu.Unlock()
-	conn.Passing().Charge(k.passed, p.Realm, p.Proc)
-	cfg := treekit.Config{Tree: t, Principal: p, Reset: reset, Turns: k.turns, Events: k.serveEvents(p)}
-	cfg.Events.Numbered = t.numbered
-	if t.granted != nil {
-		cfg.Requests = guests.RequestsMax
-	}
-	if t.far {
-		cfg.BulkTicket = func(ctx context.Context, serve func(net.Conn)) ([]byte, error) {
-			return k.connect.Tickets.Give(ctx, p, serve)
-		}
-	} else {
-		if t.quota = k.quotas.Of(p); t.quota != nil {
-			cfg.Handles = t.quota
-			defer t.quota.Close()
-		}
-	}
-	err := treekit.Serve(ctx, conn, cfg)
-	if err != nil {
-		k.cfg.Log.Debug("session ended", "realm", p.Realm, "proc", p.Proc, "err", err)
-	}
-	k.mu.Lock()
-	delete(k.open, t)
-	k.mu.Unlock()
-	close(t.over)
-	if t.counted {
-		t.quota.Leave()
-	}
-	if t.far { // it can have neither, and the proc that it names may be anybody's
-		return
-	}
-	if own := k.services.Of(p); own != nil {
-		own.Ending(p.Proc)
-	}
-	k.proxy.CloseProc(p.Proc) // here, when no Listen can come any more
-	t.release()
-}
-
-// serveEvents logs what goes wrong in a session of p.
-func (k *Kernel) serveEvents(p sigma.Principal) treekit.Events {
-	return treekit.Events{
-		Panicked: func(op string, value any, stack []byte) {
-			k.cfg.Log.Error("handler panicked", "realm", p.Realm, "proc", p.Proc, "op", op, "err", fmt.Sprint(value),
-				"stack", string(stack))
-		},
-		Failed: func(op string, err error) {
-			if !k.mayLog() {
-				return
-			}
-			k.cfg.Log.Warn("request failed", "realm", p.Realm, "proc", p.Proc, "op", op, "err", err)
-		},
-	}
-}
-
-// Failures of requests are logged up to failuresMax in failuresTime, so that a proc that repeats
-// one does not fill the disk.
-const (
-	failuresMax  = 10
-	failuresTime = 10 * time.Second
-)
-
-func (k *Kernel) mayLog() bool {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if now := time.Now(); now.Sub(k.failing) >= failuresTime {
-		k.failing, k.failures = now, 0
-	}
-	k.failures++
-	return k.failures <= failuresMax
 }
 
 // settleMax is how long sessions may take to end once the services have.

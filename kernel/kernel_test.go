@@ -363,10 +363,7 @@ func TestRemoveRealm(t *testing.T) {
 		<-spawning
 		<-c.Done()
 		eventually(t, "sigmad has forgotten the realm", func() bool {
-			m.k.mu.Lock()
-			defer m.k.mu.Unlock()
-			return m.k.names["a"] == nil && m.k.trees["a"] == nil && m.k.stores["a"] == nil &&
-				m.k.procs.Live("a") == 0 && m.k.procs.Known() == 0
+			return !m.k.realms.Holds("a") && m.k.procs.Live("a") == 0 && m.k.procs.Known() == 0
 		})
 		for len(m.procs) > 0 {
 			<-m.procs
@@ -422,16 +419,16 @@ func TestStoreRestartsUnderWalk(t *testing.T) {
 	<-over
 	unknown := e
 	unknown.ID = "AAECAwQFBgcICQoLDA0ODw"
-	if _, _, err := m.k.mount(ctx, sigma.DefaultRealm, e); err != nil {
+	if _, _, err := m.k.realms.Mount(ctx, sigma.DefaultRealm, e); err != nil {
 		t.Errorf("the endpoint that it had: %v", err)
 	}
-	if _, _, err := m.k.mount(ctx, sigma.DefaultRealm, unknown); sigma.KindOf(err) != sigma.KindNoExec {
+	if _, _, err := m.k.realms.Mount(ctx, sigma.DefaultRealm, unknown); sigma.KindOf(err) != sigma.KindNoExec {
 		t.Errorf("one that it never had: %v", err)
 	}
 	m.end()
 	given, cancel := context.WithCancel(ctx)
 	cancel()
-	if _, _, err := m.k.mount(given, sigma.DefaultRealm, unknown); sigma.KindOf(err) != sigma.KindUnavailable {
+	if _, _, err := m.k.realms.Mount(given, sigma.DefaultRealm, unknown); sigma.KindOf(err) != sigma.KindUnavailable {
 		t.Errorf("while the store is away: %v", err)
 	}
 }

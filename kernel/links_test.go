@@ -167,7 +167,7 @@ func TestServicesAcross(t *testing.T) {
 	if b, err := io.ReadAll(h); err != nil || len(b) != len(big) {
 		t.Errorf("%d bytes, %v", len(b), err)
 	}
-	tree, err := m2.k.tree("default")
+	tree, err := m2.k.realms.Tree("default")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -186,7 +186,10 @@ func TestServicesAcross(t *testing.T) {
 	w.lose("m1")
 	short, cancel := context.WithCancel(ctx)
 	cancel()
-	eventually(t, "its session has ended", func() bool { _, err = m2.k.named(short, "default"); return err != nil })
+	eventually(t, "its session has ended", func() bool {
+		_, err = m2.k.realms.Named(short, "default")
+		return err != nil
+	})
 	if !strings.Contains(err.Error(), "no control machine answers for named") || sigma.HintOf(err) == "" {
 		t.Errorf("without a control machine: %v", err)
 	}
@@ -217,7 +220,7 @@ func TestLeader(t *testing.T) {
 		for name, m := range w.machines {
 			path := fmt.Sprint("/", name, i)
 			if err := lostOnce(func() error {
-				n, err := m.k.named(ctx, "default")
+				n, err := m.k.realms.Named(ctx, "default")
 				if err == nil {
 					_, _, err = treekit.Put(ctx, n, []string{path[1:]}, []byte("x"), sigma.PutOptions{})
 				}
@@ -401,7 +404,7 @@ func TestShown(t *testing.T) {
 	if _, err := c.Attach(ctx, "other"); sigma.KindOf(err) != sigma.KindPermission {
 		t.Errorf("another realm by name: %v", err)
 	}
-	m2.k.dropNames("default")
+	m2.k.realms.Drop("default")
 	<-done
 }
 

@@ -119,7 +119,7 @@ func (t *tree) attachFar(name string) (sigma.File, error) {
 	}
 	t.k.mu.Lock()
 	defer t.k.mu.Unlock()
-	if err := t.k.removed(realm); err != nil {
+	if err := t.k.realms.MayAttach(realm); err != nil {
 		return nil, err
 	}
 	t.realms[realm] = true

@@ -253,7 +253,7 @@ func TestLifeEnds(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "m2 knows", func() bool { return m2.k.cluster.Self().Incarnation == 0 })
-	err = m2.k.removed("default")
+	err = m2.k.realms.MayAttach("default")
 	if kind := sigma.KindOf(err); err == nil || kind != sigma.KindUnavailable && kind != sigma.KindPermission {
 		t.Errorf("a machine that was removed serves: %v", err)
 	}

@@ -13,7 +13,7 @@ import (
 
 // recallMetrics prints what is remembered of the realms' names.
 func (k *Kernel) recallMetrics(b *strings.Builder) {
-	n := k.recalled.Counts()
+	n := k.realms.Recalled.Counts()
 	for _, m := range []struct {
 		name, kind string
 		value      uint64

@@ -9,18 +9,9 @@ import (
 	"sigmaos.dev/kernel/talk"
 )
 
-// Calls of sigmads among themselves, beside those of packages below
-// (docs/internals/machines-protocol.md). Who calls, in which life, is known from the link.
-//
-//	end-realm realm -> -
-const (
-	peerEndRealm = "end-realm"
-)
-
 // registerPeerCalls adds the methods about procs to what other machines may call.
 func (k *Kernel) registerPeerCalls() {
-	maps.Copy(k.reach.Calls, map[string]reach.Call{peerEndRealm: k.peerEndRealm,
-		connect.PeerRevoke: k.connect.RevokeCall,
-		connect.PeerBegun:  k.connect.PeerBegun, cluster.PeerLeave: k.cluster.PeerLeave,
+	maps.Copy(k.reach.Calls, map[string]reach.Call{connect.PeerRevoke: k.connect.RevokeCall,
+		connect.PeerBegun: k.connect.PeerBegun, cluster.PeerLeave: k.cluster.PeerLeave,
 		talk.PeerTraffic: k.talk.PeerTraffic, talk.PeerDistances: k.talk.PeerDistances, talk.PeerTouch: talk.Touch})
 }

@@ -15,7 +15,7 @@ func TestPartOfProgram(t *testing.T) {
 	m1, m2 := w.machines["m1"].k, w.machines["m2"].k
 	ctx := t.Context()
 	program := append(program(), bytes.Repeat([]byte("0123456789"), 500)...)
-	tree, err := m1.tree(sigma.DefaultRealm)
+	tree, err := m1.realms.Tree(sigma.DefaultRealm)
 	if err != nil {
 		t.Fatal(err)
 	}

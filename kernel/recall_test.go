@@ -6,6 +6,7 @@ import (
 	"sync"
 	"testing"
 
+	"sigmaos.dev/kernel/realms"
 	"sigmaos.dev/named"
 	"sigmaos.dev/names"
 	"sigmaos.dev/session"
@@ -73,7 +74,7 @@ func (m *machine) withNamed() {
 	if err := srv.Create(ctx, sigma.DefaultRealm); err != nil {
 		m.t.Fatal(err)
 	}
-	n := names.New(names.Config{Budget: m.k.recalled, Dial: func(asked context.Context) (names.Session, error) {
+	n := names.New(names.Config{Budget: m.k.realms.Recalled, Dial: func(asked context.Context) (names.Session, error) {
 		ours, theirs, err := session.Pair()
 		if err != nil {
 			return names.Session{}, err
@@ -86,14 +87,10 @@ func (m *machine) withNamed() {
 		if err != nil {
 			return names.Session{}, err
 		}
-		return attachNames(asked, c, sigma.DefaultRealm)
+		return realms.AttachNames(asked, c, sigma.DefaultRealm)
 	}})
 	m.t.Cleanup(n.Close)
-	m.k.mu.Lock()
-	old := m.k.names[sigma.DefaultRealm]
-	m.k.names[sigma.DefaultRealm] = n
-	m.k.mu.Unlock()
-	if old != nil {
+	if old := m.k.realms.Replace(sigma.DefaultRealm, n); old != nil {
 		old.Close()
 	}
 }
@@ -113,9 +110,9 @@ func TestModesRecalled(t *testing.T) {
 	// recalled asks until the answer came from memory.
 	recalled := func(root sigma.File, names ...string) error {
 		for ctx.Err() == nil {
-			before := m.k.recalled.Counts()
+			before := m.k.realms.Recalled.Counts()
 			err := get(root, names...)
-			if after := m.k.recalled.Counts(); after.Hits > before.Hits && after.Misses == before.Misses {
+			if after := m.k.realms.Recalled.Counts(); after.Hits > before.Hits && after.Misses == before.Misses {
 				return err
 			}
 		}

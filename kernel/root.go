@@ -2,6 +2,7 @@ package kernel
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -14,9 +15,7 @@ import (
 	"sigmaos.dev/kernel/services"
 	"sigmaos.dev/kernel/viewfs"
 
-	"sigmaos.dev/names"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
 	"sigmaos.dev/treekit"
 )
 
@@ -76,7 +75,7 @@ func (t *tree) Attach(ctx context.Context, p sigma.Principal, name string) (sigm
 	}
 	t.k.mu.Lock()
 	defer t.k.mu.Unlock()
-	if err := t.k.removed(realm); err != nil {
+	if err := t.k.realms.MayAttach(realm); err != nil {
 		return nil, err
 	}
 	t.realms[realm] = true
@@ -136,9 +135,10 @@ func (t *tree) forget() {
 		return
 	}
 	t.k.mu.Lock()
-	defer t.k.mu.Unlock()
-	for realm := range t.realms {
-		if n := t.k.names[realm]; n != nil {
+	realms := slices.Collect(maps.Keys(t.realms))
+	t.k.mu.Unlock()
+	for _, realm := range realms {
+		if n := t.k.realms.Known(realm); n != nil {
 			n.Forget(clients)
 		}
 	}
@@ -178,13 +178,13 @@ func (r *root) named(ctx context.Context) (sigma.File, error) {
 // before that the service is no more.
 func (r *root) kept(ctx context.Context) (sigma.File, error) {
 	if r.realm == sigma.SystemRealm {
-		n, err := r.tree.k.systemNamed(ctx)
+		n, err := r.tree.k.realms.System(ctx)
 		if err != nil {
 			return nil, err
 		}
 		return n.AsOwner(), nil
 	}
-	n, err := r.tree.k.named(ctx, r.realm)
+	n, err := r.tree.k.realms.Named(ctx, r.realm)
 	if err != nil {
 		return nil, err
 	}
@@ -192,20 +192,6 @@ func (r *root) kept(ctx context.Context) (sigma.File, error) {
 		return n.AsOwner(), nil
 	}
 	return n, nil
-}
-
-// systemNamed is the root of the names of the system's realm, which no tenant sees. The first
-// machine's first start makes it.
-func (k *Kernel) systemNamed(ctx context.Context) (*names.File, error) {
-	n, err := k.named(ctx, sigma.SystemRealm)
-	if err == nil || sigma.KindOf(err) != sigma.KindNotFound {
-		return n, err
-	}
-	if _, err := k.reach.Admin(ctx, services.Named, sigmap.CallCreate, sigma.SystemRealm); err != nil &&
-		sigma.KindOf(err) != sigma.KindExists {
-		return nil, err
-	}
-	return k.named(ctx, sigma.SystemRealm)
 }
 
 // RenameTarget gives the handle at named in which a rename from any of named's directories may put
@@ -420,10 +406,7 @@ func (r *root) Recall(names []string, offset uint64, count int) (g sigma.GetResu
 	if len(names) == 0 || r.realm == sigma.SystemRealm || slices.Contains(r.providedNames(), names[0]) {
 		return g, nil, false, nil
 	}
-	k := r.tree.k
-	k.mu.Lock()
-	n := k.names[r.realm]
-	k.mu.Unlock()
+	n := r.tree.k.realms.Known(r.realm)
 	if n == nil {
 		return g, nil, false, nil
 	}

@@ -20,19 +20,19 @@ func TestScratchOfOldRealm(t *testing.T) {
 		}
 	}
 	for _, r := range []sigma.RealmID{"kept", "again", "gone"} {
-		must(m1.realms(nil).Create(ctx, r))
+		must(m1.realms.For(nil).Create(ctx, r))
 		_, err := w.machines["m2"].names(r, sigma.ProcID("p-"+r)).Put(ctx, "/ux/m2/f", []byte("of "+r),
 			sigma.PutOptions{})
 		must(err)
 	}
 	w.lose("m2")
 	for _, r := range []sigma.RealmID{"again", "gone"} {
-		must(m1.realms(nil).Remove(ctx, r))
+		must(m1.realms.For(nil).Remove(ctx, r))
 	}
-	must(m1.realms(nil).Create(ctx, "again"))
+	must(m1.realms.For(nil).Create(ctx, "again"))
 	must(m2.quotas.Scratch.Reload()) // what it knows after a restart
 	w.change(func(m *identity.Member) { m.Lost = false })
-	m2.dropNames("again") // what its sessions were
+	m2.realms.Drop("again") // what its sessions were
 	for r, want := range map[sigma.RealmID]string{"kept": "of kept", "again": ""} {
 		got, _, err := w.machines["m2"].names(r, sigma.ProcID("q-"+r)).Get(ctx, "/ux/m2/f")
 		if string(got) != want || want == "" && (err == nil || sigma.KindOf(err) != sigma.KindNotFound) {

@@ -3,7 +3,6 @@ package kernel
 import (
 	"context"
 	"runtime"
-	"time"
 
 	"sigmaos.dev/kernel/computed"
 	"sigmaos.dev/kernel/memo"
@@ -65,7 +64,7 @@ func (r *root) machineLines() *computed.Lines[struct{}] {
 // realmsFile is /sys/realms: calls of the provider, and lines.
 func (r *root) realmsFile() sigma.File {
 	k := r.tree.k
-	calls := treekit.RealmsFile(sigmap.FileRealms, viewfs.PathID("/sys/"+sigmap.FileRealms), k.realms(r.tree),
+	calls := treekit.RealmsFile(sigmap.FileRealms, viewfs.PathID("/sys/"+sigmap.FileRealms), k.realms.For(r.tree),
 		r.tree.principal.System)
 	return r.sysState(sigmap.FileRealms, func(ctx context.Context) ([]byte, error) {
 		infos, err := r.realmInfos(ctx)
@@ -84,10 +83,10 @@ func (r *root) realmsFile() sigma.File {
 func (r *root) realmInfos(ctx context.Context) ([]sigma.RealmInfo, error) {
 	k := r.tree.k
 	if r.tree.principal.System {
-		return k.realms(r.tree).List(ctx)
+		return k.realms.For(r.tree).List(ctx)
 	}
 	return memo.Recall(k.memo, "realm "+string(r.realm), func() (out []sigma.RealmInfo, err error) {
-		all, err := k.realmList()
+		all, err := k.realms.List()
 		for _, i := range all {
 			if i.ID == r.realm {
 				out = append(out, i)
@@ -98,31 +97,6 @@ func (r *root) realmInfos(ctx context.Context) ([]sigma.RealmInfo, error) {
 		k.remote.Count(ctx, out)
 		return out, err
 	})
-}
-
-// memoRealms is the key of the list of realms.
-const memoRealms = "realms"
-
-// realmList is what named tells of all realms.
-func (k *Kernel) realmList() ([]sigma.RealmInfo, error) {
-	all, _, err := k.realmListAt()
-	return all, err
-}
-
-// realmListAt tells too when named was asked: what it says is no older.
-func (k *Kernel) realmListAt() ([]sigma.RealmInfo, time.Time, error) {
-	type list struct {
-		all   []sigma.RealmInfo
-		asked time.Time
-	}
-	l, err := memo.Recall(k.memo, memoRealms, func() (l list, err error) {
-		ctx, cancel := k.asked()
-		defer cancel()
-		l.asked = time.Now()
-		l.all, err = k.reach.Realms(ctx)
-		return l, err
-	})
-	return l.all, l.asked, err
 }
 
 // queuesFile is /sys/queues: what waits at the scheduler.
@@ -266,7 +240,7 @@ func (r *root) endpointsFile() sigma.File {
 func (r *root) limitsFile() sigma.File {
 	k := r.tree.k
 	return r.sysState(roles.Limits, func(context.Context) ([]byte, error) {
-		infos, err := k.realmList()
+		infos, err := k.realms.List()
 		if err != nil {
 			return nil, err
 		}
@@ -333,4 +307,29 @@ func (k *Kernel) limitsOf(i *sigma.RealmInfo, names *sigma.RealmLimits) (out []s
 		out = append(out, state.Limit{Realm: string(i.ID), Limit: l.limit, Max: l.most, Used: l.used})
 	}
 	return append(out, k.computeLimits(i)...)
+}
+
+// computeLimits lists those limits of processors and memory that a realm has, with what is used of
+// them at this machine.
+func (k *Kernel) computeLimits(i *sigma.RealmInfo) (out []state.Limit) {
+	var held sigma.Bytes
+	k.procs.With(func(v procs.View) { _, held = v.Most(i.ID) })
+	l, memory := i.Limits, uint64(held)
+	for _, x := range []struct {
+		limit string
+		most  uint64
+		used  *uint64
+	}{
+		{"max_cpu_millis", uint64(l.MaxCPU), nil},
+		{"max_memory_bytes", uint64(l.MaxMemory), &memory},
+		{"min_cpu_millis", uint64(l.MinCPU), nil},
+		{"min_memory_bytes", uint64(l.MinMemory), nil},
+		{"reserve_cpu_millis", uint64(l.ReserveCPU), nil},
+		{"reserve_memory_bytes", uint64(l.ReserveMemory), nil},
+	} {
+		if x.most > 0 {
+			out = append(out, state.Limit{Realm: string(i.ID), Limit: x.limit, Max: x.most, Used: x.used})
+		}
+	}
+	return out
 }

@@ -55,7 +55,7 @@ var kernelOrder = []string{"kernel/memo", "kernel/delayed", "kernel/limits", "ke
 	"kernel/eventlog", "kernel/viewfs", "kernel/computed", "kernel/meter", "kernel/roles", "kernel/procs",
 	"kernel/launchers", "kernel/cluster", "kernel/placement", "kernel/services", "kernel/reach", "kernel/history",
 	"kernel/quotas", "kernel/past", "kernel/runner", "kernel/remote", "kernel/registrations", "kernel/connect",
-	"kernel/farfile", "kernel/talk", "kernel/accounts", "kernel/outside", "kernel/guests", "kernel"}
+	"kernel/farfile", "kernel/talk", "kernel/accounts", "kernel/outside", "kernel/guests", "kernel/realms", "kernel"}
 
 // kernelProblem says what is wrong with an import of one package of the kernel by another, or "".
 func kernelProblem(from, to string, test bool) string {

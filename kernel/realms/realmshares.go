@@ -1,4 +1,4 @@
-package kernel
+package realms
 
 import (
 	"context"
@@ -19,49 +19,49 @@ const realmsMax = 30 * time.Second
 // limitsIdle is how often limits are looked at while nothing runs here.
 const limitsIdle = 5 * time.Second
 
-// watchShares keeps the weights and maxima of realms here what they are to be, until ctx ends, and
+// Run keeps the weights and maxima of realms here what they are to be, until ctx ends, and
 // tells schedd and lcsched of limits.
-func (k *Kernel) watchShares(ctx context.Context) {
+func (x *Realms) Run(ctx context.Context) {
 	wait, looked := sharesEvery, time.Time{}
 	for {
 		poked := false
 		select {
 		case <-time.After(wait):
-		case <-k.shares.Changed:
+		case <-x.cfg.Shares.Changed:
 			poked = true
 		case <-ctx.Done():
 			return
 		}
-		l := k.launcher.Now()
-		if !poked && k.procs.Running() == 0 && time.Since(looked) < limitsIdle {
+		l := x.cfg.Launcher.Now()
+		if !poked && x.cfg.Procs.Running() == 0 && time.Since(looked) < limitsIdle {
 			continue
 		}
 		looked = time.Now()
 		asked, cancel := context.WithTimeout(ctx, realmsMax)
-		all, err := k.reach.Realms(asked)
+		all, err := x.cfg.Reach.Realms(asked)
 		cancel()
 		if err == nil { // else what holds stands
-			k.accounts.HeardRealms(time.Now(), all)
-			k.setRealms(l, all)
+			x.cfg.Accounts.HeardRealms(time.Now(), all)
+			x.setRealms(l, all)
 		}
 		wait = max(sharesEvery, 50*time.Since(looked)) // with very many realms less often
 	}
 }
 
 // setRealms takes what holds for realms from now on.
-func (k *Kernel) setRealms(l *launch.Launcher, all []sigma.RealmInfo) {
+func (x *Realms) setRealms(l *launch.Launcher, all []sigma.RealmInfo) {
 	shares := make(map[sigma.RealmID]uint32, len(all))
 	for i := range all {
 		shares[all[i].ID] = all[i].Shares
 	}
-	k.turns.SetShares(shares)
+	x.cfg.Turns.SetShares(shares)
 	reserved := map[sigma.RealmID]sigma.MilliCPU{}
-	k.procs.With(func(v procs.View) {
+	x.cfg.Procs.With(func(v procs.View) {
 		for i := range all {
 			reserved[all[i].ID] = v.ReservedBy(all[i].ID)
 		}
 	})
-	if !k.shares.Set(l, all, func(r sigma.RealmID) sigma.MilliCPU { return reserved[r] }) {
+	if !x.cfg.Shares.Set(l, all, func(r sigma.RealmID) sigma.MilliCPU { return reserved[r] }) {
 		return
 	}
 	of := map[sigma.RealmID]sigma.Bytes{}
@@ -70,11 +70,11 @@ func (k *Kernel) setRealms(l *launch.Launcher, all []sigma.RealmInfo) {
 			of[all[i].ID] = most
 		}
 	}
-	k.procs.Step(schedd.Maxima{Memory: of})
-	k.placing.LimitsChanged() // lcsched is told
+	x.cfg.Procs.Step(schedd.Maxima{Memory: of})
+	x.cfg.Placing.LimitsChanged() // lcsched is told
 }
 
 // dropGroups has the launcher remove the cgroups of a realm that is gone.
-func (k *Kernel) dropGroups(realm sigma.RealmID) {
-	k.shares.Drop(k.launcher.Now(), realm)
+func (x *Realms) dropGroups(realm sigma.RealmID) {
+	x.cfg.Shares.Drop(x.cfg.Launcher.Now(), realm)
 }

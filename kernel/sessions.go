@@ -1,0 +1,139 @@
+package kernel
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"time"
+
+	"sigmaos.dev/kernel/guests"
+	"sigmaos.dev/session"
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/treekit"
+)
+
+// endSessions ends the sessions that are attached to a realm, but for one, and waits until their
+// last requests are over.
+func (k *Kernel) endSessions(ctx context.Context, realm sigma.RealmID, but any) error {
+	k.mu.Lock()
+	var ts []*tree
+	for t := range k.open {
+		if any(t) != but && t.realms[realm] {
+			ts = append(ts, t)
+		}
+	}
+	k.mu.Unlock()
+	for _, t := range ts {
+		t.end()
+	}
+	for _, t := range ts {
+		select {
+		case <-t.over:
+		case <-ctx.Done():
+			return sigma.Wrap("kernel.realms", "", ctx.Err())
+		}
+	}
+	return nil
+}
+
+// serve answers one program's session until it ends.
+func (k *Kernel) serve(ctx context.Context, conn session.Conn, p sigma.Principal) {
+	k.serveAs(ctx, conn, &tree{k: k, principal: p}, false)
+}
+
+// serveAs serves t, which is of this session alone. The connection may have been another sigmad's
+// (reset).
+func (k *Kernel) serveAs(ctx context.Context, conn session.Conn, t *tree, reset bool) {
+	ctx, end := context.WithCancel(ctx)
+	defer end()
+	p := t.principal
+	t.end, t.over, t.realms = end, make(chan struct{}), map[sigma.RealmID]bool{}
+	k.mu.Lock()
+	k.open[t] = true
+	k.mu.Unlock()
+	conn.Passing().Charge(k.passed, p.Realm, p.Proc)
+	cfg := treekit.Config{Tree: t, Principal: p, Reset: reset, Turns: k.turns, Events: k.serveEvents(p)}
+	cfg.Events.Numbered = t.numbered
+	if t.granted != nil {
+		cfg.Requests = guests.RequestsMax
+	}
+	if t.far {
+		cfg.BulkTicket = func(ctx context.Context, serve func(net.Conn)) ([]byte, error) {
+			return k.connect.Tickets.Give(ctx, p, serve)
+		}
+	} else {
+		if t.quota = k.quotas.Of(p); t.quota != nil {
+			cfg.Handles = t.quota
+			defer t.quota.Close()
+		}
+	}
+	err := treekit.Serve(ctx, conn, cfg)
+	if err != nil {
+		k.cfg.Log.Debug("session ended", "realm", p.Realm, "proc", p.Proc, "err", err)
+	}
+	k.mu.Lock()
+	delete(k.open, t)
+	k.mu.Unlock()
+	close(t.over)
+	if t.counted {
+		t.quota.Leave()
+	}
+	if t.far { // it can have neither, and the proc that it names may be anybody's
+		return
+	}
+	if own := k.services.Of(p); own != nil {
+		own.Ending(p.Proc)
+	}
+	k.proxy.CloseProc(p.Proc) // here, when no Listen can come any more
+	t.release()
+}
+
+// serveEvents logs what goes wrong in a session of p.
+func (k *Kernel) serveEvents(p sigma.Principal) treekit.Events {
+	return treekit.Events{
+		Panicked: func(op string, value any, stack []byte) {
+			k.cfg.Log.Error("handler panicked", "realm", p.Realm, "proc", p.Proc, "op", op, "err", fmt.Sprint(value),
+				"stack", string(stack))
+		},
+		Failed: func(op string, err error) {
+			if !k.mayLog() {
+				return
+			}
+			k.cfg.Log.Warn("request failed", "realm", p.Realm, "proc", p.Proc, "op", op, "err", err)
+		},
+	}
+}
+
+// Failures of requests are logged up to failuresMax in failuresTime, so that a proc that repeats
+// one does not fill the disk.
+const (
+	failuresMax  = 10
+	failuresTime = 10 * time.Second
+)
+
+func (k *Kernel) mayLog() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if now := time.Now(); now.Sub(k.failing) >= failuresTime {
+		k.failing, k.failures = now, 0
+	}
+	k.failures++
+	return k.failures <= failuresMax
+}
+
+// isAttached says whether a session is attached to a realm.
+func (k *Kernel) isAttached(realm sigma.RealmID) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for t := range k.open {
+		if t.realms[realm] {
+			return true
+		}
+	}
+	return false
+}
+
+// rootOf is the root of a principal's realm without a session.
+func (k *Kernel) rootOf(p sigma.Principal) sigma.File {
+	return &root{tree: &tree{k: k, principal: p}, realm: p.Realm}
+}
