@@ -43,14 +43,14 @@ func (k *Kernel) listenAdmin() error {
 		ls[network] = l
 	}
 	for network, l := range ls { // now that the umask, which is that of the process, does not change any more
-		stop := context.AfterFunc(k.ctx, func() { l.Close() })
+		stop := context.AfterFunc(k.life.ctx, func() { l.Close() })
 		k.sessions.Go(func() {
 			defer stop()
 			k.acceptAdmin(l, network == "unixpacket")
 		})
 	}
 	if l := k.cfg.RealmSocket; l != nil {
-		k.sessions.Go(func() { k.guests.Accept(k.ctx, l) })
+		k.sessions.Go(func() { k.guests.Accept(k.life.ctx, l) })
 	}
 	return nil
 }
@@ -59,14 +59,14 @@ func (k *Kernel) acceptAdmin(l *net.UnixListener, packets bool) {
 	for {
 		c, err := l.AcceptUnix()
 		if err != nil {
-			if k.ctx.Err() != nil {
+			if k.life.ctx.Err() != nil {
 				return
 			}
 			k.cfg.Log.Error("admin socket failed", "err",
 				err) // of descriptors or memory there may be enough again soon
 			select {
 			case <-time.After(guests.AcceptAgain):
-			case <-k.ctx.Done():
+			case <-k.life.ctx.Done():
 			}
 			continue
 		}
@@ -80,7 +80,7 @@ func (k *Kernel) acceptAdmin(l *net.UnixListener, packets bool) {
 			conn = session.NewPacketConn(c, false)
 		}
 		k.sessions.Go(func() {
-			k.serve(k.ctx, conn, sigma.Principal{Realm: sigma.SystemRealm, Machine: k.cfg.Machine, System: true})
+			k.serve(k.life.ctx, conn, sigma.Principal{Realm: sigma.SystemRealm, Machine: k.cfg.Machine, System: true})
 		})
 	}
 }

@@ -23,7 +23,7 @@ func (k *Kernel) boot(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, services.BootMax)
 	defer cancel()
 	select {
-	case <-k.known:
+	case <-k.life.known:
 		// what runs here decides whether a life goes on, and no launch must have the number of one
 		// that is adopted
 	case <-ctx.Done():
@@ -32,12 +32,12 @@ func (k *Kernel) boot(ctx context.Context) error {
 	alive, given := true, k.cluster.Registered() // the latter by a test
 	if !given {
 		var err error
-		if alive, err = k.cluster.Become(ctx, k.inherited); err != nil {
+		if alive, err = k.cluster.Become(ctx, k.life.inherited); err != nil {
 			return err
 		}
 	}
 	if alive && !given && k.cluster.Registered() {
-		k.sessions.Go(func() { k.cluster.Live(k.ctx) })
+		k.sessions.Go(func() { k.cluster.Live(k.life.ctx) })
 	}
 	if err := k.startServices(ctx); err != nil {
 		return err
@@ -46,7 +46,7 @@ func (k *Kernel) boot(ctx context.Context) error {
 		if err := k.cluster.Enter(ctx); err != nil {
 			return err
 		}
-		k.sessions.Go(func() { k.cluster.Live(k.ctx) })
+		k.sessions.Go(func() { k.cluster.Live(k.life.ctx) })
 	}
 	if k.services.Local(services.Named) != nil && !k.cluster.Kept().Joined { // it founded the system
 		err := k.realms.For(nil).Create(ctx, sigma.DefaultRealm)
@@ -65,7 +65,7 @@ func (k *Kernel) startServices(ctx context.Context) error {
 	}
 	k.cluster.Starts(true)
 	for _, s := range k.services.List() {
-		k.sessions.Go(func() { s.Supervise(k.ctx) })
+		k.sessions.Go(func() { s.Supervise(k.life.ctx) })
 	}
 	if k.cluster.Registered() && k.services.Local(services.Machined) != nil &&
 		time.Now().After(k.cluster.Identity().Self().NotAfter) {

@@ -14,7 +14,7 @@ import (
 
 // capsCall is the call caps: of the provider about any proc of the realm, of a proc about itself.
 // Endpoints are told in full, so nobody else may ask.
-func (r *root) capsCall(ctx context.Context, id sigma.ProcID) ([]byte, error) {
+func (r sys) capsCall(ctx context.Context, id sigma.ProcID) ([]byte, error) {
 	if p := r.tree.principal; !p.System && p.Proc != id {
 		return nil, sigma.Errorf("kernel.caps", sigma.KindPermission, "a proc may ask this about itself only")
 	}
@@ -36,13 +36,13 @@ func (k *Kernel) capsHere(realm sigma.RealmID, id sigma.ProcID) ([]byte, error) 
 	if p.View != nil {
 		caps.View = p.View.Entries()
 	}
-	k.mu.Lock()
-	for t := range k.open {
+	k.sessions.mu.Lock()
+	for t := range k.sessions.open {
 		if t.principal.Proc == id && !t.far {
 			sessions = append(sessions, t)
 		}
 	}
-	k.mu.Unlock()
+	k.sessions.mu.Unlock()
 	caps.Listens = k.proxy.Listens(id)
 	for _, t := range sessions {
 		t.mu.Lock()

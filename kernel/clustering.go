@@ -36,7 +36,7 @@ func (k *Kernel) clusterConfig() cluster.Config {
 		Reach: func(ctx context.Context, use func(context.Context, *session.Client) error) (*session.Client, error) {
 			return k.reach.Find(ctx, services.Machined, use)
 		},
-		Enrolled: func() { k.sessions.Go(func() { k.connect.WatchConnections(k.ctx) }) },
+		Enrolled: func() { k.sessions.Go(func() { k.connect.WatchConnections(k.life.ctx) }) },
 		Changed:  func(before, after []identity.Member) { k.history.TellMembers(before, after) },
 		Admit:    k.placing.Close, Vacant: k.placing.AwaitClosed, Owes: k.owesAnswers,
 		TellLeave: func(ctx context.Context, m sigma.MachineID) error {
@@ -55,8 +55,8 @@ func (k *Kernel) takeBatch(d link.Direct, b link.Batch, conns []*net.TCPConn) er
 // connectConfig is what connections with other machines need of the kernel.
 func (k *Kernel) connectConfig() connect.Config {
 	cfg := connect.Config{Machine: k.cfg.Machine, Log: k.cfg.Log, Launcher: k.launcher, Cluster: k.cluster,
-		Procs: k.procs, Services: k.services, Proxy: k.proxy, Traffic: k.traffic, Go: k.sessions.Go, Ask: k.reach.Ask,
-		Count: k.reach.Count}
+		Procs: k.procs, Services: k.services, Proxy: k.proxy, Traffic: k.meters.traffic, Go: k.sessions.Go,
+		Ask: k.reach.Ask, Count: k.reach.Count}
 	if k.cfg.Connect != nil { // else the keeper makes no sockets
 		cfg.Keeper = k.cfg.Keeper
 	}

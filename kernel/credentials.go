@@ -15,14 +15,14 @@ import (
 
 // mayOwn says whether the session may make and revoke credentials of its realm: the provider's may,
 // and those with the role owner, which roleFile sees to.
-func (r *root) mayOwn() bool {
+func (r sys) mayOwn() bool {
 	return r.realm != sigma.SystemRealm && (r.tree.principal.System && r.tree.principal.Proc == "" && !r.tree.far ||
 		r.tree.granted != nil && r.tree.granted.Role >= sigma.RoleOwner)
 }
 
 // credentialsFile is /sys/credentials: the credentials of the session's realm, a line each, and
 // calls to make and revoke them.
-func (r *root) credentialsFile() sigma.File {
+func (r sys) credentialsFile() sigma.File {
 	owned := func() error {
 		if r.mayOwn() {
 			return nil
@@ -63,5 +63,5 @@ func (k *Kernel) serveGuest(ctx context.Context, conn session.Conn, g *guests.Gr
 		Machine: k.cfg.Machine}}
 	t.view = t.viewer(viewfs.Config{Table: g.View, Role: g.Role.String()})
 	k.serveAs(ctx, conn, t, false)
-	k.traffic.End(time.Now(), t.principal.Proc)
+	k.meters.traffic.End(time.Now(), t.principal.Proc)
 }

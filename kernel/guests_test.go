@@ -409,8 +409,8 @@ func TestGuestsRequests(t *testing.T) {
 	}
 }
 
-// sessions counts those with a credential.
-func sessions(m *machine) int {
+// guestSessions counts those with a credential.
+func guestSessions(m *machine) int {
 	n, _ := m.k.guests.Count()
 	return n
 }
@@ -477,7 +477,7 @@ func TestRevokedGuests(t *testing.T) {
 	if err := provider.Realms().Create(ctx, "gone"); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "no session is left but the owner's", func() bool { return sessions(m) == 1 })
+	eventually(t, "no session is left but the owner's", func() bool { return guestSessions(m) == 1 })
 	owner.Close()
 	eventually(t, "all are gone", func() bool {
 		begun, greeting := m.k.guests.Count()
@@ -542,7 +542,7 @@ func TestRevokedMeanwhile(t *testing.T) {
 	if _, err := sdk.ConnectAs(ctx, path, text); sigma.KindOf(err) != sigma.KindPermission {
 		t.Errorf("it connects: %v", err)
 	}
-	eventually(t, "none is counted", func() bool { return sessions(m) == 0 })
+	eventually(t, "none is counted", func() bool { return guestSessions(m) == 0 })
 }
 
 // Goal: sigmad says which credential makes another, whatever the session says: so that none

@@ -11,13 +11,13 @@ import (
 
 // mayKnow says which events the session is told of: a tenant of its realm's; the provider of the
 // system's and of the realm's that it works in, or in that of the system of all.
-func (r *root) mayKnow() eventlog.Asked {
+func (r sys) mayKnow() eventlog.Asked {
 	p := r.tree.principal.System
 	return eventlog.Asked{System: p, All: p && r.realm == sigma.SystemRealm, Realm: r.realm}
 }
 
 // eventsFile is /sys/events, and the call events.
-func (r *root) eventsFile() sigma.File {
+func (r sys) eventsFile() sigma.File {
 	k, q := r.tree.k, r.mayKnow()
 	calls := map[string]handler{sigmap.CallEvents: func(ctx context.Context, payload []byte) ([]byte, []*os.File,
 		error) {
@@ -29,7 +29,7 @@ func (r *root) eventsFile() sigma.File {
 
 // decisionsFile is /sys/decisions: a tenant is told of its own realm, the provider of the realm
 // that it works in, and in that of the system of all. Schedulers note in it what they decide.
-func (r *root) decisionsFile() sigma.File {
+func (r sys) decisionsFile() sigma.File {
 	k, of := r.tree.k, r.realm
 	if of == sigma.SystemRealm && r.tree.principal.System {
 		of = ""

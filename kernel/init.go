@@ -25,7 +25,7 @@ func (k *Kernel) registrationsConfig() registrations.Config {
 
 // initFile is /sys/init: what is registered in the realm, a line each; calls of who registers; and
 // of the leader of initd.
-func (r *root) initFile() sigma.File {
+func (r sys) initFile() sigma.File {
 	x := r.tree.k.registrations
 	change := func(f func(context.Context, sigma.RealmID, []byte) error) handler {
 		return func(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {

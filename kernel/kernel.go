@@ -6,9 +6,9 @@
 // assumes that named, besched and s3d are in the boot set or run on a control machine. Users:
 // cmd/sigmad.
 //
-// Locks: Kernel.mu (sessions, names), under which procs.Table's is taken, under which scheduler.mu,
-// reservations.mu and the locks of eventLog and of decision.Log.Note are; service.mu, tree.mu and
-// links.mu, under which nothing is. None is held across a call to another process.
+// Locks: sessions.mu, under which procs.Table's is taken, under which those of kernel/placement,
+// kernel/eventlog and decision.Log.Note are; tree.mu, under which nothing is. Those of the packages
+// below stand in their comments. None is held across a call to another process.
 package kernel
 
 import (
@@ -114,51 +114,72 @@ type Config struct {
 // Join says how a machine becomes a member.
 type Join = cluster.Join
 
-// Kernel is one running sigmad.
+// Kernel is one running sigmad: its parts, and what joins them.
 type Kernel struct {
-	cfg           Config
+	cfg      Config
+	life     life
+	sessions sessions
+	meters   meters
+	memo     *memo.Memo
+	passed   *inflight.Account // descriptors that procs and services have not received
+
+	// Procs of this machine and others.
 	procs         *procs.Table
-	cluster       *cluster.Cluster
-	connect       *connect.Connect
-	far           *farfile.Far
-	talk          *talk.Talk
 	launcher      *launchers.Launchers
-	proxy         *dialproxy.Proxy
-	passed        *inflight.Account // descriptors that procs and services have not received
-	bin           *binfs.Cache
-	quotas        *quotas.Quotas
-	services      *services.Set
 	placing       *placement.Placement
 	shares        *shares.Groups
-	ledger        *meter.Ledger
-	copies        *meter.Copies
-	turns         *treekit.Turns
-	worked        *meter.Works
-	traffic       *meter.Traffic
-	start         time.Time
-	startMono     time.Duration      // the same moment on the launcher's clock
-	down          context.CancelFunc // ends Run
-	ctx           context.Context    // Run's
-	sessions      sync.WaitGroup
-	guests        *guests.Guests
-	reach         *reach.Reach
-	runner        *runner.Runner
-	remote        *remote.Remote
-	accounts      *accounts.Accounts
-	registrations *registrations.Registrations
+	bin           *binfs.Cache
 	holders       *runner.Holders
-	outside       *outside.Outside
-	memo          *memo.Memo
-	realms        *realms.Realms
+	runner        *runner.Runner
+	past          *past.Past
+	remote        *remote.Remote
+	registrations *registrations.Registrations
 
-	inherited int // procs that ran before this sigmad; after known is closed
+	// The machine among others, and its services.
+	cluster  *cluster.Cluster
+	reach    *reach.Reach
+	services *services.Set
+	outside  *outside.Outside
+	far      *farfile.Far
 
-	mu sync.Mutex
-	// makes looking at a proc and telling the launcher of it one act; taken before mu
-	adopted  func(n int)   // says that what ran before this sigmad is known: n procs
-	known    chan struct{} // closed then
+	// Connections of procs.
+	proxy   *dialproxy.Proxy
+	connect *connect.Connect
+	talk    *talk.Talk
+
+	// Realms.
+	realms   *realms.Realms
+	quotas   *quotas.Quotas
+	guests   *guests.Guests
+	accounts *accounts.Accounts
 	history  *history.History
-	past     *past.Past
+}
+
+// meters count what realms use.
+type meters struct {
+	ledger  *meter.Ledger
+	copies  *meter.Copies
+	turns   *treekit.Turns
+	worked  *meter.Works
+	traffic *meter.Traffic
+}
+
+// life is the time from the start of sigmad to its end.
+type life struct {
+	start     time.Time
+	startMono time.Duration      // the same moment on the launcher's clock
+	ctx       context.Context    // Run's
+	down      context.CancelFunc // ends Run
+	adopted   func(n int)        // says that what ran before this sigmad is known: n procs
+	known     chan struct{}      // closed then
+	inherited int                // procs that ran before this sigmad; after known is closed
+}
+
+// sessions are those that sigmad serves, and all else that it waits for when it ends.
+type sessions struct {
+	sync.WaitGroup
+
+	mu       sync.Mutex
 	open     map[*tree]bool // mu; the sessions there are
 	failing  time.Time      // mu; when counting failures began
 	failures int            // mu; of requests, since then
@@ -192,26 +213,25 @@ func New(cfg Config) (*Kernel, error) {
 	}
 	passed := inflight.New(int(min(files.Cur, 1<<20)))
 	k := &Kernel{cfg: cfg, proxy: dialproxy.New(cfg.Machine, passed), passed: passed,
-		start: time.Now(), startMono: runner.Monotonic(), memo: &memo.Memo{},
-		realms: realms.New(), open: map[*tree]bool{}}
+		life: life{start: time.Now(), startMono: runner.Monotonic(), known: make(chan struct{})}, memo: &memo.Memo{},
+		realms: realms.New(), sessions: sessions{open: map[*tree]bool{}}}
 	k.procs = procs.NewTable(procs.Config{Machine: cfg.Machine, Memory: cfg.Memory, LogsDir: k.logsDir(),
 		Carry: k.carry, MaySpawn: k.realms.MayEnter,
 		Launch: func(s procs.Start) { k.sessions.Go(func() { k.runner.Start(s) }) }})
 	k.launcher = launchers.New(k.launchersConfig())
-	k.known = make(chan struct{})
 	var first sync.Once
-	k.adopted = func(n int) { first.Do(func() { k.inherited = n; close(k.known) }) }
+	k.life.adopted = func(n int) { first.Do(func() { k.life.inherited = n; close(k.life.known) }) }
 	k.shares = shares.New()
 	k.placing = k.newPlacement()
 	k.cluster = cluster.New(k.clusterConfig())
-	if k.ledger, err = meter.OpenLedger(cfg.Data, k.start); err != nil {
+	if k.meters.ledger, err = meter.OpenLedger(cfg.Data, k.life.start); err != nil {
 		cfg.Log.Warn("the usage of realms cannot be read and begins anew", "err", err)
 	}
-	if k.copies, err = meter.OpenCopies(cfg.Data); err != nil {
+	if k.meters.copies, err = meter.OpenCopies(cfg.Data); err != nil {
 		cfg.Log.Warn("what other machines told of the usage of realms cannot be read and begins anew", "err", err)
 	}
-	k.turns, k.worked = treekit.NewTurns(), meter.NewWorks()
-	k.traffic = meter.NewTraffic(k.ledger)
+	k.meters.turns, k.meters.worked = treekit.NewTurns(), meter.NewWorks()
+	k.meters.traffic = meter.NewTraffic(k.meters.ledger)
 	if k.services, err = services.New(k.servicesConfig()); err != nil {
 		return nil, err
 	}
@@ -224,7 +244,7 @@ func New(cfg Config) (*Kernel, error) {
 	k.connect = connect.New(k.connectConfig())
 	k.far = &farfile.Far{Cluster: k.cluster, Reach: k.reach, Connect: k.connect}
 	k.talk = k.newTalk()
-	k.quotas, err = quotas.New(quotas.Config{Machine: cfg.Machine, Data: cfg.Data, Start: k.start, Log: cfg.Log,
+	k.quotas, err = quotas.New(quotas.Config{Machine: cfg.Machine, Data: cfg.Data, Start: k.life.start, Log: cfg.Log,
 		Memo: k.memo, Go: k.sessions.Go, Names: k.realms.Named, Self: k.cluster.Self, Realms: k.reach.Realms})
 	if err != nil {
 		return nil, err
@@ -246,8 +266,9 @@ func New(cfg Config) (*Kernel, error) {
 	if k.runner, err = runner.New(k.runnerConfig()); err != nil {
 		return nil, err
 	}
-	k.remote = remote.New(remote.Config{Machine: cfg.Machine, StartMono: k.startMono, Log: cfg.Log, Procs: k.procs,
-		Cluster: k.cluster, Reach: k.reach, Runner: k.runner, Holders: k.holders, Known: k.known, Go: k.sessions.Go,
+	k.remote = remote.New(remote.Config{Machine: cfg.Machine, StartMono: k.life.startMono, Log: cfg.Log, Procs: k.procs,
+		Cluster: k.cluster, Reach: k.reach, Runner: k.runner, Holders: k.holders, Known: k.life.known,
+		Go:    k.sessions.Go,
 		Doubt: k.realms.Doubt, Caps: k.capsHere})
 	k.accounts = accounts.New(k.accountsConfig())
 	k.registrations = registrations.New(k.registrationsConfig())
@@ -260,10 +281,11 @@ func New(cfg Config) (*Kernel, error) {
 // servicesConfig is what the services need of the kernel.
 func (k *Kernel) servicesConfig() services.Config {
 	return services.Config{Machine: k.cfg.Machine, Programs: k.cfg.Programs, Data: k.cfg.Data, UIDBase: k.cfg.UIDBase,
-		Member: isMember(k.cfg), StoreDelay: k.cfg.StoreDelay, Start: k.start, Log: k.cfg.Log, Launcher: k.launcher,
-		Proxy: k.proxy, Worked: k.worked, Known: k.known, External: func() bool { return k.outside.HasEtcd() },
-		Go:    k.sessions.Go,
-		Serve: k.serve, Tell: k.tellDaemon,
+		Member: isMember(k.cfg), StoreDelay: k.cfg.StoreDelay, Start: k.life.start, Log: k.cfg.Log,
+		Launcher: k.launcher, Proxy: k.proxy, Worked: k.meters.worked, Known: k.life.known,
+		External: func() bool { return k.outside.HasEtcd() },
+		Go:       k.sessions.Go,
+		Serve:    k.serve, Tell: k.tellDaemon,
 		Charge: func(now, before time.Time, service string, done sigma.Work) {
 			k.accounts.CountDone(now, before, service, done)
 		}}
@@ -272,27 +294,29 @@ func (k *Kernel) servicesConfig() services.Config {
 // runnerConfig is what the runner of procs needs of the kernel.
 func (k *Kernel) runnerConfig() runner.Config {
 	return runner.Config{Machine: k.cfg.Machine, AllowWeaken: k.cfg.AllowWeaken,
-		FirstGroup: k.cfg.UIDBase + k.cfg.UIDs/2, Start: k.start, StartMono: k.startMono, Log: k.cfg.Log,
+		FirstGroup: k.cfg.UIDBase + k.cfg.UIDs/2, Start: k.life.start, StartMono: k.life.startMono, Log: k.cfg.Log,
 		Procs: k.procs, Launcher: k.launcher, Placing: k.placing, Shares: k.shares, Past: k.past, Proxy: k.proxy,
-		Programs: k.bin, Holders: k.holders, Ledger: k.ledger, Traffic: k.traffic, Go: k.sessions.Go,
+		Programs: k.bin, Holders: k.holders, Ledger: k.meters.ledger, Traffic: k.meters.traffic, Go: k.sessions.Go,
 		Tree:  k.realms.Tree,
 		Serve: k.serveProc}
 }
 
 // accountsConfig is what the accounts need of the kernel.
 func (k *Kernel) accountsConfig() accounts.Config {
-	return accounts.Config{Machine: k.cfg.Machine, CPU: k.cfg.CPU, Start: k.start, Log: k.cfg.Log, Procs: k.procs,
+	return accounts.Config{Machine: k.cfg.Machine, CPU: k.cfg.CPU, Start: k.life.start, Log: k.cfg.Log, Procs: k.procs,
 		Launcher: k.launcher, Services: k.services, Cluster: k.cluster, Reach: k.reach, Runner: k.runner,
-		Connect: k.connect, Placing: k.placing, Shares: k.shares, Ledger: k.ledger, Copies: k.copies,
-		Traffic: k.traffic, Worked: k.worked, Turns: k.turns, Memo: k.memo, Machines: k.usageMachines}
+		Connect: k.connect, Placing: k.placing, Shares: k.shares, Ledger: k.meters.ledger, Copies: k.meters.copies,
+		Traffic: k.meters.traffic, Worked: k.meters.worked, Turns: k.meters.turns, Memo: k.memo,
+		Machines: k.usageMachines}
 }
 
 // realmsConfig is what realms need of the kernel.
 func (k *Kernel) realmsConfig() realms.Config {
 	return realms.Config{Machine: k.cfg.Machine, CPU: k.cfg.CPU, Memory: k.cfg.Memory, Log: k.cfg.Log, Memo: k.memo,
 		Procs: k.procs, Cluster: k.cluster, Reach: k.reach, Launcher: k.launcher, Placing: k.placing,
-		Shares: k.shares, Turns: k.turns, History: k.history, Past: k.past, Remote: k.remote, Accounts: k.accounts,
-		Quotas: k.quotas, Outside: k.outside, Registrations: k.registrations, Roster: k.rosterInfos, Root: k.rootOf,
+		Shares: k.shares, Turns: k.meters.turns, History: k.history, Past: k.past, Remote: k.remote,
+		Accounts: k.accounts,
+		Quotas:   k.quotas, Outside: k.outside, Registrations: k.registrations, Roster: k.rosterInfos, Root: k.rootOf,
 		EndSessions: k.endSessions, IsAttached: k.isAttached}
 }
 
@@ -310,7 +334,7 @@ func (k *Kernel) launchersConfig() launchers.Config {
 		},
 		Begun: func(inherited int) {
 			k.placing.Launcher(true)
-			k.adopted(inherited)
+			k.life.adopted(inherited)
 		},
 		Ended:   func() { k.placing.Launcher(false) },
 		Died:    func() { k.tellDaemon(state.EventDaemonEnded, launchers.Name, "") },
@@ -333,7 +357,7 @@ func (k *Kernel) Run(ctx context.Context) error {
 	defer down()
 	ctx, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
-	k.ctx, k.down = ctx, down
+	k.life.ctx, k.life.down = ctx, down
 	k.procs.Begin(ctx)
 	k.services.Begin(ctx)
 	k.cluster.Begin(ctx)
@@ -374,7 +398,7 @@ func (k *Kernel) Run(ctx context.Context) error {
 				return err
 			}
 			k.cfg.Log.Info("machine is up", "machine", k.cfg.Machine, "memory", k.cfg.Memory.String(), "boot",
-				time.Since(k.start).Round(time.Millisecond).String())
+				time.Since(k.life.start).Round(time.Millisecond).String())
 			message := ""
 			if k.cfg.Deaths > 0 {
 				message = fmt.Sprintf("death %d of sigmad or launcher of late", k.cfg.Deaths)
@@ -398,7 +422,7 @@ func (k *Kernel) Down(now bool) {
 	if now {
 		k.cluster.Hasten()
 	}
-	k.down()
+	k.life.down()
 }
 
 // settleMax is how long sessions may take to end once the services have.

@@ -106,12 +106,12 @@ func TestLife(t *testing.T) {
 		t.Errorf("got %+v", got)
 	}
 	eventually(t, "nothing is left", func() bool {
-		m.k.mu.Lock()
-		defer m.k.mu.Unlock()
+		m.k.sessions.mu.Lock()
+		defer m.k.sessions.mu.Unlock()
 		timers, notices, waits := m.k.procs.Pending()
 		launches, _ := m.k.launcher.Registered()
 		// what is left are three services and the admin session
-		return timers+notices+waits == 0 && launches == 3 && len(m.k.open) == 4
+		return timers+notices+waits == 0 && launches == 3 && len(m.k.sessions.open) == 4
 	})
 }
 
@@ -461,9 +461,9 @@ func TestShutdown(t *testing.T) {
 	if err := <-waited; err == nil {
 		t.Error("a wait was answered by nothing")
 	}
-	m.k.mu.Lock()
-	defer m.k.mu.Unlock()
-	if len(m.k.open) != 0 {
-		t.Errorf("%d sessions are open after Run", len(m.k.open))
+	m.k.sessions.mu.Lock()
+	defer m.k.sessions.mu.Unlock()
+	if len(m.k.sessions.open) != 0 {
+		t.Errorf("%d sessions are open after Run", len(m.k.sessions.open))
 	}
 }

@@ -97,7 +97,7 @@ func (k *Kernel) serveLink(ctx context.Context, l *link.Link) {
 		if e, err := k.connect.EndpointHere(l.Target); l.Target.Kind == link.ToEndpoint && err == nil {
 			who = sigma.Principal{Realm: e.Realm, Proc: e.Proc}
 		}
-		k.traffic.Begin(who) // it may have no meter
+		k.meters.traffic.Begin(who) // it may have no meter
 		k.connect.Join(ctx, l, file, who)
 	case l.Target.Kind == link.ToBeat:
 		k.cluster.Hear(ctx, l)
@@ -117,14 +117,14 @@ func (t *tree) attachFar(name string) (sigma.File, error) {
 	if name != "" && sigma.RealmID(name) != realm {
 		return nil, sigma.Errorf("kernel.Attach", sigma.KindPermission, "the link is made for the realm %s", realm)
 	}
-	t.k.mu.Lock()
-	defer t.k.mu.Unlock()
+	t.k.sessions.mu.Lock()
+	defer t.k.sessions.mu.Unlock()
 	if err := t.k.realms.MayAttach(realm); err != nil {
 		return nil, err
 	}
 	t.realms[realm] = true
 	r := &root{tree: t, realm: realm}
-	shown := map[string]func() sigma.File{sigma.NameUX: r.uxDir, sigma.NameProc: r.procDir}
+	shown := map[string]func() sigma.File{sigma.NameUX: r.uxDir, sigma.NameProc: procRoot{r}.dir}
 	return &computed.Dir{Path: "/",
 		Names: func(context.Context) (names []string, err error) {
 			for n := range shown {

@@ -14,7 +14,7 @@ import (
 // last proc there, so that no proc that is there all the time is left out or told twice, whatever
 // begins and ends meanwhile. One whose home is lost between two pages may be; a machine that does
 // not answer, though it is not known to be lost, is left out.
-func (r *root) list(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
+func (r sys) list(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
 	var all bool
 	var at sigma.MachineID
 	var after uint64

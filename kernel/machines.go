@@ -32,7 +32,7 @@ func (k *Kernel) pass(service string, methods ...string) map[string]handler {
 // decides. What the machines themselves say to machined does not come this way, and an operator
 // does not get what machined alone may have: the authority. Everybody may read which machines there
 // are.
-func (r *root) machinesFile() sigma.File {
+func (r sys) machinesFile() sigma.File {
 	k := r.tree.k
 	file := r.machineLines()
 	if !r.tree.principal.System {
@@ -53,7 +53,7 @@ func (r *root) machinesFile() sigma.File {
 }
 
 // namesFile is /sys/names: calls of the leading named about its members and who may write.
-func (r *root) namesFile() sigma.File {
+func (r sys) namesFile() sigma.File {
 	return r.callable(sigmap.FileNames, r.tree.k.pass(services.Named, sigmap.CallMembers, sigmap.CallMemberAdd,
 		sigmap.CallMemberRemove, sigmap.CallExpel, sigmap.CallAdmit,
 		sigmap.CallSnapshotOpen, sigmap.CallSnapshotRead, sigmap.CallSnapshotClose))

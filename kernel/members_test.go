@@ -134,7 +134,7 @@ func TestFoundAndStartAgain(t *testing.T) {
 	f.mustSee(t, "the roster has the later life", func(ms []identity.Member) bool {
 		return len(ms) == 1 && ms[0].Incarnation == again.Incarnation && !ms[0].Lost && ms[0].Control
 	})
-	if text, err := f.k.metricsText(t.Context()); err != nil || !strings.Contains(string(text),
+	if text, err := (metrics{f.k}).text(t.Context()); err != nil || !strings.Contains(string(text),
 		"sigma_identity_expiry_seconds{what=\"certificate\"} 4") {
 		t.Errorf("the metrics do not tell of the certificate: %v", err)
 	}
@@ -212,7 +212,7 @@ func TestLifeGoesOn(t *testing.T) {
 	if now := m2.k.cluster.Self().Incarnation; now != life {
 		t.Errorf("the life %d does not go on, but another, %d", life, now)
 	}
-	if n := m2.k.inherited; n != 1 {
+	if n := m2.k.life.inherited; n != 1 {
 		t.Errorf("%d procs were inherited", n)
 	}
 }

@@ -65,11 +65,12 @@ func TestUsageOfOneSource(t *testing.T) {
 	x := newThree(t)
 	const hours = 400 // more than a page; of a realm that is older than they are
 	for i := range hours {
-		x.m["m3"].k.ledger.Started(time.Now().Add(-time.Duration(i)*time.Hour), sigma.SystemRealm, "p", "", 1,
+		x.m["m3"].k.meters.ledger.Started(time.Now().Add(-time.Duration(i)*time.Hour), sigma.SystemRealm, "p", "", 1,
 			sigma.BestEffort)
 	}
 	eventually(t, "the control machine is told", func() bool {
-		return copiedLines(x.m["m1"].k.copies, meter.Copy{Machine: "m3", ID: x.m["m3"].k.ledger.ID}) == hours
+		of := meter.Copy{Machine: "m3", ID: x.m["m3"].k.meters.ledger.ID}
+		return copiedLines(x.m["m1"].k.meters.copies, of) == hours
 	})
 	lost := func(is bool) {
 		x.change(func(m *identity.Member) { m.Lost = is && m.Machine == "m3" })
@@ -167,7 +168,7 @@ func TestUsageFile(t *testing.T) {
 // when it was told, and when it is no member any more it stays, without a mark.
 func TestUsageOfLost(t *testing.T) {
 	x := newThree(t)
-	x.m["m3"].k.ledger.Started(time.Now(), sigma.DefaultRealm, "p", "", 1, sigma.BestEffort)
+	x.m["m3"].k.meters.ledger.Started(time.Now(), sigma.DefaultRealm, "p", "", 1, sigma.BestEffort)
 	read := func(at sigma.MachineID) (starts uint64, told int) {
 		for _, u := range objects[state.RealmUsage](t, x.c[at], "/sys/usage") {
 			if u.Machine == "m3" && u.Realm == string(sigma.DefaultRealm) {
@@ -180,7 +181,7 @@ func TestUsageOfLost(t *testing.T) {
 		return starts, told
 	}
 	eventually(t, "the control machine is told", func() bool {
-		return copiedLines(x.m["m1"].k.copies, meter.Copy{Machine: "m3", ID: x.m["m3"].k.ledger.ID}) == 1
+		return copiedLines(x.m["m1"].k.meters.copies, meter.Copy{Machine: "m3", ID: x.m["m3"].k.meters.ledger.ID}) == 1
 	})
 	for _, at := range []sigma.MachineID{"m1", "m2"} {
 		if n, told := read(at); n != 1 || told != 0 {
@@ -228,7 +229,7 @@ func TestServedIsTold(t *testing.T) {
 		Out: 700}}); us[0].Services != want {
 		t.Errorf("of services %+v", us[0].Services)
 	}
-	text, err := m.k.metricsText(t.Context())
+	text, err := metrics{m.k}.text(t.Context())
 	if want := `sigma_service_requests_total{service="s3d",realm="default"} 7`; err != nil ||
 		!strings.Contains(string(text), want) {
 		t.Errorf("the metrics lack %s: %v", want, err)

@@ -11,8 +11,11 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// recallMetrics prints what is remembered of the realms' names.
-func (k *Kernel) recallMetrics(b *strings.Builder) {
+// metrics is /sys/metrics, in the Prometheus text format.
+type metrics struct{ *Kernel }
+
+// recall prints what is remembered of the realms' names.
+func (k metrics) recall(b *strings.Builder) {
 	n := k.realms.Recalled.Counts()
 	for _, m := range []struct {
 		name, kind string
@@ -23,8 +26,8 @@ func (k *Kernel) recallMetrics(b *strings.Builder) {
 	}
 }
 
-// yieldMetrics prints how best-effort procs stood aside for latency-critical ones (docs/adr/0021).
-func (k *Kernel) yieldMetrics(b *strings.Builder) {
+// yields prints how best-effort procs stood aside for latency-critical ones (docs/adr/0021).
+func (k metrics) yields(b *strings.Builder) {
 	y := k.shares.Sum()
 	fmt.Fprintf(b,
 		"# TYPE sigma_yield_looks_total counter\nsigma_yield_looks_total %d\n# TYPE sigma_yield_pushes_total "+
@@ -35,9 +38,9 @@ func (k *Kernel) yieldMetrics(b *strings.Builder) {
 		y.CPU.Seconds())
 }
 
-// trafficMetrics prints what connections of the realms' procs carried since this sigmad began.
-func (k *Kernel) trafficMetrics(b *strings.Builder) {
-	all := k.traffic.Totals()
+// carried prints what connections of the realms' procs carried since this sigmad began.
+func (k metrics) carried(b *strings.Builder) {
+	all := k.meters.traffic.Totals()
 	realms := slices.Sorted(maps.Keys(all))
 	for _, m := range []struct {
 		name  string
@@ -58,8 +61,8 @@ func (k *Kernel) trafficMetrics(b *strings.Builder) {
 	}
 }
 
-// memberMetrics prints this machine's place in its system, when it has one.
-func (k *Kernel) memberMetrics(b *strings.Builder) {
+// members prints this machine's place in its system, when it has one.
+func (k metrics) members(b *strings.Builder) {
 	if !k.cluster.Registered() {
 		return
 	}
@@ -94,7 +97,7 @@ func (k *Kernel) memberMetrics(b *strings.Builder) {
 	}
 }
 
-func (k *Kernel) metricsText(context.Context) ([]byte, error) {
+func (k metrics) text(context.Context) ([]byte, error) {
 	capacity, free := k.procs.Memory()
 	bin := k.bin.Stats()
 	var b strings.Builder
@@ -126,19 +129,19 @@ func (k *Kernel) metricsText(context.Context) ([]byte, error) {
 	} {
 		fmt.Fprintf(&b, "# TYPE %s %s\n%s %d\n", m.name, m.kind, m.name, m.value)
 	}
-	k.yieldMetrics(&b)
-	k.memberMetrics(&b)
-	k.recallMetrics(&b)
-	k.linksText(&b)
-	k.trafficMetrics(&b)
-	k.worked.Text(&b)
+	k.yields(&b)
+	k.members(&b)
+	k.recall(&b)
+	k.links(&b)
+	k.carried(&b)
+	k.meters.worked.Text(&b)
 	k.runner.Timings.Text(&b)
 	return []byte(b.String()), nil
 }
 
-// linksText prints what goes over links: connections of procs that are relayed, and sessions that
+// links prints what goes over links: connections of procs that are relayed, and sessions that
 // are kept.
-func (k *Kernel) linksText(b *strings.Builder) {
+func (k metrics) links(b *strings.Builder) {
 	if !k.cluster.Registered() {
 		return
 	}

@@ -9,9 +9,9 @@ func (k *Kernel) owesAnswers() bool {
 	if k.procs.With(func(v procs.View) { owes = v.Owes() }); owes {
 		return true
 	}
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	for t := range k.open {
+	k.sessions.mu.Lock()
+	defer k.sessions.mu.Unlock()
+	for t := range k.sessions.open {
 		if t.waited.Load() {
 			return true
 		}

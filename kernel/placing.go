@@ -71,7 +71,7 @@ func (p placingSystem) Labels() map[string]string { return p.k.labels() }
 // newPlacement makes the machine's part in placing procs.
 func (k *Kernel) newPlacement() *placement.Placement {
 	return placement.New(placement.Config{Machine: k.cfg.Machine, Memory: k.cfg.Memory, CPU: k.cfg.CPU, Log: k.cfg.Log,
-		Procs: k.procs, System: placingSystem{k}, Known: k.known, Realms: k.realms.ListAt,
+		Procs: k.procs, System: placingSystem{k}, Known: k.life.known, Realms: k.realms.ListAt,
 		Usage: func(ctx context.Context, realm sigma.RealmID, id sigma.ProcID) (sigma.Usage, error) {
 			return k.runner.Usage(ctx, realm, id)
 		},

@@ -18,9 +18,12 @@ import (
 	"sigmaos.dev/treekit"
 )
 
-// procDir is /proc: a directory per proc of the realm, also of ended ones while they are
+// procRoot is /proc of a session's realm.
+type procRoot struct{ *root }
+
+// dir is /proc: a directory per proc of the realm, also of ended ones while they are
 // remembered, wherever they are at home. Another machine is shown those of this one.
-func (r *root) procDir() sigma.File {
+func (r procRoot) dir() sigma.File {
 	return &computed.Dir{Path: "/proc", Page: r.procPage,
 		Child: func(ctx context.Context, name string) (sigma.File, error) {
 			k, id := r.tree.k, sigma.ProcID(name)
@@ -45,7 +48,7 @@ func (r *root) procDir() sigma.File {
 const seqBits = 40
 
 // procPage gives the procs of one machine after the other.
-func (r *root) procPage(ctx context.Context, cookie uint64, n int) ([]sigma.DirEntry, bool, error) {
+func (r procRoot) procPage(ctx context.Context, cookie uint64, n int) ([]sigma.DirEntry, bool, error) {
 	k := r.tree.k
 	self := k.cluster.Self()
 	lives := []identity.Subject{self}
@@ -86,7 +89,7 @@ func (r *root) procPage(ctx context.Context, cookie uint64, n int) ([]sigma.DirE
 
 // procsHere gives those that are at home here. The numbers are good for a far machine's cookies and
 // ours.
-func (r *root) procsHere(after uint64, n int) (es []sigma.DirEntry, more bool) {
+func (r procRoot) procsHere(after uint64, n int) (es []sigma.DirEntry, more bool) {
 	k := r.tree.k
 	k.procs.With(func(v procs.View) {
 		for seq, p := range v.After(r.realm, after) {
@@ -102,7 +105,7 @@ func (r *root) procsHere(after uint64, n int) (es []sigma.DirEntry, more bool) {
 
 // procsAt gives those that are at home at another machine. One that does not answer is left out, as
 // it is of sigma ps.
-func (r *root) procsAt(ctx context.Context, m sigma.MachineID, after uint64, n int) ([]sigma.DirEntry, bool) {
+func (r procRoot) procsAt(ctx context.Context, m sigma.MachineID, after uint64, n int) ([]sigma.DirEntry, bool) {
 	known, _ := r.tree.k.cluster.Member(m)
 	at, err := r.farAt(ctx, m, sigma.NameProc)
 	if at == nil || err != nil {
@@ -145,7 +148,7 @@ func procFiles() []string {
 }
 
 // oneProcDir is /proc/PID.
-func (r *root) oneProcDir(id sigma.ProcID) sigma.File {
+func (r procRoot) oneProcDir(id sigma.ProcID) sigma.File {
 	k, path := r.tree.k, sigma.JoinPath(sigma.NameProc, string(id))
 	return &computed.Dir{Path: path,
 		Names: func(context.Context) ([]string, error) { return procFiles(), nil },
@@ -191,7 +194,7 @@ func emptyFile(dir, name string) sigma.File {
 }
 
 // procFile is a file of /proc/PID that is here.
-func (r *root) procFile(id sigma.ProcID, name string) (sigma.File, error) {
+func (r procRoot) procFile(id sigma.ProcID, name string) (sigma.File, error) {
 	k, file := r.tree.k, sigma.JoinPath(sigma.NameProc, string(id), name)
 	text := func(of func(context.Context) (any, error)) (sigma.File, error) {
 		return computed.File(file, name, 0o444, func(ctx context.Context) ([]byte, error) {
@@ -273,7 +276,7 @@ func (k *Kernel) procState(realm sigma.RealmID, id sigma.ProcID) (state.Proc, er
 
 // procUsage is what a proc that is here uses, or used. Tenants are told what it was within the last
 // second: a question costs the launcher time that starts need.
-func (r *root) procUsage(ctx context.Context, id sigma.ProcID) (sigma.Usage, error) {
+func (r procRoot) procUsage(ctx context.Context, id sigma.ProcID) (sigma.Usage, error) {
 	k := r.tree.k
 	if _, err := k.procState(r.realm, id); err != nil {
 		return sigma.Usage{}, err

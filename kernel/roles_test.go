@@ -44,8 +44,8 @@ func callNames(t *testing.T, path string) (out []string) {
 // a credential shows at all. What is in no row is refused: of machines, names and the machine
 // nothing is allowed.
 func TestRolesTable(t *testing.T) {
-	r := &root{tree: &tree{k: &Kernel{cfg: Config{Machine: "m"}}, principal: sigma.Principal{Realm: "default",
-		System: true}}, realm: "default"}
+	r := sys{&root{tree: &tree{k: &Kernel{cfg: Config{Machine: "m"}}, principal: sigma.Principal{Realm: "default",
+		System: true}}, realm: "default"}}
 	for _, name := range r.sysNames() {
 		if _, known := roles.Permissions[name]; !known {
 			t.Errorf("/sys/%s has no row in permissions (kernel/roles.go): decide who may use it", name)

@@ -30,7 +30,7 @@ type tree struct {
 	quota  *quotas.Quota          // nil = the session is not counted
 	end    context.CancelFunc     // ends the session
 	over   chan struct{}          // closed when its last request is over
-	realms map[sigma.RealmID]bool // Kernel.mu; those it is attached to
+	realms map[sigma.RealmID]bool // sessions.mu; those it is attached to
 
 	mu      sync.Mutex
 	leases  map[sigma.LeaseID]sigma.RealmID // mu
@@ -73,8 +73,8 @@ func (t *tree) Attach(ctx context.Context, p sigma.Principal, name string) (sigm
 	if err := t.enter(); err != nil {
 		return nil, err
 	}
-	t.k.mu.Lock()
-	defer t.k.mu.Unlock()
+	t.k.sessions.mu.Lock()
+	defer t.k.sessions.mu.Unlock()
 	if err := t.k.realms.MayAttach(realm); err != nil {
 		return nil, err
 	}
@@ -99,7 +99,7 @@ func (t *tree) release() {
 	if len(leases) == 0 {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.k.ctx), services.ReconnectMax)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.k.life.ctx), services.ReconnectMax)
 	defer cancel()
 	for id, realm := range leases {
 		n, err := (&root{tree: t, realm: realm}).kept(ctx)
@@ -134,9 +134,9 @@ func (t *tree) forget() {
 	if len(clients) == 0 {
 		return
 	}
-	t.k.mu.Lock()
+	t.k.sessions.mu.Lock()
 	realms := slices.Collect(maps.Keys(t.realms))
-	t.k.mu.Unlock()
+	t.k.sessions.mu.Unlock()
 	for _, realm := range realms {
 		if n := t.k.realms.Known(realm); n != nil {
 			n.Forget(clients)
@@ -209,9 +209,9 @@ func (r *root) provided(name string) sigma.File {
 	case sigma.NameUX:
 		return r.uxDir()
 	case sigma.NameProc:
-		return r.procDir()
+		return procRoot{r}.dir()
 	case sigma.NameSys:
-		return r.sysDir()
+		return sys{r}.dir()
 	case sigma.NameS3:
 		if r.realm != sigma.SystemRealm {
 			return &storeLink{k: r.tree.k, name: sigma.NameS3, service: services.S3}

@@ -26,7 +26,7 @@ import (
 // is good for memoFor, so that tenants who look all the time cost it one call a second.
 const rosterMax = 2 * time.Second
 
-func (r *root) rosterFile() sigma.File {
+func (r sys) rosterFile() sigma.File {
 	return &treekit.Blob{ID: sigma.FileID{Kind: sigma.KindDevice, Path: viewfs.PathID("/sys/" + roles.Roster)},
 		Name: roles.Roster, Perm: 0o444, Content: r.tree.k.rosterText}
 }
@@ -46,7 +46,7 @@ func (k *Kernel) rosterInfos() []sigma.MachineInfo {
 		return k.ownRoster()
 	}
 	infos, _ := memo.Recall(k.memo, roles.Roster, func() ([]sigma.MachineInfo, error) {
-		ctx, cancel := context.WithTimeout(k.ctx,
+		ctx, cancel := context.WithTimeout(k.life.ctx,
 			rosterMax) // not of who asks: one who gives up would have the others told less
 		defer cancel()
 		infos, err := k.askMachines(ctx)

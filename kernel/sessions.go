@@ -15,14 +15,14 @@ import (
 // endSessions ends the sessions that are attached to a realm, but for one, and waits until their
 // last requests are over.
 func (k *Kernel) endSessions(ctx context.Context, realm sigma.RealmID, but any) error {
-	k.mu.Lock()
+	k.sessions.mu.Lock()
 	var ts []*tree
-	for t := range k.open {
+	for t := range k.sessions.open {
 		if any(t) != but && t.realms[realm] {
 			ts = append(ts, t)
 		}
 	}
-	k.mu.Unlock()
+	k.sessions.mu.Unlock()
 	for _, t := range ts {
 		t.end()
 	}
@@ -48,11 +48,11 @@ func (k *Kernel) serveAs(ctx context.Context, conn session.Conn, t *tree, reset 
 	defer end()
 	p := t.principal
 	t.end, t.over, t.realms = end, make(chan struct{}), map[sigma.RealmID]bool{}
-	k.mu.Lock()
-	k.open[t] = true
-	k.mu.Unlock()
+	k.sessions.mu.Lock()
+	k.sessions.open[t] = true
+	k.sessions.mu.Unlock()
 	conn.Passing().Charge(k.passed, p.Realm, p.Proc)
-	cfg := treekit.Config{Tree: t, Principal: p, Reset: reset, Turns: k.turns, Events: k.serveEvents(p)}
+	cfg := treekit.Config{Tree: t, Principal: p, Reset: reset, Turns: k.meters.turns, Events: k.serveEvents(p)}
 	cfg.Events.Numbered = t.numbered
 	if t.granted != nil {
 		cfg.Requests = guests.RequestsMax
@@ -71,9 +71,9 @@ func (k *Kernel) serveAs(ctx context.Context, conn session.Conn, t *tree, reset 
 	if err != nil {
 		k.cfg.Log.Debug("session ended", "realm", p.Realm, "proc", p.Proc, "err", err)
 	}
-	k.mu.Lock()
-	delete(k.open, t)
-	k.mu.Unlock()
+	k.sessions.mu.Lock()
+	delete(k.sessions.open, t)
+	k.sessions.mu.Unlock()
 	close(t.over)
 	if t.counted {
 		t.quota.Leave()
@@ -112,20 +112,20 @@ const (
 )
 
 func (k *Kernel) mayLog() bool {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if now := time.Now(); now.Sub(k.failing) >= failuresTime {
-		k.failing, k.failures = now, 0
+	k.sessions.mu.Lock()
+	defer k.sessions.mu.Unlock()
+	if now := time.Now(); now.Sub(k.sessions.failing) >= failuresTime {
+		k.sessions.failing, k.sessions.failures = now, 0
 	}
-	k.failures++
-	return k.failures <= failuresMax
+	k.sessions.failures++
+	return k.sessions.failures <= failuresMax
 }
 
 // isAttached says whether a session is attached to a realm.
 func (k *Kernel) isAttached(realm sigma.RealmID) bool {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	for t := range k.open {
+	k.sessions.mu.Lock()
+	defer k.sessions.mu.Unlock()
+	for t := range k.sessions.open {
 		if t.realms[realm] {
 			return true
 		}

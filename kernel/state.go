@@ -30,23 +30,23 @@ import (
 // endpointsPage endpoints are told at a time.
 const endpointsPage = 256
 
-func (r *root) sysState(name string, text func(context.Context) ([]byte, error)) *computed.Lines[struct{}] {
+func (r sys) sysState(name string, text func(context.Context) ([]byte, error)) *computed.Lines[struct{}] {
 	return computed.File("/sys/"+name, name, 0o444, text)
 }
 
 // asked is a context for what several wait for.
 func (k *Kernel) asked() (context.Context, context.CancelFunc) {
-	return context.WithTimeout(k.ctx, reach.AnswerMax)
+	return context.WithTimeout(k.life.ctx, reach.AnswerMax)
 }
 
-func (r *root) versionFile() sigma.File {
+func (r sys) versionFile() sigma.File {
 	v := state.Version{Version: Version, Machine: string(r.tree.k.cfg.Machine), Go: runtime.Version(),
 		Platform: runtime.GOOS + "/" + runtime.GOARCH}
 	return r.sysState(roles.Version, func(context.Context) ([]byte, error) { return state.Line(v) })
 }
 
 // machineLines is what is read of /sys/machines. It asks machined, and no machine.
-func (r *root) machineLines() *computed.Lines[struct{}] {
+func (r sys) machineLines() *computed.Lines[struct{}] {
 	return r.sysState(sigmap.FileMachines, func(context.Context) ([]byte, error) {
 		all := []state.Machine{}
 		seen := []state.MachineSeen{}
@@ -62,7 +62,7 @@ func (r *root) machineLines() *computed.Lines[struct{}] {
 }
 
 // realmsFile is /sys/realms: calls of the provider, and lines.
-func (r *root) realmsFile() sigma.File {
+func (r sys) realmsFile() sigma.File {
 	k := r.tree.k
 	calls := treekit.RealmsFile(sigmap.FileRealms, viewfs.PathID("/sys/"+sigmap.FileRealms), k.realms.For(r.tree),
 		r.tree.principal.System)
@@ -80,7 +80,7 @@ func (r *root) realmsFile() sigma.File {
 }
 
 // realmInfos are the realms that the session is told of: all, or its own.
-func (r *root) realmInfos(ctx context.Context) ([]sigma.RealmInfo, error) {
+func (r sys) realmInfos(ctx context.Context) ([]sigma.RealmInfo, error) {
 	k := r.tree.k
 	if r.tree.principal.System {
 		return k.realms.For(r.tree).List(ctx)
@@ -100,7 +100,7 @@ func (r *root) realmInfos(ctx context.Context) ([]sigma.RealmInfo, error) {
 }
 
 // queuesFile is /sys/queues: what waits at the scheduler.
-func (r *root) queuesFile() sigma.File {
+func (r sys) queuesFile() sigma.File {
 	k := r.tree.k
 	return r.sysState(roles.Queues, func(context.Context) ([]byte, error) {
 		all, err := memo.Recall(k.memo, roles.Queues, k.askQueues)
@@ -169,7 +169,7 @@ func (k *Kernel) askQueues() ([]besched.Queued, error) {
 }
 
 // utilisationFile is /sys/utilisation: what runs at this machine.
-func (r *root) utilisationFile() sigma.File {
+func (r sys) utilisationFile() sigma.File {
 	k := r.tree.k
 	return r.sysState(roles.Utilisation, func(context.Context) ([]byte, error) {
 		var out []byte
@@ -212,7 +212,7 @@ func (k *Kernel) useOf(realm sigma.RealmID) schedd.Use {
 
 // endpointsFile is /sys/endpoints: the calls of who listens and dials, and lines of who listens at
 // this machine. Who has an endpoint's text can dial it, so that is not told.
-func (r *root) endpointsFile() sigma.File {
+func (r sys) endpointsFile() sigma.File {
 	k, of, own := r.tree.k, r.realm, r.tree.principal.Proc
 	if r.tree.principal.System {
 		of = ""
@@ -237,7 +237,7 @@ func (r *root) endpointsFile() sigma.File {
 }
 
 // limitsFile is /sys/limits: what a realm, and each of its procs, may have.
-func (r *root) limitsFile() sigma.File {
+func (r sys) limitsFile() sigma.File {
 	k := r.tree.k
 	return r.sysState(roles.Limits, func(context.Context) ([]byte, error) {
 		infos, err := k.realms.List()

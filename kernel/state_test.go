@@ -199,7 +199,7 @@ func TestManyChildren(t *testing.T) {
 			} else {
 				want.WriteString(string(id) + "\n")
 			}
-			v.Step(m.k.start, schedd.Spawned{By: by, IDs: []sigma.ProcID{id},
+			v.Step(m.k.life.start, schedd.Spawned{By: by, IDs: []sigma.ProcID{id},
 				Ds: []sigma.Descriptor{{Program: "/bin/x", Memory: m.k.cfg.Memory}}})
 		}
 	})

@@ -24,8 +24,11 @@ import (
 // handler is one method of a callable file.
 type handler func(ctx context.Context, payload []byte) (reply []byte, files []*os.File, err error)
 
-// sysDir is /sys: the system calls (sigmap/calls.go) and the state of the system (state.go).
-func (r *root) sysDir() sigma.File {
+// sys is /sys of a session's realm.
+type sys struct{ *root }
+
+// dir is /sys: the system calls (sigmap/calls.go) and the state of the system (state.go).
+func (r sys) dir() sigma.File {
 	return &computed.Dir{Path: "/sys",
 		Names: func(context.Context) ([]string, error) { return r.sysNames(), nil },
 		Child: func(_ context.Context, name string) (sigma.File, error) {
@@ -43,7 +46,7 @@ func (r *root) sysDir() sigma.File {
 
 // sysNames are the files of /sys that the session sees: of a proc with a view, what it needs of
 // itself, and no more.
-func (r *root) sysNames() []string {
+func (r sys) sysNames() []string {
 	names := append(make([]string, 0, 16), sigmap.FileProcs, sigmap.FileSelf, sigmap.FileEndpoints, roles.Version)
 	if r.tree.view == nil || r.tree.granted != nil {
 		names = append(names, sigmap.FileInit, sigmap.FileEvents, sigmap.FileDecisions)
@@ -66,7 +69,7 @@ func (r *root) sysNames() []string {
 	return names
 }
 
-func (r *root) sysFile(name string) sigma.File {
+func (r sys) sysFile(name string) sigma.File {
 	switch name {
 	case sigmap.FileProcs:
 		return r.callable(name, r.procsCalls())
@@ -112,12 +115,12 @@ func (r *root) sysFile(name string) sigma.File {
 		return r.limitsFile()
 	case roles.Metrics:
 		return &treekit.Blob{ID: sigma.FileID{Kind: sigma.KindDevice, Path: viewfs.PathID("/sys/" + name)}, Name: name,
-			Perm: 0o400, Content: r.tree.k.metricsText}
+			Perm: 0o400, Content: metrics{r.tree.k}.text}
 	}
 	return nil
 }
 
-func (r *root) callable(name string, methods map[string]handler) sigma.File {
+func (r sys) callable(name string, methods map[string]handler) sigma.File {
 	return &treekit.Callable{Name: name, ID: viewfs.PathID("/sys/" + name), Handle: func(ctx context.Context,
 		method string, payload []byte) ([]byte, []*os.File, error) {
 		h := methods[method]
@@ -129,7 +132,7 @@ func (r *root) callable(name string, methods map[string]handler) sigma.File {
 }
 
 // aboutProc makes a handler of a method whose request is one proc of the caller's realm.
-func (r *root) aboutProc(need sigma.Rights, f func(ctx context.Context, id sigma.ProcID) ([]byte, error)) handler {
+func (r sys) aboutProc(need sigma.Rights, f func(ctx context.Context, id sigma.ProcID) ([]byte, error)) handler {
 	return func(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
 		var id sigma.ProcID
 		if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.ProcID(&id) }); err != nil {
@@ -144,13 +147,13 @@ func (r *root) aboutProc(need sigma.Rights, f func(ctx context.Context, id sigma
 }
 
 // ofService makes a handler of a method that is told which service calls, nil for other callers.
-func (r *root) ofService(f func(context.Context, *services.Service, []byte) ([]byte, []*os.File, error)) handler {
+func (r sys) ofService(f func(context.Context, *services.Service, []byte) ([]byte, []*os.File, error)) handler {
 	return func(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
 		return f(ctx, r.tree.k.services.Of(r.tree.principal), payload)
 	}
 }
 
-func (r *root) procsCalls() map[string]handler {
+func (r sys) procsCalls() map[string]handler {
 	k := r.tree.k
 	return map[string]handler{
 		sigmap.CallSpawn: r.spawn,
@@ -198,7 +201,7 @@ func (r *root) procsCalls() map[string]handler {
 	}
 }
 
-func (r *root) spawn(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
+func (r sys) spawn(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
 	var ds []sigma.Descriptor
 	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Descriptors(&ds) }); err != nil {
 		return nil, nil, err
@@ -236,7 +239,7 @@ func (r *root) spawn(ctx context.Context, payload []byte) ([]byte, []*os.File, e
 	return reply, nil, err
 }
 
-func (r *root) selfCalls() map[string]handler {
+func (r sys) selfCalls() map[string]handler {
 	k, who := r.tree.k, r.tree.principal
 	proc := func(h handler) handler {
 		return func(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
@@ -296,7 +299,7 @@ func (r *root) selfCalls() map[string]handler {
 
 // endpointsCallable answers a dial to an endpoint of this machine at once, and one for connections
 // in advance: dialproxy does not wait.
-func (r *root) endpointsCallable() sigma.File {
+func (r sys) endpointsCallable() sigma.File {
 	c := r.callable(sigmap.FileEndpoints, r.endpointCalls()).(*treekit.Callable)
 	c.Prompt = func(method string, payload []byte) bool {
 		var e sigma.Endpoint
@@ -314,7 +317,7 @@ func (r *root) endpointsCallable() sigma.File {
 	return c
 }
 
-func (r *root) endpointCalls() map[string]handler {
+func (r sys) endpointCalls() map[string]handler {
 	k, who := r.tree.k, r.tree.principal
 	who.Realm = r.realm
 	id := func(payload []byte) (id sigma.EndpointID, err error) {
@@ -404,7 +407,7 @@ func (r *root) endpointCalls() map[string]handler {
 }
 
 // listenCall is the call listen.
-func (r *root) listenCall(_ context.Context, payload []byte) ([]byte, []*os.File, error) {
+func (r sys) listenCall(_ context.Context, payload []byte) ([]byte, []*os.File, error) {
 	k, who := r.tree.k, r.tree.principal
 	who.Realm = r.realm
 	var form sigma.ConnForm
@@ -449,7 +452,7 @@ func (r *root) listenCall(_ context.Context, payload []byte) ([]byte, []*os.File
 }
 
 // poolCall is the call pool.
-func (r *root) poolCall(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
+func (r sys) poolCall(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
 	k, who := r.tree.k, r.tree.principal
 	who.Realm = r.realm
 	var ask sigmap.PoolAsk
@@ -484,7 +487,7 @@ func withMemory(sock, memory *os.File) []*os.File {
 	return []*os.File{sock, memory}
 }
 
-func (r *root) machineCalls() map[string]handler {
+func (r sys) machineCalls() map[string]handler {
 	k := r.tree.k
 	provider := func(h handler) handler {
 		return func(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
@@ -521,7 +524,7 @@ func (r *root) machineCalls() map[string]handler {
 }
 
 // dialStreamCall is the call dial-stream.
-func (r *root) dialStreamCall(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
+func (r sys) dialStreamCall(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
 	var m sigma.MachineID
 	var name string
 	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.MachineID(&m); c.Str(&name) }); err != nil {
@@ -535,7 +538,7 @@ func (r *root) dialStreamCall(ctx context.Context, payload []byte) ([]byte, []*o
 }
 
 // revokeCall is the call revoke.
-func (r *root) revokeCall(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
+func (r sys) revokeCall(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
 	var e sigma.Endpoint
 	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Endpoint(&e) }); err != nil {
 		return nil, nil, err

@@ -12,18 +12,18 @@ import (
 )
 
 func (k *Kernel) newTalk() *talk.Talk {
-	return talk.New(talk.Config{Machine: k.cfg.Machine, Proxy: k.proxy, Connect: k.connect, Traffic: k.traffic,
+	return talk.New(talk.Config{Machine: k.cfg.Machine, Proxy: k.proxy, Connect: k.connect, Traffic: k.meters.traffic,
 		Cluster: k.cluster, Machines: k.usageMachines, Ask: k.reach.Ask})
 }
 
 // shownTo says which connections who reads may know of: the provider of all, a tenant of those that
 // its realm has an end of.
-func (r *root) shownTo(c *dialproxy.Connection) bool {
+func (r sys) shownTo(c *dialproxy.Connection) bool {
 	return r.tree.principal.System || c.Endpoint.Realm == r.realm || c.From.Realm == r.realm
 }
 
 // connectionsFile is /sys/connections: which connections procs of this machine have.
-func (r *root) connectionsFile() sigma.File {
+func (r sys) connectionsFile() sigma.File {
 	return r.sysState(roles.Connections, func(ctx context.Context) ([]byte, error) {
 		return state.Lines(r.tree.k.talk.Connections(ctx, r.shownTo))
 	})
@@ -31,7 +31,7 @@ func (r *root) connectionsFile() sigma.File {
 
 // trafficFile is /sys/traffic: a tenant is told of its own realm, the provider of the realm that it
 // works in, and in that of the system of all.
-func (r *root) trafficFile() sigma.File {
+func (r sys) trafficFile() sigma.File {
 	of := r.realm
 	if of == sigma.SystemRealm && r.tree.principal.System {
 		of = ""
@@ -42,12 +42,12 @@ func (r *root) trafficFile() sigma.File {
 }
 
 // distancesFile is /sys/distances.
-func (r *root) distancesFile() sigma.File {
+func (r sys) distancesFile() sigma.File {
 	return r.sysState(roles.Distances, r.tree.k.talk.Distances)
 }
 
 // logCall is the call log: the latest things that happened to connections.
-func (r *root) logCall(context.Context, []byte) ([]byte, []*os.File, error) {
+func (r sys) logCall(context.Context, []byte) ([]byte, []*os.File, error) {
 	if r.tree.view != nil {
 		return nil, nil, sigma.Errorf("kernel.log", sigma.KindPermission,
 			"a proc with a view is not told of others' connections")

@@ -13,7 +13,7 @@ import (
 // usage answers what procs use: those that run, now; others, what is known of them. It is for the
 // provider, because a question costs the launcher time that starts need, and for sessions with a
 // credential, which read the same in /proc and have few requests at a time.
-func (r *root) usage(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
+func (r sys) usage(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
 	var ids []sigma.ProcID
 	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.ProcIDs(&ids) }); err != nil {
 		return nil, nil, err
@@ -35,13 +35,13 @@ func (r *root) usage(ctx context.Context, payload []byte) ([]byte, []*os.File, e
 }
 
 // meterCall is the call meter.
-func (r *root) meterCall(_ context.Context, payload []byte) ([]byte, []*os.File, error) {
+func (r sys) meterCall(_ context.Context, payload []byte) ([]byte, []*os.File, error) {
 	if err := sigmap.Parse(payload, func(*sigmap.Coder) {}); err != nil {
 		return nil, nil, err
 	}
 	who := r.tree.principal
 	who.Realm = r.realm
-	f, err := r.tree.k.traffic.GiveMeter(who, time.Now())
+	f, err := r.tree.k.meters.traffic.GiveMeter(who, time.Now())
 	if err != nil {
 		return nil, nil, err
 	}

@@ -127,9 +127,9 @@ func TestViewBounds(t *testing.T) {
 	}
 	child.p.exit(0)
 	eventually(t, "its sessions with servers have ended", func() bool {
-		c.m.k.mu.Lock()
-		defer c.m.k.mu.Unlock()
-		for open := range c.m.k.open {
+		c.m.k.sessions.mu.Lock()
+		defer c.m.k.sessions.mu.Unlock()
+		for open := range c.m.k.sessions.open {
 			if open.principal.Proc == child.id {
 				return false
 			}

@@ -139,7 +139,7 @@ func (m *machine) session(p sigma.Principal) (c *session.Client, end func()) {
 		m.t.Fatal(err)
 	}
 	over := make(chan struct{})
-	go func() { defer close(over); m.k.serve(m.k.ctx, ours, p) }()
+	go func() { defer close(over); m.k.serve(m.k.life.ctx, ours, p) }()
 	if c, err = session.Dial(m.t.Context(), theirs); err != nil {
 		m.t.Fatal(err)
 	}

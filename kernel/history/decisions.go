@@ -72,7 +72,7 @@ func (x *History) isClosed(id sigma.MachineID) bool {
 const waitSaid = 2 * time.Millisecond
 
 // noteFate notes that a proc which waited has a machine, or that one ended otherwise than well.
-// Kernel.mu is held.
+// procs.Table.mu is held.
 func (x *History) noteFate(p *sigma.ProcInfo) {
 	waited := p.Times.Placed.Sub(p.Times.Spawned)
 	switch {
@@ -94,7 +94,7 @@ func (x *History) noteProc(by string, p *sigma.ProcInfo, reason decision.Reason,
 	x.Decisions.Note(r)
 }
 
-// NoteUnscheduled notes that nobody is there to place a proc. Kernel.mu is held.
+// NoteUnscheduled notes that nobody is there to place a proc. procs.Table.mu is held.
 func (x *History) NoteUnscheduled(p *schedd.Proc) {
 	why := "no besched answers; it is sent to the first that does"
 	if p.Class == sigma.LatencyCritical {

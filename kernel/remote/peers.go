@@ -354,7 +354,7 @@ func (x *Remote) peerDecline(_ context.Context, _ identity.Subject, payload []by
 	return nil, nil
 }
 
-// Owe has the home told of a guest, soon. Kernel.mu may be held.
+// Owe has the home told of a guest, soon. procs.Table.mu may be held.
 func (x *Remote) Owe(id sigma.ProcID, home sigma.Life) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
