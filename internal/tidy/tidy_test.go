@@ -32,6 +32,7 @@ var rules = []struct {
 	{"size", CheckSizes},
 	{"width", CheckWidth},
 	{"package-size", CheckPackageSizes},
+	{"struct-size", CheckStructSizes},
 	{"task", CheckTasks},
 	{"machine-path", func(t *Tree) []Finding { return CheckPaths(t, nil) }},
 	{"unsafe", CheckUnsafe},
