@@ -11,6 +11,8 @@ type Layer struct {
 	Name string
 	// Dirs are the directories of its packages; those below belong to it too.
 	Dirs []string
+	// Ordered allows its packages to import those of Dirs before theirs: Dirs are the lowest first.
+	Ordered bool
 	// Sideways allows its packages to import one another (Go forbids circles).
 	Sideways bool
 	// Apart are names of lower layers that its packages may not import all the same.
@@ -26,18 +28,18 @@ var Layers = []Layer{
 		Why: "everybody depends on the words, so they depend on nobody"},
 	{Name: "codec", Dirs: []string{"sigmap"},
 		Why: "the wire format is bytes in, messages out; it knows no connection"},
-	{Name: "kits", Dirs: []string{"session", "treekit", "namespace", "nowait", "inflight", "changeboard", "fence",
-		"hostdir", "dirtree", "view", "ring", "bulk", "diskspace", "atomicfile"}, Sideways: true,
+	{Name: "kits", Dirs: []string{"atomicfile", "bulk", "changeboard", "diskspace", "fence", "hostdir", "nowait",
+		"view", "inflight", "ring", "session", "dirtree", "treekit", "namespace"}, Ordered: true,
 		Why: "what clients, servers and trees are made of knows the protocol and not what is served"},
 	{Name: "trees", Dirs: []string{"memfs", "ux", "s3", "db", "named", "treetest"},
 		Why: "a tree serves its own state; trees meet only in a name space, so that each can run, fail and be tested " +
 			"alone"},
 	{Name: "sdk", Dirs: []string{"sdk", "call"},
 		Why: "what is linked into every proc must start in microseconds"},
-	{Name: "kernel", Dirs: []string{"launch", "output", "schedd", "dialproxy", "binfs", "decision", "besched",
-		"lcsched", "initd", "sim", "readiness", "kernel", "identity", "machines", "link", "names", "state",
-		"hostsetup"}, Sideways: true,
-		Why: "the kernel starts and connects procs; nothing that a proc links may need it"},
+	{Name: "kernel", Dirs: []string{"binfs", "decision", "dialproxy", "identity", "launch", "names", "readiness",
+		"state", "besched", "lcsched", "link", "machines", "output", "hostsetup", "schedd", "initd", "kernel", "sim"},
+		Ordered: true,
+		Why:     "the kernel starts and connects procs; nothing that a proc links may need it"},
 	{Name: "toolkit", Dirs: []string{"lib/semaphore", "lib/barrier", "lib/queue", "lib/once", "lib/group",
 		"lib/schedule", "lib/shard"}, Apart: []string{"kernel", "trees", "kits"},
 		Why: "a tenant could have written these: each is a small package over the SDK, and needs none of the others"},
@@ -134,6 +136,13 @@ func importProblem(from, to string, test bool) string {
 				"into a package below", to)
 	case test || other < own || other == own && Layers[own].Sideways:
 		return ""
+	case other == own && Layers[own].Ordered:
+		dirs := Layers[own].Dirs
+		if slices.Index(dirs, unit(to)) < slices.Index(dirs, unit(from)) {
+			return ""
+		}
+		return fmt.Sprintf("%s imports %s, but of the row %s each imports only those before it (Layers)", from, to,
+			Layers[own].Name)
 	}
 	return fmt.Sprintf("%s (layer %d, %s) imports %s (layer %d, %s), but imports go down only. Of %s: %s. Of %s: %s. "+
 		"Take an interface of sigma/ (or declare a small one here) and inject the implementation in cmd/.",
