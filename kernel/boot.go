@@ -17,9 +17,12 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
+// booting is what is done once, when sigmad starts.
+type booting struct{ *Kernel }
+
 // boot makes this machine a member, starts the services, makes what must exist, and opens the admin
 // sockets.
-func (k *Kernel) boot(ctx context.Context) error {
+func (k booting) boot(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, services.BootMax)
 	defer cancel()
 	select {
@@ -59,7 +62,7 @@ func (k *Kernel) boot(ctx context.Context) error {
 }
 
 // startServices starts the boot set and waits until it serves.
-func (k *Kernel) startServices(ctx context.Context) error {
+func (k booting) startServices(ctx context.Context) error {
 	if err := k.joinNames(ctx); err != nil {
 		return err
 	}
@@ -82,7 +85,7 @@ func (k *Kernel) startServices(ctx context.Context) error {
 // certify has this control machine's own machined certify it, when its certificate has expired and
 // nobody could be asked for another: the control machines may need links with each other before any
 // of them can be registered.
-func (k *Kernel) certify(ctx context.Context) {
+func (k booting) certify(ctx context.Context) {
 	err := reach.Until(ctx, func() error {
 		return k.cluster.WithMachined(ctx, k.cfg.Machine, func(ctx context.Context, c *machines.Client) error {
 			now := k.cluster.Kept()
@@ -107,7 +110,7 @@ func (k *Kernel) certify(ctx context.Context) {
 
 // joinNames makes this machine's named a member of the store of names, if it joined as a control
 // machine; what comes of that is an argument of named at each start.
-func (k *Kernel) joinNames(ctx context.Context) error {
+func (k booting) joinNames(ctx context.Context) error {
 	s := k.services.Local(services.Named)
 	now := k.cluster.Kept()
 	if s == nil || !now.Joined {
@@ -142,7 +145,7 @@ func (k *Kernel) joinNames(ctx context.Context) error {
 }
 
 func memberAdd(ctx context.Context, c *session.Client, m sigma.MachineID) (text string, err error) {
-	root, err := reach.Callee(ctx, c, services.Named)
+	root, err := cluster.Callee(ctx, c, services.Named)
 	if err != nil {
 		return "", err
 	}
@@ -160,7 +163,7 @@ func memberAdd(ctx context.Context, c *session.Client, m sigma.MachineID) (text 
 // takeControl has a machine that joined as one count as a control machine, now that its part of the
 // store of names is there. It does so once: a machine from which an operator has taken control
 // stays an ordinary one.
-func (k *Kernel) takeControl(ctx context.Context) error {
+func (k booting) takeControl(ctx context.Context) error {
 	now := k.cluster.Kept()
 	if !now.Joined || k.services.Local(services.Machined) == nil {
 		return nil
@@ -194,7 +197,7 @@ func (k *Kernel) takeControl(ctx context.Context) error {
 	return err
 }
 
-func (k *Kernel) noteRuled(now cluster.Kept) error {
+func (k booting) noteRuled(now cluster.Kept) error {
 	if now.Ruled {
 		return nil
 	}

@@ -278,77 +278,8 @@ func New(cfg Config) (*Kernel, error) {
 	return k, nil
 }
 
-// servicesConfig is what the services need of the kernel.
-func (k *Kernel) servicesConfig() services.Config {
-	return services.Config{Machine: k.cfg.Machine, Programs: k.cfg.Programs, Data: k.cfg.Data, UIDBase: k.cfg.UIDBase,
-		Member: isMember(k.cfg), StoreDelay: k.cfg.StoreDelay, Start: k.life.start, Log: k.cfg.Log,
-		Launcher: k.launcher, Proxy: k.proxy, Worked: k.meters.worked, Known: k.life.known,
-		External: func() bool { return k.outside.HasEtcd() },
-		Go:       k.sessions.Go,
-		Serve:    k.serve, Tell: k.tellDaemon,
-		Charge: func(now, before time.Time, service string, done sigma.Work) {
-			k.accounts.CountDone(now, before, service, done)
-		}}
-}
-
-// runnerConfig is what the runner of procs needs of the kernel.
-func (k *Kernel) runnerConfig() runner.Config {
-	return runner.Config{Machine: k.cfg.Machine, AllowWeaken: k.cfg.AllowWeaken,
-		FirstGroup: k.cfg.UIDBase + k.cfg.UIDs/2, Start: k.life.start, StartMono: k.life.startMono, Log: k.cfg.Log,
-		Procs: k.procs, Launcher: k.launcher, Placing: k.placing, Shares: k.shares, Past: k.past, Proxy: k.proxy,
-		Programs: k.bin, Holders: k.holders, Ledger: k.meters.ledger, Traffic: k.meters.traffic, Go: k.sessions.Go,
-		Tree:  k.realms.Tree,
-		Serve: k.serveProc}
-}
-
-// accountsConfig is what the accounts need of the kernel.
-func (k *Kernel) accountsConfig() accounts.Config {
-	return accounts.Config{Machine: k.cfg.Machine, CPU: k.cfg.CPU, Start: k.life.start, Log: k.cfg.Log, Procs: k.procs,
-		Launcher: k.launcher, Services: k.services, Cluster: k.cluster, Reach: k.reach, Runner: k.runner,
-		Connect: k.connect, Placing: k.placing, Shares: k.shares, Ledger: k.meters.ledger, Copies: k.meters.copies,
-		Traffic: k.meters.traffic, Worked: k.meters.worked, Turns: k.meters.turns, Memo: k.memo,
-		Machines: k.usageMachines}
-}
-
-// realmsConfig is what realms need of the kernel.
-func (k *Kernel) realmsConfig() realms.Config {
-	return realms.Config{Machine: k.cfg.Machine, CPU: k.cfg.CPU, Memory: k.cfg.Memory, Log: k.cfg.Log, Memo: k.memo,
-		Procs: k.procs, Cluster: k.cluster, Reach: k.reach, Launcher: k.launcher, Placing: k.placing,
-		Shares: k.shares, Turns: k.meters.turns, History: k.history, Past: k.past, Remote: k.remote,
-		Accounts: k.accounts,
-		Quotas:   k.quotas, Outside: k.outside, Registrations: k.registrations, Roster: k.rosterInfos, Root: k.rootOf,
-		EndSessions: k.endSessions, IsAttached: k.isAttached}
-}
-
 // Program is one of the boot set.
 type Program = services.Program
-
-// launchersConfig says what is done when launchers come and go.
-func (k *Kernel) launchersConfig() launchers.Config {
-	return launchers.Config{Keeper: k.cfg.Keeper, Log: k.cfg.Log,
-		Adopt: func(e launch.Adopted) bool { return k.runner.Adopt(e) },
-		Prepare: func(l *launch.Launcher) {
-			k.past.RecallEnded()
-			k.past.SweepLogs()
-			k.shares.Classes(l, k.cfg.CPU)
-		},
-		Begun: func(inherited int) {
-			k.placing.Launcher(true)
-			k.life.adopted(inherited)
-		},
-		Ended:   func() { k.placing.Launcher(false) },
-		Died:    func() { k.tellDaemon(state.EventDaemonEnded, launchers.Name, "") },
-		Yielded: func(e launch.Yielded) { k.shares.Yielded(e) }}
-}
-
-// isMember says that other machines may have the services that this one lacks.
-func isMember(cfg Config) bool {
-	if cfg.Join != nil {
-		return true
-	}
-	_, err := os.Stat(filepath.Join(cfg.Data, "identity"))
-	return err == nil
-}
 
 // Run boots the machine and serves until ctx ends, Down is called, or the keeper is gone. Before it
 // returns, services were asked to end in an orderly way.
@@ -387,7 +318,7 @@ func (k *Kernel) Run(ctx context.Context) error {
 	k.sessions.Go(func() { k.past.Run(ctx) })
 	k.sessions.Go(func() { k.accounts.Tell(ctx) })
 	booted := make(chan error, 1)
-	k.sessions.Go(func() { booted <- k.boot(ctx) })
+	k.sessions.Go(func() { booted <- booting{k}.boot(ctx) })
 	defer k.quotas.Scratch.Close()
 	defer k.bin.Close()
 	defer k.passed.Close()

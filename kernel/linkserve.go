@@ -2,11 +2,15 @@ package kernel
 
 import (
 	"context"
+	"maps"
 	"os"
 	"sync"
 
+	"sigmaos.dev/kernel/cluster"
 	"sigmaos.dev/kernel/computed"
+	"sigmaos.dev/kernel/connect"
 	"sigmaos.dev/kernel/reach"
+	"sigmaos.dev/kernel/talk"
 	"sigmaos.dev/link"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/treekit"
@@ -139,4 +143,11 @@ func (t *tree) attachFar(name string) (sigma.File, error) {
 			return nil, &sigma.Error{Op: "kernel.attachFar", Path: "/" + name, Kind: sigma.KindNotFound,
 				Msg: "a machine shows others only ux and proc"}
 		}}, nil
+}
+
+// registerPeerCalls adds the methods about procs to what other machines may call.
+func (k *Kernel) registerPeerCalls() {
+	maps.Copy(k.reach.Calls, map[string]reach.Call{connect.PeerRevoke: k.connect.RevokeCall,
+		connect.PeerBegun: k.connect.PeerBegun, cluster.PeerLeave: k.cluster.PeerLeave,
+		talk.PeerTraffic: k.talk.PeerTraffic, talk.PeerDistances: k.talk.PeerDistances, talk.PeerTouch: talk.Touch})
 }

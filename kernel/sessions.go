@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"sigmaos.dev/kernel/guests"
+	"sigmaos.dev/kernel/procs"
+	"sigmaos.dev/kernel/viewfs"
 	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/treekit"
@@ -136,4 +138,33 @@ func (k *Kernel) isAttached(realm sigma.RealmID) bool {
 // rootOf is the root of a principal's realm without a session.
 func (k *Kernel) rootOf(p sigma.Principal) sigma.File {
 	return &root{tree: &tree{k: k, principal: p}, realm: p.Realm}
+}
+
+// tellDaemon notes that a daemon of this machine ended or is there again.
+func (k *Kernel) tellDaemon(what, name, message string) { k.history.TellDaemon(what, name, message) }
+
+// serveGuest answers a guest's session.
+func (k *Kernel) serveGuest(ctx context.Context, conn session.Conn, g *guests.Granted) {
+	t := &tree{k: k, granted: g, principal: sigma.Principal{Realm: g.Presented.Realm, Proc: sigma.NewProcID(),
+		Machine: k.cfg.Machine}}
+	t.view = t.viewer(viewfs.Config{Table: g.View, Role: g.Role.String()})
+	k.serveAs(ctx, conn, t, false)
+	k.meters.traffic.End(time.Now(), t.principal.Proc)
+}
+
+// owesAnswers says whether somebody is still to hear of the end of a proc: its home, or a session
+// that waited for one and has not ended.
+func (k *Kernel) owesAnswers() bool {
+	owes := false
+	if k.procs.With(func(v procs.View) { owes = v.Owes() }); owes {
+		return true
+	}
+	k.sessions.mu.Lock()
+	defer k.sessions.mu.Unlock()
+	for t := range k.sessions.open {
+		if t.waited.Load() {
+			return true
+		}
+	}
+	return false
 }

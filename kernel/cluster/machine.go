@@ -400,15 +400,22 @@ func (x *Cluster) WithMachined(ctx context.Context, m sigma.MachineID,
 }
 
 func machinedOf(ctx context.Context, s *session.Client) (*machines.Client, error) {
+	c, err := Callee(ctx, s, Machined)
+	return machines.NewClient(c), err
+}
+
+// Callee attaches to a service's root, which is called.
+func Callee(ctx context.Context, s *session.Client, service string) (sigma.Caller, error) {
 	root, err := s.Attach(ctx, "")
 	if err != nil {
 		return nil, err
 	}
 	c, ok := root.(sigma.Caller)
 	if !ok {
-		return nil, sigma.Errorf("kernel.machined", sigma.KindUnsupported, "machined answers no calls")
+		root.Close()
+		return nil, sigma.Errorf("kernel.ask", sigma.KindUnsupported, "%s answers no calls", service)
 	}
-	return machines.NewClient(c), nil
+	return c, nil
 }
 
 // Judge asks the machined that decides, wherever it is. f is called again if another decides

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"sigmaos.dev/besched"
+	"sigmaos.dev/kernel/cluster"
 	"sigmaos.dev/kernel/procs"
 	"sigmaos.dev/lcsched"
 	"sigmaos.dev/schedd"
@@ -153,7 +154,7 @@ func (p *Placement) LimitsChanged() { poke(p.reserved.work) }
 // Waiting asks the lcsched that leads what waits there.
 func (p *Placement) Waiting(ctx context.Context) (ws []lcsched.Waits, err error) {
 	c, err := p.cfg.System.Reach(ctx, Lcsched, func(ctx context.Context, c *session.Client) error {
-		b, err := callable(ctx, c)
+		b, err := cluster.Callee(ctx, c, Besched)
 		if err != nil {
 			return err
 		}

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"sigmaos.dev/kernel/cluster"
 	"sigmaos.dev/kernel/procs"
 	"sigmaos.dev/lcsched"
 	"sigmaos.dev/schedd"
@@ -80,7 +81,7 @@ func (r *reservations) run(ctx context.Context) {
 			return
 		}
 		c, err := r.all.cfg.System.Reach(ctx, Lcsched, func(ctx context.Context, c *session.Client) error {
-			b, err := callable(ctx, c)
+			b, err := cluster.Callee(ctx, c, Lcsched)
 			if err == nil {
 				_, _, err = b.Call(ctx, lcsched.CallLeads, nil, nil)
 			}
@@ -96,23 +97,10 @@ func (r *reservations) run(ctx context.Context) {
 	}
 }
 
-// callable is the root of a service that answers calls.
-func callable(ctx context.Context, c *session.Client) (sigma.Caller, error) {
-	root, err := c.Attach(ctx, "")
-	if err != nil {
-		return nil, err
-	}
-	b, ok := root.(sigma.Caller)
-	if !ok {
-		return nil, sigma.Errorf("kernel.callable", sigma.KindUnsupported, "the service answers no calls")
-	}
-	return b, nil
-}
-
 // session works with one lcsched until it is lost, leads no more, or this machine is not what it
 // was told.
 func (r *reservations) session(ctx context.Context, c *session.Client, life sigma.Life) {
-	b, err := callable(ctx, c)
+	b, err := cluster.Callee(ctx, c, Lcsched)
 	if err != nil {
 		return
 	}

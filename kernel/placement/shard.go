@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"sigmaos.dev/besched"
+	"sigmaos.dev/kernel/cluster"
 	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
@@ -41,12 +42,8 @@ const enqueueMax = 512
 // session works with one incarnation of the besched until it is lost, or this machine is in another
 // life.
 func (sh *shard) session(ctx context.Context, c *session.Client, life sigma.Life) {
-	root, err := c.Attach(ctx, "")
+	b, err := cluster.Callee(ctx, c, Besched)
 	if err != nil {
-		return
-	}
-	b, ok := root.(sigma.Caller)
-	if !ok {
 		return
 	}
 	ctx, cancel := context.WithCancel(ctx)

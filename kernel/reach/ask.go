@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"sigmaos.dev/kernel/cluster"
 	"sigmaos.dev/kernel/procs"
 	"sigmaos.dev/kernel/services"
 	"sigmaos.dev/session"
@@ -73,7 +74,7 @@ func (x *Reach) Over(l sigma.Life) bool {
 func (x *Reach) AskService(ctx context.Context, service, method string, payload []byte) (reply []byte, err error) {
 	var lost error // it may have been done, so it is not asked again
 	s, err := x.Find(ctx, service, func(ctx context.Context, c *session.Client) error {
-		root, err := Callee(ctx, c, service)
+		root, err := cluster.Callee(ctx, c, service)
 		if err != nil {
 			return err
 		}
@@ -127,4 +128,39 @@ func (x *Reach) FindElsewhere(ctx context.Context, name string,
 		err = derr
 	}
 	return nil, "", err
+}
+
+// Admin calls a method about a realm of a service's root.
+func (x *Reach) Admin(ctx context.Context, service, method string, id sigma.RealmID) ([]byte, error) {
+	return x.AskRoot(ctx, service, method, func(e *sigmap.Coder) { e.RealmID(&id) })
+}
+
+// AskRoot calls the root of a service that is found, once.
+func (x *Reach) AskRoot(ctx context.Context, service, method string, encode func(*sigmap.Coder)) ([]byte, error) {
+	var root sigma.Caller
+	s, err := x.Find(ctx, service, func(ctx context.Context, s *session.Client) (err error) {
+		root, err = cluster.Callee(ctx, s, service)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	defer s.Close()
+	payload, err := sigmap.Payload(encode)
+	if err != nil {
+		return nil, err
+	}
+	reply, _, err := root.Call(ctx, method, payload, nil)
+	return reply, err
+}
+
+// Realms asks named which realms there are.
+func (x *Reach) Realms(ctx context.Context) ([]sigma.RealmInfo, error) {
+	return sigmap.ListRealms(func(encode, decode func(*sigmap.Coder)) error {
+		reply, err := x.AskRoot(ctx, services.Named, sigmap.CallList, encode)
+		if err != nil {
+			return err
+		}
+		return sigmap.Parse(reply, decode)
+	})
 }
