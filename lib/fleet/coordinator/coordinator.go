@@ -124,7 +124,31 @@ func (c *Coordinator) takeOver(ctx context.Context) error {
 	c.mu.Lock()
 	c.leads = true
 	c.mu.Unlock()
+	c.all.Go(func() { c.lookAgain(ctx) })
 	return nil
+}
+
+// lateMost is how long a proc may take to be there that a coordinator asked for which then ended.
+const lateMost = 3 * time.Second
+
+// lookAgain finds members that came after the first look, and would run beside those that this
+// coordinator starts.
+func (c *Coordinator) lookAgain(ctx context.Context) {
+	select {
+	case <-time.After(lateMost):
+	case <-ctx.Done():
+		return
+	}
+	procs, err := c.procs(ctx)
+	if err != nil {
+		c.cfg.Log.Warn("members that came late are not looked for", "err", err)
+		return
+	}
+	for name, ps := range procs {
+		if k, err := c.keeper(name); err == nil {
+			k.find(ps)
+		}
+	}
 }
 
 // procs are the realm's procs that run and are named as members, by fleet.

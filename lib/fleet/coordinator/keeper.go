@@ -65,12 +65,7 @@ func (k *keeper) run(ctx context.Context, procs []sigma.ProcInfo) {
 	} else {
 		k.step(core.Changed{Record: k.record, Why: "the fleet was made"})
 	}
-	for _, p := range procs {
-		if _, revision, ok := fleet.ParseMemberName(p.Name); ok {
-			k.body(p.ID)
-			k.step(core.Found{Proc: p.ID, Revision: revision, Machine: p.Machine})
-		}
-	}
+	k.found(procs)
 	k.all.Go(func() { k.follow(ctx) })
 	tick := time.NewTicker(core.Every)
 	defer tick.Stop()
@@ -88,6 +83,24 @@ func (k *keeper) run(ctx context.Context, procs []sigma.ProcInfo) {
 		}
 	}
 	k.bury(ctx)
+}
+
+// found tells the core of procs that run as members. Called by run.
+func (k *keeper) found(procs []sigma.ProcInfo) {
+	for _, p := range procs {
+		if _, revision, ok := fleet.ParseMemberName(p.Name); ok && k.members[p.ID] == nil {
+			k.body(p.ID)
+			k.step(core.Found{Proc: p.ID, Revision: revision, Machine: p.Machine})
+		}
+	}
+}
+
+// find is found for others.
+func (k *keeper) find(procs []sigma.ProcInfo) {
+	select {
+	case k.todo <- func() { k.found(procs) }:
+	case <-k.ended:
+	}
 }
 
 func (k *keeper) self() string { return string(k.c.c.Info().Principal.Proc) }
