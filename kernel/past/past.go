@@ -325,7 +325,7 @@ func (x *Past) Has(id sigma.ProcID) bool { return x.archive.Has(id) }
 // Drop forgets a proc.
 func (x *Past) Drop(id sigma.ProcID) { x.archive.Forget(id) }
 
-// ended notes that the launcher will tell once more of the end of a proc of which something is
+// EndsAgain notes that the launcher will tell once more of the end of a proc of which something is
 // kept. It is called by the launcher's goroutine.
 func (x *Past) EndsAgain(id sigma.ProcID) { x.told = append(x.told, id) }
 

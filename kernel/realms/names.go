@@ -508,7 +508,7 @@ func (x *Realms) ListAt() ([]sigma.RealmInfo, time.Time, error) {
 	return l.all, l.asked, err
 }
 
-// known is what this machine has of a realm's names; nil if it has nothing.
+// Known is what this machine has of a realm's names; nil if it has nothing.
 func (x *Realms) Known(realm sigma.RealmID) *names.Realm {
 	x.mu.Lock()
 	defer x.mu.Unlock()

@@ -1,5 +1,8 @@
-// Package registrations changes the records of procs that initd keeps running, beside their leader,
-// and shows them. Users: kernel.
+// Package registrations is a machine's part in the procs that initd keeps running: it changes their
+// records beside initd's leader and shows them, and does what the leader asks for: it says what has
+// become of procs, spawns them and stops them. Users: kernel.
+//
+// Locks: Epoch.mu, under which procs.Table's is taken.
 package registrations
 
 import (

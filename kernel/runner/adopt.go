@@ -113,6 +113,7 @@ type Label struct {
 	kin  []sigma.ProcID
 }
 
+// Code encodes or decodes a label.
 func (l *Label) Code(c *sigmap.Coder) {
 	said := l.said != nil
 	c.ProcInfo(&l.Info)
