@@ -203,6 +203,9 @@ func New(cfg Config) (*Cache, error) {
 			}
 		})
 		context.AfterFunc(c.ctx, s.stop)
+		if err := settle(cfg.Mount); err != nil {
+			cfg.Log.Warn("if sigmad is killed now, it may not end until its FUSE connection is aborted", "err", err)
+		}
 	}
 	return c, nil
 }

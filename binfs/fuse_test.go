@@ -220,6 +220,35 @@ func TestTakeOver(t *testing.T) {
 	}
 }
 
+// Goal: a program's file can be closed while nobody answers the kernel, as when sigmad is stopped.
+// Otherwise who closes it could not even be killed, and a killed sigmad would wait for itself.
+func TestCloseUnanswered(t *testing.T) {
+	s := newStore()
+	s.put("/p", large(t, 8<<20, 40), false)
+	c := newCache(t, Config{Source: s, Mount: mountFUSE(t), FillDelay: -1})
+	f, release := mustOpen(t, c, s, "/p")
+	if !onFUSE(t, f) {
+		t.Fatal("the file is not one that is paged")
+	}
+	mine, err := unix.Dup(int(f.Fd()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.cfg.Mount.Device.SetReadDeadline(time.Unix(1, 0)) // the server ends
+	c.served.Wait()
+	closed := make(chan error, 1)
+	go func() { closed <- unix.Close(mine) }()
+	select {
+	case err := <-closed:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(2 * time.Second):
+		t.Fatal("the file is not closed")
+	}
+	release()
+}
+
 // knowsResend says whether this kernel gives unanswered requests out again (6.9).
 func knowsResend(t *testing.T) bool {
 	t.Helper()

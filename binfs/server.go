@@ -91,7 +91,10 @@ func (s *server) serve(r request) {
 		s.send(initReply(r.unique, r.body.init))
 	case opLookup:
 		node, size, ok := uint64(0), int64(0), false
-		if r.node == rootNode {
+		switch {
+		case r.node == rootNode && r.body.name == settleName:
+			node, ok = settleNode, true
+		case r.node == rootNode:
 			node, size, ok = s.nodes.lookup(r.body.name)
 		}
 		if !ok {

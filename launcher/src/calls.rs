@@ -399,6 +399,8 @@ const PRCTL_LINUX: &[&[Test]] = &[
 ];
 
 const SYSTEM: &[Entry] = &[
+    // A thread of sigmad gets descriptors of its own, without the device of FUSE (binfs).
+    (SYS_close_range, EVER),
     // A system program has a PID namespace of its own.
     (SYS_prlimit64, when(&[&[Null(2)]])),
     (SYS_clone, when(&[&[Masked(0, CLONE_FORBIDDEN, 0)]])),
