@@ -119,7 +119,12 @@ func (k *keeper) undo(ctx context.Context, _ fleet.NameArg) (fleet.Record, error
 	})
 }
 
+// remove may be called again, after an answer that was lost.
 func (k *keeper) remove(ctx context.Context) error {
+	removed := false
+	if err := k.do(ctx, func() { removed = k.core.Record().Removed }); err != nil || removed {
+		return err
+	}
 	_, err := k.amend(ctx, "the fleet was removed", func(r fleet.Record) (fleet.Record, error) {
 		r.Removed = true
 		r.Generation++

@@ -219,9 +219,9 @@ func (c *Coordinator) keeper(name string) (*keeper, error) {
 func (c *Coordinator) server() (*call.Server, error) {
 	s := call.NewServer(call.Config{CallsMax: 4096})
 	return s, errors.Join(
-		handle(c, s, fleet.ApplyMethod, c.apply),
-		handle(c, s, fleet.ListMethod, func(context.Context, struct{}) ([]fleet.Status, error) { return c.list() }),
-		handle(c, s, fleet.RemoveMethod, func(ctx context.Context, a fleet.NameArg) (struct{}, error) {
+		handle(s, fleet.ApplyMethod, c.apply),
+		handle(s, fleet.ListMethod, func(context.Context, struct{}) ([]fleet.Status, error) { return c.list() }),
+		handle(s, fleet.RemoveMethod, func(ctx context.Context, a fleet.NameArg) (struct{}, error) {
 			return struct{}{}, c.remove(ctx, a.Name)
 		}),
 		of(c, s, fleet.ScaleMethod, func(a fleet.ScaleArg) string { return a.Name }, (*keeper).scale),
@@ -241,7 +241,7 @@ const hintLost = "another coordinator starts: look with sigma fleet status, and 
 func nameOf(a fleet.NameArg) string { return a.Name }
 
 // handle registers a call whose argument and answer are JSON.
-func handle[A, R any](c *Coordinator, s *call.Server, m *call.Method, do func(context.Context, A) (R, error)) error {
+func handle[A, R any](s *call.Server, m *call.Method, do func(context.Context, A) (R, error)) error {
 	return s.Handle(m, func(ctx context.Context, arg, reply []byte) ([]byte, error) {
 		var a A
 		if len(arg) > 0 {
@@ -250,7 +250,7 @@ func handle[A, R any](c *Coordinator, s *call.Server, m *call.Method, do func(co
 			}
 		}
 		r, err := do(ctx, a)
-		if sigma.KindOf(err) == sigma.KindCanceled && c.ctx.Err() != nil {
+		if sigma.KindOf(err) == sigma.KindCanceled { // a caller who gave up hears nothing of it
 			err = &sigma.Error{Op: m.Name, Kind: sigma.KindLost, Err: err,
 				Msg: "the coordinator ended before it was done, and it may have been done", Hint: hintLost}
 		}
@@ -265,7 +265,7 @@ func handle[A, R any](c *Coordinator, s *call.Server, m *call.Method, do func(co
 // of registers a call about one fleet.
 func of[A, R any](c *Coordinator, s *call.Server, m *call.Method, name func(A) string,
 	do func(*keeper, context.Context, A) (R, error)) error {
-	return handle(c, s, m, func(ctx context.Context, a A) (r R, err error) {
+	return handle(s, m, func(ctx context.Context, a A) (r R, err error) {
 		k, err := c.keeper(name(a))
 		if err != nil {
 			return r, err
