@@ -97,7 +97,7 @@ func (x elector) campaign(ctx context.Context, e Election) (*Leadership, error) 
 			if l.fence, err = x.stand(free, e, l.keeper); err == nil {
 				return l, nil
 			}
-			again = l.keeper.expired()
+			again = l.keeper.expired() || ended(free, leases, id, err)
 			l.Resign(context.WithoutCancel(ctx)) // which removes the file, should it have been made after all
 		}
 		if kind := sigma.KindOf(err); !again && kind != sigma.KindLost && !kind.Retryable() {
@@ -113,6 +113,12 @@ func (x elector) campaign(ctx context.Context, e Election) (*Leadership, error) 
 		pause.Stop()
 		return nil, sigma.Wrap(op, e.Path, err)
 	}
+}
+
+// ended reports whether an error is that of a lease that its server has ended, of which a keeper
+// that stood still may not know yet.
+func ended(ctx context.Context, leases sigma.Leaser, id sigma.LeaseID, err error) bool {
+	return sigma.KindOf(err) == sigma.KindNotFound && sigma.KindOf(leases.Renew(ctx, id)) == sigma.KindNotFound
 }
 
 // stand makes the leader's file and advances the epoch, as long as the lease lasts.

@@ -284,3 +284,34 @@ func TestCampaignFails(t *testing.T) {
 		}
 	})
 }
+
+// endedLease grants a first lease that has ended by the time it is used, as that of a candidate
+// that stood still.
+type endedLease struct {
+	sigma.File
+	sigma.Leaser
+	granted int
+}
+
+func (l *endedLease) Lease(ctx context.Context, ttl time.Duration) (sigma.LeaseID, error) {
+	id, err := l.Leaser.Lease(ctx, ttl)
+	if l.granted++; l.granted == 1 && err == nil {
+		err = l.Leaser.Revoke(ctx, id)
+	}
+	return id, err
+}
+
+// Goal: a candidate whose lease has ended before it knows stands again.
+func TestLeaseEndedUnseen(t *testing.T) {
+	tree := memfs.New(memfs.Config{})
+	defer tree.Close()
+	v := newVoter(t, tree)
+	root := &endedLease{v.root, v.root.(sigma.Leaser), 0}
+	l, err := elector{v.tree, root, nil}.campaign(t.Context(), Election{Path: "/leader", TTL: 2 * time.Second})
+	if err != nil || root.granted != 2 {
+		t.Fatalf("after %d leases: %v", root.granted, err)
+	}
+	if err := l.Resign(t.Context()); err != nil {
+		t.Error(err)
+	}
+}

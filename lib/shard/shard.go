@@ -217,7 +217,7 @@ func own(ctx context.Context, n sigma.Namespace, cfg Config, name string, cb Cal
 	path := cfg.Dir + "/members/" + name
 	id, err := n.Put(ctx, path, nil, sigma.PutOptions{MustMake: true, Wait: true, Lease: lease})
 	if err != nil {
-		return err
+		return unknown(err)
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -286,11 +286,11 @@ func (m *member) have(ctx context.Context, shard int) error {
 				return m.release(whole, lock)
 			}
 		}
-		return m.unknown(err)
+		return unknown(err)
 	}
 	fence, err := m.names.AdvanceEpoch(whole, m.cfg.Dir+"/epochs"+file)
 	if err != nil {
-		return m.unknown(err)
+		return unknown(err)
 	}
 	// From this request on no former owner removes the lock, so that it is known whether one did.
 	fenced := sigma.WithFence(whole, fence)
@@ -320,8 +320,9 @@ func (m *member) release(ctx context.Context, lock string) error {
 	}
 }
 
-// unknown makes an error one after which the member begins anew: the lock may be there.
-func (m *member) unknown(err error) error {
+// unknown makes an error one after which the member begins anew: its lease may have ended, and a
+// lock may be there.
+func unknown(err error) error {
 	if sigma.KindOf(err) == sigma.KindNotFound {
 		return &sigma.Error{Kind: sigma.KindStale, Msg: "the member's lease has ended", Err: err}
 	}

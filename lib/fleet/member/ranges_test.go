@@ -1,11 +1,16 @@
 package member
 
 import (
+	"cmp"
 	"context"
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"maps"
+	"math/rand/v2"
 	"net"
+	"os"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -23,6 +28,7 @@ import (
 type county struct {
 	t     *testing.T
 	realm *inprocess.Realm
+	n     int // ranges
 
 	mu      sync.Mutex
 	servers map[sigma.EndpointID]*call.Server // mu
@@ -63,13 +69,24 @@ func (o *official) Dial(_ context.Context, e sigma.Endpoint) (net.Conn, error) {
 
 var errTest = errors.New("not now")
 
-const rangesOfTest = 9
+// newCounty makes a county of n ranges without members.
+func newCounty(t *testing.T, n int) *county {
+	t.Helper()
+	tree := memfs.New(memfs.Config{})
+	t.Cleanup(func() { tree.Close() })
+	c := &county{t: t, realm: inprocess.Serve(t, tree), n: n, servers: map[sigma.EndpointID]*call.Server{},
+		members: map[string]*official{}}
+	if err := c.realm.Connect(t).MkdirAll(t.Context(), "/d", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
 
 func (c *county) join(name string) *official {
 	c.t.Helper()
 	o := &official{Client: c.realm.Connect(c.t), of: c, s: call.NewServer(call.Config{}), handed: make(chan struct{}),
 		over: make(chan struct{})}
-	opts := &Options{Ranges: rangesOfTest, Gain: o.gain, Handoff: o.handoff}
+	opts := &Options{Ranges: c.n, Gain: o.gain, Handoff: o.handoff}
 	g, err := newRanges(o, "/d", opts)
 	if err == nil {
 		err = g.register(o.s)
@@ -191,44 +208,105 @@ func (o *official) kill() {
 	}
 }
 
+// round counts requests to all ranges, with a pause between those to one, while something happens,
+// and checks that each is counted once.
+func (c *county) round(counts []int64, pause time.Duration, what string, during func()) {
+	c.t.Helper()
+	ctx, stop := context.WithTimeout(c.t.Context(), time.Minute)
+	defer stop()
+	var workers sync.WaitGroup
+	ended := make(chan bool)
+	for i := range counts {
+		workers.Go(func() {
+			for last := false; !last; {
+				select {
+				case <-ended:
+					last = true
+				case <-time.After(pause):
+				}
+				n, at := c.add(ctx, i)
+				if counts[i]++; n != counts[i] {
+					c.t.Errorf("%s: range %d at %s counts %d, not %d", what, i, at, n, counts[i])
+					counts[i] = n
+				}
+			}
+		})
+	}
+	during()
+	close(ended)
+	workers.Wait()
+}
+
+// kills ends the program of a member as it is, and gives the number of its ranges, which count anew.
+func (c *county) kills(name string, counts []int64) (was int) {
+	dead := c.drop(name)
+	dead.counts.Range(func(number, _ any) bool {
+		was++
+		counts[number.(int)] = 0
+		return true
+	})
+	dead.kill()
+	return was
+}
+
+// Goal: whatever member comes, goes or is killed, each range counts every request once, and begins
+// anew only if its member was killed. SIGMA_TEST_ROUNDS=200 SIGMA_TEST_MEMBERS=1000 is the whole of
+// it.
+func TestRangesRounds(t *testing.T) {
+	number := func(name, or string) int {
+		n, err := strconv.Atoi(cmp.Or(os.Getenv(name), or))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	rounds, members := number("SIGMA_TEST_ROUNDS", "4"), number("SIGMA_TEST_MEMBERS", "8")
+	c := newCounty(t, members/4+7)
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	r := rand.New(rand.NewPCG(seed, 3))
+	next := 0
+	join := func() { c.join(fmt.Sprint("m", next)); next++ }
+	some := func() string { return slices.Sorted(maps.Keys(c.members))[r.IntN(len(c.members))] }
+	for range members {
+		join()
+	}
+	counts := make([]int64, c.n)
+	pause := time.Duration(c.n) * 50 * time.Microsecond
+	c.round(counts, pause, "all", func() {})
+	killed := 0
+	for i := range rounds {
+		if r.IntN(3) == 0 {
+			killed += c.kills(some(), counts)
+			join()
+		}
+		c.round(counts, pause, fmt.Sprint("round ", i), func() {
+			for range 1 + r.IntN(3) {
+				join()
+				c.leave(some())
+			}
+		})
+	}
+	t.Logf("%d requests, %d ranges began anew", total(counts), killed)
+}
+
+func total(counts []int64) (sum int64) {
+	for _, n := range counts {
+		sum += n
+	}
+	return sum
+}
+
 // Goal: while members come and go in good order, and their callbacks fail now and then, each range
 // counts every request once: none is lost, none is counted at two members. What a member that is
 // killed had begins anew, and nothing else.
 func TestRanges(t *testing.T) {
-	tree := memfs.New(memfs.Config{})
-	defer tree.Close()
-	c := &county{t: t, realm: inprocess.Serve(t, tree), servers: map[sigma.EndpointID]*call.Server{},
-		members: map[string]*official{}}
-	if err := c.realm.Connect(t).MkdirAll(t.Context(), "/d", 0o755); err != nil {
-		t.Fatal(err)
-	}
+	c := newCounty(t, 9)
 	c.join("a")
-	var counts [rangesOfTest]int64
+	counts := make([]int64, c.n)
 	round := func(what string, during func()) {
 		t.Helper()
-		ctx, stop := context.WithTimeout(t.Context(), 30*time.Second)
-		var workers sync.WaitGroup
-		ended := make(chan bool)
-		for i := range counts {
-			workers.Go(func() {
-				for last := false; !last; {
-					select {
-					case <-ended:
-						last = true
-					default:
-					}
-					n, at := c.add(ctx, i)
-					if counts[i]++; n != counts[i] {
-						t.Errorf("%s: range %d at %s counts %d, not %d", what, i, at, n, counts[i])
-						counts[i] = n
-					}
-				}
-			})
-		}
-		during()
-		close(ended)
-		workers.Wait()
-		stop()
+		c.round(counts, 0, what, during)
 	}
 	settle := func() { <-time.After(100 * time.Millisecond) } // requests meanwhile
 	round("one", settle)
@@ -250,14 +328,7 @@ func TestRanges(t *testing.T) {
 	if b := c.members["d1"].began.Load() + c.members["d2"].began.Load(); b != 0 {
 		t.Errorf("%d ranges began anew", b)
 	}
-	dead := c.drop("d1")
-	was := 0
-	dead.counts.Range(func(number, _ any) bool {
-		was++
-		counts[number.(int)] = 0
-		return true
-	})
-	dead.kill()
+	was := c.kills("d1", counts)
 	round("kill", func() {})
 	if b := int(c.members["d2"].began.Load()); b != was || was == 0 {
 		t.Errorf("%d ranges began anew; the member that was killed had %d", b, was)
