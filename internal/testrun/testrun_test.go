@@ -426,3 +426,15 @@ func write(t *testing.T, path, text string) {
 		t.Fatal(err)
 	}
 }
+
+// A target whose time was over while an input was in flight has failed at nothing.
+func TestFuzzClockRace(t *testing.T) {
+	const run = "fuzz: elapsed: 1s, gathering baseline coverage: 77/77 completed, now fuzzing with 1 workers\n"
+	const over = "--- FAIL: FuzzX (1.80s)\n    context deadline exceeded\nFAIL\n"
+	for output, want := range map[string]bool{run + over: true, over: false, run: false,
+		run + "    Failing input written to testdata/fuzz/FuzzX/1\n" + over: false} {
+		if got := fuzzClockRace(output); got != want {
+			t.Errorf("%q: %v", output, got)
+		}
+	}
+}

@@ -96,7 +96,7 @@ func outlive(ctx context.Context, t *testing.T, s *score, p programs, plain *are
 }
 
 // markedRun runs a bomb on the host that hostPIDs finds by the mark, until it has said that it is
-// ready, and gives what it says then.
+// ready, and gives what it says besides.
 func markedRun(t *testing.T, p programs, mark sigma.ProcID, args ...string) (*exec.Cmd, io.Reader) {
 	cmd := exec.Command(p.attack, args...)
 	cmd.Env = []string{"SIGMA_PROC_ID=" + string(mark), "FLEE_SECONDS=1"}
@@ -113,12 +113,17 @@ func markedRun(t *testing.T, p programs, mark sigma.ProcID, args ...string) (*ex
 		t.Fatal(err)
 	}
 	said := bufio.NewReader(r)
-	for line := ""; line != "ready\n"; {
-		if line, err = said.ReadString('\n'); err != nil {
+	var before strings.Builder // its children may say more before that
+	for {
+		line, err := said.ReadString('\n')
+		if err != nil {
 			t.Fatalf("%q is not ready: %v", args, err)
 		}
+		if line == "ready\n" {
+			return cmd, io.MultiReader(strings.NewReader(before.String()), said)
+		}
+		before.WriteString(line)
 	}
-	return cmd, said
 }
 
 func endMarked(t *testing.T, mark sigma.ProcID) {

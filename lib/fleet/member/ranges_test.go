@@ -237,7 +237,8 @@ func (c *county) round(counts []int64, pause time.Duration, what string, during 
 	workers.Wait()
 }
 
-// kills ends the program of a member as it is, and gives the number of its ranges, which count anew.
+// kills ends the program of a member as it is, and gives the number of its ranges, which count
+// anew.
 func (c *county) kills(name string, counts []int64) (was int) {
 	dead := c.drop(name)
 	dead.counts.Range(func(number, _ any) bool {
