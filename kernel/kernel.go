@@ -20,6 +20,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -173,6 +174,7 @@ type life struct {
 	adopted   func(n int)        // says that what ran before this sigmad is known: n procs
 	known     chan struct{}      // closed then
 	inherited int                // procs that ran before this sigmad; after known is closed
+	whole     atomic.Bool        // all parts of the Kernel have begun
 }
 
 // sessions are those that sigmad serves, and all else that it waits for when it ends.
@@ -256,9 +258,7 @@ func New(cfg Config) (*Kernel, error) {
 	k.registerPeerCalls()
 	k.holders = runner.NewHolders(cfg.Machine, k.cluster, k.reach)
 	k.bin, err = binfs.New(binfs.Config{Dir: filepath.Join(cfg.Data, "bin"), Max: cfg.ProgramsMax, Mount: cfg.Mount,
-		Log: cfg.Log, Peers: k.holders, Tree: func(realm sigma.RealmID) (binfs.Tree, error) {
-			return k.realms.Tree(realm)
-		}})
+		Log: cfg.Log, Peers: k.holders, Tree: k.treeOfPages})
 	if err != nil {
 		return nil, err
 	}
@@ -276,6 +276,15 @@ func New(cfg Config) (*Kernel, error) {
 	k.guests = guests.New(guests.Config{Log: cfg.Log, Reach: k.reach, Cluster: k.cluster, Go: k.sessions.Go,
 		MayLog: k.mayLog, Serve: k.serveGuest})
 	return k, nil
+}
+
+// treeOfPages gives the tree from which programs are fetched on that ran before this sigmad. Their
+// procs page from the first moment on, and wait until there is one.
+func (k *Kernel) treeOfPages(realm sigma.RealmID) (binfs.Tree, error) {
+	if !k.life.whole.Load() {
+		return nil, sigma.Errorf("kernel.Tree", sigma.KindUnavailable, "sigmad is starting")
+	}
+	return k.realms.Tree(realm)
 }
 
 // Program is one of the boot set.
@@ -302,6 +311,7 @@ func (k *Kernel) Run(ctx context.Context) error {
 	k.outside.Begin(ctx)
 	k.accounts.Begin(ctx)
 	k.connect.Begin(ctx)
+	k.life.whole.Store(true)
 	defer context.AfterFunc(asked, func() { k.cluster.Leave(); stop() })()
 	events := make(chan error, 1)
 	work := context.WithoutCancel(ctx) // launcher events are needed until the services have ended
