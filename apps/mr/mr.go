@@ -1,4 +1,4 @@
-// Package mr is MapReduce on sigmaOS (000 §5.1, 001 §3.1 and Fig 2). A program that calls Run with
+// Package mr is MapReduce on sigmaOS (000 §5.1, 001 §3.1, Fig 2). A program that calls Run with
 // a Mapper and a Reducer of its own is a job's program; `sigma mr run PROGRAM` runs it.
 //
 // A job has three kinds of procs, all of that one program. Three coordinators are registered with
@@ -138,12 +138,17 @@ func decodeJob(data []byte) Job {
 
 // jobsDir has a directory of each job's state, /mr/JOB. Its files, all text:
 //
-//	job          what is to be done (Job)          plan      how it was cut up; made when all bins are there
-//	bins/m-00007 the splits of map 7               out/m-00007 -> /ux/MACHINE/mr/JOB/m-00007-ATTEMPT, made by the mapper when it has finished
-//	cuts         the first keys of parts but the first, of an ordered job
-//	done/r-00003 made when reducer 3 has finished  maps_run  how many mapper procs were spawned, ever
-//	leader       which coordinator leads           leader.epoch  how many have
-//	progress     how far the job is                result    how it ended
+//	job           what is to be done (Job)
+//	plan          how it was cut up; made when all bins are there
+//	bins/m-00007  the splits of map 7
+//	out/m-00007   -> /ux/MACHINE/mr/JOB/m-00007-ATTEMPT, made by the mapper when it has finished
+//	cuts          the first keys of parts but the first, of an ordered job
+//	done/r-00003  made when reducer 3 has finished
+//	maps_run      how many mapper procs were spawned, ever
+//	leader        which coordinator leads
+//	leader.epoch  how many have
+//	progress      how far the job is
+//	result        how it ended
 const jobsDir = "/mr/"
 
 type jobDir string

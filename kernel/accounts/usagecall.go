@@ -24,7 +24,8 @@ import (
 //
 //	ledger    usage or usage-procs, realm or "", after -> lines, last, more
 //	load      - -> lines of /sys/load
-//	told      ledger, since, version, []realm that are gone, lines of /sys/usage that are new since -> version that is held    to a control machine, see copies.go
+//	told      ledger, since, version, []realm that are gone, lines of /sys/usage that are new since
+//	          -> version that is held    (to a control machine, see copies.go)
 //	copies    after -> lines with what ledgers it was told of, last, more
 //	copied    ledger, machine, realm or "", after, time -> lines, last, more
 const (

@@ -192,7 +192,7 @@ func (x *Remote) peerWait(ctx context.Context, _ identity.Subject, payload []byt
 // Tell does something to a proc wherever it is. While its machine cannot be reached it tries again,
 // until ctx ends or the proc has.
 func (x *Remote) Tell(ctx context.Context, realm sigma.RealmID, id sigma.ProcID, a Act, grace time.Duration) error {
-	for wait := reach.RetryMin; ; wait = min(2*wait, reach.RetryMax) {
+	for wait, home := reach.RetryMin, false; ; wait, home = min(2*wait, reach.RetryMax), !home {
 		if p, known := x.cfg.Procs.Proc(realm, id); known && (!p.Away() || p.Ended()) {
 			return x.tellHere(ctx, realm, id, a, grace)
 		}
@@ -200,8 +200,8 @@ func (x *Remote) Tell(ctx context.Context, realm sigma.RealmID, id sigma.ProcID,
 		if !ok {
 			return procs.Unknown(id)
 		}
-		to := at.Runs // which acts at once
-		if to == "" || to == x.cfg.Machine {
+		to := at.Runs                                // which acts at once
+		if home || to == "" || to == x.cfg.Machine { // home: who ran it may be lost, of which its home knows
 			to = at.Home
 		}
 		err := x.cfg.Reach.Ask(ctx, to, peerTell, func(c *sigmap.Coder) {

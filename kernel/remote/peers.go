@@ -27,13 +27,15 @@ import (
 // Calls of sigmads among themselves about procs (docs/internals/machines-protocol.md). Who calls,
 // in which life, is known from the link.
 //
-//	take      incarnation of the home, ProcID, boot -> given; ProcInfo, Descriptor, view, kin    of who was granted a job, to its home
-//	decline   ProcID -> -                                    the same, when there is no room after all
+//	take      incarnation of the home, ProcID, boot -> given; ProcInfo, Descriptor, view, kin
+//	          (of who was granted a job, to its home)
+//	decline   ProcID -> -    (the same, when there is no room after all)
 //	report    incarnation of the home, boot, []Report -> -    of who runs procs, to their home
-//	resync    boot -> -                                      I have reported all; report to me what you run for me
+//	resync    boot -> -    (I have reported all; report to me what you run for me)
 //	tell      realm, ProcID, act, grace -> -
 //	wait      realm, ProcID, exit -> ProcInfo
-//	list      realm, all, after, ProcID whose kin alone is meant, if any -> []ProcInfo, []number, more, after
+//	list      realm, all, after, ProcID whose kin alone is meant, if any
+//	          -> []ProcInfo, []number, more, after
 //	usage     realm, []ProcID -> [](known, Usage)
 //	have      realm, ProcID -> has, home, where it runs, []ProcID of its ancestors with views
 //	count     []realm -> []u64

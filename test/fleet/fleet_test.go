@@ -383,14 +383,9 @@ func (x *trial) killOne(r *rand.Rand, which func(sigma.ProcInfo) bool) {
 	if len(ids) == 0 {
 		return
 	}
-	within, cancel := context.WithTimeout(x.ctx, 15*time.Second)
+	within, cancel := context.WithTimeout(x.ctx, 15*time.Second*testenv.Slow())
 	defer cancel()
-	id := ids[r.IntN(len(ids))]
-	switch err := x.c.Kill(within, id); {
-	case err == nil, sigma.KindOf(err) == sigma.KindNotFound, sigma.KindOf(err) == sigma.KindUnavailable:
-	case within.Err() != nil: // seen once in a hundred kills of machines: to be mended
-		x.t.Logf("the kill of %s, whose machine was being killed, was not answered: %v", id, err)
-	default:
+	if err := x.c.Kill(within, ids[r.IntN(len(ids))]); err != nil && sigma.KindOf(err) != sigma.KindNotFound {
 		x.t.Fatal(err)
 	}
 }

@@ -3,8 +3,8 @@
 //
 //	chooser DIRECTORY
 //
-// Each time it begins to choose another member it prints, as a JSON line, when it last chose the one
-// before and when it first chose the new one, in ns. At the end it prints how many connections
+// Each time it begins to choose another member it prints, as a JSON line, when it last chose the
+// one before and when it first chose the new one, in ns. At the end it prints how many connections
 // failed.
 package main
 
