@@ -560,3 +560,24 @@ func TestObserve(t *testing.T) {
 		t.Errorf("of 5 calls, 2 of which failed, %d began, %d ended and %d failed", begun.Load(), ended.Load(), failed.Load())
 	}
 }
+
+// Goal: a call that reaches a server whose context has ended is not said to have been given up by
+// its caller, so that fleets' clients make it elsewhere; one that the caller gave up is.
+func TestServerEndsBeforeCall(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	of := func() *serverCall { return &serverCall{conn: &serverConn{ctx: ctx}} }
+	if err := of().lack(); err != nil {
+		t.Errorf("a call that goes on: %v", err)
+	}
+	given := of()
+	given.finish(context.Canceled)
+	late := of()
+	late.at = time.Now().Add(-time.Second)
+	cancel()
+	for want, c := range map[sigma.Kind]*serverCall{sigma.KindUnavailable: of(), sigma.KindCanceled: given,
+		sigma.KindTimeout: late} {
+		if err := c.lack(); sigma.KindOf(err) != want {
+			t.Errorf("%v, not of kind %v", err, want)
+		}
+	}
+}

@@ -2,6 +2,7 @@ package call
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -175,11 +176,9 @@ func (c *serverCall) run() {
 	var reply []byte
 	room := buffers.Get().(*[]byte)
 	began := time.Now()
-	err := c.Err()
+	err := c.lack()
 	if err == nil {
 		reply, err = c.handle(c.arg, (*room)[:0])
-	} else {
-		err = lackOf(err)
 	}
 	took := time.Since(began)
 	c.method.learn(took)
@@ -191,6 +190,20 @@ func (c *serverCall) run() {
 	}
 	release(room, *room)
 	release(c.room, c.arg)
+}
+
+// lack is the error of a call whose context ended before its handler began, nil if it goes on.
+// KindUnavailable: the server has ended, and the caller still waits.
+func (c *serverCall) lack() error {
+	err := c.Err()
+	c.mu.Lock()
+	ended := c.ended
+	c.mu.Unlock()
+	if err == nil || ended != nil || !errors.Is(err, context.Canceled) {
+		return lackOf(err)
+	}
+	return &sigma.Error{Op: "call.Server", Kind: sigma.KindUnavailable, Msg: "the server has ended",
+		Err: context.Cause(c.conn.ctx)}
 }
 
 // handle has the handler of a unary call append the answer to reply.

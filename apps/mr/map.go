@@ -93,7 +93,12 @@ func newEmitter(most int, full func(*table) error) *Emitter {
 
 // Count emits a key n times, without a value.
 func (e *Emitter) Count(key []byte, n uint64) {
-	if e.table.add(key, nil, n); e.table.crowded {
+	if lo, hi := e.table.pack(key); lo != 0 {
+		e.table.addShort(lo, hi, n)
+	} else {
+		e.table.addLong(hashLong(key), key, nil, n)
+	}
+	if e.table.crowded {
 		e.spill()
 	}
 }

@@ -62,6 +62,9 @@ func run(ctx context.Context, m Mapper, r Reducer) error {
 		}()
 	}
 	s := Do(working, self)
+	if working.Err() != nil { // it was asked to go, and says nothing else of how it ended
+		return nil
+	}
 	if !s.OK() {
 		fmt.Fprintln(os.Stderr, "mr:", s.Msg)
 	}

@@ -23,6 +23,16 @@ type Place struct {
 	Kin  []sigma.ProcID  // its ancestors with views
 }
 
+// toTell is the machine that a request about the proc goes to: the one that runs it, which acts at
+// once, or, if home, its home, which knows whether that machine was lost. Self is the machine that
+// asks.
+func (at Place) toTell(self sigma.MachineID, home bool) sigma.MachineID {
+	if home || at.Runs == "" || at.Runs == self {
+		return at.Home
+	}
+	return at.Runs
+}
+
 // PlaceHere looks a proc up here.
 func (x *Remote) PlaceHere(realm sigma.RealmID, id sigma.ProcID) (Place, bool) {
 	p, ok := x.cfg.Procs.Proc(realm, id)
@@ -200,11 +210,7 @@ func (x *Remote) Tell(ctx context.Context, realm sigma.RealmID, id sigma.ProcID,
 		if !ok {
 			return procs.Unknown(id)
 		}
-		to := at.Runs                                // which acts at once
-		if home || to == "" || to == x.cfg.Machine { // home: who ran it may be lost, of which its home knows
-			to = at.Home
-		}
-		err := x.cfg.Reach.Ask(ctx, to, peerTell, func(c *sigmap.Coder) {
+		err := x.cfg.Reach.Ask(ctx, at.toTell(x.cfg.Machine, home), peerTell, func(c *sigmap.Coder) {
 			c.RealmID(&realm)
 			c.ProcID(&id)
 			c.U8((*uint8)(&a))

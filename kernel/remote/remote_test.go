@@ -34,3 +34,17 @@ func TestCheckArrived(t *testing.T) {
 		}
 	}
 }
+
+// Goal: a request about a proc reaches its home at every second try at the latest, so that a proc
+// whose machine was lost is not looked for there for ever.
+func TestToTell(t *testing.T) {
+	for _, at := range []Place{{Home: "m1", Runs: "m2"}, {Home: "m1"}, {Home: "m1", Runs: "m3"}, {Home: "m1", Runs: "m1"}} {
+		first, second := at.toTell("m3", false), at.toTell("m3", true)
+		if second != "m1" {
+			t.Errorf("%+v: the second try goes to %q", at, second)
+		}
+		if want := at.Runs; first != want && (want != "" && want != "m3" || first != "m1") {
+			t.Errorf("%+v: the first try goes to %q", at, first)
+		}
+	}
+}
