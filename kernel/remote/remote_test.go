@@ -38,7 +38,8 @@ func TestCheckArrived(t *testing.T) {
 // Goal: a request about a proc reaches its home at every second try at the latest, so that a proc
 // whose machine was lost is not looked for there for ever.
 func TestToTell(t *testing.T) {
-	for _, at := range []Place{{Home: "m1", Runs: "m2"}, {Home: "m1"}, {Home: "m1", Runs: "m3"}, {Home: "m1", Runs: "m1"}} {
+	for _, runs := range []sigma.MachineID{"m1", "m2", "m3", ""} {
+		at := Place{Home: "m1", Runs: runs}
 		first, second := at.toTell("m3", false), at.toTell("m3", true)
 		if second != "m1" {
 			t.Errorf("%+v: the second try goes to %q", at, second)
