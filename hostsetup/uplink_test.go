@@ -96,3 +96,16 @@ func TestUplinkNumbers(t *testing.T) {
 		}
 	}
 }
+
+// Goal: whatever is given as a rate is refused in words, or within what a queue can have.
+func FuzzParseRate(f *testing.F) {
+	for _, text := range []string{"1Gbit", "2.5Gbit", "1000kbit", "NaNGbit", "1e99Gbit", "-1Mbit", ""} {
+		f.Add(text)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		got, err := ParseRate(text)
+		if err == nil && (got < uplinkLeast || got > uplinkMost) || err != nil && sigma.HintOf(err) == "" {
+			t.Errorf("%q is %d, %v", text, got, err)
+		}
+	})
+}
