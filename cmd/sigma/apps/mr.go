@@ -1,3 +1,4 @@
+// Package apps runs the applications that come with sigmaOS.
 package apps
 
 import (
@@ -19,6 +20,17 @@ import (
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
 )
+
+// app gives the commands of this package what all commands share.
+type app struct{ *cli.App }
+
+// Commands are those of this package.
+func Commands(base *cli.App) []*cobra.Command {
+	a := &app{base}
+	return []*cobra.Command{
+		newMRCommand(a),
+	}
+}
 
 func newMRCommand(a *app) *cobra.Command {
 	return cli.Parent("mr", "Run MapReduce jobs",
@@ -145,11 +157,10 @@ func (a *app) mapReduce(cmd *cobra.Command, job mr.Job, kind string, find func(c
 	}
 	ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	c, err := a.Connect(cmd.Context())
+	c, err := a.Client(cmd.Context())
 	if err != nil {
 		return err
 	}
-	defer c.Close()
 	if job.Program, err = find(ctx, c); err != nil {
 		return err
 	}
@@ -174,11 +185,10 @@ func newMRLsCommand(a *app) *cobra.Command {
 attach" has shown their result.`,
 		Example: "  sudo sigma mr ls", Args: cli.Between(0, 0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			c, err := a.Connect(cmd.Context())
+			c, err := a.Client(cmd.Context())
 			if err != nil {
 				return err
 			}
-			defer c.Close()
 			jobs, err := (&mr.Client{Names: c}).Jobs(cmd.Context())
 			if err != nil {
 				return err
@@ -202,11 +212,10 @@ lists it no more. ^C is as at the command that began it.`,
 			if err := sigma.CheckName(args[0]); err != nil {
 				return cli.WithCode(cli.ExitUsage, err)
 			}
-			c, err := a.Connect(cmd.Context())
+			c, err := a.Client(cmd.Context())
 			if err != nil {
 				return err
 			}
-			defer c.Close()
 			f := a.newFollower(c, args[0])
 			defer f.close()
 			kind, _, _ := strings.Cut(args[0], "-")

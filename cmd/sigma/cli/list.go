@@ -1,13 +1,20 @@
 package cli
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
+	"time"
 
 	"sigmaos.dev/cmd/sigma/term"
+	"sigmaos.dev/files"
+	"sigmaos.dev/sdk"
+	"sigmaos.dev/sigma"
 )
 
 // Clip shortens s to n characters.
@@ -56,6 +63,17 @@ func PrintList[T any](a *App, list []T, quiet bool, row func(T) []any, heads ...
 	return t.Print()
 }
 
+// EachDone does something with things, in their order, and prints those with which it was done.
+func EachDone[T any](a *App, things []T, do func(T) error) error {
+	for _, x := range things {
+		if err := do(x); err != nil {
+			return err
+		}
+		fmt.Fprintln(a.Out, x)
+	}
+	return nil
+}
+
 // Count is a number of things in words.
 func Count(n int, thing string) string {
 	if n == 1 {
@@ -88,4 +106,47 @@ func (a *App) Failed(errs []error) error {
 		a.PrintError(err)
 	}
 	return ends
+}
+
+// Lines reads a file of the realm that has a JSON value in each line.
+func Lines[T any](ctx context.Context, c *sdk.Client, path string) ([]T, error) {
+	var text bytes.Buffer
+	if err := files.OfRealm(c).Content(ctx, path, &text); err != nil {
+		return nil, err
+	}
+	return LinesOf[T](path, text.Bytes())
+}
+
+// LinesOf reads the JSON value in each line of what is from.
+func LinesOf[T any](from string, text []byte) ([]T, error) {
+	all := []T{}
+	for d := json.NewDecoder(bytes.NewReader(text)); d.More(); {
+		var one T
+		if err := d.Decode(&one); err != nil {
+			return nil, sigma.Wrap("sigma.lines", from, err)
+		}
+		all = append(all, one)
+	}
+	return all, nil
+}
+
+func Hours(d time.Duration) string { return fmt.Sprintf("%dh", int(d.Hours())) }
+
+// Progress starts showing how much of total (0 = not known) is done: a bar on a terminal, elsewhere
+// a line every few seconds, nothing for what is over sooner and nothing with --json.
+func (a *App) Progress(title string, total int64) term.Progress {
+	return a.newProgress(title, total, func(n int64) string { return fmt.Sprint(n) })
+}
+
+// ProgressBytes is progress for amounts of data.
+func (a *App) ProgressBytes(title string, total int64) term.Progress {
+	return a.newProgress(title, total, func(n int64) string { return sigma.Bytes(n).String() })
+}
+
+func (a *App) newProgress(title string, total int64, unit func(int64) string) term.Progress {
+	out := a.Err
+	if a.JSON {
+		out = io.Discard
+	}
+	return term.NewProgress(out, title, total, unit)
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -35,6 +36,9 @@ type App struct {
 	Credential string // FILE or @VARIABLE; "" = what the environment says
 
 	Signal *atomic.Int32 // that ended the command's context; 0 = none did
+
+	mu      sync.Mutex
+	clients map[sigma.RealmID]*sdk.Client // mu; until the command ends
 }
 
 // Connect opens the realm that the flags name. The caller closes the client.
@@ -69,6 +73,67 @@ func NoRealm(id sigma.RealmID) error {
 		Hint: "list realms with: sigma realm ls; make this one with: sigma realm create " + string(id)}
 }
 
+// Client is a client of the realm that the flags name, until the command ends.
+func (a *App) Client(ctx context.Context) (*sdk.Client, error) {
+	return a.ClientOf(ctx, sigma.RealmID(a.Realm))
+}
+
+// ClientOf is a client of a realm, until the command ends. There is one of each realm.
+func (a *App) ClientOf(ctx context.Context, realm sigma.RealmID) (*sdk.Client, error) {
+	a.mu.Lock()
+	c := a.clients[realm]
+	a.mu.Unlock()
+	if c != nil {
+		return c, nil
+	}
+	c, err := a.ConnectTo(ctx, realm)
+	if err != nil {
+		return nil, err
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if other := a.clients[realm]; other != nil {
+		c.Close()
+		return other, nil
+	}
+	if a.clients == nil {
+		a.clients = map[sigma.RealmID]*sdk.Client{}
+	}
+	a.clients[realm] = c
+	return c, nil
+}
+
+// Drop closes the client of a realm, so that the next one is made anew.
+func (a *App) Drop(realm sigma.RealmID) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if c := a.clients[realm]; c != nil {
+		c.Close()
+		delete(a.clients, realm)
+	}
+}
+
+// InRealm makes a command of what works with a client of the realm that the flags name.
+func (a *App) InRealm(do func(context.Context, *sdk.Client, []string) error) func(*cobra.Command, []string) error {
+	return a.inRealm(func() sigma.RealmID { return sigma.RealmID(a.Realm) }, do)
+}
+
+// InWhole is InRealm in the realm in which one reads of all realms.
+func (a *App) InWhole(do func(context.Context, *sdk.Client, []string) error) func(*cobra.Command, []string) error {
+	return a.inRealm(a.Whole, do)
+}
+
+func (a *App) inRealm(realm func() sigma.RealmID,
+	do func(context.Context, *sdk.Client, []string) error) func(*cobra.Command, []string) error {
+	return func(cmd *cobra.Command, args []string) error {
+		c, err := a.ClientOf(cmd.Context(), realm())
+		if err != nil {
+			return err
+		}
+		return do(cmd.Context(), c, args)
+	}
+}
+
 // Reading gives cmd the flag --stale, and runs it as that says. age is nil without.
 func (a *App) Reading(cmd *cobra.Command, run func(ctx context.Context, args []string, age *sigma.Age) error) {
 	stale := cmd.Flags().Bool("stale", false, "read what this machine remembers while the name service is away")
@@ -98,8 +163,11 @@ func (a *App) Socket() string {
 }
 
 // PrintJSON writes v as one JSON value, indented, with a newline.
-func (a *App) PrintJSON(v any) error {
-	enc := json.NewEncoder(a.Out)
+func (a *App) PrintJSON(v any) error { return WriteJSON(a.Out, v) }
+
+// WriteJSON is PrintJSON to another place.
+func WriteJSON(to io.Writer, v any) error {
+	enc := json.NewEncoder(to)
 	enc.SetIndent("", "  ")
 	enc.SetEscapeHTML(false)
 	return enc.Encode(v)
@@ -259,6 +327,9 @@ func (a *App) Execute(ctx context.Context, args []string) int {
 	root := a.Root()
 	root.SetArgs(args)
 	err := root.ExecuteContext(ctx)
+	for _, c := range a.clients {
+		c.Close()
+	}
 	if err == nil {
 		return ExitOK
 	}
@@ -289,4 +360,10 @@ func (a *App) PrintError(err error) {
 	if hint := sigma.HintOf(err); hint != "" {
 		a.Remark("hint: %s", hint)
 	}
+}
+
+// Group is a group of commands under a title, as "sigma help" shows them.
+type Group struct {
+	ID, Title string
+	Commands  []*cobra.Command
 }

@@ -1,3 +1,4 @@
+// Package databases makes, lists and asks the databases of a realm.
 package databases
 
 import (
@@ -13,9 +14,21 @@ import (
 
 	"sigmaos.dev/cmd/sigma/cli"
 	"sigmaos.dev/db/query"
+	"sigmaos.dev/sdk"
 	"sigmaos.dev/sdk/database"
 	"sigmaos.dev/sigma"
 )
+
+// app gives the commands of this package what all commands share.
+type app struct{ *cli.App }
+
+// Commands are those of this package.
+func Commands(base *cli.App) []*cobra.Command {
+	a := &app{base}
+	return []*cobra.Command{
+		newSQLCommand(a),
+	}
+}
 
 // databasesDir holds the realm's databases.
 const databasesDir = "/db"
@@ -111,11 +124,10 @@ func (a *app) sqlCreate(ctx context.Context, name, url string, byURL bool) error
 		}
 		address = at.String()
 	}
-	c, err := a.Connect(ctx)
+	c, err := a.Client(ctx)
 	if err != nil {
 		return err
 	}
-	defer c.Close()
 	if !byURL {
 		err = c.Mkdir(ctx, databasesDir+"/"+name, 0o777)
 	} else {
@@ -169,18 +181,15 @@ knows, and how many sessions are open.`,
 		Example: `  sudo sigma sql ls
   sudo sigma sql ls --json`,
 		Args: cli.Between(0, 0),
-		RunE: func(cmd *cobra.Command, _ []string) error { return a.sqlLs(cmd.Context(), quiet) },
+		RunE: a.InRealm(func(ctx context.Context, c *sdk.Client, _ []string) error {
+			return a.sqlLs(ctx, c, quiet)
+		}),
 	}
 	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "print names only")
 	return cmd
 }
 
-func (a *app) sqlLs(ctx context.Context, quiet bool) error {
-	c, err := a.Connect(ctx)
-	if err != nil {
-		return err
-	}
-	defer c.Close()
+func (a *app) sqlLs(ctx context.Context, c *sdk.Client, quiet bool) error {
 	entries, err := c.ReadDir(ctx, databasesDir)
 	if err != nil {
 		return err
@@ -228,11 +237,10 @@ func (a *app) sqlRm(ctx context.Context, names []string) error {
 			return err
 		}
 	}
-	c, err := a.Connect(ctx)
+	c, err := a.Client(ctx)
 	if err != nil {
 		return err
 	}
-	defer c.Close()
 	for _, n := range names {
 		text, _, err := c.Get(ctx, databasesDir+"/"+n+"/"+query.InfoFile)
 		var i query.Info
@@ -265,11 +273,10 @@ func (a *app) sql(ctx context.Context, name string, in io.Reader, whole bool, o 
 	if err := checkDatabase(name); err != nil {
 		return err
 	}
-	c, err := a.Connect(ctx)
+	c, err := a.Client(ctx)
 	if err != nil {
 		return err
 	}
-	defer c.Close()
 	f, err := c.Handle(ctx, databasesDir+"/"+name+"/"+query.SessionFile)
 	if sigma.KindOf(err) == sigma.KindNotFound && err != nil {
 		return &sigma.Error{Op: "sigma.sql", Kind: sigma.KindNotFound, Msg: fmt.Sprintf("there is no database %q",

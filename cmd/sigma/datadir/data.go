@@ -23,6 +23,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"sigmaos.dev/hostdir"
 	"sigmaos.dev/sigma"
 )
 
@@ -294,3 +295,35 @@ const (
 	Default     = "/var/lib/sigma"    // root's; an ordinary user's is told by app.DefaultData
 	AdminSocket = "sigmad/admin.sock" // below DATA
 )
+
+func NotRunning(dir string) error {
+	verb := "up --detach"
+	if os.Geteuid() != 0 {
+		verb = "up --rootless --detach"
+	}
+	return &sigma.Error{Op: "sigma.running", Kind: sigma.KindUnavailable, Msg: "no sigmaOS is running on " + dir,
+		Hint: "start it with: " + CommandOn(verb, dir)}
+}
+
+// Write makes a small file, for its owner alone, that is there whole or not at all, also when
+// the disk is full or the machine stops. A uid other than -1 owns it.
+func Write(path, text string, uid int) error {
+	f, err := hostdir.Create(path, 0o600)
+	if err != nil {
+		return Explain(path, err)
+	}
+	defer f.Drop()
+	if _, err = f.WriteString(text); err == nil {
+		err = f.Chown(uid, uid)
+	}
+	if err == nil {
+		err = f.Sync()
+	}
+	if err == nil {
+		err = f.Commit()
+	}
+	if err != nil {
+		return Explain(path, err)
+	}
+	return nil
+}

@@ -15,7 +15,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"sigmaos.dev/cmd/sigma/cli"
+	"sigmaos.dev/cmd/sigma/datadir"
 	"sigmaos.dev/lib/fleet"
+	"sigmaos.dev/lib/fleet/sim"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
 )
@@ -108,13 +110,7 @@ the fleet goes. It does not wait for that.`,
 			Example: "  sudo sigma fleet rm web",
 			RunE: func(cmd *cobra.Command, args []string) error {
 				return a.withFleets(cmd.Context(), func(ctx context.Context, c *fleet.Client) error {
-					for _, name := range args {
-						if err := c.Remove(ctx, name); err != nil {
-							return err
-						}
-						fmt.Fprintln(a.Out, name)
-					}
-					return nil
+					return cli.EachDone(a.App, args, func(name string) error { return c.Remove(ctx, name) })
 				})
 			}})
 }
@@ -173,11 +169,10 @@ longer, or if the change was undone because new members fail.`,
 
 // withFleets connects to the realm and its coordinator.
 func (a *app) withFleets(ctx context.Context, do func(context.Context, *fleet.Client) error) error {
-	c, err := a.Connect(ctx)
+	c, err := a.Client(ctx)
 	if err != nil {
 		return err
 	}
-	defer c.Close()
 	if _, err := c.Lstat(ctx, fleet.Root); err != nil && sigma.KindOf(err) == sigma.KindNotFound {
 		return &sigma.Error{Op: "sigma.fleet", Kind: sigma.KindNotFound, Msg: "this realm has no fleets",
 			Hint: "sigma fleet apply FILE makes one"}
@@ -201,11 +196,10 @@ func (a *app) fleetApply(ctx context.Context, file string, plan bool) (reply fle
 	if err != nil {
 		return reply, err
 	}
-	c, err := a.Connect(ctx)
+	c, err := a.Client(ctx)
 	if err != nil {
 		return reply, err
 	}
-	defer c.Close()
 	if spec.Program != "" {
 		if spec.Program, err = a.host.Store(ctx, c, spec.Program, plan); err != nil {
 			return reply, err
@@ -324,9 +318,7 @@ func awaitFleet(ctx context.Context, c *fleet.Client, r fleet.Record, wait time.
 		if s.Phase == "steady" && s.Ready >= s.Want && s.Ready >= s.Least && s.Starting == 0 {
 			return nil
 		}
-		select {
-		case <-time.After(100 * time.Millisecond):
-		case <-ctx.Done():
+		if datadir.Pause(ctx, 100*time.Millisecond) != nil {
 			return &sigma.Error{Op: "sigma.fleet", Path: fleet.Dir(name), Kind: sigma.KindTimeout,
 				Msg:  fmt.Sprintf("%d of %d members serve after %v (%s)", s.Ready, s.Want, wait, s.Phase),
 				Hint: "sigma fleet explain " + name + " tells why"}
@@ -415,4 +407,14 @@ that the client gives) or weights. Clients follow within 20 ms.`,
 				return a.showRecord(r)
 			})
 		}}
+}
+
+// Simulate runs a script of a fleet in virtual time and prints what the coordinator decides.
+func Simulate(out io.Writer, file string) error {
+	f, err := os.Open(file)
+	if err != nil {
+		return sigma.Wrap("sigma.sim", file, err)
+	}
+	defer f.Close()
+	return cli.WithCode(cli.ExitUsage, sigma.Wrap("sigma.sim", file, sim.RunScript(f, out)))
 }

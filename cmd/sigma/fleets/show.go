@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"sigmaos.dev/cmd/sigma/cli"
+	"sigmaos.dev/cmd/sigma/datadir"
 	"sigmaos.dev/cmd/sigma/term"
 	"sigmaos.dev/lib/fleet"
 	"sigmaos.dev/sdk"
@@ -83,10 +84,8 @@ func newFleetWatchCommand(a *app) *cobra.Command {
 							return err
 						}
 					}
-					select {
-					case <-time.After(200 * time.Millisecond):
-					case <-ctx.Done():
-						return ctx.Err()
+					if err := datadir.Pause(ctx, 200*time.Millisecond); err != nil {
+						return err
 					}
 				}
 			})
@@ -212,11 +211,10 @@ func (a *app) fleetLogs(ctx context.Context, follow bool, tail int, name string)
 	if err := fleet.CheckName(name); err != nil {
 		return cli.WithCode(cli.ExitUsage, err)
 	}
-	c, err := a.Connect(ctx)
+	c, err := a.Client(ctx)
 	if err != nil {
 		return err
 	}
-	defer c.Close()
 	var all sync.WaitGroup
 	defer all.Wait()
 	var mu sync.Mutex
@@ -240,10 +238,8 @@ func (a *app) fleetLogs(ctx context.Context, follow bool, tail int, name string)
 		if !follow {
 			return nil
 		}
-		select {
-		case <-time.After(500 * time.Millisecond):
-		case <-ctx.Done():
-			return ctx.Err()
+		if err := datadir.Pause(ctx, 500*time.Millisecond); err != nil {
+			return err
 		}
 	}
 }

@@ -4,12 +4,14 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
 	"sigmaos.dev/cmd/sigma/cli"
 	"sigmaos.dev/cmd/sigma/datadir"
 	"sigmaos.dev/cmd/sigma/members"
+	"sigmaos.dev/cmd/sigma/stores"
 	"sigmaos.dev/cmd/sigma/term"
 	"sigmaos.dev/machines"
 	"sigmaos.dev/sigma"
@@ -82,7 +84,6 @@ func (a *app) askSigmad(ctx context.Context, p *parts) error {
 	if err != nil {
 		return err
 	}
-	defer m.Close()
 	p.machine, p.version = m.Self, m.Realm.Info().Version
 	if p.services, err = m.Realm.Services(ctx); err != nil {
 		return err
@@ -140,9 +141,8 @@ func serviceAdvice(state string) string {
 // nameFindings says whether the names of the realm can be read.
 func (a *app) nameFindings(ctx context.Context) []finding {
 	const check = "names"
-	c, err := a.Connect(ctx)
+	c, err := a.Client(ctx)
 	if err == nil {
-		defer c.Close()
 		_, err = c.Stat(ctx, "/sigma-doctor") // that it is not there is an answer
 	}
 	switch sigma.KindOf(err) {
@@ -150,4 +150,38 @@ func (a *app) nameFindings(ctx context.Context) []finding {
 		return []finding{unknown(ctx, check, err)}
 	}
 	return []finding{ok(check, "they answer")}
+}
+
+// storeFindings says how the object stores are, if any is set.
+func (a *app) storeFindings(ctx context.Context) []finding {
+	c, err := a.ClientOf(ctx, sigma.SystemRealm) // which needs no names
+	if err != nil {                              // sigmad is told of elsewhere
+		return nil
+	}
+	return storeWords(ctx, c)
+}
+
+// storeWords judges the stores that c lists.
+func storeWords(ctx context.Context, c stores.Lister) (out []finding) {
+	const check = "object store"
+	list, err := stores.List(ctx, c, true)
+	if err != nil {
+		out = append(out, unknown(ctx, check, err))
+	}
+	for _, s := range list {
+		found := s.URL + " of the realm " + string(s.Realm)
+		if s.Realm == sigma.SystemRealm {
+			found = s.URL + " of all realms without one of their own"
+		}
+		if s.State == "ok" {
+			out = append(out, ok(check, found+" answers"))
+			continue
+		}
+		advice := s.Hint
+		if advice == "" || strings.Contains(advice, "doctor") {
+			advice = "is it up, and does HOST still have these addresses? sigma s3 store set looks them up again"
+		}
+		out = append(out, finding{check, findingDown, found + ": " + s.State, advice})
+	}
+	return out
 }

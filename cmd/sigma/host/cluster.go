@@ -253,7 +253,7 @@ func (s *starting) all(ctx context.Context, c *datadir.Cluster, ms []*member) (e
 	if err != nil {
 		return err
 	}
-	defer admits.Close()
+	defer s.a.Drop(sigma.SystemRealm)
 	token, err := admits.Token(ctx, len(joiners), 0)
 	if err != nil {
 		return err

@@ -1,3 +1,6 @@
+// Package host starts and stops the system on this host: of one machine, of several, and of one
+// that joins another system. It writes what the machine is into DATA, makes the sockets, and
+// attends the launcher.
 package host
 
 import (
@@ -14,8 +17,22 @@ import (
 
 	"sigmaos.dev/cmd/sigma/cli"
 	"sigmaos.dev/cmd/sigma/datadir"
+	"sigmaos.dev/hostsetup"
 	"sigmaos.dev/sigma"
 )
+
+// app gives the commands of this package what all commands share.
+type app struct{ *cli.App }
+
+// Commands are those of this package.
+func Commands(base *cli.App) []*cobra.Command {
+	a := &app{base}
+	return []*cobra.Command{
+		newUpCommand(a),
+		newJoinCommand(a),
+		newDownCommand(a),
+	}
+}
 
 // How long the parts of a start and a stop may take.
 const (
@@ -210,4 +227,20 @@ func (a *app) stay(b *booting, signals <-chan os.Signal) error {
 	return &sigma.Error{Op: "sigma.up", Kind: sigma.KindLost, Msg: fmt.Sprintf("sigmaOS ended unexpectedly (%v)",
 		b.cmd.ProcessState),
 		Hint: "see " + filepath.Join(b.dir, datadir.LogName) + "; start it again with: sigma up"}
+}
+
+// startRootless prepares for the mode and says what is weaker in it; nil if it was not asked for.
+func (a *app) startRootless(asked bool) (*hostsetup.RootlessStart, error) {
+	if !asked {
+		return nil, nil
+	}
+	r := hostsetup.FindRootless()
+	if r.Missing != "" {
+		return nil, &sigma.Error{Op: "sigma.up", Kind: sigma.KindUnavailable,
+			Msg: "rootless mode cannot be had here: " + r.Missing, Hint: r.HowMore}
+	}
+	for _, w := range r.Weaker() {
+		a.Remark("rootless: %s", w)
+	}
+	return r.Start()
 }

@@ -1,3 +1,5 @@
+// Package members shows and changes which machines a system has: labels, cordons, drains, removal,
+// who holds the control plane, and the tokens by which machines join.
 package members
 
 import (
@@ -11,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"sigmaos.dev/cmd/sigma/cli"
+	"sigmaos.dev/cmd/sigma/datadir"
 	"sigmaos.dev/cmd/sigma/term"
 	"sigmaos.dev/machines"
 	"sigmaos.dev/sdk"
@@ -19,36 +22,37 @@ import (
 	"sigmaos.dev/state"
 )
 
+// app gives the commands of this package what all commands share.
+type app struct{ *cli.App }
+
+// Commands are those of this package.
+func Commands(base *cli.App) []*cobra.Command {
+	a := &app{base}
+	return []*cobra.Command{
+		newTokenCommand(a),
+		newMachineCommand(a),
+	}
+}
+
 // Connection is a connection to what decides about machines.
 type Connection struct {
 	*machines.Client
 	Self   sigma.MachineID
 	Realm  *sdk.Client // the system's
-	file   sigma.File
-	caller sigma.Caller
+	served cli.Service
 }
 
-// Open connects to /sys/machines.
+// Open connects to /sys/machines, until the command ends.
 func Open(ctx context.Context, a *cli.App) (*Connection, error) {
-	c, err := a.ConnectTo(ctx, sigma.SystemRealm)
+	c, err := a.ClientOf(ctx, sigma.SystemRealm)
 	if err != nil {
 		return nil, err
 	}
-	file, _, err := c.Root().Walk(ctx, []string{sigma.NameSys, sigmap.FileMachines})
-	if err == nil {
-		if caller, ok := file.(sigma.Caller); ok {
-			return &Connection{machines.NewClient(caller), c.Info().Principal.Machine, c, file, caller}, nil
-		}
-		err = sigma.PathError("sigma.members", sigma.KindNotFound, "/sys/"+sigmap.FileMachines)
+	s, err := cli.ServiceOf(ctx, c, sigmap.FileMachines)
+	if err != nil {
+		return nil, err
 	}
-	c.Close()
-	return nil, err
-}
-
-// Close ends the connection.
-func (m *Connection) Close() {
-	m.file.Close()
-	m.Realm.Close()
+	return &Connection{machines.NewClient(s), c.Info().Principal.Machine, c, s}, nil
 }
 
 func newMachineCommand(a *app) *cobra.Command {
@@ -92,7 +96,6 @@ func (a *app) machineLs(ctx context.Context, quiet, watch bool) error {
 	if err != nil {
 		return err
 	}
-	defer m.Close()
 	before := ""
 	for {
 		all, err := m.List(ctx)
@@ -115,10 +118,8 @@ func (a *app) machineLs(ctx context.Context, quiet, watch bool) error {
 		if !watch {
 			return nil
 		}
-		select {
-		case <-ctx.Done():
+		if datadir.Pause(ctx, watchEvery) != nil {
 			return cli.ExitCode(cli.ExitInterrupted)
-		case <-time.After(watchEvery):
 		}
 	}
 }
@@ -129,9 +130,7 @@ func (a *app) printMachines(out *strings.Builder, all []sigma.MachineInfo, self 
 		for i, m := range all {
 			list[i] = state.OfMachine(m, self)
 		}
-		b := *a.App
-		b.Out = out
-		return b.PrintJSON(list)
+		return cli.WriteJSON(out, list)
 	}
 	if quiet {
 		for _, m := range all {
@@ -217,7 +216,6 @@ func (a *app) machineInspect(ctx context.Context, words []string) error {
 	if err != nil {
 		return err
 	}
-	defer m.Close()
 	found, err := m.find(ctx, words...)
 	if err != nil {
 		return err
@@ -271,4 +269,42 @@ func heardWords(at time.Time) string {
 func NotThere(name string) error {
 	return &sigma.Error{Op: "sigma.machine", Kind: sigma.KindNotFound, Msg: fmt.Sprintf("there is no machine %.80q",
 		name), Hint: "list machines with: sigma machine ls"}
+}
+
+// MembershipJSON is this machine's place in its system, as this machine knows it.
+type MembershipJSON struct {
+	System       string       `json:"system"`
+	Incarnation  uint64       `json:"incarnation"`
+	Address      string       `json:"address,omitempty"`
+	Machines     uint32       `json:"machines"`
+	Alive        uint32       `json:"alive"`
+	Control      uint32       `json:"control"`
+	ControlAlive uint32       `json:"control_alive"`
+	Silent       uint32       `json:"silent"` // control machines that do not answer this one and are not declared lost
+	Quorum       bool         `json:"quorum"`
+	Expiries     []expiryJSON `json:"expiries"`
+}
+
+type expiryJSON struct {
+	What string    `json:"what"` // certificate or authority
+	At   time.Time `json:"at"`
+	Warn bool      `json:"warn"` // it should have been renewed before now
+}
+
+// Membership asks this machine's sigmad.
+func (m *Connection) Membership(ctx context.Context) (out machines.Membership, err error) {
+	err = m.served.Ask(ctx, machines.CallMembership, nil, func(c *sigmap.Coder) { machines.CodeMembership(c, &out) })
+	return out, err
+}
+
+func MembershipToJSON(m machines.Membership) *MembershipJSON {
+	if m.System == "" {
+		return nil
+	}
+	j := &MembershipJSON{string(m.System), uint64(m.Incarnation), m.Address, m.Machines, m.Alive, m.Controls, m.Voting,
+		m.Silent, m.Quorum(), []expiryJSON{}}
+	for _, e := range m.Expiries {
+		j.Expiries = append(j.Expiries, expiryJSON{e.What, e.At, e.Warn})
+	}
+	return j
 }

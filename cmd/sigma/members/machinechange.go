@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"sigmaos.dev/cmd/sigma/cli"
+	"sigmaos.dev/cmd/sigma/datadir"
 	"sigmaos.dev/cmd/sigma/term"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
@@ -54,17 +55,10 @@ func (a *app) changeMachines(ctx context.Context, names []string,
 	if err != nil {
 		return err
 	}
-	defer m.Close()
 	if _, err := m.find(ctx, names...); err != nil { // all are looked at before one is changed
 		return err
 	}
-	for _, n := range names {
-		if err := change(m, sigma.MachineID(n)); err != nil {
-			return err
-		}
-		fmt.Fprintln(a.Out, n)
-	}
-	return nil
+	return cli.EachDone(a.App, names, func(n string) error { return change(m, sigma.MachineID(n)) })
 }
 
 func newMachineCordonCommand(a *app, on bool) *cobra.Command {
@@ -126,7 +120,6 @@ func (a *app) machineDrain(ctx context.Context, names []string, detach bool, tim
 	if err != nil {
 		return err
 	}
-	defer m.Close()
 	if _, err := m.find(ctx, names...); err != nil {
 		return err
 	}
@@ -140,25 +133,16 @@ func (a *app) machineDrain(ctx context.Context, names []string, detach bool, tim
 		ctx, cancel = context.WithTimeout(ctx, timeout)
 		defer cancel()
 	}
-	for _, n := range names {
-		if !detach {
-			if err := a.awaitDrained(ctx, m, sigma.MachineID(n)); err != nil {
-				return err
-			}
+	return cli.EachDone(a.App, names, func(n string) error {
+		if detach {
+			return nil
 		}
-		fmt.Fprintln(a.Out, n)
-	}
-	return nil
+		return a.awaitDrained(ctx, m, sigma.MachineID(n))
+	})
 }
 
 // awaitDrained waits until no proc runs on a machine, and shows how many have gone.
 func (a *app) awaitDrained(ctx context.Context, m *Connection, id sigma.MachineID) error {
-	clients := map[sigma.RealmID]*sdk.Client{}
-	defer func() {
-		for _, c := range clients {
-			c.Close()
-		}
-	}()
 	var bar term.Progress
 	first := 0
 	for {
@@ -173,7 +157,7 @@ func (a *app) awaitDrained(ctx context.Context, m *Connection, id sigma.MachineI
 			return &sigma.Error{Op: "sigma.machineDrain", Kind: sigma.KindStale,
 				Msg: fmt.Sprintf("machine %s is not being drained any more", id), Hint: "somebody has uncordoned it"}
 		}
-		n, err := a.procsOn(ctx, m.Realm, clients, id)
+		n, err := a.procsOn(ctx, m.Realm, id)
 		if err != nil {
 			return a.drainError(ctx, err, id, n)
 		}
@@ -186,10 +170,8 @@ func (a *app) awaitDrained(ctx context.Context, m *Connection, id sigma.MachineI
 		if n == 0 {
 			return nil
 		}
-		select {
-		case <-ctx.Done():
-			return a.drainError(ctx, ctx.Err(), id, n)
-		case <-time.After(drainEvery):
+		if err := datadir.Pause(ctx, drainEvery); err != nil {
+			return a.drainError(ctx, err, id, n)
 		}
 	}
 }
@@ -203,27 +185,19 @@ func (a *app) drainError(ctx context.Context, err error, id sigma.MachineID, lef
 	return err
 }
 
-// procsOn counts the procs of all realms that have been given to a machine and have not ended. It
-// keeps its connections in clients.
-func (a *app) procsOn(ctx context.Context, system *sdk.Client, clients map[sigma.RealmID]*sdk.Client,
-	id sigma.MachineID) (n int, err error) {
+// procsOn counts the procs of all realms that have been given to a machine and have not ended.
+func (a *app) procsOn(ctx context.Context, system *sdk.Client, id sigma.MachineID) (n int, err error) {
 	realms, err := system.Realms().List(ctx)
 	if err != nil {
 		return 0, err
 	}
 	for _, r := range realms {
-		c := clients[r.ID]
-		if c == nil {
-			if c, err = a.ConnectTo(ctx, r.ID); err != nil {
-				if sigma.KindOf(err) == sigma.KindNotFound {
-					continue // removed meanwhile
-				}
-				return 0, err
-			}
-			clients[r.ID] = c
+		var procs []sigma.ProcInfo
+		c, err := a.ClientOf(ctx, r.ID)
+		if err == nil {
+			procs, err = c.List(ctx, false)
 		}
-		procs, err := c.List(ctx, false)
-		if err != nil && sigma.KindOf(err) != sigma.KindNotFound {
+		if err != nil && sigma.KindOf(err) != sigma.KindNotFound { // it may have been removed meanwhile
 			return 0, err
 		}
 		for _, p := range procs {

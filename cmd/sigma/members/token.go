@@ -68,7 +68,6 @@ func (a *app) tokenCreate(ctx context.Context, uses int, ttl time.Duration) erro
 	if err != nil {
 		return err
 	}
-	defer m.Close()
 	text, err := m.Token(ctx, uses, ttl)
 	if err != nil {
 		return err
@@ -151,7 +150,6 @@ func (a *app) tokenLs(ctx context.Context, quiet bool) error {
 	if err != nil {
 		return err
 	}
-	defer m.Close()
 	tokens, err := m.Tokens(ctx)
 	if err != nil {
 		return err
@@ -189,7 +187,6 @@ func (a *app) tokenRevoke(ctx context.Context, words []string) error {
 	if err != nil {
 		return err
 	}
-	defer m.Close()
 	tokens, err := m.Tokens(ctx)
 	if err != nil {
 		return err
@@ -200,13 +197,7 @@ func (a *app) tokenRevoke(ctx context.Context, words []string) error {
 			return err
 		}
 	}
-	for _, id := range ids {
-		if err := m.Revoke(ctx, id); err != nil {
-			return err
-		}
-		fmt.Fprintln(a.Out, id)
-	}
-	return nil
+	return cli.EachDone(a.App, ids, func(id identity.TokenID) error { return m.Revoke(ctx, id) })
 }
 
 // findToken gives the token that a person means.

@@ -1,3 +1,5 @@
+// Package mounts shows the realm to programs of this host: as a directory, by FUSE, and to clients
+// of 9P2000.L.
 package mounts
 
 import (
@@ -23,6 +25,19 @@ import (
 	"sigmaos.dev/mount"
 	"sigmaos.dev/sigma"
 )
+
+// app gives the commands of this package what all commands share.
+type app struct{ *cli.App }
+
+// Commands are those of this package.
+func Commands(base *cli.App) []*cobra.Command {
+	a := &app{base}
+	return []*cobra.Command{
+		newMountCommand(a),
+		newUnmountCommand(a),
+		newServeCommand(a),
+	}
+}
 
 // A mount is served by one process and unmounted by another, its keeper, when that one ends,
 // however it does. A mount whose server is dead answers every program that comes near it with

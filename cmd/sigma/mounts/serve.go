@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sigmaos.dev/cmd/sigma/cli"
+	"sigmaos.dev/cmd/sigma/datadir"
 	"sigmaos.dev/files"
 	"sigmaos.dev/link"
 	"sigmaos.dev/namespace"
@@ -178,10 +179,7 @@ func (a *app) accept9P(ctx context.Context, l net.Listener, g gate) {
 	for ctx.Err() == nil {
 		c, err := l.Accept()
 		if err != nil {
-			select {
-			case <-time.After(acceptPause):
-			case <-ctx.Done():
-			}
+			datadir.Pause(ctx, acceptPause)
 			continue
 		}
 		known := strangers.Admit(c)

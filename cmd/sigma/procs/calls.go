@@ -9,6 +9,7 @@ import (
 
 	"sigmaos.dev/call"
 	"sigmaos.dev/cmd/sigma/cli"
+	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
 )
 
@@ -24,7 +25,7 @@ not answer, are told of on standard error.`,
 		Example: `  sudo sigma calls /ledgers
   sudo sigma calls --json /ledgers`,
 		Args: cli.Between(1, 1),
-		RunE: func(cmd *cobra.Command, args []string) error { return a.calls(cmd.Context(), args[0]) },
+		RunE: a.InRealm(a.calls),
 	}
 }
 
@@ -38,15 +39,10 @@ type callsJSON struct {
 	Error   string             `json:"error,omitempty"`
 }
 
-func (a *app) calls(ctx context.Context, path string) error {
-	c, err := a.Connect(ctx)
-	if err != nil {
-		return err
-	}
-	defer c.Close()
+func (a *app) calls(ctx context.Context, c *sdk.Client, args []string) error {
 	ctx, cancel := context.WithTimeout(ctx, callsWait)
 	defer cancel()
-	group := call.NewGroup(c.Dialer(path).Members, call.Config{})
+	group := call.NewGroup(c.Dialer(args[0]).Members, call.Config{})
 	defer group.Close()
 	answers, err := group.Call(ctx, call.StatsMethod, nil)
 	if err != nil {

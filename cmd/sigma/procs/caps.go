@@ -9,6 +9,7 @@ import (
 
 	"sigmaos.dev/cmd/sigma/cli"
 	"sigmaos.dev/cmd/sigma/term"
+	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
 )
@@ -27,7 +28,7 @@ and of /sys what it needs of itself.`,
 		Example: `  sudo sigma caps worker
   sudo sigma caps --json 3kq`,
 		Args: cli.Between(1, 1),
-		RunE: func(cmd *cobra.Command, args []string) error { return a.caps(cmd.Context(), args[0]) },
+		RunE: a.InRealm(a.caps),
 	}
 }
 
@@ -55,13 +56,8 @@ type viewEntryJSON struct {
 	Rights string `json:"rights"`
 }
 
-func (a *app) caps(ctx context.Context, word string) error {
-	c, err := a.Connect(ctx)
-	if err != nil {
-		return err
-	}
-	defer c.Close()
-	ids, err := findProcs(ctx, c, []string{word})
+func (a *app) caps(ctx context.Context, c *sdk.Client, args []string) error {
+	ids, err := findProcs(ctx, c, []string{args[0]})
 	if err != nil {
 		return err
 	}

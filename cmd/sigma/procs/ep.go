@@ -34,7 +34,7 @@ themselves: messages, round trips, time spun; bytes of the others.`, Example: " 
 		&cobra.Command{Use: "revoke PATH...", Short: "Take endpoints back and end their connections",
 			Long: `Take back the endpoints in the files PATH: nobody dials them any more, and the connections
 that were made to them are ended, on this machine and with others. The files stay.`, Example: "  sudo sigma ep revoke /svc/web", Args: cli.Between(1, -1), ValidArgsFunction: a.Complete,
-			RunE: func(cmd *cobra.Command, args []string) error { return a.epRevoke(cmd.Context(), args) }},
+			RunE: a.InRealm(a.epRevoke)},
 		&cobra.Command{Use: "log", Short: "Show what happened to connections lately",
 			Long: `Show the latest connections that were dialled, revoked, or cut because the other machine was
 lost, oldest first.`, Example: "  sudo sigma ep log", Args: cli.Between(0, 0), RunE: func(cmd *cobra.Command, _ []string) error {
@@ -46,11 +46,10 @@ lost, oldest first.`, Example: "  sudo sigma ep log", Args: cli.Between(0, 0), R
 // epLines prints lines of the system's state as a table, or as JSON.
 func epLines[T any](ctx context.Context, a *app, read func(c *sdk.Client) ([]T, error), heads []string,
 	row func(t *term.Table, one *T)) error {
-	c, err := a.Connect(ctx)
+	c, err := a.Client(ctx)
 	if err != nil {
 		return err
 	}
-	defer c.Close()
 	all, err := read(c)
 	if err != nil {
 		return err
@@ -116,12 +115,7 @@ func tallied(n *uint64) string {
 	return fmt.Sprint(*n)
 }
 
-func (a *app) epRevoke(ctx context.Context, paths []string) error {
-	c, err := a.Connect(ctx)
-	if err != nil {
-		return err
-	}
-	defer c.Close()
+func (a *app) epRevoke(ctx context.Context, c *sdk.Client, paths []string) error {
 	for _, path := range paths {
 		text, err := c.ReadLink(ctx, path)
 		if err != nil {

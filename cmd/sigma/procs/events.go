@@ -96,11 +96,10 @@ func (a *app) events(ctx context.Context, o eventsOptions) error {
 	if o.all {
 		realm = sigma.SystemRealm
 	}
-	c, err := a.ConnectTo(ctx, realm)
+	c, err := a.ClientOf(ctx, realm)
 	if err != nil {
 		return err
 	}
-	defer func() { c.Close() }()
 	tick := time.NewTicker(eventsEvery)
 	defer tick.Stop()
 	begun, shown := time.Now(), 0
@@ -132,8 +131,8 @@ func (a *app) events(ctx context.Context, o eventsOptions) error {
 		select {
 		case <-tick.C:
 		case <-c.Done():
-			c.Close()
-			if c, err = a.ConnectTo(ctx, realm); err != nil {
+			a.Drop(realm)
+			if c, err = a.ClientOf(ctx, realm); err != nil {
 				return err
 			}
 		case <-ctx.Done():

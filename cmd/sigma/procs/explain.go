@@ -32,7 +32,7 @@ also of procs that have ended and over restarts, as far as a realm has room for 
 		Example: `  sudo sigma explain hello
   sudo sigma explain --json 3kq`,
 		Args: cli.Between(1, -1),
-		RunE: func(cmd *cobra.Command, args []string) error { return a.explain(cmd.Context(), args) },
+		RunE: a.InRealm(a.explain),
 	}
 }
 
@@ -45,12 +45,7 @@ type explained struct {
 	Decisions []decision.Record `json:"decisions"`
 }
 
-func (a *app) explain(ctx context.Context, words []string) error {
-	c, err := a.Connect(ctx)
-	if err != nil {
-		return err
-	}
-	defer c.Close()
+func (a *app) explain(ctx context.Context, c *sdk.Client, words []string) error {
 	procs, err := c.List(ctx, true)
 	if err != nil {
 		return err

@@ -115,11 +115,10 @@ func (a *app) initAdd(ctx context.Context, o runOptions, r sigma.Registration, a
 	if local != nil {
 		defer local.Close()
 	}
-	c, err := a.Connect(ctx)
+	c, err := a.Client(ctx)
 	if err != nil {
 		return err
 	}
-	defer c.Close()
 	if r.Descriptor.Program, err = programs.Find(ctx, a.App, c, args[0], local); err != nil {
 		return err
 	}
@@ -139,27 +138,19 @@ func (a *app) initAdd(ctx context.Context, o runOptions, r sigma.Registration, a
 
 // initEach does something to registrations, one after another.
 func (a *app) initEach(ctx context.Context, names []string, do func(*sdk.Client, context.Context, string) error) error {
-	c, err := a.Connect(ctx)
+	c, err := a.Client(ctx)
 	if err != nil {
 		return err
 	}
-	defer c.Close()
-	for _, n := range names {
-		if err := do(c, ctx, n); err != nil {
-			return sigma.Wrap("sigma.init", n, err)
-		}
-		fmt.Fprintln(a.Out, n)
-	}
-	return nil
+	return cli.EachDone(a.App, names, func(n string) error { return sigma.Wrap("sigma.init", n, do(c, ctx, n)) })
 }
 
 // registrations reads those of a realm.
 func (a *app) registrations(ctx context.Context, realm sigma.RealmID) ([]state.Registration, error) {
-	c, err := a.ConnectTo(ctx, realm)
+	c, err := a.ClientOf(ctx, realm)
 	if err != nil {
 		return nil, err
 	}
-	defer c.Close()
 	return cli.Lines[state.Registration](ctx, c, initPath)
 }
 

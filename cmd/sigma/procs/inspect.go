@@ -12,6 +12,7 @@ import (
 
 	"sigmaos.dev/cmd/sigma/cli"
 	"sigmaos.dev/cmd/sigma/term"
+	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/state"
 )
@@ -38,18 +39,15 @@ With --timing, show where the time of their start went:
   sudo sigma inspect --timing hello
   sudo sigma inspect --json 3kq`,
 		Args: cli.Between(1, -1),
-		RunE: func(cmd *cobra.Command, args []string) error { return a.inspect(cmd.Context(), args, timing) },
+		RunE: a.InRealm(func(ctx context.Context, c *sdk.Client, args []string) error {
+			return a.inspect(ctx, c, args, timing)
+		}),
 	}
 	cmd.Flags().BoolVar(&timing, "timing", false, "show the phases of the start")
 	return cmd
 }
 
-func (a *app) inspect(ctx context.Context, words []string, timing bool) error {
-	c, err := a.Connect(ctx)
-	if err != nil {
-		return err
-	}
-	defer c.Close()
+func (a *app) inspect(ctx context.Context, c *sdk.Client, words []string, timing bool) error {
 	procs, err := c.List(ctx, true)
 	if err != nil {
 		return err

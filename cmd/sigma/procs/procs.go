@@ -1,3 +1,5 @@
+// Package procs runs programs as procs, shows what they are, wrote, wait for and use, and ends
+// them.
 package procs
 
 import (
@@ -13,6 +15,32 @@ import (
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/state"
 )
+
+// app gives the commands of this package what all commands share.
+type app struct{ *cli.App }
+
+// Commands are those of this package.
+func Commands(base *cli.App) []*cobra.Command {
+	a := &app{base}
+	return []*cobra.Command{
+		newRunCommand(a),
+		newPsCommand(a),
+		newLogsCommand(a),
+		newWaitCommand(a),
+		newKillCommand(a),
+		newEvictCommand(a),
+		newFreezeCommand(a),
+		newThawCommand(a),
+		newInspectCommand(a),
+		newExplainCommand(a),
+		newInitCommand(a),
+		newCapsCommand(a),
+		newEpCommand(a),
+		newCallsCommand(a),
+		newTopCommand(a),
+		newEventsCommand(a),
+	}
+}
 
 // procArgument is how help texts explain PROC.
 const procArgument = "PROC is a proc's id, the start of one, or a name, as sigma ps shows them."
@@ -46,11 +74,10 @@ type waitJSON struct {
 }
 
 func (a *app) wait(ctx context.Context, words []string) error {
-	c, err := a.Connect(ctx)
+	c, err := a.Client(ctx)
 	if err != nil {
 		return err
 	}
-	defer c.Close()
 	ids, err := findProcs(ctx, c, words)
 	if err != nil {
 		return err
@@ -174,11 +201,10 @@ func (a *app) end(ctx context.Context, words []string, evict bool, grace time.Du
 // failure does not keep it from the others.
 func (a *app) eachProc(ctx context.Context, words []string, do func(context.Context, *sdk.Client,
 	sigma.ProcID) error) error {
-	c, err := a.Connect(ctx)
+	c, err := a.Client(ctx)
 	if err != nil {
 		return err
 	}
-	defer c.Close()
 	ids, err := findProcs(ctx, c, words)
 	if err != nil {
 		return err

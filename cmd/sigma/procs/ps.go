@@ -64,19 +64,16 @@ processes and threads.`,
 		Example: `  sudo sigma ps -a
   sudo sigma kill $(sudo sigma ps -q)`,
 		Args: cli.Between(0, 0),
-		RunE: func(cmd *cobra.Command, _ []string) error { return a.ps(cmd.Context(), all, quiet) },
+		RunE: a.InRealm(func(ctx context.Context, c *sdk.Client, _ []string) error {
+			return a.ps(ctx, c, all, quiet)
+		}),
 	}
 	cmd.Flags().BoolVarP(&all, "all", "a", false, "also procs that have ended")
 	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "print ids only")
 	return cmd
 }
 
-func (a *app) ps(ctx context.Context, all, quiet bool) error {
-	c, err := a.Connect(ctx)
-	if err != nil {
-		return err
-	}
-	defer c.Close()
+func (a *app) ps(ctx context.Context, c *sdk.Client, all, quiet bool) error {
 	procs, err := c.List(ctx, all)
 	if err != nil {
 		return err

@@ -176,11 +176,10 @@ func (a *app) run(ctx context.Context, o runOptions, args []string) error {
 	defer in.stop()
 	connecting, done := in.context(ctx)
 	defer done()
-	c, err := a.Connect(connecting)
+	c, err := a.Client(connecting)
 	if err != nil {
 		return in.cause(err)
 	}
-	defer c.Close()
 	if d.Near, err = machineOf(connecting, c, o.near); err != nil {
 		return in.cause(err)
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"sigmaos.dev/cmd/sigma/cli"
+	"sigmaos.dev/cmd/sigma/datadir"
 	"sigmaos.dev/cmd/sigma/term"
 	"sigmaos.dev/hostsetup"
 	"sigmaos.dev/sdk"
@@ -78,9 +79,7 @@ func (a *app) top(ctx context.Context, o topOptions, realm sigma.RealmID) error 
 	case o.rows < 0:
 		return cli.UsageError(nil, "", "a negative number of rows")
 	}
-	t := &topView{a: a, o: o, realm: realm, clients: map[sigma.RealmID]*sdk.Client{},
-		last: map[sigma.ProcID]time.Duration{}}
-	defer t.close()
+	t := &topView{a: a, o: o, realm: realm, last: map[sigma.ProcID]time.Duration{}}
 	first, err := t.sample(ctx)
 	if err != nil {
 		return err
@@ -93,10 +92,8 @@ func (a *app) top(ctx context.Context, o topOptions, realm sigma.RealmID) error 
 	}
 	var p Picture
 	for until := time.Now().Add(topWait); ; {
-		select {
-		case <-time.After(o.interval):
-		case <-ctx.Done():
-			return ctx.Err()
+		if err := datadir.Pause(ctx, o.interval); err != nil {
+			return err
 		}
 		if p, err = t.sample(ctx); err != nil {
 			return err
@@ -192,8 +189,7 @@ type procUse struct {
 type topView struct {
 	a       *app
 	o       topOptions
-	realm   sigma.RealmID // the only one to show; "" = all
-	clients map[sigma.RealmID]*sdk.Client
+	realm   sigma.RealmID                  // the only one to show; "" = all
 	last    map[sigma.ProcID]time.Duration // processor time
 	machine hostSample
 	load    []state.Load // the last
@@ -201,24 +197,6 @@ type topView struct {
 	// once a second at most
 	loadWas []state.Load
 	at      time.Time
-}
-
-func (t *topView) close() {
-	for _, c := range t.clients {
-		c.Close()
-	}
-}
-
-// client keeps a connection to each realm that was shown.
-func (t *topView) client(ctx context.Context, realm sigma.RealmID) (*sdk.Client, error) {
-	if c := t.clients[realm]; c != nil {
-		return c, nil
-	}
-	c, err := t.a.ConnectTo(ctx, realm)
-	if err == nil {
-		t.clients[realm] = c
-	}
-	return c, err
 }
 
 // realmsToShow are those that have procs.
@@ -231,16 +209,15 @@ func (t *topView) realmsToShow(ctx context.Context, system *sdk.Client) ([]sigma
 	for _, r := range realms {
 		if r.Procs > 0 {
 			out = append(out, r.ID)
-		} else if c := t.clients[r.ID]; c != nil && r.ID != sigma.SystemRealm {
-			c.Close() // it may be removed while we look on
-			delete(t.clients, r.ID)
+		} else if r.ID != sigma.SystemRealm {
+			t.a.Drop(r.ID) // it may be removed while we look on
 		}
 	}
 	return out, err
 }
 
 func (t *topView) sample(ctx context.Context) (Picture, error) {
-	system, err := t.client(ctx, sigma.SystemRealm)
+	system, err := t.a.ClientOf(ctx, sigma.SystemRealm)
 	if err != nil {
 		return Picture{}, err
 	}
@@ -252,7 +229,7 @@ func (t *topView) sample(ctx context.Context) (Picture, error) {
 		names: t.realm == ""}
 	seen := map[sigma.ProcID]time.Duration{}
 	for _, id := range realms {
-		c, err := t.client(ctx, id)
+		c, err := t.a.ClientOf(ctx, id)
 		if err == nil {
 			err = t.sampleRealm(ctx, c, id, &p, seen)
 		}

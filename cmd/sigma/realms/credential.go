@@ -84,11 +84,10 @@ func (a *app) credentialCreate(ctx context.Context, realm, roleText, name, expir
 			return err
 		}
 	}
-	f, caller, err := a.credentials(ctx, realm)
+	f, served, err := a.credentials(ctx, realm)
 	if err != nil {
 		return err
 	}
-	defer f.Close()
 	if name == "" {
 		if n.Name, err = freeName(ctx, f, n.Role); err != nil {
 			return err
@@ -116,17 +115,10 @@ func (a *app) credentialCreate(ctx context.Context, realm, roleText, name, expir
 		}()
 		to = w
 	}
-	payload, err := sigmap.Payload(func(c *sigmap.Coder) { c.NewCredential(&n) })
-	if err != nil {
-		return err
-	}
-	reply, _, err := caller.Call(ctx, sigmap.CallCreate, payload, nil)
 	var made sigma.Credential
 	text := ""
-	if err == nil {
-		err = sigmap.Parse(reply, func(c *sigmap.Coder) { c.Credential(&made); c.Str(&text) })
-	}
-	if err != nil {
+	if err = served.Ask(ctx, sigmap.CallCreate, func(c *sigmap.Coder) { c.NewCredential(&n) },
+		func(c *sigmap.Coder) { c.Credential(&made); c.Str(&text) }); err != nil {
 		return err
 	}
 	if file != "" || !a.JSON {
@@ -168,25 +160,17 @@ func freeName(ctx context.Context, c *sdk.Client, role sigma.Role) (string, erro
 }
 
 // credentials connects to a realm's /sys/credentials.
-func (a *app) credentials(ctx context.Context, realm string) (*sdk.Client, sigma.Caller, error) {
-	c, err := a.ConnectTo(ctx, sigma.RealmID(realm))
-	if err != nil {
-		return nil, nil, err
+func (a *app) credentials(ctx context.Context, realm string) (c *sdk.Client, served cli.Service, err error) {
+	if c, err = a.ClientOf(ctx, sigma.RealmID(realm)); err != nil {
+		return nil, served, err
 	}
-	f, _, err := c.Root().Walk(ctx, []string{sigma.NameSys, sigmap.FileCredentials})
-	if err == nil {
-		if caller, ok := f.(sigma.Caller); ok {
-			return c, caller, nil
-		}
-		err = sigma.PathError("sigma.credentials", sigma.KindNotFound, "/sys/"+sigmap.FileCredentials)
-	}
-	c.Close()
-	if sigma.KindOf(err) == sigma.KindNotFound {
+	served, err = cli.ServiceOf(ctx, c, sigmap.FileCredentials)
+	if err != nil && sigma.KindOf(err) == sigma.KindNotFound {
 		err = &sigma.Error{Op: "sigma.credentials", Kind: sigma.KindPermission,
 			Msg:  "credentials of realm " + realm + " are made, listed and revoked by its owners and the provider",
 			Hint: "use a credential with the role owner, or root without one"}
 	}
-	return nil, nil, err
+	return c, served, err
 }
 
 func newCredentialLsCommand(a *app) *cobra.Command {
@@ -211,7 +195,6 @@ func (a *app) credentialLs(ctx context.Context, realm string, quiet bool) error 
 	if err != nil {
 		return err
 	}
-	defer c.Close()
 	all, err := cli.Lines[state.Credential](ctx, c, "/sys/"+sigmap.FileCredentials)
 	if err != nil {
 		return err
@@ -244,18 +227,19 @@ owner's go all that it made. The names of all that went are printed.`,
 }
 
 func (a *app) credentialRevoke(ctx context.Context, realm string, names []string) error {
-	c, caller, err := a.credentials(ctx, realm)
+	_, served, err := a.credentials(ctx, realm)
 	if err != nil {
 		return err
 	}
-	defer c.Close()
 	var failed error
 	went := map[string]bool{}
 	for _, n := range names {
 		if went[n] { // with the one that made it
 			continue
 		}
-		gone, err := revokeOne(ctx, caller, n)
+		var gone []string
+		err := served.Ask(ctx, sigmap.CallCredentialRevoke, func(c *sigmap.Coder) { c.Str(&n) },
+			func(c *sigmap.Coder) { c.Strs(&gone) })
 		failed = errors.Join(failed, err) // others are to go all the same
 		for _, g := range gone {
 			went[g] = true
@@ -263,17 +247,4 @@ func (a *app) credentialRevoke(ctx context.Context, realm string, names []string
 		}
 	}
 	return failed
-}
-
-// revokeOne revokes a credential and gives the names of all that went.
-func revokeOne(ctx context.Context, caller sigma.Caller, name string) (gone []string, err error) {
-	payload, err := sigmap.Payload(func(c *sigmap.Coder) { c.Str(&name) })
-	if err != nil {
-		return nil, err
-	}
-	reply, _, err := caller.Call(ctx, sigmap.CallCredentialRevoke, payload, nil)
-	if err == nil {
-		err = sigmap.Parse(reply, func(c *sigmap.Coder) { c.Strs(&gone) })
-	}
-	return gone, err
 }

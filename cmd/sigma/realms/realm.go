@@ -1,3 +1,5 @@
+// Package realms makes realms, limits them and shows what they used; and makes the credentials
+// with which programs outside work in one.
 package realms
 
 import (
@@ -17,6 +19,20 @@ import (
 	"sigmaos.dev/sigmap"
 	"sigmaos.dev/state"
 )
+
+// app gives the commands of this package what all commands share.
+type app struct{ *cli.App }
+
+// Commands are those of this package.
+func Commands(base *cli.App) []*cobra.Command {
+	a := &app{base}
+	return []*cobra.Command{
+		newRealmCommand(a),
+	}
+}
+
+// Usage is the command that shows what realms used.
+func Usage(base *cli.App) *cobra.Command { return newUsageCommand(&app{base}) }
 
 func newRealmCommand(a *app) *cobra.Command {
 	return cli.Parent("realm", "Make, list, change and remove realms (tenants)",
@@ -221,18 +237,11 @@ func (a *app) eachRealm(ctx context.Context, names []string, shares uint32,
 	if err := cmp.Or(checkShares(shares), checkRealms(names)); err != nil {
 		return err
 	}
-	c, err := a.ConnectTo(ctx, sigma.SystemRealm)
+	c, err := a.ClientOf(ctx, sigma.SystemRealm)
 	if err != nil {
 		return err
 	}
-	defer c.Close()
-	for _, n := range names {
-		if err := do(c.Realms(), sigma.RealmID(n)); err != nil {
-			return err
-		}
-		fmt.Fprintln(a.Out, n)
-	}
-	return nil
+	return cli.EachDone(a.App, names, func(n string) error { return do(c.Realms(), sigma.RealmID(n)) })
 }
 
 func checkRealms(names []string) error {
@@ -258,18 +267,15 @@ shares; with --json also what limits their names.`,
 		Example: `  sudo sigma realm ls
   sudo sigma realm ls --json`,
 		Args: cli.Between(0, 0),
-		RunE: func(cmd *cobra.Command, _ []string) error { return a.realmLs(cmd.Context(), quiet) },
+		RunE: a.InWhole(func(ctx context.Context, c *sdk.Client, _ []string) error {
+			return a.realmLs(ctx, c, quiet)
+		}),
 	}
 	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "print names only")
 	return cmd
 }
 
-func (a *app) realmLs(ctx context.Context, quiet bool) error {
-	c, err := a.ConnectTo(ctx, a.Whole())
-	if err != nil {
-		return err
-	}
-	defer c.Close()
+func (a *app) realmLs(ctx context.Context, c *sdk.Client, quiet bool) error {
 	list, err := realmList(ctx, c)
 	if err != nil {
 		return err
@@ -313,11 +319,10 @@ func (a *app) realmRm(ctx context.Context, names []string, force bool) error {
 	if err := checkRealms(names); err != nil {
 		return err
 	}
-	c, err := a.ConnectTo(ctx, sigma.SystemRealm)
+	c, err := a.ClientOf(ctx, sigma.SystemRealm)
 	if err != nil {
 		return err
 	}
-	defer c.Close()
 	realms, err := c.Realms().List(ctx)
 	if err != nil {
 		return err
@@ -341,11 +346,5 @@ func (a *app) realmRm(ctx context.Context, names []string, force bool) error {
 				Hint: "kill them and remove it with: sigma realm rm --force " + n}
 		}
 	}
-	for _, n := range names {
-		if err := c.Realms().Remove(ctx, sigma.RealmID(n)); err != nil {
-			return err
-		}
-		fmt.Fprintln(a.Out, n)
-	}
-	return nil
+	return cli.EachDone(a.App, names, func(n string) error { return c.Realms().Remove(ctx, sigma.RealmID(n)) })
 }

@@ -9,7 +9,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"sigmaos.dev/cmd/sigma/cli"
-	"sigmaos.dev/cmd/sigma/snapshots"
 	"sigmaos.dev/cmd/sigma/term"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
@@ -48,11 +47,10 @@ func (a *app) realmInspect(ctx context.Context, name string) error {
 	if err := checkRealms([]string{name}); err != nil {
 		return err
 	}
-	c, err := a.ConnectTo(ctx, sigma.RealmID(name))
+	c, err := a.ClientOf(ctx, sigma.RealmID(name))
 	if err != nil {
 		return err
 	}
-	defer c.Close()
 	r := realmJSON{Quotas: []quotaJSON{}}
 	realms, err := cli.Lines[state.Realm](ctx, c, "/sys/"+sigmap.FileRealms)
 	if err != nil {
@@ -113,16 +111,12 @@ func (a *app) printRealm(r *realmJSON) error {
 
 // namesLeader asks named which member leads.
 func namesLeader(ctx context.Context, c *sdk.Client) (string, error) {
-	names, done, err := snapshots.NamesFile(ctx, c)
+	names, err := cli.ServiceOf(ctx, c, sigmap.FileNames)
 	if err != nil {
 		return "", err
 	}
-	defer done()
-	reply, _, err := names.Call(ctx, sigmap.CallMembers, nil, nil)
 	var ms []sigmap.NamesMember
-	if err == nil {
-		err = sigmap.Parse(reply, func(c *sigmap.Coder) { c.NamesMembers(&ms) })
-	}
+	err = names.Ask(ctx, sigmap.CallMembers, nil, func(c *sigmap.Coder) { c.NamesMembers(&ms) })
 	for _, m := range ms {
 		if m.Leads {
 			return string(m.Machine), err

@@ -71,11 +71,10 @@ func CheckRealmsExist(ctx context.Context, a *cli.App, names []string) error {
 	if err := checkRealms(names); err != nil {
 		return err
 	}
-	c, err := a.ConnectTo(ctx, a.Whole())
+	c, err := a.ClientOf(ctx, a.Whole())
 	if err != nil {
 		return err
 	}
-	defer c.Close()
 	within, cancel := context.WithTimeout(ctx, realmsWithin)
 	defer cancel()
 	all, err := realmList(within, c)
@@ -95,11 +94,10 @@ func CheckRealmsExist(ctx context.Context, a *cli.App, names []string) error {
 
 // usageLines reads a file of usage; what is missing is remarked upon.
 func usageLines[T any](ctx context.Context, a *app, file string) ([]T, error) {
-	c, err := a.ConnectTo(ctx, a.Whole())
+	c, err := a.ClientOf(ctx, a.Whole())
 	if err != nil {
 		return nil, err
 	}
-	defer c.Close()
 	all, err := cli.Lines[either[T]](ctx, c, file)
 	var out []T
 	for i := range all {

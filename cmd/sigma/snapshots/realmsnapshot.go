@@ -37,11 +37,10 @@ func (a *app) restoreRealm(ctx context.Context, file string, realm sigma.RealmID
 		return &sigma.Error{Op: "sigma.snapshot", Path: file, Kind: sigma.KindInvalid, Msg: err.Error(),
 			Hint: "make snapshots of a realm with: sigma snapshot save --realm NAME FILE"}
 	}
-	c, err := a.ConnectTo(ctx, sigma.SystemRealm)
+	c, err := a.ClientOf(ctx, sigma.SystemRealm)
 	if err != nil {
 		return err
 	}
-	defer c.Close()
 	if err := c.Realms().Create(ctx, realm); err != nil {
 		if sigma.KindOf(err) == sigma.KindExists {
 			return &sigma.Error{Op: "sigma.snapshot", Realm: realm, Kind: sigma.KindExists,
@@ -66,11 +65,10 @@ func (a *app) restoreRealm(ctx context.Context, file string, realm sigma.RealmID
 // fillRealm reads the archive three times: for the directories, for what is in them, and for the
 // directories' times, which that changed.
 func (a *app) fillRealm(ctx context.Context, f *os.File, realm sigma.RealmID, names uint64) error {
-	c, err := a.ConnectTo(ctx, realm)
+	c, err := a.ClientOf(ctx, realm)
 	if err != nil {
 		return err
 	}
-	defer c.Close()
 	bar := a.Progress("restoring names", int64(names))
 	defer bar.Done()
 	var mu sync.Mutex

@@ -1,3 +1,4 @@
+// Package snapshots saves the names of all realms, or of one, to a file, and restores them.
 package snapshots
 
 import (
@@ -19,10 +20,20 @@ import (
 	"sigmaos.dev/cmd/sigma/cli"
 	"sigmaos.dev/cmd/sigma/datadir"
 	"sigmaos.dev/hostdir"
-	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
 )
+
+// app gives the commands of this package what all commands share.
+type app struct{ *cli.App }
+
+// Commands are those of this package.
+func Commands(base *cli.App) []*cobra.Command {
+	a := &app{base}
+	return []*cobra.Command{
+		newSnapshotCommand(a),
+	}
+}
 
 // snapshotTries is how often a snapshot is begun again when the named that takes it is replaced.
 const snapshotTries = 4
@@ -98,16 +109,14 @@ made with its names. There must be none of that name.`,
 
 // snapshotSave saves one realm, or all ("").
 func (a *app) snapshotSave(ctx context.Context, file string, realm sigma.RealmID) error {
-	c, err := a.ConnectTo(ctx, sigma.SystemRealm)
+	c, err := a.ClientOf(ctx, sigma.SystemRealm)
 	if err != nil {
 		return err
 	}
-	defer c.Close()
-	names, done, err := NamesFile(ctx, c)
+	names, err := cli.ServiceOf(ctx, c, sigmap.FileNames)
 	if err != nil {
 		return err
 	}
-	defer done()
 	var keys uint64
 	var size int64
 	for try := 1; ; try++ {
@@ -133,43 +142,19 @@ func (a *app) snapshotSave(ctx context.Context, file string, realm sigma.RealmID
 	return nil
 }
 
-// NamesFile is what the name service answers operators by. done ends its use.
-func NamesFile(ctx context.Context, c *sdk.Client) (names sigma.Caller, done func(), err error) {
-	f, _, err := c.Root().Walk(ctx, []string{sigma.NameSys, sigmap.FileNames})
-	if err != nil {
-		return nil, nil, err
-	}
-	names, ok := f.(sigma.Caller)
-	if !ok {
-		f.Close()
-		return nil, nil, sigma.PathError("sigma.namesFile", sigma.KindNotFound, "/sys/"+sigmap.FileNames)
-	}
-	return names, f.Close, nil
-}
-
 // snapshotOnce writes one snapshot beside file, and puts it there when it is whole.
-func (a *app) snapshotOnce(ctx context.Context, names sigma.Caller, file string, realm sigma.RealmID) (keys uint64,
+func (a *app) snapshotOnce(ctx context.Context, names cli.Service, file string, realm sigma.RealmID) (keys uint64,
 	size int64, err error) {
 	var number uint64
-	var which []byte
-	if realm != "" {
-		if which, err = sigmap.Payload(func(c *sigmap.Coder) { c.RealmID(&realm) }); err != nil {
-			return 0, 0, err
-		}
+	which := func(c *sigmap.Coder) { c.RealmID(&realm) }
+	if realm == "" {
+		which = nil
 	}
-	reply, _, err := names.Call(ctx, sigmap.CallSnapshotOpen, which, nil)
-	if err == nil {
-		err = sigmap.Parse(reply, func(c *sigmap.Coder) { c.U64(&number); c.U64(&keys) })
-	}
-	if err != nil {
+	opened := func(c *sigmap.Coder) { c.U64(&number); c.U64(&keys) }
+	if err := names.Ask(ctx, sigmap.CallSnapshotOpen, which, opened); err != nil {
 		return 0, 0, err
 	}
-	defer func() {
-		payload, perr := sigmap.Payload(func(c *sigmap.Coder) { c.U64(&number) })
-		if perr == nil {
-			names.Call(context.WithoutCancel(ctx), sigmap.CallSnapshotClose, payload, nil)
-		}
-	}()
+	defer names.Ask(context.WithoutCancel(ctx), sigmap.CallSnapshotClose, func(c *sigmap.Coder) { c.U64(&number) }, nil)
 	out, err := hostdir.Create(file, 0o600) // names may hold secrets
 	if err != nil {
 		return 0, 0, datadir.Explain(file, err)
@@ -191,22 +176,15 @@ func (a *app) snapshotOnce(ctx context.Context, names sigma.Caller, file string,
 	return keys, size, nil
 }
 
-func (a *app) copySnapshot(ctx context.Context, names sigma.Caller, number uint64, w io.Writer) (size int64,
+func (a *app) copySnapshot(ctx context.Context, names cli.Service, number uint64, w io.Writer) (size int64,
 	err error) {
 	bar := a.ProgressBytes("saving names", 0)
 	defer bar.Done()
 	for {
 		offset := uint64(size)
-		payload, err := sigmap.Payload(func(c *sigmap.Coder) { c.U64(&number); c.U64(&offset) })
-		if err != nil {
-			return 0, err
-		}
-		reply, _, err := names.Call(ctx, sigmap.CallSnapshotRead, payload, nil)
-		if err != nil {
-			return 0, err
-		}
 		var piece []byte
-		if err := sigmap.Parse(reply, func(c *sigmap.Coder) { c.Data(&piece) }); err != nil {
+		if err := names.Ask(ctx, sigmap.CallSnapshotRead, func(c *sigmap.Coder) { c.U64(&number); c.U64(&offset) },
+			func(c *sigmap.Coder) { c.Data(&piece) }); err != nil {
 			return 0, err
 		}
 		if len(piece) == 0 {

@@ -1,3 +1,4 @@
+// Package stores says which object store a realm's /s3 is on.
 package stores
 
 import (
@@ -17,8 +18,12 @@ import (
 
 	"sigmaos.dev/cmd/sigma/cli"
 	"sigmaos.dev/s3/store"
+	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
 )
+
+// app gives the commands of this package what all commands share.
+type app struct{ *cli.App }
 
 const (
 	// credentialsMax and authoritiesMax bound the files that store set reads.
@@ -77,7 +82,9 @@ This must be asked on the machine that serves the objects: the first of the syst
 What is in it stays there, and is not seen any more.`,
 		Example: `  sudo sigma s3 store rm`,
 		Args:    cli.Between(0, 0),
-		RunE:    func(cmd *cobra.Command, _ []string) error { return a.s3StoreRm(cmd.Context(), all) },
+		RunE: a.InRealm(func(ctx context.Context, c *sdk.Client, _ []string) error {
+			return c.SetStore(ctx, a.storeRealm(all), "", nil)
+		}),
 	}
 	rm.Flags().BoolVar(&all, "all", false, "that of all realms that have none of their own")
 	ls := &cobra.Command{
@@ -89,7 +96,15 @@ have none of their own. With --check each is asked how it is.`,
 		Example: `  sudo sigma s3 store ls --check
   sudo sigma s3 store ls --json`,
 		Args: cli.Between(0, 0),
-		RunE: func(cmd *cobra.Command, _ []string) error { return a.s3StoreLs(cmd.Context(), check) },
+		RunE: a.InRealm(func(ctx context.Context, c *sdk.Client, _ []string) error {
+			list, err := List(ctx, c, check)
+			if err != nil {
+				return err
+			}
+			return cli.PrintList(a.App, list, false, func(s store.Info) []any {
+				return []any{s.Realm, s.URL, cli.OrElse(s.Region, "-"), cli.OrElse(s.State, "-")}
+			}, "REALM", "URL", "REGION", "STATE")
+		}),
 	}
 	ls.Flags().BoolVar(&check, "check", false, "ask each how it is")
 	cmd.AddCommand(set, ls, rm)
@@ -138,11 +153,10 @@ func (a *app) s3StoreSet(ctx context.Context, address string, o storeOptions) er
 	if err != nil {
 		return sigma.Errorf("sigma.s3StoreSet", sigma.KindInvalid, "the store cannot be told") // err might quote a key
 	}
-	c, err := a.Connect(ctx)
+	c, err := a.Client(ctx)
 	if err != nil {
 		return err
 	}
-	defer c.Close()
 	names := make([]string, len(at))
 	for i, x := range at {
 		names[i] = x.String()
@@ -265,35 +279,6 @@ func parseCredentials(text []byte, profile string) (access, secret, token string
 			profile)
 	}
 	return access, secret, token, nil
-}
-
-func (a *app) s3StoreRm(ctx context.Context, all bool) error {
-	c, err := a.Connect(ctx)
-	if err != nil {
-		return err
-	}
-	defer c.Close()
-	return c.SetStore(ctx, a.storeRealm(all), "", nil)
-}
-
-func (a *app) s3StoreLs(ctx context.Context, check bool) error {
-	c, err := a.Connect(ctx)
-	if err != nil {
-		return err
-	}
-	defer c.Close()
-	list, err := List(ctx, c, check)
-	if err != nil {
-		return err
-	}
-	if a.JSON {
-		return a.PrintJSON(list)
-	}
-	t := a.Table("REALM", "URL", "REGION", "STATE")
-	for _, s := range list {
-		t.Row(s.Realm, s.URL, cli.OrElse(s.Region, "-"), cli.OrElse(s.State, "-"))
-	}
-	return t.Print()
 }
 
 // Lister lists the stores as JSON (sdk.Client).

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"sigmaos.dev/cmd/sigma/cli"
+	"sigmaos.dev/cmd/sigma/datadir"
 	"sigmaos.dev/files"
 	"sigmaos.dev/lib/fleet/traffic"
 	"sigmaos.dev/sdk"
@@ -70,20 +71,17 @@ type shown struct {
 }
 
 func (a *app) topo(ctx context.Context, over time.Duration) error {
-	c, err := a.Connect(ctx)
+	c, err := a.Client(ctx)
 	if err != nil {
 		return err
 	}
-	defer c.Close()
 	var meter traffic.Meter
 	s := shown{Distances: []state.Distance{}, Talks: []Talk{}}
 	if _, err := look(ctx, c, &meter); err != nil {
 		return err
 	}
-	select {
-	case <-time.After(over):
-	case <-ctx.Done():
-		return ctx.Err()
+	if err := datadir.Pause(ctx, over); err != nil {
+		return err
 	}
 	if s.Missing, err = look(ctx, c, &meter); err != nil {
 		return err

@@ -1,3 +1,5 @@
+// Package traces records what procs asked for and waited, and runs a record, or a made-up load,
+// again in virtual time.
 package traces
 
 import (
@@ -5,6 +7,8 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"os"
+	"path/filepath"
 	"slices"
 	"time"
 
@@ -14,10 +18,22 @@ import (
 	"sigmaos.dev/cmd/sigma/datadir"
 	"sigmaos.dev/cmd/sigma/members"
 	"sigmaos.dev/cmd/sigma/term"
-	"sigmaos.dev/sdk"
+	"sigmaos.dev/hostdir"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sim"
 )
+
+// app gives the commands of this package what all commands share.
+type app struct{ *cli.App }
+
+// Commands are those of this package.
+func Commands(base *cli.App) []*cobra.Command {
+	a := &app{base}
+	return []*cobra.Command{
+		newTraceCommand(a),
+		newSimCommand(a),
+	}
+}
 
 func newTraceCommand(a *app) *cobra.Command {
 	return cli.Parent("trace", "Record what procs asked for, waited and ran, for sigma sim",
@@ -56,10 +72,9 @@ const traceEvery = 2 * time.Second
 
 // recording is what is known of a run so far.
 type recording struct {
-	clients map[sigma.RealmID]*sdk.Client
-	known   map[sigma.ProcID]bool
-	ended   []sigma.ProcInfo // that have started, too
-	trace   sim.Trace
+	known map[sigma.ProcID]bool
+	ended []sigma.ProcInfo // that have started, too
+	trace sim.Trace
 }
 
 func (a *app) traceRecord(ctx context.Context, path string, length time.Duration) (err error) {
@@ -67,14 +82,7 @@ func (a *app) traceRecord(ctx context.Context, path string, length time.Duration
 	if err != nil {
 		return err
 	}
-	defer m.Close()
-	r := &recording{clients: map[sigma.RealmID]*sdk.Client{}, known: map[sigma.ProcID]bool{},
-		trace: sim.Trace{Shares: map[sigma.RealmID]uint32{}}}
-	defer func() {
-		for _, c := range r.clients {
-			c.Close()
-		}
-	}()
+	r := &recording{known: map[sigma.ProcID]bool{}, trace: sim.Trace{Shares: map[sigma.RealmID]uint32{}}}
 	all, err := m.List(ctx)
 	if err != nil {
 		return err
@@ -104,10 +112,7 @@ func (a *app) traceRecord(ctx context.Context, path string, length time.Duration
 		}
 		failed = err != nil
 		if wait := min(traceEvery, time.Until(until)); ctx.Err() == nil && wait > 0 && len(r.ended) < sim.TraceMax {
-			select {
-			case <-ctx.Done():
-			case <-time.After(wait):
-			}
+			datadir.Pause(ctx, wait)
 			continue
 		}
 		if err != nil && len(r.ended) == 0 {
@@ -117,34 +122,15 @@ func (a *app) traceRecord(ctx context.Context, path string, length time.Duration
 	}
 }
 
-// client is one in a realm, that is made anew after drop.
-func (r *recording) client(ctx context.Context, a *app, realm sigma.RealmID) (*sdk.Client, error) {
-	if c := r.clients[realm]; c != nil {
-		return c, nil
-	}
-	c, err := a.ConnectTo(ctx, realm)
-	if err == nil {
-		r.clients[realm] = c
-	}
-	return c, err
-}
-
-func (r *recording) drop(realm sigma.RealmID) {
-	if c := r.clients[realm]; c != nil {
-		c.Close()
-		delete(r.clients, realm)
-	}
-}
-
 // Look adds what has ended since it looked last, and counts what has not.
 func (r *recording) look(ctx context.Context, a *app) (left int, err error) {
 	var realms []sigma.RealmInfo
-	c, err := r.client(ctx, a, sigma.SystemRealm)
+	c, err := a.ClientOf(ctx, sigma.SystemRealm)
 	if err == nil {
 		realms, err = c.Realms().List(ctx)
 	}
 	if err != nil {
-		r.drop(sigma.SystemRealm)
+		a.Drop(sigma.SystemRealm)
 		return 0, err
 	}
 	for _, realm := range realms {
@@ -155,11 +141,11 @@ func (r *recording) look(ctx context.Context, a *app) (left int, err error) {
 			r.trace.Shares[realm.ID] = realm.Shares
 		}
 		var procs []sigma.ProcInfo
-		if c, err = r.client(ctx, a, realm.ID); err == nil {
+		if c, err = a.ClientOf(ctx, realm.ID); err == nil {
 			procs, err = c.List(ctx, true)
 		}
 		if err != nil {
-			r.drop(realm.ID)
+			a.Drop(realm.ID)
 		}
 		switch {
 		case err == nil:
@@ -212,4 +198,51 @@ func (r *recording) write(a *app, out io.Writer, end func() error, path string, 
 	}
 	a.Remark("sigma: recorded %s", words)
 	return nil
+}
+
+// Whole is a local file that is put in its place when all of it is on the disk, so that who reads
+// it, or finds it after a crash, has the old one or the new one. What is no regular file, as
+// /dev/stdout, is written as it is.
+type whole struct {
+	*os.File
+	beside *hostdir.File // nil = it is in its place
+}
+
+// newWhole begins a file that takes the place of what path leads to, with its mode.
+func newWhole(path string) (*whole, error) {
+	mode := os.FileMode(0o666)
+	if st, err := os.Stat(path); err == nil {
+		if mode = st.Mode().Perm(); !st.Mode().IsRegular() {
+			f, err := os.OpenFile(path, os.O_WRONLY, 0)
+			return &whole{File: f}, err
+		}
+		if path, err = filepath.EvalSymlinks(path); err != nil {
+			return nil, err
+		}
+	}
+	f, err := hostdir.Create(path, mode)
+	if err != nil {
+		return nil, err
+	}
+	return &whole{f.File, f}, nil
+}
+
+// end puts the file in its place. drop follows.
+func (w *whole) end() error {
+	if w.beside == nil {
+		return w.Close()
+	}
+	if err := w.Sync(); err != nil {
+		return err
+	}
+	return w.beside.Commit()
+}
+
+// drop removes what end has not put in its place.
+func (w *whole) drop() {
+	if w.beside == nil {
+		w.Close()
+		return
+	}
+	w.beside.Drop()
 }

@@ -39,7 +39,6 @@ func (a *app) cat(ctx context.Context, paths []string, follow bool) error {
 	if err != nil {
 		return err
 	}
-	defer c.Close()
 	if follow {
 		return a.catOn(ctx, c, paths)
 	}

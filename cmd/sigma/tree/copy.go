@@ -187,7 +187,6 @@ func (a *app) copyWithin(ctx context.Context, from []string, typed string, o mov
 	if err != nil {
 		return err
 	}
-	defer c.Close()
 	isDir, err := isDirectory(ctx, c, to)
 	if err != nil {
 		return err
@@ -276,11 +275,10 @@ func (a *app) put(ctx context.Context, args []string, o moving) error {
 			return err
 		}
 	}
-	c, err := a.Connect(ctx)
+	c, err := a.Client(ctx)
 	if err != nil {
 		return err
 	}
-	defer c.Close()
 	if err := checkBucket(ctx, c, to); err != nil {
 		return err
 	}
@@ -365,7 +363,6 @@ func (a *app) get(ctx context.Context, from []string, typed string, o moving) er
 	if err != nil {
 		return err
 	}
-	defer c.Close()
 	realm := files.OfRealm(c)
 	if typed == "-" {
 		for _, f := range from {

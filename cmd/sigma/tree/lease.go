@@ -96,11 +96,10 @@ func (a *app) hold(ctx context.Context, path string, command []string, o holdOpt
 			return commandError(command[0], err)
 		}
 	}
-	c, err := a.Connect(ctx)
+	c, err := a.Client(ctx)
 	if err != nil {
 		return err
 	}
-	defer c.Close()
 	lease, revoke, err := c.Lease(ctx, o.ttl)
 	if err != nil {
 		return err

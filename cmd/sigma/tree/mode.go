@@ -112,7 +112,6 @@ func (a *app) chmod(ctx context.Context, mode string, paths []string, recursive 
 	if err != nil {
 		return err
 	}
-	defer c.Close()
 	var all []string
 	realm := files.OfRealm(c)
 	for _, p := range paths {

@@ -256,11 +256,10 @@ func (a *app) eachBucket(ctx context.Context, words []string, do func(c sigma.Na
 		}
 		paths[i] = p
 	}
-	c, err := a.Connect(ctx)
+	c, err := a.Client(ctx)
 	if err != nil {
 		return err
 	}
-	defer c.Close()
 	for _, p := range paths {
 		if err := do(c, p); err != nil {
 			return err

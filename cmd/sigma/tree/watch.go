@@ -154,11 +154,10 @@ func (a *app) watch(ctx context.Context, paths []string, o watchOptions) error {
 	if err != nil {
 		return err
 	}
-	c, err := a.Connect(ctx)
+	c, err := a.Client(ctx)
 	if err != nil {
 		return err
 	}
-	defer c.Close()
 	ws := make([]*Watcher, len(paths))
 	for i, p := range paths {
 		ws[i] = &Watcher{Tree: c, Path: p}
