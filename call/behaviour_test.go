@@ -299,6 +299,23 @@ func TestStreams(t *testing.T) {
 	}
 }
 
+// callAlways has eight callers call again and again, and fail the test by an error, until stop.
+func callAlways(ctx context.Context, t *testing.T, c *Client) (stop func()) {
+	var callers sync.WaitGroup
+	asking, cancel := context.WithCancel(ctx)
+	for range 8 {
+		callers.Go(func() {
+			for asking.Err() == nil {
+				if _, err := c.Call(ctx, echo, []byte("x"), nil); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	return func() { cancel(); callers.Wait() }
+}
+
 // Goal: a server that leaves answers what it was asked, and clients go elsewhere without an error.
 func TestShutdown(t *testing.T) {
 	const servers = 3
@@ -311,18 +328,7 @@ func TestShutdown(t *testing.T) {
 	}
 	c := client(t, func(ctx context.Context) (net.Conn, error) { return ways[at.Load()](ctx) }, Config{})
 	ctx := testContext(t)
-	var callers sync.WaitGroup
-	asking, stop := context.WithCancel(ctx)
-	for range 8 {
-		callers.Go(func() {
-			for asking.Err() == nil {
-				if _, err := c.Call(ctx, echo, []byte("x"), nil); err != nil {
-					t.Error(err)
-					return
-				}
-			}
-		})
-	}
+	stop := callAlways(ctx, t, c)
 	for i := range servers - 1 {
 		for all[i].Stats()[0].Calls < 1000 && ctx.Err() == nil {
 			c.Call(ctx, echo, nil, nil)
@@ -333,7 +339,6 @@ func TestShutdown(t *testing.T) {
 		}
 	}
 	stop()
-	callers.Wait()
 }
 
 // Goal: a server that has its connections made anew fails no call, and callers dial again.
@@ -343,18 +348,7 @@ func TestRenew(t *testing.T) {
 	var dials atomic.Int32
 	c := client(t, func(ctx context.Context) (net.Conn, error) { dials.Add(1); return way(ctx) }, Config{})
 	ctx := testContext(t)
-	var callers sync.WaitGroup
-	asking, stop := context.WithCancel(ctx)
-	for range 8 {
-		callers.Go(func() {
-			for asking.Err() == nil {
-				if _, err := c.Call(ctx, echo, []byte("x"), nil); err != nil {
-					t.Error(err)
-					return
-				}
-			}
-		})
-	}
+	stop := callAlways(ctx, t, c)
 	for range 20 {
 		for before := dials.Load(); dials.Load() == before && ctx.Err() == nil; {
 			s.Renew() // again, for a connection that the server had not seen yet
@@ -362,7 +356,6 @@ func TestRenew(t *testing.T) {
 		}
 	}
 	stop()
-	callers.Wait()
 }
 
 // Goal: what a handler is told: who called, how long there is time, to which trace the call

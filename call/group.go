@@ -30,10 +30,27 @@ type Group struct {
 	members Members
 	cfg     Config
 	stats   stats // of members that have left too
+	fellows
+}
 
+// fellows are the members that a Group or Router knows.
+type fellows struct {
 	mu     sync.Mutex
 	closed bool               // mu
-	known  map[string]*fellow // mu
+	known  map[string]*fellow // mu; by name
+}
+
+// Close ends all connections: calls under way fail with KindLost, later ones with KindUnavailable.
+func (a *fellows) Close() error {
+	a.mu.Lock()
+	a.closed = true
+	known := a.known
+	a.known = map[string]*fellow{}
+	a.mu.Unlock()
+	for _, f := range known {
+		f.client.Close()
+	}
+	return nil
 }
 
 // fellow is a member that was called, of a Group or a Router.
@@ -41,7 +58,7 @@ type fellow struct {
 	name   string
 	client *Client
 
-	// Of the mu of the Group or Router:
+	// Of fellows.mu:
 	dial  func(context.Context) (net.Conn, error) // as it was told last
 	calls int                                     // under way
 	gone  bool                                    // of a Group: it was not in the last listing
@@ -69,20 +86,7 @@ type Answer struct {
 
 // NewGroup makes a group of those whom members tells. It starts nothing. Close it.
 func NewGroup(members Members, cfg Config) *Group {
-	return &Group{members: members, cfg: cfg.filled(), known: map[string]*fellow{}}
-}
-
-// Close ends all connections: calls under way fail with KindLost, later ones with KindUnavailable.
-func (g *Group) Close() error {
-	g.mu.Lock()
-	g.closed = true
-	known := g.known
-	g.known = map[string]*fellow{}
-	g.mu.Unlock()
-	for _, f := range known {
-		f.client.Close()
-	}
-	return nil
+	return &Group{members: members, cfg: cfg.filled(), fellows: fellows{known: map[string]*fellow{}}}
 }
 
 // Call makes a unary call to all members and gives what each of them answered, in the order of

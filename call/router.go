@@ -6,9 +6,9 @@ import (
 	"net"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
+	"sigmaos.dev/retry"
 	"sigmaos.dev/sigma"
 )
 
@@ -39,28 +39,14 @@ type Router struct {
 	cfg   Config
 	stats stats
 
-	mu     sync.Mutex
-	closed bool               // mu
-	known  map[string]*fellow // mu; members, by name
-	owners map[string]string  // mu; members that own keys, by key
+	fellows
+	owners map[string]string // mu; members that own keys, by key
 }
 
 // NewRouter makes a Router. It starts nothing. Close it.
 func NewRouter(find Find, cfg Config) *Router {
-	return &Router{find: find, cfg: cfg.filled(), known: map[string]*fellow{}, owners: map[string]string{}}
-}
-
-// Close ends all connections: calls under way fail with KindLost, later ones with KindUnavailable.
-func (r *Router) Close() error {
-	r.mu.Lock()
-	r.closed = true
-	known := r.known
-	r.known = map[string]*fellow{}
-	r.mu.Unlock()
-	for _, f := range known {
-		f.client.Close()
-	}
-	return nil
+	return &Router{find: find, cfg: cfg.filled(), fellows: fellows{known: map[string]*fellow{}},
+		owners: map[string]string{}}
 }
 
 // Stats tells of each method that was called, by all members together. A call counts once, wherever
@@ -173,7 +159,7 @@ func (r *Router) route(ctx context.Context, to *errand, reply []byte) (out []byt
 		if to.way = append(to.way, to.last); hop == hopsMax {
 			return reply, outcome{}, to.circle(err)
 		}
-		if hop > 2 && !sleep(ctx, min(time.Millisecond<<(hop-3), hopPauseMost)) {
+		if hop > 2 && !retry.Pause(ctx, min(time.Millisecond<<(hop-3), hopPauseMost)) {
 			return reply, outcome{}, ctx.Err()
 		}
 	}
@@ -197,18 +183,6 @@ func (to *errand) circle(err error) error {
 	return &sigma.Error{Op: "call.Router", Kind: sigma.KindLoop,
 		Msg:  fmt.Sprintf("the members redirect the call again and again: %.300s", strings.Join(names, ", ")),
 		Hint: "do all members follow one assignment of keys?"}
-}
-
-// sleep waits. It reports whether ctx is still good.
-func sleep(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }
 
 // take gives a member to call, until give. A member that is connected to costs no search.

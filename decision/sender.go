@@ -5,6 +5,7 @@ import (
 	"sync"
 	"time"
 
+	"sigmaos.dev/retry"
 	"sigmaos.dev/sigmap"
 )
 
@@ -73,9 +74,7 @@ func (b *inbox) each(ctx context.Context, delay time.Duration, f func()) {
 		case <-ctx.Done():
 			return
 		}
-		select {
-		case <-time.After(delay):
-		case <-ctx.Done():
+		if !retry.Pause(ctx, delay) {
 			return
 		}
 		f()

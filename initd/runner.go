@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"sigmaos.dev/decision"
+	"sigmaos.dev/retry"
 	"sigmaos.dev/sigma"
 )
 
@@ -132,10 +133,7 @@ func (r *Runner) watch(ctx context.Context) {
 			}
 			continue
 		}
-		select {
-		case <-time.After(listRetry):
-		case <-ctx.Done():
-		}
+		retry.Pause(ctx, listRetry)
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sigmaos.dev/identity"
+	"sigmaos.dev/retry"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
 )
@@ -37,10 +38,7 @@ func (n *Node) Listen(ctx context.Context, ln net.Listener) error {
 		case err != nil && outOfFiles(err): // it passes; spinning would make it worse
 			pause = min(max(2*pause, 5*time.Millisecond), time.Second)
 			n.cfg.Log.Warn("no connection can be accepted", "err", err)
-			select {
-			case <-ctx.Done():
-			case <-time.After(pause):
-			}
+			retry.Pause(ctx, pause)
 			continue
 		case err != nil:
 			return sigma.Wrap("link.Listen", "", err)

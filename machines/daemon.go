@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"sigmaos.dev/identity"
+	"sigmaos.dev/retry"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
 )
@@ -94,10 +95,7 @@ func (d *Daemon) Run(ctx context.Context) {
 		}
 		if err != nil && ctx.Err() == nil {
 			d.cfg.Log.Warn("this machine does not decide about membership", "machine", d.cfg.Self, "err", err)
-			select {
-			case <-ctx.Done():
-			case <-time.After(daemonPause):
-			}
+			retry.Pause(ctx, daemonPause)
 		}
 	}
 }
@@ -176,10 +174,8 @@ func (d *Daemon) takeOver(ctx context.Context, former sigma.MachineID, heir *Hei
 		default:
 			return store, state, err
 		}
-		select {
-		case <-ctx.Done():
+		if !retry.Pause(ctx, d.cfg.Timing.Tick) {
 			return nil, State{}, err
-		case <-time.After(d.cfg.Timing.Tick):
 		}
 		d.mu.Lock()
 		silent := heir.unheard(time.Now())
@@ -252,10 +248,7 @@ func (d *Daemon) getReady(ctx context.Context) {
 			said = err.Error()
 			d.cfg.Log.Warn("this machine has no authority and cannot take over", "machine", d.cfg.Self, "err", err)
 		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(daemonPause):
-		}
+		retry.Pause(ctx, daemonPause)
 	}
 }
 

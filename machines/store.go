@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"sigmaos.dev/identity"
+	"sigmaos.dev/retry"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
 )
@@ -208,10 +209,8 @@ func (s *FileStore) write(ctx context.Context) error {
 		if try == saveTries {
 			return sigma.Wrap(op, s.path, err)
 		}
-		select {
-		case <-ctx.Done():
+		if !retry.Pause(ctx, savePause) {
 			return sigma.Wrap(op, s.path, errors.Join(ctx.Err(), err))
-		case <-time.After(savePause):
 		}
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"sigmaos.dev/names/cache"
+	"sigmaos.dev/retry"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
 	"sigmaos.dev/treekit"
@@ -142,10 +143,7 @@ func (r *front) follow() {
 				break // the realm is gone
 			}
 		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(pause):
-		}
+		retry.Pause(ctx, pause)
 	}
 	cancel()
 	second.Wait()

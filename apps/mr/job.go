@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"sigmaos.dev/retry"
 	"sigmaos.dev/sigma"
 )
 
@@ -296,9 +297,7 @@ func (c *Client) settle(ctx context.Context, dir jobDir, end func([]sigma.ProcIn
 		for _, p := range procs {
 			c.Procs.WaitExit(ctx, p.ID)
 		}
-		select {
-		case <-time.After(settleEvery):
-		case <-ctx.Done():
+		if !retry.Pause(ctx, settleEvery) {
 			return
 		}
 	}

@@ -15,6 +15,7 @@ import (
 	"sigmaos.dev/initd"
 	"sigmaos.dev/lcsched"
 	"sigmaos.dev/namespace"
+	"sigmaos.dev/retry"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
 )
@@ -74,7 +75,7 @@ func lead(ctx context.Context, c *sdk.Client, s *lcsched.Service, decided *decis
 				said = text
 				log.Warn("cannot stand for election yet", "err", err)
 			}
-			pause(ctx)
+			retry.Pause(ctx, namesPause)
 			continue
 		}
 		said = ""
@@ -108,15 +109,6 @@ func keepRunning(ctx context.Context, c *sdk.Client, l *sdk.Leadership, decided 
 		if err := r.Run(ctx); err != nil && ctx.Err() == nil {
 			log.Warn("registered procs are not looked after", "err", err)
 		}
-		pause(ctx) // somebody says that another one leads, so the lease should be lost soon
-	}
-}
-
-func pause(ctx context.Context) {
-	t := time.NewTimer(namesPause)
-	defer t.Stop()
-	select {
-	case <-t.C:
-	case <-ctx.Done():
+		retry.Pause(ctx, namesPause) // somebody says that another one leads, so the lease should be lost soon
 	}
 }

@@ -14,6 +14,7 @@ import (
 
 	"sigmaos.dev/identity"
 	"sigmaos.dev/machines"
+	"sigmaos.dev/retry"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
@@ -89,10 +90,8 @@ func awaitNames(ctx context.Context, c *sdk.Client, log *slog.Logger) error {
 			said = text
 			log.Warn("the state of the machines cannot be reached yet", "err", err)
 		}
-		select {
-		case <-ctx.Done():
+		if !retry.Pause(ctx, namesPause) {
 			return ctx.Err()
-		case <-time.After(namesPause):
 		}
 	}
 }

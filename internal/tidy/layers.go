@@ -24,7 +24,7 @@ type Layer struct {
 // Layers is the layer table, lowest first. A package imports packages of lower layers only; tests
 // may import any that are not commands. ARCHITECTURE.md shows the same table.
 var Layers = []Layer{
-	{Name: "vocabulary", Dirs: []string{"sigma"},
+	{Name: "vocabulary", Dirs: []string{"sigma", "retry"},
 		Why: "everybody depends on the words, so they depend on nobody"},
 	{Name: "codec", Dirs: []string{"sigmap"},
 		Why: "the wire format is bytes in, messages out; it knows no connection"},

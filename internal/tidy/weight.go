@@ -25,8 +25,8 @@ type Weight struct {
 // Weights is the table of such rules.
 var Weights = []Weight{
 	{
-		Dirs: []string{"sigma", "sigmap", "session", "treekit", "namespace", "nowait", "inflight", "fence", "memfs",
-			"ring", "sdk", "call"},
+		Dirs: []string{"sigma", "retry", "sigmap", "session", "treekit", "namespace", "nowait", "inflight", "fence",
+			"memfs", "ring", "sdk", "call"},
 		Outside: []string{"golang.org/x/sys"},
 		Why:     "every proc links it: what it drags in is paid at each start and trusted everywhere",
 	},

@@ -145,11 +145,3 @@ func (x *Cluster) Moved() { x.own.move() }
 
 // Moves is closed at the next Moved.
 func (x *Cluster) Moves() <-chan struct{} { return x.own.moves() }
-
-// sleep waits, or until ctx ends.
-func sleep(ctx context.Context, d time.Duration) {
-	select {
-	case <-ctx.Done():
-	case <-time.After(d):
-	}
-}

@@ -10,6 +10,7 @@ import (
 
 	"sigmaos.dev/identity"
 	"sigmaos.dev/kernel/procs"
+	"sigmaos.dev/retry"
 	"sigmaos.dev/schedd"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
@@ -152,11 +153,11 @@ func (x *Cluster) empty() {
 		if x.cfg.Procs.Running() == 0 {
 			break
 		}
-		sleep(x.ctx, endsAgain)
+		retry.Pause(x.ctx, endsAgain)
 	}
 	x.cfg.Procs.Step(schedd.Drained{Queued: true, Why: x.leaveWords()})
 	for begun = time.Now(); time.Since(begun) < answerMost && !x.own.now.Load() && x.cfg.Owes(); {
-		sleep(x.ctx, endsAgain)
+		retry.Pause(x.ctx, endsAgain)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"sigmaos.dev/retry"
 	"sigmaos.dev/schedd"
 )
 
@@ -26,7 +27,7 @@ func (x *Cluster) drain() {
 		}
 		x.cfg.Procs.Step(schedd.Drained{Grace: drainGrace,
 			Why: "machine " + string(x.cfg.Self.Machine) + " is drained"})
-		sleep(x.ctx, drainAgain)
+		retry.Pause(x.ctx, drainAgain)
 	}
 }
 
@@ -39,7 +40,7 @@ func (x *Cluster) endLife(ctx context.Context) error {
 		if x.cfg.Procs.Running() == 0 {
 			break
 		}
-		if sleep(ctx, endsAgain); ctx.Err() != nil {
+		if !retry.Pause(ctx, endsAgain) {
 			return ctx.Err()
 		}
 	}

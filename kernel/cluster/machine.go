@@ -11,6 +11,7 @@ import (
 	"sigmaos.dev/identity"
 	"sigmaos.dev/link"
 	"sigmaos.dev/machines"
+	"sigmaos.dev/retry"
 	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
 )
@@ -120,9 +121,7 @@ func (x *Cluster) joinSystem(ctx context.Context) error {
 			kind != sigma.KindStale { // others are being registered just now, or an answer was lost
 			break
 		}
-		select {
-		case <-time.After(registerAgain):
-		case <-ctx.Done():
+		if !retry.Pause(ctx, registerAgain) {
 			return err
 		}
 	}
@@ -176,9 +175,7 @@ func (x *Cluster) Enter(ctx context.Context) error {
 		if kind != sigma.KindUnavailable && kind != sigma.KindLost && kind != sigma.KindTimeout {
 			return err
 		}
-		select {
-		case <-time.After(registerAgain / 4):
-		case <-ctx.Done():
+		if !retry.Pause(ctx, registerAgain/4) {
 			return err
 		}
 	}
@@ -266,9 +263,7 @@ func (x *Cluster) registerAnew(ctx context.Context, boot bool) error {
 			x.cfg.Log.Warn("the machine is not registered", "machine", x.cfg.Self.Machine, "err", err)
 		}
 		said = err
-		select {
-		case <-time.After(wait):
-		case <-ctx.Done():
+		if !retry.Pause(ctx, wait) {
 			return said
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"sigmaos.dev/identity"
 	"sigmaos.dev/link"
 	"sigmaos.dev/machines"
+	"sigmaos.dev/retry"
 	"sigmaos.dev/sigma"
 )
 
@@ -286,7 +287,7 @@ func (x *Cluster) attend(ctx context.Context, m sigma.MachineID) {
 		}
 		cancel()
 		if err != nil {
-			sleep(ctx, registerAgain)
+			retry.Pause(ctx, registerAgain)
 			continue
 		}
 		own, end := context.WithCancel(ctx)
@@ -308,7 +309,7 @@ func (x *Cluster) attend(ctx context.Context, m sigma.MachineID) {
 		all.Wait()
 		stop()
 		s.Close()
-		sleep(ctx, registerAgain)
+		retry.Pause(ctx, registerAgain)
 	}
 }
 
@@ -322,7 +323,7 @@ func patient(ctx context.Context, call func(context.Context) error) error {
 		switch sigma.KindOf(err) {
 		case sigma.KindTimeout, sigma.KindCanceled:
 		case sigma.KindUnavailable, sigma.KindStale: // an heir, or it has not heard of this machine's life yet
-			sleep(ctx, heirPause)
+			retry.Pause(ctx, heirPause)
 		default:
 			if err != nil {
 				return err

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"sigmaos.dev/identity"
+	"sigmaos.dev/retry"
 	"sigmaos.dev/sigma"
 )
 
@@ -88,10 +89,8 @@ func (x *Cluster) tellWaits(ctx context.Context) {
 			x.cfg.Waits(what, missing)
 			said = what
 		}
-		select {
-		case <-ctx.Done():
+		if !retry.Pause(ctx, answerWithin) {
 			return
-		case <-time.After(answerWithin):
 		}
 	}
 }

@@ -21,6 +21,7 @@ import (
 
 	"sigmaos.dev/kernel/cluster"
 	"sigmaos.dev/kernel/reach"
+	"sigmaos.dev/retry"
 	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
@@ -332,10 +333,7 @@ func (g *Guests) Accept(ctx context.Context, l *net.UnixListener) {
 				return
 			}
 			g.cfg.Log.Error("realm socket failed", "err", err)
-			select {
-			case <-time.After(AcceptAgain):
-			case <-ctx.Done():
-			}
+			retry.Pause(ctx, AcceptAgain)
 			continue
 		}
 		uid, err := PeerUID(c)

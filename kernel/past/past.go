@@ -22,6 +22,7 @@ import (
 	"sigmaos.dev/kernel/procs"
 	"sigmaos.dev/kernel/reach"
 	"sigmaos.dev/output"
+	"sigmaos.dev/retry"
 	"sigmaos.dev/schedd"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
@@ -97,10 +98,7 @@ func (x *Past) Run(ctx context.Context) {
 			return
 		case <-x.due:
 		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(pastEach):
-		}
+		retry.Pause(ctx, pastEach)
 		err := x.write()
 		if err != nil && !said {
 			x.cfg.Log.Warn("what procs printed that have ended will not outlive sigmad", "err", err)

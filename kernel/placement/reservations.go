@@ -11,6 +11,7 @@ import (
 	"sigmaos.dev/kernel/cluster"
 	"sigmaos.dev/kernel/procs"
 	"sigmaos.dev/lcsched"
+	"sigmaos.dev/retry"
 	"sigmaos.dev/schedd"
 	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
@@ -93,7 +94,7 @@ func (r *reservations) run(ctx context.Context) {
 			r.led.Store(false)
 			c.Close()
 		}
-		doze(ctx, retryMin)
+		retry.Pause(ctx, retryMin)
 	}
 }
 

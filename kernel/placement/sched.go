@@ -11,6 +11,7 @@ import (
 
 	"sigmaos.dev/besched"
 	"sigmaos.dev/kernel/procs"
+	"sigmaos.dev/retry"
 	"sigmaos.dev/schedd"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
@@ -119,14 +120,6 @@ const (
 	retryMax = 5 * time.Second        // before it is looked again for one that there was not
 )
 
-// doze waits, or until ctx ends.
-func doze(ctx context.Context, d time.Duration) {
-	select {
-	case <-ctx.Done():
-	case <-time.After(d):
-	}
-}
-
 // closeMost is how long it is waited at once for what bescheds are to give back; then the roster is
 // looked at again, of which there may be a later one.
 const closeMost = time.Second
@@ -134,7 +127,7 @@ const closeMost = time.Second
 // awaitClosed waits until no besched can give this machine a proc, if new procs may not come here;
 // false if one still can when ctx or closeMost ends the wait.
 func (s *scheduler) awaitClosed(ctx context.Context) bool {
-	for begun := time.Now(); ; doze(ctx, time.Millisecond) {
+	for begun := time.Now(); ; retry.Pause(ctx, time.Millisecond) {
 		s.mu.Lock()
 		may := s.closed && s.offers.Parked() > 0
 		s.mu.Unlock()
@@ -213,7 +206,7 @@ func (s *scheduler) visit(ctx context.Context, all *sync.WaitGroup, m sigma.Mach
 		case err == nil && time.Since(begun) >= retryMin: // else besched does not want this machine yet
 			continue
 		}
-		doze(ctx, wait)
+		retry.Pause(ctx, wait)
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"sigmaos.dev/kernel/cluster"
 	"sigmaos.dev/kernel/procs"
 	"sigmaos.dev/kernel/services"
+	"sigmaos.dev/retry"
 	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
@@ -44,9 +45,7 @@ func (x *Reach) Insist(ctx context.Context, to sigma.Life, method string, put, t
 			return err
 		}
 		x.cfg.Log.Debug("another machine does not answer", "machine", to.Machine, "method", method, "err", err)
-		select {
-		case <-time.After(wait):
-		case <-ctx.Done():
+		if !retry.Pause(ctx, wait) {
 			return err
 		}
 	}
@@ -102,9 +101,7 @@ func Until(ctx context.Context, do func() error) error {
 		default:
 			return err
 		}
-		select {
-		case <-time.After(services.RestartMin):
-		case <-ctx.Done():
+		if !retry.Pause(ctx, services.RestartMin) {
 			return err
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"sigmaos.dev/identity"
 	"sigmaos.dev/kernel/procs"
 	"sigmaos.dev/kernel/reach"
+	"sigmaos.dev/retry"
 	"sigmaos.dev/schedd"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
@@ -158,9 +159,7 @@ func (x *Remote) Await(ctx context.Context, realm sigma.RealmID, id sigma.ProcID
 				Msg: fmt.Sprintf("machine %s was lost, and with it what was known of the proc", last)}
 			return info, nil
 		}
-		select {
-		case <-time.After(wait):
-		case <-ctx.Done():
+		if !retry.Pause(ctx, wait) {
 			return sigma.ProcInfo{}, sigma.Wrap("kernel.await", "", ctx.Err())
 		}
 	}
@@ -223,9 +222,7 @@ func (x *Remote) Tell(ctx context.Context, realm sigma.RealmID, id sigma.ProcID,
 			kind != sigma.KindStale, ctx.Err() != nil:
 			return err
 		}
-		select {
-		case <-time.After(wait):
-		case <-ctx.Done():
+		if !retry.Pause(ctx, wait) {
 			return sigma.Wrap("kernel.tell", "", ctx.Err())
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"sigmaos.dev/diskspace"
+	"sigmaos.dev/retry"
 	"sigmaos.dev/sigma"
 )
 
@@ -34,10 +35,7 @@ func (s *Service) awaitRoom(ctx context.Context, soon bool) {
 			why.Kind = sigma.KindUnavailable
 		}
 		s.setHeld(why)
-		select {
-		case <-time.After(roomPause):
-		case <-ctx.Done():
-		}
+		retry.Pause(ctx, roomPause)
 	}
 }
 

@@ -19,6 +19,7 @@ import (
 	"sigmaos.dev/kernel/shares"
 
 	"sigmaos.dev/launch"
+	"sigmaos.dev/retry"
 	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/state"
@@ -121,10 +122,7 @@ func (s *Service) Supervise(ctx context.Context) {
 		if soon = time.Since(began) < restartHealthy; !soon {
 			wait = RestartMin
 		}
-		select {
-		case <-time.After(wait):
-		case <-ctx.Done():
-		}
+		retry.Pause(ctx, wait)
 		wait = min(2*wait, restartMax)
 	}
 }
@@ -332,9 +330,7 @@ func (s *Service) Dial(ctx context.Context) (*session.Client, error) {
 			kind != sigma.KindLost { // these mean that it ends just now, or is too busy to accept
 			return c, err
 		}
-		select {
-		case <-time.After(RestartMin):
-		case <-ctx.Done():
+		if !retry.Pause(ctx, RestartMin) {
 			return nil, err
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"sigmaos.dev/retry"
 	"sigmaos.dev/sigma"
 )
 
@@ -207,10 +208,7 @@ func (p *Party) watch(ctx context.Context, path string, v sigma.Version, changed
 	for ctx.Err() == nil {
 		now, err := p.names.Watch(ctx, path, v)
 		if kind := sigma.KindOf(err); err != nil && (kind == sigma.KindLost || kind.Retryable()) {
-			select {
-			case <-time.After(retryPause):
-			case <-ctx.Done():
-			}
+			retry.Pause(ctx, retryPause)
 			err = nil
 		} else if err == nil {
 			v = now

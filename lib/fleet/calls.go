@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"sigmaos.dev/call"
+	"sigmaos.dev/retry"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
 )
@@ -196,9 +197,7 @@ func (c *Client) Call(ctx context.Context, m *call.Method, arg, reply any) error
 		if sigma.KindOf(err) != sigma.KindUnavailable || ctx.Err() != nil || c.closed.Load() {
 			return err
 		}
-		select {
-		case <-time.After(againAfter):
-		case <-ctx.Done():
+		if !retry.Pause(ctx, againAfter) {
 			return &sigma.Error{Op: "fleet.Client", Path: Leader, Kind: sigma.KindUnavailable,
 				Msg: "no coordinator of fleets answers", Hint: "sigma fleet apply starts it; sigma init ls tells how it is",
 				Err: ctx.Err()}

@@ -7,6 +7,7 @@ import (
 	"iter"
 	"time"
 
+	"sigmaos.dev/retry"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
 )
@@ -74,10 +75,7 @@ func Run(ctx context.Context, c Client, cfg Config, name string, lead func(ctx c
 		case kind != sigma.KindStale && kind != sigma.KindLost && !kind.Retryable():
 			return sigma.Wrap(op, cfg.Dir, err)
 		}
-		select {
-		case <-time.After(retryPause):
-		case <-ctx.Done():
-		}
+		retry.Pause(ctx, retryPause)
 	}
 }
 
@@ -189,10 +187,7 @@ func Follow(ctx context.Context, n sigma.Namespace, dir string) iter.Seq2[Docume
 				yield(Document{}, sigma.Wrap("group.Follow", path, err))
 				return
 			}
-			select {
-			case <-time.After(retryPause):
-			case <-ctx.Done():
-			}
+			retry.Pause(ctx, retryPause)
 		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"sigmaos.dev/retry"
 	"sigmaos.dev/sigma"
 )
 
@@ -35,9 +36,7 @@ func Do(ctx context.Context, n sigma.Namespace, dir string,
 		if !again || ctx.Err() != nil {
 			return result, sigma.Wrap(op, dir, err)
 		}
-		select {
-		case <-time.After(retryPause):
-		case <-ctx.Done():
+		if !retry.Pause(ctx, retryPause) {
 			return nil, sigma.Wrap(op, dir, ctx.Err())
 		}
 	}
@@ -123,10 +122,7 @@ func watchOwner(ctx context.Context, n sigma.Namespace, path string, id sigma.Fi
 		case sigma.KindOf(err) == sigma.KindNotFound:
 			return ctx.Err() == nil
 		default:
-			select {
-			case <-time.After(retryPause):
-			case <-ctx.Done():
-			}
+			retry.Pause(ctx, retryPause)
 		}
 	}
 	return false

@@ -12,6 +12,7 @@ import (
 	"sigmaos.dev/call"
 	"sigmaos.dev/lib/queue/journal"
 	"sigmaos.dev/lib/queue/record"
+	"sigmaos.dev/retry"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
 )
@@ -91,8 +92,8 @@ func (q *Queue) do(ctx context.Context, m *call.Method, arg []byte) (*record.Cod
 		case kind != sigma.KindLost && kind != sigma.KindCanceled && kind != sigma.KindStale && !kind.Retryable():
 			return nil, err
 		}
-		if err := journal.Pause(ctx, wait); err != nil {
-			return nil, err
+		if !retry.Pause(ctx, wait) {
+			return nil, ctx.Err()
 		}
 	}
 }

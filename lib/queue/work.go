@@ -6,7 +6,7 @@ import (
 	"sync"
 	"time"
 
-	"sigmaos.dev/lib/queue/journal"
+	"sigmaos.dev/retry"
 )
 
 // work is what is under way of one Work.
@@ -31,7 +31,7 @@ func (q *Queue) Work(ctx context.Context, n int, do func(ctx context.Context, t 
 	telling, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	defer context.AfterFunc(ctx, func() {
-		journal.Pause(telling, max(q.Lease(), time.Second))
+		retry.Pause(telling, max(q.Lease(), time.Second))
 		stop()
 	})()
 	var rest sync.WaitGroup
@@ -120,7 +120,7 @@ func (w *work) tell(ctx context.Context) (err error) {
 
 // extend extends the leases of what runs.
 func (w *work) extend(ctx context.Context) {
-	for journal.Pause(ctx, max(w.q.Lease()/3, minExtend)) == nil {
+	for retry.Pause(ctx, max(w.q.Lease()/3, minExtend)) {
 		var holds []Hold
 		w.mu.Lock()
 		for h := range w.running {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/robfig/cron/v3"
 
+	"sigmaos.dev/retry"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
 )
@@ -143,7 +144,8 @@ func Run(ctx context.Context, c Client, cfg Config, fire func(ctx context.Contex
 		err = lead(ctx, c, cfg, fire)
 		kind := sigma.KindOf(err)
 		if ctx.Err() == nil && (kind == sigma.KindStale || kind == sigma.KindLost || kind.Retryable()) {
-			err = pause(ctx, retryFirst)
+			retry.Pause(ctx, retryFirst)
+			err = ctx.Err()
 		}
 	}
 	return sigma.Wrap("schedule.Run", cfg.Dir, err)
@@ -282,8 +284,8 @@ func (r *runner) write(ctx context.Context, f fired) error {
 		if kind := sigma.KindOf(err); err == nil || kind != sigma.KindLost && !kind.Retryable() {
 			return err
 		}
-		if err := pause(ctx, retryFirst); err != nil {
-			return err
+		if !retry.Pause(ctx, retryFirst) {
+			return ctx.Err()
 		}
 	}
 }
@@ -319,8 +321,8 @@ func (r *runner) fireOne(ctx context.Context, f Firing) error {
 		if r.fire(ctx, f) == nil {
 			return nil
 		}
-		if err := pause(ctx, wait); err != nil {
-			return err
+		if !retry.Pause(ctx, wait) {
+			return ctx.Err()
 		}
 	}
 }
@@ -334,13 +336,4 @@ func (r *runner) wait(ctx context.Context, path string, v sigma.Version, until t
 		return nil
 	}
 	return err
-}
-
-func pause(ctx context.Context, d time.Duration) error {
-	select {
-	case <-time.After(d):
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 }

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"sigmaos.dev/retry"
 	"sigmaos.dev/sigma"
 )
 
@@ -158,9 +159,7 @@ func (s *Semaphore) gone(ctx context.Context, path, word string, v sigma.Version
 		case err != nil && sigma.KindOf(err) == sigma.KindNotFound:
 			return true
 		case err != nil:
-			select {
-			case <-time.After(retryPause):
-			case <-ctx.Done():
+			if !retry.Pause(ctx, retryPause) {
 				return false
 			}
 		}

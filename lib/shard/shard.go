@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"sigmaos.dev/retry"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
 )
@@ -48,13 +49,6 @@ func again(err error) bool {
 	return kind == sigma.KindStale || kind == sigma.KindLost || kind.Retryable()
 }
 
-func pause(ctx context.Context) {
-	select {
-	case <-time.After(retryPause):
-	case <-ctx.Done():
-	}
-}
-
 // Balance assigns shards to the members, whoever they are, until ctx ends. Several programs may run
 // it: one does it, the others stand by.
 func Balance(ctx context.Context, c Client, cfg Config) error {
@@ -64,7 +58,7 @@ func Balance(ctx context.Context, c Client, cfg Config) error {
 	}
 	for err == nil {
 		if err = balance(ctx, c, cfg); ctx.Err() == nil && again(err) {
-			pause(ctx)
+			retry.Pause(ctx, retryPause)
 			err = ctx.Err()
 		}
 	}
@@ -174,7 +168,7 @@ func Follow(ctx context.Context, n sigma.Namespace, dir string) iter.Seq2[Assign
 				yield(Assignment{}, sigma.Wrap("shard.Follow", path, err))
 				return
 			}
-			pause(ctx)
+			retry.Pause(ctx, retryPause)
 		}
 	}
 }
@@ -200,7 +194,7 @@ func Own(ctx context.Context, n sigma.Namespace, cfg Config, name string, cb Cal
 	}
 	for err == nil {
 		if err = own(ctx, n, cfg, name, cb); ctx.Err() == nil && again(err) {
-			pause(ctx)
+			retry.Pause(ctx, retryPause)
 			err = ctx.Err()
 		}
 	}
@@ -316,7 +310,7 @@ func (m *member) release(ctx context.Context, lock string) error {
 		case kind != sigma.KindLost && !kind.Retryable():
 			return err
 		}
-		pause(ctx)
+		retry.Pause(ctx, retryPause)
 	}
 }
 
@@ -342,7 +336,7 @@ func gone(ctx context.Context, n sigma.Namespace, path string, id sigma.FileID) 
 		case sigma.KindOf(err) == sigma.KindNotFound:
 			return ctx.Err() == nil
 		default:
-			pause(ctx)
+			retry.Pause(ctx, retryPause)
 		}
 	}
 	return false

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"time"
+
+	"sigmaos.dev/retry"
 )
 
 // pollPause is between looks of a member that does not lead at who does.
@@ -52,7 +54,7 @@ func (m *Member) campaign(ctx context.Context, s *etcdStore) (t term, ok bool) {
 						// the log told of others only now; one that led among them may still answer
 						// from memory
 						t.began = time.Now().Add(m.cfg.Timing.Patience)
-						return t, sleep(ctx, m.cfg.Timing.Patience)
+						return t, retry.Pause(ctx, m.cfg.Timing.Patience)
 					}
 					return t, true
 				}
@@ -61,10 +63,8 @@ func (m *Member) campaign(ctx context.Context, s *etcdStore) (t term, ok bool) {
 		if ctx.Err() == nil {
 			m.troubled(err)
 		}
-		select {
-		case <-ctx.Done():
+		if !retry.Pause(ctx, pollPause) {
 			return t, false
-		case <-time.After(pollPause):
 		}
 	}
 }
@@ -96,16 +96,6 @@ func (s *etcdStore) alone() bool {
 	alone := len(ms) == 1 && ms[0].ID == s.etcd.Server.MemberID()
 	s.several.Store(!alone)
 	return alone
-}
-
-// sleep is false if ctx ended before.
-func sleep(ctx context.Context, d time.Duration) bool {
-	select {
-	case <-ctx.Done():
-		return false
-	case <-time.After(d):
-		return true
-	}
 }
 
 // learning tells whether this member has no vote yet. One that was stopped right after it joined

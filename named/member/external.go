@@ -29,6 +29,7 @@ import (
 
 	"sigmaos.dev/atomicfile"
 	"sigmaos.dev/named"
+	"sigmaos.dev/retry"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
 )
@@ -216,7 +217,7 @@ func (m *Member) claim(ctx context.Context, s *etcdStore) error {
 			return err
 		}
 		m.troubled(err)
-		if !sleep(ctx, claimPause) {
+		if !retry.Pause(ctx, claimPause) {
 			return nil
 		}
 	}

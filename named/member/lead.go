@@ -10,6 +10,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"sigmaos.dev/named"
+	"sigmaos.dev/retry"
 	"sigmaos.dev/sigma"
 )
 
@@ -165,10 +166,8 @@ func (l *leadership) beat() {
 				l.renew(began)
 			}
 		}
-		select {
-		case <-l.ctx.Done():
+		if !retry.Pause(l.ctx, max(pause-time.Since(began), pollPause/10)) {
 			return
-		case <-time.After(max(pause-time.Since(began), pollPause/10)):
 		}
 	}
 }
@@ -189,10 +188,8 @@ func (l *leadership) lookRound(now time.Time) bool {
 // promote makes learners full members once they have caught up.
 func (l *leadership) promote() {
 	for {
-		select {
-		case <-l.ctx.Done():
+		if !retry.Pause(l.ctx, tendPause) {
 			return
-		case <-time.After(tendPause):
 		}
 		for _, x := range l.store.etcd.Server.Cluster().Members() {
 			machine := l.m.machineOf(l.store.etcdStore, x)

@@ -38,6 +38,7 @@ import (
 
 	"sigmaos.dev/diskspace"
 	"sigmaos.dev/named"
+	"sigmaos.dev/retry"
 	"sigmaos.dev/sigma"
 )
 
@@ -310,10 +311,8 @@ func (m *Member) Ready(ctx context.Context) error {
 		if s := m.opened(); s != nil && m.counts(ctx, s) {
 			return nil
 		}
-		select {
-		case <-ctx.Done():
+		if !retry.Pause(ctx, readyPause) {
 			return sigma.Wrap("named.Ready", "", ctx.Err())
-		case <-time.After(readyPause):
 		}
 	}
 	return nil
@@ -362,10 +361,8 @@ func (m *Member) join(ctx context.Context) error {
 			last = err.Error()
 			m.log.Warn("this machine cannot join the store of names yet", "err", err)
 		}
-		select {
-		case <-ctx.Done():
+		if !retry.Pause(ctx, joinPause) {
 			return nil
-		case <-time.After(joinPause):
 		}
 	}
 }
@@ -454,10 +451,8 @@ func (m *Member) tend(ctx context.Context, s *etcdStore) {
 		if err != nil && ctx.Err() == nil {
 			m.log.Warn("the other members of the store of names cannot be reached", "err", err)
 		}
-		select {
-		case <-ctx.Done():
+		if !retry.Pause(ctx, tendPause) {
 			return
-		case <-time.After(tendPause):
 		}
 	}
 }

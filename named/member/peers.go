@@ -20,6 +20,7 @@ import (
 	"go.etcd.io/etcd/server/v3/etcdserver/api/etcdhttp"
 	"go.uber.org/zap"
 
+	"sigmaos.dev/retry"
 	"sigmaos.dev/sigma"
 )
 
@@ -290,10 +291,7 @@ func (n *network) serve(ctx context.Context, s *etcdserver.EtcdServer) error {
 				return
 			default:
 				n.log.Warn("the other members' streams cannot be taken", "err", err)
-				select {
-				case <-n.ctx.Done():
-				case <-time.After(time.Second):
-				}
+				retry.Pause(n.ctx, time.Second)
 			}
 		}
 	})

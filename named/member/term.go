@@ -15,6 +15,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"sigmaos.dev/named"
+	"sigmaos.dev/retry"
 	"sigmaos.dev/sigma"
 )
 
@@ -493,10 +494,8 @@ const lookMax = time.Second
 // lookFor says whether a batch has taken effect. An error says that this cannot be known now.
 func (s *termStore) lookFor(ctx context.Context, b named.Batch) (done bool, at named.Revision, err error) {
 	for {
-		select {
-		case <-ctx.Done():
+		if !retry.Pause(ctx, commitPause) {
 			return false, 0, ctx.Err()
-		case <-time.After(commitPause):
 		}
 		once, cancel := context.WithTimeout(ctx, lookMax)
 		value, at, found, err := s.etcdStore.Get(once, b.Guard)

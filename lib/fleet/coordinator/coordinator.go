@@ -24,6 +24,7 @@ import (
 
 	"sigmaos.dev/call"
 	"sigmaos.dev/lib/fleet"
+	"sigmaos.dev/retry"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
 )
@@ -134,9 +135,7 @@ const lateMost = 3 * time.Second
 // lookAgain finds members that came after the first look, and would run beside those that this
 // coordinator starts.
 func (c *Coordinator) lookAgain(ctx context.Context) {
-	select {
-	case <-time.After(lateMost):
-	case <-ctx.Done():
+	if !retry.Pause(ctx, lateMost) {
 		return
 	}
 	procs, err := c.procs(ctx)

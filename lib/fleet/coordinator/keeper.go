@@ -10,6 +10,7 @@ import (
 	"sigmaos.dev/call"
 	"sigmaos.dev/lib/fleet"
 	"sigmaos.dev/lib/fleet/core"
+	"sigmaos.dev/retry"
 	"sigmaos.dev/sigma"
 )
 
@@ -204,9 +205,7 @@ func (k *keeper) again(ctx context.Context, failure string, try func(context.Con
 			k.c.cfg.Log.Error(failure, "fleet", k.name, "err", err)
 			return
 		}
-		select {
-		case <-time.After(pause):
-		case <-ctx.Done():
+		if !retry.Pause(ctx, pause) {
 			return
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"sigmaos.dev/lib/fleet"
 	"sigmaos.dev/lib/fleet/core"
 	"sigmaos.dev/lib/fleet/traffic"
+	"sigmaos.dev/retry"
 	"sigmaos.dev/sigma"
 )
 
@@ -36,9 +37,7 @@ func (c *Coordinator) watchTraffic(ctx context.Context) {
 	var meter traffic.Meter
 	names := map[sigma.ProcID]string{}
 	for pause := nearEvery; ; {
-		select {
-		case <-time.After(pause):
-		case <-ctx.Done():
+		if !retry.Pause(ctx, pause) {
 			return
 		}
 		began := time.Now()

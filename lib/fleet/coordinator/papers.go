@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"sigmaos.dev/lib/fleet"
+	"sigmaos.dev/retry"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
 )
@@ -139,10 +140,7 @@ func (p *papers) write(ctx context.Context, log *slog.Logger) {
 		}
 		if err := p.flush(ctx); err != nil && ctx.Err() == nil {
 			log.Warn("what a fleet's coordinator says is not written", "fleet", p.name, "err", err)
-			select {
-			case <-time.After(againAfter):
-			case <-ctx.Done():
-			}
+			retry.Pause(ctx, againAfter)
 			p.due()
 		}
 	}

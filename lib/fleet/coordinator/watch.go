@@ -11,6 +11,7 @@ import (
 	"sigmaos.dev/call"
 	"sigmaos.dev/lib/fleet"
 	"sigmaos.dev/lib/fleet/core"
+	"sigmaos.dev/retry"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
 )
@@ -98,9 +99,7 @@ func (k *keeper) probe(ctx context.Context, id sigma.ProcID, e sigma.Endpoint, h
 			every = h.Every.Or(5 * time.Second)
 		}
 		k.tell(core.Checked{Proc: id, Bad: bad})
-		select {
-		case <-time.After(every):
-		case <-ctx.Done():
+		if !retry.Pause(ctx, every) {
 			return
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"sigmaos.dev/call"
+	"sigmaos.dev/retry"
 	"sigmaos.dev/sigma"
 )
 
@@ -72,7 +73,7 @@ func (m *Member) takeOver(ctx context.Context) error {
 		if err == nil && left == 0 {
 			return m.opts.Join(ctx, state)
 		}
-		if !pause(within, snapshotAgain) {
+		if !retry.Pause(within, snapshotAgain) {
 			return &sigma.Error{Op: "member.Join", Path: m.dir, Kind: sigma.KindUnavailable,
 				Msg: fmt.Sprintf("none of %d other members gave its state", left), Err: err}
 		}

@@ -6,6 +6,7 @@ import (
 
 	"sigmaos.dev/call"
 	"sigmaos.dev/lib/fleet"
+	"sigmaos.dev/retry"
 	"sigmaos.dev/sigma"
 )
 
@@ -94,7 +95,7 @@ func (m *Member) admission(ctx context.Context, e sigma.Endpoint, patience time.
 		case patience > 0 && time.Since(since) >= patience:
 			return false, nil
 		}
-		pause(ctx, askAgain)
+		retry.Pause(ctx, askAgain)
 	}
 }
 
@@ -107,7 +108,7 @@ func (m *Member) report(ctx context.Context, e sigma.Endpoint, admitted bool) er
 		}
 	}
 	var spread uint64
-	for first, next := true, reportFirst; pause(ctx, next); {
+	for first, next := true, reportFirst; retry.Pause(ctx, next); {
 		var reply fleet.ReportReply
 		within, cancel := context.WithTimeout(ctx, askMax)
 		err := m.ask(within, fleet.ReportMethod, fleet.ReportArg{MemberArg: m.arg, Load: m.load.take()}, &reply)

@@ -23,6 +23,7 @@ import (
 
 	"sigmaos.dev/call"
 	"sigmaos.dev/lib/fleet"
+	"sigmaos.dev/retry"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
 )
@@ -287,23 +288,11 @@ func (m *Member) withdraw(ctx context.Context, leave func(context.Context) error
 	}
 	within, cancel := context.WithTimeout(ctx, leaveMax)
 	defer cancel()
-	for leave(within) != nil && pause(within, askAgain) {
+	for leave(within) != nil && retry.Pause(within, askAgain) {
 	}
-	pause(ctx, linger)
+	retry.Pause(ctx, linger)
 	if m.opts.Drain == nil {
 		return nil
 	}
 	return m.opts.Drain(ctx)
-}
-
-// pause waits. It reports whether ctx is still good.
-func pause(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }

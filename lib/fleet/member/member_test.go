@@ -20,6 +20,7 @@ import (
 
 	"sigmaos.dev/call"
 	"sigmaos.dev/lib/fleet"
+	"sigmaos.dev/retry"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
 )
@@ -193,7 +194,7 @@ type client struct {
 
 func (c *client) Call(ctx context.Context, m *call.Method, arg, reply any) error {
 	for !c.town.leads.Load() {
-		if !pause(ctx, 50*time.Millisecond) {
+		if !retry.Pause(ctx, 50*time.Millisecond) {
 			return sigma.Errorf("test", sigma.KindUnavailable, "no coordinator leads")
 		}
 	}

@@ -10,6 +10,7 @@ import (
 
 	"sigmaos.dev/call"
 	"sigmaos.dev/lib/shard"
+	"sigmaos.dev/retry"
 	"sigmaos.dev/sigma"
 )
 
@@ -249,7 +250,7 @@ func (g *ranges) forget(a rangeArg) {
 
 // gain is shard.Callbacks.Gain.
 func (g *ranges) gain(ctx context.Context, number int, f sigma.Fence) {
-	for g.tryGain(ctx, Range{number, f}) != nil && pause(ctx, takeAgain) {
+	for g.tryGain(ctx, Range{number, f}) != nil && retry.Pause(ctx, takeAgain) {
 	}
 }
 

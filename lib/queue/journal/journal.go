@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"sigmaos.dev/retry"
 	"sigmaos.dev/sigma"
 )
 
@@ -286,21 +287,9 @@ func (j *Journal) put(ctx context.Context, path string, data []byte) error {
 		if kind := sigma.KindOf(err); err == nil || kind != sigma.KindLost && !kind.Retryable() {
 			return err
 		}
-		if err := Pause(ctx, retryPause); err != nil {
-			return err
+		if !retry.Pause(ctx, retryPause) {
+			return ctx.Err()
 		}
-	}
-}
-
-// Pause waits.
-func Pause(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
 	}
 }
 

@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"sigmaos.dev/call"
-	"sigmaos.dev/lib/queue/journal"
+	"sigmaos.dev/retry"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
 )
@@ -53,7 +53,8 @@ func Serve(ctx context.Context, c *sdk.Client, cfg Config, ready func()) error {
 		err = serveOnce(ctx, c, cfg, ready)
 		kind := sigma.KindOf(err)
 		if err != nil && ctx.Err() == nil && (kind == sigma.KindStale || kind == sigma.KindLost || kind.Retryable()) {
-			err = journal.Pause(ctx, againPause)
+			retry.Pause(ctx, againPause)
+			err = ctx.Err()
 		}
 	}
 	return sigma.Wrap("queue.Serve", cfg.Dir, err)

@@ -13,6 +13,7 @@ import (
 	"sigmaos.dev/lib/queue/core"
 	"sigmaos.dev/lib/queue/journal"
 	"sigmaos.dev/lib/queue/record"
+	"sigmaos.dev/retry"
 	"sigmaos.dev/sigma"
 )
 
@@ -239,7 +240,7 @@ func (s *server) holdLocked(e *core.Entry, now time.Time) {
 
 // expireLeases ends holds whose time is over.
 func (s *server) expireLeases(ctx context.Context) {
-	for journal.Pause(ctx, s.cfg.Lease/20) == nil && s.lock(ctx) == nil {
+	for retry.Pause(ctx, s.cfg.Lease/20) && s.lock(ctx) == nil {
 		now := time.Now()
 		var over []record.Ending
 		for len(s.leases) > 0 && s.leases[0].at.Before(now) {
