@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"sigmaos.dev/namespace"
+	"sigmaos.dev/retry"
 	"sigmaos.dev/sigma"
 )
 
@@ -61,6 +62,59 @@ func (l *Leadership) Resign(ctx context.Context) error {
 		return nil
 	}
 	return sigma.Wrap("sdk.Resign", "", err)
+}
+
+// Candidate is what can stand for election, as a Client.
+type Candidate interface {
+	Campaign(ctx context.Context, e Election) (*Leadership, error)
+}
+
+// leadAgain is how long after it was deposed a program stands for election again.
+const leadAgain = 50 * time.Millisecond
+
+// Lead calls do each time the program leads, with a context that ends when it may lead no more. It
+// returns what do returns, or Campaign, unless that is because the program was deposed or for a
+// reason that passes: then the program stands for election again.
+func Lead(ctx context.Context, c Candidate, e Election, do func(ctx context.Context, l *Leadership) error) error {
+	for {
+		err := leadOnce(ctx, c, e, do)
+		if kind := sigma.KindOf(err); err == nil || kind != sigma.KindStale && kind != sigma.KindLost &&
+			!kind.Retryable() {
+			return err
+		}
+		if !retry.Pause(ctx, leadAgain) {
+			return ctx.Err()
+		}
+	}
+}
+
+func leadOnce(ctx context.Context, c Candidate, e Election, do func(ctx context.Context, l *Leadership) error) error {
+	l, err := c.Campaign(ctx, e)
+	if err != nil {
+		return err
+	}
+	defer l.Resign(context.WithoutCancel(ctx))
+	term, cancel := l.Term(ctx)
+	defer cancel()
+	err = do(term, l)
+	if cause := context.Cause(term); err != nil && cause != nil {
+		return cause
+	}
+	return err
+}
+
+// Term is a context that ends with ctx and when the program may lead no more: then its cause is of
+// KindStale.
+func (l *Leadership) Term(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	go func() {
+		select {
+		case <-l.Lost():
+			cancel(sigma.Errorf("sdk.Leadership", sigma.KindStale, "another program may lead"))
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, func() { cancel(nil) }
 }
 
 // Campaign waits until the program leads. To stop waiting, end ctx; that does not end the

@@ -94,15 +94,8 @@ func lead(ctx context.Context, c *sdk.Client, s *lcsched.Service, decided *decis
 
 // keepRunning is initd, as long as this one leads.
 func keepRunning(ctx context.Context, c *sdk.Client, l *sdk.Leadership, decided *decision.Sender, log *slog.Logger) {
-	ctx, cancel := context.WithCancel(ctx)
+	ctx, cancel := l.Term(ctx)
 	defer cancel()
-	go func() {
-		select {
-		case <-l.Lost():
-			cancel()
-		case <-ctx.Done():
-		}
-	}()
 	for ctx.Err() == nil {
 		r := initd.NewRunner(c.Info().Principal.Machine, &initd.Client{Tree: c.Tree, Epoch: l.Fence().Epoch}, log)
 		r.Decided = decided.Note

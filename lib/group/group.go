@@ -20,7 +20,7 @@ const retryPause = 50 * time.Millisecond
 // Client is what a member needs of *sdk.Client.
 type Client interface {
 	sigma.Namespace
-	Campaign(ctx context.Context, e sdk.Election) (*sdk.Leadership, error)
+	sdk.Candidate
 }
 
 // Config is a group, the same for all members.
@@ -67,45 +67,16 @@ func Run(ctx context.Context, c Client, cfg Config, name string, lead func(ctx c
 		}
 		return sigma.Wrap(op, dir+"/"+name, err)
 	}
-	for {
-		err := serve(ctx, c, cfg, name, lead)
-		switch kind := sigma.KindOf(err); {
-		case err == nil, ctx.Err() != nil:
-			return sigma.Wrap(op, cfg.Dir, errors.Join(err, ctx.Err()))
-		case kind != sigma.KindStale && kind != sigma.KindLost && !kind.Retryable():
-			return sigma.Wrap(op, cfg.Dir, err)
-		}
-		retry.Pause(ctx, retryPause)
-	}
+	path := cfg.Dir + "/document"
+	err = sdk.Lead(ctx, c, sdk.Election{Path: cfg.Dir + "/leader", Data: []byte(name), TTL: cfg.TTL,
+		Fenced: append([]string{path}, cfg.Fenced...)}, func(ctx context.Context, l *sdk.Leadership) error {
+		return lead(ctx, &Term{c, path, l.Fence()})
+	})
+	return sigma.Wrap(op, cfg.Dir, errors.Join(err, ctx.Err()))
 }
 
 // memberTTL is how long the name of a member lasts whose machine died.
 const memberTTL = 10 * time.Second
-
-// serve stands by and leads once.
-func serve(ctx context.Context, c Client, cfg Config, name string, lead func(context.Context, *Term) error) error {
-	path := cfg.Dir + "/document"
-	l, err := c.Campaign(ctx, sdk.Election{Path: cfg.Dir + "/leader", Data: []byte(name), TTL: cfg.TTL,
-		Fenced: append([]string{path}, cfg.Fenced...)})
-	if err != nil {
-		return err
-	}
-	defer l.Resign(context.WithoutCancel(ctx))
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	go func() {
-		select {
-		case <-l.Lost():
-			cancel(sigma.Errorf("group.Run", sigma.KindStale, "another member may lead"))
-		case <-ctx.Done():
-		}
-	}()
-	err = lead(ctx, &Term{c, path, l.Fence()})
-	if cause := context.Cause(ctx); err != nil && cause != nil {
-		return cause
-	}
-	return err
-}
 
 // Fence is that of the term, for what the leader changes elsewhere.
 func (t *Term) Fence() sigma.Fence { return t.fence }

@@ -62,7 +62,7 @@ func (f Firing) Key() string { return f.Name + "@" + f.Time.UTC().Format(time.RF
 // Client is what Run needs of *sdk.Client.
 type Client interface {
 	sigma.Namespace
-	Campaign(ctx context.Context, e sdk.Election) (*sdk.Leadership, error)
+	sdk.Candidate
 }
 
 // Config is a schedule, the same for all who run it.
@@ -140,42 +140,18 @@ func Set(ctx context.Context, n sigma.Namespace, dir, text string) error {
 // one time after another, and again after an error.
 func Run(ctx context.Context, c Client, cfg Config, fire func(ctx context.Context, f Firing) error) error {
 	err := c.MkdirAll(ctx, cfg.Dir, 0o755)
-	for err == nil {
-		err = lead(ctx, c, cfg, fire)
-		kind := sigma.KindOf(err)
-		if ctx.Err() == nil && (kind == sigma.KindStale || kind == sigma.KindLost || kind.Retryable()) {
-			retry.Pause(ctx, retryFirst)
-			err = ctx.Err()
-		}
+	if err == nil {
+		err = sdk.Lead(ctx, c, sdk.Election{Path: cfg.Dir + "/leader", TTL: cfg.TTL,
+			Fenced: []string{cfg.Dir + "/fired"}}, func(ctx context.Context, _ *sdk.Leadership) error {
+			r := &runner{client: c, dir: cfg.Dir, fire: fire}
+			var err error
+			for err == nil {
+				err = r.round(ctx)
+			}
+			return err
+		})
 	}
 	return sigma.Wrap("schedule.Run", cfg.Dir, err)
-}
-
-// lead fires while this program leads.
-func lead(ctx context.Context, c Client, cfg Config, fire func(context.Context, Firing) error) error {
-	l, err := c.Campaign(ctx, sdk.Election{Path: cfg.Dir + "/leader", TTL: cfg.TTL,
-		Fenced: []string{cfg.Dir + "/fired"}})
-	if err != nil {
-		return err
-	}
-	defer l.Resign(context.WithoutCancel(ctx))
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	go func() {
-		select {
-		case <-l.Lost():
-			cancel(sigma.Errorf("schedule.Run", sigma.KindStale, "another program may lead"))
-		case <-ctx.Done():
-		}
-	}()
-	r := &runner{client: c, dir: cfg.Dir, fire: fire}
-	for err == nil {
-		err = r.round(ctx)
-	}
-	if cause := context.Cause(ctx); cause != nil {
-		return cause
-	}
-	return err
 }
 
 // runner is a term of a leader.

@@ -21,7 +21,7 @@ const retryPause = 50 * time.Millisecond
 // Client is what Balance needs of *sdk.Client.
 type Client interface {
 	sigma.Namespace
-	Campaign(ctx context.Context, e sdk.Election) (*sdk.Leadership, error)
+	sdk.Candidate
 }
 
 // Config is a division, the same for all who use it.
@@ -56,32 +56,18 @@ func Balance(ctx context.Context, c Client, cfg Config) error {
 	if err == nil {
 		err = c.MkdirAll(ctx, cfg.Dir+"/members", 0o755)
 	}
-	for err == nil {
-		if err = balance(ctx, c, cfg); ctx.Err() == nil && again(err) {
-			retry.Pause(ctx, retryPause)
-			err = ctx.Err()
-		}
+	if err == nil {
+		err = sdk.Lead(ctx, c, sdk.Election{Path: cfg.Dir + "/leader", TTL: cfg.TTL,
+			Fenced: []string{cfg.Dir + "/assignment"}}, func(ctx context.Context, _ *sdk.Leadership) error {
+			return balance(ctx, c, cfg)
+		})
 	}
 	return sigma.Wrap("shard.Balance", cfg.Dir, err)
 }
 
 // balance does it for one term.
 func balance(ctx context.Context, c Client, cfg Config) error {
-	path, dir := cfg.Dir+"/assignment", cfg.Dir+"/members"
-	l, err := c.Campaign(ctx, sdk.Election{Path: cfg.Dir + "/leader", TTL: cfg.TTL, Fenced: []string{path}})
-	if err != nil {
-		return err
-	}
-	defer l.Resign(context.WithoutCancel(ctx))
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	go func() {
-		select {
-		case <-l.Lost():
-			cancel(sigma.Errorf("shard.Balance", sigma.KindStale, "another program may balance"))
-		case <-ctx.Done():
-		}
-	}()
+	dir := cfg.Dir + "/members"
 	for {
 		st, err := c.Stat(sigma.WithSync(ctx), dir)
 		if err == nil {
@@ -90,10 +76,7 @@ func balance(ctx context.Context, c Client, cfg Config) error {
 		if err == nil {
 			_, err = c.Watch(ctx, dir, st.ID.Version)
 		}
-		switch {
-		case context.Cause(ctx) != nil:
-			return context.Cause(ctx)
-		case err != nil:
+		if err != nil {
 			return err
 		}
 	}

@@ -73,15 +73,8 @@ func serveOnce(ctx context.Context, c *sdk.Client, cfg Config, ready func()) err
 		return err
 	}
 	defer lead.Resign(context.WithoutCancel(ctx))
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	go func() {
-		select {
-		case <-lead.Lost():
-			cancel(sigma.Errorf("queue.Serve", sigma.KindStale, "another server may lead"))
-		case <-ctx.Done():
-		}
-	}()
+	ctx, cancel := lead.Term(ctx)
+	defer cancel()
 	s, err := newServer(ctx, c, cfg, uint64(lead.Fence().Epoch))
 	if err != nil {
 		return err
