@@ -1,4 +1,4 @@
-package bulk
+package bulk_test
 
 import (
 	"bytes"
@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"sigmaos.dev/bulk"
 	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/ux"
@@ -68,7 +69,7 @@ func (w *world) open(name string) sigma.File {
 }
 
 // stream gives a Client of a file over a socket pair, or over TCP.
-func (w *world) stream(f sigma.File, writes, tcp bool) *Client {
+func (w *world) stream(f sigma.File, writes, tcp bool) *bulk.Client {
 	w.Helper()
 	var ours, theirs net.Conn
 	if tcp {
@@ -96,9 +97,9 @@ func (w *world) stream(f sigma.File, writes, tcp bool) *Client {
 	}
 	go func() {
 		defer close(over)
-		Serve(w.ctx, ours, Config{File: f, Check: check})
+		bulk.Serve(w.ctx, ours, bulk.Config{File: f, Check: check})
 	}()
-	c := New(theirs)
+	c := bulk.New(theirs)
 	w.Cleanup(func() { c.Close(); <-over })
 	return c
 }
@@ -143,8 +144,8 @@ func TestRead(t *testing.T) {
 		r := rand.New(rand.NewSource(1))
 		for range 50 {
 			off, n := r.Intn(len(data)), 1+r.Intn(2<<20)
-			if r.Intn(2) == 0 && c.next >= 0 && c.next < int64(len(data)) {
-				off = int(c.next)
+			if r.Intn(2) == 0 && c.Next() >= 0 && c.Next() < int64(len(data)) {
+				off = int(c.Next())
 			}
 			p := make([]byte, n)
 			got, err := c.ReadAt(p, int64(off))
@@ -185,7 +186,7 @@ func TestReadIsCurrent(t *testing.T) {
 			t.Fatalf("piece %d: %d, %v, or other bytes", i, n, err)
 		}
 		if i == 4 {
-			c.missed = 0 // so that pieces are asked for before they are wanted again
+			c.Reconsider()
 		}
 	}
 	size := uint64(1)
@@ -242,19 +243,19 @@ func TestWrite(t *testing.T) {
 func TestBroken(t *testing.T) {
 	a, b := net.Pipe()
 	b.Close()
-	c := New(a)
-	if _, err := c.ReadAt(make([]byte, 10), 0); !errors.Is(err, ErrBroken) {
+	c := bulk.New(a)
+	if _, err := c.ReadAt(make([]byte, 10), 0); !errors.Is(err, bulk.ErrBroken) {
 		t.Error(err)
 	}
-	if _, err := c.WriteAt(make([]byte, 10), 0, false); !errors.Is(err, ErrBroken) {
+	if _, err := c.WriteAt(make([]byte, 10), 0, false); !errors.Is(err, bulk.ErrBroken) {
 		t.Error(err)
 	}
 	a, b = net.Pipe()
 	go func() {
-		io.ReadFull(b, make([]byte, headSize+10))
+		io.ReadFull(b, make([]byte, bulk.HeadSize+10))
 		b.Close()
 	}()
-	c = New(a)
+	c = bulk.New(a)
 	if _, err := c.WriteAt(make([]byte, 10), 0, true); err != nil {
 		t.Error(err)
 	}
@@ -265,9 +266,9 @@ func TestBroken(t *testing.T) {
 
 // FuzzServe: whatever comes on a stream, it is answered or ends.
 func FuzzServe(f *testing.F) {
-	f.Add(request{opRead, 100, 5}.append(nil))
-	f.Add(append(request{opWrite, 3, 5}.append(nil), "abc"...))
-	f.Add(request{opWrite, 1 << 30, 1 << 63}.append(nil))
+	f.Add(bulk.ReadRequest(100, 5))
+	f.Add(append(bulk.WriteRequest(3, 5), "abc"...))
+	f.Add(bulk.WriteRequest(1<<30, 1<<63))
 	tree, err := ux.New(ux.Config{Dir: f.TempDir(), QuotaBytes: 1 << 20})
 	if err != nil {
 		f.Fatal(err)
@@ -286,7 +287,7 @@ func FuzzServe(f *testing.F) {
 		over := make(chan struct{})
 		go func() {
 			defer close(over)
-			Serve(t.Context(), b, Config{File: file, Check: func(bool) error { return nil }})
+			bulk.Serve(t.Context(), b, bulk.Config{File: file, Check: func(bool) error { return nil }})
 		}()
 		go io.Copy(io.Discard, a)
 		a.SetWriteDeadline(time.Now().Add(10 * time.Second))
@@ -298,11 +299,8 @@ func FuzzServe(f *testing.F) {
 
 // FuzzClient: whatever a server answers, a read ends, and what it gives was sent.
 func FuzzClient(f *testing.F) {
-	var head [headSize]byte
-	answer{count: 5, version: 1}.encode(head[:])
-	f.Add(append(head[:], "hello"...))
-	answer{status: 1, count: 5}.encode(head[:])
-	f.Add(append(head[:], "hello"...))
+	f.Add(append(bulk.Answer(0, 1), "hello"...))
+	f.Add(append(bulk.Answer(1, 0), "hello"...))
 	f.Fuzz(func(t *testing.T, said []byte) {
 		a, b := net.Pipe()
 		go io.Copy(io.Discard, b)
@@ -310,7 +308,7 @@ func FuzzClient(f *testing.F) {
 			b.Write(said)
 			b.Close()
 		}()
-		c := New(a)
+		c := bulk.New(a)
 		defer c.Close()
 		p := make([]byte, 5)
 		for off := int64(0); off < 100; off += 5 {

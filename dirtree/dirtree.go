@@ -58,8 +58,8 @@ import (
 
 	"sigmaos.dev/changeboard"
 	"sigmaos.dev/diskspace"
-	"sigmaos.dev/fence"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/treekit"
 )
 
 // Policy is what distinguishes the trees made of directories.
@@ -256,7 +256,7 @@ func (t *Tree) Attach(ctx context.Context, p sigma.Principal, name string) (sigm
 		switch {
 		case f != nil:
 			t.parkOthers(sp)
-			return fence.Guard(sp.fences, f), nil
+			return treekit.Fenced(sp.fences, f), nil
 		case !parked:
 			return nil, sigma.Errorf(op, sigma.KindStale, "the realm is being removed")
 		}

@@ -7,11 +7,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"sigmaos.dev/fence"
 	"sigmaos.dev/sigma"
 )
 
-// file is a handle behind fence.Guard. What Open and Close set is not guarded, since they are
+// file is a handle behind treekit.Fenced. What Open and Close set is not guarded, since they are
 // called alone.
 type file struct {
 	sp     *space
@@ -32,7 +31,14 @@ type file struct {
 }
 
 var _ interface {
-	fence.File
+	sigma.File
+	sigma.Getter
+	sigma.Putter
+	sigma.Watcher
+	sigma.FilePasser
+	sigma.Publisher
+	sigma.Caller
+	sigma.Conditional
 	sigma.Identified
 	sigma.Recaller
 	sigma.Spacious

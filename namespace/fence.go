@@ -162,33 +162,26 @@ func WithoutFence(ctx context.Context) context.Context {
 	return context.WithValue(ctx, noFenceKey{}, true)
 }
 
-// fenceFor is the fence of a path; Name is "" if it has none.
-func (t *Tree) fenceFor(ctx context.Context, path []string) (f sigma.Fence) {
+// fenceFor is the innermost fenced directory of a path; nil if it has none.
+func (t *Tree) fenceFor(ctx context.Context, path []string) (by *fencedDir) {
 	p := t.fences.Load()
 	if p == nil || len(*p) == 0 || ctx.Value(noFenceKey{}) != nil {
-		return f
+		return nil
 	}
-	longest := -1
-	for _, d := range *p {
-		if n := len(d.names); n > longest && n <= len(path) && slices.Equal(d.names, path[:n]) {
-			f, longest = d.fence, n
+	for i := range *p {
+		d := &(*p)[i]
+		if n := len(d.names); (by == nil || n > len(by.names)) && n <= len(path) && slices.Equal(d.names, path[:n]) {
+			by = d
 		}
 	}
-	return f
+	return by
 }
 
 // guard gives file the fence of path, for what is asked of it and of what it leads to.
 func (t *Tree) guard(ctx context.Context, file sigma.File, path []string) sigma.File {
-	f := t.fenceFor(ctx, path)
-	if f.Name == "" {
+	by := t.fenceFor(ctx, path)
+	if by == nil {
 		return file
 	}
-	return guardWith(file, f)
-}
-
-func guardWith(file sigma.File, f sigma.Fence) sigma.File {
-	if g, ok := file.(*guarded); ok {
-		file = g.File
-	}
-	return &guarded{file, f}
+	return by.Beyond(bare(file))
 }

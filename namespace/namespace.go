@@ -417,10 +417,7 @@ func (t *Tree) parentBeside(ctx context.Context, path, other string, dir sigma.F
 	if beside, err := sigma.ParsePath(other); err == nil && len(names) > 0 {
 		beside = t.real(beside)
 		if last := len(names) - 1; len(beside) == len(names) && slices.Equal(beside[:last], names[:last]) {
-			if g, ok := dir.(*guarded); ok {
-				dir = g.File
-			}
-			return t.guard(ctx, dir, append(slices.Clip(c.path), names[last])), names[last], c, nil
+			return t.guard(ctx, bare(dir), append(slices.Clip(c.path), names[last])), names[last], c, nil
 		}
 	}
 	return t.parent(ctx, path)

@@ -82,9 +82,4 @@ func (t *Tree) returnLane(l *onceLane) {
 }
 
 // isRoot reports whether f is the root that the tree was given.
-func (t *Tree) isRoot(f sigma.File) bool {
-	if g, ok := f.(*guarded); ok {
-		f = g.File
-	}
-	return f == t.cfg.Root
-}
+func (t *Tree) isRoot(f sigma.File) bool { return bare(f) == t.cfg.Root }

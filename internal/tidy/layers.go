@@ -29,7 +29,7 @@ var Layers = []Layer{
 	{Name: "codec", Dirs: []string{"sigmap"},
 		Why: "the wire format is bytes in, messages out; it knows no connection"},
 	{Name: "kits", Dirs: []string{"atomicfile", "bulk", "changeboard", "diskspace", "fence", "hostdir", "nowait",
-		"view", "inflight", "ring", "session", "dirtree", "treekit", "namespace"}, Ordered: true,
+		"view", "inflight", "ring", "session", "treekit", "dirtree", "namespace"}, Ordered: true,
 		Why: "what clients, servers and trees are made of knows the protocol and not what is served"},
 	{Name: "trees", Dirs: []string{"memfs", "ux", "s3", "db", "named", "treetest"},
 		Why: "a tree serves its own state; trees meet only in a name space, so that each can run, fail and be tested " +

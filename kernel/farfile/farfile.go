@@ -40,6 +40,7 @@ type Place struct {
 	names   []string // of the place, from the root
 	seed    uint64   // of ids
 	path    string
+	leave   func(error) error // fail
 }
 
 // At gives a place of a realm at machine m, as p's program sees it; nil if there is no such
@@ -69,8 +70,10 @@ func (x *Far) At(ctx context.Context, p sigma.Principal, realm sigma.RealmID, m 
 	if !ok {
 		return nil, sigma.Errorf(op, sigma.KindUnsupported, "the session's root is no remote file")
 	}
-	return &Place{x: x, machine: m, realm: realm, root: all, names: names,
-		seed: viewfs.PathID(path + "@" + string(m)), path: path}, nil
+	at := &Place{x: x, machine: m, realm: realm, root: all, names: names,
+		seed: viewfs.PathID(path + "@" + string(m)), path: path}
+	at.leave = at.fail
+	return at, nil
 }
 
 // fail makes an error speak of the machine, if it is about that.
@@ -112,14 +115,7 @@ func (p *Place) Walk(ctx context.Context, names []string) (sigma.File, []sigma.F
 	if f == nil || err != nil {
 		return nil, ids, p.fail(err)
 	}
-	return p.file(f), ids, nil
-}
-
-func (p *Place) file(f sigma.File) sigma.File {
-	if all, ok := f.(progtree.Root); ok {
-		return &File{p, all}
-	}
-	return f
+	return p.Beyond(f), ids, nil
 }
 
 func (p *Place) Get(ctx context.Context, names []string, offset uint64, count int) (sigma.GetResult, *sigma.Stopped,
@@ -141,159 +137,83 @@ func (p *Place) Put(ctx context.Context, names []string, data []byte, o sigma.Pu
 	return p.id(id), stop, p.fail(err)
 }
 
-// File is a file of another machine. Everything of it goes over the link in messages; file
-// descriptors do not, so it passes none.
-type File struct {
-	at   *Place
-	file progtree.Root
+// File is a file of another machine. Its Gate is the Place by which it was reached. Everything of
+// it goes over the link in messages; file descriptors do not, so it passes none.
+type File struct{ treekit.Forward }
+
+// Enter implements treekit.Gate: errors speak of the machine.
+func (p *Place) Enter(ctx context.Context, op treekit.Op, _ string) (context.Context, func(error) error, error) {
+	if op == treekit.OpCall {
+		return nil, nil, treekit.Unsupported("call")
+	}
+	return ctx, p.leave, nil
 }
 
-var (
-	_ sigma.File    = (*File)(nil)
-	_ sigma.Getter  = (*File)(nil)
-	_ sigma.Putter  = (*File)(nil)
-	_ sigma.Watcher = (*File)(nil)
+// Beyond implements treekit.Gate.
+func (p *Place) Beyond(f sigma.File) sigma.File { return &File{treekit.Forward{File: f, Gate: p}} }
 
-	_ sigma.Publisher   = (*File)(nil)
-	_ sigma.BulkPasser  = (*File)(nil)
-	_ sigma.Conditional = (*File)(nil)
-)
+func (f *File) at() *Place { return f.Gate.(*Place) }
 
 // Walk implements sigma.File.
 func (f *File) Walk(ctx context.Context, names []string) (sigma.File, []sigma.FileID, error) {
-	file, ids, err := f.file.Walk(ctx, names)
+	file, ids, err := f.Forward.Walk(ctx, names)
 	for i := range ids {
-		ids[i] = f.at.id(ids[i])
+		ids[i] = f.at().id(ids[i])
 	}
-	if file == nil || err != nil {
-		return nil, ids, f.at.fail(err)
-	}
-	return f.at.file(file), ids, nil
+	return file, ids, err
 }
 
 // Stat implements sigma.File.
 func (f *File) Stat(ctx context.Context) (sigma.Stat, error) {
-	st, err := f.file.Stat(ctx)
-	st.ID = f.at.id(st.ID)
-	return st, f.at.fail(err)
-}
-
-// SetStat implements sigma.File.
-func (f *File) SetStat(ctx context.Context, c sigma.StatChange) error {
-	return f.at.fail(f.file.SetStat(ctx, c))
-}
-
-// Open implements sigma.File.
-func (f *File) Open(ctx context.Context, flags sigma.OpenFlags) error {
-	return f.at.fail(f.file.Open(ctx, flags))
-}
-
-// Create implements sigma.File.
-func (f *File) Create(ctx context.Context, name string, flags sigma.OpenFlags, perm uint32) (sigma.File, error) {
-	file, err := f.file.Create(ctx, name, flags, perm)
-	if err != nil {
-		return nil, f.at.fail(err)
-	}
-	return f.at.file(file), nil
-}
-
-// ReadAtIf implements sigma.Conditional.
-func (f *File) ReadAtIf(ctx context.Context, b []byte, offset uint64, v sigma.Version) (int, error) {
-	n, err := f.file.ReadAtIf(ctx, b, offset, v)
-	return n, f.at.fail(err)
-}
-
-// WriteAtIf implements sigma.Conditional.
-func (f *File) WriteAtIf(ctx context.Context, b []byte, offset uint64, v sigma.Version) (int, sigma.Version, error) {
-	n, now, err := f.file.WriteAtIf(ctx, b, offset, v)
-	return n, now, f.at.fail(err)
-}
-
-// ReadAt implements sigma.File.
-func (f *File) ReadAt(ctx context.Context, b []byte, offset uint64) (int, error) {
-	n, err := f.file.ReadAt(ctx, b, offset)
-	return n, f.at.fail(err)
-}
-
-// WriteAt implements sigma.File.
-func (f *File) WriteAt(ctx context.Context, b []byte, offset uint64) (int, error) {
-	n, err := f.file.WriteAt(ctx, b, offset)
-	return n, f.at.fail(err)
+	st, err := f.Forward.Stat(ctx)
+	st.ID = f.at().id(st.ID)
+	return st, err
 }
 
 // ReadDir implements sigma.File.
 func (f *File) ReadDir(ctx context.Context, cookie uint64, n int) ([]sigma.DirEntry, uint64, bool, error) {
-	es, next, more, err := f.file.ReadDir(ctx, cookie, n)
+	es, next, more, err := f.Forward.ReadDir(ctx, cookie, n)
 	for i := range es {
-		es[i].ID = f.at.id(es[i].ID)
+		es[i].ID = f.at().id(es[i].ID)
 	}
-	return es, next, more, f.at.fail(err)
-}
-
-// Mkdir implements sigma.File.
-func (f *File) Mkdir(ctx context.Context, name string, perm uint32) error {
-	return f.at.fail(f.file.Mkdir(ctx, name, perm))
-}
-
-// Symlink implements sigma.File.
-func (f *File) Symlink(ctx context.Context, name, target string) error {
-	return f.at.fail(f.file.Symlink(ctx, name, target))
-}
-
-// ReadLink implements sigma.File.
-func (f *File) ReadLink(ctx context.Context) (string, error) {
-	s, err := f.file.ReadLink(ctx)
-	return s, f.at.fail(err)
-}
-
-// Remove implements sigma.File.
-func (f *File) Remove(ctx context.Context, name string) error {
-	return f.at.fail(f.file.Remove(ctx, name))
+	return es, next, more, err
 }
 
 // Rename implements sigma.File, within the machine.
 func (f *File) Rename(ctx context.Context, name string, newDir sigma.File, newName string) error {
 	to, ok := newDir.(*File)
-	if !ok || to.at.machine != f.at.machine {
+	if !ok || to.at().machine != f.at().machine {
 		return &sigma.Error{Op: "kernel.far", Kind: sigma.KindUnsupported, Msg: "a rename cannot go to another machine",
 			Hint: "copy the file, then remove it"}
 	}
-	return f.at.fail(f.file.Rename(ctx, name, to.file, newName))
+	return f.Forward.Rename(ctx, name, to, newName)
 }
-
-// Sync implements sigma.File.
-func (f *File) Sync(ctx context.Context) error { return f.at.fail(f.file.Sync(ctx)) }
-
-// Publish implements sigma.Publisher.
-func (f *File) Publish(ctx context.Context) error { return f.at.fail(f.file.Publish(ctx)) }
-
-// Close implements sigma.File.
-func (f *File) Close() { f.file.Close() }
 
 // Get implements sigma.Getter.
 func (f *File) Get(ctx context.Context, names []string, offset uint64, count int) (sigma.GetResult, *sigma.Stopped,
 	error) {
-	g, stop, err := f.file.Get(ctx, names, offset, count)
-	g.ID = f.at.id(g.ID)
-	return g, stop, f.at.fail(err)
+	g, stop, err := f.Forward.Get(ctx, names, offset, count)
+	g.ID = f.at().id(g.ID)
+	return g, stop, err
 }
 
 // Put implements sigma.Putter.
 func (f *File) Put(ctx context.Context, names []string, data []byte, o sigma.PutOptions) (sigma.FileID,
 	*sigma.Stopped, error) {
-	id, stop, err := f.file.Put(ctx, names, data, o)
-	return f.at.id(id), stop, f.at.fail(err)
+	id, stop, err := f.Forward.Put(ctx, names, data, o)
+	return f.at().id(id), stop, err
 }
 
-// Watch implements sigma.Watcher.
-func (f *File) Watch(ctx context.Context, since sigma.Version) (sigma.Version, error) {
-	v, err := f.file.Watch(ctx, since)
-	return v, f.at.fail(err)
-}
+// Remembers implements sigma.Rememberer: the numbers of changes are not sent on.
+func (f *File) Remembers() bool { return false }
+
+// FileID implements sigma.Identified.
+func (f *File) FileID() sigma.FileID { return f.at().id(f.Forward.FileID()) }
 
 // PassBulk implements sigma.BulkPasser: what is passed leads to the file's machine.
 func (f *File) PassBulk(ctx context.Context) (*os.File, error) {
-	r, ok := f.file.(interface {
+	p := f.at()
+	r, ok := f.File.(interface {
 		BulkTicket(ctx context.Context) ([]byte, error)
 	})
 	if !ok {
@@ -303,14 +223,14 @@ func (f *File) PassBulk(ctx context.Context) (*os.File, error) {
 	defer cancel()
 	name, err := r.BulkTicket(ctx)
 	if err != nil {
-		return nil, f.at.fail(err)
+		return nil, p.fail(err)
 	}
-	who := sigma.Principal{Realm: f.at.realm, System: true}
-	conn, err := f.at.x.Connect.DialDirect(ctx, who, f.at.machine, link.Target{Kind: link.ToService,
+	who := sigma.Principal{Realm: p.realm, System: true}
+	conn, err := p.x.Connect.DialDirect(ctx, who, p.machine, link.Target{Kind: link.ToService,
 		Name: connect.Files})
 	if err != nil { // by messages it goes another way
-		return nil, &sigma.Error{Op: "kernel.bulk", Path: f.at.path, Kind: sigma.KindUnsupported,
-			Msg: "there is no direct connection with machine " + string(f.at.machine), Err: err}
+		return nil, &sigma.Error{Op: "kernel.bulk", Path: p.path, Kind: sigma.KindUnsupported,
+			Msg: "there is no direct connection with machine " + string(p.machine), Err: err}
 	}
 	if _, err := conn.Write(name); err != nil {
 		conn.Close()

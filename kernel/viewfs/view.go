@@ -2,7 +2,6 @@ package viewfs
 
 import (
 	"context"
-	"hash/fnv"
 	"os"
 	"sync"
 	"time"
@@ -94,7 +93,7 @@ func (v *Viewer) Caps(c *sigmap.Caps) {
 
 // Root is what the proc's paths start at.
 func (v *Viewer) Root() sigma.File {
-	return &viewFile{v: v, at: []string{}, id: sigma.FileID{Kind: sigma.KindDir, Path: PathID("/")}}
+	return v.hollow([]string{}, sigma.FileID{Kind: sigma.KindDir, Path: PathID("/")})
 }
 
 // note lets the proc dial an endpoint whose text it was told.
@@ -262,7 +261,9 @@ func (v *Viewer) AllProcs() sigma.Rights { return v.Table().Grants([]string{sigm
 // PathID is the id of a computed file: the hash of its path, with a bit that inodes and named's
 // numbers do not have.
 func PathID(path string) uint64 {
-	h := fnv.New64a()
-	h.Write([]byte(path))
-	return h.Sum64() | 1<<63
+	h := uint64(14695981039346656037) // FNV-1a
+	for i := range len(path) {
+		h = (h ^ uint64(path[i])) * 1099511628211
+	}
+	return h | 1<<63
 }

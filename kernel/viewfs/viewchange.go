@@ -31,33 +31,20 @@ func (v *Viewer) fenced(ctx context.Context) (context.Context, error) {
 	return sigma.WithFence(ctx, fence), nil
 }
 
-// changing runs a request that may carry a fence.
-func (f *viewFile) changing(ctx context.Context, change func(context.Context) error) error {
-	ctx, err := f.v.fenced(ctx)
-	if err != nil {
-		return err
-	}
-	return change(ctx)
-}
-
-// change runs a change of the name here, if the rights allow it and the name is not one of the
-// view.
-func (f *viewFile) change(ctx context.Context, op, name string, do func(context.Context) error) error {
+// mayChange says whether the name here may be changed: the rights allow it and the name is not one
+// of the view.
+func (f *viewFile) mayChange(op treekit.Op, name string) error {
 	if f.covered(name) {
-		return &sigma.Error{Op: "kernel.view." + op, Path: name, Kind: sigma.KindPermission,
+		return &sigma.Error{Op: "kernel.view." + string(op), Path: name, Kind: sigma.KindPermission,
 			Msg:  "the name is one of the proc's view",
 			Hint: "what a view shows can be changed, where it shows it cannot"}
 	}
-	if err := f.may(op, name, sigma.RightWrite); err != nil {
-		return err
-	}
-	return f.changing(ctx, do)
+	return f.may(op, name, sigma.RightWrite)
 }
 
 // Create implements sigma.File. Where the name is that of an entry, the file is made where the
 // entry leads.
-func (f *viewFile) Create(ctx context.Context, name string, flags sigma.OpenFlags, perm uint32) (file sigma.File,
-	err error) {
+func (f *viewFile) Create(ctx context.Context, name string, flags sigma.OpenFlags, perm uint32) (sigma.File, error) {
 	if e := f.entryAt(name); e != nil {
 		dir, last, err := f.v.parentOf(ctx, e, e.Target)
 		if err != nil {
@@ -66,15 +53,7 @@ func (f *viewFile) Create(ctx context.Context, name string, flags sigma.OpenFlag
 		defer dir.Close()
 		return dir.Create(ctx, last, flags, perm)
 	}
-	err = f.change(ctx, "Create", name, func(ctx context.Context) (err error) {
-		file, err = f.inner.Create(ctx, name, flags, perm)
-		return err
-	})
-	if err != nil {
-		return nil, err
-	}
-	return &viewFile{v: f.v, entry: f.entry, inner: file, by: f.by, id: sigma.FileID{Kind: sigma.KindFile}, made: true},
-		nil
+	return f.Forward.Create(ctx, name, flags, perm)
 }
 
 // entryAt returns the entry whose name this is, if what it leads to may be made. nil: there is
@@ -99,7 +78,7 @@ func (v *Viewer) parentOf(ctx context.Context, e *view.Entry, names []string) (d
 	if err != nil || inner == nil {
 		return nil, "", orNotFound(err)
 	}
-	return &viewFile{v: v, entry: e, inner: inner, by: w.by}, names[n], nil
+	return handle(inner, viewFile{v: v, entry: e, by: w.by}), names[n], nil
 }
 
 // mkdirAt makes a directory of the realm with the rights of an entry that leads there, and the
@@ -135,31 +114,19 @@ func (f *viewFile) Mkdir(ctx context.Context, name string, perm uint32) error {
 	if f.covered(name) {
 		return sigma.PathError("kernel.view.Mkdir", sigma.KindExists, name)
 	}
-	return f.change(ctx, "Mkdir", name, func(ctx context.Context) error { return f.inner.Mkdir(ctx, name, perm) })
-}
-
-// Symlink implements sigma.File. The target may be anything: who follows it does so in what it sees
-// itself.
-func (f *viewFile) Symlink(ctx context.Context, name, target string) error {
-	return f.change(ctx, "Symlink", name, func(ctx context.Context) error { return f.inner.Symlink(ctx, name, target) })
-}
-
-// Remove implements sigma.File.
-func (f *viewFile) Remove(ctx context.Context, name string) error {
-	return f.change(ctx, "Remove", name, func(ctx context.Context) error { return f.inner.Remove(ctx, name) })
+	return f.Forward.Mkdir(ctx, name, perm)
 }
 
 // Rename implements sigma.File. Both directories must be open to changes, and be of one server.
 func (f *viewFile) Rename(ctx context.Context, name string, newDir sigma.File, newName string) error {
 	to, ok := newDir.(*viewFile)
 	if !ok {
-		return f.refuse("Rename", newName)
+		return f.refuse(treekit.OpRename, newName)
 	}
-	return to.change(ctx, "Rename", newName, func(context.Context) error {
-		return f.change(ctx, "Rename", name, func(ctx context.Context) error {
-			return f.inner.Rename(ctx, name, to.inner, newName)
-		})
-	})
+	if err := to.mayChange(treekit.OpRename, newName); err != nil {
+		return err
+	}
+	return f.Forward.Rename(ctx, name, to, newName)
 }
 
 // Get implements sigma.Getter.
@@ -204,10 +171,10 @@ func (f *viewFile) Put(ctx context.Context, names []string, data []byte, o sigma
 	if err := f.v.mayPublish(o, data); err != nil {
 		return id, nil, err
 	}
-	err = f.changing(ctx, func(ctx context.Context) (err error) {
-		id, stop, err = s.way.put(ctx, data, o)
-		return err
-	})
+	if ctx, err = f.v.fenced(ctx); err != nil {
+		return id, nil, err
+	}
+	id, stop, err = s.way.put(ctx, data, o)
 	return id, f.outer(s, stop, names), err
 }
 
@@ -233,13 +200,6 @@ func (v *Viewer) mayPublish(o sigma.PutOptions, data []byte) error {
 // holds reports whether the proc was granted a lease.
 func (v *Viewer) holds(id sigma.LeaseID) bool {
 	return v.cfg.Holds(id)
-}
-
-// Remembers implements sigma.Rememberer. What is made up passes on to the root of the realm, which
-// says yes.
-func (f *viewFile) Remembers() bool {
-	r, ok := f.inner.(sigma.Rememberer)
-	return f.inner == nil || ok && r.Remembers()
 }
 
 // Lease implements sigma.Leaser, at the root of a view that lets anything be made.

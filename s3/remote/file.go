@@ -7,7 +7,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"sigmaos.dev/fence"
 	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
@@ -36,7 +35,16 @@ type file struct {
 	list listing
 }
 
-var _ fence.File = (*file)(nil)
+var _ interface {
+	sigma.File
+	sigma.Getter
+	sigma.Putter
+	sigma.Watcher
+	sigma.FilePasser
+	sigma.Publisher
+	sigma.Caller
+	sigma.Conditional
+} = (*file)(nil)
 
 // Close implements sigma.File. An object that was not published is discarded.
 func (f *file) Close() {

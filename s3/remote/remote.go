@@ -42,8 +42,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sigmaos.dev/changeboard"
-	"sigmaos.dev/fence"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/treekit"
 )
 
 const (
@@ -138,7 +138,7 @@ func (t *Tree) Attach(ctx context.Context, realm sigma.RealmID, s Store, whole b
 	if err := sp.load(ctx); err != nil {
 		return nil, err
 	}
-	return fence.Guard(sp.fences, &file{sp: sp, key: sp.prefix}), nil
+	return treekit.Fenced(sp.fences, &file{sp: sp, key: sp.prefix}), nil
 }
 
 // space returns the realm's part, which is made anew when its store is another.
