@@ -44,13 +44,13 @@ func (k *Kernel) listenAdmin() error {
 	}
 	for network, l := range ls { // now that the umask, which is that of the process, does not change any more
 		stop := context.AfterFunc(k.life.ctx, func() { l.Close() })
-		k.sessions.Go(func() {
+		k.life.Go(func() {
 			defer stop()
 			k.acceptAdmin(l, network == "unixpacket")
 		})
 	}
 	if l := k.cfg.RealmSocket; l != nil {
-		k.sessions.Go(func() { k.guests.Accept(k.life.ctx, l) })
+		k.life.Go(func() { k.guests.Accept(k.life.ctx, l) })
 	}
 	return nil
 }
@@ -62,8 +62,7 @@ func (k *Kernel) acceptAdmin(l *net.UnixListener, packets bool) {
 			if k.life.ctx.Err() != nil {
 				return
 			}
-			k.cfg.Log.Error("admin socket failed", "err",
-				err) // of descriptors or memory there may be enough again soon
+			k.cfg.Log.Error("admin socket failed", "err", err) // of descriptors there may be enough again soon
 			select {
 			case <-time.After(guests.AcceptAgain):
 			case <-k.life.ctx.Done():
@@ -79,8 +78,9 @@ func (k *Kernel) acceptAdmin(l *net.UnixListener, packets bool) {
 		if packets {
 			conn = session.NewPacketConn(c, false)
 		}
-		k.sessions.Go(func() {
-			k.serve(k.life.ctx, conn, sigma.Principal{Realm: sigma.SystemRealm, Machine: k.cfg.Machine, System: true})
+		k.life.Go(func() {
+			k.sessions.Serve(k.life.ctx, conn, sigma.Principal{Realm: sigma.SystemRealm, Machine: k.cfg.Machine,
+				System: true})
 		})
 	}
 }

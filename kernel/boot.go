@@ -40,7 +40,7 @@ func (k booting) boot(ctx context.Context) error {
 		}
 	}
 	if alive && !given && k.cluster.Registered() {
-		k.sessions.Go(func() { k.cluster.Live(k.life.ctx) })
+		k.life.Go(func() { k.cluster.Live(k.life.ctx) })
 	}
 	if err := k.startServices(ctx); err != nil {
 		return err
@@ -49,7 +49,7 @@ func (k booting) boot(ctx context.Context) error {
 		if err := k.cluster.Enter(ctx); err != nil {
 			return err
 		}
-		k.sessions.Go(func() { k.cluster.Live(k.life.ctx) })
+		k.life.Go(func() { k.cluster.Live(k.life.ctx) })
 	}
 	if k.services.Local(services.Named) != nil && !k.cluster.Kept().Joined { // it founded the system
 		err := k.realms.For(nil).Create(ctx, sigma.DefaultRealm)
@@ -68,11 +68,11 @@ func (k booting) startServices(ctx context.Context) error {
 	}
 	k.cluster.Starts(true)
 	for _, s := range k.services.List() {
-		k.sessions.Go(func() { s.Supervise(k.life.ctx) })
+		k.life.Go(func() { s.Supervise(k.life.ctx) })
 	}
 	if k.cluster.Registered() && k.services.Local(services.Machined) != nil &&
 		time.Now().After(k.cluster.Identity().Self().NotAfter) {
-		k.sessions.Go(func() { k.certify(ctx) })
+		k.life.Go(func() { k.certify(ctx) })
 	}
 	for _, s := range k.services.List() {
 		if err := s.WaitReady(ctx); err != nil {

@@ -6,9 +6,9 @@
 // assumes that named, besched and s3d are in the boot set or run on a control machine. Users:
 // cmd/sigmad.
 //
-// Locks: sessions.mu, under which procs.Table's is taken, under which those of kernel/placement,
-// kernel/eventlog and decision.Log.Note are; tree.mu, under which nothing is. Those of the packages
-// below stand in their comments. None is held across a call to another process.
+// It has no lock. procs.Table's may be held when it is told of procs (carry), and under it those of
+// kernel/placement, kernel/eventlog and decision.Log.Note are taken. Those of the packages below
+// stand in their comments. None is held across a call to another process.
 package kernel
 
 import (
@@ -17,7 +17,6 @@ import (
 	"log/slog"
 	"net"
 	"os"
-	"path/filepath"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -27,9 +26,9 @@ import (
 	"sigmaos.dev/kernel/accounts"
 	"sigmaos.dev/kernel/cluster"
 	"sigmaos.dev/kernel/connect"
-	"sigmaos.dev/kernel/farfile"
 	"sigmaos.dev/kernel/guests"
 	"sigmaos.dev/kernel/history"
+	"sigmaos.dev/kernel/incoming"
 	"sigmaos.dev/kernel/launchers"
 	"sigmaos.dev/kernel/memo"
 	"sigmaos.dev/kernel/meter"
@@ -40,12 +39,11 @@ import (
 	"sigmaos.dev/kernel/quotas"
 	"sigmaos.dev/kernel/reach"
 	"sigmaos.dev/kernel/realms"
-	"sigmaos.dev/kernel/registrations"
 	"sigmaos.dev/kernel/remote"
+	"sigmaos.dev/kernel/roster"
 	"sigmaos.dev/kernel/runner"
 	"sigmaos.dev/kernel/services"
-	"sigmaos.dev/kernel/shares"
-	"sigmaos.dev/kernel/talk"
+	"sigmaos.dev/kernel/sessions"
 
 	"sigmaos.dev/binfs"
 	"sigmaos.dev/dialproxy"
@@ -115,38 +113,33 @@ type Config struct {
 // Join says how a machine becomes a member.
 type Join = cluster.Join
 
-// Kernel is one running sigmad: its parts, and what joins them.
+// Kernel is one running sigmad: the parts that something is done with while it runs (making has the
+// others), and what joins them.
 type Kernel struct {
 	cfg      Config
 	life     life
-	sessions sessions
-	meters   meters
+	sessions *sessions.Sessions
+	incoming *incoming.Incoming
 	memo     *memo.Memo
-	passed   *inflight.Account // descriptors that procs and services have not received
+	meters   meters
 
 	// Procs of this machine and others.
-	procs         *procs.Table
-	launcher      *launchers.Launchers
-	placing       *placement.Placement
-	shares        *shares.Groups
-	bin           *binfs.Cache
-	holders       *runner.Holders
-	runner        *runner.Runner
-	past          *past.Past
-	remote        *remote.Remote
-	registrations *registrations.Registrations
+	procs    *procs.Table
+	launcher *launchers.Launchers
+	placing  *placement.Placement
+	bin      programs
+	runner   *runner.Runner
+	past     *past.Past
+	remote   *remote.Remote
 
-	// The machine among others, and its services.
+	// The machine among others, its services, and connections of procs.
 	cluster  *cluster.Cluster
 	reach    *reach.Reach
+	roster   *roster.Roster
 	services *services.Set
 	outside  *outside.Outside
-	far      *farfile.Far
-
-	// Connections of procs.
-	proxy   *dialproxy.Proxy
-	connect *connect.Connect
-	talk    *talk.Talk
+	proxy    *dialproxy.Proxy
+	connect  *connect.Connect
 
 	// Realms.
 	realms   *realms.Realms
@@ -163,10 +156,19 @@ type meters struct {
 	turns   *treekit.Turns
 	worked  *meter.Works
 	traffic *meter.Traffic
+	passed  *inflight.Account // descriptors that procs and services have not received
+}
+
+// programs are those of procs: what is here of them, and who has others.
+type programs struct {
+	*binfs.Cache
+	holders *runner.Holders
 }
 
 // life is the time from the start of sigmad to its end.
 type life struct {
+	sync.WaitGroup // all that is waited for before Run returns
+
 	start     time.Time
 	startMono time.Duration      // the same moment on the launcher's clock
 	ctx       context.Context    // Run's
@@ -175,16 +177,6 @@ type life struct {
 	known     chan struct{}      // closed then
 	inherited int                // procs that ran before this sigmad; after known is closed
 	whole     atomic.Bool        // all parts of the Kernel have begun
-}
-
-// sessions are those that sigmad serves, and all else that it waits for when it ends.
-type sessions struct {
-	sync.WaitGroup
-
-	mu       sync.Mutex
-	open     map[*tree]bool // mu; the sessions there are
-	failing  time.Time      // mu; when counting failures began
-	failures int            // mu; of requests, since then
 }
 
 // New checks the configuration and prepares the machine's parts. Nothing runs yet.
@@ -208,73 +200,19 @@ func New(cfg Config) (*Kernel, error) {
 		}
 		cfg.Memory = total / 4 * 3
 	}
-	var err error
 	var files syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &files); err != nil {
 		return nil, sigma.Wrap("kernel.New", "", os.NewSyscallError("getrlimit", err))
 	}
-	passed := inflight.New(int(min(files.Cur, 1<<20)))
-	k := &Kernel{cfg: cfg, proxy: dialproxy.New(cfg.Machine, passed), passed: passed,
-		life: life{start: time.Now(), startMono: runner.Monotonic(), known: make(chan struct{})}, memo: &memo.Memo{},
-		realms: realms.New(), sessions: sessions{open: map[*tree]bool{}}}
-	k.procs = procs.NewTable(procs.Config{Machine: cfg.Machine, Memory: cfg.Memory, LogsDir: k.logsDir(),
-		Carry: k.carry, MaySpawn: k.realms.MayEnter,
-		Launch: func(s procs.Start) { k.sessions.Go(func() { k.runner.Start(s) }) }})
-	k.launcher = launchers.New(k.launchersConfig())
+	k := &Kernel{cfg: cfg, meters: meters{passed: inflight.New(int(min(files.Cur, 1<<20)))},
+		memo: &memo.Memo{}, realms: realms.New(),
+		life: life{start: time.Now(), startMono: runner.Monotonic(), known: make(chan struct{})}}
+	k.proxy = dialproxy.New(cfg.Machine, k.meters.passed)
 	var first sync.Once
 	k.life.adopted = func(n int) { first.Do(func() { k.life.inherited = n; close(k.life.known) }) }
-	k.shares = shares.New()
-	k.placing = k.newPlacement()
-	k.cluster = cluster.New(k.clusterConfig())
-	if k.meters.ledger, err = meter.OpenLedger(cfg.Data, k.life.start); err != nil {
-		cfg.Log.Warn("the usage of realms cannot be read and begins anew", "err", err)
-	}
-	if k.meters.copies, err = meter.OpenCopies(cfg.Data); err != nil {
-		cfg.Log.Warn("what other machines told of the usage of realms cannot be read and begins anew", "err", err)
-	}
-	k.meters.turns, k.meters.worked = treekit.NewTurns(), meter.NewWorks()
-	k.meters.traffic = meter.NewTraffic(k.meters.ledger)
-	if k.services, err = services.New(k.servicesConfig()); err != nil {
+	if err := (&making{Kernel: k}).make(); err != nil {
 		return nil, err
 	}
-	k.reach = reach.New(reach.Config{Machine: cfg.Machine, Log: cfg.Log, Cluster: k.cluster, Services: k.services,
-		Procs: k.procs, Go: k.sessions.Go})
-	k.history = history.New(history.Config{Machine: cfg.Machine, Data: cfg.Data, Log: cfg.Log, Procs: k.procs,
-		Cluster: k.cluster, Reach: k.reach, Machines: k.usageMachines})
-	k.past = past.Open(past.Config{Data: cfg.Data, LogsDir: k.logsDir(), Log: cfg.Log, Procs: k.procs,
-		Realms: k.reach.Realms, Go: k.sessions.Go})
-	k.connect = connect.New(k.connectConfig())
-	k.far = &farfile.Far{Cluster: k.cluster, Reach: k.reach, Connect: k.connect}
-	k.talk = k.newTalk()
-	k.quotas, err = quotas.New(quotas.Config{Machine: cfg.Machine, Data: cfg.Data, Start: k.life.start, Log: cfg.Log,
-		Memo: k.memo, Go: k.sessions.Go, Names: k.realms.Named, Self: k.cluster.Self, Realms: k.reach.Realms})
-	if err != nil {
-		return nil, err
-	}
-	if k.outside, err = outside.New(outside.Config{Data: cfg.Data, Etcd: cfg.Etcd, Services: k.services,
-		Reach: k.reach, Go: k.sessions.Go, Connect: cfg.Connect, HasRealm: k.realms.HasRealm}); err != nil {
-		return nil, err
-	}
-	k.registerPeerCalls()
-	k.holders = runner.NewHolders(cfg.Machine, k.cluster, k.reach)
-	k.bin, err = binfs.New(binfs.Config{Dir: filepath.Join(cfg.Data, "bin"), Max: cfg.ProgramsMax, Mount: cfg.Mount,
-		Log: cfg.Log, Peers: k.holders, Tree: k.treeOfPages})
-	if err != nil {
-		return nil, err
-	}
-	k.holders.Keep(k.bin)
-	if k.runner, err = runner.New(k.runnerConfig()); err != nil {
-		return nil, err
-	}
-	k.remote = remote.New(remote.Config{Machine: cfg.Machine, StartMono: k.life.startMono, Log: cfg.Log, Procs: k.procs,
-		Cluster: k.cluster, Reach: k.reach, Runner: k.runner, Holders: k.holders, Known: k.life.known,
-		Go:    k.sessions.Go,
-		Doubt: k.realms.Doubt, Caps: k.capsHere})
-	k.accounts = accounts.New(k.accountsConfig())
-	k.registrations = registrations.New(k.registrationsConfig())
-	k.realms.Take(k.realmsConfig())
-	k.guests = guests.New(guests.Config{Log: cfg.Log, Reach: k.reach, Cluster: k.cluster, Go: k.sessions.Go,
-		MayLog: k.mayLog, Serve: k.serveGuest})
 	return k, nil
 }
 
@@ -298,6 +236,8 @@ func (k *Kernel) Run(ctx context.Context) error {
 	ctx, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	k.life.ctx, k.life.down = ctx, down
+	k.memo.Begin(ctx)
+	k.sessions.Begin(ctx)
 	k.procs.Begin(ctx)
 	k.services.Begin(ctx)
 	k.cluster.Begin(ctx)
@@ -305,11 +245,8 @@ func (k *Kernel) Run(ctx context.Context) error {
 	k.past.Begin(ctx)
 	k.runner.Begin(ctx)
 	k.remote.Begin(ctx)
-	k.realms.Begin(ctx)
-	k.quotas.Begin(ctx)
 	k.guests.Begin(ctx)
 	k.outside.Begin(ctx)
-	k.accounts.Begin(ctx)
 	k.connect.Begin(ctx)
 	k.life.whole.Store(true)
 	defer context.AfterFunc(asked, func() { k.cluster.Leave(); stop() })()
@@ -319,19 +256,19 @@ func (k *Kernel) Run(ctx context.Context) error {
 	defer stopWork()
 	go func() { events <- k.launcher.Run(work) }()
 
-	k.sessions.Go(func() { k.placing.Run(ctx) })
-	k.sessions.Go(func() { k.remote.Run(ctx) })
-	k.sessions.Go(func() { k.realms.Run(ctx) })
-	k.sessions.Go(func() { k.guests.Run(ctx) })
-	k.sessions.Go(func() { k.accounts.Keep(ctx) })
-	k.sessions.Go(func() { k.history.Decisions.Run(ctx) })
-	k.sessions.Go(func() { k.past.Run(ctx) })
-	k.sessions.Go(func() { k.accounts.Tell(ctx) })
+	k.life.Go(func() { k.placing.Run(ctx) })
+	k.life.Go(func() { k.remote.Run(ctx) })
+	k.life.Go(func() { k.realms.Run(ctx) })
+	k.life.Go(func() { k.guests.Run(ctx) })
+	k.life.Go(func() { k.accounts.Keep(ctx) })
+	k.life.Go(func() { k.history.Decisions.Run(ctx) })
+	k.life.Go(func() { k.past.Run(ctx) })
+	k.life.Go(func() { k.accounts.Tell(ctx) })
 	booted := make(chan error, 1)
-	k.sessions.Go(func() { booted <- booting{k}.boot(ctx) })
+	k.life.Go(func() { booted <- booting{k}.boot(ctx) })
 	defer k.quotas.Scratch.Close()
 	defer k.bin.Close()
-	defer k.passed.Close()
+	defer k.meters.passed.Close()
 	for {
 		select {
 		case err := <-booted:
@@ -344,7 +281,7 @@ func (k *Kernel) Run(ctx context.Context) error {
 			if k.cfg.Deaths > 0 {
 				message = fmt.Sprintf("death %d of sigmad or launcher of late", k.cfg.Deaths)
 			}
-			k.tellDaemon(state.EventDaemonStarted, "sigmad", message)
+			k.history.TellDaemon(state.EventDaemonStarted, "sigmad", message)
 			if k.cfg.Ready != nil {
 				k.cfg.Ready()
 			}
@@ -372,7 +309,7 @@ const settleMax = 2 * time.Second
 // settle waits for what still runs, as far as it ends by itself.
 func (k *Kernel) settle() {
 	over := make(chan struct{})
-	go func() { k.sessions.Wait(); close(over) }()
+	go func() { k.life.Wait(); close(over) }()
 	select {
 	case <-over:
 	case <-time.After(settleMax):

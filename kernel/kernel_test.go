@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"sigmaos.dev/kernel/services"
+	"sigmaos.dev/kernel/sessions"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
@@ -41,6 +42,12 @@ func (m *machine) connect(realm sigma.RealmID) *sdk.Client {
 	}
 	m.t.Cleanup(c.Close)
 	return c
+}
+
+// metrics reads /sys/metrics.
+func (m *machine) metrics() ([]byte, error) {
+	text, _, err := m.connect(sigma.SystemRealm).Get(m.t.Context(), "/sys/metrics")
+	return text, err
 }
 
 // spawn puts a program where d says and spawns it.
@@ -106,12 +113,10 @@ func TestLife(t *testing.T) {
 		t.Errorf("got %+v", got)
 	}
 	eventually(t, "nothing is left", func() bool {
-		m.k.sessions.mu.Lock()
-		defer m.k.sessions.mu.Unlock()
 		timers, notices, waits := m.k.procs.Pending()
 		launches, _ := m.k.launcher.Registered()
 		// what is left are three services and the admin session
-		return timers+notices+waits == 0 && launches == 3 && len(m.k.sessions.open) == 4
+		return timers+notices+waits == 0 && launches == 3 && len(m.k.sessions.Open(all)) == 4
 	})
 }
 
@@ -406,11 +411,7 @@ func TestMadeUpEndpoint(t *testing.T) {
 func TestStoreRestartsUnderWalk(t *testing.T) {
 	m := boot(t)
 	ctx := t.Context()
-	before, err := (&storeLink{k: m.k, name: sigma.NameS3, service: services.S3}).ReadLink(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
-	e, err := sigma.ParseEndpoint(before)
+	e, err := m.k.reach.StoreEndpoint(ctx, services.S3, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -461,9 +462,10 @@ func TestShutdown(t *testing.T) {
 	if err := <-waited; err == nil {
 		t.Error("a wait was answered by nothing")
 	}
-	m.k.sessions.mu.Lock()
-	defer m.k.sessions.mu.Unlock()
-	if len(m.k.sessions.open) != 0 {
-		t.Errorf("%d sessions are open after Run", len(m.k.sessions.open))
+	if open := m.k.sessions.Open(all); len(open) != 0 {
+		t.Errorf("%d sessions are open after Run", len(open))
 	}
 }
+
+// all matches each session.
+func all(*sessions.Session) bool { return true }

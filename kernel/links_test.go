@@ -791,7 +791,7 @@ func TestHostileMember(t *testing.T) {
 	if _, err := m2.connect("default").Put(ctx, "/s3/bin/y", []byte("y"), sigma.PutOptions{}); err != nil {
 		t.Error(err)
 	}
-	text, err := metrics{m1.k}.text(ctx)
+	text, err := m1.metrics()
 	if err != nil || !strings.Contains(string(text), "sigma_link_relays 0\n") {
 		t.Errorf("got %s, %v", text, err)
 	}

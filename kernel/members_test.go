@@ -134,7 +134,7 @@ func TestFoundAndStartAgain(t *testing.T) {
 	f.mustSee(t, "the roster has the later life", func(ms []identity.Member) bool {
 		return len(ms) == 1 && ms[0].Incarnation == again.Incarnation && !ms[0].Lost && ms[0].Control
 	})
-	if text, err := (metrics{f.k}).text(t.Context()); err != nil || !strings.Contains(string(text),
+	if text, err := f.metrics(); err != nil || !strings.Contains(string(text),
 		"sigma_identity_expiry_seconds{what=\"certificate\"} 4") {
 		t.Errorf("the metrics do not tell of the certificate: %v", err)
 	}

@@ -229,7 +229,7 @@ func TestServedIsTold(t *testing.T) {
 		Out: 700}}); us[0].Services != want {
 		t.Errorf("of services %+v", us[0].Services)
 	}
-	text, err := metrics{m.k}.text(t.Context())
+	text, err := m.metrics()
 	if want := `sigma_service_requests_total{service="s3d",realm="default"} 7`; err != nil ||
 		!strings.Contains(string(text), want) {
 		t.Errorf("the metrics lack %s: %v", want, err)

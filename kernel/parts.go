@@ -9,17 +9,39 @@ import (
 	"slices"
 	"time"
 
+	"sigmaos.dev/binfs"
 	"sigmaos.dev/identity"
 	"sigmaos.dev/kernel/accounts"
 	"sigmaos.dev/kernel/cluster"
 	"sigmaos.dev/kernel/connect"
+	"sigmaos.dev/kernel/endpoints"
+	"sigmaos.dev/kernel/farfile"
+	"sigmaos.dev/kernel/guests"
+	"sigmaos.dev/kernel/history"
+	"sigmaos.dev/kernel/incoming"
 	"sigmaos.dev/kernel/launchers"
+	"sigmaos.dev/kernel/meter"
+	"sigmaos.dev/kernel/metrics"
+	"sigmaos.dev/kernel/outside"
+	"sigmaos.dev/kernel/past"
 	"sigmaos.dev/kernel/placement"
+	"sigmaos.dev/kernel/procfs"
+	"sigmaos.dev/kernel/procs"
+	"sigmaos.dev/kernel/quotas"
+	"sigmaos.dev/kernel/reach"
 	"sigmaos.dev/kernel/realms"
 	"sigmaos.dev/kernel/registrations"
+	"sigmaos.dev/kernel/remote"
+	"sigmaos.dev/kernel/rootfs"
+	"sigmaos.dev/kernel/roster"
 	"sigmaos.dev/kernel/runner"
 	"sigmaos.dev/kernel/services"
+	"sigmaos.dev/kernel/sessions"
+	"sigmaos.dev/kernel/shares"
+	"sigmaos.dev/kernel/sysfs"
 	"sigmaos.dev/kernel/talk"
+	"sigmaos.dev/kernel/uxfs"
+	"sigmaos.dev/kernel/viewfs"
 	"sigmaos.dev/launch"
 	"sigmaos.dev/link"
 	"sigmaos.dev/namespace"
@@ -27,53 +49,180 @@ import (
 	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/state"
+	"sigmaos.dev/treekit"
 	"sigmaos.dev/view"
 )
 
-// servicesConfig is what the services need of the kernel.
-func (k *Kernel) servicesConfig() services.Config {
-	return services.Config{Machine: k.cfg.Machine, Programs: k.cfg.Programs, Data: k.cfg.Data, UIDBase: k.cfg.UIDBase,
-		Member: isMember(k.cfg), StoreDelay: k.cfg.StoreDelay, Start: k.life.start, Log: k.cfg.Log,
-		Launcher: k.launcher, Proxy: k.proxy, Worked: k.meters.worked, Known: k.life.known,
-		External: func() bool { return k.outside.HasEtcd() },
-		Go:       k.sessions.Go,
-		Serve:    k.serve, Tell: k.tellDaemon,
+// making makes the parts of a Kernel, those that need others after these. What a part needs of one
+// that is made later it is given as a function.
+type making struct {
+	*Kernel
+	logs          string // directory of logs that are not in memory
+	shares        *shares.Groups
+	far           *farfile.Far
+	talk          *talk.Talk
+	registrations *registrations.Registrations
+	root          *rootfs.FS
+}
+
+func (k *making) make() error {
+	k.logs = filepath.Join(k.cfg.Data, "logs")
+	k.procs = procs.NewTable(procs.Config{Machine: k.cfg.Machine, Memory: k.cfg.Memory, LogsDir: k.logs,
+		Carry: k.carry, MaySpawn: k.realms.MayEnter,
+		Launch: func(s procs.Start) { k.life.Go(func() { k.runner.Start(s) }) }})
+	k.shares = shares.New()
+	k.launcher = launchers.New(k.launchersConfig())
+	k.makeMeters()
+	k.cluster = cluster.New(k.clusterConfig())
+	k.placing = k.newPlacement()
+	if err := k.makeServices(); err != nil {
+		return err
+	}
+	if err := k.makeProcs(); err != nil {
+		return err
+	}
+	k.makeRealms()
+	k.makeSessions()
+	maps.Copy(k.reach.Calls, map[string]reach.Call{connect.PeerRevoke: k.connect.RevokeCall,
+		connect.PeerBegun: k.connect.PeerBegun, cluster.PeerLeave: k.cluster.PeerLeave,
+		talk.PeerTraffic: k.talk.PeerTraffic, talk.PeerDistances: k.talk.PeerDistances, talk.PeerTouch: talk.Touch})
+	return nil
+}
+
+func (k *making) makeMeters() {
+	var err error
+	if k.meters.ledger, err = meter.OpenLedger(k.cfg.Data, k.life.start); err != nil {
+		k.cfg.Log.Warn("the usage of realms cannot be read and begins anew", "err", err)
+	}
+	if k.meters.copies, err = meter.OpenCopies(k.cfg.Data); err != nil {
+		k.cfg.Log.Warn("what other machines told of the usage of realms cannot be read and begins anew", "err", err)
+	}
+	k.meters.turns, k.meters.worked = treekit.NewTurns(), meter.NewWorks()
+	k.meters.traffic = meter.NewTraffic(k.meters.ledger)
+}
+
+// makeServices makes what finds, starts and connects services and machines.
+func (k *making) makeServices() (err error) {
+	if k.services, err = services.New(services.Config{Machine: k.cfg.Machine, Programs: k.cfg.Programs,
+		Data: k.cfg.Data, UIDBase: k.cfg.UIDBase, Member: isMember(k.cfg), StoreDelay: k.cfg.StoreDelay,
+		Start: k.life.start, Log: k.cfg.Log, Launcher: k.launcher, Proxy: k.proxy, Worked: k.meters.worked,
+		Known: k.life.known, External: func() bool { return k.outside.HasEtcd() }, Go: k.life.Go,
+		Serve: func(ctx context.Context, conn session.Conn, p sigma.Principal) { k.sessions.Serve(ctx, conn, p) },
+		Tell:  func(what, name, message string) { k.history.TellDaemon(what, name, message) },
 		Charge: func(now, before time.Time, service string, done sigma.Work) {
 			k.accounts.CountDone(now, before, service, done)
-		}}
+		}}); err != nil {
+		return err
+	}
+	k.reach = reach.New(reach.Config{Machine: k.cfg.Machine, Log: k.cfg.Log, Cluster: k.cluster, Services: k.services,
+		Procs: k.procs, Go: k.life.Go})
+	k.roster = &roster.Roster{Machine: k.cfg.Machine, Memo: k.memo, Cluster: k.cluster, Reach: k.reach}
+	k.history = history.New(history.Config{Machine: k.cfg.Machine, Data: k.cfg.Data, Log: k.cfg.Log, Procs: k.procs,
+		Cluster: k.cluster, Reach: k.reach, Machines: k.roster.Machines})
+	cfg := connect.Config{Machine: k.cfg.Machine, Log: k.cfg.Log, Launcher: k.launcher, Cluster: k.cluster,
+		Procs: k.procs, Services: k.services, Proxy: k.proxy, Traffic: k.meters.traffic, Go: k.life.Go,
+		Ask: k.reach.Ask, Count: k.reach.Count}
+	if k.cfg.Connect != nil { // else the keeper makes no sockets
+		cfg.Keeper = k.cfg.Keeper
+	}
+	k.connect = connect.New(cfg)
+	k.far = &farfile.Far{Cluster: k.cluster, Reach: k.reach, Connect: k.connect}
+	k.talk = talk.New(talk.Config{Machine: k.cfg.Machine, Proxy: k.proxy, Connect: k.connect,
+		Traffic: k.meters.traffic, Cluster: k.cluster, Machines: k.roster.Machines, Ask: k.reach.Ask})
+	if k.quotas, err = quotas.New(quotas.Config{Machine: k.cfg.Machine, Data: k.cfg.Data, Start: k.life.start,
+		Log: k.cfg.Log, Memo: k.memo, Go: k.life.Go, Names: k.realms.Named, Self: k.cluster.Self,
+		Realms: k.reach.Realms}); err != nil {
+		return err
+	}
+	k.outside, err = outside.New(outside.Config{Data: k.cfg.Data, Etcd: k.cfg.Etcd, Services: k.services,
+		Reach: k.reach, Go: k.life.Go, Connect: k.cfg.Connect, HasRealm: k.realms.HasRealm})
+	return err
 }
 
-// runnerConfig is what the runner of procs needs of the kernel.
-func (k *Kernel) runnerConfig() runner.Config {
-	return runner.Config{Machine: k.cfg.Machine, AllowWeaken: k.cfg.AllowWeaken,
+// makeProcs makes what runs procs, and finds those of others.
+func (k *making) makeProcs() (err error) {
+	k.past = past.Open(past.Config{Data: k.cfg.Data, LogsDir: k.logs, Log: k.cfg.Log, Procs: k.procs,
+		Realms: k.reach.Realms, Go: k.life.Go})
+	k.bin.holders = runner.NewHolders(k.cfg.Machine, k.cluster, k.reach)
+	if k.bin.Cache, err = binfs.New(binfs.Config{Dir: filepath.Join(k.cfg.Data, "bin"), Max: k.cfg.ProgramsMax,
+		Mount: k.cfg.Mount, Log: k.cfg.Log, Peers: k.bin.holders, Tree: k.treeOfPages}); err != nil {
+		return err
+	}
+	k.bin.holders.Keep(k.bin.Cache)
+	if k.runner, err = runner.New(runner.Config{Machine: k.cfg.Machine, AllowWeaken: k.cfg.AllowWeaken,
 		FirstGroup: k.cfg.UIDBase + k.cfg.UIDs/2, Start: k.life.start, StartMono: k.life.startMono, Log: k.cfg.Log,
 		Procs: k.procs, Launcher: k.launcher, Placing: k.placing, Shares: k.shares, Past: k.past, Proxy: k.proxy,
-		Programs: k.bin, Holders: k.holders, Ledger: k.meters.ledger, Traffic: k.meters.traffic, Go: k.sessions.Go,
-		Tree:  k.realms.Tree,
-		Serve: k.serveProc}
+		Programs: k.bin.Cache, Holders: k.bin.holders, Ledger: k.meters.ledger, Traffic: k.meters.traffic,
+		Go: k.life.Go, Tree: k.realms.Tree,
+		Serve: func(ctx context.Context, conn session.Conn, who sigma.Principal, v *view.Table, kin []sigma.ProcID,
+			adopted bool) {
+			k.sessions.ServeProc(ctx, conn, who, v, kin, adopted)
+		}}); err != nil {
+		return err
+	}
+	k.remote = remote.New(remote.Config{Machine: k.cfg.Machine, StartMono: k.life.startMono, Log: k.cfg.Log,
+		Procs: k.procs, Cluster: k.cluster, Reach: k.reach, Runner: k.runner, Holders: k.bin.holders,
+		Known: k.life.known, Go: k.life.Go, Doubt: k.realms.Doubt,
+		Caps: func(realm sigma.RealmID, id sigma.ProcID) ([]byte, error) { return k.sessions.Caps(realm, id) }})
+	k.registrations = registrations.New(registrations.Config{Machine: k.cfg.Machine, Procs: k.procs,
+		Cluster: k.cluster, Reach: k.reach, Past: k.past, Runner: k.runner, Remote: k.remote, Names: k.systemNames,
+		Enter: k.realms.MayAttach, HasRealm: k.realms.HasRealm,
+		Views: func(ctx context.Context, by sigma.Principal, ds []sigma.Descriptor) ([]*view.Table, error) {
+			return sessions.Scope{Session: k.sessions.Of(by), Realm: by.Realm}.ViewsOf(ctx, ds)
+		}})
+	return nil
 }
 
-// accountsConfig is what the accounts need of the kernel.
-func (k *Kernel) accountsConfig() accounts.Config {
-	return accounts.Config{Machine: k.cfg.Machine, CPU: k.cfg.CPU, Start: k.life.start, Log: k.cfg.Log, Procs: k.procs,
-		Launcher: k.launcher, Services: k.services, Cluster: k.cluster, Reach: k.reach, Runner: k.runner,
-		Connect: k.connect, Placing: k.placing, Shares: k.shares, Ledger: k.meters.ledger, Copies: k.meters.copies,
-		Traffic: k.meters.traffic, Worked: k.meters.worked, Turns: k.meters.turns, Memo: k.memo,
-		Machines: k.usageMachines}
+// makeRealms makes what keeps accounts of realms, and makes and removes them.
+func (k *making) makeRealms() {
+	k.accounts = accounts.New(accounts.Config{Machine: k.cfg.Machine, CPU: k.cfg.CPU, Start: k.life.start,
+		Log: k.cfg.Log, Procs: k.procs, Launcher: k.launcher, Services: k.services, Cluster: k.cluster, Reach: k.reach,
+		Runner: k.runner, Connect: k.connect, Placing: k.placing, Shares: k.shares, Ledger: k.meters.ledger,
+		Copies: k.meters.copies, Traffic: k.meters.traffic, Worked: k.meters.worked, Turns: k.meters.turns,
+		Memo: k.memo, Machines: k.roster.Machines})
+	k.realms.Take(realms.Config{Machine: k.cfg.Machine, CPU: k.cfg.CPU, Memory: k.cfg.Memory, Log: k.cfg.Log,
+		Memo: k.memo, Procs: k.procs, Cluster: k.cluster, Reach: k.reach, Launcher: k.launcher, Proxy: k.proxy,
+		Placing: k.placing, Shares: k.shares, Turns: k.meters.turns, History: k.history, Past: k.past,
+		Remote: k.remote, Accounts: k.accounts, Quotas: k.quotas, Outside: k.outside, Registrations: k.registrations,
+		Roster: k.roster.Infos,
+		Root: func(p sigma.Principal) sigma.File {
+			return k.root.Root(sessions.Scope{Session: k.sessions.Of(p), Realm: p.Realm})
+		},
+		EndSessions: func(ctx context.Context, realm sigma.RealmID, but any) error {
+			return k.sessions.End(ctx, realm, but)
+		},
+		IsAttached: func(realm sigma.RealmID) bool { return k.sessions.IsAttached(realm) }})
 }
 
-// realmsConfig is what realms need of the kernel.
-func (k *Kernel) realmsConfig() realms.Config {
-	return realms.Config{Machine: k.cfg.Machine, CPU: k.cfg.CPU, Memory: k.cfg.Memory, Log: k.cfg.Log, Memo: k.memo,
-		Procs: k.procs, Cluster: k.cluster, Reach: k.reach, Launcher: k.launcher, Placing: k.placing,
-		Shares: k.shares, Turns: k.meters.turns, History: k.history, Past: k.past, Remote: k.remote,
-		Accounts: k.accounts,
-		Quotas:   k.quotas, Outside: k.outside, Registrations: k.registrations, Roster: k.rosterInfos, Root: k.rootOf,
-		EndSessions: k.endSessions, IsAttached: k.isAttached}
+// makeSessions makes what programs and other machines are served.
+func (k *making) makeSessions() {
+	k.sessions = sessions.New(sessions.Config{Machine: k.cfg.Machine, Log: k.cfg.Log, Passed: k.meters.passed,
+		Turns: k.meters.turns, Traffic: k.meters.traffic, Proxy: k.proxy, Procs: k.procs, Cluster: k.cluster,
+		Services: k.services, Connect: k.connect, Quotas: k.quotas, Remote: k.remote, Realms: k.realms,
+		Root:   func(s sessions.Scope) viewfs.Realm { return k.root.Root(s) },
+		Shared: func(s sessions.Scope) sigma.File { return k.root.Shared(s) }})
+	k.guests = guests.New(guests.Config{Log: k.cfg.Log, Reach: k.reach, Cluster: k.cluster, Go: k.life.Go,
+		MayLog: k.sessions.MayLog, Serve: k.sessions.ServeGuest})
+	k.incoming = &incoming.Incoming{Machine: k.cfg.Machine, Proxy: k.proxy, Services: k.services, Cluster: k.cluster,
+		Reach: k.reach, Connect: k.connect, Traffic: k.meters.traffic, Sessions: k.sessions}
+	k.root = &rootfs.FS{Reach: k.reach, Realms: k.realms,
+		UX: &uxfs.FS{Machine: k.cfg.Machine, Cluster: k.cluster, Quotas: k.quotas, Far: k.far},
+		Proc: &procfs.FS{Machine: k.cfg.Machine, Procs: k.procs, Cluster: k.cluster, Runner: k.runner,
+			Remote: k.remote, Far: k.far, Memo: k.memo},
+		Sys: &sysfs.FS{Machine: k.cfg.Machine, CPU: k.cfg.CPU, Version: Version, Address: k.cfg.Address,
+			Log: k.cfg.Log, Memo: k.memo, Procs: k.procs, Runner: k.runner, Remote: k.remote, Cluster: k.cluster,
+			Reach: k.reach, Roster: k.roster, Services: k.services, Placing: k.placing, Realms: k.realms,
+			Registrations: k.registrations, Guests: k.guests, Accounts: k.accounts, History: k.history,
+			Outside: k.outside, Down: k.Down,
+			Endpoints: &endpoints.Endpoints{Machine: k.cfg.Machine, Proxy: k.proxy, Services: k.services,
+				Connect: k.connect, Outside: k.outside, Talk: k.talk, Traffic: k.meters.traffic, Go: k.life.Go},
+			Metrics: &metrics.Metrics{Procs: k.procs, Runner: k.runner, Programs: k.bin.Cache, Shares: k.shares,
+				Cluster: k.cluster, Reach: k.reach, Connect: k.connect, Realms: k.realms, Traffic: k.meters.traffic,
+				Worked: k.meters.worked}}}
 }
 
 // launchersConfig says what is done when launchers come and go.
-func (k *Kernel) launchersConfig() launchers.Config {
+func (k *making) launchersConfig() launchers.Config {
 	return launchers.Config{Keeper: k.cfg.Keeper, Log: k.cfg.Log,
 		Adopt: func(e launch.Adopted) bool { return k.runner.Adopt(e) },
 		Prepare: func(l *launch.Launcher) {
@@ -86,7 +235,7 @@ func (k *Kernel) launchersConfig() launchers.Config {
 			k.life.adopted(inherited)
 		},
 		Ended:   func() { k.placing.Launcher(false) },
-		Died:    func() { k.tellDaemon(state.EventDaemonEnded, launchers.Name, "") },
+		Died:    func() { k.history.TellDaemon(state.EventDaemonEnded, launchers.Name, "") },
 		Yielded: func(e launch.Yielded) { k.shares.Yielded(e) }}
 }
 
@@ -99,16 +248,6 @@ func isMember(cfg Config) bool {
 	return err == nil
 }
 
-// registrationsConfig is what registrations need of the kernel.
-func (k *Kernel) registrationsConfig() registrations.Config {
-	return registrations.Config{Machine: k.cfg.Machine, Procs: k.procs, Cluster: k.cluster, Reach: k.reach,
-		Past: k.past, Runner: k.runner, Remote: k.remote, Names: k.systemNames, Enter: k.realms.MayAttach,
-		HasRealm: k.realms.HasRealm,
-		Views: func(ctx context.Context, by sigma.Principal, ds []sigma.Descriptor) ([]*view.Table, error) {
-			return (&root{tree: &tree{k: k, principal: by}, realm: by.Realm}).viewsOf(ctx, ds)
-		}}
-}
-
 // systemNames is the kernel's own view of the names of the system's realm, where records of initd
 // are.
 func (k *Kernel) systemNames(ctx context.Context) (*namespace.Tree, error) {
@@ -119,19 +258,27 @@ func (k *Kernel) systemNames(ctx context.Context) (*namespace.Tree, error) {
 	return namespace.New(namespace.Config{Machine: k.cfg.Machine, Root: n}), nil
 }
 
-func (k *Kernel) newTalk() *talk.Talk {
-	return talk.New(talk.Config{Machine: k.cfg.Machine, Proxy: k.proxy, Connect: k.connect, Traffic: k.meters.traffic,
-		Cluster: k.cluster, Machines: k.usageMachines, Ask: k.reach.Ask})
+// newPlacement makes the machine's part in placing procs.
+func (k *making) newPlacement() *placement.Placement {
+	return placement.New(placement.Config{Machine: k.cfg.Machine, Memory: k.cfg.Memory, CPU: k.cfg.CPU, Log: k.cfg.Log,
+		Procs: k.procs, Cluster: k.cluster, Known: k.life.known, Realms: k.realms.ListAt, Bescheds: k.bescheds,
+		Labels: k.labels, Limits: k.shares.Known,
+		DialAt: func(ctx context.Context, m sigma.MachineID, service string) (*session.Client, error) {
+			return k.reach.DialAt(ctx, m, service)
+		},
+		Reach: func(ctx context.Context, service string,
+			use func(context.Context, *session.Client) error) (*session.Client, error) {
+			return k.reach.Find(ctx, service, use)
+		},
+		Usage: func(ctx context.Context, realm sigma.RealmID, id sigma.ProcID) (sigma.Usage, error) {
+			return k.runner.Usage(ctx, realm, id)
+		},
+		Unscheduled: func(p *schedd.Proc) { k.history.NoteUnscheduled(p) },
+		Refused:     func(id sigma.ProcID, why string) { k.history.TellRefused(id, why) }})
 }
 
-// placingSystem is what placement knows of this machine and others.
-type placingSystem struct{ k *Kernel }
-
-var _ placement.System = placingSystem{}
-
-// Bescheds are the control machines that live.
-func (p placingSystem) Bescheds() (now map[sigma.MachineID]bool, changed <-chan struct{}) {
-	k := p.k
+// bescheds are the control machines that live.
+func (k *Kernel) bescheds() (now map[sigma.MachineID]bool, changed <-chan struct{}) {
 	changed = k.cluster.Enrolled()
 	if k.cluster.Registered() {
 		changed = k.cluster.Identity().Roster().Changed() // before the look
@@ -145,7 +292,7 @@ func (p placingSystem) Bescheds() (now map[sigma.MachineID]bool, changed <-chan 
 
 // labels are those that the roster has of this machine, or what it was given itself.
 func (k *Kernel) labels() map[string]string {
-	for _, m := range k.rosterInfos() {
+	for _, m := range k.roster.Infos() {
 		if m.ID == k.cfg.Machine && len(m.Labels) > 0 {
 			return m.Labels
 		}
@@ -153,50 +300,15 @@ func (k *Kernel) labels() map[string]string {
 	return k.cfg.Labels
 }
 
-// DialAt implements System.
-func (p placingSystem) DialAt(ctx context.Context, m sigma.MachineID, service string) (*session.Client, error) {
-	return p.k.reach.DialAt(ctx, m, service)
-}
-
-// Reach implements System.
-func (p placingSystem) Reach(ctx context.Context, service string, use func(context.Context,
-	*session.Client) error) (*session.Client, error) {
-	return p.k.reach.Find(ctx, service, use)
-}
-
-// Life implements System.
-func (p placingSystem) Life() sigma.Life { return p.k.cluster.Life() }
-
-// AwaitLife implements System.
-func (p placingSystem) AwaitLife(ctx context.Context) bool { return p.k.cluster.AwaitLife(ctx) }
-
-// LifeMayChange implements System.
-func (p placingSystem) LifeMayChange() <-chan struct{} { return p.k.cluster.Moves() }
-
-// Others implements System.
-func (p placingSystem) Others() []sigma.MachineID { return p.k.cluster.Others() }
-
-// Closed implements System.
-func (p placingSystem) Closed() bool { return p.k.cluster.Cordoned() }
-
-// Labels implements System.
-func (p placingSystem) Labels() map[string]string { return p.k.labels() }
-
-// newPlacement makes the machine's part in placing procs.
-func (k *Kernel) newPlacement() *placement.Placement {
-	return placement.New(placement.Config{Machine: k.cfg.Machine, Memory: k.cfg.Memory, CPU: k.cfg.CPU, Log: k.cfg.Log,
-		Procs: k.procs, System: placingSystem{k}, Known: k.life.known, Realms: k.realms.ListAt,
-		Usage: func(ctx context.Context, realm sigma.RealmID, id sigma.ProcID) (sigma.Usage, error) {
-			return k.runner.Usage(ctx, realm, id)
-		},
-		Limits: k.shares.Known, Unscheduled: func(p *schedd.Proc) { k.history.NoteUnscheduled(p) },
-		Refused: func(id sigma.ProcID, why string) { k.history.TellRefused(id, why) }})
-}
-
 // clusterConfig is what the cluster needs of the kernel.
-func (k *Kernel) clusterConfig() cluster.Config {
-	links := link.Config{Serve: k.serveLink, Authorise: k.authorise, Reserve: k.reserve, Batch: k.takeBatch,
-		Connect: k.cfg.Connect, ConnectAll: k.cfg.ConnectAll, Log: k.cfg.Log}
+func (k *making) clusterConfig() cluster.Config {
+	links := link.Config{Connect: k.cfg.Connect, ConnectAll: k.cfg.ConnectAll, Log: k.cfg.Log,
+		Serve:     func(ctx context.Context, l *link.Link) { k.incoming.Serve(ctx, l) },
+		Authorise: func(l *link.Link) error { return k.incoming.Authorise(l) },
+		Reserve:   func(d link.Direct) (link.Place, error) { return k.connect.Reserve(d) },
+		Batch: func(d link.Direct, b link.Batch, conns []*net.TCPConn) error {
+			return k.connect.TakeBatch(d, b, conns)
+		}}
 	if k.cfg.Encrypt {
 		links.Reserve = nil
 	}
@@ -206,7 +318,7 @@ func (k *Kernel) clusterConfig() cluster.Config {
 		self.Labels = append(self.Labels, name+"="+k.cfg.Labels[name])
 	}
 	return cluster.Config{Self: self, Data: k.cfg.Data, Join: k.cfg.Join, Listener: k.cfg.Listener, Links: links,
-		External: k.cfg.Etcd != nil, Log: k.cfg.Log, Waits: k.cfg.Waits, Procs: k.procs, Go: k.sessions.Go,
+		External: k.cfg.Etcd != nil, Log: k.cfg.Log, Waits: k.cfg.Waits, Procs: k.procs, Go: k.life.Go,
 		Runs: func(service string) bool { return k.services.Local(service) != nil },
 		Dial: func(ctx context.Context, m sigma.MachineID) (*session.Client, error) {
 			return k.reach.DialAt(ctx, m, services.Machined)
@@ -214,29 +326,12 @@ func (k *Kernel) clusterConfig() cluster.Config {
 		Reach: func(ctx context.Context, use func(context.Context, *session.Client) error) (*session.Client, error) {
 			return k.reach.Find(ctx, services.Machined, use)
 		},
-		Enrolled: func() { k.sessions.Go(func() { k.connect.WatchConnections(k.life.ctx) }) },
+		Enrolled: func() { k.life.Go(func() { k.connect.WatchConnections(k.life.ctx) }) },
 		Changed:  func(before, after []identity.Member) { k.history.TellMembers(before, after) },
-		Admit:    k.placing.Close, Vacant: k.placing.AwaitClosed, Owes: k.owesAnswers,
+		Admit:    func(closed bool) { k.placing.Close(closed) },
+		Vacant:   func(ctx context.Context) bool { return k.placing.AwaitClosed(ctx) },
+		Owes:     func() bool { return k.sessions.OweAnswers() },
 		TellLeave: func(ctx context.Context, m sigma.MachineID) error {
-			return k.reach.Ask(ctx, m, cluster.PeerLeave, nil,
-				nil)
+			return k.reach.Ask(ctx, m, cluster.PeerLeave, nil, nil)
 		}}
-}
-
-// reserve and takeBatch are link.Config's; connect is there when there are links.
-func (k *Kernel) reserve(d link.Direct) (link.Place, error) { return k.connect.Reserve(d) }
-
-func (k *Kernel) takeBatch(d link.Direct, b link.Batch, conns []*net.TCPConn) error {
-	return k.connect.TakeBatch(d, b, conns)
-}
-
-// connectConfig is what connections with other machines need of the kernel.
-func (k *Kernel) connectConfig() connect.Config {
-	cfg := connect.Config{Machine: k.cfg.Machine, Log: k.cfg.Log, Launcher: k.launcher, Cluster: k.cluster,
-		Procs: k.procs, Services: k.services, Proxy: k.proxy, Traffic: k.meters.traffic, Go: k.sessions.Go,
-		Ask: k.reach.Ask, Count: k.reach.Count}
-	if k.cfg.Connect != nil { // else the keeper makes no sockets
-		cfg.Keeper = k.cfg.Keeper
-	}
-	return cfg
 }

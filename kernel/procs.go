@@ -1,8 +1,6 @@
 package kernel
 
 import (
-	"path/filepath"
-
 	"sigmaos.dev/schedd"
 	"sigmaos.dev/sigma"
 )
@@ -36,13 +34,10 @@ func (k *Kernel) carry(core *schedd.Core, f schedd.Effect) {
 	case schedd.Owed:
 		k.remote.Owe(f.ID, f.Home)
 	case schedd.Take:
-		k.sessions.Go(func() { k.remote.Take(f.ID, f.Home) })
+		k.life.Go(func() { k.remote.Take(f.ID, f.Home) })
 	case schedd.Decline:
-		k.sessions.Go(func() { k.remote.Decline(f.ID, f.Home) })
+		k.life.Go(func() { k.remote.Decline(f.ID, f.Home) })
 	default:
 		k.placing.Carry(f)
 	}
 }
-
-// logsDir is where logs are that are not in memory.
-func (k *Kernel) logsDir() string { return filepath.Join(k.cfg.Data, "logs") }

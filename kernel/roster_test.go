@@ -16,7 +16,7 @@ func TestRosterText(t *testing.T) {
 	gone, cancel := context.WithCancel(t.Context())
 	cancel()
 	for _, ctx := range []context.Context{gone, t.Context()} {
-		text, err := k.rosterText(ctx)
+		text, err := k.roster.Text(ctx)
 		if want := "m1 alive\nm2 alive\n"; err != nil || string(text) != want {
 			t.Errorf("got %q, %v, want %q", text, err, want)
 		}

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"sigmaos.dev/kernel/procfs"
 	"sigmaos.dev/kernel/procs"
 	"sigmaos.dev/schedd"
 	"sigmaos.dev/sdk"
@@ -117,19 +118,19 @@ func TestState(t *testing.T) {
 		}
 		// Of a proc, in three files what inspect has in one.
 		at := "/proc/" + string(mine.id) + "/"
-		if d := objects[state.Descriptor](t, g, at+procDescriptor); len(d) != 1 || d[0].ID != string(mine.id) ||
+		if d := objects[state.Descriptor](t, g, at+"descriptor"); len(d) != 1 || d[0].ID != string(mine.id) ||
 			d[0].Name != "worker" || d[0].Args[0] != "a<b" || d[0].Memory == 0 {
 			t.Errorf("%s: the descriptor is %+v", who, d)
 		}
-		if s := objects[state.ProcStatus](t, g, at+procStatus); len(s) != 1 || s[0].State != "running" ||
+		if s := objects[state.ProcStatus](t, g, at+"status"); len(s) != 1 || s[0].State != "running" ||
 			s[0].Machine != "m1" || s[0].Times.Started == nil {
 			t.Errorf("%s: the status is %+v", who, s)
 		}
-		if u := objects[state.ProcUsage](t, g, at+procUsage); len(u) != 1 || u[0].Memory != 3000 ||
+		if u := objects[state.ProcUsage](t, g, at+"usage"); len(u) != 1 || u[0].Memory != 3000 ||
 			u[0].UserSeconds != 0.001 || u[0].Tasks != 5 {
 			t.Errorf("%s: the usage is %+v", who, u)
 		}
-		if text, _, err := g.Get(ctx, at+procChildren); string(text) != string(children[0])+"\n" || err != nil {
+		if text, _, err := g.Get(ctx, at+"children"); string(text) != string(children[0])+"\n" || err != nil {
 			t.Errorf("%s: the children are %q, %v, want %v", who, text, err, children)
 		}
 		objects[state.Queue](t, g, "/sys/queues")
@@ -143,7 +144,7 @@ func TestState(t *testing.T) {
 		got[0].Version != none.Version {
 		t.Errorf("the tenant is told more: %+v", got)
 	}
-	for _, name := range procFiles() {
+	for _, name := range procfs.Files() {
 		path := "/proc/" + string(theirs.id) + "/" + name
 		if _, _, err := theirs.Get(ctx, path); err != nil {
 			t.Errorf("control: %s: %v", path, err)
@@ -188,7 +189,7 @@ func TestQueues(t *testing.T) {
 func TestManyChildren(t *testing.T) {
 	m := boot(t)
 	parent := m.startProg(sigma.Descriptor{})
-	const many = 2*childrenScan + 100
+	const many = 2*procfs.ChildrenScan + 100
 	var want strings.Builder
 	m.k.procs.With(func(v procs.View) {
 		for i := range many {
@@ -203,7 +204,7 @@ func TestManyChildren(t *testing.T) {
 				Ds: []sigma.Descriptor{{Program: "/bin/x", Memory: m.k.cfg.Memory}}})
 		}
 	})
-	f, err := parent.Open(t.Context(), "/proc/"+string(parent.id)+"/"+procChildren, sigma.OpenRead)
+	f, err := parent.Open(t.Context(), "/proc/"+string(parent.id)+"/children", sigma.OpenRead)
 	if err != nil {
 		t.Fatal(err)
 	}

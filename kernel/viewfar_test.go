@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"sigmaos.dev/kernel/sessions"
 	"sigmaos.dev/kernel/viewfs"
 
 	"sigmaos.dev/sigma"
@@ -127,13 +128,6 @@ func TestViewBounds(t *testing.T) {
 	}
 	child.p.exit(0)
 	eventually(t, "its sessions with servers have ended", func() bool {
-		c.m.k.sessions.mu.Lock()
-		defer c.m.k.sessions.mu.Unlock()
-		for open := range c.m.k.sessions.open {
-			if open.principal.Proc == child.id {
-				return false
-			}
-		}
-		return true
+		return len(c.m.k.sessions.Open(func(s *sessions.Session) bool { return s.Principal.Proc == child.id })) == 0
 	})
 }

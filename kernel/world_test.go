@@ -79,8 +79,8 @@ func (w *world) boot(p part, ln net.Listener, id *identity.Identity) *machine {
 		if p.before != nil {
 			p.before(m)
 		}
-		cfg := link.Config{Identity: id, Authorise: m.k.authorise, Serve: m.k.serveLink, Reserve: m.k.connect.Reserve,
-			Batch: m.k.connect.TakeBatch, Connect: m.k.cfg.Connect}
+		cfg := link.Config{Identity: id, Authorise: m.k.incoming.Authorise, Serve: m.k.incoming.Serve,
+			Reserve: m.k.connect.Reserve, Batch: m.k.connect.TakeBatch, Connect: m.k.cfg.Connect}
 		if p.encrypt {
 			cfg.Reserve = nil
 		}
@@ -139,7 +139,7 @@ func (m *machine) session(p sigma.Principal) (c *session.Client, end func()) {
 		m.t.Fatal(err)
 	}
 	over := make(chan struct{})
-	go func() { defer close(over); m.k.serve(m.k.life.ctx, ours, p) }()
+	go func() { defer close(over); m.k.sessions.Serve(m.k.life.ctx, ours, p) }()
 	if c, err = session.Dial(m.t.Context(), theirs); err != nil {
 		m.t.Fatal(err)
 	}

@@ -15,8 +15,7 @@ var timed = []string{"named", "names", "names/cache", "session", "treekit", "nam
 	"schedd", "besched", "lcsched", "initd", "machines", "link", "identity", "dialproxy", "readiness", "changeboard",
 	"output", "kernel/cluster", "kernel/computed", "kernel/connect", "kernel/delayed", "kernel/eventlog",
 	"kernel/launchers", "kernel/memo", "kernel/meter", "kernel/placement", "kernel/procs", "kernel/progtree",
-	"kernel/registrations",
-	"kernel/services", "kernel/shares", "kernel/viewfs"}
+	"kernel/registrations", "kernel/rootfs", "kernel/services", "kernel/sessions", "kernel/shares", "kernel/viewfs"}
 
 // wallClock are the files of these packages that turn moments into numbers or back, and why nothing
 // is decided by these.
@@ -41,7 +40,7 @@ var wallClock = map[string]string{
 	"kernel/eventlog/eventlog.go": "numbers of events, which begin with the time",
 	"kernel/computed/dir.go":      "modification times",
 	"kernel/computed/lines.go":    "modification times",
-	"kernel/root.go":              "modification times",
+	"kernel/rootfs/rootfs.go":     "modification times",
 	"besched/service.go":          "modification times",
 	"lcsched/service.go":          "modification times",
 	"machines/change.go":          "when a token ends, which is a matter of the hour",

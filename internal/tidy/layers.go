@@ -55,9 +55,11 @@ var Layers = []Layer{
 // that a topic can be read, tested and replaced without what uses it.
 var kernelOrder = []string{"kernel/memo", "kernel/delayed", "kernel/limits", "kernel/shares", "kernel/progtree",
 	"kernel/eventlog", "kernel/viewfs", "kernel/computed", "kernel/meter", "kernel/roles", "kernel/procs",
-	"kernel/launchers", "kernel/cluster", "kernel/placement", "kernel/services", "kernel/reach", "kernel/history",
-	"kernel/quotas", "kernel/past", "kernel/runner", "kernel/remote", "kernel/registrations", "kernel/connect",
-	"kernel/farfile", "kernel/talk", "kernel/accounts", "kernel/outside", "kernel/guests", "kernel/realms", "kernel"}
+	"kernel/launchers", "kernel/cluster", "kernel/placement", "kernel/services", "kernel/reach", "kernel/roster",
+	"kernel/history", "kernel/quotas", "kernel/past", "kernel/runner", "kernel/remote", "kernel/registrations",
+	"kernel/connect", "kernel/farfile", "kernel/talk", "kernel/accounts", "kernel/outside", "kernel/guests",
+	"kernel/realms", "kernel/metrics", "kernel/sessions", "kernel/incoming", "kernel/endpoints", "kernel/uxfs",
+	"kernel/procfs", "kernel/sysfs", "kernel/rootfs", "kernel"}
 
 // kernelProblem says what is wrong with an import of one package of the kernel by another, or "".
 func kernelProblem(from, to string, test bool) string {

@@ -113,9 +113,7 @@ func (x *Accounts) lookAtProcs(ctx context.Context) (used sigma.Bytes) {
 
 // loadLines are what this machine tells: of itself, and of its realms.
 func (x *Accounts) loadLines() ([]byte, error) {
-	return memo.Recall(x.cfg.Memo, roles.Load, func() ([]byte, error) {
-		ctx, cancel := x.asked() // several wait for it
-		defer cancel()
+	return memo.Recall(x.cfg.Memo, roles.Load, func(ctx context.Context) ([]byte, error) {
 		m, realms := x.load(ctx)
 		text, err := state.Line(m)
 		if err != nil {

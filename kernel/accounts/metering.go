@@ -61,7 +61,6 @@ type Config struct {
 // Accounts tell what the realms use of all machines. Safe for concurrent use.
 type Accounts struct {
 	cfg Config
-	ctx context.Context // set by Begin
 }
 
 // New makes the accounts of a machine, and answers others.
@@ -77,20 +76,12 @@ func New(cfg Config) *Accounts {
 	return x
 }
 
-// Begin sets the context of what several wait for. It is called before the rest.
-func (x *Accounts) Begin(ctx context.Context) { x.ctx = ctx }
-
 // Forget drops what is kept of a realm that is gone.
 func (x *Accounts) Forget(realm sigma.RealmID) {
 	x.cfg.Ledger.Drop(realm)
 	x.cfg.Copies.Drop(realm)
 	x.cfg.Traffic.Drop(realm)
 	x.cfg.Worked.Drop(realm, services.DatabaseService(realm))
-}
-
-// asked is a context for what several wait for.
-func (x *Accounts) asked() (context.Context, context.CancelFunc) {
-	return context.WithTimeout(x.ctx, reach.AnswerMax)
 }
 
 // Keep looks at procs that run long, and writes the file, until ctx ends; and once then.

@@ -73,9 +73,7 @@ func (x *Accounts) peerCopied(_ context.Context, _ identity.Subject, payload []b
 // copiesKnown lists the copies that there are, of each machine and ledger the one that holds the
 // most.
 func (x *Accounts) copiesKnown() []meter.Copy {
-	out, _ := memo.Recall(x.cfg.Memo, "copies", func() ([]meter.Copy, error) {
-		ctx, cancel := x.asked()
-		defer cancel()
+	out, _ := memo.Recall(x.cfg.Memo, "copies", func(ctx context.Context) ([]meter.Copy, error) {
 		var mu sync.Mutex
 		best := map[string]meter.Copy{}
 		note := func(keeper sigma.MachineID, list func(after string) ([]byte, string, bool, error)) {

@@ -111,3 +111,31 @@ func (l *Lines[C]) ReadAt(ctx context.Context, p []byte, offset uint64) (n int, 
 	}
 	return n, nil
 }
+
+// Handler is one method of a file that answers calls.
+type Handler func(ctx context.Context, payload []byte) (reply []byte, files []*os.File, err error)
+
+// Answer makes a handler of a method that passes no files.
+func Answer(f func(ctx context.Context, payload []byte) ([]byte, error)) Handler {
+	return func(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
+		reply, err := f(ctx, payload)
+		return reply, nil, err
+	}
+}
+
+// Calls makes a file of /sys that answers calls of those methods.
+func Calls(name string, methods map[string]Handler) *treekit.Callable {
+	return &treekit.Callable{Name: name, ID: viewfs.PathID("/sys/" + name), Handle: func(ctx context.Context,
+		method string, payload []byte) ([]byte, []*os.File, error) {
+		h := methods[method]
+		if h == nil {
+			return nil, nil, treekit.NoMethod(name, method)
+		}
+		return h(ctx, payload)
+	}}
+}
+
+// Sys makes a file of /sys of one page.
+func Sys(name string, text func(context.Context) ([]byte, error)) *Lines[struct{}] {
+	return File("/sys/"+name, name, 0o444, text)
+}

@@ -2,6 +2,7 @@
 package memo
 
 import (
+	"context"
 	"sync"
 	"time"
 )
@@ -10,10 +11,16 @@ import (
 // cost what one question a second costs, and those who come while it is asked wait for the same
 // answer.
 type Memo struct {
+	ctx context.Context // set by Begin; nil = none
+
 	mu  sync.Mutex
 	was map[string]*remembered // mu
 	at  time.Time              // mu; when it was last looked for what is too old
 }
+
+// Begin sets the context of questions: not that of who asks, because one who gives up would have
+// the others told less. It is called before the rest.
+func (m *Memo) Begin(ctx context.Context) { m.ctx = ctx }
 
 type remembered struct {
 	mu    sync.Mutex // held while it is asked
@@ -24,6 +31,9 @@ type remembered struct {
 
 // memoFor is how long an answer is good.
 const memoFor = time.Second
+
+// askMax is how long an answer may take: longer than the loss of a machine takes to be known.
+const askMax = 3 * time.Second
 
 func (r *remembered) old(now time.Time) bool { return !r.at.IsZero() && now.Sub(r.at) >= memoFor }
 
@@ -48,7 +58,7 @@ func (m *Memo) Prolong(key string, d time.Duration) bool {
 }
 
 // Recall gives the answer that is remembered by that key, or makes it.
-func Recall[T any](m *Memo, key string, ask func() (T, error)) (T, error) {
+func Recall[T any](m *Memo, key string, ask func(ctx context.Context) (T, error)) (T, error) {
 	m.mu.Lock()
 	now := time.Now()
 	if now.Sub(m.at) >= memoFor { // all that is older goes: nothing is kept for those who do not come again
@@ -74,7 +84,13 @@ func Recall[T any](m *Memo, key string, ask func() (T, error)) (T, error) {
 			r.at = time.Now()
 			m.mu.Unlock()
 		}()
-		v, err := ask()
+		ctx := context.Background()
+		if m.ctx != nil {
+			ctx = m.ctx
+		}
+		ctx, cancel := context.WithTimeout(ctx, askMax)
+		defer cancel()
+		v, err := ask(ctx)
 		r.value, r.err = v, err
 		return v, err
 	}

@@ -31,31 +31,6 @@ const (
 	Lcsched = "lcsched"
 )
 
-// System is what this machine knows of others, and its place among them.
-type System interface {
-	// Bescheds are the machines that may run a besched. changed is closed when they may be others.
-	Bescheds() (now map[sigma.MachineID]bool, changed <-chan struct{})
-	// DialAt opens a session to a service of a machine. It does not wait for a service that is
-	// being started.
-	DialAt(ctx context.Context, m sigma.MachineID, service string) (*session.Client, error)
-	// Reach opens a session to a service for use, which is asked of one machine after another.
-	Reach(ctx context.Context, service string, use func(context.Context, *session.Client) error) (*session.Client,
-		error)
-	// Life is this machine's present one; its incarnation is 0 while it has none.
-	Life() sigma.Life
-	// AwaitLife waits until this machine has a life, and returns whether it has one; not if ctx
-	// ends.
-	AwaitLife(ctx context.Context) bool
-	// LifeMayChange is closed when this machine may be in another life.
-	LifeMayChange() <-chan struct{}
-	// Others lists the other machines that are alive.
-	Others() []sigma.MachineID
-	// Closed says whether this machine is to get no new procs.
-	Closed() bool
-	// Labels are the machine's failure domain and whatever else its owner says of it.
-	Labels() map[string]string
-}
-
 // Config is what a Placement needs.
 type Config struct {
 	Machine sigma.MachineID
@@ -63,8 +38,18 @@ type Config struct {
 	CPU     sigma.MilliCPU // that the machine offers
 	Log     *slog.Logger
 	Procs   *procs.Table
-	System  System
+	Cluster *cluster.Cluster
 	Known   <-chan struct{} // closed when it is known what ran before this sigmad
+	// Bescheds are the machines that may run a besched. changed is closed when they may be others.
+	Bescheds func() (now map[sigma.MachineID]bool, changed <-chan struct{})
+	// DialAt opens a session to a service of a machine. It does not wait for a service that is
+	// being started.
+	DialAt func(ctx context.Context, m sigma.MachineID, service string) (*session.Client, error)
+	// Reach opens a session to a service for use, which is asked of one machine after another.
+	Reach func(ctx context.Context, service string, use func(context.Context, *session.Client) error) (*session.Client,
+		error)
+	// Labels are the machine's failure domain and whatever else its owner says of it.
+	Labels func() map[string]string
 	// Usage is what a proc that runs here uses.
 	Usage func(ctx context.Context, realm sigma.RealmID, id sigma.ProcID) (sigma.Usage, error)
 	// Realms are all realms, as they were at a time.
@@ -153,7 +138,7 @@ func (p *Placement) LimitsChanged() { poke(p.reserved.work) }
 
 // Waiting asks the lcsched that leads what waits there.
 func (p *Placement) Waiting(ctx context.Context) (ws []lcsched.Waits, err error) {
-	c, err := p.cfg.System.Reach(ctx, Lcsched, func(ctx context.Context, c *session.Client) error {
+	c, err := p.cfg.Reach(ctx, Lcsched, func(ctx context.Context, c *session.Client) error {
 		b, err := cluster.Callee(ctx, c, Besched)
 		if err != nil {
 			return err

@@ -78,10 +78,10 @@ func (r *reservations) run(ctx context.Context) {
 	}
 	r.all.cfg.Procs.Step(schedd.Cores{CPU: r.all.cfg.CPU})
 	for ctx.Err() == nil {
-		if !r.all.cfg.System.AwaitLife(ctx) {
+		if !r.all.cfg.Cluster.AwaitLife(ctx) {
 			return
 		}
-		c, err := r.all.cfg.System.Reach(ctx, Lcsched, func(ctx context.Context, c *session.Client) error {
+		c, err := r.all.cfg.Reach(ctx, Lcsched, func(ctx context.Context, c *session.Client) error {
 			b, err := cluster.Callee(ctx, c, Lcsched)
 			if err == nil {
 				_, _, err = b.Call(ctx, lcsched.CallLeads, nil, nil)
@@ -90,7 +90,7 @@ func (r *reservations) run(ctx context.Context) {
 		})
 		if err == nil {
 			r.led.Store(true)
-			r.session(ctx, c, r.all.cfg.System.Life())
+			r.session(ctx, c, r.all.cfg.Cluster.Life())
 			r.led.Store(false)
 			c.Close()
 		}
@@ -135,8 +135,8 @@ func (r *reservations) session(ctx context.Context, c *session.Client, life sigm
 func (r *reservations) attendance(life sigma.Life) *lcsched.Attendance {
 	p := r.all
 	a := &lcsched.Attendance{Incarnation: life.Incarnation, CPU: p.cfg.CPU, Memory: p.cfg.Memory,
-		Labels: p.cfg.System.Labels(),
-		Closed: p.cfg.System.Closed()}
+		Labels: p.cfg.Labels(),
+		Closed: p.cfg.Cluster.Cordoned()}
 	p.cfg.Procs.With(func(v procs.View) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
@@ -310,12 +310,12 @@ func (r *reservations) watch(ctx context.Context, b sigma.Caller, life sigma.Lif
 			return
 		}
 		p := r.all
-		if p.cfg.System.Life() != life || p.cfg.System.Closed() != as.Closed {
+		if p.cfg.Cluster.Life() != life || p.cfg.Cluster.Cordoned() != as.Closed {
 			return
 		}
 		if time.Since(looked) >= standingEvery {
 			looked = time.Now()
-			if !maps.Equal(p.cfg.System.Labels(), as.Labels) {
+			if !maps.Equal(p.cfg.Labels(), as.Labels) {
 				return
 			}
 			p.cfg.Procs.Step(schedd.Requeue{Before: looked.Add(-standingEvery)})

@@ -152,7 +152,7 @@ func (s *scheduler) run(ctx context.Context) {
 	}
 	visited := map[sigma.MachineID]context.CancelFunc{}
 	for ctx.Err() == nil {
-		now, changed := s.all.cfg.System.Bescheds()
+		now, changed := s.all.cfg.Bescheds()
 		for m, stop := range visited {
 			if !now[m] {
 				stop()
@@ -181,12 +181,12 @@ func (s *scheduler) run(ctx context.Context) {
 func (s *scheduler) visit(ctx context.Context, all *sync.WaitGroup, m sigma.MachineID, n int) {
 	var further sync.Once
 	for ctx.Err() == nil {
-		if !s.all.cfg.System.AwaitLife(ctx) {
+		if !s.all.cfg.Cluster.AwaitLife(ctx) {
 			return
 		}
 		begun := time.Now()
 		dial, cancel := context.WithTimeout(ctx, dialMax)
-		c, err := s.all.cfg.System.DialAt(dial, m, BeschedName(n))
+		c, err := s.all.cfg.DialAt(dial, m, BeschedName(n))
 		cancel()
 		if err == nil {
 			further.Do(func() {
@@ -196,7 +196,7 @@ func (s *scheduler) visit(ctx context.Context, all *sync.WaitGroup, m sigma.Mach
 			})
 			sh := &shard{s: s, name: besched.Shard(string(m) + "/" + strconv.Itoa(n)), work: make(chan struct{}, 1),
 				parks: make(chan parking, 1), tell: make(chan struct{}, 1)}
-			sh.session(ctx, c, s.all.cfg.System.Life())
+			sh.session(ctx, c, s.all.cfg.Cluster.Life())
 			c.Close()
 		}
 		wait := retryMin
@@ -357,7 +357,7 @@ func (s *scheduler) watchQueue(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		}
-		if len(s.all.cfg.System.Others()) > 0 {
+		if len(s.all.cfg.Cluster.Others()) > 0 {
 			age := requeueEvery + time.Duration(s.all.cfg.Procs.Queued())*requeueEach
 			s.all.cfg.Procs.Step(schedd.Requeue{Before: time.Now().Add(-age)})
 		}

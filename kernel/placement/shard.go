@@ -70,8 +70,8 @@ func (sh *shard) session(ctx context.Context, c *session.Client, life sigma.Life
 // watch returns when this machine is in another life.
 func (sh *shard) watch(ctx context.Context, life sigma.Life) {
 	for {
-		moved := sh.s.all.cfg.System.LifeMayChange() // before the look
-		if sh.s.all.cfg.System.Life() != life {
+		moved := sh.s.all.cfg.Cluster.Moves() // before the look
+		if sh.s.all.cfg.Cluster.Life() != life {
 			return
 		}
 		select {

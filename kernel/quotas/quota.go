@@ -15,7 +15,6 @@ import (
 
 	"sigmaos.dev/identity"
 	"sigmaos.dev/kernel/memo"
-	"sigmaos.dev/kernel/reach"
 	"sigmaos.dev/names"
 	"sigmaos.dev/sigma"
 )
@@ -39,7 +38,6 @@ type Config struct {
 // Quotas is what realms hold of a machine. Safe for concurrent use.
 type Quotas struct {
 	cfg     Config
-	ctx     context.Context // set by Begin
 	Scratch *Scratch
 
 	mu sync.Mutex
@@ -53,9 +51,6 @@ func New(cfg Config) (*Quotas, error) {
 	x.Scratch, err = newScratch(x)
 	return x, err
 }
-
-// Begin sets the context of questions about limits. It is called before the first session.
-func (x *Quotas) Begin(ctx context.Context) { x.ctx = ctx }
 
 // Quota is what a realm's procs hold of this sigmad, so that no tenant can take its memory from the
 // others: sessions, and handles in all of them together. The limits are named's to keep. They are
@@ -156,9 +151,7 @@ type Use struct{ Limits, Use sigma.RealmLimits }
 
 // Use asks named, once a second at most.
 func (x *Quotas) Use(realm sigma.RealmID) (Use, error) {
-	return memo.Recall(x.cfg.Memo, "names "+string(realm), func() (u Use, err error) {
-		ctx, cancel := context.WithTimeout(x.ctx, reach.AnswerMax)
-		defer cancel()
+	return memo.Recall(x.cfg.Memo, "names "+string(realm), func(ctx context.Context) (u Use, err error) {
 		n, err := x.cfg.Names(ctx, realm)
 		if err == nil {
 			u.Limits, u.Use, err = n.Use(ctx)

@@ -13,6 +13,7 @@ import (
 	"sync"
 	"time"
 
+	"sigmaos.dev/dialproxy"
 	"sigmaos.dev/kernel/accounts"
 	"sigmaos.dev/kernel/cluster"
 	"sigmaos.dev/kernel/history"
@@ -50,6 +51,7 @@ type Config struct {
 	Cluster       *cluster.Cluster
 	Reach         *reach.Reach
 	Launcher      *launchers.Launchers
+	Proxy         *dialproxy.Proxy
 	Placing       *placement.Placement
 	Shares        *shares.Groups
 	Turns         *treekit.Turns
@@ -73,9 +75,8 @@ type Config struct {
 
 // Realms are those that a machine has to do with. Safe for concurrent use.
 type Realms struct {
-	cfg      Config          // complete before Begin
-	ctx      context.Context // set by Begin
-	Recalled *cache.Budget   // of what is remembered of all realms' names
+	cfg      Config        // complete before Begin
+	Recalled *cache.Budget // of what is remembered of all realms' names
 
 	mu     sync.Mutex
 	names  map[sigma.RealmID]*names.Realm    // mu
@@ -93,14 +94,6 @@ func New() *Realms {
 func (x *Realms) Take(cfg Config) {
 	x.cfg = cfg
 	cfg.Reach.Calls[peerEndRealm] = x.peerEndRealm
-}
-
-// Begin sets the context of what several wait for. It is called before the rest.
-func (x *Realms) Begin(ctx context.Context) { x.ctx = ctx }
-
-// asked is a context for what several wait for.
-func (x *Realms) asked() (context.Context, context.CancelFunc) {
-	return context.WithTimeout(x.ctx, reach.AnswerMax)
 }
 
 // Holds says whether anything is kept of a realm here.
@@ -498,9 +491,7 @@ func (x *Realms) ListAt() ([]sigma.RealmInfo, time.Time, error) {
 		all   []sigma.RealmInfo
 		asked time.Time
 	}
-	l, err := memo.Recall(x.cfg.Memo, memoRealms, func() (l list, err error) {
-		ctx, cancel := x.asked()
-		defer cancel()
+	l, err := memo.Recall(x.cfg.Memo, memoRealms, func(ctx context.Context) (l list, err error) {
 		l.asked = time.Now()
 		l.all, err = x.cfg.Reach.Realms(ctx)
 		return l, err

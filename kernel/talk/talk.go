@@ -143,8 +143,8 @@ func (x *Talk) of(ctx context.Context, m sigma.MachineID, method string, put fun
 
 // traffic is what this machine tells of a realm's pairs, those that carried most first.
 func (x *Talk) traffic(realm sigma.RealmID) ([]byte, error) {
-	return memo.Recall(&x.memo, PeerTraffic+" "+string(realm), func() ([]byte, error) {
-		ctx, cancel := context.WithTimeout(context.Background(), lookMax)
+	return memo.Recall(&x.memo, PeerTraffic+" "+string(realm), func(ctx context.Context) ([]byte, error) {
+		ctx, cancel := context.WithTimeout(ctx, lookMax)
 		defer cancel()
 		cs := x.Connections(ctx, func(c *dialproxy.Connection) bool {
 			return x.tells(c) && (realm == "" || c.Endpoint.Realm == realm || c.From.Realm == realm)
@@ -194,7 +194,7 @@ func pairs(now time.Time, cs []state.Connection) []state.Talk {
 
 // distances is what this machine tells.
 func (x *Talk) distances() ([]byte, error) {
-	return memo.Recall(&x.memo, PeerDistances, func() ([]byte, error) {
+	return memo.Recall(&x.memo, PeerDistances, func(context.Context) ([]byte, error) {
 		if !x.cfg.Cluster.Registered() {
 			return nil, nil
 		}

@@ -1,14 +1,21 @@
-package kernel
+// Package procfs is /proc: a directory per proc of a realm, with files of what it asked for,
+// became, uses and prints, wherever it is. Nothing is kept for it but answers of the last second.
+// It has no lock. Users: kernel/rootfs.
+package procfs
 
 import (
 	"cmp"
 	"context"
 	"slices"
 
+	"sigmaos.dev/kernel/cluster"
 	"sigmaos.dev/kernel/computed"
+	"sigmaos.dev/kernel/farfile"
 	"sigmaos.dev/kernel/memo"
 	"sigmaos.dev/kernel/procs"
 	"sigmaos.dev/kernel/remote"
+	"sigmaos.dev/kernel/runner"
+	"sigmaos.dev/kernel/sessions"
 	"sigmaos.dev/kernel/viewfs"
 
 	"sigmaos.dev/identity"
@@ -18,23 +25,38 @@ import (
 	"sigmaos.dev/treekit"
 )
 
-// procRoot is /proc of a session's realm.
-type procRoot struct{ *root }
+// FS is where procs are.
+type FS struct {
+	Machine sigma.MachineID
+	Procs   *procs.Table
+	Cluster *cluster.Cluster
+	Runner  *runner.Runner
+	Remote  *remote.Remote
+	Far     *farfile.Far
+	Memo    *memo.Memo
+}
 
-// dir is /proc: a directory per proc of the realm, also of ended ones while they are
-// remembered, wherever they are at home. Another machine is shown those of this one.
-func (r procRoot) dir() sigma.File {
+// root is /proc of a session's realm.
+type root struct {
+	*FS
+	sessions.Scope
+}
+
+// Dir is /proc as a session has it: a directory per proc of the realm, also of ended ones while
+// they are remembered, wherever they are at home. Another machine is shown those of this one.
+func (x *FS) Dir(s sessions.Scope) sigma.File {
+	r := root{x, s}
 	return &computed.Dir{Path: "/proc", Page: r.procPage,
 		Child: func(ctx context.Context, name string) (sigma.File, error) {
-			k, id := r.tree.k, sigma.ProcID(name)
-			if r.mayProc(ctx, id, sigma.RightRead) != nil {
+			id := sigma.ProcID(name)
+			if r.MayProc(ctx, id, sigma.RightRead) != nil {
 				return nil, procs.Unknown(id)
 			}
-			if _, ok := k.remote.PlaceHere(r.realm, id); ok {
+			if _, ok := r.Remote.PlaceHere(r.Realm, id); ok {
 				return r.oneProcDir(id), nil
 			}
-			if !r.tree.far {
-				if _, ok := k.remote.Find(ctx, r.realm, id); ok {
+			if !r.Scope.Far {
+				if _, ok := r.Remote.Find(ctx, r.Realm, id); ok {
 					return r.oneProcDir(id), nil
 				}
 			}
@@ -48,12 +70,11 @@ func (r procRoot) dir() sigma.File {
 const seqBits = 40
 
 // procPage gives the procs of one machine after the other.
-func (r procRoot) procPage(ctx context.Context, cookie uint64, n int) ([]sigma.DirEntry, bool, error) {
-	k := r.tree.k
-	self := k.cluster.Self()
+func (r root) procPage(ctx context.Context, cookie uint64, n int) ([]sigma.DirEntry, bool, error) {
+	self := r.Cluster.Self()
 	lives := []identity.Subject{self}
-	if !r.tree.far && k.cluster.Registered() {
-		for _, m := range k.cluster.Identity().Roster().Members() {
+	if !r.Scope.Far && r.Cluster.Registered() {
+		for _, m := range r.Cluster.Identity().Roster().Members() {
 			if !m.Lost && m.Machine != self.Machine {
 				lives = append(lives, identity.Subject{Machine: m.Machine, Incarnation: m.Incarnation})
 			}
@@ -70,7 +91,7 @@ func (r procRoot) procPage(ctx context.Context, cookie uint64, n int) ([]sigma.D
 		}
 		var es []sigma.DirEntry
 		var more bool
-		if of := r.ownKin(); of != "" {
+		if of := r.OwnKin(); of != "" {
 			es, more = r.kinAt(ctx, l.Machine, from, of)
 		} else if l.Machine == self.Machine {
 			es, more = r.procsHere(from, n)
@@ -89,10 +110,9 @@ func (r procRoot) procPage(ctx context.Context, cookie uint64, n int) ([]sigma.D
 
 // procsHere gives those that are at home here. The numbers are good for a far machine's cookies and
 // ours.
-func (r procRoot) procsHere(after uint64, n int) (es []sigma.DirEntry, more bool) {
-	k := r.tree.k
-	k.procs.With(func(v procs.View) {
-		for seq, p := range v.After(r.realm, after) {
+func (r root) procsHere(after uint64, n int) (es []sigma.DirEntry, more bool) {
+	r.Procs.With(func(v procs.View) {
+		for seq, p := range v.After(r.Realm, after) {
 			if more = len(es) == min(n, remote.ListProcs); more {
 				break
 			}
@@ -105,9 +125,9 @@ func (r procRoot) procsHere(after uint64, n int) (es []sigma.DirEntry, more bool
 
 // procsAt gives those that are at home at another machine. One that does not answer is left out, as
 // it is of sigma ps.
-func (r procRoot) procsAt(ctx context.Context, m sigma.MachineID, after uint64, n int) ([]sigma.DirEntry, bool) {
-	known, _ := r.tree.k.cluster.Member(m)
-	at, err := r.farAt(ctx, m, sigma.NameProc)
+func (r root) procsAt(ctx context.Context, m sigma.MachineID, after uint64, n int) ([]sigma.DirEntry, bool) {
+	known, _ := r.Cluster.Member(m)
+	at, err := r.FS.Far.At(ctx, r.Principal, r.Realm, m, sigma.NameProc)
 	if at == nil || err != nil {
 		return nil, false
 	}
@@ -129,6 +149,21 @@ func (r procRoot) procsAt(ctx context.Context, m sigma.MachineID, after uint64, 
 	return es, more
 }
 
+// kinAt gives those of one machine's procs that are of's kin, for a listing of /proc.
+func (r root) kinAt(ctx context.Context, m sigma.MachineID, after uint64, of sigma.ProcID) (es []sigma.DirEntry,
+	more bool) {
+	infos, seqs, more, _, err := r.Remote.ListOf(ctx, m, r.Realm, true, after, of)
+	if err != nil {
+		return nil, false
+	}
+	for i := range infos {
+		name := string(infos[i].ID)
+		es = append(es, sigma.DirEntry{Name: name, ID: sigma.FileID{Kind: sigma.KindDir,
+			Path: viewfs.PathID(sigma.JoinPath(sigma.NameProc, name))}, Next: seqs[i]})
+	}
+	return es, more
+}
+
 // Files of /proc/PID. What the proc asked for and became is known at its home; what it uses, prints
 // and spawned, where it runs.
 const (
@@ -142,39 +177,39 @@ const (
 	procTimes      = "times"
 )
 
-// procFiles are all of them.
-func procFiles() []string {
+// Files are all of them.
+func Files() []string {
 	return []string{procChildren, procDescriptor, procLog, procStatus, procStderr, procStdout, procTimes, procUsage}
 }
 
 // oneProcDir is /proc/PID.
-func (r procRoot) oneProcDir(id sigma.ProcID) sigma.File {
-	k, path := r.tree.k, sigma.JoinPath(sigma.NameProc, string(id))
+func (r root) oneProcDir(id sigma.ProcID) sigma.File {
+	path := sigma.JoinPath(sigma.NameProc, string(id))
 	return &computed.Dir{Path: path,
-		Names: func(context.Context) ([]string, error) { return procFiles(), nil },
+		Names: func(context.Context) ([]string, error) { return Files(), nil },
 		Child: func(ctx context.Context, name string) (sigma.File, error) {
-			if !slices.Contains(procFiles(), name) {
+			if !slices.Contains(Files(), name) {
 				return nil, sigma.PathError("kernel.proc", sigma.KindNotFound, path+"/"+name)
 			}
-			if r.tree.far {
+			if r.Scope.Far {
 				return r.procFile(id, name)
 			}
-			at, ok := k.remote.Find(ctx, r.realm, id)
+			at, ok := r.Remote.Find(ctx, r.Realm, id)
 			if !ok {
 				return nil, procs.Unknown(id)
 			}
 			m := at.Home
 			switch {
 			case name == procDescriptor, name == procStatus, name == procUsage && at.Runs == "":
-			case at.Runs == "" && len(k.cluster.Others()) > 0: // it may be placed anywhere
+			case at.Runs == "" && len(r.Cluster.Others()) > 0: // it may be placed anywhere
 				return emptyFile(path, name), nil
 			default:
 				m = at.Runs
 			}
-			if m == "" || m == k.cfg.Machine {
+			if m == "" || m == r.Machine {
 				return r.procFile(id, name)
 			}
-			far, err := r.farAt(ctx, m, sigma.NameProc, string(id), name)
+			far, err := r.FS.Far.At(ctx, r.Principal, r.Realm, m, sigma.NameProc, string(id), name)
 			if err != nil {
 				return nil, err
 			}
@@ -194,8 +229,8 @@ func emptyFile(dir, name string) sigma.File {
 }
 
 // procFile is a file of /proc/PID that is here.
-func (r procRoot) procFile(id sigma.ProcID, name string) (sigma.File, error) {
-	k, file := r.tree.k, sigma.JoinPath(sigma.NameProc, string(id), name)
+func (r root) procFile(id sigma.ProcID, name string) (sigma.File, error) {
+	file := sigma.JoinPath(sigma.NameProc, string(id), name)
 	text := func(of func(context.Context) (any, error)) (sigma.File, error) {
 		return computed.File(file, name, 0o444, func(ctx context.Context) ([]byte, error) {
 			v, err := of(ctx)
@@ -208,19 +243,19 @@ func (r procRoot) procFile(id sigma.ProcID, name string) (sigma.File, error) {
 	switch name {
 	case procDescriptor:
 		return text(func(context.Context) (any, error) {
-			p, err := k.procState(r.realm, id)
+			p, err := r.procState(id)
 			return p.Descriptor, err
 		})
 	case procStatus:
 		return text(func(context.Context) (any, error) {
-			p, err := k.procState(r.realm, id)
+			p, err := r.procState(id)
 			return state.ProcStatus{ID: p.ID, Standing: p.Standing}, err
 		})
 	case procUsage:
 		return text(func(ctx context.Context) (any, error) {
 			u, err := r.procUsage(ctx, id)
 			v := state.ProcUsage{Usage: state.OfUsage(u)}
-			k.procs.With(func(all procs.View) {
+			r.Procs.With(func(all procs.View) {
 				if l := all.Logs(id); l != nil {
 					v.StdoutDropped, v.StderrDropped = uint64(l.Out.Dropped()), uint64(l.Err.Dropped())
 				}
@@ -230,11 +265,11 @@ func (r procRoot) procFile(id sigma.ProcID, name string) (sigma.File, error) {
 	case procChildren:
 		return computed.LinesFile(file, name, 0o444, func(_ context.Context, after uint64) ([]byte, uint64, bool,
 			error) {
-			text, last, more := k.childrenOf(r.realm, id, after, r.ownKin())
+			text, last, more := r.childrenOf(id, after)
 			return text, last, more, nil
 		}), nil
 	}
-	l, err := k.procs.LogsOf(r.realm, id)
+	l, err := r.Procs.LogsOf(r.Realm, id)
 	if err != nil {
 		return nil, err
 	}
@@ -264,8 +299,8 @@ func printTimes(l *procs.Logs) ([]byte, error) {
 }
 
 // procState is what is known of a proc that is here.
-func (k *Kernel) procState(realm sigma.RealmID, id sigma.ProcID) (state.Proc, error) {
-	p, ok := k.procs.Proc(realm, id)
+func (r root) procState(id sigma.ProcID) (state.Proc, error) {
+	p, ok := r.Procs.Proc(r.Realm, id)
 	if !ok {
 		return state.Proc{}, procs.Unknown(id)
 	}
@@ -276,36 +311,33 @@ func (k *Kernel) procState(realm sigma.RealmID, id sigma.ProcID) (state.Proc, er
 
 // procUsage is what a proc that is here uses, or used. Tenants are told what it was within the last
 // second: a question costs the launcher time that starts need.
-func (r procRoot) procUsage(ctx context.Context, id sigma.ProcID) (sigma.Usage, error) {
-	k := r.tree.k
-	if _, err := k.procState(r.realm, id); err != nil {
+func (r root) procUsage(ctx context.Context, id sigma.ProcID) (sigma.Usage, error) {
+	if _, err := r.procState(id); err != nil {
 		return sigma.Usage{}, err
 	}
-	if r.tree.principal.System && !r.tree.far {
-		return k.runner.Usage(ctx, r.realm, id)
+	if r.Principal.System && !r.Scope.Far {
+		return r.Runner.Usage(ctx, r.Realm, id)
 	}
-	if p, _ := k.procs.Proc(r.realm, id); p.State != sigma.ProcRunning {
+	if p, _ := r.Procs.Proc(r.Realm, id); p.State != sigma.ProcRunning {
 		// it does not change any more, and nobody need be asked
-		return k.runner.Usage(ctx, r.realm, id)
+		return r.Runner.Usage(ctx, r.Realm, id)
 	}
-	return memo.Recall(k.memo, "usage "+string(r.realm)+" "+string(id), func() (sigma.Usage, error) {
-		ctx, cancel := k.asked()
-		defer cancel()
-		return k.runner.Usage(ctx, r.realm, id)
+	return memo.Recall(r.Memo, "usage "+string(r.Realm)+" "+string(id), func(ctx context.Context) (sigma.Usage, error) {
+		return r.Runner.Usage(ctx, r.Realm, id)
 	})
 }
 
-// childrenScan procs are looked at while others wait.
-const childrenScan = 4096
+// ChildrenScan procs are looked at while others wait.
+const ChildrenScan = 4096
 
 // childrenOf lists the procs that one spawned and that are at home here, where it runs, oldest
-// first. of is as for listHere.
-func (k *Kernel) childrenOf(realm sigma.RealmID, id sigma.ProcID, after uint64, of sigma.ProcID) (text []byte,
-	last uint64, more bool) {
+// first, as far as the session sees them.
+func (r root) childrenOf(id sigma.ProcID, after uint64) (text []byte, last uint64, more bool) {
+	of := r.OwnKin()
 	n := 0
-	k.procs.With(func(v procs.View) {
-		for seq, p := range v.After(realm, after) {
-			if n++; n > childrenScan {
+	r.Procs.With(func(v procs.View) {
+		for seq, p := range v.After(r.Realm, after) {
+			if n++; n > ChildrenScan {
 				more = true
 				break
 			}

@@ -1,4 +1,4 @@
-package kernel
+package sysfs
 
 import (
 	"go/ast"
@@ -9,7 +9,10 @@ import (
 	"strconv"
 	"testing"
 
+	"sigmaos.dev/kernel/computed"
+	"sigmaos.dev/kernel/endpoints"
 	"sigmaos.dev/kernel/roles"
+	"sigmaos.dev/kernel/sessions"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
 )
@@ -44,17 +47,17 @@ func callNames(t *testing.T, path string) (out []string) {
 // a credential shows at all. What is in no row is refused: of machines, names and the machine
 // nothing is allowed.
 func TestRolesTable(t *testing.T) {
-	r := sys{&root{tree: &tree{k: &Kernel{cfg: Config{Machine: "m"}}, principal: sigma.Principal{Realm: "default",
-		System: true}}, realm: "default"}}
-	for _, name := range r.sysNames() {
+	who := sigma.Principal{Realm: "default", System: true}
+	r := scope{&FS{}, sessions.Scope{Session: sessions.New(sessions.Config{}).Of(who), Realm: "default"}}
+	for _, name := range r.names() {
 		if _, known := roles.Permissions[name]; !known {
-			t.Errorf("/sys/%s has no row in permissions (kernel/roles.go): decide who may use it", name)
+			t.Errorf("/sys/%s has no row in permissions (kernel/roles): decide who may use it", name)
 		}
 	}
 	elsewhere := []string{ // methods of other files than those of /sys, or of files of which no method is allowed
 		sigmap.CallStatus, sigmap.CallLeave, sigmap.CallDown, sigmap.CallServer, sigmap.CallSetStore, sigmap.CallStores,
 		sigmap.CallChanges, sigmap.CallHash}
-	for _, path := range []string{"../sigmap/calls.go", "../initd/calls.go"} {
+	for _, path := range []string{"../../sigmap/calls.go", "../../initd/calls.go"} {
 		for _, method := range callNames(t, filepath.FromSlash(path)) {
 			found := slices.Contains(elsewhere, method)
 			for _, row := range roles.Permissions {
@@ -62,16 +65,17 @@ func TestRolesTable(t *testing.T) {
 				found = found || is
 			}
 			if !found {
-				t.Errorf("the method %s of %s has no row in permissions (kernel/roles.go): decide who may call it",
+				t.Errorf("the method %s of %s has no row in permissions (kernel/roles): decide who may call it",
 					method, path)
 			}
 		}
 	}
-	for file, handlers := range map[string]map[string]handler{sigmap.FileProcs: r.procsCalls(),
-		sigmap.FileSelf: r.selfCalls(), sigmap.FileEndpoints: r.endpointCalls(), sigmap.FileMachine: r.machineCalls()} {
+	for file, handlers := range map[string]map[string]computed.Handler{sigmap.FileProcs: r.procsCalls(),
+		sigmap.FileSelf: r.selfCalls(), sigmap.FileMachine: r.machineCalls(),
+		sigmap.FileEndpoints: (&endpoints.Endpoints{}).Calls(r.Scope)} {
 		for method := range handlers {
 			if _, known := roles.Permissions[file][method]; !known && file != sigmap.FileMachine {
-				t.Errorf("%s of /sys/%s has no row in permissions (kernel/roles.go)", method, file)
+				t.Errorf("%s of /sys/%s has no row in permissions (kernel/roles)", method, file)
 			}
 			if file == sigmap.FileMachine && roles.Allows(sigma.RoleOwner, file, method) {
 				t.Errorf("an owner may %s the machine", method)

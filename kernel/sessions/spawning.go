@@ -1,46 +1,29 @@
-package kernel
+package sessions
 
 import (
 	"context"
 	"fmt"
-	"os"
 	"slices"
 
 	"sigmaos.dev/kernel/viewfs"
-	"sigmaos.dev/session"
-
+	"sigmaos.dev/schedd"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
 	"sigmaos.dev/treekit"
 	"sigmaos.dev/view"
 )
 
-// newProcTree makes what a proc's session serves.
-func (k *Kernel) newProcTree(who sigma.Principal, v *view.Table, kin []sigma.ProcID) *tree {
-	t := &tree{k: k, principal: who}
-	if v != nil {
-		t.view = t.viewer(viewfs.Config{Table: v, Kin: kin})
-	}
-	return t
-}
-
-// serveProc is runner.Config's.
-func (k *Kernel) serveProc(ctx context.Context, conn session.Conn, who sigma.Principal, v *view.Table,
-	kin []sigma.ProcID, adopted bool) {
-	k.serveAs(ctx, conn, k.newProcTree(who, v, kin), adopted)
-}
-
 // settle replaces the symlinks on a path of the spawner's by what they lead to, so that what is
 // kept of it means the same for ever: whoever makes a link there later opens no way. What is not
 // there yet, and what is behind endpoints, stays as it is.
-func (t *tree) settle(ctx context.Context, realm sigma.RealmID, path string) (string, error) {
+func (s Scope) settle(ctx context.Context, path string) (string, error) {
 	names, err := sigma.ParsePath(path)
 	if err != nil {
 		return "", err
 	}
-	var f sigma.File = &root{tree: t, realm: realm}
-	if t.view != nil {
-		f = t.view.Root()
+	var f sigma.File = s.x.cfg.Root(s)
+	if s.View != nil {
+		f = s.View.Root()
 	}
 	for range viewfs.HopsMost {
 		n := min(len(names),
@@ -74,14 +57,14 @@ func (t *tree) settle(ctx context.Context, realm sigma.RealmID, path string) (st
 	return "", sigma.PathError("kernel.settle", sigma.KindLoop, path)
 }
 
-// viewsOf makes the tables of what is to be spawned, and makes programs of a proc that has a view
+// ViewsOf makes the tables of what is to be spawned, and makes programs of a proc that has a view
 // paths of the realm. nil = none has a view. The descriptors' own are taken out: they are the
 // tables' now.
-func (r *root) viewsOf(ctx context.Context, ds []sigma.Descriptor) ([]*view.Table, error) {
+func (s Scope) ViewsOf(ctx context.Context, ds []sigma.Descriptor) ([]*view.Table, error) {
 	var own *view.Table
-	if v := r.tree.view; v != nil &&
-		r.tree.granted == nil { // a guest that may spawn sees all of the realm, and so does what it spawns
-		own = v.Table()
+	if s.View != nil &&
+		s.Granted == nil { // a guest that may spawn sees all of the realm, and so does what it spawns
+		own = s.View.Table()
 	} else if !slices.ContainsFunc(ds, func(d sigma.Descriptor) bool { return d.View != nil }) {
 		return nil, nil
 	}
@@ -89,7 +72,7 @@ func (r *root) viewsOf(ctx context.Context, ds []sigma.Descriptor) ([]*view.Tabl
 	for i := range ds {
 		d := &ds[i]
 		if own != nil {
-			if err := r.placeProgram(ctx, d, own); err != nil {
+			if err := s.placeProgram(ctx, d, own); err != nil {
 				return nil, err
 			}
 		}
@@ -99,7 +82,7 @@ func (r *root) viewsOf(ctx context.Context, ds []sigma.Descriptor) ([]*view.Tabl
 		}
 		for j := range d.View {
 			e := &d.View[j]
-			target, err := r.tree.settle(ctx, r.realm, e.Target)
+			target, err := s.settle(ctx, e.Target)
 			if err != nil {
 				return nil, sigma.Wrap("kernel.Spawn", e.Path, err)
 			}
@@ -113,8 +96,8 @@ func (r *root) viewsOf(ctx context.Context, ds []sigma.Descriptor) ([]*view.Tabl
 		out[i] = t
 		size := t.Size()
 		for _, list := range [][]string{d.Args, d.Env} {
-			for _, s := range list {
-				size += len(s) + 5
+			for _, text := range list {
+				size += len(text) + 5
 			}
 		}
 		if size > sigma.ArgsMax {
@@ -127,8 +110,8 @@ func (r *root) viewsOf(ctx context.Context, ds []sigma.Descriptor) ([]*view.Tabl
 
 // placeProgram finds the program in the spawner's view, and makes its path one of the realm without
 // links.
-func (r *root) placeProgram(ctx context.Context, d *sigma.Descriptor, own *view.Table) error {
-	path, err := r.tree.settle(ctx, r.realm, d.Program)
+func (s Scope) placeProgram(ctx context.Context, d *sigma.Descriptor, own *view.Table) error {
+	path, err := s.settle(ctx, d.Program)
 	if err != nil {
 		return err
 	}
@@ -149,19 +132,12 @@ func (r *root) placeProgram(ctx context.Context, d *sigma.Descriptor, own *view.
 	return nil
 }
 
-// viewer makes the viewer of the session: cfg says what it sees.
-func (t *tree) viewer(cfg viewfs.Config) *viewfs.Viewer {
-	cfg.Who = t.principal
-	cfg.Root = func() viewfs.Realm { return &root{tree: t, realm: t.principal.Realm} }
-	cfg.Dial = func(ctx context.Context, e sigma.Endpoint) (*os.File, error) {
-		socket, _, err := t.k.connect.DialEndpoint(ctx, t.principal, e)
-		return socket, err
+// Kin are the ancestors with views of what the session's proc spawns: itself, if it has a view, and
+// its own.
+func (s *Session) Kin() []sigma.ProcID {
+	if s.View == nil || s.Granted != nil {
+		return nil
 	}
-	cfg.Holds = func(id sigma.LeaseID) bool {
-		t.mu.Lock()
-		defer t.mu.Unlock()
-		_, ok := t.leases[id]
-		return ok
-	}
-	return viewfs.New(cfg)
+	kin := append([]sigma.ProcID{s.Principal.Proc}, s.View.Kin()...)
+	return kin[:min(len(kin), schedd.KinMax)]
 }

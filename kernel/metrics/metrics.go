@@ -1,4 +1,6 @@
-package kernel
+// Package metrics is /sys/metrics: what a machine's sigmad counts, in the Prometheus text format.
+// It has no lock. Users: kernel/sysfs.
+package metrics
 
 import (
 	"context"
@@ -8,15 +10,36 @@ import (
 	"strings"
 	"time"
 
+	"sigmaos.dev/binfs"
+	"sigmaos.dev/kernel/cluster"
+	"sigmaos.dev/kernel/connect"
+	"sigmaos.dev/kernel/meter"
+	"sigmaos.dev/kernel/procs"
+	"sigmaos.dev/kernel/reach"
+	"sigmaos.dev/kernel/realms"
+	"sigmaos.dev/kernel/runner"
+	"sigmaos.dev/kernel/shares"
+
 	"sigmaos.dev/sigma"
 )
 
-// metrics is /sys/metrics, in the Prometheus text format.
-type metrics struct{ *Kernel }
+// Metrics is what counts.
+type Metrics struct {
+	Procs    *procs.Table
+	Runner   *runner.Runner
+	Programs *binfs.Cache
+	Shares   *shares.Groups
+	Cluster  *cluster.Cluster
+	Reach    *reach.Reach
+	Connect  *connect.Connect
+	Realms   *realms.Realms
+	Traffic  *meter.Traffic
+	Worked   *meter.Works
+}
 
 // recall prints what is remembered of the realms' names.
-func (k metrics) recall(b *strings.Builder) {
-	n := k.realms.Recalled.Counts()
+func (x *Metrics) recall(b *strings.Builder) {
+	n := x.Realms.Recalled.Counts()
 	for _, m := range []struct {
 		name, kind string
 		value      uint64
@@ -27,8 +50,8 @@ func (k metrics) recall(b *strings.Builder) {
 }
 
 // yields prints how best-effort procs stood aside for latency-critical ones (docs/adr/0021).
-func (k metrics) yields(b *strings.Builder) {
-	y := k.shares.Sum()
+func (x *Metrics) yields(b *strings.Builder) {
+	y := x.Shares.Sum()
 	fmt.Fprintf(b,
 		"# TYPE sigma_yield_looks_total counter\nsigma_yield_looks_total %d\n# TYPE sigma_yield_pushes_total "+
 			"counter\nsigma_yield_pushes_total %d\n", y.Looks, y.Pushes)
@@ -39,8 +62,8 @@ func (k metrics) yields(b *strings.Builder) {
 }
 
 // carried prints what connections of the realms' procs carried since this sigmad began.
-func (k metrics) carried(b *strings.Builder) {
-	all := k.meters.traffic.Totals()
+func (x *Metrics) carried(b *strings.Builder) {
+	all := x.Traffic.Totals()
 	realms := slices.Sorted(maps.Keys(all))
 	for _, m := range []struct {
 		name  string
@@ -62,25 +85,25 @@ func (k metrics) carried(b *strings.Builder) {
 }
 
 // members prints this machine's place in its system, when it has one.
-func (k metrics) members(b *strings.Builder) {
-	if !k.cluster.Registered() {
+func (x *Metrics) members(b *strings.Builder) {
+	if !x.Cluster.Registered() {
 		return
 	}
 	registered := 1
-	if k.cluster.Between() {
+	if x.Cluster.Between() {
 		registered = 0
 	}
 	fmt.Fprintf(b,
 		"# TYPE sigma_machine_registered gauge\nsigma_machine_registered %d\n# TYPE sigma_machine_incarnation "+
-			"gauge\nsigma_machine_incarnation %d\n", registered, k.cluster.Identity().Self().Incarnation)
+			"gauge\nsigma_machine_incarnation %d\n", registered, x.Cluster.Identity().Self().Incarnation)
 	fmt.Fprintf(b, "# TYPE sigma_machine_lives_ended_total counter\nsigma_machine_lives_ended_total %d\n",
-		k.cluster.LivesEnded())
+		x.Cluster.LivesEnded())
 	fmt.Fprintf(b, "# TYPE sigma_identity_expiry_seconds gauge\n")
-	for _, e := range k.cluster.Identity().Expiries() {
+	for _, e := range x.Cluster.Identity().Expiries() {
 		fmt.Fprintf(b, "sigma_identity_expiry_seconds{what=%q} %d\n", e.What, int64(time.Until(e.At).Seconds()))
 	}
 	alive, lost := 0, 0
-	for _, m := range k.cluster.Members() {
+	for _, m := range x.Cluster.Members() {
 		if m.Lost {
 			lost++
 		} else {
@@ -91,24 +114,25 @@ func (k metrics) members(b *strings.Builder) {
 		"# TYPE sigma_machines gauge\nsigma_machines{state=\"alive\"} %d\nsigma_machines{state=\"lost\"} %d\n", alive,
 		lost)
 	fmt.Fprintf(b, "# TYPE sigma_link_open gauge\n")
-	links := k.cluster.Node().Count()
+	links := x.Cluster.Node().Count()
 	for _, m := range slices.Sorted(maps.Keys(links)) {
 		fmt.Fprintf(b, "sigma_link_open{machine=%q} %d\n", m, links[m])
 	}
 }
 
-func (k metrics) text(context.Context) ([]byte, error) {
-	capacity, free := k.procs.Memory()
-	bin := k.bin.Stats()
+// Text is the file.
+func (x *Metrics) Text(context.Context) ([]byte, error) {
+	capacity, free := x.Procs.Memory()
+	bin := x.Programs.Stats()
 	var b strings.Builder
 	for _, m := range []struct {
 		name, kind string
 		value      uint64
 	}{
-		{"sigma_schedd_procs_started_total", "counter", k.runner.Timings.Started.Load()},
-		{"sigma_schedd_procs_failed_total", "counter", k.runner.Timings.Failed.Load()},
-		{"sigma_schedd_procs_ended_total", "counter", k.runner.Timings.Exited.Load()},
-		{"sigma_kernel_procs_kept_total", "counter", k.runner.Timings.Kept.Load()}, // they outlive sigmad
+		{"sigma_schedd_procs_started_total", "counter", x.Runner.Timings.Started.Load()},
+		{"sigma_schedd_procs_failed_total", "counter", x.Runner.Timings.Failed.Load()},
+		{"sigma_schedd_procs_ended_total", "counter", x.Runner.Timings.Exited.Load()},
+		{"sigma_kernel_procs_kept_total", "counter", x.Runner.Timings.Kept.Load()}, // they outlive sigmad
 		{"sigma_schedd_memory_free_bytes", "gauge", uint64(free)},
 		{"sigma_schedd_memory_capacity_bytes", "gauge", uint64(capacity)},
 		{"sigma_binfs_starts_paged_total", "counter", bin.Paged},
@@ -129,24 +153,24 @@ func (k metrics) text(context.Context) ([]byte, error) {
 	} {
 		fmt.Fprintf(&b, "# TYPE %s %s\n%s %d\n", m.name, m.kind, m.name, m.value)
 	}
-	k.yields(&b)
-	k.members(&b)
-	k.recall(&b)
-	k.links(&b)
-	k.carried(&b)
-	k.meters.worked.Text(&b)
-	k.runner.Timings.Text(&b)
+	x.yields(&b)
+	x.members(&b)
+	x.recall(&b)
+	x.links(&b)
+	x.carried(&b)
+	x.Worked.Text(&b)
+	x.Runner.Timings.Text(&b)
 	return []byte(b.String()), nil
 }
 
 // links prints what goes over links: connections of procs that are relayed, and sessions that
 // are kept.
-func (k metrics) links(b *strings.Builder) {
-	if !k.cluster.Registered() {
+func (x *Metrics) links(b *strings.Builder) {
+	if !x.Cluster.Registered() {
 		return
 	}
-	kept := k.reach.Sessions()
-	relayed, _ := k.connect.Relayed()
+	kept := x.Reach.Sessions()
+	relayed, _ := x.Connect.Relayed()
 	for _, g := range []struct {
 		name  string
 		value int

@@ -1,0 +1,212 @@
+package sessions
+
+import (
+	"context"
+	"maps"
+	"os"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"sigmaos.dev/kernel/guests"
+	"sigmaos.dev/kernel/quotas"
+	"sigmaos.dev/kernel/services"
+	"sigmaos.dev/kernel/viewfs"
+	"sigmaos.dev/sigma"
+)
+
+// Session is what one program is served. It remembers the session's leases, which end with it.
+type Session struct {
+	x         *Sessions
+	Principal sigma.Principal
+	View      *viewfs.Viewer  // of a proc that does not see all of its realm; nil = it does
+	Granted   *guests.Granted // of a guest; nil = the session was not begun with a credential
+	Far       bool            // another machine's sigmad asks: it is shown only what is of this machine
+
+	quota  *quotas.Quota          // nil = the session is not counted
+	end    context.CancelFunc     // ends the session
+	over   chan struct{}          // closed when its last request is over
+	realms map[sigma.RealmID]bool // Sessions.mu; those it is attached to
+
+	mu      sync.Mutex
+	leases  map[sigma.LeaseID]sigma.RealmID // mu
+	clients []uint64                        // mu; that number mutations
+	counted bool                            // mu; in quota
+	// a program of no proc was told of a proc's end while the machine was going to be stopped
+	waited atomic.Bool
+}
+
+// Attach implements sigma.Tree. A program of the admin socket chooses its realm by name; a proc has
+// its own. Another machine's sigmad is shown what this machine has of one realm, and nothing else
+// of the realm's root, or there would be two ways to everything, and two machines could ask each
+// other in a circle.
+func (s *Session) Attach(ctx context.Context, p sigma.Principal, name string) (sigma.File, error) {
+	realm := p.Realm
+	if p.System && !s.Far {
+		if realm = sigma.RealmID(name); name == "" {
+			realm = sigma.DefaultRealm
+		}
+		if err := realm.Check(); err != nil {
+			return nil, err
+		}
+	} else if name != "" && sigma.RealmID(name) != realm {
+		return nil, sigma.Errorf("kernel.Attach", sigma.KindPermission, "this program belongs to the realm %s", realm)
+	}
+	in := Scope{Session: s, Realm: realm}
+	if realm != sigma.SystemRealm && !s.Far {
+		if err := s.x.cfg.Cluster.ShutOut(); err != nil { // nobody would answer for long
+			return nil, err
+		}
+		if _, err := in.Named(ctx); err != nil {
+			if sigma.KindOf(err) == sigma.KindNotFound {
+				return nil, &sigma.Error{Op: "kernel.Attach", Kind: sigma.KindNotFound,
+					Msg: "no realm " + string(realm), Hint: "sigma realm ls lists them; sigma realm create makes one"}
+			}
+			return nil, err
+		}
+	}
+	if err := s.enter(); err != nil {
+		return nil, err
+	}
+	s.x.mu.Lock()
+	defer s.x.mu.Unlock()
+	if err := s.x.cfg.Realms.MayAttach(realm); err != nil {
+		return nil, err
+	}
+	s.realms[realm] = true
+	switch {
+	case s.Far:
+		return s.x.cfg.Shared(in), nil
+	case s.View != nil:
+		return s.View.Root(), nil
+	}
+	return s.x.cfg.Root(in), nil
+}
+
+// enter counts the session at its first attach.
+func (s *Session) enter() error {
+	s.mu.Lock()
+	first := s.quota != nil && !s.counted
+	s.counted = s.quota != nil
+	s.mu.Unlock()
+	if !first {
+		return nil
+	}
+	err := s.quota.Enter()
+	if err != nil {
+		s.mu.Lock()
+		s.counted = false
+		s.mu.Unlock()
+	}
+	return err
+}
+
+// release ends the session's leases, so that ephemeral files vanish with the proc that made them
+// (000 §3.4).
+func (s *Session) release() {
+	s.forget()
+	s.mu.Lock()
+	leases := s.leases
+	s.leases = nil
+	s.mu.Unlock()
+	if s.View != nil {
+		s.View.Release()
+	}
+	if len(leases) == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(s.x.ctx), services.ReconnectMax)
+	defer cancel()
+	for id, realm := range leases {
+		n, err := Scope{Session: s, Realm: realm}.kept(ctx)
+		if err == nil {
+			err = n.(sigma.Leaser).Revoke(ctx, id)
+		}
+		if err != nil {
+			s.x.cfg.Log.Debug("lease left to expire", "realm", realm, "err", err)
+		}
+	}
+}
+
+// clientsMax bounds the numbering clients that are noted of one session; others are forgotten by
+// named when they were idle for long.
+const clientsMax = 64
+
+// numbered notes a client that numbers its mutations in this session.
+func (s *Session) numbered(client uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.clients) < clientsMax && !slices.Contains(s.clients, client) {
+		s.clients = append(s.clients, client)
+	}
+}
+
+// forget tells the realms' names that the session's clients are gone. Its last request is over.
+func (s *Session) forget() {
+	s.mu.Lock()
+	clients := s.clients
+	s.clients = nil
+	s.mu.Unlock()
+	if len(clients) == 0 {
+		return
+	}
+	s.x.mu.Lock()
+	realms := slices.Collect(maps.Keys(s.realms))
+	s.x.mu.Unlock()
+	for _, realm := range realms {
+		if n := s.x.cfg.Realms.Known(realm); n != nil {
+			n.Forget(clients)
+		}
+	}
+}
+
+// Leased notes a lease of a realm that ends with the session, and Revoked that it is over.
+func (s *Session) Leased(id sigma.LeaseID, realm sigma.RealmID) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.leases == nil {
+		s.leases = map[sigma.LeaseID]sigma.RealmID{}
+	}
+	s.leases[id] = realm
+}
+
+// Revoked notes that a lease is over.
+func (s *Session) Revoked(id sigma.LeaseID) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.leases, id)
+}
+
+// AwaitsEnd notes that somebody outside was told of a proc's end while the machine was going to be
+// stopped, and may have more to ask.
+func (s *Session) AwaitsEnd() {
+	if (s.Principal.Proc == "" || s.Granted != nil) && s.x.cfg.Cluster.Leaves() {
+		s.waited.Store(true)
+	}
+}
+
+// service is this machine's service whose session it is; nil = it is none's.
+func (s *Session) service() *services.Service { return s.x.cfg.Services.Of(s.Principal) }
+
+// IsService says whether it is the session of this machine's service of that name.
+func (s *Session) IsService(name string) bool {
+	own := s.service()
+	return own != nil && own.Name == name
+}
+
+// viewer makes the viewer of the session: cfg says what it sees.
+func (s *Session) viewer(cfg viewfs.Config) *viewfs.Viewer {
+	cfg.Who = s.Principal
+	cfg.Root = func() viewfs.Realm { return s.x.cfg.Root(Scope{Session: s, Realm: s.Principal.Realm}) }
+	cfg.Dial = func(ctx context.Context, e sigma.Endpoint) (*os.File, error) {
+		socket, _, err := s.x.cfg.Connect.DialEndpoint(ctx, s.Principal, e)
+		return socket, err
+	}
+	cfg.Holds = func(id sigma.LeaseID) bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		_, ok := s.leases[id]
+		return ok
+	}
+	return viewfs.New(cfg)
+}
