@@ -91,6 +91,7 @@ require (
 require (
 	github.com/BurntSushi/toml v1.6.0
 	github.com/robfig/cron/v3 v3.0.1
+	golang.org/x/sync v0.24.0
 )
 
 require (
@@ -113,7 +114,6 @@ require (
 	github.com/zeebo/xxh3 v1.1.0 // indirect
 	go.shabbyrobe.org/gocovmerge v0.0.0-20230507111327-fa4f82cfbf4d // indirect
 	go.yaml.in/yaml/v3 v3.0.5 // indirect
-	golang.org/x/sync v0.24.0 // indirect
 	gopkg.in/ini.v1 v1.67.3 // indirect
 	modernc.org/mathutil v1.7.1 // indirect
 	modernc.org/memory v1.12.1 // indirect

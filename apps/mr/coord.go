@@ -469,7 +469,7 @@ func (c *coordinator) result(failure error) []byte {
 			sigma.HintOf(failure), "maps_run", c.mapsRun, "leaders", c.epoch)
 	}
 	n := c.core.counters()
-	var r Reduced
+	var r reduced
 	for i := range c.core.reduces {
 		r.Keys += c.core.reduces[i].reduced.Keys
 		r.Records += c.core.reduces[i].reduced.Records

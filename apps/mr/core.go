@@ -73,8 +73,8 @@ type task struct {
 	unwanted bool      // we killed its proc
 
 	withdrawn string   // target of the map's link that was found unreadable last
-	counted   Counters // of a map that is done
-	reduced   Reduced  // of a reduce that is done
+	counted   counters // of a map that is done
+	reduced   reduced  // of a reduce that is done
 }
 
 // An event is what happened.
@@ -140,7 +140,7 @@ func (c *core) works() []Work {
 func (c *core) lose(now time.Time, m sigma.MachineID) (gone []int) {
 	for i := range c.maps {
 		if t := &c.maps[i]; t.state == done && t.counted.Machine == m {
-			t.state, t.proc, t.since, t.counted = waiting, "", now, Counters{}
+			t.state, t.proc, t.since, t.counted = waiting, "", now, counters{}
 			c.mapsDone--
 			gone = append(gone, i)
 		}
@@ -187,7 +187,7 @@ func (c *core) complete(id taskID) {
 }
 
 // counters adds up what the maps that are done have counted.
-func (c *core) counters() (sum Counters) {
+func (c *core) counters() (sum counters) {
 	for i := range c.maps {
 		sum.Add(c.maps[i].counted)
 	}
@@ -256,7 +256,7 @@ func (c *core) ended(now time.Time, e event, do *effects) {
 		}
 		do.remove = append(do.remove, r)
 		failed.state, failed.since, failed.withdrawn = waiting, now, r.Target
-		failed.counted = Counters{}
+		failed.counted = counters{}
 		c.mapsDone--
 	}
 	failed.attempts++

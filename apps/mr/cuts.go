@@ -48,9 +48,9 @@ func (c *coordinator) writeCuts(ctx context.Context, found *listing) error {
 		t.reset()
 		return nil
 	}
-	sampler := &Task{Names: c.names, Mapper: *c.mapper}
+	sampler := &attempt{Names: c.names, Mapper: *c.mapper}
 	out := newEmitter(int(MemoryCoordinator/tableShare), collect)
-	if err := sampler.mapSplits(ctx, found.sample(), out, &Counters{}); err != nil {
+	if err := sampler.mapSplits(ctx, found.sample(), out, &counters{}); err != nil {
 		return err
 	}
 	collect(out.table)

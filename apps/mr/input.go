@@ -8,6 +8,8 @@ import (
 	"strings"
 	"sync"
 
+	"golang.org/x/sync/errgroup"
+
 	"sigmaos.dev/sigma"
 )
 
@@ -31,31 +33,29 @@ const requestsMax = 32
 // list finds all files of a job's input. A path that it is given by may be a symlink, which is
 // followed; those below are skipped, because they could lead round in circles and count twice.
 func list(ctx context.Context, names sigma.Namespace, job *Job) (listing, error) {
-	l := &lister{names: names}
-	l.wake = sync.NewCond(&l.mu)
+	workers, ctx := errgroup.WithContext(ctx)
+	workers.SetLimit(requestsMax)
+	l := &lister{names: names, prefix: job.Prefix, workers: workers}
+	workers.Go(func() error { return l.begin(ctx, job) })
+	err := workers.Wait()
+	slices.SortFunc(l.found.files, func(a, b inputFile) int { return cmp.Compare(a.path, b.path) })
+	return l.found, err
+}
+
+// begin lists what the input is given by.
+func (l *lister) begin(ctx context.Context, job *Job) error {
 	switch {
 	case job.Prefix != "":
-		i := strings.LastIndexByte(job.Prefix, '/')
-		l.prefix = job.Prefix
-		l.push(work{dir: job.Prefix[:i]})
-	case job.Manifest != "":
-		data, err := readWhole(ctx, names, job.Manifest)
-		if err != nil {
-			return listing{}, err
-		}
-		for part := range slices.Chunk(slices.Collect(strings.SplitSeq(string(data), "\n")), namesPerWork) {
-			l.push(work{paths: slices.DeleteFunc(part, func(p string) bool { return p == "" })})
-		}
-	default:
-		l.push(work{paths: []string{job.Input}})
+		return l.dir(ctx, job.Prefix[:strings.LastIndexByte(job.Prefix, '/')])
+	case job.Manifest == "":
+		return l.root(ctx, job.Input)
 	}
-	var workers sync.WaitGroup
-	for range requestsMax {
-		workers.Go(func() { l.run(ctx) })
+	data, err := readWhole(ctx, l.names, job.Manifest)
+	if err != nil {
+		return err
 	}
-	workers.Wait()
-	slices.SortFunc(l.found.files, func(a, b inputFile) int { return cmp.Compare(a.path, b.path) })
-	return l.found, l.err
+	return l.each(slices.DeleteFunc(strings.Split(string(data), "\n"), func(p string) bool { return p == "" }),
+		func(path string) error { return l.root(ctx, path) })
 }
 
 // manifestMax bounds a manifest: FilesMax paths of common length.
@@ -75,138 +75,116 @@ func readWhole(ctx context.Context, names sigma.Namespace, path string) ([]byte,
 }
 
 // root finds what is at a path that the input is given by.
-func (l *lister) root(ctx context.Context, path string) (more []work, got listing, err error) {
+func (l *lister) root(ctx context.Context, path string) error {
 	st, err := l.names.Stat(ctx, path)
 	switch {
 	case err != nil:
+		return err
 	case st.ID.Kind == sigma.KindDir:
-		more = []work{{dir: strings.TrimSuffix(path, "/")}}
+		return l.dir(ctx, strings.TrimSuffix(path, "/"))
 	case st.ID.Kind == sigma.KindFile:
+		var got listing
 		got.add(path, int64(st.Size))
-	default:
-		err = &sigma.Error{Op: "mr.list", Path: path, Kind: sigma.KindInvalid,
-			Msg: "the input is a " + st.ID.Kind.String() + ", not a file or directory"}
+		return l.note(path, got, 0)
 	}
-	return more, got, err
+	return &sigma.Error{Op: "mr.list", Path: path, Kind: sigma.KindInvalid,
+		Msg: "the input is a " + st.ID.Kind.String() + ", not a file or directory"}
 }
 
-// work is a directory to read or, if there are names, files of it whose sizes are to be asked; or
-// paths that the input is given by.
-type work struct {
-	dir   string
-	names []string
-	paths []string
-}
-
-// namesPerWork is how many sizes one worker asks for, one after another.
+// namesPerWork is how many paths one worker asks about, one after another.
 const namesPerWork = 16
 
-// lister is a stack of work and what was found so far.
+// lister is what was found so far.
 type lister struct {
-	names  sigma.Namespace
-	prefix string // of all paths; only names in its own directory can differ from it
+	names   sigma.Namespace
+	prefix  string // of all paths; only names in its own directory can differ from it
+	workers *errgroup.Group
 
 	mu    sync.Mutex
-	wake  *sync.Cond
-	todo  []work  // mu
-	busy  int     // mu; workers that may still push
 	dirs  int     // mu; that were found
 	found listing // mu
-	err   error   // mu
 }
 
-func (l *lister) push(ws ...work) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.todo = append(l.todo, ws...)
-	l.wake.Broadcast()
+// share has another worker do something, or does it if none is free.
+func (l *lister) share(do func() error) error {
+	if l.workers.TryGo(do) {
+		return nil
+	}
+	return do()
 }
 
-// run does work until there is none and no other worker can add any.
-func (l *lister) run(ctx context.Context) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for {
-		for len(l.todo) == 0 && l.busy > 0 && l.err == nil {
-			l.wake.Wait()
-		}
-		if len(l.todo) == 0 || l.err != nil {
-			l.wake.Broadcast()
-			return
-		}
-		w := l.todo[len(l.todo)-1]
-		l.todo = l.todo[:len(l.todo)-1]
-		l.busy++
-		l.mu.Unlock()
-		more, got, err := l.do(ctx, w)
-		l.mu.Lock()
-		l.busy--
-		l.todo = append(l.todo, more...)
-		l.found.files = append(l.found.files, got.files...)
-		l.found.bytes += got.bytes
-		l.found.skipped += got.skipped
-		l.dirs += len(more)
-		if err == nil && max(len(l.found.files),
-			l.dirs) > FilesMax { // a tenant's tree may show directories without an end
-			err = &sigma.Error{Op: "mr.list", Path: w.dir, Kind: sigma.KindTooBig,
-				Msg:  "the input has more files or directories than one job can count",
-				Hint: "run one job per directory"}
-		}
-		if l.err == nil {
-			l.err = err
-		}
-		l.wake.Broadcast()
-	}
-}
-
-func (l *lister) do(ctx context.Context, w work) (more []work, got listing, err error) {
-	for _, path := range w.paths {
-		ws, g, err := l.root(ctx, path)
-		if err != nil {
-			return nil, got, err
-		}
-		more, got.files, got.bytes = append(more, ws...), append(got.files, g.files...), got.bytes+g.bytes
-	}
-	if w.paths != nil {
-		return more, got, nil
-	}
-	if w.names != nil {
-		for _, n := range w.names {
-			path := w.dir + "/" + n
-			st, err := l.names.Lstat(ctx, path)
-			if err != nil {
-				return nil, got, err
+// each shares what is to be done for names.
+func (l *lister) each(names []string, do func(name string) error) error {
+	for part := range slices.Chunk(names, namesPerWork) {
+		if err := l.share(func() error {
+			for _, name := range part {
+				if err := do(name); err != nil {
+					return err
+				}
 			}
-			got.add(path, int64(st.Size))
+			return nil
+		}); err != nil {
+			return err
 		}
-		return nil, got, nil
 	}
-	dir := w.dir
-	if dir == "" {
-		dir = "/"
+	return nil
+}
+
+// note adds what was found at a path.
+func (l *lister) note(path string, got listing, dirs int) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.found.files = append(l.found.files, got.files...)
+	l.found.bytes += got.bytes
+	l.found.skipped += got.skipped
+	l.dirs += dirs
+	if max(len(l.found.files), l.dirs) > FilesMax { // a tenant's tree may show directories without an end
+		return &sigma.Error{Op: "mr.list", Path: path, Kind: sigma.KindTooBig,
+			Msg:  "the input has more files or directories than one job can count",
+			Hint: "run one job per directory"}
 	}
-	entries, err := l.names.ReadDir(ctx, dir)
+	return nil
+}
+
+// dir lists a directory and all below it.
+func (l *lister) dir(ctx context.Context, dir string) error {
+	entries, err := l.names.ReadDir(ctx, cmp.Or(dir, "/"))
 	if err != nil {
-		return nil, got, err
+		return err
 	}
-	var unsized []string
+	var got listing
+	var dirs, unsized []string
 	for _, e := range entries {
+		path := dir + "/" + e.Name
 		switch {
-		case !strings.HasPrefix(w.dir+"/"+e.Name, l.prefix) && len(w.dir) < len(l.prefix):
+		case !strings.HasPrefix(path, l.prefix) && len(dir) < len(l.prefix):
 		case e.ID.Kind == sigma.KindDir:
-			more = append(more, work{dir: w.dir + "/" + e.Name})
+			dirs = append(dirs, path)
 		case e.ID.Kind != sigma.KindFile:
 			got.skipped++
 		case e.Size > 0: // some servers tell
-			got.add(w.dir+"/"+e.Name, int64(e.Size))
+			got.add(path, int64(e.Size))
 		default:
-			unsized = append(unsized, e.Name)
+			unsized = append(unsized, path)
 		}
 	}
-	for part := range slices.Chunk(unsized, namesPerWork) {
-		more = append(more, work{dir: w.dir, names: part})
+	if err := l.note(dir, got, len(dirs)); err != nil {
+		return err
 	}
-	return more, got, nil
+	for _, d := range dirs {
+		if err := l.share(func() error { return l.dir(ctx, d) }); err != nil {
+			return err
+		}
+	}
+	return l.each(unsized, func(path string) error {
+		st, err := l.names.Lstat(ctx, path)
+		if err != nil {
+			return err
+		}
+		var got listing
+		got.add(path, int64(st.Size))
+		return l.note(path, got, 0)
+	})
 }
 
 func (l *listing) add(path string, size int64) {

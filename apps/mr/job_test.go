@@ -188,7 +188,7 @@ func (f *fakeProcs) run(ctx context.Context, p *fakeProc, d sigma.Descriptor, n 
 			if f.place != nil {
 				task.Names, task.Machine = f.place()
 			}
-			s = Do(ctx, task)
+			s = task.do(ctx)
 		}
 		if ctx.Err() != nil {
 			s = sigma.Status{Code: sigma.StatusEvicted, Msg: "killed"}

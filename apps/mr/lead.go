@@ -13,11 +13,11 @@ type Registrar interface {
 	Unregister(ctx context.Context, name string) error
 }
 
-// Campaign waits until the proc leads at path, of which dir is fenced; lost is closed when it leads
+// campaign waits until the proc leads at path, of which dir is fenced; lost is closed when it leads
 // no more.
-type Campaign func(ctx context.Context, path, dir string) (epoch sigma.Epoch, lost <-chan struct{}, err error)
+type campaign func(ctx context.Context, path, dir string) (epoch sigma.Epoch, lost <-chan struct{}, err error)
 
-func leads(c *sdk.Client) Campaign {
+func leads(c *sdk.Client) campaign {
 	return func(ctx context.Context, path, dir string) (sigma.Epoch, <-chan struct{}, error) {
 		l, err := c.Campaign(ctx, sdk.Election{Path: path, Data: []byte(c.Info().Principal.Proc),
 			Fenced: []string{dir}})
@@ -56,7 +56,7 @@ func unregister(ctx context.Context, init Registrar, dir jobDir, last int) error
 // coordinate stands by until the proc leads, does what is left of the job and then ends the
 // registrations of all coordinators, its own last: whenever it dies before that, initd starts it
 // again. So it does of a job that somebody has ended.
-func (t *Task) coordinate(ctx context.Context) error {
+func (t *attempt) coordinate(ctx context.Context) error {
 	dir := jobDir(t.Dir)
 	data, _, err := t.Names.Get(ctx, dir.file("job"))
 	if err == nil {
@@ -70,7 +70,7 @@ func (t *Task) coordinate(ctx context.Context) error {
 	return unregister(context.WithoutCancel(ctx), t.Init, dir, t.Index)
 }
 
-func (t *Task) lead(ctx context.Context, dir jobDir, job Job) error {
+func (t *attempt) lead(ctx context.Context, dir jobDir, job Job) error {
 	epoch, lost, err := t.Lead(ctx, dir.file("leader"), t.Dir)
 	if err != nil {
 		return err

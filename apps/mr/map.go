@@ -6,7 +6,8 @@ import (
 	"io"
 	"os"
 	"sort"
-	"sync"
+
+	"golang.org/x/sync/errgroup"
 
 	"sigmaos.dev/sigma"
 )
@@ -21,7 +22,7 @@ const fetchesMax = 16
 
 // scratch makes this attempt's directory in the machine's scratch storage and returns its global
 // path (001 §3.3).
-func (t *Task) scratch(ctx context.Context, name string) (string, error) {
+func (t *attempt) scratch(ctx context.Context, name string) (string, error) {
 	local := "/ux/" + sigma.LocalName + t.Dir + "/" + name + "-" + t.Attempt
 	if err := t.Names.MkdirAll(ctx, local, 0o700); err != nil {
 		return "", err
@@ -36,8 +37,8 @@ func (e inputError) Unwrap() error { return e.error }
 
 // mapBin maps a bin and publishes what was emitted. If another attempt published first, what that
 // emitted is used.
-func (t *Task) mapBin(ctx context.Context) (Counters, error) {
-	sum := Counters{Machine: t.Machine}
+func (t *attempt) mapBin(ctx context.Context) (counters, error) {
+	sum := counters{Machine: t.Machine}
 	dir := jobDir(t.Dir)
 	plan, _, err := t.Names.Get(ctx, dir.file("plan"))
 	if err != nil {
@@ -135,7 +136,7 @@ func newShuffle(ctx context.Context, names sigma.Namespace, dir string, reduces 
 }
 
 // spill writes all entries of t out and empties it.
-func (s *shuffle) spill(t *table, sum *Counters) error {
+func (s *shuffle) spill(t *table, sum *counters) error {
 	for e := range t.all() {
 		sum.Records += int64(e.count)
 		i := partition(e.hash, len(s.runs))
@@ -151,7 +152,7 @@ func (s *shuffle) spill(t *table, sum *Counters) error {
 }
 
 // close ends all runs, several at a time, and writes the counters beside them.
-func (s *shuffle) close(sum Counters) error {
+func (s *shuffle) close(sum counters) error {
 	if _, err := s.names.Put(s.ctx, s.dir+"/counters", sum.encode(), sigma.PutOptions{Perm: 0o600}); err != nil {
 		return err
 	}
@@ -170,38 +171,15 @@ func (s *shuffle) abandon() {
 	}
 }
 
-// inParallel calls f with 0 to n-1, at most limit at a time, and returns the first error.
+// inParallel calls f with 0 to n-1, at most limit at a time, and returns the first error, after
+// which it calls f no more.
 func inParallel(limit, n int, f func(i int) error) error {
-	if n == 1 {
-		return f(0)
+	g, failed := errgroup.WithContext(context.Background())
+	g.SetLimit(limit)
+	for i := 0; i < n && failed.Err() == nil; i++ {
+		g.Go(func() error { return f(i) })
 	}
-	var workers sync.WaitGroup
-	var mu sync.Mutex
-	var first error
-	next := 0
-	for range min(limit, n) {
-		workers.Go(func() {
-			for {
-				mu.Lock()
-				i := next
-				next++
-				stop := i >= n || first != nil
-				mu.Unlock()
-				if stop {
-					return
-				}
-				if err := f(i); err != nil {
-					mu.Lock()
-					if first == nil {
-						first = err
-					}
-					mu.Unlock()
-				}
-			}
-		})
-	}
-	workers.Wait()
-	return first
+	return g.Wait()
 }
 
 // fetched is a split whose text is there, or can be read.
@@ -214,7 +192,7 @@ type fetched struct {
 
 // mapSplits maps all splits. Small files are fetched several at a time, each in one round trip; of
 // larger ones the file descriptor is asked for ahead.
-func (t *Task) mapSplits(ctx context.Context, splits []split, out *Emitter, sum *Counters) error {
+func (t *attempt) mapSplits(ctx context.Context, splits []split, out *Emitter, sum *counters) error {
 	ctx, cancel := context.WithCancel(ctx)
 	fetches := make(chan fetched)
 	done := make(chan struct{})

@@ -188,7 +188,7 @@ const (
 	RoleReduce     = "reduce"
 )
 
-// arguments are those of a proc of the job, which Do reads.
+// arguments are those of a proc of the job, which parseArgs reads.
 func arguments(role string, dir jobDir, index int, memory sigma.Bytes, job *Job) []string {
 	return append([]string{role, string(dir), strconv.Itoa(index), strconv.FormatUint(uint64(memory), 10)}, job.Args...)
 }

@@ -61,7 +61,7 @@ func run(ctx context.Context, m Mapper, r Reducer) error {
 			}
 		}()
 	}
-	s := Do(working, self)
+	s := self.do(working)
 	if working.Err() != nil { // it was asked to go, and says nothing else of how it ended
 		return nil
 	}
@@ -71,12 +71,12 @@ func run(ctx context.Context, m Mapper, r Reducer) error {
 	return c.Exited(ctx, s)
 }
 
-// Task is one attempt of a map or reduce, or a coordinator, as its proc knows it.
-type Task struct {
+// attempt is one attempt of a map or reduce, or a coordinator, as its proc knows it.
+type attempt struct {
 	Names   sigma.Namespace
 	Procs   sigma.Procs
 	Init    Registrar
-	Lead    Campaign
+	Lead    campaign
 	Mapper  Mapper
 	Reducer Reducer
 
@@ -89,7 +89,7 @@ type Task struct {
 }
 
 // parseArgs reads what arguments made.
-func parseArgs(args []string) (t Task, err error) {
+func parseArgs(args []string) (t attempt, err error) {
 	usage := &sigma.Error{Op: "mr.Run", Kind: sigma.KindInvalid, Msg: "this is a program of MapReduce jobs",
 		Hint: "run it with: sigma mr run PROGRAM --input PATH --output PATH"}
 	if len(args) < roleArgs {
@@ -107,23 +107,23 @@ func parseArgs(args []string) (t Task, err error) {
 	return t, nil
 }
 
-// Do works on a task and returns the status to exit with.
-func Do(ctx context.Context, t Task) sigma.Status {
+// do works on the task and returns the status to exit with.
+func (t *attempt) do(ctx context.Context) sigma.Status {
 	var data []byte
 	var err error
 	switch t.Role {
 	case RoleCoordinate:
 		err = t.coordinate(ctx)
 	case RoleMap:
-		var c Counters
+		var c counters
 		c, err = t.mapBin(ctx)
 		data = c.encode()
 	case RoleReduce:
-		var r Reduced
+		var r reduced
 		r, err = t.reduce(ctx)
 		data = r.encode()
 	default:
-		err = sigma.Errorf("mr.Do", sigma.KindInvalid, "no role %.20q", t.Role)
+		err = sigma.Errorf("mr.Run", sigma.KindInvalid, "no role %.20q", t.Role)
 	}
 	if err == nil {
 		return sigma.Status{Code: sigma.StatusOK, Data: data}

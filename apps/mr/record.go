@@ -51,8 +51,8 @@ func (r record) text(key string) string {
 	return s
 }
 
-// Counters is what was counted: by one map, or by a job.
-type Counters struct {
+// counters is what was counted: by one map, or by a job.
+type counters struct {
 	Files   int64 // splits, to be exact: a file of several counts several times
 	Bytes   int64 // of input
 	Records int64 // that were emitted, equal ones too
@@ -61,19 +61,19 @@ type Counters struct {
 }
 
 // Add adds what another counted, wherever.
-func (c *Counters) Add(o Counters) {
+func (c *counters) Add(o counters) {
 	c.Files += o.Files
 	c.Bytes += o.Bytes
 	c.Records += o.Records
 }
 
-func (c Counters) encode() []byte {
+func (c counters) encode() []byte {
 	return encodeRecord("files", c.Files, "bytes", c.Bytes, "records", c.Records, "machine", string(c.Machine))
 }
 
-func decodeCounters(data []byte) Counters {
+func decodeCounters(data []byte) counters {
 	r := parseRecord(data)
-	return Counters{Files: r.number("files"), Bytes: r.number("bytes"), Records: r.number("records"),
+	return counters{Files: r.number("files"), Bytes: r.number("bytes"), Records: r.number("records"),
 		Machine: sigma.MachineID(r.text("machine"))}
 }
 

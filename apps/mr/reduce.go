@@ -21,28 +21,28 @@ type missingError struct {
 
 func (e missingError) Unwrap() error { return e.error }
 
-// Reduced is what a reduce did.
-type Reduced struct {
+// reduced is what a reduce did.
+type reduced struct {
 	Keys    int64           // different ones
 	Records int64           // that were emitted under them
 	Machine sigma.MachineID // where it ran
 }
 
-func (r Reduced) encode() []byte {
+func (r reduced) encode() []byte {
 	return encodeRecord("keys", r.Keys, "records", r.Records, "machine", string(r.Machine))
 }
 
-func decodeReduced(data []byte) Reduced {
+func decodeReduced(data []byte) reduced {
 	r := parseRecord(data)
-	return Reduced{Keys: r.number("keys"), Records: r.number("records"),
+	return reduced{Keys: r.number("keys"), Records: r.number("records"),
 		Machine: sigma.MachineID(r.text("machine"))}
 }
 
 // reduce merges one part of what the maps publish, as it appears, and writes that part of the
 // output.
-func (t *Task) reduce(ctx context.Context) (Reduced, error) {
+func (t *attempt) reduce(ctx context.Context) (reduced, error) {
 	dir := jobDir(t.Dir)
-	var sum Reduced
+	var sum reduced
 	data, _, err := t.Names.Get(ctx, dir.file("job"))
 	if err != nil {
 		return sum, err
@@ -69,7 +69,7 @@ func (t *Task) reduce(ctx context.Context) (Reduced, error) {
 // own; at the end all are merged in order.
 type merger struct {
 	ctx     context.Context
-	task    *Task
+	task    *attempt
 	table   *table
 	scratch string   // directory of our own runs, "" as long as there are none
 	own     []string // paths of them
@@ -179,7 +179,7 @@ func (m *merger) close() {
 
 // write writes the part, sorted, under a name of this attempt and moves it to its place when it is
 // complete.
-func (m *merger) write(output string) (sum Reduced, err error) {
+func (m *merger) write(output string) (sum reduced, err error) {
 	final := output + "/" + partName(m.task.Index)
 	o := &partWriter{ctx: m.ctx, names: m.task.Names, path: final, temp: final + "." + m.task.Attempt + "~"}
 	defer o.abandon()
@@ -202,7 +202,7 @@ func (m *merger) write(output string) (sum Reduced, err error) {
 
 // reduceAll calls reduce for each key that next gives, in order. An entry is valid until the next
 // one.
-func reduceAll(next func() (entry, bool, error), reduce Reducer, out *bufio.Writer) (sum Reduced, err error) {
+func reduceAll(next func() (entry, bool, error), reduce Reducer, out *bufio.Writer) (sum reduced, err error) {
 	var key []byte
 	e, more, err := next()
 	for more && err == nil {
@@ -224,7 +224,7 @@ func reduceAll(next func() (entry, bool, error), reduce Reducer, out *bufio.Writ
 }
 
 // merge reads our own runs, which are sorted, in order.
-func (m *merger) merge(out *bufio.Writer) (Reduced, error) {
+func (m *merger) merge(out *bufio.Writer) (reduced, error) {
 	var h runHeap
 	defer func() {
 		for _, r := range h {
@@ -234,11 +234,11 @@ func (m *merger) merge(out *bufio.Writer) (Reduced, error) {
 	for _, path := range m.own {
 		r, err := openRun(m.ctx, m.task.Names, path)
 		if err != nil {
-			return Reduced{}, err
+			return reduced{}, err
 		}
 		h = append(h, r)
 		if more, err := r.next(); err != nil || !more { // an own run has entries
-			return Reduced{}, errors.Join(err, r.damaged(nil))
+			return reduced{}, errors.Join(err, r.damaged(nil))
 		}
 	}
 	heap.Init(&h)
