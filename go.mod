@@ -90,6 +90,7 @@ require (
 
 require (
 	github.com/BurntSushi/toml v1.6.0
+	github.com/hashicorp/golang-lru/v2 v2.0.7
 	github.com/robfig/cron/v3 v3.0.1
 	golang.org/x/sync v0.24.0
 )

@@ -120,7 +120,7 @@ type Cache struct {
 	known    map[key]*program           // mu
 	nodes    map[uint64]*node           // mu; those that the kernel may know
 	contents map[Hash]*program          // mu; complete ones
-	order    *list.List                 // mu; of *program, least recently used first
+	order    *list.List                 // mu; of *program, least recently used first; those that run are passed over
 	at       map[*program]*list.Element // mu
 	paths    map[place]int              // mu; how many versions of a path are known
 	lastNode uint64                     // mu

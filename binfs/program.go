@@ -11,6 +11,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"sigmaos.dev/sigma"
 )
 
@@ -416,36 +418,21 @@ func (r reader) ReadAt(b []byte, offset int64) (int, error) {
 
 // needAll waits until everything is here.
 func (p *program) needAll(ctx context.Context) error {
-	slots := make(chan struct{}, aheadMax)
-	var all sync.WaitGroup
-	var mu sync.Mutex
-	var failed error
-	for i := range p.state {
-		slots <- struct{}{}
-		mu.Lock()
-		over := failed != nil
-		mu.Unlock()
-		if over {
-			break
-		}
-		all.Go(func() {
-			defer func() { <-slots }()
+	all, failed := errgroup.WithContext(context.Background()) // what is under way when one fails goes on
+	all.SetLimit(aheadMax)
+	for i := 0; i < len(p.state) && failed.Err() == nil; i++ {
+		all.Go(func() error {
 			data, err := p.need(ctx, i)
 			if err == nil && data != nil {
 				err = &sigma.Error{Op: "binfs.Open", Path: p.name.Path, Kind: sigma.KindNoSpace,
 					Msg:  "no room for the program in the machine's cache",
 					Hint: "free some space on the disk of the data directory"}
 			}
-			if err != nil {
-				mu.Lock()
-				failed = err
-				mu.Unlock()
-			}
+			return err
 		})
 	}
-	all.Wait()
-	if failed != nil {
-		return failed
+	if err := all.Wait(); err != nil {
+		return err
 	}
 	select {
 	case <-p.done:

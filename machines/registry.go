@@ -2,11 +2,12 @@ package machines
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"strings"
 	"sync"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"sigmaos.dev/identity"
 	"sigmaos.dev/sigma"
@@ -200,18 +201,12 @@ func tell(ctx context.Context, names Fence, self, m sigma.MachineID, lost bool) 
 // reconcile tells the store of names about all lives, since the judge before may have died between
 // saving and telling. It is called before a judge decides anything.
 func reconcile(ctx context.Context, names Fence, self sigma.MachineID, state State) error {
-	var all sync.WaitGroup
-	errs := make([]error, len(state.Members))
-	places := make(chan struct{}, reconcileMost)
-	for i, m := range state.Members {
-		places <- struct{}{}
-		all.Go(func() {
-			errs[i] = tell(ctx, names, self, m.ID, m.Lost)
-			<-places
-		})
+	var all errgroup.Group
+	all.SetLimit(reconcileMost)
+	for _, m := range state.Members {
+		all.Go(func() error { return tell(ctx, names, self, m.ID, m.Lost) })
 	}
-	all.Wait()
-	return errors.Join(errs...)
+	return all.Wait()
 }
 
 // reconcileMost is how many machines the store of names is told about at once.

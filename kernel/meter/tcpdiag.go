@@ -6,7 +6,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Layout of the messages (linux/netlink.h, inet_diag.h, tcp.h).
+// Layout of the messages (linux/netlink.h, inet_diag.h, tcp.h). Package netlink decodes them only as
+// answers to its own questions.
 const (
 	diagHead    = 16 // struct nlmsghdr
 	diagCookie  = diagHead + 44

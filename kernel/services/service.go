@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 	"sigmaos.dev/besched"
 	"sigmaos.dev/kernel/cluster"
@@ -460,14 +461,10 @@ type Program struct {
 
 // EachOf calls do for each of all, for so many at a time.
 func EachOf[T any](most int, all []T, do func(T)) {
-	var group sync.WaitGroup
-	slots := make(chan struct{}, most)
+	var group errgroup.Group
+	group.SetLimit(most)
 	for _, x := range all {
-		slots <- struct{}{}
-		group.Go(func() {
-			do(x)
-			<-slots
-		})
+		group.Go(func() error { do(x); return nil })
 	}
 	group.Wait()
 }

@@ -36,7 +36,8 @@ var crcs = crc32.MakeTable(crc32.Castagnoli)
 // entriesMax bounds the entries, each of which is an open file: the objects may be small.
 const entriesMax = 4096
 
-// cache is safe for concurrent use.
+// cache is safe for concurrent use. Its order is its own: a cache of a library evicts also what
+// somebody uses.
 type cache struct {
 	dir  string
 	most uint64 // bytes

@@ -2,7 +2,6 @@ package remote
 
 import (
 	"bytes"
-	"container/list"
 	"context"
 	"hash/fnv"
 	"io"
@@ -11,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/hashicorp/golang-lru/v2/simplelru"
 	"golang.org/x/sys/unix"
 
 	"sigmaos.dev/dirtree"
@@ -40,14 +40,13 @@ type space struct {
 	opened  atomic.Int64 // objects that are read or written
 	spooled atomic.Int64 // bytes of uploads that are on the disk here
 
-	mu     sync.Mutex
-	waits  map[string]*wait         // mu; who watches, by key
-	known  map[string]*list.Element // mu; of memory
-	memory list.List                // mu; what was found lately, the last in front
-	last   sigma.Version            // mu; the newest that was given
-	floor  sigma.Version            // mu; the newest of a directory that was forgotten
-	wrote  uint64                   // mu; changes made by us
-	dead   bool                     // mu
+	mu    sync.Mutex
+	waits map[string]*wait               // mu; who watches, by key
+	known *simplelru.LRU[string, *found] // mu; what was found lately, by key
+	last  sigma.Version                  // mu; the newest that was given
+	floor sigma.Version                  // mu; the newest of a directory that was forgotten
+	wrote uint64                         // mu; changes made by us
+	dead  bool                           // mu
 }
 
 // Bounds of what one realm has open, and of what it makes of the disk here while it writes. What a
@@ -97,8 +96,9 @@ type wait struct {
 
 func newSpace(t *Tree, realm sigma.RealmID, c *client, prefix string) *space {
 	sp := &space{t: t, realm: realm, c: c, prefix: prefix, locks: locks{held: map[string]*held{}},
-		loading: make(chan struct{}, 1), waits: map[string]*wait{}, known: map[string]*list.Element{}}
-	sp.floor = sp.afterLocked(0) // so that a directory's version is newer than before a restart
+		loading: make(chan struct{}, 1), waits: map[string]*wait{}}
+	sp.known, _ = simplelru.NewLRU(knownMax, sp.forgotLocked) // it fails for a size of 0 only
+	sp.floor = sp.afterLocked(0)                              // so that a directory's version is newer than before a restart
 	return sp
 }
 
@@ -248,26 +248,19 @@ func (sp *space) nameOf(key string) string {
 func (sp *space) recall(key string) (f found, fresh bool, wrote uint64) {
 	sp.mu.Lock()
 	defer sp.mu.Unlock()
-	if at := sp.known[key]; at != nil {
-		f = *at.Value.(*found)
+	if at, ok := sp.known.Peek(key); ok {
+		f = *at
 		fresh = time.Since(f.at) < freshMax
 	}
 	return f, fresh, sp.wrote
 }
 
-func (sp *space) rememberLocked(f found) {
-	if at := sp.known[f.key]; at != nil {
-		*at.Value.(*found) = f
-		sp.memory.MoveToFront(at)
-		return
-	}
-	sp.known[f.key] = sp.memory.PushFront(&f)
-	if sp.memory.Len() > knownMax {
-		old := sp.memory.Remove(sp.memory.Back()).(*found)
-		delete(sp.known, old.key)
-		if old.a.kind == sigma.KindDir {
-			sp.floor = max(sp.floor, old.a.version)
-		}
+func (sp *space) rememberLocked(f found) { sp.known.Add(f.key, &f) }
+
+// forgotLocked notes that a key is remembered no more.
+func (sp *space) forgotLocked(_ string, old *found) {
+	if old.a.kind == sigma.KindDir {
+		sp.floor = max(sp.floor, old.a.version)
 	}
 }
 
@@ -278,12 +271,11 @@ func (sp *space) learn(key string, a attr, absent bool, wrote uint64) (f found, 
 	sp.mu.Lock()
 	defer sp.mu.Unlock()
 	f = found{key: key, a: a, absent: absent, at: time.Now()}
-	at := sp.known[key]
-	if at == nil {
+	old, ok := sp.known.Peek(key)
+	if !ok {
 		sp.rememberLocked(f)
 		return f, true
 	}
-	old := *at.Value.(*found)
 	if old.wrote > wrote {
 		return f, false
 	}
@@ -315,8 +307,8 @@ func (sp *space) changed(key string, a attr, absent bool) {
 func (sp *space) doubt(key string) {
 	sp.mu.Lock()
 	defer sp.mu.Unlock()
-	if at := sp.known[key]; at != nil {
-		at.Value.(*found).at = time.Time{}
+	if f, ok := sp.known.Peek(key); ok {
+		f.at = time.Time{}
 	}
 }
 
@@ -324,8 +316,7 @@ func (sp *space) doubt(key string) {
 func (sp *space) touch(key string) {
 	sp.mu.Lock()
 	defer sp.mu.Unlock()
-	if at := sp.known[key]; at != nil {
-		f := at.Value.(*found)
+	if f, ok := sp.known.Peek(key); ok {
 		f.a.version = sp.afterLocked(f.a.version)
 	} else {
 		sp.floor = sp.afterLocked(sp.floor)

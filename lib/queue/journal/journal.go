@@ -5,8 +5,9 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
-	"sync"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"sigmaos.dev/retry"
 	"sigmaos.dev/sigma"
@@ -294,20 +295,15 @@ func (j *Journal) put(ctx context.Context, path string, data []byte) error {
 }
 
 // each calls do for 0 to n-1, several at a time, and gives an error of one.
-func each(ctx context.Context, n int, do func(ctx context.Context, i int) error) error {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	var all sync.WaitGroup
-	room := make(chan struct{}, together)
+func each(before context.Context, n int, do func(ctx context.Context, i int) error) error {
+	all, ctx := errgroup.WithContext(before)
+	all.SetLimit(together)
 	for i := 0; i < n && ctx.Err() == nil; i++ {
-		room <- struct{}{}
-		all.Go(func() {
-			defer func() { <-room }()
-			if err := do(ctx, i); err != nil {
-				cancel(err)
-			}
-		})
+		all.Go(func() error { return do(ctx, i) })
 	}
-	all.Wait()
-	return context.Cause(ctx)
+	err := all.Wait()
+	if cause := context.Cause(before); cause != nil {
+		return cause
+	}
+	return err
 }
