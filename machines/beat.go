@@ -294,6 +294,11 @@ type Ear struct {
 	heard map[sigma.MachineID]hearing // mu
 }
 
+type hearing struct {
+	incarnation sigma.Incarnation
+	at          time.Time
+}
+
 // NewEar makes one that has heard nobody.
 func NewEar() *Ear { return &Ear{heard: map[sigma.MachineID]hearing{}} }
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"log/slog"
 	"strings"
-	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -55,14 +54,6 @@ type Registry struct {
 	challenges *identity.Challenges
 	requests   chan request
 	over       chan struct{} // closed when Run has ended
-
-	mu    sync.Mutex
-	heard map[sigma.MachineID]hearing // mu; since the last tick
-}
-
-type hearing struct {
-	incarnation sigma.Incarnation
-	at          time.Time
 }
 
 // request is something for Run to do.
@@ -90,7 +81,7 @@ func NewRegistry(now time.Time, cfg RegistryConfig) (*Registry, error) {
 		return nil, err
 	}
 	return &Registry{cfg: cfg, core: core, challenges: identity.NewChallenges(), requests: make(chan request),
-		over: make(chan struct{}), heard: map[sigma.MachineID]hearing{}}, nil
+		over: make(chan struct{})}, nil
 }
 
 // Run judges until ctx ends (nil) or something cannot be saved.
@@ -98,7 +89,7 @@ func (r *Registry) Run(ctx context.Context) error {
 	defer close(r.over)
 	tick := time.NewTicker(r.core.timing.Tick)
 	defer tick.Stop()
-	if _, err := r.carryOut(ctx, r.tick); err != nil { // what an heir knows is decided at once
+	if _, err := r.carryOut(ctx, r.core.tick); err != nil { // what an heir knows is decided at once
 		return err
 	}
 	for {
@@ -106,7 +97,7 @@ func (r *Registry) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-tick.C:
-			if _, err := r.carryOut(ctx, r.tick); err != nil {
+			if _, err := r.carryOut(ctx, r.core.tick); err != nil {
 				return err
 			}
 		case q := <-r.requests:
@@ -122,18 +113,6 @@ func (r *Registry) Run(ctx context.Context) error {
 			}
 		}
 	}
-}
-
-// tick hands over what was heard, and judges.
-func (r *Registry) tick(now time.Time) (out []Effect) {
-	r.mu.Lock()
-	heard := r.heard
-	r.heard = make(map[sigma.MachineID]hearing, len(heard))
-	r.mu.Unlock()
-	for id, h := range heard {
-		out = append(out, r.core.heardBy(now, Evidence{id, h.incarnation, now.Sub(h.at)})...)
-	}
-	return append(out, r.core.tick(now)...)
 }
 
 // carryOut saves first and acts then.
@@ -258,16 +237,6 @@ func (r *Registry) publish(ctx context.Context, e Event) (epoch uint64, err erro
 func (r *Registry) View(ctx context.Context, look func(*Core)) error {
 	_, err := r.ask(ctx, func(time.Time) ([]Effect, error) { look(r.core); return nil, nil })
 	return err
-}
-
-// Hear notes a beat. It never waits, whatever else is going on, so a store that is slow makes
-// nobody silent.
-func (r *Registry) Hear(id sigma.MachineID, inc sigma.Incarnation, at time.Time) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if len(r.heard) < identity.MembersMax {
-		r.heard[id] = hearing{inc, at}
-	}
 }
 
 // Challenge implements link.Enroller.

@@ -132,7 +132,7 @@ func TestRegistry(t *testing.T) {
 		store.set(time.Second, nil)
 		life := id.Self().Incarnation
 		for range 100 {
-			r.Hear("m2", life, time.Now())
+			go r.Do(t.Context(), Heard{"m2", life})
 			<-time.After(250 * time.Millisecond)
 			if time.Now().UnixMilli()%2000 < 250 {
 				go r.Do(t.Context(), Label{"m2", map[string]string{"n": "v"}})

@@ -423,28 +423,14 @@ func (m *Member) askMembers(ctx context.Context) (cluster string, machines []sig
 	return "", nil, err
 }
 
-const (
-	tendPause   = 300 * time.Millisecond // between looks at who the members are
-	silentAfter = 5 * time.Second        // what is said in the log
-)
+// tendPause is between looks at who the members are.
+const tendPause = 300 * time.Millisecond
 
 // tend keeps up the ways to the other members, as there are any.
 func (m *Member) tend(ctx context.Context, s *etcdStore) {
-	silent, began := map[sigma.MachineID]bool{}, time.Now()
 	for {
 		ms := s.etcd.Server.Cluster().Members()
-		machines := m.machinesOf(s, ms)
-		for _, x := range machines {
-			heard := m.net.lastHeard(x)
-			if heard.IsZero() {
-				heard = began
-			}
-			if is := x != m.cfg.Machine && time.Since(heard) > silentAfter; is != silent[x] {
-				silent[x] = is
-				m.log.Info("another member of the store of names", "machine", x, "silent", is)
-			}
-		}
-		err := m.net.reach(machines)
+		err := m.net.reach(m.machinesOf(s, ms))
 		if err == nil && len(ms) > 1 {
 			err = m.net.serve(ctx, s.etcd.Server)
 		}

@@ -133,7 +133,9 @@ func (h *host) start(g *identity.Grant) {
 		return h.net.Dial(ctx, "tcp4", address)
 	},
 		Serve: func(ctx context.Context, l *link.Link) {
-			machines.Observe(ctx, l, func(at time.Time) { c.registry.Hear(l.Peer.Machine, l.Peer.Incarnation, at) })
+			machines.Observe(ctx, l, func(time.Time) {
+				c.registry.Do(ctx, machines.Heard{ID: l.Peer.Machine, Incarnation: l.Peer.Incarnation})
+			})
 		}})
 	if err != nil {
 		c.t.Fatal(err)
