@@ -6,7 +6,7 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Layout of the messages (linux/netlink.h, inet_diag.h, tcp.h). Package netlink decodes them only as
+// Layout of the messages (linux/netlink.h, inet_diag.h, tcp.h). Package netlink decodes only
 // answers to its own questions.
 const (
 	diagHead    = 16 // struct nlmsghdr

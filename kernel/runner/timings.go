@@ -24,9 +24,9 @@ var bounds = [...]time.Duration{10 * time.Microsecond, 20 * time.Microsecond, 50
 	50 * time.Millisecond, 100 * time.Millisecond,
 	200 * time.Millisecond, 500 * time.Millisecond, time.Second, 10 * time.Second}
 
-// histogram counts durations. Prometheus's own would bring its registry and protobuf into sigmad for
-// these lines. Safe for concurrent use, without a lock: what is read while others count may lack
-// some of what they add.
+// histogram counts durations. Prometheus's own would bring its registry and protobuf into sigmad
+// for these lines. Safe for concurrent use, without a lock: what is read while others count may
+// lack some of what they add.
 type histogram struct {
 	buckets [len(bounds) + 1]atomic.Uint64
 	sum     atomic.Uint64 // ns

@@ -25,8 +25,8 @@ func (c slogCore) Check(e zapcore.Entry, ce *zapcore.CheckedEntry) *zapcore.Chec
 
 // expected are warnings about what is wanted here: no listeners, no users, so no certificates and
 // tokens, and no /proc to count files in; and about other members that are away, which sigmad says
-// by their machines' beats, or a host so busy that a heartbeat is a tenth of a second late, of which
-// an election may come, which is said (noteElections).
+// by their machines' beats, or a host so busy that a heartbeat is a tenth of a second late, of
+// which an election may come, which is said (noteElections).
 func expected(msg string) bool {
 	switch msg {
 	case "Running http and grpc server on single port. This is not recommended for production.",

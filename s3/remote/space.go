@@ -98,7 +98,8 @@ func newSpace(t *Tree, realm sigma.RealmID, c *client, prefix string) *space {
 	sp := &space{t: t, realm: realm, c: c, prefix: prefix, locks: locks{held: map[string]*held{}},
 		loading: make(chan struct{}, 1), waits: map[string]*wait{}}
 	sp.known, _ = simplelru.NewLRU(knownMax, sp.forgotLocked) // it fails for a size of 0 only
-	sp.floor = sp.afterLocked(0)                              // so that a directory's version is newer than before a restart
+
+	sp.floor = sp.afterLocked(0) // so that a directory's version is newer than before a restart
 	return sp
 }
 
