@@ -286,9 +286,9 @@ func (i *Identity) config() *tls.Config {
 
 // Expiry is something that ends by itself.
 type Expiry struct {
-	What string // "certificate" or "authority"
-	At   time.Time
-	Warn bool // it should have been renewed long before now
+	What string    `json:"what"` // "certificate" or "authority"
+	At   time.Time `json:"at"`
+	Warn bool      `json:"warn"` // it should have been renewed long before now
 }
 
 // Expiries says what expires when, for the gauge sigma_identity_expiry_seconds{what} and for sigma

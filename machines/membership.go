@@ -12,16 +12,17 @@ const CallMembership = "membership"
 
 // Membership is what a machine knows of its own place in the system.
 type Membership struct {
-	System      sigma.SystemID // "" = it has not registered
-	Incarnation sigma.Incarnation
-	Address     string // where others reach it; "" = they cannot
-	Epoch       uint64 // of the roster it has
-	Machines    uint32 // of that roster
-	Alive       uint32 // of these
-	Controls    uint32 // control machines
-	Voting      uint32 // of these, those that are alive
-	Silent      uint32 // control machines that are not declared lost and do not answer this machine
-	Expiries    []identity.Expiry
+	System      sigma.SystemID    `json:"system"` // "" = it has not registered
+	Incarnation sigma.Incarnation `json:"incarnation"`
+	Address     string            `json:"address,omitempty"` // where others reach it; "" = they cannot
+	Epoch       uint64            `json:"-"`                 // of the roster it has
+	Machines    uint32            `json:"machines"`          // of that roster
+	Alive       uint32            `json:"alive"`             // of these
+	Controls    uint32            `json:"control"`           // control machines
+	Voting      uint32            `json:"control_alive"`     // of these, those that are alive
+	// control machines that are not declared lost and do not answer this machine
+	Silent   uint32            `json:"silent"`
+	Expiries []identity.Expiry `json:"expiries"`
 }
 
 // Quorum says whether a majority of the control machines is alive, as far as the machine knows.

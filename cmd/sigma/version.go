@@ -27,7 +27,6 @@ func newVersionCommand(a *cli.App) *cobra.Command {
 ask the system that runs; "sigma status" does.`,
 		Example: `  sigma version
   sigma version --json`,
-		Args: cli.Between(0, 0),
 		RunE: func(*cobra.Command, []string) error { return version(a) },
 	}
 }

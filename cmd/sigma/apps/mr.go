@@ -57,7 +57,6 @@ what they wrote, within 20 s. A proc that fails is run again, up to five times.`
   sudo sigma put -r texts /s3/in/texts
   sudo sigma mr wordcount --input /s3/in/texts --output /s3/in/counts
   sudo sigma cat /s3/in/counts/part-00000`,
-		Args:        cli.Between(0, 0),
 		Annotations: map[string]string{cli.OwnSignals: ""},
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			local, err := programs.Beside("mr")
@@ -179,26 +178,19 @@ func (a *app) mapReduce(cmd *cobra.Command, job mr.Job, kind string, find func(c
 }
 
 func newMRLsCommand(a *app) *cobra.Command {
-	return &cobra.Command{
-		Use: "ls", Short: "List MapReduce jobs",
+	return cli.Listing(a.App, &cobra.Command{Use: "ls", Short: "List MapReduce jobs",
 		Long: `List the jobs that run, and those that have ended while nobody followed them, until "sigma mr
 attach" has shown their result.`,
-		Example: "  sudo sigma mr ls", Args: cli.Between(0, 0),
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			c, err := a.Client(cmd.Context())
-			if err != nil {
-				return err
-			}
-			jobs, err := (&mr.Client{Names: c}).Jobs(cmd.Context())
-			if err != nil {
-				return err
-			}
-			return cli.PrintList(a.App, jobs, false, func(j mr.JobInfo) []any {
-				return []any{j.ID, j.State, fmt.Sprintf("%d/%d", j.Progress.MapsDone, j.Progress.Maps),
-					fmt.Sprintf("%d/%d", j.Progress.ReducesDone, j.Progress.Reduces), term.Ago(j.Begun), j.Job.Output}
-			}, "JOB", "STATE", "MAPS", "REDUCES", "AGE", "OUTPUT")
-		},
-	}
+		Example: "  sudo sigma mr ls"}, func(ctx context.Context, _ []string) ([]mr.JobInfo, error) {
+		c, err := a.Client(ctx)
+		if err != nil {
+			return nil, err
+		}
+		return (&mr.Client{Names: c}).Jobs(ctx)
+	}, func(j mr.JobInfo) []any {
+		return []any{j.ID, j.State, fmt.Sprintf("%d/%d", j.Progress.MapsDone, j.Progress.Maps),
+			fmt.Sprintf("%d/%d", j.Progress.ReducesDone, j.Progress.Reduces), term.Ago(j.Begun), j.Job.Output}
+	}, "JOB", "STATE", "MAPS", "REDUCES", "AGE", "OUTPUT")
 }
 
 func newMRAttachCommand(a *app) *cobra.Command {

@@ -35,7 +35,8 @@
 //		}
 //	}
 //
-// The method of the same name does the work. It connects (Connect). It answers on Out by PrintList,
+// The method of the same name does the work. It connects (Client, or InRealm in
+// RunE). It answers on Out by Listing, PrintList,
 // Table or, with --json, PrintJSON. What else people should know it tells by Remark. It returns
 // errors: a *sigma.Error, whose hint is printed too; UsageError for a mistake in the command line;
 // WithCode for another exit code than 1. Out and Err let no control character through, so that

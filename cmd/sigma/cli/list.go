@@ -2,6 +2,7 @@ package cli
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -11,10 +12,13 @@ import (
 	"strings"
 	"time"
 
+	"github.com/spf13/cobra"
+
 	"sigmaos.dev/cmd/sigma/term"
 	"sigmaos.dev/files"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/state"
 )
 
 // Clip shortens s to n characters.
@@ -72,6 +76,71 @@ func EachDone[T any](a *App, things []T, do func(T) error) error {
 		fmt.Fprintln(a.Out, x)
 	}
 	return nil
+}
+
+// Listing makes cmd print the list that read gives. If its usage has [-q] it has that flag.
+func Listing[T any](a *App, cmd *cobra.Command, read func(ctx context.Context, args []string) ([]T, error),
+	row func(T) []any, heads ...string) *cobra.Command {
+	quiet := false
+	if strings.Contains(cmd.Use, "[-q]") {
+		cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "print names only")
+	}
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		all, err := read(cmd.Context(), args)
+		if err != nil {
+			return err
+		}
+		return PrintList(a, all, quiet, row, heads...)
+	}
+	return cmd
+}
+
+// FileOf reads, for Listing, a file of the realm that has a JSON value in each line.
+func FileOf[T any](a *App, path string) func(context.Context, []string) ([]T, error) {
+	return func(ctx context.Context, _ []string) ([]T, error) {
+		c, err := a.Client(ctx)
+		if err != nil {
+			return nil, err
+		}
+		return Lines[T](ctx, c, path)
+	}
+}
+
+// KnownLines is Lines of a file in which a machine that does not answer has a line that says so.
+func KnownLines[T any](ctx context.Context, c *sdk.Client, path string) (all []T, missing []state.UsageMissing,
+	err error) {
+	lines, err := Lines[json.RawMessage](ctx, c, path)
+	for _, line := range lines {
+		var one T
+		var m state.UsageMissing
+		switch bad := cmp.Or(json.Unmarshal(line, &m), json.Unmarshal(line, &one)); {
+		case bad != nil:
+			return nil, nil, sigma.Wrap("sigma.lines", path, bad)
+		case m.Missing != "":
+			missing = append(missing, m)
+		default:
+			all = append(all, one)
+		}
+	}
+	return all, missing, err
+}
+
+// Value reads a file of the realm that has one JSON value.
+func Value[T any](ctx context.Context, c *sdk.Client, path string) (v T, err error) {
+	text, _, err := c.Get(ctx, path)
+	if err == nil {
+		err = json.Unmarshal(text, &v)
+	}
+	return v, err
+}
+
+// Mapped gives what of makes of each.
+func Mapped[S, T any](from []S, of func(S) T) []T {
+	to := make([]T, len(from))
+	for i, x := range from {
+		to[i] = of(x)
+	}
+	return to
 }
 
 // Count is a number of things in words.

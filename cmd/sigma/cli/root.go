@@ -263,9 +263,15 @@ More about one: {{.CommandPath}} COMMAND --help{{end}}
 `
 
 // finish gives every command --realm, and -r where the command has no -r (recursive) of its own,
-// and what else is the same for all.
+// and what else is the same for all: a command without a check takes no arguments, and the verbs ls
+// and rm of a noun have longer names too.
 func (a *App) finish(cmd *cobra.Command) {
 	cmd.DisableFlagsInUseLine = true
+	if cmd.HasParent() && cmd.Parent().HasParent() {
+		if other := map[string]string{"ls": "list", "rm": "remove"}[cmd.Name()]; other != "" {
+			cmd.Aliases = append(cmd.Aliases, other)
+		}
+	}
 	if f := cmd.Flags(); f.Lookup("realm") == nil {
 		short := "r"
 		if f.ShorthandLookup(short) != nil {
@@ -280,7 +286,7 @@ func (a *App) finish(cmd *cobra.Command) {
 	case cmd.Name() == "completion":
 		cmd.Args = unknownCommand
 		cmd.RunE = needsCommand
-	case cmd.HasParent() && cmd.Parent().Name() == "completion":
+	case cmd.Args == nil, cmd.HasParent() && cmd.Parent().Name() == "completion":
 		cmd.Args = Between(0, 0)
 	}
 	for _, c := range cmd.Commands() {

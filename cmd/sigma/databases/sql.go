@@ -171,45 +171,14 @@ func (a *app) sqlRegister(ctx context.Context, c registrar, name, url, address s
 }
 
 func newSQLLsCommand(a *app) *cobra.Command {
-	quiet := false
-	cmd := &cobra.Command{
-		Use:     "ls [-q]",
-		Aliases: []string{"list"},
-		Short:   "List the databases of the realm",
+	return cli.Listing(a.App, &cobra.Command{
+		Use:   "ls [-q]",
+		Short: "List the databases of the realm",
 		Long: `List the databases of the realm: who keeps them, how large they are as far as sigmaOS
 knows, and how many sessions are open.`,
 		Example: `  sudo sigma sql ls
   sudo sigma sql ls --json`,
-		Args: cli.Between(0, 0),
-		RunE: a.InRealm(func(ctx context.Context, c *sdk.Client, _ []string) error {
-			return a.sqlLs(ctx, c, quiet)
-		}),
-	}
-	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "print names only")
-	return cmd
-}
-
-func (a *app) sqlLs(ctx context.Context, c *sdk.Client, quiet bool) error {
-	entries, err := c.ReadDir(ctx, databasesDir)
-	if err != nil {
-		return err
-	}
-	list := []query.Info{}
-	for _, e := range entries {
-		text, _, err := c.Get(ctx, databasesDir+"/"+e.Name+"/"+query.InfoFile)
-		if sigma.KindOf(err) == sigma.KindNotFound && err != nil { // it was removed just now
-			continue
-		}
-		var i query.Info
-		if err == nil {
-			err = json.Unmarshal(text, &i)
-		}
-		if err != nil {
-			return err
-		}
-		list = append(list, i)
-	}
-	return cli.PrintList(a.App, list, quiet, func(i query.Info) []any {
+	}, a.databases, func(i query.Info) []any {
 		size := "-"
 		if i.Bytes != nil {
 			size = sigma.Bytes(*i.Bytes).String()
@@ -218,11 +187,42 @@ func (a *app) sqlLs(ctx context.Context, c *sdk.Client, quiet bool) error {
 	}, "DATABASE", "ENGINE", "SIZE", "SESSIONS")
 }
 
+func (a *app) databases(ctx context.Context, _ []string) ([]query.Info, error) {
+	c, err := a.Client(ctx)
+	if err != nil {
+		return nil, err
+	}
+	entries, err := c.ReadDir(ctx, databasesDir)
+	list := []query.Info{}
+	for _, e := range entries {
+		i, err := infoOf(ctx, c, e.Name)
+		switch {
+		case err == nil:
+			list = append(list, i)
+		case sigma.KindOf(err) != sigma.KindNotFound: // else it was removed just now
+			return nil, err
+		}
+	}
+	return list, err
+}
+
+func infoOf(ctx context.Context, c *sdk.Client, name string) (query.Info, error) {
+	return cli.Value[query.Info](ctx, c, databasesDir+"/"+name+"/"+query.InfoFile)
+}
+
+// missing is the error err, or a better one if it says that there is no database of that name.
+func missing(err error, name, hint string) error {
+	if err != nil && sigma.KindOf(err) == sigma.KindNotFound {
+		return &sigma.Error{Op: "sigma.sql", Kind: sigma.KindNotFound, Hint: "list databases with: sigma sql ls" + hint,
+			Msg: fmt.Sprintf("there is no database %q", name)}
+	}
+	return err
+}
+
 func newSQLRmCommand(a *app) *cobra.Command {
 	return &cobra.Command{
-		Use:     "rm NAME...",
-		Aliases: []string{"remove"},
-		Short:   "Remove databases",
+		Use:   "rm NAME...",
+		Short: "Remove databases",
 		Long: `Remove databases of the realm, with all that is in them, and end their sessions. One
 that another server keeps is only forgotten: what is in it stays there.`,
 		Example: `  sudo sigma sql rm shop`,
@@ -241,18 +241,10 @@ func (a *app) sqlRm(ctx context.Context, names []string) error {
 	if err != nil {
 		return err
 	}
-	for _, n := range names {
-		text, _, err := c.Get(ctx, databasesDir+"/"+n+"/"+query.InfoFile)
-		var i query.Info
-		if err == nil {
-			err = json.Unmarshal(text, &i)
-		}
-		if sigma.KindOf(err) == sigma.KindNotFound && err != nil {
-			return &sigma.Error{Op: "sigma.sqlRm", Kind: sigma.KindNotFound, Msg: fmt.Sprintf("there is no database %q",
-				n), Hint: "list databases with: sigma sql ls"}
-		}
+	return cli.EachDone(a.App, names, func(n string) error {
+		i, err := infoOf(ctx, c, n)
 		if err != nil {
-			return err
+			return missing(err, n, "")
 		}
 		if err := c.Remove(ctx, databasesDir+"/"+n); err != nil {
 			return err
@@ -263,9 +255,8 @@ func (a *app) sqlRm(ctx context.Context, names []string) error {
 				return err
 			}
 		}
-		fmt.Fprintln(a.Out, n)
-	}
-	return nil
+		return nil
+	})
 }
 
 // sql runs the statements of in; whole says that all of it is one.
@@ -278,12 +269,8 @@ func (a *app) sql(ctx context.Context, name string, in io.Reader, whole bool, o 
 		return err
 	}
 	f, err := c.Handle(ctx, databasesDir+"/"+name+"/"+query.SessionFile)
-	if sigma.KindOf(err) == sigma.KindNotFound && err != nil {
-		return &sigma.Error{Op: "sigma.sql", Kind: sigma.KindNotFound, Msg: fmt.Sprintf("there is no database %q",
-			name), Hint: "list databases with: sigma sql ls; make one with: sigma sql create NAME"}
-	}
 	if err != nil {
-		return err
+		return missing(err, name, "; make one with: sigma sql create NAME")
 	}
 	defer f.Close()
 	if err := f.Open(ctx, sigma.OpenReadWrite); err != nil {

@@ -57,8 +57,7 @@ how a new version takes the place of the old one (docs/reference/fleet.md). A co
 is a proc of the realm that initd keeps, starts and ends members accordingly. "apply" starts it.`,
 		newFleetPlanCommand(a), newFleetApplyCommand(a),
 		&cobra.Command{
-			Use: "ls", Aliases: []string{"list"}, Short: "List the realm's fleets",
-			Args:    cli.Between(0, 0),
+			Use: "ls", Short: "List the realm's fleets",
 			Long:    "List the realm's fleets: how many members are wanted and serve, and how busy they are.",
 			Example: "  sudo sigma fleet ls",
 			RunE: func(cmd *cobra.Command, _ []string) error {
@@ -84,26 +83,23 @@ of the last time in which it served), and how many requests a second it serves.`
 would: for a program that was stored anew under the same path.`, (*fleet.Client).Roll),
 		a.fleetChange("undo NAME", "Go back to the description before", `Go back: to the revision that is being replaced, while members are, else to the description that
 was in force before.`, (*fleet.Client).Undo),
-		&cobra.Command{
+		cli.Listing(a.App, &cobra.Command{
 			Use: "history NAME", Short: "List what was in force",
 			Args:    cli.Between(1, 1),
 			Long:    "List the descriptions of a fleet that were in force, oldest first: who set them and what it was.",
 			Example: "  sudo sigma fleet history web",
-			RunE: func(cmd *cobra.Command, args []string) error {
-				return a.withFleets(cmd.Context(), func(ctx context.Context, c *fleet.Client) error {
-					rs, err := c.History(ctx, args[0])
-					if err != nil {
-						return err
-					}
-					return cli.PrintList(a.App, rs, false, func(r fleet.Record) []any {
-						return []any{r.Generation, r.Revision, r.At.Format(time.DateTime), cli.OrElse(r.By, "-"),
-							r.What}
-					}, "GENERATION", "REVISION", "TIME", "BY", "WHAT")
-				})
-			}},
+		}, func(ctx context.Context, args []string) (rs []fleet.Record, err error) {
+			err = a.withFleets(ctx, func(ctx context.Context, c *fleet.Client) error {
+				rs, err = c.History(ctx, args[0])
+				return err
+			})
+			return rs, err
+		}, func(r fleet.Record) []any {
+			return []any{r.Generation, r.Revision, r.At.Format(time.DateTime), cli.OrElse(r.By, "-"), r.What}
+		}, "GENERATION", "REVISION", "TIME", "BY", "WHAT"),
 		newFleetExplainCommand(a),
 		&cobra.Command{
-			Use: "rm NAME...", Aliases: []string{"remove"}, Short: "Remove fleets",
+			Use: "rm NAME...", Short: "Remove fleets",
 			Args: cli.Between(1, -1),
 			Long: `Remove fleets. Their members are asked to go and have their grace; then what there is of
 the fleet goes. It does not wait for that.`,

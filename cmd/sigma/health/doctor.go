@@ -64,7 +64,6 @@ nothing. A part that has not answered after 1.2 s is down, and so is a machine t
 lost. Exit code 1 if something is missing or down.`,
 		Example: `  sigma doctor
   sigma doctor --json | jq '.[] | select(.state != "ok")'`,
-		Args: cli.Between(0, 0),
 		RunE: func(cmd *cobra.Command, _ []string) error { return a.doctor(cmd.Context()) },
 	}
 }

@@ -12,8 +12,8 @@ import (
 
 	"sigmaos.dev/cmd/sigma/cli"
 	"sigmaos.dev/cmd/sigma/datadir"
-	"sigmaos.dev/cmd/sigma/members"
 	"sigmaos.dev/cmd/sigma/term"
+	"sigmaos.dev/identity"
 	"sigmaos.dev/machines"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
@@ -32,22 +32,28 @@ func Commands(base *cli.App) []*cobra.Command {
 }
 
 type StatusJSON struct {
-	Running  bool                    `json:"running"`
-	Data     string                  `json:"data"`
-	PID      int                     `json:"pid,omitempty"` // of the keeper, the parent of everything
-	Machine  string                  `json:"machine,omitempty"`
-	Version  string                  `json:"version,omitempty"`
-	Services []serviceJSON           `json:"services"`
-	Member   *members.MembershipJSON `json:"membership,omitempty"`
-	Down     []finding               `json:"down"` // as sigma doctor says it
+	Running  bool            `json:"running"`
+	Data     string          `json:"data"`
+	PID      int             `json:"pid,omitempty"` // of the keeper, the parent of everything
+	Machine  sigma.MachineID `json:"machine,omitempty"`
+	Version  string          `json:"version,omitempty"`
+	Services []serviceJSON   `json:"services"`
+	Member   *membership     `json:"membership,omitempty"`
+	Down     []finding       `json:"down"` // as sigma doctor says it
 }
 
 type serviceJSON struct {
-	Name     string    `json:"name"`
-	State    string    `json:"state"`
-	Since    time.Time `json:"since"`
-	Restarts uint32    `json:"restarts"`
-	Proc     string    `json:"proc,omitempty"`
+	Name     string       `json:"name"`
+	State    string       `json:"state"`
+	Since    time.Time    `json:"since"`
+	Restarts uint32       `json:"restarts"`
+	Proc     sigma.ProcID `json:"proc,omitempty"`
+}
+
+// membership is this machine's place in its system, as this machine knows it.
+type membership struct {
+	machines.Membership
+	Quorum bool `json:"quorum"`
 }
 
 func newStatusCommand(a *app) *cobra.Command {
@@ -60,7 +66,6 @@ of the system does not answer. The exit code is 1 if no system is running, or if
 sigmad does not answer within 1.2 s; of what else is wrong sigma doctor has an exit code.`,
 		Example: `  sudo sigma status
   sudo sigma status --json`,
-		Args: cli.Between(0, 0),
 		RunE: func(cmd *cobra.Command, _ []string) error { return a.status(cmd.Context()) },
 	}
 }
@@ -87,14 +92,17 @@ func (a *app) status(ctx context.Context) error {
 	if p.err != nil && (a.Addr != "" || len(p.down()) == 0) { // nobody knows that it runs, or it answered and refused
 		return p.err
 	}
-	st.Running, st.Machine, st.Version, st.Member, st.Down = true, string(p.machine), p.version,
-		members.MembershipToJSON(p.member), p.down()
+	st.Running, st.Machine, st.Version, st.Down = true, p.machine, p.version, p.down()
+	if p.member.System != "" {
+		p.member.Expiries = append([]identity.Expiry{}, p.member.Expiries...) // [] if there are none
+		st.Member = &membership{p.member, p.member.Quorum()}
+	}
 	if p.err != nil {
 		p.services = []sigmap.Service{{Name: "sigmad", State: "silent"}}
 	}
-	for _, s := range p.services {
-		st.Services = append(st.Services, serviceJSON{s.Name, s.State, s.Since, s.Restarts, string(s.Proc)})
-	}
+	st.Services = cli.Mapped(p.services, func(s sigmap.Service) serviceJSON {
+		return serviceJSON{s.Name, s.State, s.Since, s.Restarts, s.Proc}
+	})
 	if a.JSON {
 		if p.err != nil {
 			return withCodeOnly(cli.ExitFailure, a.PrintJSON(st))

@@ -54,7 +54,6 @@ A system that does not answer is stopped through its launcher. It is a failure (
 code 1) if no system runs on DATA; what a killed one left on the host is removed then.`,
 		Example: `  sudo sigma down
   sudo sigma down --now`,
-		Args: cli.Between(0, 0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if _, is := a.Guest(); is {
 				return &sigma.Error{Op: "sigma.down", Kind: sigma.KindPermission,

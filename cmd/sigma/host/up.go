@@ -89,7 +89,6 @@ each start and by "sigma doctor".`,
   sudo sigma up --machines 3 --detach
   sudo sigma up --etcd etcd-1:2379,etcd-2:2379 --etcd-ca ca.pem --etcd-cert me.pem --etcd-key me.key
   sigma up --rootless --detach`,
-		Args:        cli.Between(0, 0),
 		Annotations: map[string]string{cli.OwnSignals: ""},
 		RunE:        func(cmd *cobra.Command, _ []string) error { return a.up(cmd.Context(), o) },
 	}

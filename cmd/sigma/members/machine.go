@@ -67,9 +67,8 @@ joins with sigma join, and is known by its name from then on.`,
 func newMachineLsCommand(a *app) *cobra.Command {
 	var quiet, watch bool
 	cmd := &cobra.Command{
-		Use:     "ls [-q] [-w]",
-		Aliases: []string{"list"},
-		Short:   "List the machines of the system",
+		Use:   "ls [-q] [-w]",
+		Short: "List the machines of the system",
 		Long: `List the machines of the system. STATE is
 
   alive     it is heard
@@ -80,7 +79,6 @@ and says also whether it gets new procs: not while it is cordoned or draining. C
 says whether it holds a part of the control plane. * marks this machine.`,
 		Example: `  sudo sigma machine ls
   sudo sigma machine ls --json | jq -r '.[] | select(.state == "lost") | .name'`,
-		Args: cli.Between(0, 0),
 		RunE: func(cmd *cobra.Command, _ []string) error { return a.machineLs(cmd.Context(), quiet, watch) },
 	}
 	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "print names only")
@@ -126,11 +124,9 @@ func (a *app) machineLs(ctx context.Context, quiet, watch bool) error {
 
 func (a *app) printMachines(out *strings.Builder, all []sigma.MachineInfo, self sigma.MachineID, quiet bool) error {
 	if a.JSON {
-		list := make([]state.Machine, len(all))
-		for i, m := range all {
-			list[i] = state.OfMachine(m, self)
-		}
-		return cli.WriteJSON(out, list)
+		return cli.WriteJSON(out, cli.Mapped(all, func(m sigma.MachineInfo) state.Machine {
+			return state.OfMachine(m, self)
+		}))
 	}
 	if quiet {
 		for _, m := range all {
@@ -221,11 +217,12 @@ func (a *app) machineInspect(ctx context.Context, words []string) error {
 		return err
 	}
 	if a.JSON {
-		list := make([]state.Machine, len(found))
-		for i, f := range found {
-			list[i] = state.OfMachine(f, m.Self)
+		var text strings.Builder
+		if err := a.printMachines(&text, found, m.Self, false); err != nil {
+			return err
 		}
-		return a.PrintJSON(list)
+		_, err := fmt.Fprint(a.Out, text.String())
+		return err
 	}
 	for i, f := range found {
 		if i > 0 {
@@ -240,30 +237,19 @@ func (a *app) machineInspect(ctx context.Context, words []string) error {
 
 func (a *app) printMachine(m sigma.MachineInfo) error {
 	t := term.NewTable(a.Out)
-	t.Row("name", m.ID)
-	t.Row("state", machineState(m))
-	t.Row("address", cli.OrElse(m.Address, "none: others cannot reach it"))
-	t.Row("control", yesNo(m.Control))
-	t.Row("cpu", cores(m.CPU))
-	t.Row("memory", m.Memory)
-	for _, l := range labelWords(m.Labels) {
-		t.Row("label", l)
-	}
-	t.Row("version", cli.OrElse(m.Version, "-"))
-	t.Row("incarnation", uint64(m.Incarnation))
+	t.Pairs("name", m.ID, "state", machineState(m), "address", cli.OrElse(m.Address, "none: others cannot reach it"),
+		"control", yesNo(m.Control), "cpu", cores(m.CPU), "memory", m.Memory)
+	term.RowsOf(t, "label", labelWords(m.Labels))
+	t.Pairs("version", cli.OrElse(m.Version, "-"), "incarnation", uint64(m.Incarnation))
 	if m.Fence != 0 {
 		t.Row("fence", uint64(m.Fence))
 	}
-	t.Row("joined", m.Joined.UTC().Format(time.RFC3339))
-	t.Row("heard", cli.OrElse(heardWords(m.Heard), "-"))
-	return t.Print()
-}
-
-func heardWords(at time.Time) string {
-	if at.IsZero() || at.Unix() <= 0 {
-		return ""
+	heard := term.Ago(m.Heard)
+	if heard != "-" {
+		heard += " ago"
 	}
-	return term.Ago(at) + " ago"
+	t.Pairs("joined", m.Joined.UTC().Format(time.RFC3339), "heard", heard)
+	return t.Print()
 }
 
 func NotThere(name string) error {
@@ -271,40 +257,8 @@ func NotThere(name string) error {
 		name), Hint: "list machines with: sigma machine ls"}
 }
 
-// MembershipJSON is this machine's place in its system, as this machine knows it.
-type MembershipJSON struct {
-	System       string       `json:"system"`
-	Incarnation  uint64       `json:"incarnation"`
-	Address      string       `json:"address,omitempty"`
-	Machines     uint32       `json:"machines"`
-	Alive        uint32       `json:"alive"`
-	Control      uint32       `json:"control"`
-	ControlAlive uint32       `json:"control_alive"`
-	Silent       uint32       `json:"silent"` // control machines that do not answer this one and are not declared lost
-	Quorum       bool         `json:"quorum"`
-	Expiries     []expiryJSON `json:"expiries"`
-}
-
-type expiryJSON struct {
-	What string    `json:"what"` // certificate or authority
-	At   time.Time `json:"at"`
-	Warn bool      `json:"warn"` // it should have been renewed before now
-}
-
 // Membership asks this machine's sigmad.
 func (m *Connection) Membership(ctx context.Context) (out machines.Membership, err error) {
 	err = m.served.Ask(ctx, machines.CallMembership, nil, func(c *sigmap.Coder) { machines.CodeMembership(c, &out) })
 	return out, err
-}
-
-func MembershipToJSON(m machines.Membership) *MembershipJSON {
-	if m.System == "" {
-		return nil
-	}
-	j := &MembershipJSON{string(m.System), uint64(m.Incarnation), m.Address, m.Machines, m.Alive, m.Controls, m.Voting,
-		m.Silent, m.Quorum(), []expiryJSON{}}
-	for _, e := range m.Expiries {
-		j.Expiries = append(j.Expiries, expiryJSON{e.What, e.At, e.Warn})
-	}
-	return j
 }

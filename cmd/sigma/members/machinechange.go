@@ -212,9 +212,8 @@ func (a *app) procsOn(ctx context.Context, system *sdk.Client, id sigma.MachineI
 func newMachineRmCommand(a *app) *cobra.Command {
 	force := false
 	cmd := &cobra.Command{
-		Use:     "rm [--force] MACHINE...",
-		Aliases: []string{"remove"},
-		Short:   "Remove machines from the system",
+		Use:   "rm [--force] MACHINE...",
+		Short: "Remove machines from the system",
 		Long: `Remove machines from the system: their links end, their certificates are refused from
 then on, and their names are free. A machine that is alive and was not drained is only
 removed with --force, which loses its procs. One that holds a part of the control plane

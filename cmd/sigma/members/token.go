@@ -47,7 +47,6 @@ system's, which sees what procs on it do: pass it on like a password.
 There must be a machine that others can reach: started with sigma up --address.`,
 		Example: `  sudo sigma token create
   sudo sigma token create --uses 20 --ttl 24h`,
-		Args: cli.Between(0, 0),
 		RunE: func(cmd *cobra.Command, _ []string) error { return a.tokenCreate(cmd.Context(), uses, ttl) },
 	}
 	cmd.Flags().IntVar(&uses, "uses", 1,
@@ -116,20 +115,22 @@ func (m *Connection) joinAddress(ctx context.Context) string {
 }
 
 func newTokenLsCommand(a *app) *cobra.Command {
-	quiet := false
-	cmd := &cobra.Command{
-		Use:     "ls [-q]",
-		Aliases: []string{"list"},
-		Short:   "List tokens",
+	cmd := cli.Listing(a.App, &cobra.Command{
+		Use:   "ls [-q]",
+		Short: "List tokens",
 		Long: `List tokens: how many uses are left, until when they are good, and whether they still
 are. Those that ended are listed for a day. Secrets are not shown: nobody has them but
 who made the token.`,
 		Example: `  sudo sigma token ls
   sudo sigma token ls --json`,
-		Args: cli.Between(0, 0),
-		RunE: func(cmd *cobra.Command, _ []string) error { return a.tokenLs(cmd.Context(), quiet) },
-	}
-	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "print ids only")
+	}, a.tokens, func(k TokenJSON) []any {
+		expires := "-"
+		if k.State == "good" {
+			expires = "in " + term.Short(time.Until(k.Expires))
+		}
+		return []any{k.ID, k.State, k.Uses, term.Ago(k.Made), expires}
+	}, "TOKEN", "STATE", "USES LEFT", "AGE", "EXPIRES")
+	cmd.Flags().Lookup("quiet").Usage = "print ids only"
 	return cmd
 }
 
@@ -145,28 +146,17 @@ func tokenState(t machines.Token, now time.Time) string {
 	return "good"
 }
 
-func (a *app) tokenLs(ctx context.Context, quiet bool) error {
+func (a *app) tokens(ctx context.Context, _ []string) ([]TokenJSON, error) {
 	m, err := Open(ctx, a.App)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	tokens, err := m.Tokens(ctx)
-	if err != nil {
-		return err
-	}
 	slices.SortFunc(tokens, func(x, y machines.Token) int { return x.Made.Compare(y.Made) })
-	list := make([]TokenJSON, len(tokens))
-	for i, t := range tokens {
-		list[i] = TokenJSON{ID: string(t.ID), State: tokenState(t, time.Now()), Uses: t.Uses, Made: t.Made,
+	return cli.Mapped(tokens, func(t machines.Token) TokenJSON {
+		return TokenJSON{ID: string(t.ID), State: tokenState(t, time.Now()), Uses: t.Uses, Made: t.Made,
 			Expires: t.Expires}
-	}
-	return cli.PrintList(a.App, list, quiet, func(k TokenJSON) []any {
-		expires := "-"
-		if k.State == "good" {
-			expires = "in " + term.Short(time.Until(k.Expires))
-		}
-		return []any{k.ID, k.State, k.Uses, term.Ago(k.Made), expires}
-	}, "TOKEN", "STATE", "USES LEFT", "AGE", "EXPIRES")
+	}), err
 }
 
 func newTokenRevokeCommand(a *app) *cobra.Command {

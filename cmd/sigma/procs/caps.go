@@ -56,8 +56,18 @@ type viewEntryJSON struct {
 	Rights string `json:"rights"`
 }
 
+func capsToJSON(c *sigmap.Caps) capsJSON {
+	return capsJSON{ID: c.ID, Realm: c.Realm, Machine: c.Machine, All: c.All,
+		View: cli.Mapped(c.View, func(e sigma.ViewEntry) viewEntryJSON {
+			return viewEntryJSON{e.Path, e.Target, e.Rights.String()}
+		}), SeenBy: append([]sigma.ProcID{}, c.Kin...), Endpoints: cli.Mapped(c.Listens, sigma.Endpoint.String),
+		Dials: cli.Mapped(c.Read, sigma.Endpoint.String), Entered: c.Entered,
+		Leases: append([]sigma.LeaseID{}, c.Leases...), Profile: c.Profile, Memory: uint64(c.Memory), Tasks: c.Tasks,
+		Files: c.Files}
+}
+
 func (a *app) caps(ctx context.Context, c *sdk.Client, args []string) error {
-	ids, err := findProcs(ctx, c, []string{args[0]})
+	ids, err := findProcs(ctx, c, args)
 	if err != nil {
 		return err
 	}
@@ -71,32 +81,9 @@ func (a *app) caps(ctx context.Context, c *sdk.Client, args []string) error {
 	return a.printCaps(&caps)
 }
 
-func capsToJSON(c *sigmap.Caps) capsJSON {
-	j := capsJSON{ID: c.ID, Realm: c.Realm, Machine: c.Machine, All: c.All, View: []viewEntryJSON{},
-		SeenBy: append([]sigma.ProcID{}, c.Kin...), Endpoints: endpointTexts(c.Listens), Dials: endpointTexts(c.Read),
-		Entered: c.Entered, Leases: append([]sigma.LeaseID{}, c.Leases...), Profile: c.Profile,
-		Memory: uint64(c.Memory), Tasks: c.Tasks, Files: c.Files}
-	for _, e := range c.View {
-		j.View = append(j.View, viewEntryJSON{e.Path, e.Target, e.Rights.String()})
-	}
-	return j
-}
-
-func endpointTexts(es []sigma.Endpoint) []string {
-	out := []string{}
-	for _, e := range es {
-		out = append(out, e.String())
-	}
-	return out
-}
-
 func (a *app) printCaps(c *sigmap.Caps) error {
 	t := term.NewTable(a.Out)
-	t.Row("id", string(c.ID))
-	t.Row("realm", string(c.Realm))
-	if c.Machine != "" {
-		t.Row("machine", string(c.Machine))
-	}
+	t.Pairs("id", c.ID, "realm", c.Realm, "machine", c.Machine)
 	switch {
 	case c.All:
 		t.Row("sees", "all of its realm")
@@ -106,25 +93,14 @@ func (a *app) printCaps(c *sigmap.Caps) error {
 	for _, e := range c.View {
 		t.Row("sees", fmt.Sprintf("%s = %s %v", e.Path, e.Target, e.Rights))
 	}
-	for _, id := range c.Kin {
-		t.Row("seen by", string(id))
-	}
-	for _, e := range c.Listens {
-		t.Row("listens", e.String())
-	}
-	for _, e := range c.Read {
-		t.Row("may dial", e.String())
-	}
+	term.RowsOf(t, "seen by", c.Kin)
+	term.RowsOf(t, "listens", c.Listens)
+	term.RowsOf(t, "may dial", c.Read)
 	if c.Entered > 0 {
-		t.Row("trees entered", fmt.Sprint(c.Entered))
+		t.Row("trees entered", c.Entered)
 	}
-	for _, l := range c.Leases {
-		t.Row("lease", fmt.Sprint(uint64(l)))
-	}
-	t.Row("profile", string(c.Profile))
-	t.Row("memory limit", c.Memory.String())
-	t.Row("tasks limit", fmt.Sprint(c.Tasks))
-	t.Row("files limit", fmt.Sprint(c.Files))
+	term.RowsOf(t, "lease", c.Leases)
+	t.Pairs("profile", c.Profile, "memory limit", c.Memory, "tasks limit", c.Tasks, "files limit", c.Files)
 	return t.Print()
 }
 

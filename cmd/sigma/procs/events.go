@@ -48,7 +48,6 @@ With --cursor-file the position is kept in FILE, and the next run goes on from t
 		Example: `  sudo sigma events -w
   sudo sigma events --event machine --event daemon.ended
   sudo sigma events --all --json --cursor-file /var/lib/me/cursor`,
-		Args: cli.Between(0, 0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			for _, e := range o.events {
 				if !slices.ContainsFunc(state.Events, func(known string) bool { return isEvent(known, e) }) {

@@ -3,7 +3,6 @@ package procs
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -77,24 +76,14 @@ func (a *app) explain(ctx context.Context, c *sdk.Client, words []string) error 
 // decisions are all that the realm is told of, in order of time; last those that say what is
 // missing.
 func decisions(ctx context.Context, c *sdk.Client) (all []decision.Record, err error) {
-	text, _, err := c.Get(ctx, "/sys/decisions")
-	if err != nil {
-		return nil, err
-	}
-	for line := range strings.Lines(string(text)) {
-		var r decision.Record
-		if err := json.Unmarshal([]byte(line), &r); err != nil {
-			return nil, err
-		}
-		all = append(all, r)
-	}
+	all, err = cli.Lines[decision.Record](ctx, c, "/sys/decisions")
 	slices.SortStableFunc(all, func(a, b decision.Record) int {
 		if a.At == b.At {
 			return cmp.Compare(a.Seq, b.Seq)
 		}
 		return cmp.Or(cmp.Compare(a.Missing, b.Missing), a.Time.Compare(b.Time))
 	})
-	return all, nil
+	return all, err
 }
 
 // explainOne finds a proc by its id, the start of that or its name: of several with that name the
@@ -195,10 +184,9 @@ func (e *explained) sayMember(ctx context.Context, c *sdk.Client, p *sigma.ProcI
 		return
 	}
 	why := "its fleet asks for it"
-	text, _, _ := c.Get(ctx, fleet.Dir(name)+"/decisions") // what cannot be read says nothing
-	for line := range strings.Lines(string(text)) {
-		var d fleet.Decision
-		if json.Unmarshal([]byte(line), &d) == nil && d.Reason == fleet.ReasonNear && d.Machine == near &&
+	ds, _ := cli.Lines[fleet.Decision](ctx, c, fleet.Dir(name)+"/decisions") // what cannot be read says nothing
+	for _, d := range ds {
+		if d.Reason == fleet.ReasonNear && d.Machine == near &&
 			!d.Time.After(p.Times.Spawned.Add(clocksMax)) {
 			why = d.Why
 		}
@@ -245,10 +233,6 @@ func (e *explained) sayOthers(p *sigma.ProcInfo, noted []decision.Record) {
 
 // nearOf is the machine where a proc should be; none if it is all the same, or not known any more.
 func nearOf(ctx context.Context, c *sdk.Client, id sigma.ProcID) sigma.MachineID {
-	var d state.Descriptor
-	if text, _, err := c.Get(ctx, sigma.JoinPath(sigma.NameProc, string(id), "descriptor")); err != nil ||
-		json.Unmarshal(text, &d) != nil {
-		return ""
-	}
+	d, _ := cli.Value[state.Descriptor](ctx, c, sigma.JoinPath(sigma.NameProc, string(id), "descriptor"))
 	return sigma.MachineID(d.Near)
 }

@@ -1,6 +1,7 @@
 package procs
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strings"
@@ -24,23 +25,32 @@ func newInitCommand(a *app) *cobra.Command {
 		`Registered procs are started again when they end, when their machine is lost, and after a
 restart of the whole system. One instance of each runs at a time.`,
 		newInitAddCommand(a), newInitLsCommand(a),
-		&cobra.Command{Use: "rm NAME...", Aliases: []string{"remove"}, Short: "Let registered procs end for good",
+		&cobra.Command{Use: "rm NAME...", Short: "Let registered procs end for good",
 			Long: `Remove registrations. Each proc is asked to go, and killed if it has not within 5 s; then its
 registration is gone. The name may be registered again at once: the new proc is started when
-the old one has ended.`, Example: "  sudo sigma init rm web", Args: cli.Between(1, -1), RunE: func(cmd *cobra.Command, args []string) error {
-				return a.initEach(cmd.Context(), args, (*sdk.Client).Unregister)
-			}},
+the old one has ended.`, Example: "  sudo sigma init rm web", Args: cli.Between(1, -1),
+			RunE: a.initEach((*sdk.Client).Unregister)},
 		&cobra.Command{Use: "restart NAME...", Short: "End instances of registered procs and start others",
 			Long: `Ask the procs of registrations to go, and kill those that have not within 5 s. Another is
 started when each has ended; at once if none runs, also of those that have ended, given up or
-wait for a pause to pass. A proc with --most N may be started N times again then.`, Example: "  sudo sigma init restart web", Args: cli.Between(1, -1), RunE: func(cmd *cobra.Command, args []string) error {
-				return a.initEach(cmd.Context(), args, (*sdk.Client).Restart)
-			}},
-		&cobra.Command{Use: "log NAME", Short: "Show the instances that a registered proc had",
+wait for a pause to pass. A proc with --most N may be started N times again then.`, Example: "  sudo sigma init restart web", Args: cli.Between(1, -1),
+			RunE: a.initEach((*sdk.Client).Restart)},
+		cli.Listing(a.App, &cobra.Command{Use: "log NAME", Short: "Show the instances that a registered proc had",
 			Long: `Show the latest 32 instances of a registered proc, oldest first: when each was spawned, how
-long it was there, and how it ended.`, Example: "  sudo sigma init log web\n  sudo sigma init log --json web", Args: cli.Between(1, 1), RunE: func(cmd *cobra.Command, args []string) error {
-				return a.initLog(cmd.Context(), args[0])
-			}},
+long it was there, and how it ended.`, Example: "  sudo sigma init log web\n  sudo sigma init log --json web",
+			Args: cli.Between(1, 1)}, a.initLog, func(i state.Instance) []any {
+			lasted, end := time.Since(i.Begun), "-"
+			if i.Ended != nil {
+				lasted = i.Ended.Sub(i.Begun)
+			}
+			if s := i.Status; s != nil {
+				end = fmt.Sprintf("%s (%d)", s.Code, s.ExitCode)
+				if s.Message != "" {
+					end += ": " + s.Message
+				}
+			}
+			return []any{i.Begun.Format(time.DateTime), lasted.Round(time.Millisecond), i.Proc, end}
+		}, "BEGUN", "LASTED", "PROC", "END"),
 	)
 }
 
@@ -79,16 +89,15 @@ proc is asked to go as by "sigma init rm", and the new one is started when it ha
 
 func newInitLsCommand(a *app) *cobra.Command {
 	all := false
-	cmd := &cobra.Command{Use: "ls [--all]", Aliases: []string{"list"}, Short: "List registered procs",
+	cmd := cli.Listing(a.App, &cobra.Command{Use: "ls [--all]", Short: "List registered procs",
 		Long: `List registered procs: running (an instance was spawned and has not ended), waiting (the next
 is due soon), ended (its policy wants no more), given-up (it was started as often as --most
-says), restarting (the instance was asked to go) or removing.`, Example: "  sudo sigma init ls", Args: cli.Between(0, 0), RunE: func(cmd *cobra.Command, _ []string) error {
-			realm := sigma.RealmID(a.Realm)
-			if all {
-				realm = sigma.SystemRealm
-			}
-			return a.initLs(cmd.Context(), realm)
-		}}
+says), restarting (the instance was asked to go) or removing.`, Example: "  sudo sigma init ls"},
+		func(ctx context.Context, _ []string) ([]state.Registration, error) { return a.registrations(ctx, all) },
+		func(r state.Registration) []any {
+			return []any{r.Realm, r.Name, r.State, cli.OrElse(r.Proc, "-"), r.Starts, r.Restart, term.Ago(r.Added),
+				strings.Join(append([]string{r.Program}, r.Args...), " ")}
+		}, "REALM", "NAME", "STATE", "PROC", "STARTS", "RESTART", "AGE", "PROGRAM")
 	cmd.Flags().BoolVarP(&all, "all", "a", false, "of all realms")
 	return cmd
 }
@@ -137,16 +146,18 @@ func (a *app) initAdd(ctx context.Context, o runOptions, r sigma.Registration, a
 }
 
 // initEach does something to registrations, one after another.
-func (a *app) initEach(ctx context.Context, names []string, do func(*sdk.Client, context.Context, string) error) error {
-	c, err := a.Client(ctx)
-	if err != nil {
-		return err
-	}
-	return cli.EachDone(a.App, names, func(n string) error { return sigma.Wrap("sigma.init", n, do(c, ctx, n)) })
+func (a *app) initEach(do func(*sdk.Client, context.Context, string) error) func(*cobra.Command, []string) error {
+	return a.InRealm(func(ctx context.Context, c *sdk.Client, names []string) error {
+		return cli.EachDone(a.App, names, func(n string) error { return sigma.Wrap("sigma.init", n, do(c, ctx, n)) })
+	})
 }
 
-// registrations reads those of a realm.
-func (a *app) registrations(ctx context.Context, realm sigma.RealmID) ([]state.Registration, error) {
+// registrations reads those of the realm, or of all.
+func (a *app) registrations(ctx context.Context, all bool) ([]state.Registration, error) {
+	realm := sigma.RealmID(a.Realm)
+	if all {
+		realm = sigma.SystemRealm
+	}
 	c, err := a.ClientOf(ctx, realm)
 	if err != nil {
 		return nil, err
@@ -154,45 +165,13 @@ func (a *app) registrations(ctx context.Context, realm sigma.RealmID) ([]state.R
 	return cli.Lines[state.Registration](ctx, c, initPath)
 }
 
-func (a *app) initLs(ctx context.Context, realm sigma.RealmID) error {
-	rs, err := a.registrations(ctx, realm)
-	if err != nil {
-		return err
-	}
-	return cli.PrintList(a.App, rs, false, func(r state.Registration) []any {
-		return []any{r.Realm, r.Name, r.State, cli.OrElse(r.Proc, "-"), r.Starts, r.Restart, term.Ago(r.Added),
-			strings.Join(append([]string{r.Program}, r.Args...), " ")}
-	}, "REALM", "NAME", "STATE", "PROC", "STARTS", "RESTART", "AGE", "PROGRAM")
-}
-
-func (a *app) initLog(ctx context.Context, name string) error {
-	rs, err := a.registrations(ctx, sigma.RealmID(a.Realm))
-	if err != nil {
-		return err
-	}
+func (a *app) initLog(ctx context.Context, args []string) ([]state.Instance, error) {
+	rs, err := a.registrations(ctx, false)
 	for _, r := range rs {
-		if r.Name != name {
-			continue
+		if r.Name == args[0] {
+			return r.History, nil
 		}
-		if a.JSON {
-			return a.PrintJSON(r.History)
-		}
-		t := a.Table("BEGUN", "LASTED", "PROC", "END")
-		for _, i := range r.History {
-			lasted, end := time.Since(i.Begun), "-"
-			if i.Ended != nil {
-				lasted = i.Ended.Sub(i.Begun)
-			}
-			if s := i.Status; s != nil {
-				end = fmt.Sprintf("%s (%d)", s.Code, s.ExitCode)
-				if s.Message != "" {
-					end += ": " + s.Message
-				}
-			}
-			t.Row(i.Begun.Format(time.DateTime), lasted.Round(time.Millisecond), i.Proc, end)
-		}
-		return t.Print()
 	}
-	return &sigma.Error{Op: "sigma.initLog", Kind: sigma.KindNotFound, Msg: fmt.Sprintf("no registered proc %.64q",
-		name), Hint: "sigma init ls lists them"}
+	return nil, cmp.Or(err, error(&sigma.Error{Op: "sigma.initLog", Kind: sigma.KindNotFound,
+		Msg: fmt.Sprintf("no registered proc %.64q", args[0]), Hint: "sigma init ls lists them"}))
 }

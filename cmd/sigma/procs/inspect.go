@@ -67,11 +67,7 @@ func (a *app) inspect(ctx context.Context, c *sdk.Client, words []string, timing
 	}
 	a.measureOrSay(ctx, c, found)
 	if a.JSON {
-		list := make([]state.Proc, len(found))
-		for i, p := range found {
-			list[i] = state.OfProc(p)
-		}
-		return a.PrintJSON(list)
+		return a.PrintJSON(cli.Mapped(found, state.OfProc))
 	}
 	for i, p := range found {
 		if i > 0 {
@@ -90,37 +86,23 @@ func (a *app) inspect(ctx context.Context, c *sdk.Client, words []string, timing
 
 func (a *app) printProc(p sigma.ProcInfo) error {
 	t := term.NewTable(a.Out)
-	say := func(what string, v any) {
-		if s := fmt.Sprint(v); s != "" {
-			t.Row(what, s)
-		}
-	}
-	say("id", p.ID)
-	say("name", p.Name)
-	say("realm", p.Realm)
-	say("program", p.Program)
+	t.Pairs("id", p.ID, "name", p.Name, "realm", p.Realm, "program", p.Program)
 	for _, arg := range p.Args {
-		say("argument", fmt.Sprintf("%q", arg))
+		t.Row("argument", fmt.Sprintf("%q", arg))
 	}
-	say("parent", p.Parent)
-	say("machine", p.Machine)
-	say("class", p.Class)
+	t.Pairs("parent", p.Parent, "machine", p.Machine, "class", p.Class)
 	if p.CPU > 0 {
-		say("reserved cores", strconv.FormatFloat(float64(p.CPU)/1000, 'g', -1, 64))
+		t.Row("reserved cores", strconv.FormatFloat(float64(p.CPU)/1000, 'g', -1, 64))
 	}
-	say("profile", state.OfProc(p).Profile)
-	say("memory limit", p.Memory)
-	state := p.State.String()
+	frozen := ""
 	if p.Frozen && p.State == sigma.ProcRunning {
-		state += ", frozen"
+		frozen = ", frozen"
 	}
-	say("state", state)
+	t.Pairs("profile", state.OfProc(p).Profile, "memory limit", p.Memory, "state", p.State.String()+frozen)
 	if p.State == sigma.ProcEnded {
-		say("status", endWords(p.Status))
-		say("exit code", p.Status.ExitCode)
-		say("message", p.Status.Msg)
+		t.Pairs("status", endWords(p.Status), "exit code", p.Status.ExitCode, "message", p.Status.Msg)
 		if n := len(p.Status.Data); n > 0 {
-			say("data", fmt.Sprintf("%d bytes", n))
+			t.Row("data", fmt.Sprintf("%d bytes", n))
 		}
 	}
 	begin := p.Times.Spawned
@@ -132,22 +114,19 @@ func (a *app) printProc(p sigma.ProcInfo) error {
 		switch {
 		case at.t.IsZero() || at.t.Unix() <= 0:
 		case at.what == "spawned":
-			say(at.what, at.t.Format(time.RFC3339Nano))
+			t.Row(at.what, at.t.Format(time.RFC3339Nano))
 		default:
-			say(at.what, "+"+at.t.Sub(begin).Round(time.Microsecond).String())
+			t.Row(at.what, "+"+at.t.Sub(begin).Round(time.Microsecond).String())
 		}
 	}
 	if p.State == sigma.ProcRunning {
-		say("tasks", p.Usage.Tasks)
-		say("memory now", p.Usage.Memory)
+		t.Pairs("tasks", p.Usage.Tasks, "memory now", p.Usage.Memory)
 	}
-	say("memory peak", p.Usage.MemoryPeak)
-	say("user time", p.Usage.UserTime)
-	say("system time", p.Usage.SystemTime)
-	say("output", p.Usage.Output)
-	if t := p.Usage.Traffic; t != (sigma.Traffic{}) {
-		say("sent", fmt.Sprintf("%v in %d messages, %v to other machines", t.Sent, t.Messages, t.Egress))
-		say("received", fmt.Sprintf("%v, %v from other machines", t.Received, t.Ingress))
+	t.Pairs("memory peak", p.Usage.MemoryPeak, "user time", p.Usage.UserTime, "system time", p.Usage.SystemTime,
+		"output", p.Usage.Output)
+	if x := p.Usage.Traffic; x != (sigma.Traffic{}) {
+		t.Row("sent", fmt.Sprintf("%v in %d messages, %v to other machines", x.Sent, x.Messages, x.Egress))
+		t.Row("received", fmt.Sprintf("%v, %v from other machines", x.Received, x.Ingress))
 	}
 	return t.Print()
 }

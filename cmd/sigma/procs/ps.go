@@ -63,7 +63,6 @@ now, of one that has ended the most it used; LIMIT what it may use. TASKS are it
 processes and threads.`,
 		Example: `  sudo sigma ps -a
   sudo sigma kill $(sudo sigma ps -q)`,
-		Args: cli.Between(0, 0),
 		RunE: a.InRealm(func(ctx context.Context, c *sdk.Client, _ []string) error {
 			return a.ps(ctx, c, all, quiet)
 		}),

@@ -52,7 +52,6 @@ shorter than the interval are not seen; they are counted in starts/s.`,
 		Example: `  sudo sigma top
   sudo sigma top --once --sort memory -n 10
   sudo sigma top --json | jq '.realms[] | {realm, cpu_percent}'`,
-		Args: cli.Between(0, 0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			realm := sigma.RealmID("")
 			if cli.RealmGiven(cmd) || a.Getenv("SIGMA_REALM") != "" {

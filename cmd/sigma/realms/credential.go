@@ -174,32 +174,21 @@ func (a *app) credentials(ctx context.Context, realm string) (c *sdk.Client, ser
 }
 
 func newCredentialLsCommand(a *app) *cobra.Command {
-	quiet := false
-	cmd := &cobra.Command{
-		Use:     "ls [-q] REALM",
-		Aliases: []string{"list"},
-		Short:   "List the credentials of a realm",
+	return cli.Listing(a.App, &cobra.Command{
+		Use:   "ls [-q] REALM",
+		Short: "List the credentials of a realm",
 		Long: `List the credentials of a realm with their roles and until when they are good. Those that
 expired are listed for a day. Secrets are not shown: nobody has them but who was given them.`,
 		Example: `  sudo sigma realm credential ls team-a
   sigma --credential owner.credential realm credential ls team-a --json`,
 		Args: cli.Between(1, 1),
-		RunE: func(cmd *cobra.Command, args []string) error { return a.credentialLs(cmd.Context(), args[0], quiet) },
-	}
-	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "print names only")
-	return cmd
-}
-
-func (a *app) credentialLs(ctx context.Context, realm string, quiet bool) error {
-	c, _, err := a.credentials(ctx, realm)
-	if err != nil {
-		return err
-	}
-	all, err := cli.Lines[state.Credential](ctx, c, "/sys/"+sigmap.FileCredentials)
-	if err != nil {
-		return err
-	}
-	return cli.PrintList(a.App, all, quiet, func(k state.Credential) []any {
+	}, func(ctx context.Context, args []string) ([]state.Credential, error) {
+		c, _, err := a.credentials(ctx, args[0])
+		if err != nil {
+			return nil, err
+		}
+		return cli.Lines[state.Credential](ctx, c, "/sys/"+sigmap.FileCredentials)
+	}, func(k state.Credential) []any {
 		expires := "never"
 		if k.Expires != nil {
 			if expires = "expired"; time.Now().Before(*k.Expires) {

@@ -14,7 +14,6 @@ import (
 
 	"sigmaos.dev/cmd/sigma/cli"
 	"sigmaos.dev/cmd/sigma/term"
-	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
 	"sigmaos.dev/state"
@@ -92,22 +91,8 @@ inspect" shows limits and what is used of them.`,
 		},
 	}
 	cmd.Flags().Uint32Var(&shares, "shares", shares, "`N` of what realms share; 1 to 10000")
-	for _, what := range []string{"names", "bytes", "watches", "leases", "sessions", "handles", "scratch"} {
-		of := what
-		if what == "scratch" {
-			of = "bytes of scratch files"
-		}
-		limits[what] = cmd.Flags().String("limit-"+what, "", "`N` "+of+" at most, or default")
-	}
-	for _, f := range []struct{ name, use string }{
-		{"max-cpu", "`CORES` at each machine at most, or default"},
-		{"max-memory", "`SIZE` of memory at each machine at most, or default"},
-		{"min-cpu", "`CORES` that latency-critical procs can always reserve, or default"},
-		{"min-memory", "`SIZE` of memory that they can always reserve, or default"},
-		{"limit-reserve-cpu", "`CORES` that they may reserve at most, or default"},
-		{"limit-reserve-memory", "`SIZE` of memory that they may reserve at most, or default"},
-	} {
-		limits[f.name] = cmd.Flags().String(f.name, "", f.use)
+	for _, l := range limitFlags {
+		limits[l.name] = cmd.Flags().String(l.name, "", l.use+", or default")
 	}
 	return cmd
 }
@@ -144,78 +129,75 @@ func (a *app) realmSet(ctx context.Context, names []string, shares uint32, setSh
 	})
 }
 
-// parseLimits reads numbers, sizes of bytes, or "default"; what is empty is left as it is.
+// limitKind is what a limit is a number of.
+type limitKind struct {
+	what, like string
+	beyond     uint64 // more than there can be
+	parse      func(text string) (uint64, error)
+}
+
+var (
+	number = limitKind{"limit", "a number from 1 on", sigma.LimitDefault,
+		func(text string) (uint64, error) { return strconv.ParseUint(text, 10, 64) }}
+	size = limitKind{"size", "a size such as 512M", sigma.LimitDefault, func(text string) (uint64, error) {
+		n, err := sigma.ParseBytes(text)
+		return uint64(n), err
+	}}
+	cores = limitKind{"number of cores", "a number such as 1.5", uint64(sigma.LimitCPUMax) + 1,
+		func(text string) (uint64, error) {
+			n, err := strconv.ParseFloat(text, 64)
+			if !(n >= 0.001 && n <= float64(sigma.LimitCPUMax)/1000) { // as NaN is
+				n = 0
+			}
+			return uint64(math.Round(n * 1000)), err
+		}}
+)
+
+// limitFlags are the flags of limits, and how each is read into them.
+var limitFlags = []struct {
+	name, use string
+	kind      limitKind
+	set       func(l *sigma.RealmLimits, n uint64)
+}{
+	{"limit-names", "`N` names at most", number, func(l *sigma.RealmLimits, n uint64) { l.Names = n }},
+	{"limit-bytes", "`N` bytes at most", size, func(l *sigma.RealmLimits, n uint64) { l.Bytes = sigma.Bytes(n) }},
+	{"limit-watches", "`N` watches at most", number, func(l *sigma.RealmLimits, n uint64) { l.Watches = n }},
+	{"limit-leases", "`N` leases at most", number, func(l *sigma.RealmLimits, n uint64) { l.Leases = n }},
+	{"limit-sessions", "`N` sessions at most", number, func(l *sigma.RealmLimits, n uint64) { l.Sessions = n }},
+	{"limit-handles", "`N` handles at most", number, func(l *sigma.RealmLimits, n uint64) { l.Handles = n }},
+	{"limit-scratch", "`N` bytes of scratch files at most", size,
+		func(l *sigma.RealmLimits, n uint64) { l.Scratch = sigma.Bytes(n) }},
+	{"max-cpu", "`CORES` at each machine at most", cores,
+		func(l *sigma.RealmLimits, n uint64) { l.MaxCPU = sigma.MilliCPU(n) }},
+	{"max-memory", "`SIZE` of memory at each machine at most", size,
+		func(l *sigma.RealmLimits, n uint64) { l.MaxMemory = sigma.Bytes(n) }},
+	{"min-cpu", "`CORES` that latency-critical procs can always reserve", cores,
+		func(l *sigma.RealmLimits, n uint64) { l.MinCPU = sigma.MilliCPU(n) }},
+	{"min-memory", "`SIZE` of memory that they can always reserve", size,
+		func(l *sigma.RealmLimits, n uint64) { l.MinMemory = sigma.Bytes(n) }},
+	{"limit-reserve-cpu", "`CORES` that they may reserve at most", cores,
+		func(l *sigma.RealmLimits, n uint64) { l.ReserveCPU = sigma.MilliCPU(n) }},
+	{"limit-reserve-memory", "`SIZE` of memory that they may reserve at most", size,
+		func(l *sigma.RealmLimits, n uint64) { l.ReserveMemory = sigma.Bytes(n) }},
+}
+
+// parseLimits reads what the flags say, each a value or "default"; what is empty is left as it is.
 func parseLimits(flags map[string]*string) (l sigma.RealmLimits, err error) {
-	parse := func(what string) uint64 {
-		text := *flags[what]
-		switch {
-		case text == "" || err != nil:
-			return 0
-		case text == "default":
-			return sigma.LimitDefault
+	for _, f := range limitFlags {
+		if text := *flags[f.name]; text != "" {
+			n, err := f.kind.parse(text)
+			switch {
+			case text == "default":
+				n = sigma.LimitDefault // its lower half is LimitCPUDefault
+			case err != nil || n == 0 || n >= f.kind.beyond:
+				return l, cli.UsageError(nil, f.kind.like+", or default", "--%s %.80q is no %s", f.name, text,
+					f.kind.what)
+			}
+			f.set(&l, n)
 		}
-		var n uint64
-		var bad error
-		if what == "bytes" || what == "scratch" {
-			var size sigma.Bytes
-			size, bad = sigma.ParseBytes(text)
-			n = uint64(size)
-		} else {
-			n, bad = strconv.ParseUint(text, 10, 64)
-		}
-		if bad != nil || n == 0 || n == sigma.LimitDefault {
-			err = cli.UsageError(nil, "a number from 1 on, or default", "--limit-%s %.80q is no limit", what, text)
-		}
-		return n
 	}
-	l = sigma.RealmLimits{Names: parse("names"), Bytes: sigma.Bytes(parse("bytes")), Watches: parse("watches"),
-		Leases: parse("leases"), Sessions: parse("sessions"), Handles: parse("handles"),
-		Scratch: sigma.Bytes(parse("scratch"))}
-	l.MaxCPU, l.MinCPU, l.ReserveCPU = parseCores(flags, "max-cpu", &err), parseCores(flags, "min-cpu", &err),
-		parseCores(flags, "limit-reserve-cpu", &err)
-	l.MaxMemory, l.MinMemory, l.ReserveMemory = parseMemory(flags, "max-memory", &err), parseMemory(flags, "min-memory",
-		&err), parseMemory(flags, "limit-reserve-memory", &err)
-	if err == nil {
-		err = cli.WithCode(cli.ExitUsage, l.Check())
-	}
-	return l, err
+	return l, cli.WithCode(cli.ExitUsage, l.Check())
 }
-
-// parseCores reads a number of cores, as 1.5; 0 = it is left as it is. An error stays.
-func parseCores(flags map[string]*string, name string, err *error) sigma.MilliCPU {
-	switch text := *flags[name]; {
-	case text == "" || *err != nil:
-		return 0
-	case text == "default":
-		return sigma.LimitCPUDefault
-	default:
-		n, bad := strconv.ParseFloat(text, 64)
-		if bad != nil || !(n >= 0.001) || n > float64(sigma.LimitCPUMax)/1000 {
-			*err = cli.UsageError(nil, "a number such as 1.5, or default", "--%s %.80q is no number of cores", name,
-				text)
-			return 0
-		}
-		return sigma.MilliCPU(math.Round(n * 1000))
-	}
-}
-
-// parseMemory reads a size likewise.
-func parseMemory(flags map[string]*string, name string, err *error) sigma.Bytes {
-	switch text := *flags[name]; {
-	case text == "" || *err != nil:
-		return 0
-	case text == "default":
-		return sigma.LimitDefault
-	default:
-		n, bad := sigma.ParseBytes(text)
-		if bad != nil || n == 0 {
-			*err = cli.UsageError(nil, "a size such as 512M, or default", "--%s %.80q is no size", name, text)
-			return 0
-		}
-		return n
-	}
-}
-
 func (a *app) realmCreate(ctx context.Context, names []string, shares uint32) error {
 	return a.eachRealm(ctx, names, shares, func(rs sigma.Realms, id sigma.RealmID) error {
 		err := rs.Create(ctx, id)
@@ -257,53 +239,36 @@ func checkRealms(names []string) error {
 }
 
 func newRealmLsCommand(a *app) *cobra.Command {
-	quiet := false
-	cmd := &cobra.Command{
-		Use:     "ls [-q]",
-		Aliases: []string{"list"},
-		Short:   "List realms",
+	return cli.Listing(a.App, &cobra.Command{
+		Use:   "ls [-q]",
+		Short: "List realms",
 		Long: `List all realms with their age, how many procs they have that have not ended, and their
 shares; with --json also what limits their names.`,
 		Example: `  sudo sigma realm ls
   sudo sigma realm ls --json`,
-		Args: cli.Between(0, 0),
-		RunE: a.InWhole(func(ctx context.Context, c *sdk.Client, _ []string) error {
-			return a.realmLs(ctx, c, quiet)
-		}),
-	}
-	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "print names only")
-	return cmd
-}
-
-func (a *app) realmLs(ctx context.Context, c *sdk.Client, quiet bool) error {
-	list, err := realmList(ctx, c)
-	if err != nil {
-		return err
-	}
-	return cli.PrintList(a.App, list, quiet, func(r state.Realm) []any {
+	}, a.realms, func(r state.Realm) []any {
 		return []any{r.ID, term.Ago(r.Created), r.Procs, r.Shares}
 	}, "REALM", "AGE", "PROCS", "SHARES")
 }
 
-// realmList lists all realms; a guest's own.
-func realmList(ctx context.Context, c *sdk.Client) ([]state.Realm, error) {
+// realms lists all realms; a guest's own.
+func (a *app) realms(ctx context.Context, _ []string) ([]state.Realm, error) {
+	c, err := a.ClientOf(ctx, a.Whole())
+	if err != nil {
+		return nil, err
+	}
 	if !c.Info().Principal.System {
 		return cli.Lines[state.Realm](ctx, c, "/sys/"+sigmap.FileRealms)
 	}
 	realms, err := c.Realms().List(ctx)
-	list := make([]state.Realm, len(realms))
-	for i, r := range realms {
-		list[i] = state.OfRealm(r)
-	}
-	return list, err
+	return cli.Mapped(realms, state.OfRealm), err
 }
 
 func newRealmRmCommand(a *app) *cobra.Command {
 	force := false
 	cmd := &cobra.Command{
-		Use:     "rm [--force] NAME...",
-		Aliases: []string{"remove"},
-		Short:   "Remove realms with all that is in them",
+		Use:   "rm [--force] NAME...",
+		Short: "Remove realms with all that is in them",
 		Long: `Remove realms: their names, their stored files and their scratch files. A realm whose
 procs have not all ended is only removed with --force, which kills them. There is no
 way back.`,

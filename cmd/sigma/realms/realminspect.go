@@ -83,11 +83,8 @@ func (a *app) realmInspect(ctx context.Context, name string) error {
 
 func (a *app) printRealm(r *realmJSON) error {
 	t := term.NewTable(a.Out)
-	t.Row("realm", r.ID)
-	t.Row("created", r.Created.Local().Format(time.RFC3339))
-	t.Row("procs", r.Procs)
-	t.Row("shares", r.Shares)
-	t.Row("names led by", cli.OrElse(r.Leader, "-"))
+	t.Pairs("realm", r.ID, "created", r.Created.Local().Format(time.RFC3339), "procs", r.Procs, "shares", r.Shares,
+		"names led by", cli.OrElse(r.Leader, "-"))
 	if err := t.Print(); err != nil {
 		return err
 	}

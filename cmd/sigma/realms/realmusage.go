@@ -3,7 +3,6 @@ package realms
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
 	"maps"
 	"slices"
@@ -64,20 +63,16 @@ const realmsWithin = 3 * time.Second
 
 // CheckRealmsExist says which of them does not, if the name service knows; usage is told without
 // it.
-func CheckRealmsExist(ctx context.Context, a *cli.App, names []string) error {
+func CheckRealmsExist(ctx context.Context, base *cli.App, names []string) error {
 	if len(names) == 0 {
 		return nil
 	}
 	if err := checkRealms(names); err != nil {
 		return err
 	}
-	c, err := a.ClientOf(ctx, a.Whole())
-	if err != nil {
-		return err
-	}
 	within, cancel := context.WithTimeout(ctx, realmsWithin)
 	defer cancel()
-	all, err := realmList(within, c)
+	all, err := (&app{base}).realms(within, nil)
 	if kind := sigma.KindOf(err); err != nil && ctx.Err() == nil && (kind == sigma.KindUnavailable ||
 		kind == sigma.KindTimeout) {
 		return nil
@@ -98,27 +93,11 @@ func usageLines[T any](ctx context.Context, a *app, file string) ([]T, error) {
 	if err != nil {
 		return nil, err
 	}
-	all, err := cli.Lines[either[T]](ctx, c, file)
-	var out []T
-	for i := range all {
-		if m := all[i].missing; m.Missing != "" {
-			a.Remark("warning: without machine %s: %s", m.Machine, m.Missing)
-			continue
-		}
-		out = append(out, all[i].line)
+	all, missing, err := cli.KnownLines[T](ctx, c, file)
+	for _, m := range missing {
+		a.Remark("warning: without machine %s: %s", m.Machine, m.Missing)
 	}
-	return out, err
-}
-
-// either is a line of usage, or one that stands for a machine's.
-type either[T any] struct {
-	line    T
-	missing state.UsageMissing
-}
-
-// UnmarshalJSON implements json.Unmarshaler.
-func (e *either[T]) UnmarshalJSON(b []byte) error {
-	return cmp.Or(json.Unmarshal(b, &e.missing), json.Unmarshal(b, &e.line))
+	return all, err
 }
 
 func (a *app) usage(ctx context.Context, only []string, o usageOptions) error {

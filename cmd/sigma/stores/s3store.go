@@ -75,37 +75,32 @@ This must be asked on the machine that serves the objects: the first of the syst
 		"`FILE` with the certificates of the authority of the store, in PEM (default: the well-known ones)")
 	all, check := false, false
 	rm := &cobra.Command{
-		Use:     "rm [--all]",
-		Aliases: []string{"remove"},
-		Short:   "Keep objects on the local disk again",
+		Use:   "rm [--all]",
+		Short: "Keep objects on the local disk again",
 		Long: `Forget the store of the realm or, with --all, that of all that have none of their own.
 What is in it stays there, and is not seen any more.`,
 		Example: `  sudo sigma s3 store rm`,
-		Args:    cli.Between(0, 0),
 		RunE: a.InRealm(func(ctx context.Context, c *sdk.Client, _ []string) error {
 			return c.SetStore(ctx, a.storeRealm(all), "", nil)
 		}),
 	}
 	rm.Flags().BoolVar(&all, "all", false, "that of all realms that have none of their own")
-	ls := &cobra.Command{
-		Use:     "ls [--check]",
-		Aliases: []string{"list"},
-		Short:   "List the stores that are set",
+	ls := cli.Listing(a.App, &cobra.Command{
+		Use:   "ls [--check]",
+		Short: "List the stores that are set",
 		Long: `List the stores that are set, for all realms: that of the realm "system" is of all that
 have none of their own. With --check each is asked how it is.`,
 		Example: `  sudo sigma s3 store ls --check
   sudo sigma s3 store ls --json`,
-		Args: cli.Between(0, 0),
-		RunE: a.InRealm(func(ctx context.Context, c *sdk.Client, _ []string) error {
-			list, err := List(ctx, c, check)
-			if err != nil {
-				return err
-			}
-			return cli.PrintList(a.App, list, false, func(s store.Info) []any {
-				return []any{s.Realm, s.URL, cli.OrElse(s.Region, "-"), cli.OrElse(s.State, "-")}
-			}, "REALM", "URL", "REGION", "STATE")
-		}),
-	}
+	}, func(ctx context.Context, _ []string) ([]store.Info, error) {
+		c, err := a.Client(ctx)
+		if err != nil {
+			return nil, err
+		}
+		return List(ctx, c, check)
+	}, func(s store.Info) []any {
+		return []any{s.Realm, s.URL, cli.OrElse(s.Region, "-"), cli.OrElse(s.State, "-")}
+	}, "REALM", "URL", "REGION", "STATE")
 	ls.Flags().BoolVar(&check, "check", false, "ask each how it is")
 	cmd.AddCommand(set, ls, rm)
 	return cmd

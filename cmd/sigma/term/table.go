@@ -38,6 +38,22 @@ func (t *Table) Row(cells ...any) {
 	fmt.Fprintln(t.out)
 }
 
+// Pairs adds a row for each two cells of which the second is not empty.
+func (t *Table) Pairs(cells ...any) {
+	for i := 0; i < len(cells); i += 2 {
+		if s := fmt.Sprint(cells[i+1]); s != "" {
+			t.Row(cells[i], s)
+		}
+	}
+}
+
+// RowsOf adds a row of two cells for each value.
+func RowsOf[T any](t *Table, head string, values []T) {
+	for _, v := range values {
+		t.Row(head, v)
+	}
+}
+
 // Print writes the table.
 func (t *Table) Print() error { return t.out.Flush() }
 

@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
 	"maps"
 	"slices"
@@ -44,7 +43,6 @@ and which procs of the realm exchange how many bytes a second, the fastest first
 for --over. Bytes between machines are the kernel's account, those on one machine what the procs
 counted themselves. Of connections that begin and end within that time nothing is known.`,
 		Example: "  sudo sigma topo\n  sudo sigma topo --over 10s --json",
-		Args:    cli.Between(0, 0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if over < lookLeast || over > time.Hour {
 				return cli.UsageError(cmd, "", "--over is %v to 1h", lookLeast)
@@ -86,9 +84,11 @@ func (a *app) topo(ctx context.Context, over time.Duration) error {
 	if s.Missing, err = look(ctx, c, &meter); err != nil {
 		return err
 	}
-	if s.Distances, err = distances(ctx, c); err != nil {
+	distances, _, err := cli.KnownLines[state.Distance](ctx, c, "/sys/distances")
+	if err != nil {
 		return err
 	}
+	s.Distances = append(s.Distances, distances...) // [] if there are none
 	names, err := namesOf(ctx, c)
 	if err != nil {
 		return err
@@ -111,19 +111,6 @@ func look(ctx context.Context, c *sdk.Client, meter *traffic.Meter) ([]traffic.M
 	pairs, missing, err := traffic.Parse(text.Bytes())
 	meter.Add(pairs)
 	return missing, err
-}
-
-// distances reads those that are known; of a machine that does not answer there is none.
-func distances(ctx context.Context, c *sdk.Client) ([]state.Distance, error) {
-	all, err := cli.Lines[json.RawMessage](ctx, c, "/sys/distances")
-	out := []state.Distance{}
-	for _, line := range all {
-		var d state.Distance
-		if json.Unmarshal(line, &d) == nil && d.To != "" {
-			out = append(out, d)
-		}
-	}
-	return out, err
 }
 
 func namesOf(ctx context.Context, c *sdk.Client) (map[sigma.ProcID]string, error) {

@@ -50,7 +50,6 @@ It needs no running system.`,
 		Example: `  sigma sim --machines 100 --procs 20000 --realms 10
   sigma sim --machines 5 --procs 600 --lc 0.2 --faults --seeds 100
   sigma sim --trace procs.trace --json`,
-		Args: cli.Between(0, 0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if script != "" {
 				return fleets.Simulate(a.Out, script)

@@ -90,6 +90,7 @@ On a terminal, names that a shell would not read as one word are quoted.`,
   sudo sigma ls -l --json /s3/in
   sudo sigma ls -d '/s3/in/*.txt'
   sudo sigma ls -w /s3/in`,
+		Args: cli.Between(0, -1),
 	}
 	a.Reading(cmd, func(ctx context.Context, args []string, age *sigma.Age) error { return a.ls(ctx, args, o, age) })
 	f := cmd.Flags()
@@ -379,11 +380,8 @@ func (a *app) printStats(files []FileJSON) error {
 		if i > 0 {
 			t.Row()
 		}
-		t.Row("path", a.Shown(f.Path))
-		t.Row("kind", f.Kind)
-		t.Row("size", fmt.Sprintf("%v (%d bytes)", sigma.Bytes(f.Size), f.Size))
-		t.Row("perm", f.Perm)
-		t.Row("version", f.Version)
+		t.Pairs("path", a.Shown(f.Path), "kind", f.Kind,
+			"size", fmt.Sprintf("%v (%d bytes)", sigma.Bytes(f.Size), f.Size), "perm", f.Perm, "version", f.Version)
 		for _, more := range [][2]string{{"owner", f.Owner}, {"target", f.Target}} {
 			if more[1] != "" {
 				t.Row(more[0], a.Shown(more[1]))

@@ -58,15 +58,15 @@ func s3Paths(words []string) ([]string, error) {
 func newS3LsCommand(a *app) *cobra.Command {
 	var o lsOptions
 	cmd := &cobra.Command{
-		Use:     "ls [-l] [-R] [s3://BUCKET[/KEY]...]",
-		Aliases: []string{"list"},
-		Short:   "List buckets, or what is in them",
+		Use:   "ls [-l] [-R] [s3://BUCKET[/KEY]...]",
+		Short: "List buckets, or what is in them",
 		Long: `List the buckets of the realm or, where some are named, the objects and directories in
 them. With -l also sizes and times; -R lists directories below too. Patterns are expanded:
 quote them.`,
 		Example: `  sudo sigma s3 ls
   sudo sigma s3 ls -l s3://photos/summer
   sudo sigma s3 ls --json 's3://photos/*/a*.jpg'`,
+		Args: cli.Between(0, -1),
 	}
 	a.Reading(cmd, func(ctx context.Context, args []string, age *sigma.Age) error {
 		paths, err := s3Paths(args)
@@ -133,9 +133,8 @@ func s3Words(args []string) ([]string, error) {
 func newS3RmCommand(a *app) *cobra.Command {
 	var recursive, force bool
 	cmd := &cobra.Command{
-		Use:     "rm [-r] [-f] s3://BUCKET/KEY...",
-		Aliases: []string{"remove"},
-		Short:   "Remove objects",
+		Use:   "rm [-r] [-f] s3://BUCKET/KEY...",
+		Short: "Remove objects",
 		Long: `Remove objects; with -r also directories with all that is in them. With -f it is no
 failure if there is no such object. Patterns are expanded: quote them. Buckets are removed
 with "sigma s3 bucket rm".`,
@@ -171,7 +170,6 @@ beginning and ending with a letter or digit; other realms may use the same.`)
 	recursive := false
 	rm := &cobra.Command{
 		Use:     "rm [-r] NAME...",
-		Aliases: []string{"remove"},
 		Short:   "Remove buckets",
 		Long:    `Remove buckets of the realm: those that are empty or, with -r, with all that is in them.`,
 		Example: `  sudo sigma s3 bucket rm -r photos`,
@@ -188,11 +186,9 @@ beginning and ending with a letter or digit; other realms may use the same.`)
 		RunE:    func(cmd *cobra.Command, args []string) error { return a.s3BucketCreate(cmd.Context(), args) },
 	}, &cobra.Command{
 		Use:     "ls",
-		Aliases: []string{"list"},
 		Short:   "List the buckets of the realm",
 		Long:    `List the buckets of the realm.`,
 		Example: `  sudo sigma s3 bucket ls --json`,
-		Args:    cli.Between(0, 0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return a.ls(cmd.Context(), []string{cli.BucketsDir}, lsOptions{}, nil)
 		},
