@@ -21,11 +21,11 @@ func Reachable(ctx context.Context, what, text string) (netip.AddrPort, error) {
 	var none netip.AddrPort
 	host, service, err := net.SplitHostPort(text)
 	if err != nil || host == "" {
-		return none, FlagFault("%s %.100q is not HOST:PORT", what, text)("write for example 192.0.2.7:7700")
+		return none, UsageError(nil, "write for example 192.0.2.7:7700", "%s %.100q is not HOST:PORT", what, text)
 	}
 	port, err := strconv.ParseUint(service, 10, 16)
 	if err != nil || port == 0 {
-		return none, FlagFault("%s %.100q has no port number", what, text)("write for example 192.0.2.7:7700")
+		return none, UsageError(nil, "write for example 192.0.2.7:7700", "%s %.100q has no port number", what, text)
 	}
 	ip, err := netip.ParseAddr(host)
 	if err != nil {
@@ -42,13 +42,12 @@ func Reachable(ctx context.Context, what, text string) (netip.AddrPort, error) {
 	ip = ip.Unmap()
 	switch {
 	case ip.IsUnspecified(), ip.IsMulticast():
-		return none, FlagFault("%s %s is no address that another machine could connect to", what,
-			text)(
-			"give the address of this host that others see; where it is not its own (NAT), all of the host's " +
-				"addresses are listened on")
+		return none, UsageError(nil,
+			"give the address of this host that others see; where it is not its own (NAT), all of the host's addresses are listened on",
+			"%s %s is no address that another machine could connect to", what, text)
 	case ip.Zone() != "":
-		return none, FlagFault("%s %s means something else on each machine", what,
-			text)("give an address without a zone")
+		return none, UsageError(nil, "give an address without a zone", "%s %s means something else on each machine",
+			what, text)
 	}
 	return netip.AddrPortFrom(ip, uint16(port)), nil
 }

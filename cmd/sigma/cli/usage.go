@@ -138,41 +138,21 @@ func flagError(cmd *cobra.Command, err error) error {
 	return UsageError(cmd, hint, "%v", err)
 }
 
+// nearestFlag is the flag of cmd that may be meant by name. Cobra finds near names of commands
+// only, so each flag becomes a command here; the nearest is found at the least distance.
 func nearestFlag(cmd *cobra.Command, name string) string {
-	best, distance := "", 3
-	consider := func(f *pflag.Flag) {
-		d := editDistance(name, f.Name)
-		if strings.HasPrefix(f.Name, name) {
-			d = 1
-		}
-		if d < distance && !f.Hidden {
-			best, distance = f.Name, d
-		}
+	flags := &cobra.Command{}
+	add := func(f *pflag.Flag) {
+		flags.AddCommand(&cobra.Command{Use: f.Name, Hidden: f.Hidden, RunE: needsCommand})
 	}
-	cmd.Flags().VisitAll(consider)
-	cmd.InheritedFlags().VisitAll(consider)
-	return best
-}
-
-// editDistance is how many letters must be put in, taken out or changed to get from a to b
-// (Levenshtein). Flags are short, so it does not matter what it costs.
-func editDistance(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			cost := 1
-			if a[i] == b[j] {
-				cost = 0
-			}
-			diagonal, row[j+1] = row[j+1], min(row[j]+1, row[j+1]+1, diagonal+cost)
+	cmd.Flags().VisitAll(add)
+	cmd.InheritedFlags().VisitAll(add)
+	for flags.SuggestionsMinimumDistance = 1; flags.SuggestionsMinimumDistance < 3; flags.SuggestionsMinimumDistance++ {
+		if near := flags.SuggestionsFor(name); len(near) > 0 {
+			return near[0]
 		}
 	}
-	return row[len(b)]
+	return ""
 }
 
 // OwnSignals marks commands that look after SIGINT and SIGTERM themselves; for all others the first
@@ -233,14 +213,6 @@ func (a *App) checkAddr() error {
 	}
 	return UsageError(nil, "run sigma on a machine of that system; to make this host one: sigma join "+a.Addr,
 		"--addr %.100s is HOST:PORT, and names a socket of this host", a.Addr)
-}
-
-// FlagFault is an error of the command line; its result takes the hint.
-func FlagFault(format string, args ...any) func(hint string) error {
-	return func(hint string) error {
-		return WithCode(ExitUsage, &sigma.Error{Op: "sigma.flags", Kind: sigma.KindInvalid,
-			Msg: fmt.Sprintf(format, args...), Hint: hint})
-	}
 }
 
 func ExitCodeOrNil(code int) error {

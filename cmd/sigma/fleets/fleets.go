@@ -60,24 +60,20 @@ is a proc of the realm that initd keeps, starts and ends members accordingly. "a
 			Use: "ls", Short: "List the realm's fleets",
 			Long:    "List the realm's fleets: how many members are wanted and serve, and how busy they are.",
 			Example: "  sudo sigma fleet ls",
-			RunE: func(cmd *cobra.Command, _ []string) error {
-				return a.withFleets(cmd.Context(), a.fleetLs)
-			}},
+			RunE:    a.verb(a.fleetLs)},
 		&cobra.Command{
 			Use: "status NAME", Short: "Show a fleet and its members",
 			Args: cli.Between(1, 1),
 			Long: `Show a fleet and its members: wanted, starting, ready or draining, how busy each is (the share
 of the last time in which it served), and how many requests a second it serves.`,
 			Example: "  sudo sigma fleet status web",
-			RunE: func(cmd *cobra.Command, args []string) error {
-				return a.withFleets(cmd.Context(), func(ctx context.Context, c *fleet.Client) error {
-					s, err := c.Status(ctx, args[0])
-					if err != nil {
-						return err
-					}
-					return a.showFleet(s)
-				})
-			}},
+			RunE: a.verb(func(ctx context.Context, c *fleet.Client, args []string) error {
+				s, err := c.Status(ctx, args[0])
+				if err != nil {
+					return err
+				}
+				return a.showFleet(s)
+			})},
 		newFleetWatchCommand(a), newFleetLogsCommand(a), newFleetScaleCommand(a), newFleetPolicyCommand(a),
 		a.fleetChange("roll NAME", "Replace all members by new ones", `Replace all members of a fleet by new ones of the same description, as a change of its program
 would: for a program that was stored anew under the same path.`, (*fleet.Client).Roll),
@@ -104,11 +100,9 @@ was in force before.`, (*fleet.Client).Undo),
 			Long: `Remove fleets. Their members are asked to go and have their grace; then what there is of
 the fleet goes. It does not wait for that.`,
 			Example: "  sudo sigma fleet rm web",
-			RunE: func(cmd *cobra.Command, args []string) error {
-				return a.withFleets(cmd.Context(), func(ctx context.Context, c *fleet.Client) error {
-					return cli.EachDone(a.App, args, func(name string) error { return c.Remove(ctx, name) })
-				})
-			}})
+			RunE: a.verb(func(ctx context.Context, c *fleet.Client, args []string) error {
+				return cli.EachDone(a.App, args, func(name string) error { return c.Remove(ctx, name) })
+			})})
 }
 
 func newFleetPlanCommand(a *app) *cobra.Command {
@@ -181,6 +175,28 @@ func (a *app) withFleets(ctx context.Context, do func(context.Context, *fleet.Cl
 		return err
 	}
 	return do(ctx, fleets)
+}
+
+// verb makes a command of what works with the coordinator.
+func (a *app) verb(do func(context.Context, *fleet.Client, []string) error) func(*cobra.Command, []string) error {
+	return func(cmd *cobra.Command, args []string) error {
+		return a.withFleets(cmd.Context(), func(ctx context.Context, c *fleet.Client) error { return do(ctx, c, args) })
+	}
+}
+
+// change changes a fleet and shows what is in force then.
+func (a *app) change(ctx context.Context, do func(context.Context, *fleet.Client) (fleet.Record, error)) error {
+	return a.withFleets(ctx, func(ctx context.Context, c *fleet.Client) error {
+		r, err := do(ctx, c)
+		if err != nil {
+			return err
+		}
+		if a.JSON {
+			return a.PrintJSON(r)
+		}
+		fmt.Fprintf(a.Out, "%s: generation %d, revision %d: %s\n", r.Spec.Name, r.Generation, r.Revision, r.What)
+		return nil
+	})
 }
 
 // coordinatorMax is how long a coordinator may take to lead, after the death of another.
@@ -330,12 +346,8 @@ func (a *app) fleetChange(use, short, long string, do func(*fleet.Client, contex
 		Use: use, Short: short, Long: long, Example: "  sudo sigma fleet " + verb + " web",
 		Args: cli.Between(1, 1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.withFleets(cmd.Context(), func(ctx context.Context, c *fleet.Client) error {
-				r, err := do(c, ctx, args[0])
-				if err != nil {
-					return err
-				}
-				return a.showRecord(r)
+			return a.change(cmd.Context(), func(ctx context.Context, c *fleet.Client) (fleet.Record, error) {
+				return do(c, ctx, args[0])
 			})
 		}}
 }
@@ -358,12 +370,8 @@ func newFleetScaleCommand(a *app) *cobra.Command {
 			if arg.Least == nil && arg.Most == nil {
 				return cli.UsageError(cmd, "", "give --least, --most or both")
 			}
-			return a.withFleets(cmd.Context(), func(ctx context.Context, c *fleet.Client) error {
-				r, err := c.Scale(ctx, arg)
-				if err != nil {
-					return err
-				}
-				return a.showRecord(r)
+			return a.change(cmd.Context(), func(ctx context.Context, c *fleet.Client) (fleet.Record, error) {
+				return c.Scale(ctx, arg)
 			})
 		}}
 	cmd.Flags().IntVar(&least, "least", 0, "`N` members at least")
@@ -395,12 +403,8 @@ that the client gives) or weights. Clients follow within 20 ms.`,
 			if err := p.Check(); err != nil {
 				return cli.WithCode(cli.ExitUsage, err)
 			}
-			return a.withFleets(cmd.Context(), func(ctx context.Context, c *fleet.Client) error {
-				r, err := c.SetPolicy(ctx, args[0], p)
-				if err != nil {
-					return err
-				}
-				return a.showRecord(r)
+			return a.change(cmd.Context(), func(ctx context.Context, c *fleet.Client) (fleet.Record, error) {
+				return c.SetPolicy(ctx, args[0], p)
 			})
 		}}
 }

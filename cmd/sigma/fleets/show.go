@@ -22,7 +22,7 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-func (a *app) fleetLs(ctx context.Context, c *fleet.Client) error {
+func (a *app) fleetLs(ctx context.Context, c *fleet.Client, _ []string) error {
 	all, err := c.List(ctx)
 	if err != nil {
 		return err
@@ -54,42 +54,32 @@ func (a *app) showFleet(s fleet.Status) error {
 	return t.Print()
 }
 
-func (a *app) showRecord(r fleet.Record) error {
-	if a.JSON {
-		return a.PrintJSON(r)
-	}
-	fmt.Fprintf(a.Out, "%s: generation %d, revision %d: %s\n", r.Spec.Name, r.Generation, r.Revision, r.What)
-	return nil
-}
-
 func newFleetWatchCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use: "watch NAME", Short: "Follow what the coordinator of a fleet decides",
 		Args:    cli.Between(1, 1),
 		Long:    "Follow what the coordinator of a fleet decides, one line for each decision, until ^C.",
 		Example: "  sudo sigma fleet watch web",
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.withFleets(cmd.Context(), func(ctx context.Context, c *fleet.Client) error {
-				for last := uint64(0); ; {
-					ds, err := c.Decisions(ctx, args[0])
-					if err != nil {
-						return err
+		RunE: a.verb(func(ctx context.Context, c *fleet.Client, args []string) error {
+			for last := uint64(0); ; {
+				ds, err := c.Decisions(ctx, args[0])
+				if err != nil {
+					return err
+				}
+				for _, d := range ds {
+					if d.Seq <= last {
+						continue
 					}
-					for _, d := range ds {
-						if d.Seq <= last {
-							continue
-						}
-						last = d.Seq
-						if err := a.showDecision(d); err != nil {
-							return err
-						}
-					}
-					if err := datadir.Pause(ctx, 200*time.Millisecond); err != nil {
+					last = d.Seq
+					if err := a.showDecision(d); err != nil {
 						return err
 					}
 				}
-			})
-		}}
+				if err := datadir.Pause(ctx, 200*time.Millisecond); err != nil {
+					return err
+				}
+			}
+		})}
 }
 
 func (a *app) showDecision(d fleet.Decision) error {
@@ -121,19 +111,17 @@ func newFleetExplainCommand(a *app) *cobra.Command {
 		Long: `Tell why a fleet has the size that it has, why its members are where they are, why its last update
 went as it did, and what was decided lately; read from what the coordinator noted when it decided, also one that is gone.`,
 		Example: "  sudo sigma fleet explain web\n  sudo sigma fleet explain --last 100 --json web",
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.withFleets(cmd.Context(), func(ctx context.Context, c *fleet.Client) error {
-				s, err := c.Status(ctx, args[0])
-				if err != nil {
-					return err
-				}
-				ds, err := c.Decisions(ctx, args[0])
-				if err != nil {
-					return err
-				}
-				return a.explainFleet(s, ds, last)
-			})
-		}}
+		RunE: a.verb(func(ctx context.Context, c *fleet.Client, args []string) error {
+			s, err := c.Status(ctx, args[0])
+			if err != nil {
+				return err
+			}
+			ds, err := c.Decisions(ctx, args[0])
+			if err != nil {
+				return err
+			}
+			return a.explainFleet(s, ds, last)
+		})}
 	cmd.Flags().IntVar(&last, "last", 20, "the last `N` decisions")
 	return cmd
 }

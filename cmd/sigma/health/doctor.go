@@ -163,22 +163,10 @@ func (m machine) kernel() finding {
 
 // versionAtLeast compares the first two numbers of kernel releases.
 func versionAtLeast(release, least string) bool {
-	number := func(s string) (int, string) {
-		end := 0
-		for end < len(s) && s[end] >= '0' && s[end] <= '9' {
-			end++
-		}
-		n, _ := strconv.Atoi(s[:end])
-		return n, strings.TrimPrefix(s[end:], ".")
-	}
-	a, restA := number(release)
-	b, restB := number(least)
-	if a != b {
-		return a > b
-	}
-	a, _ = number(restA)
-	b, _ = number(restB)
-	return a >= b
+	var has, needs [2]int
+	fmt.Sscanf(release, "%d.%d", &has[0], &has[1])
+	fmt.Sscanf(least, "%d.%d", &needs[0], &needs[1])
+	return slices.Compare(has[:], needs[:]) >= 0
 }
 
 func (m machine) root() finding {

@@ -39,38 +39,35 @@ func (a *app) several(dir string, o upOptions) (*datadir.Cluster, error) {
 				"leave --machines and --control out, or choose another with --data DIR")
 		}
 	case o.machines == 0 && o.control != 0 && o.etcd.given():
-		return nil,
-			cli.FlagFault("--control does not go with --etcd: it counts the members of sigmaOS's own etcd")(
-				"leave it out")
+		return nil, cli.UsageError(nil, "leave it out",
+			"--control does not go with --etcd: it counts the members of sigmaOS's own etcd")
 	case o.machines == 0 && o.control != 0:
-		return nil,
-			cli.FlagFault("--control says how many of --machines hold the control plane")(
-				"sigma up --machines 3 --control 3; a machine that joins says just: sigma join --control")
+		return nil, cli.UsageError(nil,
+			"sigma up --machines 3 --control 3; a machine that joins says just: sigma join --control",
+			"--control says how many of --machines hold the control plane")
 	case o.machines == 0:
 		return nil, nil
 	}
 	if o.etcd.given() {
-		return nil,
-			cli.FlagFault("--etcd does not go with --machines: their networks lead to each other alone")(
-				"leave one of the two out; machines of their own share an etcd: sigma up --etcd on the first, then " +
-					"sigma join --control")
+		return nil, cli.UsageError(nil,
+			"leave one of the two out; machines of their own share an etcd: sigma up --etcd on the first, then sigma join --control",
+			"--etcd does not go with --machines: their networks lead to each other alone")
 	}
 	if o.machine != "" || o.address != "" {
-		return nil,
-			cli.FlagFault("--machine and --address are for one machine: of several, names and addresses are given")(
-				"leave them out")
+		return nil, cli.UsageError(nil, "leave them out",
+			"--machine and --address are for one machine: of several, names and addresses are given")
 	}
 	if have != nil {
 		return have, nil
 	}
 	c := &datadir.Cluster{Machines: o.machines, Control: max(o.control, 1)}
 	if bear, why := hostBears(runtime.NumCPU(), hostMemory()); o.machines < 1 || o.machines > bear {
-		return nil, cli.FlagFault("--machines %d is not between 1 and %d, which is what this host can bear (%s)",
-			o.machines, bear, why)("sigma up --machines " + strconv.Itoa(min(3, bear)))
+		return nil, cli.UsageError(nil, "sigma up --machines "+strconv.Itoa(min(3, bear)),
+			"--machines %d is not between 1 and %d, which is what this host can bear (%s)", o.machines, bear, why)
 	}
 	if o.control != 0 && (o.control > o.machines || o.control != 1 && o.control != 3 && o.control != 5) {
-		return nil, cli.FlagFault("--control %d is not 1, 3 or 5, or more than there are machines",
-			o.control)("an even number bears no more losses than the odd one below")
+		return nil, cli.UsageError(nil, "an even number bears no more losses than the odd one below",
+			"--control %d is not 1, 3 or 5, or more than there are machines", o.control)
 	}
 	if _, err := os.Lstat(filepath.Join(dir, datadir.InstanceName)); err == nil {
 		return nil, datadir.Error(dir, sigma.KindExists, "is that of one machine", "choose another with --data DIR")

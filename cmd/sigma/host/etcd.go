@@ -45,7 +45,7 @@ func (o *etcdOptions) apply(dir string, r *datadir.Record) error {
 		return nil
 	}
 	if r.Role == datadir.RoleOrdinary {
-		return cli.FlagFault("--etcd is for control machines, and machine %s is none", r.Machine)("leave it out")
+		return cli.UsageError(nil, "leave it out", "--etcd is for control machines, and machine %s is none", r.Machine)
 	}
 	e := &datadir.RecordEtcd{}
 	if r.Etcd != nil {
@@ -69,17 +69,17 @@ func (o *etcdOptions) apply(dir string, r *datadir.Record) error {
 	}
 	switch {
 	case len(e.Members) == 0:
-		return cli.FlagFault("--etcd-ca, --etcd-cert and --etcd-key go with --etcd")(
-			"write for example --etcd 192.0.2.9:2379")
+		return cli.UsageError(nil, "write for example --etcd 192.0.2.9:2379",
+			"--etcd-ca, --etcd-cert and --etcd-key go with --etcd")
 	case len(e.Members) > sigmap.EtcdMembersMax:
-		return cli.FlagFault("--etcd names %d members, and %d are possible", len(e.Members),
-			sigmap.EtcdMembersMax)("name some of them")
+		return cli.UsageError(nil, "name some of them", "--etcd names %d members, and %d are possible", len(e.Members),
+			sigmap.EtcdMembersMax)
 	case (e.Cert == "") != (e.Key == ""):
-		return cli.FlagFault("--etcd-cert and --etcd-key belong together")(
-			"give both, or none if that etcd asks for none")
+		return cli.UsageError(nil, "give both, or none if that etcd asks for none",
+			"--etcd-cert and --etcd-key belong together")
 	case e.Cert != "" && e.CA == "":
-		return cli.FlagFault("--etcd-cert is of no use without --etcd-ca: only with TLS is a certificate shown")(
-			"give --etcd-ca")
+		return cli.UsageError(nil, "give --etcd-ca",
+			"--etcd-cert is of no use without --etcd-ca: only with TLS is a certificate shown")
 	}
 	r.Etcd = e
 	return nil
@@ -94,12 +94,10 @@ func resolveEtcd(ctx context.Context, e *datadir.RecordEtcd) (*sigmap.Etcd, erro
 			return nil, err
 		}
 		if e.CA == "" && !at.Addr().IsLoopback() {
-			return nil,
-				cli.FlagFault(
-					"without --etcd-ca all names would go to %.100s in the clear, and anybody on the way could "+
-						"change them",
-					name)(
-					"give --etcd-ca, --etcd-cert and --etcd-key; only an etcd on this host's loopback does without")
+			return nil, cli.UsageError(nil,
+				"give --etcd-ca, --etcd-cert and --etcd-key; only an etcd on this host's loopback does without",
+				"without --etcd-ca all names would go to %.100s in the clear, and anybody on the way could change them",
+				name)
 		}
 		out.Members = append(out.Members, sigmap.EtcdMember{Name: name, Address: netip.AddrPortFrom(at.Addr(),
 			at.Port()).String()})

@@ -113,9 +113,9 @@ func (a *app) readToken(text string) (string, error) {
 		text = strings.TrimSpace(string(b))
 	}
 	if text == "" {
-		return "",
-			cli.FlagFault("a token is needed")(
-				"make one on a machine of the system with: sigma token create; then give it with --token")
+		return "", cli.UsageError(nil,
+			"make one on a machine of the system with: sigma token create; then give it with --token",
+			"a token is needed")
 	}
 	if _, err := identity.ParseToken(text); err != nil {
 		return "", cli.WithCode(cli.ExitUsage, err)

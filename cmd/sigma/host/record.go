@@ -93,16 +93,16 @@ func (o *offer) apply(ctx context.Context, r *datadir.Record) error {
 	}
 	switch {
 	case o.bescheds < 0 || o.bescheds > besched.ShardsMax:
-		return cli.FlagFault("--bescheds %d is not from 1 to %d", o.bescheds,
-			besched.ShardsMax)("one is enough for most systems: sigma up")
+		return cli.UsageError(nil, "one is enough for most systems: sigma up", "--bescheds %d is not from 1 to %d",
+			o.bescheds, besched.ShardsMax)
 	case o.bescheds > 0:
 		r.Bescheds = o.bescheds
 	}
 	if o.cpu != "" {
 		cores, err := strconv.ParseFloat(o.cpu, 64)
 		if err != nil || math.IsNaN(cores) || cores < 0.01 || cores > float64(runtime.NumCPU()) {
-			return cli.FlagFault("--cpu %.40q is not a number of cores of this host, which has %d", o.cpu,
-				runtime.NumCPU())("write for example --cpu 0.5")
+			return cli.UsageError(nil, "write for example --cpu 0.5",
+				"--cpu %.40q is not a number of cores of this host, which has %d", o.cpu, runtime.NumCPU())
 		}
 		r.CPU = sigma.MilliCPU(math.Round(cores * 1000))
 	}
@@ -112,8 +112,8 @@ func (o *offer) apply(ctx context.Context, r *datadir.Record) error {
 			return cli.WithCode(cli.ExitUsage, err)
 		}
 		if host := hostMemory(); m < shareLeast || m > host {
-			return cli.FlagFault("--memory %v is not between %v and the host's %v", m, sigma.Bytes(shareLeast),
-				host)("write for example --memory 2GiB")
+			return cli.UsageError(nil, "write for example --memory 2GiB",
+				"--memory %v is not between %v and the host's %v", m, sigma.Bytes(shareLeast), host)
 		}
 		r.Memory = m
 	}
@@ -122,8 +122,8 @@ func (o *offer) apply(ctx context.Context, r *datadir.Record) error {
 	case "yes", "no":
 		r.Encrypt = o.encrypt == "yes"
 	default:
-		return cli.FlagFault("--encrypt %.40q is neither yes nor no",
-			o.encrypt)("write --encrypt, or --encrypt=no to end it")
+		return cli.UsageError(nil, "write --encrypt, or --encrypt=no to end it",
+			"--encrypt %.40q is neither yes nor no", o.encrypt)
 	}
 	if err := noteUplink(o.uplink, r); err != nil {
 		return err
@@ -138,8 +138,8 @@ func (o *offer) apply(ctx context.Context, r *datadir.Record) error {
 			strings.ContainsFunc(l, func(c rune) bool {
 				return c <= ' ' || c == ',' || c > '~'
 			}) {
-			return cli.FlagFault("--label %.80q is not NAME=VALUE, each name once",
-				l)("write for example --label zone=a")
+			return cli.UsageError(nil, "write for example --label zone=a",
+				"--label %.80q is not NAME=VALUE, each name once", l)
 		}
 		r.Labels[name] = value
 	}

@@ -180,14 +180,11 @@ func (a *app) again(dir, at string, o mountOptions, flag string) (*exec.Cmd, err
 		}
 		args = append(args, "--credential", credential)
 	}
-	if o.allowOther {
-		args = append(args, "--allow-other")
-	}
-	if o.readOnly {
-		args = append(args, "--read-only")
-	}
-	if o.trustLinks {
-		args = append(args, "--trust-links")
+	for flag, is := range map[string]bool{"--allow-other": o.allowOther, "--read-only": o.readOnly,
+		"--trust-links": o.trustLinks} {
+		if is {
+			args = append(args, flag)
+		}
 	}
 	return exec.Command(self, append(args, "--", dir, at)...), nil
 }

@@ -172,10 +172,8 @@ func (a *app) run(ctx context.Context, o runOptions, args []string) error {
 			}
 		}
 	}
-	in := newInterrupts()
+	connecting, in := newInterrupts(ctx)
 	defer in.stop()
-	connecting, done := in.context(ctx)
-	defer done()
 	c, err := a.Client(connecting)
 	if err != nil {
 		return in.cause(err)
@@ -186,7 +184,7 @@ func (a *app) run(ctx context.Context, o runOptions, args []string) error {
 	if d.Program, err = programs.Find(connecting, a.App, c, args[0], local); err != nil {
 		return in.cause(err)
 	}
-	if done(); in.first() != 0 {
+	if in.first() != 0 {
 		return in.cause(nil)
 	}
 	ids, err := c.Spawn(ctx, d)
@@ -270,7 +268,7 @@ func (a *app) attend(ctx context.Context, c *sdk.Client, id sigma.ProcID, name s
 	}()
 	out := a.follow(ctx, c, id)
 	defer out.cancel()
-	for {
+	for count := 0; ; {
 		select {
 		case r := <-ended:
 			out.finish(in.patience())
@@ -283,14 +281,16 @@ func (a *app) attend(ctx context.Context, c *sdk.Client, id sigma.ProcID, name s
 			a.explainEnd(id, name, r.status)
 			return cli.ExitCodeOrNil(statusCode(r.status))
 		case <-out.broken: // nobody reads our output any more
-			in.note(syscall.SIGPIPE)
+			in.number.CompareAndSwap(0, int32(syscall.SIGPIPE))
+			count++
 			go c.Kill(ctx, id)
-		case s := <-in.signals:
-			if n := in.note(s); n > 2 {
+		case <-in.signals:
+			switch count++; {
+			case count > 2:
 				return cli.ExitCode(cli.ExitBySignal + in.first())
-			} else if n == 2 {
+			case count == 2:
 				go c.Kill(ctx, id)
-			} else {
+			default:
 				go c.Evict(ctx, id, interruptGrace)
 			}
 		}
@@ -373,29 +373,35 @@ func endWords(s sigma.Status) string {
 
 // interrupts are the signals that came during a run.
 type interrupts struct {
-	signals chan os.Signal
-	pipe    chan os.Signal
-	count   int
-	number  atomic.Int32 // of the first
+	came, pipe chan os.Signal
+	signals    chan os.Signal // those that came, in turn
+	number     atomic.Int32   // of the first
 }
 
-func newInterrupts() *interrupts {
-	in := &interrupts{signals: make(chan os.Signal, 4), pipe: make(chan os.Signal, 1)}
-	signal.Notify(in.signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+// newInterrupts takes the signals of this process. The first ends the context.
+func newInterrupts(ctx context.Context) (context.Context, *interrupts) {
+	ctx, cancel := context.WithCancel(ctx)
+	in := &interrupts{came: make(chan os.Signal, 4), pipe: make(chan os.Signal, 1), signals: make(chan os.Signal, 4)}
+	signal.Notify(in.came, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	signal.Notify(in.pipe, syscall.SIGPIPE) // so that writing says EPIPE and the proc can be ended before we go
-	return in
+	go func() {
+		defer cancel()
+		for s := range in.came {
+			in.number.CompareAndSwap(0, int32(s.(syscall.Signal)))
+			cancel()
+			select {
+			case in.signals <- s:
+			default: // who does not take four takes no fifth
+			}
+		}
+	}()
+	return ctx, in
 }
 
 func (in *interrupts) stop() {
-	signal.Stop(in.signals)
+	signal.Stop(in.came)
 	signal.Stop(in.pipe)
-}
-
-// note counts a signal.
-func (in *interrupts) note(s os.Signal) int {
-	in.number.CompareAndSwap(0, int32(s.(syscall.Signal)))
-	in.count++
-	return in.count
+	close(in.came)
 }
 
 // first is the number of the first signal, or 0.
@@ -407,26 +413,6 @@ func (in *interrupts) patience() time.Duration {
 		return interruptGrace
 	}
 	return 0
-}
-
-// context gives a context that the first signal ends, until done is called; done can be called
-// again.
-func (in *interrupts) context(ctx context.Context) (_ context.Context, done func()) {
-	ctx, cancel := context.WithCancel(ctx)
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		select {
-		case s := <-in.signals:
-			in.number.CompareAndSwap(0, int32(s.(syscall.Signal)))
-			cancel()
-		case <-ctx.Done():
-		}
-	}()
-	return ctx, func() {
-		cancel()
-		<-ended
-	}
 }
 
 // cause replaces an error that a signal made.

@@ -55,11 +55,8 @@ func (a *app) restoreRealm(ctx context.Context, file string, realm sigma.RealmID
 		}
 		return err
 	}
-	if a.JSON {
-		return a.PrintJSON(snapshotJSON{file, names, info.Size()})
-	}
-	fmt.Fprintf(a.Out, "%s: %s restored into realm %s\n", file, cli.Count(int(names), "name"), realm)
-	return nil
+	return a.say(snapshotJSON{file, names, info.Size()}, "%s: %s restored into realm %s", file,
+		cli.Count(int(names), "name"), realm)
 }
 
 // fillRealm reads the archive three times: for the directories, for what is in them, and for the
@@ -71,14 +68,6 @@ func (a *app) fillRealm(ctx context.Context, f *os.File, realm sigma.RealmID, na
 	}
 	bar := a.Progress("restoring names", int64(names))
 	defer bar.Done()
-	var mu sync.Mutex
-	done := int64(0)
-	count := func() {
-		mu.Lock()
-		defer mu.Unlock()
-		done++
-		bar.Set(done)
-	}
 	each := func(workers int, do func(e archive.Entry) error) error {
 		if _, err := f.Seek(0, io.SeekStart); err != nil {
 			return err
@@ -90,7 +79,7 @@ func (a *app) fillRealm(ctx context.Context, f *os.File, realm sigma.RealmID, na
 		if e.Kind != sigma.KindDir {
 			return nil
 		}
-		count()
+		bar.Add(1)
 		if err := tree.Mkdir(ctx, "/"+e.Path, e.Perm|0o700); err != nil && sigma.KindOf(err) != sigma.KindExists {
 			return err
 		}
@@ -101,7 +90,7 @@ func (a *app) fillRealm(ctx context.Context, f *os.File, realm sigma.RealmID, na
 			if e.Kind == sigma.KindDir {
 				return nil
 			}
-			defer count()
+			defer bar.Add(1)
 			return restoreFile(ctx, tree, e)
 		})
 	}

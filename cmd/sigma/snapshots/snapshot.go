@@ -131,15 +131,20 @@ func (a *app) snapshotSave(ctx context.Context, file string, realm sigma.RealmID
 	if err != nil {
 		return err
 	}
-	if a.JSON {
-		return a.PrintJSON(snapshotJSON{file, keys, size})
-	}
 	what := "key"
 	if realm != "" {
 		what = "name"
 	}
-	fmt.Fprintf(a.Out, "%s: %s, %s\n", file, cli.Count(int(keys), what), sigma.Bytes(size))
-	return nil
+	return a.say(snapshotJSON{file, keys, size}, "%s: %s, %v", file, cli.Count(int(keys), what), sigma.Bytes(size))
+}
+
+// say prints what was done, as JSON or in words.
+func (a *app) say(s snapshotJSON, format string, args ...any) error {
+	if a.JSON {
+		return a.PrintJSON(s)
+	}
+	_, err := fmt.Fprintf(a.Out, format+"\n", args...)
+	return err
 }
 
 // snapshotOnce writes one snapshot beside file, and puts it there when it is whole.
@@ -241,12 +246,8 @@ func (a *app) snapshotRestore(ctx context.Context, file string, replace bool) er
 	if err != nil {
 		return err
 	}
-	if a.JSON {
-		return a.PrintJSON(snapshotJSON{file, keys, size})
-	}
-	fmt.Fprintf(a.Out, "%s, %s: restored at the next start: %s\n", cli.Count(int(keys), "key"), sigma.Bytes(size),
-		datadir.CommandOn("up", dir))
-	return nil
+	return a.say(snapshotJSON{file, keys, size}, "%s, %v: restored at the next start: %s", cli.Count(int(keys), "key"),
+		sigma.Bytes(size), datadir.CommandOn("up", dir))
 }
 
 // becomeFirst has the machine of DATA, which is to be the only control machine, run what the first
