@@ -96,7 +96,7 @@ func (n *node) ofTenant() bool {
 
 // servesSystem says whether the server at a path is the system's; "" is that of the realm's root.
 func servesSystem(path string) bool {
-	return path == "" || path == "/"+sigma.NameS3 || path == "/"+sigma.NameDB
+	return path == "" || sigma.IsProvided(path[1:])
 }
 
 // inodes are the nodes that the kernel remembers, the least recently looked up at the back.

@@ -67,6 +67,7 @@ type Config struct {
 	Source     string // what mount(8) shows as the device
 	AllowOther bool   // other users than the one who mounts may use it
 	ReadOnly   bool
+	Objects    []string // names at the realm's root behind which every close publishes (object.go)
 	// TrustLinks shows targets of links as they were written, which lead wherever that is on this
 	// host. Only who trusts everybody that writes or serves what is mounted sets it.
 	TrustLinks bool

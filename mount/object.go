@@ -3,6 +3,7 @@ package mount
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/hanwen/go-fuse/v2/fs"
 	"github.com/hanwen/go-fuse/v2/fuse"
@@ -23,7 +24,7 @@ func (n *node) isObject() bool {
 	if dir := n.removedFrom(); dir != nil {
 		return dir.isObject()
 	}
-	return len(names) > 0 && names[0] == sigma.NameS3
+	return len(names) > 0 && slices.Contains(n.m.cfg.Objects, names[0])
 }
 
 // publish makes visible what was written through these, or through all that are open, unless the

@@ -56,9 +56,10 @@ type Tree struct {
 
 	mu     sync.Mutex
 	mounts map[string]*mount // mu; by the endpoint's text
-	// s3 is the endpoint that is mounted at /s3. No tenant can put another server there, so that it
-	// need not be asked for at each path while the session lives.
-	s3 string // mu
+	// provided are the endpoints at names of the root that the provider serves. No tenant can put
+	// another server there, so that they need not be asked for at each path while the session
+	// lives.
+	provided map[string]string // mu
 	// lanes number changes (once.go); those that nobody uses.
 	lanes []*onceLane // mu
 }
@@ -74,7 +75,7 @@ var _ sigma.Namespace = (*Tree)(nil)
 
 // New makes a Tree. Nothing is started.
 func New(cfg Config) *Tree {
-	return &Tree{cfg: cfg, mounts: map[string]*mount{}}
+	return &Tree{cfg: cfg, mounts: map[string]*mount{}, provided: map[string]string{}}
 }
 
 type noLinksKey struct{}
@@ -190,9 +191,9 @@ func (t *Tree) follow(ctx context.Context, c *cursor, stop *sigma.Stopped) error
 		if err != nil {
 			return err
 		}
-		if c.mount == "" && len(c.path)-len(rest) == 1 && c.path[0] == sigma.NameS3 {
+		if c.mount == "" && len(c.path)-len(rest) == 1 && sigma.IsProvided(c.path[0]) {
 			t.mu.Lock()
-			t.s3 = stop.Target
+			t.provided[c.path[0]] = stop.Target
 			t.mu.Unlock()
 		}
 		c.move(root, false, rest)
@@ -228,20 +229,21 @@ func (t *Tree) follow(ctx context.Context, c *cursor, stop *sigma.Stopped) error
 	return nil
 }
 
-// atRoot puts the cursor at the beginning of its path, or at the object store if the path leads
-// there and it is mounted already.
+// atRoot puts the cursor at the beginning of its path, or at a server that the provider has there
+// if it is mounted already.
 func (t *Tree) atRoot(c *cursor) {
 	c.epoch = t.epoch()
 	c.move(t.cfg.Root, false, c.path)
 	c.mount = ""
-	if len(c.path) < 2 || c.path[0] != sigma.NameS3 {
+	if len(c.path) < 2 || !sigma.IsProvided(c.path[0]) {
 		return // with one name, the place itself may be meant
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if m := t.mounts[t.s3]; m != nil && m.usable() {
+	text := t.provided[c.path[0]]
+	if m := t.mounts[text]; m != nil && m.usable() {
 		c.move(m.root, false, c.path[1:])
-		c.mount = t.s3
+		c.mount = text
 	}
 }
 

@@ -15,6 +15,9 @@ import (
 type Through struct {
 	Tree *Tree
 	At   string // the path of the root
+	// Objects are names at the realm's root behind which files are published when they are closed:
+	// Publish waits until an object is visible, or tells its writer why not.
+	Objects []string
 }
 
 var _ sigma.Tree = Through{}
@@ -30,14 +33,14 @@ func (t Through) Attach(ctx context.Context, _ sigma.Principal, _ string) (sigma
 	if err != nil {
 		return nil, err
 	}
-	return &passing{File: f, t: t.Tree, path: names}, nil
+	return &passing{File: f, t: &t, path: names}, nil
 }
 
 // passing is a handle of such a file. What it does not have of its own, such as passing a
 // descriptor, is asked of File.
 type passing struct {
 	sigma.File
-	t      *Tree
+	t      *Through
 	path   []string // by which it was walked to
 	server string   // the path of the last endpoint on the way; "" = the root's server
 }
@@ -66,7 +69,7 @@ func (f *passing) Walk(ctx context.Context, names []string) (sigma.File, []sigma
 		return &passing{File: got, t: f.t, path: slices.Concat(f.path, names), server: f.server}, ids, nil
 	}
 	at := slices.Concat(f.path, names[:n])
-	next, herr := f.t.Handle(ctx, sigma.JoinPath(at...))
+	next, herr := f.t.Tree.Handle(ctx, sigma.JoinPath(at...))
 	if herr != nil {
 		if met && got != nil &&
 			sigma.KindOf(herr) == sigma.KindUnsupported { // nothing is served there that one could walk to
@@ -160,10 +163,9 @@ func (f *passing) Space(ctx context.Context) (sigma.Space, error) {
 	return sigma.Space{}, nil
 }
 
-// Publish implements sigma.Publisher: objects are visible, or their writer hears why not, when it
-// returns.
+// Publish implements sigma.Publisher.
 func (f *passing) Publish(ctx context.Context) error {
-	if len(f.path) > 0 && f.path[0] == sigma.NameS3 {
+	if len(f.path) > 0 && slices.Contains(f.t.Objects, f.path[0]) {
 		return f.File.Sync(ctx)
 	}
 	return nil

@@ -21,6 +21,11 @@ const (
 	NameDB   = "db"   // SQL databases, an endpoint
 )
 
+// IsProvided says whether a name at the root of a realm's tree is one that the provider serves.
+func IsProvided(name string) bool {
+	return name == NameUX || name == NameProc || name == NameSys || name == NameS3 || name == NameDB
+}
+
 // Special components that a walk resolves (001 §3.3).
 const (
 	LocalName = "~local" // the entry of a directory of machines or endpoints that is on the caller's machine

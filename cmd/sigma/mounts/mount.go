@@ -303,9 +303,12 @@ func (a *app) keepMount(dir, at string, o mountOptions) error {
 	}
 }
 
+// objects are the names at a realm's root behind which files are objects.
+func objects() []string { return []string{sigma.NameS3} }
+
 func (a *app) mountConfig(dir, at string, o mountOptions) mount.Config {
 	return mount.Config{Dir: dir, Path: at, Source: "sigma:" + a.Realm + ":" + at, AllowOther: o.allowOther,
-		ReadOnly: o.readOnly, TrustLinks: o.trustLinks,
+		ReadOnly: o.readOnly, TrustLinks: o.trustLinks, Objects: objects(),
 		UID: uint32(os.Getuid()), GID: uint32(os.Getgid()), Connect: a.Connect}
 }
 

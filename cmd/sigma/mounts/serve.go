@@ -294,7 +294,7 @@ func (g *gated) Attach(ctx context.Context, p sigma.Principal, name string) (sig
 	if err != nil {
 		return nil, err
 	}
-	root, err := namespace.Through{Tree: s.Tree, At: g.at}.Attach(ctx, p, "")
+	root, err := namespace.Through{Tree: s.Tree, At: g.at, Objects: objects()}.Attach(ctx, p, "")
 	if err == nil {
 		g.conn.SetDeadline(time.Time{})
 	}
