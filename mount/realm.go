@@ -164,7 +164,8 @@ func (r *realm) once() (*life, error) {
 		return nil, err
 	}
 	lost := c.Lost()
-	root, err := namespace.Through{Tree: c.Tree, At: r.cfg.Path, Objects: r.cfg.Objects}.Attach(ctx, sigma.Principal{}, "")
+	shown := namespace.Through{Tree: c.Tree, At: r.cfg.Path, Objects: r.cfg.Objects}
+	root, err := shown.Attach(ctx, sigma.Principal{}, "")
 	if err != nil {
 		c.Close()
 		return nil, err

@@ -12,30 +12,6 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// lane numbers mutations that are made one after another, so that with the next it is clear that
-// the reply to the one before was received: named has to remember one reply for each lane. A
-// mutation takes a lane that nobody uses; there are as many as there ever were mutations at once.
-type lane struct {
-	client, seq uint64
-}
-
-func (r *Realm) takeLane() *lane {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if n := len(r.lanes); n > 0 {
-		l := r.lanes[n-1] // the last one that was used, so that named can forget those that are not needed any more
-		r.lanes = r.lanes[:n-1]
-		return l
-	}
-	return &lane{client: rand.Uint64()>>1 + 1}
-}
-
-func (r *Realm) returnLane(l *lane) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.lanes = append(r.lanes, l)
-}
-
 // forgetPause is for how long clients that are gone are gathered.
 const forgetPause = time.Second
 
@@ -75,9 +51,8 @@ func (r *Realm) number(ctx context.Context) (once sigma.Once, done func()) {
 	if once = sigma.OnceOf(ctx); once.Client != 0 {
 		return once, func() {}
 	}
-	l := r.takeLane()
-	l.seq++
-	return sigma.Once{Client: l.client, Seq: l.seq, Done: l.seq - 1}, func() { r.returnLane(l) }
+	l := r.lanes.Take()
+	return l.Next(), func() { r.lanes.Return(l) }
 }
 
 // attempts is one request, which is made again when its session was lost on the way.

@@ -28,6 +28,7 @@ import (
 	"time"
 
 	"sigmaos.dev/names/cache"
+	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
 	"sigmaos.dev/treekit"
@@ -71,12 +72,12 @@ type Realm struct {
 
 	current atomic.Pointer[attachment]
 	watches watches
+	lanes   session.Lanes // number mutations
 
 	mu      sync.Mutex
 	now     *attachment   // mu; the newest, which may have ended; nil = none. Also in current
 	dialing chan struct{} // mu; closed when a dial that is under way is over
 	closed  bool          // mu
-	lanes   []*lane       // mu; those nobody uses
 	gone    []uint64      // mu; clients of which named is to be told that they are gone
 }
 

@@ -5,7 +5,7 @@
 // It assumes that the root's server resolves what it can itself, and that Dial refuses what the
 // program may not reach. Users: sdk; sigmad, for the programs it fetches.
 //
-// Lock: Tree.mu guards the table of mounts; it is not held while dialling.
+// Locks: Tree.mu and Servers.mu, neither under the other; nothing is asked under them.
 package namespace
 
 import (
@@ -16,6 +16,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
 	"sigmaos.dev/treekit"
@@ -54,28 +55,21 @@ type Tree struct {
 	fences atomic.Pointer[[]fencedDir] // written with mu held; not changed, but replaced
 	binds  atomic.Pointer[[]bind]      // by Mount, deepest first; nil = none; written under mu
 
-	mu     sync.Mutex
-	mounts map[string]*mount // mu; by the endpoint's text
+	mounts Servers[sigma.File]
+	lanes  session.Lanes // number changes (once.go)
+
+	mu sync.Mutex
 	// provided are the endpoints at names of the root that the provider serves. No tenant can put
 	// another server there, so that they need not be asked for at each path while the session
 	// lives.
 	provided map[string]string // mu
-	// lanes number changes (once.go); those that nobody uses.
-	lanes []*onceLane // mu
-}
-
-type mount struct {
-	ready chan struct{} // closed when root or err is set
-	root  sigma.File
-	done  <-chan struct{}
-	err   error
 }
 
 var _ sigma.Namespace = (*Tree)(nil)
 
 // New makes a Tree. Nothing is started.
 func New(cfg Config) *Tree {
-	return &Tree{cfg: cfg, mounts: map[string]*mount{}, provided: map[string]string{}}
+	return &Tree{cfg: cfg, provided: map[string]string{}}
 }
 
 type noLinksKey struct{}
@@ -239,77 +233,22 @@ func (t *Tree) atRoot(c *cursor) {
 		return // with one name, the place itself may be meant
 	}
 	t.mu.Lock()
-	defer t.mu.Unlock()
 	text := t.provided[c.path[0]]
-	if m := t.mounts[text]; m != nil && m.usable() {
-		c.move(m.root, false, c.path[1:])
+	t.mu.Unlock()
+	if root, ok := t.mounts.Known(text); ok {
+		c.move(root, false, c.path[1:])
 		c.mount = text
 	}
 }
 
-// mounted returns the root behind an endpoint. Concurrent first uses dial once; a session that
-// ended is dialled again.
-func (t *Tree) mounted(ctx context.Context, key string, e sigma.Endpoint) (sigma.File, error) {
+// mounted returns the root behind an endpoint.
+func (t *Tree) mounted(ctx context.Context, text string, e sigma.Endpoint) (sigma.File, error) {
 	if t.cfg.Dial == nil || e.Form != sigma.FormTree {
 		return nil, sigma.Errorf("namespace.mounted", sigma.KindUnsupported, "cannot walk through this endpoint")
 	}
-	for {
-		t.mu.Lock()
-		m := t.mounts[key]
-		if m == nil || m.ended() {
-			break
-		}
-		t.mu.Unlock()
-		select {
-		case <-m.ready:
-		case <-ctx.Done():
-			return nil, sigma.Wrap("namespace.mounted", "", ctx.Err())
-		}
-		if k := sigma.KindOf(m.err); m.err == nil || k != sigma.KindCanceled && k != sigma.KindTimeout {
-			return m.root, m.err
-		} // else somebody else gave up dialling; that is no reason to
-	}
-	for k, m := range t.mounts {
-		if m.ended() {
-			delete(t.mounts, k)
-		}
-	}
-	m := &mount{ready: make(chan struct{})}
-	t.mounts[key] = m
-	t.mu.Unlock()
-	m.root, m.done, m.err = t.cfg.Dial(ctx, e)
-	if m.err != nil {
-		t.mu.Lock()
-		delete(t.mounts, key)
-		t.mu.Unlock()
-	}
-	close(m.ready)
-	return m.root, m.err
-}
-
-// ended says whether the mount's session is over.
-func (m *mount) ended() bool {
-	select {
-	case <-m.ready:
-	default:
-		return false
-	}
-	select {
-	case <-m.done:
-		return true
-	default:
-		return false
-	}
-}
-
-// usable reports whether the mount is made and its session lives.
-func (m *mount) usable() bool {
-	select {
-	case <-m.ready:
-		return m.err == nil && !m.ended()
-	default:
-		return false
-	}
+	return t.mounts.Get(ctx, text, func(ctx context.Context) (sigma.File, <-chan struct{}, error) {
+		return t.cfg.Dial(ctx, e)
+	})
 }
 
 // choose replaces the first ~local or ~any that the server did not resolve by an entry of its

@@ -2,8 +2,8 @@ package namespace
 
 import (
 	"context"
-	"math/rand/v2"
 
+	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
 )
 
@@ -15,13 +15,10 @@ import (
 // onceTries bounds the attempts at one change. Each ends with a lost reply.
 const onceTries = 4
 
-// onceLane numbers changes that are made one after another.
-type onceLane struct{ client, seq uint64 }
-
 // change is one operation that changes something, with the number of the request that is under way.
 type change struct {
-	lane  *onceLane // nil = who asks has numbered it
-	again bool      // the last request may have been carried out: it is sent again with its number
+	lane  *session.Lane // nil = who asks has numbered it
+	again bool          // the last request may have been carried out: it is sent again with its number
 }
 
 // do sends a request, with a number if it is for the root's server.
@@ -29,11 +26,11 @@ func (c *change) do(ctx context.Context, toRoot bool, send func(ctx context.Cont
 	if !toRoot || c.lane == nil {
 		return send(ctx)
 	}
-	if !c.again {
-		c.lane.seq++
+	once := c.lane.Last()
+	if once.Again = c.again; !c.again {
+		once = c.lane.Next()
 	}
-	err := send(sigma.WithOnce(ctx, sigma.Once{Client: c.lane.client, Seq: c.lane.seq, Done: c.lane.seq - 1,
-		Again: c.again}))
+	err := send(sigma.WithOnce(ctx, once))
 	c.again = err != nil && sigma.KindOf(err) == sigma.KindLost
 	return err
 }
@@ -44,8 +41,8 @@ func (t *Tree) changing(ctx context.Context, op func(c *change) error) error {
 	if sigma.OnceOf(ctx).Client != 0 { // who asks sees to it
 		return op(&change{})
 	}
-	c := change{lane: t.takeLane()}
-	defer t.returnLane(c.lane)
+	c := change{lane: t.lanes.Take()}
+	defer t.lanes.Return(c.lane)
 	for try := 1; ; try++ {
 		err := op(&c)
 		if err == nil || !c.again || try == onceTries || ctx.Err() != nil || t.over() {
@@ -62,23 +59,6 @@ func (t *Tree) over() bool {
 	default:
 		return false
 	}
-}
-
-func (t *Tree) takeLane() *onceLane {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if n := len(t.lanes); n > 0 {
-		l := t.lanes[n-1]
-		t.lanes = t.lanes[:n-1]
-		return l
-	}
-	return &onceLane{client: rand.Uint64()>>1 + 1}
-}
-
-func (t *Tree) returnLane(l *onceLane) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.lanes = append(t.lanes, l)
 }
 
 // isRoot reports whether f is the root that the tree was given.

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"sigmaos.dev/namespace"
 	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
@@ -28,22 +29,19 @@ const (
 //
 // A proc that sees all has none, and pays nothing for those that have.
 type Viewer struct {
-	cfg Config
+	cfg     Config
+	entered namespace.Servers[*entered]
 
-	mu      sync.Mutex
-	read    map[string]bool     // mu; texts of stream endpoints
-	entered map[string]*entered // mu; by the endpoint's text
-	over    bool                // mu
+	mu   sync.Mutex
+	read map[string]bool // mu; texts of stream endpoints
 }
 
 // entered is the tree behind an endpoint.
 type entered struct {
-	ready  chan struct{} // closed when what follows is set
 	client *session.Client
 	root   sigma.File
 	id     sigma.FileID
 	by     sigma.ProcID // who serves it; "" = the system
-	err    error
 }
 
 // Realm is the root of a realm as a session without a view has it.
@@ -70,7 +68,8 @@ type Config struct {
 
 // New makes the session's viewer. Release ends it.
 func New(cfg Config) *Viewer {
-	return &Viewer{cfg: cfg, read: map[string]bool{}, entered: map[string]*entered{}}
+	return &Viewer{cfg: cfg, read: map[string]bool{},
+		entered: namespace.Servers[*entered]{Most: EnteredMost, Drop: func(e *entered) { e.client.Close() }}}
 }
 
 // Table is what the session sees.
@@ -83,7 +82,7 @@ func (v *Viewer) Kin() []sigma.ProcID { return v.cfg.Kin }
 func (v *Viewer) Caps(c *sigmap.Caps) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	c.Entered += uint32(len(v.entered))
+	c.Entered += uint32(v.entered.Len())
 	for text := range v.read {
 		if e, err := sigma.ParseEndpoint(text); err == nil {
 			c.Read = append(c.Read, e)
@@ -130,59 +129,21 @@ func (v *Viewer) MayDial(e sigma.Endpoint) error {
 // enter gives the root of the tree behind an endpoint. Sessions are kept until they end, or the
 // proc's does.
 func (v *Viewer) enter(ctx context.Context, text string) (*entered, error) {
-	const op = "kernel.view"
 	ep, err := sigma.ParseEndpoint(text)
 	if err != nil {
 		return nil, err
 	}
-	for {
-		v.mu.Lock()
-		if v.over {
-			v.mu.Unlock()
-			return nil, sigma.Errorf(op, sigma.KindLost, "the session has ended")
+	return v.entered.Get(ctx, text, func(ctx context.Context) (*entered, <-chan struct{}, error) {
+		c, root, id, err := v.attach(ctx, ep)
+		if err != nil {
+			return nil, nil, err
 		}
-		e := v.entered[text]
-		if e == nil || e.ended() {
-			break
+		e := &entered{client: c, root: root, id: id}
+		if ep.Realm != sigma.SystemRealm {
+			e.by = ep.Proc
 		}
-		v.mu.Unlock()
-		select {
-		case <-e.ready:
-		case <-ctx.Done():
-			return nil, sigma.Wrap(op, "", ctx.Err())
-		}
-		if kind := sigma.KindOf(e.err); e.err == nil || kind != sigma.KindCanceled && kind != sigma.KindTimeout {
-			return e, e.err
-		} // else somebody else gave up
-	}
-	for key, e := range v.entered {
-		if e.ended() {
-			delete(v.entered, key)
-		}
-	}
-	if len(v.entered) >= EnteredMost {
-		v.mu.Unlock()
-		return nil, sigma.Errorf(op, sigma.KindBusy,
-			"the proc walks through %d endpoints at a time; more are not allowed with a view", EnteredMost)
-	}
-	e := &entered{ready: make(chan struct{})}
-	if ep.Realm != sigma.SystemRealm {
-		e.by = ep.Proc
-	}
-	v.entered[text] = e
-	v.mu.Unlock()
-	e.client, e.root, e.id, e.err = v.attach(ctx, ep)
-	v.mu.Lock()
-	if e.err != nil {
-		delete(v.entered, text)
-	}
-	over := v.over
-	v.mu.Unlock()
-	close(e.ready)
-	if over && e.client != nil {
-		e.client.Close()
-	}
-	return e, e.err
+		return e, c.Done(), nil
+	})
 }
 
 // attach is what the proc would do itself if it could dial trees: it is who the server sees.
@@ -219,41 +180,8 @@ func (v *Viewer) attach(ctx context.Context, e sigma.Endpoint) (*session.Client,
 	return fail(err)
 }
 
-// ended says whether the tree was lost. One that is being entered was not.
-func (e *entered) ended() bool {
-	select {
-	case <-e.ready:
-	default:
-		return false
-	}
-	if e.client == nil {
-		return true
-	}
-	select {
-	case <-e.client.Done():
-		return true
-	default:
-		return false
-	}
-}
-
 // Release ends what sigmad entered for the proc.
-func (v *Viewer) Release() {
-	v.mu.Lock()
-	v.over = true
-	all := v.entered
-	v.entered = map[string]*entered{}
-	v.mu.Unlock()
-	for _, e := range all {
-		select {
-		case <-e.ready:
-			if e.client != nil {
-				e.client.Close()
-			}
-		default: // enter sees that it is over
-		}
-	}
-}
+func (v *Viewer) Release() { v.entered.Close() }
 
 // AllProcs are the rights that a view gives to all procs of the realm.
 func (v *Viewer) AllProcs() sigma.Rights { return v.Table().Grants([]string{sigma.NameProc}) }
