@@ -34,19 +34,30 @@ func WalkTo(ctx context.Context, f sigma.File, names []string, followLast bool) 
 			}
 			return nil, nil, sigma.PathError("treekit.Walk", reason, sigma.JoinPath(names...))
 		}
+	}
+	stop, err := StopAt(ctx, f, names, file, ids)
+	return nil, stop, err
+}
+
+// StopAt reads the link that ended a walk of names from f, which gave file and ids. It closes file.
+func StopAt(ctx context.Context, f sigma.File, names []string, file sigma.File, ids []sigma.FileID) (*sigma.Stopped,
+	error) {
+	n := len(ids)
+	if file == nil {
+		var err error
 		if file, _, err = f.Walk(ctx, names[:n]); err != nil {
-			return nil, nil, err
+			return nil, err
 		}
 		if file == nil {
-			return nil, nil, sigma.PathError("treekit.Walk", sigma.KindNotFound, sigma.JoinPath(names...))
+			return nil, sigma.PathError("treekit.Walk", sigma.KindNotFound, sigma.JoinPath(names...))
 		}
 	}
 	defer file.Close()
 	target, err := file.ReadLink(ctx)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	return nil, &sigma.Stopped{Walked: n, Kind: ids[n-1].Kind, Target: target}, nil
+	return &sigma.Stopped{Walked: n, Kind: ids[n-1].Kind, Target: target}, nil
 }
 
 // Get is f's own Get, or one made of walk, open and read.

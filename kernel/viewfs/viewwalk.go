@@ -176,17 +176,8 @@ func walkStop(ctx context.Context, f sigma.File, names []string, last bool) (sig
 	if kind != sigma.KindEndpoint && (kind != sigma.KindSymlink || file != nil && !last) {
 		return file, ids, nil, nil
 	}
-	if file == nil {
-		if file, _, err = f.Walk(ctx, names[:n]); err != nil || file == nil {
-			return nil, ids, nil, err
-		}
-	}
-	defer file.Close()
-	target, err := file.ReadLink(ctx)
-	if err != nil {
-		return nil, ids, nil, err
-	}
-	return nil, ids, &sigma.Stopped{Walked: n, Kind: kind, Target: target}, nil
+	stop, err := treekit.StopAt(ctx, f, names, file, ids)
+	return nil, ids, stop, err
 }
 
 func notThere(ids []sigma.FileID, names []string) error {
