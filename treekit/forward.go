@@ -51,9 +51,9 @@ type Gate interface {
 // Forward is a file that passes what is asked of it on to another one, if its Gate lets it. What
 // stands before files embeds it, and has methods of its own only for what it does otherwise.
 //
-// It has all companions of a file, and answers as the server kit would where File has not, but for
-// three. FilePasser and Recaller mean something to the server kit by being there, or pass no gate.
-// Leaser and Finder are of a tree's root, which is not forwarded.
+// It has the companions of a file, and answers as the server kit would where File has not.
+// FilePasser and BulkPasser mean something to the server kit by being there (PassingForward), and
+// Recaller passes no gate. Leaser and Finder are of a tree's root, which is not forwarded.
 type Forward struct {
 	File sigma.File
 	Gate Gate
@@ -264,19 +264,6 @@ func (f *Forward) Call(ctx context.Context, method string, payload []byte, files
 	return reply, back, err
 }
 
-// PassBulk implements sigma.BulkPasser.
-func (f *Forward) PassBulk(ctx context.Context) (file *os.File, err error) {
-	err = f.under(ctx, OpPassBulk, "", func(ctx context.Context) (err error) {
-		p, ok := f.File.(sigma.BulkPasser)
-		if !ok {
-			return Unsupported("a stream")
-		}
-		file, err = p.PassBulk(ctx)
-		return err
-	})
-	return file, err
-}
-
 // passFile is the PassFile of those that implement sigma.FilePasser.
 func (f *Forward) passFile(ctx context.Context) (file *os.File, err error) {
 	err = f.under(ctx, OpPassFile, "", func(ctx context.Context) (err error) {
@@ -332,7 +319,7 @@ func (f *Forward) FileKind() sigma.FileKind {
 	return sigma.KindFile
 }
 
-// PassingForward is a Forward that passes descriptors, where the file does.
+// PassingForward is a Forward that passes descriptors and streams, where the file does.
 type PassingForward struct{ Forward }
 
 // Passing stands before f.
@@ -340,6 +327,19 @@ func Passing(f sigma.File, g Gate) PassingForward { return PassingForward{Forwar
 
 // PassFile implements sigma.FilePasser. What is done through the descriptor passes no gate.
 func (f *PassingForward) PassFile(ctx context.Context) (*os.File, error) { return f.passFile(ctx) }
+
+// PassBulk implements sigma.BulkPasser.
+func (f *PassingForward) PassBulk(ctx context.Context) (file *os.File, err error) {
+	err = f.under(ctx, OpPassBulk, "", func(ctx context.Context) (err error) {
+		p, ok := f.File.(sigma.BulkPasser)
+		if !ok {
+			return Unsupported("a stream")
+		}
+		file, err = p.PassBulk(ctx)
+		return err
+	})
+	return file, err
+}
 
 // Fenced puts f, and all handles that are had by it, behind the fences of t, which refuse what
 // deposed leaders ask for.
@@ -355,11 +355,14 @@ func (g behindFences) Enter(ctx context.Context, _ Op, _ string) (context.Contex
 
 // Beyond implements Gate.
 func (g behindFences) Beyond(f sigma.File) sigma.File {
-	return &fenced{Passing(f, g)}
+	return &fenced{Forward{File: f, Gate: g}}
 }
 
-// fenced is a file behind fences.
-type fenced struct{ PassingForward }
+// fenced is a file behind fences, of a tree that has no streams of its own.
+type fenced struct{ Forward }
+
+// PassFile implements sigma.FilePasser. What is done through the descriptor passes no gate.
+func (f *fenced) PassFile(ctx context.Context) (*os.File, error) { return f.passFile(ctx) }
 
 // Recall implements sigma.Recaller, where the file does. It is asked for without a fence.
 func (f *fenced) Recall(names []string, offset uint64, count int) (r sigma.GetResult, stop *sigma.Stopped, known bool,
