@@ -42,6 +42,8 @@ type machine struct {
 	end         func()     // ends Run, and returns when all is over
 	machined    sigma.Tree // nil = there is none
 	adopt       [][]byte   // records of what an earlier sigmad has started
+	// dial connects to other machines of a world; nil = link's default
+	dial func(ctx context.Context, address string) (net.Conn, error)
 
 	mu      sync.Mutex
 	control *net.UnixConn        // mu; of the launcher that lives

@@ -76,12 +76,10 @@ type Config struct {
 	// it.
 	RealmSocket *net.UnixListener
 	Labels      map[string]string // the machine's failure domain and whatever else its owner says of it
-	// Connect makes a TCP connection to an IP address with a port; nil = link's default.
-	Connect func(ctx context.Context, address string) (net.Conn, error)
-	// ConnectAll is link.Config's.
-	ConnectAll func(ctx context.Context, address string, n int) ([]*os.File, error)
-	Etcd       *sigmap.Etcd // where named keeps the names; nil = in an etcd of its own
-	Join       *Join        // how the machine becomes a member of a system; nil = it is one already, or founds one
+	// Connects has the Keeper make TCP connections; else they are made here.
+	Connects bool
+	Etcd     *sigmap.Etcd // where named keeps the names; nil = in an etcd of its own
+	Join     *Join        // how the machine becomes a member of a system; nil = it is one already, or founds one
 	// AllowWeaken lets an environment entry SIGMA_WEAKEN=bits of a descriptor take protections off
 	// that proc. The launcher must allow it too. Tests only.
 	AllowWeaken bool
@@ -236,18 +234,11 @@ func (k *Kernel) Run(ctx context.Context) error {
 	ctx, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	k.life.ctx, k.life.down = ctx, down
-	k.memo.Begin(ctx)
-	k.sessions.Begin(ctx)
-	k.procs.Begin(ctx)
-	k.services.Begin(ctx)
-	k.cluster.Begin(ctx)
-	k.reach.Begin(ctx)
-	k.past.Begin(ctx)
-	k.runner.Begin(ctx)
-	k.remote.Begin(ctx)
-	k.guests.Begin(ctx)
-	k.outside.Begin(ctx)
-	k.connect.Begin(ctx)
+	for _, begin := range []func(context.Context){k.memo.Begin, k.sessions.Begin, k.procs.Begin, k.services.Begin,
+		k.cluster.Begin, k.reach.Begin, k.past.Begin, k.runner.Begin, k.remote.Begin, k.guests.Begin, k.outside.Begin,
+		k.connect.Begin} {
+		begin(ctx)
+	}
 	k.life.whole.Store(true)
 	defer context.AfterFunc(asked, func() { k.cluster.Leave(); stop() })()
 	events := make(chan error, 1)
@@ -256,14 +247,10 @@ func (k *Kernel) Run(ctx context.Context) error {
 	defer stopWork()
 	go func() { events <- k.launcher.Run(work) }()
 
-	k.life.Go(func() { k.placing.Run(ctx) })
-	k.life.Go(func() { k.remote.Run(ctx) })
-	k.life.Go(func() { k.realms.Run(ctx) })
-	k.life.Go(func() { k.guests.Run(ctx) })
-	k.life.Go(func() { k.accounts.Keep(ctx) })
-	k.life.Go(func() { k.history.Decisions.Run(ctx) })
-	k.life.Go(func() { k.past.Run(ctx) })
-	k.life.Go(func() { k.accounts.Tell(ctx) })
+	for _, run := range []func(context.Context){k.placing.Run, k.remote.Run, k.realms.Run, k.guests.Run,
+		k.accounts.Keep, k.history.Decisions.Run, k.past.Run, k.accounts.Tell} {
+		k.life.Go(func() { run(ctx) })
+	}
 	booted := make(chan error, 1)
 	k.life.Go(func() { booted <- booting{k}.boot(ctx) })
 	defer k.quotas.Scratch.Close()

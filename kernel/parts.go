@@ -122,8 +122,10 @@ func (k *making) makeServices() (err error) {
 	cfg := connect.Config{Machine: k.cfg.Machine, Log: k.cfg.Log, Launcher: k.launcher, Cluster: k.cluster,
 		Procs: k.procs, Services: k.services, Proxy: k.proxy, Traffic: k.meters.traffic, Go: k.life.Go,
 		Ask: k.reach.Ask, Count: k.reach.Count}
-	if k.cfg.Connect != nil { // else the keeper makes no sockets
-		cfg.Keeper = k.cfg.Keeper
+	of := outside.Config{Data: k.cfg.Data, Etcd: k.cfg.Etcd, Services: k.services, Reach: k.reach, Go: k.life.Go,
+		HasRealm: k.realms.HasRealm}
+	if k.cfg.Connects {
+		cfg.Keeper, of.Connect = k.cfg.Keeper, k.cfg.Keeper.Connect
 	}
 	k.connect = connect.New(cfg)
 	k.far = &farfile.Far{Cluster: k.cluster, Reach: k.reach, Connect: k.connect}
@@ -134,8 +136,7 @@ func (k *making) makeServices() (err error) {
 		Realms: k.reach.Realms}); err != nil {
 		return err
 	}
-	k.outside, err = outside.New(outside.Config{Data: k.cfg.Data, Etcd: k.cfg.Etcd, Services: k.services,
-		Reach: k.reach, Go: k.life.Go, Connect: k.cfg.Connect, HasRealm: k.realms.HasRealm})
+	k.outside, err = outside.New(of)
 	return err
 }
 
@@ -302,13 +303,16 @@ func (k *Kernel) labels() map[string]string {
 
 // clusterConfig is what the cluster needs of the kernel.
 func (k *making) clusterConfig() cluster.Config {
-	links := link.Config{Connect: k.cfg.Connect, ConnectAll: k.cfg.ConnectAll, Log: k.cfg.Log,
+	links := link.Config{Log: k.cfg.Log,
 		Serve:     func(ctx context.Context, l *link.Link) { k.incoming.Serve(ctx, l) },
 		Authorise: func(l *link.Link) error { return k.incoming.Authorise(l) },
 		Reserve:   func(d link.Direct) (link.Place, error) { return k.connect.Reserve(d) },
 		Batch: func(d link.Direct, b link.Batch, conns []*net.TCPConn) error {
 			return k.connect.TakeBatch(d, b, conns)
 		}}
+	if k.cfg.Connects {
+		links.Connect, links.ConnectAll = k.cfg.Keeper.Connect, k.cfg.Keeper.ConnectAll
+	}
 	if k.cfg.Encrypt {
 		links.Reserve = nil
 	}
@@ -334,4 +338,41 @@ func (k *making) clusterConfig() cluster.Config {
 		TellLeave: func(ctx context.Context, m sigma.MachineID) error {
 			return k.reach.Ask(ctx, m, cluster.PeerLeave, nil, nil)
 		}}
+}
+
+// carry carries out an effect of schedd as far as it concerns more than the proc itself. Nothing in
+// it blocks.
+func (k *Kernel) carry(core *schedd.Core, f schedd.Effect) {
+	switch f := f.(type) {
+	case schedd.Kill:
+		go func(id sigma.ProcID, launch uint64) {
+			k.proxy.CloseListeners(id)
+			k.launcher.Kill(launch)
+		}(f.Proc.ID, f.Proc.Launch)
+	case schedd.Notice:
+		if f.Signal != 0 {
+			go k.launcher.Signal(f.Proc.Launch, f.Signal)
+		}
+	case schedd.Wake:
+		if p := core.Find(f.ID); p != nil {
+			k.history.TellProc(p)
+			if p.Ended() {
+				k.past.Note(p.Realm, p.ID)
+			}
+		}
+	case schedd.Forget:
+		k.past.Drop(f.ID)
+	case schedd.Timed:
+		k.runner.Timings.Count(&f.Timing)
+	case schedd.Decided:
+		k.history.Decisions.Note(f.Record)
+	case schedd.Owed:
+		k.remote.Owe(f.ID, f.Home)
+	case schedd.Take:
+		k.life.Go(func() { k.remote.Take(f.ID, f.Home) })
+	case schedd.Decline:
+		k.life.Go(func() { k.remote.Decline(f.ID, f.Home) })
+	default:
+		k.placing.Carry(f)
+	}
 }

@@ -198,7 +198,7 @@ func refusedAcross(t *testing.T, w *world, e sigma.Endpoint) {
 func TestPoolAcrossUnsaid(t *testing.T) {
 	var cut atomic.Bool
 	w := newWorld(t, control, part{name: "m2", before: func(m *machine) {
-		m.k.cfg.Connect = func(ctx context.Context, address string) (net.Conn, error) {
+		m.dial = func(ctx context.Context, address string) (net.Conn, error) {
 			if cut.Load() {
 				return nil, syscall.EHOSTUNREACH
 			}

@@ -80,7 +80,7 @@ func (w *world) boot(p part, ln net.Listener, id *identity.Identity) *machine {
 			p.before(m)
 		}
 		cfg := link.Config{Identity: id, Authorise: m.k.incoming.Authorise, Serve: m.k.incoming.Serve,
-			Reserve: m.k.connect.Reserve, Batch: m.k.connect.TakeBatch, Connect: m.k.cfg.Connect}
+			Reserve: m.k.connect.Reserve, Batch: m.k.connect.TakeBatch, Connect: m.dial}
 		if p.encrypt {
 			cfg.Reserve = nil
 		}

@@ -95,8 +95,8 @@ func run(log *slog.Logger) error {
 		return err
 	}
 	toKeeper := launch.NewKeeper(keeper)
-	cfg := kernel.Config{Machine: sigma.MachineID(*machine), Keeper: toKeeper, Connect: toKeeper.Connect,
-		ConnectAll: toKeeper.ConnectAll, Address: *address, CPU: sigma.MilliCPU(*cpu),
+	cfg := kernel.Config{Machine: sigma.MachineID(*machine), Keeper: toKeeper, Connects: true,
+		Address: *address, CPU: sigma.MilliCPU(*cpu),
 		Memory: sigma.Bytes(*memory / 4 * 3), Data: data, Log: log, UIDBase: 0x40000000 + uint32(number%1024)<<20,
 		UIDs: 1 << 20, AllowWeaken: *weaken, Encrypt: *encrypt == "yes", Deaths: *deaths,
 		Ready: func() { say("ready") },

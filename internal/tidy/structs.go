@@ -31,7 +31,6 @@ func (x largeStruct) note() string {
 var largeStructs = map[string]largeStruct{
 	"binfs.program":          {36, 0, "one version of a program: two locks, each with the fields that it guards"},
 	"dialproxy.Proxy":        {0, 89, "listeners, connections and pools take one lock: each act changes two of them"},
-	"kernel.Config":          {26, 0, "each field is one choice of cmd/sigmad, most of them for tests"},
 	"kernel/cluster.Cluster": {0, 79, "the steps of one life: they follow one another and share its locks"},
 	"lib/fleet/core.Fleet":   {0, 75, "a pure core: all rules of a fleet change the same members"},
 	"named/member.etcdStore": {28, 0, "what is known of an etcd: counters of its room and of its revisions"},

@@ -63,6 +63,28 @@ func WalkOn(ctx context.Context, child sigma.File, names []string) (sigma.File, 
 	return f, append([]sigma.FileID{st.ID}, ids...), err
 }
 
+// GetOn is treekit.Get from child, which it closes, for who has walked one name to it.
+func GetOn(ctx context.Context, child sigma.File, names []string, offset uint64, count int) (sigma.GetResult,
+	*sigma.Stopped, error) {
+	defer child.Close()
+	g, stop, err := treekit.Get(ctx, child, names, offset, count)
+	if stop != nil {
+		stop.Walked++
+	}
+	return g, stop, err
+}
+
+// PutOn is treekit.Put likewise.
+func PutOn(ctx context.Context, child sigma.File, names []string, data []byte, o sigma.PutOptions) (sigma.FileID,
+	*sigma.Stopped, error) {
+	defer child.Close()
+	id, stop, err := treekit.Put(ctx, child, names, data, o)
+	if stop != nil {
+		stop.Walked++
+	}
+	return id, stop, err
+}
+
 // Stat implements sigma.File.
 func (d *Dir) Stat(context.Context) (sigma.Stat, error) {
 	return sigma.Stat{ID: sigma.FileID{Kind: sigma.KindDir, Path: viewfs.PathID(d.Path)},

@@ -104,9 +104,15 @@ func (x *Endpoints) Calls(s sessions.Scope) map[string]computed.Handler {
 	r := scope{x, s}
 	who := r.Principal
 	who.Realm = r.Realm
-	id := func(payload []byte) (id sigma.EndpointID, err error) {
-		err = sigmap.Parse(payload, func(c *sigmap.Coder) { c.Str((*string)(&id)) })
-		return id, err
+	text := func(do func(s string) (*os.File, error)) computed.Handler { // the request is one string
+		return func(_ context.Context, payload []byte) ([]byte, []*os.File, error) {
+			var s string
+			err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Str(&s) })
+			if err != nil {
+				return nil, nil, err
+			}
+			return passed(do(s))
+		}
 	}
 	return map[string]computed.Handler{
 		sigmap.CallListen: r.listenCall,
@@ -131,24 +137,12 @@ func (x *Endpoints) Calls(s sessions.Scope) map[string]computed.Handler {
 			})
 			return reply, withMemory(f, r.Proxy.Early(who, ticket, rings)), err
 		},
-		sigmap.CallRing: func(_ context.Context, payload []byte) ([]byte, []*os.File, error) {
-			var t dialproxy.Ticket
-			if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Str((*string)(&t)) }); err != nil {
-				return nil, nil, err
-			}
-			f, err := r.Proxy.Ring(who, t)
-			if err != nil {
-				return nil, nil, err
-			}
-			return nil, []*os.File{f}, nil
-		},
-		sigmap.CallEndRing: func(_ context.Context, payload []byte) ([]byte, []*os.File, error) {
-			var t dialproxy.Ticket
-			if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Str((*string)(&t)) }); err != nil {
-				return nil, nil, err
-			}
-			return nil, nil, r.Proxy.EndRing(who, t)
-		},
+		sigmap.CallRing: text(func(s string) (*os.File, error) { return r.Proxy.Ring(who, dialproxy.Ticket(s)) }),
+
+		sigmap.CallEndRing: text(func(s string) (*os.File, error) {
+			return nil, r.Proxy.EndRing(who, dialproxy.Ticket(s))
+		}),
+
 		sigmap.CallMeter:      r.meterCall,
 		sigmap.CallDialStream: r.dialStreamCall,
 		sigmap.CallEtcd:       r.ofService(r.Outside.EtcdCall),
@@ -178,13 +172,10 @@ func (x *Endpoints) Calls(s sessions.Scope) map[string]computed.Handler {
 			}
 			return reply, withMemory(f, r.Proxy.Early(who, ticket, rings)), err
 		},
-		sigmap.CallClose: func(_ context.Context, payload []byte) ([]byte, []*os.File, error) {
-			l, err := id(payload)
-			if err != nil {
-				return nil, nil, err
-			}
-			return nil, nil, r.Proxy.Close(who, l)
-		},
+		sigmap.CallClose: text(func(s string) (*os.File, error) {
+			return nil, r.Proxy.Close(who, sigma.EndpointID(s))
+		}),
+
 		sigmap.CallRevoke: r.revokeCall,
 		sigmap.CallLog:    r.logCall,
 	}
@@ -263,6 +254,14 @@ func (r scope) poolCall(ctx context.Context, payload []byte) ([]byte, []*os.File
 	return reply, b.Files, err
 }
 
+// passed is a reply of a file, if there is one.
+func passed(f *os.File, err error) ([]byte, []*os.File, error) {
+	if f == nil || err != nil {
+		return nil, nil, err
+	}
+	return nil, []*os.File{f}, nil
+}
+
 // withMemory is what is passed of a connection.
 func withMemory(sock, memory *os.File) []*os.File {
 	if memory == nil {
@@ -278,11 +277,7 @@ func (r scope) dialStreamCall(ctx context.Context, payload []byte) ([]byte, []*o
 	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.MachineID(&m); c.Str(&name) }); err != nil {
 		return nil, nil, err
 	}
-	f, err := r.Connect.DialStream(ctx, r.Principal, m, name)
-	if err != nil {
-		return nil, nil, err
-	}
-	return nil, []*os.File{f}, nil
+	return passed(r.Connect.DialStream(ctx, r.Principal, m, name))
 }
 
 // revokeCall is the call revoke.
@@ -301,11 +296,7 @@ func (r scope) meterCall(_ context.Context, payload []byte) ([]byte, []*os.File,
 	}
 	who := r.Principal
 	who.Realm = r.Realm
-	f, err := r.Traffic.GiveMeter(who, time.Now())
-	if err != nil {
-		return nil, nil, err
-	}
-	return nil, []*os.File{f}, nil
+	return passed(r.Traffic.GiveMeter(who, time.Now()))
 }
 
 // logCall is the call log: the latest things that happened to connections.

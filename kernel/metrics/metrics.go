@@ -37,28 +37,50 @@ type Metrics struct {
 	Worked   *meter.Works
 }
 
-// recall prints what is remembered of the realms' names.
-func (x *Metrics) recall(b *strings.Builder) {
-	n := x.Realms.Recalled.Counts()
-	for _, m := range []struct {
-		name, kind string
-		value      uint64
-	}{{"hits_total", "counter", n.Hits}, {"misses_total", "counter", n.Misses}, {"invalidations_total", "counter",
-		n.Forgotten}, {"entries", "gauge", n.Entries}, {"bytes", "gauge", n.Bytes}, {"feeds", "gauge", n.Feeds}} {
-		fmt.Fprintf(b, "# TYPE sigma_names_cache_%s %s\nsigma_names_cache_%s %d\n", m.name, m.kind, m.name, m.value)
+// metric is one number that is printed.
+type metric struct {
+	name, kind string
+	value      any
+}
+
+func print(b *strings.Builder, all ...metric) {
+	for _, m := range all {
+		fmt.Fprintf(b, "# TYPE %s %s\n%s %v\n", m.name, m.kind, m.name, m.value)
 	}
 }
 
-// yields prints how best-effort procs stood aside for latency-critical ones (docs/adr/0021).
-func (x *Metrics) yields(b *strings.Builder) {
-	y := x.Shares.Sum()
+// members prints this machine's place in its system, when it has one.
+func (x *Metrics) members(b *strings.Builder) {
+	if !x.Cluster.Registered() {
+		return
+	}
+	registered := 1
+	if x.Cluster.Between() {
+		registered = 0
+	}
+	print(b, metric{"sigma_machine_registered", "gauge", registered},
+		metric{"sigma_machine_incarnation", "gauge", uint64(x.Cluster.Identity().Self().Incarnation)},
+		metric{"sigma_machine_lives_ended_total", "counter", x.Cluster.LivesEnded()})
+	fmt.Fprintf(b, "# TYPE sigma_identity_expiry_seconds gauge\n")
+	for _, e := range x.Cluster.Identity().Expiries() {
+		fmt.Fprintf(b, "sigma_identity_expiry_seconds{what=%q} %d\n", e.What, int64(time.Until(e.At).Seconds()))
+	}
+	alive, lost := 0, 0
+	for _, m := range x.Cluster.Members() {
+		if m.Lost {
+			lost++
+		} else {
+			alive++
+		}
+	}
 	fmt.Fprintf(b,
-		"# TYPE sigma_yield_looks_total counter\nsigma_yield_looks_total %d\n# TYPE sigma_yield_pushes_total "+
-			"counter\nsigma_yield_pushes_total %d\n", y.Looks, y.Pushes)
-	fmt.Fprintf(b,
-		"# TYPE sigma_yield_waited_seconds_total counter\nsigma_yield_waited_seconds_total %g\n# TYPE "+
-			"sigma_yield_cpu_seconds_total counter\nsigma_yield_cpu_seconds_total %g\n", y.Waited.Seconds(),
-		y.CPU.Seconds())
+		"# TYPE sigma_machines gauge\nsigma_machines{state=\"alive\"} %d\nsigma_machines{state=\"lost\"} %d\n", alive,
+		lost)
+	fmt.Fprintf(b, "# TYPE sigma_link_open gauge\n")
+	links := x.Cluster.Node().Count()
+	for _, m := range slices.Sorted(maps.Keys(links)) {
+		fmt.Fprintf(b, "sigma_link_open{machine=%q} %d\n", m, links[m])
+	}
 }
 
 // carried prints what connections of the realms' procs carried since this sigmad began.
@@ -84,51 +106,13 @@ func (x *Metrics) carried(b *strings.Builder) {
 	}
 }
 
-// members prints this machine's place in its system, when it has one.
-func (x *Metrics) members(b *strings.Builder) {
-	if !x.Cluster.Registered() {
-		return
-	}
-	registered := 1
-	if x.Cluster.Between() {
-		registered = 0
-	}
-	fmt.Fprintf(b,
-		"# TYPE sigma_machine_registered gauge\nsigma_machine_registered %d\n# TYPE sigma_machine_incarnation "+
-			"gauge\nsigma_machine_incarnation %d\n", registered, x.Cluster.Identity().Self().Incarnation)
-	fmt.Fprintf(b, "# TYPE sigma_machine_lives_ended_total counter\nsigma_machine_lives_ended_total %d\n",
-		x.Cluster.LivesEnded())
-	fmt.Fprintf(b, "# TYPE sigma_identity_expiry_seconds gauge\n")
-	for _, e := range x.Cluster.Identity().Expiries() {
-		fmt.Fprintf(b, "sigma_identity_expiry_seconds{what=%q} %d\n", e.What, int64(time.Until(e.At).Seconds()))
-	}
-	alive, lost := 0, 0
-	for _, m := range x.Cluster.Members() {
-		if m.Lost {
-			lost++
-		} else {
-			alive++
-		}
-	}
-	fmt.Fprintf(b,
-		"# TYPE sigma_machines gauge\nsigma_machines{state=\"alive\"} %d\nsigma_machines{state=\"lost\"} %d\n", alive,
-		lost)
-	fmt.Fprintf(b, "# TYPE sigma_link_open gauge\n")
-	links := x.Cluster.Node().Count()
-	for _, m := range slices.Sorted(maps.Keys(links)) {
-		fmt.Fprintf(b, "sigma_link_open{machine=%q} %d\n", m, links[m])
-	}
-}
-
 // Text is the file.
 func (x *Metrics) Text(context.Context) ([]byte, error) {
 	capacity, free := x.Procs.Memory()
 	bin := x.Programs.Stats()
 	var b strings.Builder
-	for _, m := range []struct {
-		name, kind string
-		value      uint64
-	}{
+	y, n := x.Shares.Sum(), x.Realms.Recalled.Counts()
+	print(&b, []metric{
 		{"sigma_schedd_procs_started_total", "counter", x.Runner.Timings.Started.Load()},
 		{"sigma_schedd_procs_failed_total", "counter", x.Runner.Timings.Failed.Load()},
 		{"sigma_schedd_procs_ended_total", "counter", x.Runner.Timings.Exited.Load()},
@@ -150,31 +134,28 @@ func (x *Metrics) Text(context.Context) ([]byte, error) {
 		{"sigma_binfs_evicted_programs_total", "counter", bin.Evicted},
 		{"sigma_binfs_cached_bytes", "gauge", bin.Bytes},
 		{"sigma_binfs_cached_programs", "gauge", bin.Programs},
-	} {
-		fmt.Fprintf(&b, "# TYPE %s %s\n%s %d\n", m.name, m.kind, m.name, m.value)
-	}
-	x.yields(&b)
+		// how best-effort procs stood aside for latency-critical ones (docs/adr/0021)
+		{"sigma_yield_looks_total", "counter", y.Looks},
+		{"sigma_yield_pushes_total", "counter", y.Pushes},
+		{"sigma_yield_waited_seconds_total", "counter", y.Waited.Seconds()},
+		{"sigma_yield_cpu_seconds_total", "counter", y.CPU.Seconds()},
+	}...)
 	x.members(&b)
-	x.recall(&b)
-	x.links(&b)
+	print(&b, []metric{ // what is remembered of the realms' names
+		{"sigma_names_cache_hits_total", "counter", n.Hits},
+		{"sigma_names_cache_misses_total", "counter", n.Misses},
+		{"sigma_names_cache_invalidations_total", "counter", n.Forgotten},
+		{"sigma_names_cache_entries", "gauge", n.Entries},
+		{"sigma_names_cache_bytes", "gauge", n.Bytes},
+		{"sigma_names_cache_feeds", "gauge", n.Feeds},
+	}...)
+	if x.Cluster.Registered() {
+		relayed, _ := x.Connect.Relayed()
+		print(&b, metric{"sigma_link_relays", "gauge", relayed},
+			metric{"sigma_link_sessions_kept", "gauge", x.Reach.Sessions()})
+	}
 	x.carried(&b)
 	x.Worked.Text(&b)
 	x.Runner.Timings.Text(&b)
 	return []byte(b.String()), nil
-}
-
-// links prints what goes over links: connections of procs that are relayed, and sessions that
-// are kept.
-func (x *Metrics) links(b *strings.Builder) {
-	if !x.Cluster.Registered() {
-		return
-	}
-	kept := x.Reach.Sessions()
-	relayed, _ := x.Connect.Relayed()
-	for _, g := range []struct {
-		name  string
-		value int
-	}{{"sigma_link_relays", relayed}, {"sigma_link_sessions_kept", kept}} {
-		fmt.Fprintf(b, "# TYPE %s gauge\n%s %d\n", g.name, g.name, g.value)
-	}
 }

@@ -145,11 +145,7 @@ func (r *root) Stat(ctx context.Context) (sigma.Stat, error) {
 }
 
 func (r *root) SetStat(ctx context.Context, c sigma.StatChange) error {
-	n, err := r.s.Named(ctx)
-	if err != nil {
-		return err
-	}
-	return n.SetStat(ctx, c)
+	return r.change(ctx, "", func(n sigma.File) error { return n.SetStat(ctx, c) })
 }
 
 func (r *root) Open(_ context.Context, f sigma.OpenFlags) error {
@@ -159,15 +155,9 @@ func (r *root) Open(_ context.Context, f sigma.OpenFlags) error {
 	return nil
 }
 
-func (r *root) Create(ctx context.Context, name string, f sigma.OpenFlags, perm uint32) (sigma.File, error) {
-	if err := r.taken(name); err != nil {
-		return nil, err
-	}
-	n, err := r.s.Named(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return n.Create(ctx, name, f, perm)
+func (r *root) Create(ctx context.Context, name string, f sigma.OpenFlags, perm uint32) (file sigma.File, err error) {
+	err = r.change(ctx, name, func(n sigma.File) (err error) { file, err = n.Create(ctx, name, f, perm); return err })
+	return file, err
 }
 
 func (r *root) ReadAt(context.Context, []byte, uint64) (int, error) {
@@ -232,7 +222,7 @@ func (r *root) Rename(ctx context.Context, name string, newDir sigma.File, newNa
 	return r.change(ctx, name, func(n sigma.File) error { return n.Rename(ctx, name, newDir, newName) })
 }
 
-// change runs a change of the entry name at named.
+// change runs a change of the entry name at named, "" = of the directory itself.
 func (r *root) change(ctx context.Context, name string, f func(sigma.File) error) error {
 	if err := r.taken(name); err != nil {
 		return err
@@ -262,12 +252,7 @@ func (r *root) Get(ctx context.Context, names []string, offset uint64, count int
 		return sigma.GetResult{}, s, err
 	}
 	if f != nil {
-		defer f.Close()
-		g, stop, err := treekit.Get(ctx, f, names[1:], offset, count)
-		if stop != nil {
-			stop.Walked++
-		}
-		return g, stop, err
+		return computed.GetOn(ctx, f, names[1:], offset, count)
 	}
 	n, err := r.s.Named(ctx)
 	if err != nil {
@@ -306,15 +291,11 @@ func (r *root) Put(ctx context.Context, names []string, data []byte, o sigma.Put
 		return sigma.FileID{}, s, err
 	}
 	if f != nil {
-		defer f.Close()
 		if sigma.OnceOf(ctx).Again {
+			f.Close()
 			return sigma.FileID{}, nil, treekit.NotRemembered()
 		}
-		id, stop, err := treekit.Put(ctx, f, names[1:], data, o)
-		if stop != nil {
-			stop.Walked++
-		}
-		return id, stop, err
+		return computed.PutOn(ctx, f, names[1:], data, o)
 	}
 	n, err := r.s.Named(ctx)
 	if err != nil {
@@ -324,12 +305,9 @@ func (r *root) Put(ctx context.Context, names []string, data []byte, o sigma.Put
 }
 
 // Watch implements sigma.Watcher; the kernel's own entries do not change.
-func (r *root) Watch(ctx context.Context, since sigma.Version) (sigma.Version, error) {
-	n, err := r.s.Named(ctx)
-	if err != nil {
-		return 0, err
-	}
-	return n.(sigma.Watcher).Watch(ctx, since)
+func (r *root) Watch(ctx context.Context, since sigma.Version) (v sigma.Version, err error) {
+	err = r.change(ctx, "", func(n sigma.File) (err error) { v, err = n.(sigma.Watcher).Watch(ctx, since); return err })
+	return v, err
 }
 
 // Lease implements sigma.Leaser.
@@ -347,21 +325,15 @@ func (r *root) Lease(ctx context.Context, ttl time.Duration) (sigma.LeaseID, err
 
 // Renew implements sigma.Leaser.
 func (r *root) Renew(ctx context.Context, id sigma.LeaseID) error {
-	n, err := r.s.Named(ctx)
-	if err != nil {
-		return err
-	}
-	return n.(sigma.Leaser).Renew(ctx, id)
+	return r.change(ctx, "", func(n sigma.File) error { return n.(sigma.Leaser).Renew(ctx, id) })
 }
 
 // Revoke implements sigma.Leaser.
 func (r *root) Revoke(ctx context.Context, id sigma.LeaseID) error {
-	n, err := r.s.Named(ctx)
-	if err != nil {
-		return err
-	}
-	r.s.Revoked(id)
-	return n.(sigma.Leaser).Revoke(ctx, id)
+	return r.change(ctx, "", func(n sigma.File) error {
+		r.s.Revoked(id)
+		return n.(sigma.Leaser).Revoke(ctx, id)
+	})
 }
 
 // storeLink is /s3 or /db: an endpoint whose content is where the object store listens now, or the

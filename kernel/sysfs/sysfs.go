@@ -69,7 +69,7 @@ type scope struct {
 }
 
 // Dir is /sys as a session has it: the system calls (sigmap/calls.go) and the state of the system
-// (state.go).
+// (files.go).
 func (x *FS) Dir(s sessions.Scope) sigma.File {
 	r := scope{x, s}
 	return &computed.Dir{Path: "/sys",

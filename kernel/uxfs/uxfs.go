@@ -15,7 +15,6 @@ import (
 	"sigmaos.dev/kernel/viewfs"
 
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/treekit"
 )
 
 // FS is where scratch storage is.
@@ -131,12 +130,7 @@ func (d *dir) Get(ctx context.Context, names []string, offset uint64, count int)
 	if err != nil {
 		return sigma.GetResult{}, nil, err
 	}
-	defer f.Close()
-	g, stop, err := treekit.Get(ctx, f, names[1:], offset, count)
-	if stop != nil {
-		stop.Walked++
-	}
-	return g, stop, err
+	return computed.GetOn(ctx, f, names[1:], offset, count)
 }
 
 // Put implements sigma.Putter.
@@ -156,10 +150,5 @@ func (d *dir) Put(ctx context.Context, names []string, data []byte, o sigma.PutO
 	if err != nil {
 		return sigma.FileID{}, nil, err
 	}
-	defer f.Close()
-	id, stop, err := treekit.Put(ctx, f, names[1:], data, o)
-	if stop != nil {
-		stop.Walked++
-	}
-	return id, stop, err
+	return computed.PutOn(ctx, f, names[1:], data, o)
 }
