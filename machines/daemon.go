@@ -57,6 +57,13 @@ const CallFound = "found"
 // daemonPause is between attempts to read the state while the store cannot be reached.
 const daemonPause = 250 * time.Millisecond
 
+// A machine that becomes a control machine asks for the authority every readyPause for readyWithin,
+// and every daemonPause then. If the judge's machine goes down before, it cannot take over.
+const (
+	readyPause  = 25 * time.Millisecond
+	readyWithin = 10 * time.Second
+)
+
 // NewDaemon makes one. Nothing runs yet.
 func NewDaemon(cfg DaemonConfig) (*Daemon, error) {
 	if err := cfg.Self.Check(); err != nil {
@@ -199,9 +206,7 @@ func (d *Daemon) inherit(ctx context.Context, state State, judge sigma.MachineID
 	changed := make(chan struct{})
 	var beside sync.WaitGroup
 	beside.Go(func() { defer close(changed); d.awaitChange(ctx, state.Epoch, judge) })
-	if d.holds(state, false) {
-		beside.Go(func() { d.getReady(ctx) })
-	}
+	beside.Go(func() { d.getReady(ctx) })
 	defer beside.Wait()
 	defer cancel()
 	tick := time.NewTicker(d.cfg.Timing.Tick)
@@ -231,10 +236,12 @@ func (d *Daemon) inherit(ctx context.Context, state State, judge sigma.MachineID
 }
 
 // getReady sees to it that this machine has the authority, without which it could not take over.
+// The judge refuses it until this machine is a control machine.
 func (d *Daemon) getReady(ctx context.Context) {
 	if d.cfg.Fetch == nil {
 		return
 	}
+	begun := time.Now()
 	for said := ""; ctx.Err() == nil; {
 		if _, err := d.cfg.Authority(false); sigma.KindOf(err) != sigma.KindNotFound {
 			return
@@ -244,11 +251,15 @@ func (d *Daemon) getReady(ctx context.Context) {
 			d.cfg.Log.Info("this machine has the authority and can take over", "machine", d.cfg.Self)
 			return
 		}
-		if err.Error() != said && ctx.Err() == nil {
+		if err.Error() != said && ctx.Err() == nil && sigma.KindOf(err) != sigma.KindPermission {
 			said = err.Error()
 			d.cfg.Log.Warn("this machine has no authority and cannot take over", "machine", d.cfg.Self, "err", err)
 		}
-		retry.Pause(ctx, daemonPause)
+		if time.Since(begun) < readyWithin {
+			retry.Pause(ctx, readyPause)
+		} else {
+			retry.Pause(ctx, daemonPause)
+		}
 	}
 }
 
