@@ -177,13 +177,13 @@ type Tree struct {
 	trash trash
 	// entryCost is charged for each entry; see EntryCost.
 	entryCost uint64
-	promised  atomic.Int64 // bytes that are charged for descriptors that were passed, and may not be written yet
+	promised  atomic.Int64 // bytes charged for descriptors that were passed, written or not
 	// leases: the file system grants them, so descriptors for writing may be passed.
 	leases bool
 
 	mu     sync.Mutex
 	spaces map[sigma.RealmID]*space // guarded by mu
-	active list.List                // guarded by mu: spaces whose directories are open, the one attached last in front
+	active list.List                // guarded by mu: spaces with open directories, the latest first
 	closed bool                     // guarded by mu
 }
 

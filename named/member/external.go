@@ -37,9 +37,12 @@ import (
 // The names can be in an etcd that an operator runs. Everything above the client is as with the
 // embedded one: terms, leases, quorum, compaction. What is different:
 //
-//	members     control machines are no members of it; who is one stands in the store (n/member/MACHINE), and each may lead
+//	members     control machines are no members of it; who is one stands in the store
+//	            (n/member/MACHINE), and each may lead
 //	beats       are always needed, since no directory's lock keeps others out
-//	system      names whose names these are (n/system), and the data directory remembers it, so that two sigmaOSes never share one, and an emptied etcd is not taken for a new one
+//	system      the store says whose names these are (n/system), and the data directory
+//	            remembers it, so that two sigmaOSes never share one, and an emptied etcd is
+//	            not taken for a new one
 //	operator's  quota, members, defragmentation, alarms, its certificates and backups
 //
 // All keys are below externalPrefix.

@@ -23,7 +23,9 @@ import (
 // A snapshot is all keys of the store at one moment, but for those that say who leads or is
 // expelled: what is restored begins with one member and new machines.
 //
-//	"sigma names 1\n", number of keys u64, then for each key: its length u32, key, length of the value u32, value; then length 2^32-1 u32 and the SHA-256 of all before
+//	"sigma names 1\n", number of keys u64,
+//	for each key: its length u32, key, length of the value u32, value;
+//	length 2^32-1 u32 and the SHA-256 of all before
 const (
 	snapshotMagic = "sigma names 1\n"
 	snapshotEnd   = 1<<32 - 1

@@ -22,7 +22,8 @@ import (
 // Of the nameds of a store exactly one leads, because it answers from memory. Who that is stands in
 // the store:
 //
-//	n/term    number and machine; written when somebody takes over or resigns, and compared by each transaction of a leader
+//	n/term    number and machine; written when a leader takes over or resigns, and compared by
+//	          each transaction of a leader
 //	n/beat    written by the leader again and again
 //
 // Writes of a deposed leader fail by that comparison alone. Its reads need time: a leader answers
