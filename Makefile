@@ -49,7 +49,7 @@ test-vm: ## the container tests on Debian 12's kernel (6.1, cgroup v2) in qemu: 
 
 test-store: ## the tests of objects against a store that is built from the Go registry first (versitygw): two minutes
 	@mkdir -p bin/test && GOBIN=$(CURDIR)/bin/test go install github.com/versity/versitygw/cmd/versitygw@v1.8.0
-	SIGMA_TEST_VERSITYGW=$(CURDIR)/bin/test/versitygw go test -count=1 ./s3/...
+	SIGMA_TEST_VERSITYGW=$(CURDIR)/bin/test/versitygw go test -count=1 ./trees/s3/...
 
 test-mount: build ## pjdfstest and tests of Python's library on a mount, against the list of what fails there: three minutes
 	@scripts/setup libpython3.11-testsuite

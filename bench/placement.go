@@ -13,11 +13,11 @@ import (
 	"syscall"
 	"time"
 
-	"sigmaos.dev/besched"
-	"sigmaos.dev/session"
+	"sigmaos.dev/sched/besched"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
-	"sigmaos.dev/treekit"
+	"sigmaos.dev/trees/treeserver"
+	"sigmaos.dev/wire/session"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // placementBench: how many best-effort procs can one besched place in a second (001 §6.1, Table 4)?
@@ -382,6 +382,6 @@ func ServeBesched(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return treekit.Serve(ctx, conn, treekit.Config{Tree: besched.NewService(),
+	return treeserver.Serve(ctx, conn, treeserver.Config{Tree: besched.NewService(),
 		Principal: sigma.Principal{Realm: sigma.SystemRealm, Machine: "m", System: true}})
 }

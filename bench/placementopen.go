@@ -8,9 +8,9 @@ import (
 	"sync"
 	"time"
 
-	"sigmaos.dev/besched"
+	"sigmaos.dev/sched/besched"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // openTick is how often spawns are sent, which go in one call then, as a busy machine's do.

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sigmaos.dev/kernel/guests"
-	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/wire/session"
 )
 
 // The sockets in the kernel's data directory. They are mode 0600, in rootless mode 0660, and,

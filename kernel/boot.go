@@ -7,14 +7,14 @@ import (
 	"strings"
 	"time"
 
-	"sigmaos.dev/identity"
 	"sigmaos.dev/kernel/cluster"
+	"sigmaos.dev/kernel/identity"
+	"sigmaos.dev/kernel/machines"
 	"sigmaos.dev/kernel/reach"
 	"sigmaos.dev/kernel/services"
-	"sigmaos.dev/machines"
-	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
+	"sigmaos.dev/wire/session"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // booting is what is done once, when sigmad starts.

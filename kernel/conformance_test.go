@@ -4,9 +4,9 @@ import (
 	"context"
 	"testing"
 
-	"sigmaos.dev/memfs"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/treetest"
+	"sigmaos.dev/trees/memfs"
+	"sigmaos.dev/trees/treetest"
 )
 
 // sessionTree is the tree that a proc of the realm default finds at its file descriptor 3, from a

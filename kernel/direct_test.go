@@ -6,7 +6,7 @@ import (
 	"net"
 	"testing"
 
-	"sigmaos.dev/link"
+	"sigmaos.dev/kernel/link"
 	"sigmaos.dev/sigma"
 )
 

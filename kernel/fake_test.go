@@ -13,16 +13,16 @@ import (
 	"testing"
 	"time"
 
-	"sigmaos.dev/besched"
 	"sigmaos.dev/kernel/limits"
 	"sigmaos.dev/kernel/services"
-	"sigmaos.dev/launch"
-	"sigmaos.dev/lcsched"
-	"sigmaos.dev/memfs"
-	"sigmaos.dev/session"
+	"sigmaos.dev/sched/besched"
+	"sigmaos.dev/sched/lcsched"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
-	"sigmaos.dev/treekit"
+	"sigmaos.dev/trees/memfs"
+	"sigmaos.dev/trees/treeserver"
+	"sigmaos.dev/wire/launch"
+	"sigmaos.dev/wire/session"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // machine is a Kernel whose launcher is this test: system services are goroutines that serve trees
@@ -484,9 +484,9 @@ func (p *fakeProc) serve() {
 	var tree sigma.Tree
 	switch p.name {
 	case services.Named:
-		tree = withCredentials{standby{treekit.Admin{Tree: p.m.realms, Realms: p.m.realms}, p.m}, &p.m.credentials}
+		tree = withCredentials{standby{treeserver.Admin{Tree: p.m.realms, Realms: p.m.realms}, p.m}, &p.m.credentials}
 	case services.S3:
-		tree = treekit.Admin{Tree: p.m.objects, Realms: p.m.objects}
+		tree = treeserver.Admin{Tree: p.m.objects, Realms: p.m.objects}
 	case services.Machined:
 		tree = p.m.machined
 	case services.Lcsched:
@@ -528,7 +528,7 @@ func (p *fakeProc) serve() {
 		if err != nil {
 			continue
 		}
-		go treekit.Serve(ctx, conn, treekit.Config{Tree: tree, Principal: from})
+		go treeserver.Serve(ctx, conn, treeserver.Config{Tree: tree, Principal: from})
 	}
 	p.exit(9)
 }

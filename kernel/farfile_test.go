@@ -9,10 +9,10 @@ import (
 	"testing"
 	"time"
 
-	"sigmaos.dev/namespace"
-	"sigmaos.dev/schedd"
+	"sigmaos.dev/sched/schedd"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/treetest"
+	"sigmaos.dev/trees/resolve"
+	"sigmaos.dev/trees/treetest"
 )
 
 // placeTree serves the scratch storage of another machine as one machine's programs see it.
@@ -39,8 +39,8 @@ func TestFarConformance(t *testing.T) {
 }
 
 // names is the realm's tree as a proc on m sees it.
-func (m *machine) names(realm sigma.RealmID, proc sigma.ProcID) *namespace.Tree {
-	return namespace.New(namespace.Config{Root: m.proc(sigma.Principal{Realm: realm, Proc: proc}),
+func (m *machine) names(realm sigma.RealmID, proc sigma.ProcID) *resolve.Tree {
+	return resolve.New(resolve.Config{Root: m.proc(sigma.Principal{Realm: realm, Proc: proc}),
 		Machine: m.k.cfg.Machine})
 }
 

@@ -12,15 +12,15 @@ import (
 	"testing"
 	"time"
 
-	"sigmaos.dev/identity"
 	"sigmaos.dev/kernel/guests"
+	"sigmaos.dev/kernel/identity"
 	"sigmaos.dev/kernel/roles"
 	"sigmaos.dev/kernel/services"
 	"sigmaos.dev/sdk"
-	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
-	"sigmaos.dev/treekit"
+	"sigmaos.dev/trees/treeserver"
+	"sigmaos.dev/wire/session"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // keptCredentials stand for named's part.
@@ -98,7 +98,7 @@ type withCredentials struct {
 
 func (w withCredentials) Attach(ctx context.Context, p sigma.Principal, name string) (sigma.File, error) {
 	f, err := w.Tree.Attach(ctx, p, name)
-	c, ok := f.(*treekit.Callable)
+	c, ok := f.(*treeserver.Callable)
 	if err != nil || !ok {
 		return f, err
 	}

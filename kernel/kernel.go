@@ -45,14 +45,14 @@ import (
 	"sigmaos.dev/kernel/services"
 	"sigmaos.dev/kernel/sessions"
 
-	"sigmaos.dev/binfs"
-	"sigmaos.dev/dialproxy"
-	"sigmaos.dev/inflight"
-	"sigmaos.dev/launch"
+	"sigmaos.dev/kernel/binfs"
+	"sigmaos.dev/kernel/dialproxy"
+	"sigmaos.dev/kernel/report"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
-	"sigmaos.dev/state"
-	"sigmaos.dev/treekit"
+	"sigmaos.dev/trees/treeserver"
+	"sigmaos.dev/wire/inflight"
+	"sigmaos.dev/wire/launch"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // Version is what sigma version prints.
@@ -151,7 +151,7 @@ type Kernel struct {
 type meters struct {
 	ledger  *meter.Ledger
 	copies  *meter.Copies
-	turns   *treekit.Turns
+	turns   *treeserver.Turns
 	worked  *meter.Works
 	traffic *meter.Traffic
 	passed  *inflight.Account // descriptors that procs and services have not received
@@ -268,7 +268,7 @@ func (k *Kernel) Run(ctx context.Context) error {
 			if k.cfg.Deaths > 0 {
 				message = fmt.Sprintf("death %d of sigmad or launcher of late", k.cfg.Deaths)
 			}
-			k.history.TellDaemon(state.EventDaemonStarted, "sigmad", message)
+			k.history.TellDaemon(report.EventDaemonStarted, "sigmad", message)
 			if k.cfg.Ready != nil {
 				k.cfg.Ready()
 			}

@@ -15,7 +15,7 @@ import (
 	"sigmaos.dev/kernel/sessions"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // program is the least that is accepted as one.

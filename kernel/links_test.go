@@ -12,15 +12,15 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"sigmaos.dev/dialproxy"
-	"sigmaos.dev/identity"
+	"sigmaos.dev/kernel/dialproxy"
+	"sigmaos.dev/kernel/identity"
+	"sigmaos.dev/kernel/link"
 	"sigmaos.dev/kernel/reach"
 	"sigmaos.dev/kernel/services"
-	"sigmaos.dev/link"
-	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
-	"sigmaos.dev/treekit"
+	"sigmaos.dev/trees/treeserver"
+	"sigmaos.dev/wire/session"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // TestMayReach: each kind of principal with each target. What is not listed as allowed is refused.
@@ -42,7 +42,7 @@ func TestMayReach(t *testing.T) {
 	targets := []link.Target{{Kind: link.ToEndpoint, Name: endpoint}, {Kind: link.ToBeat, Name: "beat"},
 		{Kind: link.ToStream, Name: "named"}, {Kind: link.ToStream, Name: "s3d"}, {Kind: link.ToStream, Name: "sigmad"},
 		{Kind: 0, Name: "named"}, {Kind: 9, Name: "named"}}
-	for _, name := range []string{"named", "besched", "s3d", "machined", "peer", "sigmad", "launcher", "../named", ""} {
+	for _, name := range []string{"named", "besched", "s3d", "machined", "peer", "sigmad", "launcher", "../trees/named", ""} {
 		targets = append(targets, link.Target{Kind: link.ToService, Name: name})
 	}
 	machines := []string{"beat beat", "stream named", "service named", "service besched", "service s3d",
@@ -222,7 +222,7 @@ func TestLeader(t *testing.T) {
 			if err := lostOnce(func() error {
 				n, err := m.k.realms.Named(ctx, "default")
 				if err == nil {
-					_, _, err = treekit.Put(ctx, n, []string{path[1:]}, []byte("x"), sigma.PutOptions{})
+					_, _, err = treeserver.Put(ctx, n, []string{path[1:]}, []byte("x"), sigma.PutOptions{})
 				}
 				return err
 			}); err != nil {
@@ -620,7 +620,7 @@ func TestTreeAcross(t *testing.T) {
 			t.Error(err)
 			return
 		}
-		treekit.Serve(ctx, conn, treekit.Config{Tree: callables{func(method string, files int) ([]byte, []*os.File,
+		treeserver.Serve(ctx, conn, treeserver.Config{Tree: callables{func(method string, files int) ([]byte, []*os.File,
 			error) {
 			if method == "pass" {
 				return nil, []*os.File{passed()}, nil
@@ -668,11 +668,11 @@ type callables struct {
 }
 
 func (c callables) Attach(context.Context, sigma.Principal, string) (sigma.File, error) {
-	return &caller{Callable: treekit.Callable{Name: "x", ID: 1}, f: c.f}, nil
+	return &caller{Callable: treeserver.Callable{Name: "x", ID: 1}, f: c.f}, nil
 }
 
 type caller struct {
-	treekit.Callable
+	treeserver.Callable
 	f func(method string, files int) ([]byte, []*os.File, error)
 }
 

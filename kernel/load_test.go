@@ -5,8 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"sigmaos.dev/kernel/report"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/state"
 )
 
 // Goal: what procs of a class used is told, also of those that ended, once; a realm's line has what
@@ -22,7 +22,7 @@ func TestLoad(t *testing.T) {
 	m.k.meters.ledger.Uses(now, "be", 3*time.Second, false)
 	m.k.meters.ledger.Uses(now, "gone", 4*time.Second, true)
 	m.k.meters.ledger.Uses(now, "lc", time.Second, false)
-	all := objects[state.Load](t, m.connect(sigma.SystemRealm), "/sys/load")
+	all := objects[report.Load](t, m.connect(sigma.SystemRealm), "/sys/load")
 	if len(all) != 2 || all[0].Machine != string(m.k.cfg.Machine) || all[0].BE != 7 || all[0].LC != 1 ||
 		all[0].Cores <= 0 || all[0].At <= 0 || all[0].Memory == 0 || all[0].MemoryFree != all[0].Memory {
 		t.Fatalf("got %+v", all)
@@ -42,7 +42,7 @@ func TestLoadOfMachines(t *testing.T) {
 	x := newThree(t)
 	read := func(at sigma.MachineID) map[string]string {
 		seen := map[string]string{}
-		for _, l := range objects[state.Load](t, x.m[at].connect(sigma.SystemRealm), "/sys/load") {
+		for _, l := range objects[report.Load](t, x.m[at].connect(sigma.SystemRealm), "/sys/load") {
 			if l.Realm == "" {
 				seen[l.Machine] = l.Missing
 			}

@@ -12,16 +12,16 @@ import (
 	"testing"
 	"time"
 
-	"sigmaos.dev/identity"
 	"sigmaos.dev/kernel/cluster"
+	"sigmaos.dev/kernel/identity"
+	"sigmaos.dev/kernel/link"
+	"sigmaos.dev/kernel/machines"
 	"sigmaos.dev/kernel/runner"
 	"sigmaos.dev/kernel/services"
-	"sigmaos.dev/link"
-	"sigmaos.dev/machines"
-	"sigmaos.dev/memfs"
-	"sigmaos.dev/namespace"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
+	"sigmaos.dev/trees/memfs"
+	"sigmaos.dev/trees/resolve"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // founder is the first machine of a system, with a real machined whose state outlives it.
@@ -43,7 +43,7 @@ func foundSystem(t *testing.T) *founder {
 		t.Fatal(err)
 	}
 	d, err := machines.NewDaemon(machines.DaemonConfig{Self: "m1",
-		Namespace: namespace.New(namespace.Config{Machine: "m1", Root: root}), Path: "/machines",
+		Namespace: resolve.New(resolve.Config{Machine: "m1", Root: root}), Path: "/machines",
 		Authority: func(bool) (*identity.Authority, error) { return authority, nil }})
 	if err != nil {
 		t.Fatal(err)

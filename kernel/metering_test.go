@@ -14,10 +14,10 @@ import (
 	"sigmaos.dev/kernel/roles"
 	"sigmaos.dev/kernel/services"
 
-	"sigmaos.dev/identity"
+	"sigmaos.dev/kernel/identity"
+	"sigmaos.dev/kernel/report"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
-	"sigmaos.dev/state"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // Goal: what a realm used of all machines is told at each, each machine's once; of one that is lost
@@ -29,7 +29,7 @@ func TestFarUsage(t *testing.T) {
 	}
 	starts := func(at sigma.MachineID) (n int) {
 		seen := map[string]bool{}
-		for _, u := range objects[state.RealmUsage](t, x.m[at].connect(sigma.SystemRealm), "/sys/usage") {
+		for _, u := range objects[report.RealmUsage](t, x.m[at].connect(sigma.SystemRealm), "/sys/usage") {
 			if key := u.Machine + u.Realm + u.From.String(); seen[key] {
 				t.Errorf("twice: %+v", u)
 			} else {
@@ -45,7 +45,7 @@ func TestFarUsage(t *testing.T) {
 		}
 	}
 	procs := map[string]bool{}
-	for _, p := range objects[state.ProcSpent](t, x.m["m2"].connect(sigma.SystemRealm), "/sys/usage-procs") {
+	for _, p := range objects[report.ProcSpent](t, x.m["m2"].connect(sigma.SystemRealm), "/sys/usage-procs") {
 		procs[p.Proc] = true
 	}
 	if len(procs) != 12 {
@@ -88,7 +88,7 @@ func TestUsageOfOneSource(t *testing.T) {
 			}
 			for line := range bytes.Lines(text) {
 				var u struct {
-					state.RealmUsage
+					report.RealmUsage
 					Missing string `json:"missing"`
 				}
 				if err := json.Unmarshal(line, &u); err != nil {
@@ -145,7 +145,7 @@ func TestUsageFile(t *testing.T) {
 		m.status(c, id)
 	}
 	of := func(g getter) (out []string) {
-		for _, u := range objects[state.RealmUsage](t, g, "/sys/usage") {
+		for _, u := range objects[report.RealmUsage](t, g, "/sys/usage") {
 			if u.Starts != 1 || u.Ended != 1 || u.Memory <= 0 || u.Machine != "m1" {
 				t.Errorf("the usage is %+v", u)
 			}
@@ -157,7 +157,7 @@ func TestUsageFile(t *testing.T) {
 		t.Errorf("the provider is told of %v", got)
 	}
 	worker := m.worker(m.connect("other")) // one more start
-	for _, u := range objects[state.RealmUsage](t, worker, "/sys/usage") {
+	for _, u := range objects[report.RealmUsage](t, worker, "/sys/usage") {
 		if u.Realm != "other" || u.Starts != 2 || u.Ended != 1 {
 			t.Errorf("a tenant is told of %+v", u)
 		}
@@ -170,7 +170,7 @@ func TestUsageOfLost(t *testing.T) {
 	x := newThree(t)
 	x.m["m3"].k.meters.ledger.Started(time.Now(), sigma.DefaultRealm, "p", "", 1, sigma.BestEffort)
 	read := func(at sigma.MachineID) (starts uint64, told int) {
-		for _, u := range objects[state.RealmUsage](t, x.c[at], "/sys/usage") {
+		for _, u := range objects[report.RealmUsage](t, x.c[at], "/sys/usage") {
 			if u.Machine == "m3" && u.Realm == string(sigma.DefaultRealm) {
 				starts += u.Starts
 				if u.Told != nil {
@@ -221,11 +221,11 @@ func TestServedIsTold(t *testing.T) {
 	m.k.accounts.CountServed(now)
 	m.k.accounts.CountWork(now, services.S3, 3*time.Second, []sigma.Work{{Realm: sigma.DefaultRealm,
 		Requests: 7, In: 70, Out: 700, CPU: time.Second}, {Realm: sigma.SystemRealm, CPU: 2 * time.Second}})
-	us := objects[state.RealmUsage](t, worker, "/sys/usage")
+	us := objects[report.RealmUsage](t, worker, "/sys/usage")
 	if len(us) != 1 || us[0].Requests < 50 || us[0].Served <= 0 || us[0].ServedIn == 0 || us[0].ServedOut == 0 {
 		t.Fatalf("the usage is %+v", us)
 	}
-	if want := (state.ServicesUse{S3d: state.ServiceUse{Requests: 7, CPU: 1, In: 70,
+	if want := (report.ServicesUse{S3d: report.ServiceUse{Requests: 7, CPU: 1, In: 70,
 		Out: 700}}); us[0].Services != want {
 		t.Errorf("of services %+v", us[0].Services)
 	}

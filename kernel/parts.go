@@ -9,17 +9,18 @@ import (
 	"slices"
 	"time"
 
-	"sigmaos.dev/binfs"
-	"sigmaos.dev/identity"
 	"sigmaos.dev/kernel/accounts"
+	"sigmaos.dev/kernel/binfs"
 	"sigmaos.dev/kernel/cluster"
 	"sigmaos.dev/kernel/connect"
 	"sigmaos.dev/kernel/endpoints"
 	"sigmaos.dev/kernel/farfile"
 	"sigmaos.dev/kernel/guests"
 	"sigmaos.dev/kernel/history"
+	"sigmaos.dev/kernel/identity"
 	"sigmaos.dev/kernel/incoming"
 	"sigmaos.dev/kernel/launchers"
+	"sigmaos.dev/kernel/link"
 	"sigmaos.dev/kernel/meter"
 	"sigmaos.dev/kernel/metrics"
 	"sigmaos.dev/kernel/outside"
@@ -32,6 +33,7 @@ import (
 	"sigmaos.dev/kernel/realms"
 	"sigmaos.dev/kernel/registrations"
 	"sigmaos.dev/kernel/remote"
+	"sigmaos.dev/kernel/report"
 	"sigmaos.dev/kernel/rootfs"
 	"sigmaos.dev/kernel/roster"
 	"sigmaos.dev/kernel/runner"
@@ -42,15 +44,13 @@ import (
 	"sigmaos.dev/kernel/talk"
 	"sigmaos.dev/kernel/uxfs"
 	"sigmaos.dev/kernel/viewfs"
-	"sigmaos.dev/launch"
-	"sigmaos.dev/link"
-	"sigmaos.dev/namespace"
-	"sigmaos.dev/schedd"
-	"sigmaos.dev/session"
+	"sigmaos.dev/sched/schedd"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/state"
-	"sigmaos.dev/treekit"
-	"sigmaos.dev/view"
+	"sigmaos.dev/trees/resolve"
+	"sigmaos.dev/trees/treeserver"
+	"sigmaos.dev/trees/view"
+	"sigmaos.dev/wire/launch"
+	"sigmaos.dev/wire/session"
 )
 
 // making makes the parts of a Kernel, those that need others after these. What a part needs of one
@@ -97,7 +97,7 @@ func (k *making) makeMeters() {
 	if k.meters.copies, err = meter.OpenCopies(k.cfg.Data); err != nil {
 		k.cfg.Log.Warn("what other machines told of the usage of realms cannot be read and begins anew", "err", err)
 	}
-	k.meters.turns, k.meters.worked = treekit.NewTurns(), meter.NewWorks()
+	k.meters.turns, k.meters.worked = treeserver.NewTurns(), meter.NewWorks()
 	k.meters.traffic = meter.NewTraffic(k.meters.ledger)
 }
 
@@ -236,7 +236,7 @@ func (k *making) launchersConfig() launchers.Config {
 			k.life.adopted(inherited)
 		},
 		Ended:   func() { k.placing.Launcher(false) },
-		Died:    func() { k.history.TellDaemon(state.EventDaemonEnded, launchers.Name, "") },
+		Died:    func() { k.history.TellDaemon(report.EventDaemonEnded, launchers.Name, "") },
 		Yielded: func(e launch.Yielded) { k.shares.Yielded(e) }}
 }
 
@@ -251,12 +251,12 @@ func isMember(cfg Config) bool {
 
 // systemNames is the kernel's own view of the names of the system's realm, where records of initd
 // are.
-func (k *Kernel) systemNames(ctx context.Context) (*namespace.Tree, error) {
+func (k *Kernel) systemNames(ctx context.Context) (*resolve.Tree, error) {
 	n, err := k.realms.System(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return namespace.New(namespace.Config{Machine: k.cfg.Machine, Root: n}), nil
+	return resolve.New(resolve.Config{Machine: k.cfg.Machine, Root: n}), nil
 }
 
 // newPlacement makes the machine's part in placing procs.

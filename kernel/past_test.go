@@ -5,11 +5,11 @@ import (
 	"path/filepath"
 	"testing"
 
-	"sigmaos.dev/identity"
-	"sigmaos.dev/initd"
+	"sigmaos.dev/kernel/identity"
 	"sigmaos.dev/kernel/services"
+	"sigmaos.dev/sched/initd"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // Goal: initd is not told that a proc is gone which ended under an earlier sigmad, while this one

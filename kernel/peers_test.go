@@ -9,7 +9,7 @@ import (
 
 	"sigmaos.dev/kernel/procs"
 	"sigmaos.dev/kernel/reach"
-	"sigmaos.dev/schedd"
+	"sigmaos.dev/sched/schedd"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
 )

@@ -11,11 +11,11 @@ import (
 	"testing"
 	"time"
 
-	"sigmaos.dev/dialproxy"
-	"sigmaos.dev/link"
-	"sigmaos.dev/session"
+	"sigmaos.dev/kernel/dialproxy"
+	"sigmaos.dev/kernel/link"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
+	"sigmaos.dev/wire/session"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // listenPushed listens with a socket for what arrives.

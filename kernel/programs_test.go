@@ -4,7 +4,7 @@ import (
 	"bytes"
 	"testing"
 
-	"sigmaos.dev/binfs"
+	"sigmaos.dev/kernel/binfs"
 	"sigmaos.dev/sigma"
 )
 

@@ -5,9 +5,9 @@ import (
 	"testing"
 
 	"sigmaos.dev/kernel/procs"
+	"sigmaos.dev/kernel/report"
 	"sigmaos.dev/kernel/shares"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/state"
 )
 
 // quota is what sigmad has told the launcher last of how much a group may use.
@@ -61,7 +61,7 @@ func TestMaximumOfRealm(t *testing.T) {
 		return back == 1
 	})
 	seen := false
-	for _, l := range objects[state.Limit](t, a, "/sys/limits") {
+	for _, l := range objects[report.Limit](t, a, "/sys/limits") {
 		seen = seen || l.Limit == "max_memory_bytes" && l.Max == uint64(40*sigma.MiB) && l.Used != nil &&
 			*l.Used == uint64(30*sigma.MiB)
 	}

@@ -7,11 +7,11 @@ import (
 	"testing"
 
 	"sigmaos.dev/kernel/realms"
-	"sigmaos.dev/named"
-	"sigmaos.dev/names"
-	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/treekit"
+	"sigmaos.dev/trees/named"
+	"sigmaos.dev/trees/named/client"
+	"sigmaos.dev/trees/treeserver"
+	"sigmaos.dev/wire/session"
 )
 
 // oneStore is a store of names in memory, for a named that starts once.
@@ -74,18 +74,18 @@ func (m *machine) withNamed() {
 	if err := srv.Create(ctx, sigma.DefaultRealm); err != nil {
 		m.t.Fatal(err)
 	}
-	n := names.New(names.Config{Budget: m.k.realms.Recalled, Dial: func(asked context.Context) (names.Session, error) {
+	n := client.New(client.Config{Budget: m.k.realms.Recalled, Dial: func(asked context.Context) (client.Session, error) {
 		ours, theirs, err := session.Pair()
 		if err != nil {
-			return names.Session{}, err
+			return client.Session{}, err
 		}
 		over.Go(func() {
-			treekit.Serve(ctx, theirs, treekit.Config{Tree: srv, Principal: sigma.Principal{Realm: sigma.SystemRealm,
+			treeserver.Serve(ctx, theirs, treeserver.Config{Tree: srv, Principal: sigma.Principal{Realm: sigma.SystemRealm,
 				Machine: "m1", System: true}})
 		})
 		c, err := session.Dial(asked, ours)
 		if err != nil {
-			return names.Session{}, err
+			return client.Session{}, err
 		}
 		return realms.AttachNames(asked, c, sigma.DefaultRealm)
 	}})

@@ -8,9 +8,9 @@ import (
 	"testing"
 	"time"
 
-	"sigmaos.dev/dialproxy"
 	"sigmaos.dev/kernel/connect"
-	"sigmaos.dev/schedd"
+	"sigmaos.dev/kernel/dialproxy"
+	"sigmaos.dev/sched/schedd"
 	"sigmaos.dev/sigma"
 )
 

@@ -3,7 +3,7 @@ package kernel
 import (
 	"testing"
 
-	"sigmaos.dev/identity"
+	"sigmaos.dev/kernel/identity"
 	"sigmaos.dev/sigma"
 )
 

@@ -4,8 +4,8 @@ import (
 	"strings"
 	"testing"
 
-	"sigmaos.dev/namespace"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/trees/resolve"
 )
 
 // Goal: a realm has no more in ux at a machine than its limit says, whoever writes; who is refused
@@ -17,7 +17,7 @@ func TestScratchQuota(t *testing.T) {
 	if err := m.connect(sigma.SystemRealm).Realms().Create(ctx, "other"); err != nil {
 		t.Fatal(err)
 	}
-	names := func(realm sigma.RealmID) *namespace.Tree { return m.names(realm, sigma.NewProcID()) }
+	names := func(realm sigma.RealmID) *resolve.Tree { return m.names(realm, sigma.NewProcID()) }
 	mine, other := names("default"), names("other")
 	learn := func(n sigma.Bytes) {
 		m.k.quotas.Learn("default", sigma.RealmLimits{Sessions: sigma.LimitSessionsDefault,
@@ -28,7 +28,7 @@ func TestScratchQuota(t *testing.T) {
 		t.Errorf("the default is %v", n)
 	}
 	learn(64 << 10)
-	put := func(tree *namespace.Tree, name string, n int) error {
+	put := func(tree *resolve.Tree, name string, n int) error {
 		_, err := tree.Put(ctx, "/ux/~local/"+name, make([]byte, n), sigma.PutOptions{})
 		return err
 	}

@@ -12,10 +12,10 @@ import (
 
 	"sigmaos.dev/kernel/procfs"
 	"sigmaos.dev/kernel/procs"
-	"sigmaos.dev/schedd"
+	"sigmaos.dev/kernel/report"
+	"sigmaos.dev/sched/schedd"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/state"
 )
 
 // getter is an SDK client or a proc.
@@ -74,21 +74,21 @@ func TestState(t *testing.T) {
 	<-m.procs
 	for who, g := range map[string]getter{"the tenant": mine, "the provider": admin} {
 		both := g == getter(admin)
-		if v := objects[state.Version](t, g, "/sys/version"); len(v) != 1 || v[0].Version != Version ||
+		if v := objects[report.Version](t, g, "/sys/version"); len(v) != 1 || v[0].Version != Version ||
 			v[0].Machine != string(m.k.cfg.Machine) {
 			t.Errorf("%s is told the version %+v", who, v)
 		}
 		var realms [][]string
-		realms = append(realms, each(objects[state.Realm](t, g, "/sys/realms"), func(r state.Realm) string {
+		realms = append(realms, each(objects[report.Realm](t, g, "/sys/realms"), func(r report.Realm) string {
 			return r.ID
 		}))
-		realms = append(realms, each(objects[state.Endpoint](t, g, "/sys/endpoints"), func(e state.Endpoint) string {
+		realms = append(realms, each(objects[report.Endpoint](t, g, "/sys/endpoints"), func(e report.Endpoint) string {
 			if e.Proc != string(mine.id) && e.Proc != string(theirs.id) {
 				return "" // of a service
 			}
 			return e.Realm
 		}))
-		realms = append(realms, each(objects[state.Limit](t, g, "/sys/limits"), func(l state.Limit) string {
+		realms = append(realms, each(objects[report.Limit](t, g, "/sys/limits"), func(l report.Limit) string {
 			return l.Realm
 		}))
 		use, _, err := g.Get(ctx, "/sys/utilisation")
@@ -97,7 +97,7 @@ func TestState(t *testing.T) {
 		}
 		lines := slices.Collect(strings.Lines(string(use)))
 		if both {
-			var of state.MachineUse
+			var of report.MachineUse
 			if err := json.Unmarshal([]byte(lines[0]), &of); err != nil || of.Running != 3 || of.Capacity == 0 ||
 				of.Free >= of.Capacity {
 				t.Errorf("the machine's use is %q, %v", lines[0], err)
@@ -105,7 +105,7 @@ func TestState(t *testing.T) {
 			lines = lines[1:]
 		}
 		realms = append(realms, each(lines, func(line string) string {
-			var u state.RealmUse
+			var u report.RealmUse
 			if json.Unmarshal([]byte(line), &u) != nil || u.Running == 0 || u.Limit == 0 {
 				t.Errorf("%s is told of the use %q", who, line)
 			}
@@ -118,29 +118,29 @@ func TestState(t *testing.T) {
 		}
 		// Of a proc, in three files what inspect has in one.
 		at := "/proc/" + string(mine.id) + "/"
-		if d := objects[state.Descriptor](t, g, at+"descriptor"); len(d) != 1 || d[0].ID != string(mine.id) ||
+		if d := objects[report.Descriptor](t, g, at+"descriptor"); len(d) != 1 || d[0].ID != string(mine.id) ||
 			d[0].Name != "worker" || d[0].Args[0] != "a<b" || d[0].Memory == 0 {
 			t.Errorf("%s: the descriptor is %+v", who, d)
 		}
-		if s := objects[state.ProcStatus](t, g, at+"status"); len(s) != 1 || s[0].State != "running" ||
+		if s := objects[report.ProcStatus](t, g, at+"status"); len(s) != 1 || s[0].State != "running" ||
 			s[0].Machine != "m1" || s[0].Times.Started == nil {
 			t.Errorf("%s: the status is %+v", who, s)
 		}
-		if u := objects[state.ProcUsage](t, g, at+"usage"); len(u) != 1 || u[0].Memory != 3000 ||
+		if u := objects[report.ProcUsage](t, g, at+"usage"); len(u) != 1 || u[0].Memory != 3000 ||
 			u[0].UserSeconds != 0.001 || u[0].Tasks != 5 {
 			t.Errorf("%s: the usage is %+v", who, u)
 		}
 		if text, _, err := g.Get(ctx, at+"children"); string(text) != string(children[0])+"\n" || err != nil {
 			t.Errorf("%s: the children are %q, %v, want %v", who, text, err, children)
 		}
-		objects[state.Queue](t, g, "/sys/queues")
-		objects[state.Machine](t, g, "/sys/machines") // a tenant's lines have some of the keys
+		objects[report.Queue](t, g, "/sys/queues")
+		objects[report.Machine](t, g, "/sys/machines") // a tenant's lines have some of the keys
 	}
-	var none state.Machine
-	if got := objects[state.MachineSeen](t, mine, "/sys/machines"); len(got) != 1 || got[0].Name != "m1" ||
+	var none report.Machine
+	if got := objects[report.MachineSeen](t, mine, "/sys/machines"); len(got) != 1 || got[0].Name != "m1" ||
 		!got[0].Self {
 		t.Errorf("the tenant is told of the machines %+v", got)
-	} else if got := objects[state.Machine](t, mine, "/sys/machines"); got[0].Address != none.Address ||
+	} else if got := objects[report.Machine](t, mine, "/sys/machines"); got[0].Address != none.Address ||
 		got[0].Version != none.Version {
 		t.Errorf("the tenant is told more: %+v", got)
 	}
@@ -174,8 +174,8 @@ func TestQueues(t *testing.T) {
 	most := m.k.cfg.Memory
 	ids := []sigma.ProcID{m.spawn(c, sigma.Descriptor{Memory: most}), m.spawn(c, sigma.Descriptor{Memory: most})}
 	eventually(t, "both wait", func() bool {
-		qs := objects[state.Queue](t, p, "/sys/queues")
-		return len(qs) == 1 && qs[0] == state.Queue{Realm: "default", Waiting: 2, Memory: 2 * uint64(most), Shares: 1}
+		qs := objects[report.Queue](t, p, "/sys/queues")
+		return len(qs) == 1 && qs[0] == report.Queue{Realm: "default", Waiting: 2, Memory: 2 * uint64(most), Shares: 1}
 	})
 	for _, id := range ids {
 		if err := c.Kill(t.Context(), id); err != nil {

@@ -3,8 +3,8 @@ package kernel
 import (
 	"testing"
 
+	"sigmaos.dev/kernel/report"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/state"
 )
 
 // Goal: the round-trip time of each pair of machines is told wherever it is read, also to a tenant;
@@ -13,7 +13,7 @@ func TestDistances(t *testing.T) {
 	x := newThree(t)
 	read := func(at sigma.MachineID, realm sigma.RealmID) (pairs int, missing string) {
 		for _, l := range objects[struct {
-			state.Distance
+			report.Distance
 			Missing string `json:"missing"`
 		}](t, x.m[at].connect(realm), "/sys/distances") {
 			if l.Missing != "" {

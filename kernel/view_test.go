@@ -9,17 +9,17 @@ import (
 	"testing"
 	"time"
 
-	"sigmaos.dev/memfs"
-	"sigmaos.dev/namespace"
-	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
-	"sigmaos.dev/treekit"
+	"sigmaos.dev/trees/memfs"
+	"sigmaos.dev/trees/resolve"
+	"sigmaos.dev/trees/treeserver"
+	"sigmaos.dev/wire/session"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // prog is a proc as its own code sees sigmaOS.
 type prog struct {
-	*namespace.Tree
+	*resolve.Tree
 	p    *fakeProc
 	root sigma.File
 	id   sigma.ProcID
@@ -41,7 +41,7 @@ func (m *machine) started(id sigma.ProcID) *prog {
 		m.t.Fatal(err)
 	}
 	g := &prog{p: p, root: p.root, id: id}
-	g.Tree = namespace.New(namespace.Config{Root: p.root, Machine: m.k.cfg.Machine, Dial: g.enter})
+	g.Tree = resolve.New(resolve.Config{Root: p.root, Machine: m.k.cfg.Machine, Dial: g.enter})
 	return g
 }
 
@@ -143,7 +143,7 @@ func (g *prog) serveTree(t *testing.T, tree sigma.Tree) sigma.Endpoint {
 			var from sigma.Principal
 			sigmap.Parse(reply, func(c *sigmap.Coder) { c.Principal(&from) })
 			if conn, err := session.FromFile(files[0]); err == nil {
-				go treekit.Serve(t.Context(), conn, treekit.Config{Tree: tree, Principal: from})
+				go treeserver.Serve(t.Context(), conn, treeserver.Config{Tree: tree, Principal: from})
 			}
 		}
 	}()
@@ -224,7 +224,7 @@ func newCGI(t *testing.T) *cgi {
 	if err != nil {
 		t.Fatal(err)
 	}
-	write(t, namespace.New(namespace.Config{Root: root}), "/goods/", "/goods/1", "/cellar/", "/cellar/wine",
+	write(t, resolve.New(resolve.Config{Root: root}), "/goods/", "/goods/1", "/cellar/", "/cellar/wine",
 		"/goods/more->/secret/key")
 	c.tree = c.parent.serveTree(t, shop)
 	for path, e := range map[string]sigma.Endpoint{"/pipes/1": c.pipe, "/pipes/2": c.other, "/svc/shop": c.tree} {
@@ -577,7 +577,7 @@ func fenced(ctx context.Context, g *prog, name string) error {
 
 // lying is a tree with one file, an endpoint.
 type lying struct {
-	treekit.Base
+	treeserver.Base
 	text string
 }
 
@@ -627,7 +627,7 @@ func TestViewUnion(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		write(t, namespace.New(namespace.Config{Root: root}), files...)
+		write(t, resolve.New(resolve.Config{Root: root}), files...)
 		g := c.m.startProg(sigma.Descriptor{})
 		if err := publish(ctx, c.admin, "/shops/"+name, g.serveTree(t, tree)); err != nil {
 			t.Fatal(err)

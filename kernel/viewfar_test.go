@@ -10,7 +10,7 @@ import (
 	"sigmaos.dev/kernel/viewfs"
 
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // Goal: a view goes with a proc to the machine that runs it, and to its children wherever they run;

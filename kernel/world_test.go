@@ -10,10 +10,10 @@ import (
 	"testing"
 	"time"
 
-	"sigmaos.dev/identity"
-	"sigmaos.dev/link"
-	"sigmaos.dev/session"
+	"sigmaos.dev/kernel/identity"
+	"sigmaos.dev/kernel/link"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/wire/session"
 )
 
 // world is a system of some machines in this process, over loopback, with real identities. The

@@ -7,8 +7,8 @@ import (
 	"net"
 	"time"
 
-	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/wire/session"
 )
 
 // A program outside has a connection that ends with sigmad. Its Client makes another to the next

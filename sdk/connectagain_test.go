@@ -9,11 +9,11 @@ import (
 	"testing"
 	"time"
 
-	"sigmaos.dev/memfs"
-	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
-	"sigmaos.dev/treekit"
+	"sigmaos.dev/trees/memfs"
+	"sigmaos.dev/trees/treeserver"
+	"sigmaos.dev/wire/session"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // office is a sigmad of which there is as much as a program outside connects to and waits for.
@@ -36,7 +36,7 @@ type desk struct {
 
 func (d *desk) Walk(ctx context.Context, names []string) (sigma.File, []sigma.FileID, error) {
 	if len(names) == 2 && names[0] == "sys" {
-		return &treekit.Callable{Name: names[1], ID: 1 << 40, Handle: d.o.call}, make([]sigma.FileID, 2), nil
+		return &treeserver.Callable{Name: names[1], ID: 1 << 40, Handle: d.o.call}, make([]sigma.FileID, 2), nil
 	}
 	return d.File.Walk(ctx, names)
 }
@@ -79,7 +79,7 @@ func (o *office) open(t *testing.T, addr string) (stop func(inOrder bool)) {
 			if err != nil {
 				return
 			}
-			all.Go(func() { treekit.Serve(ctx, session.NewPacketConn(c, false), treekit.Config{Tree: o}) })
+			all.Go(func() { treeserver.Serve(ctx, session.NewPacketConn(c, false), treeserver.Config{Tree: o}) })
 		}
 	})
 	return func(inOrder bool) {

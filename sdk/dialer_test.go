@@ -12,18 +12,18 @@ import (
 	"testing"
 	"time"
 
-	"sigmaos.dev/memfs"
-	"sigmaos.dev/namespace"
-	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
-	"sigmaos.dev/treekit"
+	"sigmaos.dev/trees/memfs"
+	"sigmaos.dev/trees/resolve"
+	"sigmaos.dev/trees/treeserver"
+	"sigmaos.dev/wire/session"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // system is as much of a machine as a Dialer needs: names, and somebody who connects to endpoints.
 type system struct {
 	names  *memfs.Tree
-	writer *namespace.Tree                             // of names
+	writer *resolve.Tree                               // of names
 	listed func()                                      // called after each listing, before it is answered
 	dial   func(context.Context, sigma.Endpoint) error // what becomes of a dial
 	refuse func() error                                // asked before each listing; nil = none is refused
@@ -43,7 +43,7 @@ type place struct {
 
 func (p *place) Walk(ctx context.Context, names []string) (sigma.File, []sigma.FileID, error) {
 	if len(names) == 2 && names[0] == "sys" {
-		f := &treekit.Callable{Name: names[1], ID: 1 << 40, Handle: p.s.call}
+		f := &treeserver.Callable{Name: names[1], ID: 1 << 40, Handle: p.s.call}
 		return f, make([]sigma.FileID, 2), nil
 	}
 	f, ids, err := p.File.Walk(ctx, names)
@@ -100,7 +100,7 @@ func (s *system) connect(t *testing.T) *Client {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.writer = namespace.New(namespace.Config{Root: root})
+	s.writer = resolve.New(resolve.Config{Root: root})
 	if err := s.writer.Mkdir(t.Context(), "/d", 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -109,7 +109,7 @@ func (s *system) connect(t *testing.T) *Client {
 		t.Fatal(err)
 	}
 	over := make(chan error, 1)
-	go func() { over <- treekit.Serve(context.Background(), b, treekit.Config{Tree: s}) }()
+	go func() { over <- treeserver.Serve(context.Background(), b, treeserver.Config{Tree: s}) }()
 	conn, err := session.Dial(t.Context(), a)
 	if err != nil {
 		t.Fatal(err)

@@ -6,9 +6,9 @@ import (
 	"sync"
 	"time"
 
-	"sigmaos.dev/namespace"
-	"sigmaos.dev/retry"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigma/retry"
+	"sigmaos.dev/trees/resolve"
 )
 
 // leaseOfLeader is how long a leader that is cut off, or stands still, keeps others from leading.
@@ -127,7 +127,7 @@ func (c *Client) Campaign(ctx context.Context, e Election) (*Leadership, error) 
 
 // elector is what an election needs of a Client.
 type elector struct {
-	tree *namespace.Tree
+	tree *resolve.Tree
 	root sigma.File
 	done <-chan struct{} // closed when the session to the root's server ends
 }
@@ -141,7 +141,7 @@ func (x elector) campaign(ctx context.Context, e Election) (*Leadership, error) 
 	if !ok {
 		return nil, sigma.Errorf(op, sigma.KindUnsupported, "this tree grants no leases")
 	}
-	free := namespace.WithoutFence(ctx) // a leader that was deposed may stand again
+	free := resolve.WithoutFence(ctx) // a leader that was deposed may stand again
 	for {
 		asked := time.Now()
 		id, err := leases.Lease(free, e.TTL)

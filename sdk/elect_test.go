@@ -8,9 +8,9 @@ import (
 	"testing/synctest"
 	"time"
 
-	"sigmaos.dev/memfs"
-	"sigmaos.dev/namespace"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/trees/memfs"
+	"sigmaos.dev/trees/resolve"
 )
 
 // voter is a program in a realm whose names are in memory; cut off, its leases are not renewed.
@@ -62,7 +62,7 @@ func newVoter(t *testing.T, tree sigma.Tree) *voter {
 		t.Fatal(err)
 	}
 	v := &voter{}
-	v.elector = elector{tree: namespace.New(namespace.Config{Root: root}), root: cuttable{root, root.(sigma.Leaser), v}}
+	v.elector = elector{tree: resolve.New(resolve.Config{Root: root}), root: cuttable{root, root.(sigma.Leaser), v}}
 	return v
 }
 

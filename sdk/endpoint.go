@@ -7,12 +7,12 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"sigmaos.dev/fence"
-	"sigmaos.dev/ring"
-	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
-	"sigmaos.dev/treekit"
+	"sigmaos.dev/trees/fence"
+	"sigmaos.dev/trees/treeserver"
+	"sigmaos.dev/wire/ring"
+	"sigmaos.dev/wire/session"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // Dial implements sigma.Endpoints. The connection is a socket between the two procs, or memory that
@@ -114,7 +114,7 @@ func (c *Client) Revoke(ctx context.Context, e sigma.Endpoint) error {
 }
 
 // ConnectionLog gives the latest things that happened to connections of this machine's procs, as
-// JSON lines (state.ConnectionEvent).
+// JSON lines (report.ConnectionEvent).
 func (c *Client) ConnectionLog(ctx context.Context) ([]byte, error) {
 	reply, files, err := c.call(ctx, sigmap.FileEndpoints, sigmap.CallLog, nil)
 	session.CloseFiles(files)
@@ -356,9 +356,9 @@ func (c *Client) ServeTree(ctx context.Context, l sigma.Listener, tree sigma.Tre
 	var mu sync.Mutex
 	open := map[sigma.ProcID]int{} // mu
 	fences := map[sigma.RealmID]*fence.Table{}
-	var turns *treekit.Turns
+	var turns *treeserver.Turns
 	if c.info.Principal.Realm == sigma.SystemRealm { // a service, which works for realms
-		turns = treekit.NewTurns()
+		turns = treeserver.NewTurns()
 		sessions.Go(func() { c.tellWork(ctx, turns) })
 	}
 	for {
@@ -388,7 +388,7 @@ func (c *Client) ServeTree(ctx context.Context, l sigma.Listener, tree sigma.Tre
 		if fences[p.Realm] == nil {
 			fences[p.Realm] = fence.NewTable(fence.Config{})
 		}
-		serve := treekit.Config{Tree: tree, Principal: p, Fences: fences[p.Realm], Turns: turns, ForRealms: p.System}
+		serve := treeserver.Config{Tree: tree, Principal: p, Fences: fences[p.Realm], Turns: turns, ForRealms: p.System}
 		if p.System { // it speaks for many realms, and only with services that look after fences themselves
 			serve.Fences = nil
 		}
@@ -403,7 +403,7 @@ func (c *Client) ServeTree(ctx context.Context, l sigma.Listener, tree sigma.Tre
 	}
 }
 
-func serveSession(ctx context.Context, c *net.UnixConn, cfg treekit.Config) {
+func serveSession(ctx context.Context, c *net.UnixConn, cfg treeserver.Config) {
 	if g, ok := cfg.Tree.(Gate); ok {
 		of, done, err := g.Session(ctx, cfg.Principal)
 		if err != nil {
@@ -413,5 +413,5 @@ func serveSession(ctx context.Context, c *net.UnixConn, cfg treekit.Config) {
 		defer done()
 		ctx = of
 	}
-	treekit.Serve(ctx, session.NewPacketConn(c, false), cfg)
+	treeserver.Serve(ctx, session.NewPacketConn(c, false), cfg)
 }

@@ -6,8 +6,8 @@ import (
 	"strings"
 	"time"
 
-	"sigmaos.dev/namespace"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/trees/resolve"
 )
 
 const (
@@ -55,7 +55,7 @@ func atOnce(context.Context) error { return nil }
 // membership keeps an endpoint published in a directory under a lease, and publishes it again under
 // another lease when that one has ended.
 type membership struct {
-	tree     *namespace.Tree
+	tree     *resolve.Tree
 	leases   sigma.Leaser
 	done     <-chan struct{} // closed when the session to the names' server ends for good
 	dir      string

@@ -6,8 +6,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"sigmaos.dev/memfs"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/trees/memfs"
 )
 
 // memberOf makes v a member of /svc/web, which is made by that.

@@ -13,11 +13,11 @@ import (
 	"syscall"
 	"time"
 
-	"sigmaos.dev/nowait"
-	"sigmaos.dev/ring"
-	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
+	"sigmaos.dev/wire/rawio"
+	"sigmaos.dev/wire/ring"
+	"sigmaos.dev/wire/session"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // A listener has a socket from sigmad on which each connection comes that somebody dialled, and for
@@ -183,7 +183,7 @@ func (l *listener) watch(socket *os.File) error {
 		return sigma.Wrap("sdk.Listen", "", err)
 	}
 	if err := l.add(fd); err != nil {
-		nowait.Close(fd)
+		rawio.Close(fd)
 		return sigma.Wrap("sdk.Listen", "", err)
 	}
 	l.sock = fd
@@ -200,7 +200,7 @@ func (l *listener) prepare() error {
 	if err != nil {
 		return sigma.Wrap(op, "", os.NewSyscallError("epoll_create1", err))
 	}
-	nowait.SetNonblock(epoll) // so that os waits for it
+	rawio.SetNonblock(epoll) // so that os waits for it
 	wait := os.NewFile(uintptr(epoll), "arrivals")
 	if l.raw, err = wait.SyscallConn(); err != nil {
 		wait.Close()
@@ -343,7 +343,7 @@ func (l *listener) next(ctx context.Context) (a arrived, err error) {
 func (l *listener) onReady(epoll uintptr) bool {
 	var events [16]syscall.EpollEvent
 	for len(l.queue) == 0 && (l.sock >= 0 || len(l.lines) > 0) {
-		n := nowait.EpollWait(int(epoll), events[:])
+		n := rawio.EpollWait(int(epoll), events[:])
 		if n == 0 {
 			return false
 		}
@@ -367,7 +367,7 @@ func (l *listener) receive() bool {
 	if l.sock < 0 {
 		return false
 	}
-	n, oobn, flags, err := nowait.Recvmsg(l.sock, l.buf, l.oob)
+	n, oobn, flags, err := rawio.Recvmsg(l.sock, l.buf, l.oob)
 	if err == syscall.EAGAIN {
 		return false
 	}
@@ -433,7 +433,7 @@ func (l *listener) keep(a *sigmap.Arrival, files []*os.File) {
 	if a.Line && len(files) > 0 && of == nil {
 		fd, err := duplicate(files[0])
 		if err == nil {
-			err = nowait.SetNonblock(fd) // it is read so
+			err = rawio.SetNonblock(fd) // it is read so
 		}
 		if err == nil {
 			err = l.add(fd)
@@ -444,7 +444,7 @@ func (l *listener) keep(a *sigmap.Arrival, files []*os.File) {
 		} else {
 			lose(a, files)
 			if fd >= 0 {
-				nowait.Close(fd)
+				rawio.Close(fd)
 			}
 		}
 		files[0].Close()
@@ -509,7 +509,7 @@ func (l *listener) hear(from *line, most int) {
 func (of *line) number() (uint64, error) {
 	var b [8]byte
 	had := copy(b[:], of.part)
-	n, err := nowait.Read(of.fd, b[had:])
+	n, err := rawio.Read(of.fd, b[had:])
 	switch {
 	case err != nil:
 		return 0, err
@@ -536,7 +536,7 @@ func (l *listener) drop(of *line) {
 			syscall.SHUT_RDWR) // sigmad has it, too; so closing it does not take it out of the epoll
 		l.raw.Control(func(epoll uintptr) { syscall.EpollCtl(int(epoll), syscall.EPOLL_CTL_DEL, of.fd, nil) })
 	}
-	nowait.Close(of.fd) // which takes it out of the epoll
+	rawio.Close(of.fd) // which takes it out of the epoll
 	for _, a := range of.ready {
 		l.refuse(a)
 	}
@@ -549,7 +549,7 @@ func (l *listener) end() {
 	if l.sock < 0 {
 		return
 	}
-	nowait.Close(l.sock)
+	rawio.Close(l.sock)
 	l.sock = -1
 	for _, of := range l.lines {
 		if of.far {

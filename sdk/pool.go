@@ -11,11 +11,11 @@ import (
 	"syscall"
 	"time"
 
-	"sigmaos.dev/nowait"
-	"sigmaos.dev/ring"
-	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
+	"sigmaos.dev/wire/rawio"
+	"sigmaos.dev/wire/ring"
+	"sigmaos.dev/wire/session"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // Who dials the same endpoint again and again has connections made in advance, a batch with one
@@ -98,7 +98,7 @@ func (m *made) gone() bool {
 }
 
 func isGone(socket syscall.RawConn) (gone bool) {
-	return socket.Control(func(fd uintptr) { gone = nowait.Gone(int(fd)) }) != nil || gone
+	return socket.Control(func(fd uintptr) { gone = rawio.Gone(int(fd)) }) != nil || gone
 }
 
 // begin gives a connection to e that was made in advance; nil if there is none.
@@ -242,7 +242,7 @@ func (p *pool) sayLocked(number uint64) (ok bool) {
 	var b [8]byte
 	binary.LittleEndian.PutUint64(b[:], number)
 	return p.raw.Control(func(fd uintptr) {
-		n, err := nowait.Write(int(fd), b[:])
+		n, err := rawio.Write(int(fd), b[:])
 		ok = n == len(b) && err == nil
 	}) == nil && ok
 }
@@ -326,7 +326,7 @@ func (p *pool) beginLocked(line *os.File) (err error) {
 		if e != nil {
 			return e
 		}
-		if line, err = nowait.Unpolled(fd, "line"); err != nil {
+		if line, err = rawio.Unpolled(fd, "line"); err != nil {
 			return err
 		}
 	}

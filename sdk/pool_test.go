@@ -13,10 +13,10 @@ import (
 	"testing"
 	"time"
 
-	"sigmaos.dev/nowait"
-	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
+	"sigmaos.dev/wire/rawio"
+	"sigmaos.dev/wire/session"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // machine plays sigmad for one listener.
@@ -64,7 +64,7 @@ func (m *machine) send(a sigmap.Arrival, files ...*os.File) {
 	for _, f := range files {
 		fds = append(fds, int(f.Fd()))
 	}
-	if err := nowait.Sendmsg(int(m.out.Fd()), record, syscall.UnixRights(fds...)); err != nil {
+	if err := rawio.Sendmsg(int(m.out.Fd()), record, syscall.UnixRights(fds...)); err != nil {
 		m.t.Fatal(err)
 	}
 	for _, f := range files {

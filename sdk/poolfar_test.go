@@ -9,10 +9,10 @@ import (
 	"testing"
 	"time"
 
-	"sigmaos.dev/nowait"
-	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
+	"sigmaos.dev/wire/rawio"
+	"sigmaos.dev/wire/session"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // far makes a TCP connection, of which both ends do not block and end with the test.
@@ -79,7 +79,7 @@ func (m *machine) farPool(number uint64, n int) (p *pool, shut func()) {
 	go p.follow(p.line)
 	return p, sync.OnceFunc(func() {
 		syscall.Shutdown(held, syscall.SHUT_WR)
-		nowait.Close(held)
+		rawio.Close(held)
 	})
 }
 
@@ -139,7 +139,7 @@ func TestPoolFarLate(t *testing.T) {
 	p.mu.Lock() // it hears of nothing
 	shut()
 	m.out.Close()
-	p.raw.Control(func(fd uintptr) { nowait.Write(int(fd), binary.LittleEndian.AppendUint64(nil, p.ready[1].number)) })
+	p.raw.Control(func(fd uintptr) { rawio.Write(int(fd), binary.LittleEndian.AppendUint64(nil, p.ready[1].number)) })
 	p.ready[1].file.Write([]byte{1})
 	if n := m.accepted(map[byte]bool{1: true}); n != 1 {
 		t.Errorf("%d are accepted", n)
@@ -171,15 +171,15 @@ func TestFarLines(t *testing.T) {
 		}
 	})
 	for _, part := range [][]byte{b[:3], b[3:5], b[5:11], b[11:]} {
-		p.raw.Control(func(fd uintptr) { nowait.Write(int(fd), part) })
+		p.raw.Control(func(fd uintptr) { rawio.Write(int(fd), part) })
 	}
 	if one, other := <-got, <-got; one != 0 || other != 2 {
 		t.Errorf("%d and %d have begun", one, other)
 	}
 	all.Wait()
 	p.raw.Control(func(fd uintptr) {
-		nowait.Write(int(fd), binary.LittleEndian.AppendUint64(nil, 1<<60)) // unknown
-		nowait.Write(int(fd), []byte{1, 2})                                 // half of one
+		rawio.Write(int(fd), binary.LittleEndian.AppendUint64(nil, 1<<60)) // unknown
+		rawio.Write(int(fd), []byte{1, 2})                                 // half of one
 	})
 	shut()
 	m.out.Close()

@@ -22,11 +22,11 @@ import (
 	"syscall"
 	"time"
 
-	"sigmaos.dev/namespace"
-	"sigmaos.dev/ring"
-	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
+	"sigmaos.dev/trees/resolve"
+	"sigmaos.dev/wire/ring"
+	"sigmaos.dev/wire/session"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // systemFile is the file descriptor that every proc is born with: its socket to sigmad, and its
@@ -35,7 +35,7 @@ const systemFile = 3
 
 // Client is a program's connection to sigmaOS.
 type Client struct {
-	*namespace.Tree
+	*resolve.Tree
 	session *session.Client
 	root    sigma.File
 	info    sigmap.Info
@@ -247,7 +247,7 @@ func start(ctx context.Context, s *session.Client, realm string) (*Client, error
 		s.Close()
 		return nil, err
 	}
-	c.Tree = namespace.New(namespace.Config{Root: c.root, Done: s.Done(), Epoch: s.Epoch,
+	c.Tree = resolve.New(resolve.Config{Root: c.root, Done: s.Done(), Epoch: s.Epoch,
 		Machine: c.info.Principal.Machine, Dial: c.mount})
 	return c, nil
 }
@@ -591,8 +591,8 @@ func (c *Client) Unregister(ctx context.Context, name string) error {
 	return c.do(ctx, sigmap.FileInit, sigmap.CallInitRemove, func(e *sigmap.Coder) { e.Str(&name) }, nil)
 }
 
-// Events tells what happened lately on all machines after a position (state.Cursor as text; "" =
-// the oldest that is remembered), oldest first, as JSON lines (state.Event): a page, or nothing if
+// Events tells what happened lately on all machines after a position (report.Cursor as text; "" =
+// the oldest that is remembered), oldest first, as JSON lines (report.Event): a page, or nothing if
 // there is nothing new. A tenant is told of its realm.
 func (c *Client) Events(ctx context.Context, after string) ([]byte, error) {
 	reply, files, err := c.call(ctx, sigmap.FileEvents, sigmap.CallEvents, func(e *sigmap.Coder) { e.Str(&after) })

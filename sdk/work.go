@@ -5,8 +5,8 @@ import (
 	"time"
 
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
-	"sigmaos.dev/treekit"
+	"sigmaos.dev/trees/treeserver"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // workEvery is how often a service tells sigmad for whom it worked; what it had not told when it is
@@ -14,7 +14,7 @@ import (
 const workEvery = 5 * time.Second
 
 // tellWork tells sigmad what a service did for realms, until ctx ends, and hears of their shares.
-func (c *Client) tellWork(ctx context.Context, turns *treekit.Turns) {
+func (c *Client) tellWork(ctx context.Context, turns *treeserver.Turns) {
 	every := time.NewTicker(workEvery)
 	defer every.Stop()
 	shares := map[sigma.RealmID]uint32{}

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // Goal: what sigmad did not hear is told again, and what it heard, but whose answer was lost, is

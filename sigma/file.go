@@ -115,7 +115,7 @@ type Tree interface {
 // Slices given are not kept; slices returned belong to the caller. The source of the operations is
 // 000 Fig 4-2 and the 9P2000.L protocol.
 //
-// A server embeds treekit.Base, which answers KindUnsupported to everything.
+// A server embeds treeserver.Base, which answers KindUnsupported to everything.
 type File interface {
 	// Walk returns a handle for the file reached by names and the ids of all files on the way
 	// (len(ids) == len(names)). With no names it returns another handle of the same file. It stops

@@ -11,8 +11,8 @@ import (
 	"strings"
 	"time"
 
-	"sigmaos.dev/retry"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigma/retry"
 )
 
 // failuresMax is how many coordinators of one job may fail before Follow ends the job.

@@ -13,9 +13,9 @@ import (
 	"testing"
 	"time"
 
-	"sigmaos.dev/memfs"
-	"sigmaos.dev/namespace"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/trees/memfs"
+	"sigmaos.dev/trees/resolve"
 )
 
 // fakeProcs runs the roles as goroutines of the test. Kill cancels a role's context, so that it
@@ -302,14 +302,14 @@ func (f *fakeProcs) spawns(key string) int {
 }
 
 // realm is a tree in memory with a machine's scratch directory, as a realm has.
-func realm(t testing.TB) *namespace.Tree {
+func realm(t testing.TB) *resolve.Tree {
 	tree := memfs.New(memfs.Config{SizeMax: 256 * sigma.MiB})
 	t.Cleanup(tree.Close)
 	root, err := tree.Attach(t.Context(), sigma.Principal{}, "")
 	if err != nil {
 		t.Fatal(err)
 	}
-	names := namespace.New(namespace.Config{Root: root, Machine: "here"})
+	names := resolve.New(resolve.Config{Root: root, Machine: "here"})
 	if err := names.MkdirAll(t.Context(), "/ux/here", 0o777); err != nil {
 		t.Fatal(err)
 	}
@@ -568,14 +568,14 @@ func TestMachines(t *testing.T) {
 	want := fill(t, names, someTexts())
 	procs := newFakeProcs(t, names)
 	var mu sync.Mutex
-	var views []*namespace.Tree
+	var views []*resolve.Tree
 	alive := []sigma.MachineID{"m1", "m2", "m3"}
 	root, err := names.Handle(t.Context(), "/")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, m := range alive {
-		views = append(views, namespace.New(namespace.Config{Root: root, Machine: m}))
+		views = append(views, resolve.New(resolve.Config{Root: root, Machine: m}))
 		if err := names.MkdirAll(t.Context(), "/ux/"+string(m), 0o777); err != nil {
 			t.Fatal(err)
 		}

@@ -8,8 +8,8 @@ import (
 	"os/signal"
 	"syscall"
 
-	"sigmaos.dev/besched"
-	"sigmaos.dev/decision"
+	"sigmaos.dev/sched/besched"
+	"sigmaos.dev/sched/decision"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
 )

@@ -13,10 +13,10 @@ import (
 	"runtime/debug"
 	"syscall"
 
-	"sigmaos.dev/db"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/treekit"
+	"sigmaos.dev/trees/db"
+	"sigmaos.dev/trees/treeserver"
 )
 
 // memoryLimit is what the collector aims at, beside what SQLite has (db.DefaultLimits.Heap):
@@ -59,7 +59,7 @@ func run(log *slog.Logger, realm sigma.RealmID) error {
 	}()
 	return sdk.ServeClient(ctx, func(_ context.Context, c *sdk.Client) (sigma.Tree, error) {
 		client = c
-		return treekit.Admin{Tree: tree, Realms: remover{tree, realm}}, nil
+		return treeserver.Admin{Tree: tree, Realms: remover{tree, realm}}, nil
 	})
 }
 

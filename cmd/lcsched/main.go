@@ -11,13 +11,13 @@ import (
 	"syscall"
 	"time"
 
-	"sigmaos.dev/decision"
-	"sigmaos.dev/initd"
-	"sigmaos.dev/lcsched"
-	"sigmaos.dev/namespace"
-	"sigmaos.dev/retry"
+	"sigmaos.dev/sched/decision"
+	"sigmaos.dev/sched/initd"
+	"sigmaos.dev/sched/lcsched"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigma/retry"
+	"sigmaos.dev/trees/resolve"
 )
 
 // Where the election is. The directory is of the system realm, to which no tenant has access.
@@ -59,7 +59,7 @@ func run(log *slog.Logger) error {
 // lead stands for election again and again, and leads while it is elected.
 func lead(ctx context.Context, c *sdk.Client, s *lcsched.Service, decided *decision.Sender, log *slog.Logger) {
 	for said := ""; ctx.Err() == nil; {
-		free := namespace.WithoutFence(ctx) // it may have led before
+		free := resolve.WithoutFence(ctx) // it may have led before
 		err := c.MkdirAll(free, electionDir, 0o700)
 		if err == nil {
 			err = initd.Prepare(free, c.Tree)

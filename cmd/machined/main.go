@@ -12,12 +12,12 @@ import (
 	"syscall"
 	"time"
 
-	"sigmaos.dev/identity"
-	"sigmaos.dev/machines"
-	"sigmaos.dev/retry"
+	"sigmaos.dev/kernel/identity"
+	"sigmaos.dev/kernel/machines"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
+	"sigmaos.dev/sigma/retry"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // Where things are. The directory of the state is of the system realm, to which no tenant has

@@ -24,12 +24,12 @@ import (
 	"syscall"
 	"time"
 
-	"sigmaos.dev/changeboard"
-	"sigmaos.dev/machines"
-	"sigmaos.dev/named"
-	"sigmaos.dev/named/member"
+	"sigmaos.dev/kernel/machines"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/trees/changeboard"
+	"sigmaos.dev/trees/named"
+	"sigmaos.dev/trees/named/member"
 )
 
 // dataDir is where the launcher puts a service's data directory.

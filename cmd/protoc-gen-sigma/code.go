@@ -12,8 +12,8 @@ import (
 
 const (
 	contextPackage = protogen.GoImportPath("context")
-	callPackage    = protogen.GoImportPath("sigmaos.dev/call")
-	servicePackage = protogen.GoImportPath("sigmaos.dev/call/service")
+	callPackage    = protogen.GoImportPath("sigmaos.dev/sdk/call")
+	servicePackage = protogen.GoImportPath("sigmaos.dev/sdk/call/service")
 )
 
 // kind is how a method's messages go.

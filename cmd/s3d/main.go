@@ -13,12 +13,12 @@ import (
 
 	_ "golang.org/x/crypto/x509roots/fallback" // the well-known authorities: there are no files of the host here
 
-	"sigmaos.dev/changeboard"
-	"sigmaos.dev/s3"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
-	"sigmaos.dev/treekit"
+	"sigmaos.dev/trees/changeboard"
+	"sigmaos.dev/trees/s3"
+	"sigmaos.dev/trees/treeserver"
+	"sigmaos.dev/wire/sigmap"
 )
 
 func main() {
@@ -46,7 +46,7 @@ func run(log *slog.Logger) error {
 	defer store.Close()
 	return sdk.ServeClient(ctx, func(_ context.Context, c *sdk.Client) (sigma.Tree, error) {
 		client = c
-		return treekit.Admin{Tree: store, Realms: remover{store}, Changes: board.File,
+		return treeserver.Admin{Tree: store, Realms: remover{store}, Changes: board.File,
 			Calls: map[string]func(context.Context, []byte) ([]byte, error){
 				sigmap.CallSetStore: func(ctx context.Context, payload []byte) ([]byte, error) {
 					return setStore(ctx, store, payload)

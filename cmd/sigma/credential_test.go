@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"sigmaos.dev/cmd/sigma/cli"
-	"sigmaos.dev/identity"
+	"sigmaos.dev/kernel/identity"
 )
 
 // Goal: a credential in a file that others can read is warned of; in one that only its user can, it

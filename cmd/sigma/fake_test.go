@@ -15,11 +15,11 @@ import (
 	"time"
 
 	"sigmaos.dev/cmd/sigma/cli"
-	"sigmaos.dev/memfs"
-	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
-	"sigmaos.dev/treekit"
+	"sigmaos.dev/trees/memfs"
+	"sigmaos.dev/trees/treeserver"
+	"sigmaos.dev/wire/session"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // fake is a system of which only the admin socket is real: each realm's tree is a memfs with the
@@ -72,7 +72,7 @@ func newFake(t *testing.T) *fake {
 			}
 			wg.Go(func() {
 				p := sigma.Principal{Realm: sigma.SystemRealm, Machine: "m1", System: true}
-				treekit.Serve(ctx, session.NewPacketConn(c, true), treekit.Config{Tree: f, Principal: p})
+				treeserver.Serve(ctx, session.NewPacketConn(c, true), treeserver.Config{Tree: f, Principal: p})
 			})
 		}
 	})
@@ -188,11 +188,11 @@ func (r *fakeRoot) Walk(ctx context.Context, names []string) (sigma.File, []sigm
 	text := r.f.texts[names[1]]
 	r.f.mu.Unlock()
 	if text != nil {
-		blob := &treekit.Blob{Name: names[1], ID: sigma.FileID{Kind: sigma.KindDevice}, Perm: 0o444,
+		blob := &treeserver.Blob{Name: names[1], ID: sigma.FileID{Kind: sigma.KindDevice}, Perm: 0o444,
 			Content: func(context.Context) ([]byte, error) { return []byte(text()), nil }}
 		return blob, []sigma.FileID{{Kind: sigma.KindDir}, {Kind: sigma.KindDevice}}, nil
 	}
-	c := &treekit.Callable{Name: names[1], Handle: func(ctx context.Context, method string, payload []byte) ([]byte,
+	c := &treeserver.Callable{Name: names[1], Handle: func(ctx context.Context, method string, payload []byte) ([]byte,
 		[]*os.File, error) {
 		reply, err := r.call(ctx, names[1]+" "+method, payload)
 		return reply, nil, err

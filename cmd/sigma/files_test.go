@@ -11,7 +11,7 @@ import (
 
 	"sigmaos.dev/cmd/sigma/health"
 	"sigmaos.dev/cmd/sigma/tree"
-	"sigmaos.dev/state"
+	"sigmaos.dev/kernel/report"
 )
 
 // Write makes a local file and its directories.
@@ -197,7 +197,7 @@ func TestRealms(t *testing.T) {
 	want(t, f.sigma("usage", "none"), 1, "", "there is no realm \"none\"")
 	want(t, f.sigma("usage", "-r", "none"), 1, "", "there is no realm \"none\"")
 	want(t, f.sigma("realm", "rm", "team-a"), 0, "team-a\n", "")
-	var realms []state.Realm
+	var realms []report.Realm
 	if err := json.Unmarshal([]byte(f.ok("realm", "ls", "--json")), &realms); err != nil || len(realms) != 2 ||
 		realms[1].ID != "team-b" || realms[1].Shares != 4 || realms[0].Shares != 1 {
 		t.Errorf("realm ls --json: %v %+v", err, realms)

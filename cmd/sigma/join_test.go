@@ -12,8 +12,8 @@ import (
 
 	"sigmaos.dev/cmd/sigma/cli"
 	"sigmaos.dev/cmd/sigma/datadir"
-	"sigmaos.dev/identity"
 	"sigmaos.dev/kernel"
+	"sigmaos.dev/kernel/identity"
 )
 
 // launched gives the arguments that the fake launcher got last.

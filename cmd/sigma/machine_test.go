@@ -13,11 +13,11 @@ import (
 
 	"sigmaos.dev/cmd/sigma/health"
 	"sigmaos.dev/cmd/sigma/members"
-	"sigmaos.dev/identity"
-	"sigmaos.dev/machines"
+	"sigmaos.dev/kernel/identity"
+	"sigmaos.dev/kernel/machines"
+	"sigmaos.dev/kernel/report"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
-	"sigmaos.dev/state"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // fakeMembers is what the fake answers as /sys/machines: machined's own service over a store that
@@ -173,7 +173,7 @@ func TestMachine(t *testing.T) {
 			t.Errorf("%q: %q", args, got)
 		}
 	}
-	var list []state.Machine
+	var list []report.Machine
 	if err := json.Unmarshal([]byte(f.ok("machine", "ls", "--json")), &list); err != nil || len(list) != 2 ||
 		!list[0].Self || list[1].Self || !list[1].Cordoned || !list[1].Control || len(list[1].Labels) != 2 ||
 		list[1].Labels["zone"] != "a" || list[1].CPU != 1 {

@@ -12,8 +12,8 @@ import (
 	"time"
 
 	"sigmaos.dev/cmd/sigma/cli"
+	"sigmaos.dev/kernel/report"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/state"
 )
 
 // staticProgram makes a file that run takes for a program.
@@ -259,7 +259,7 @@ func TestRunDetached(t *testing.T) {
 	want(t, f.sigma("wait", second.ID), 137, second.ID+" evicted (killed)\n", "")
 	want(t, f.sigma("logs", "-f", "--stderr", "second"), 0, "", "err")
 	want(t, f.sigma("ps", "-q"), 0, "", "")
-	var list []state.Proc
+	var list []report.Proc
 	if err := json.Unmarshal([]byte(f.sigma("ps", "-a", "--json").out), &list); err != nil || len(list) != 2 ||
 		list[0].Status.ExitCode != 143 || list[0].Status.Message != "5s" {
 		t.Errorf("ps -a --json: %v %+v", err, list)

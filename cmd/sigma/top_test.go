@@ -14,8 +14,8 @@ import (
 	"sigmaos.dev/cmd/sigma/cli"
 	"sigmaos.dev/cmd/sigma/procs"
 	"sigmaos.dev/cmd/sigma/term"
+	"sigmaos.dev/kernel/report"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/state"
 )
 
 // pausing makes procs run until they are killed, and gives the ids of one in each of two realms.
@@ -113,7 +113,7 @@ func TestTimingShown(t *testing.T) {
   first          0.001 ms   0%                                         #
   total          0.400 ms
 `, "")
-	var list []state.Proc
+	var list []report.Proc
 	if err := json.Unmarshal([]byte(f.sigma("inspect", "--json", "first").out), &list); err != nil || len(list) != 1 ||
 		len(list[0].Timing.Phases) != int(sigma.PhaseCount) || list[0].Timing.Total != 0.0004 {
 		t.Errorf("got %+v, %v", list, err)

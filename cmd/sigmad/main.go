@@ -19,12 +19,12 @@ import (
 	"syscall"
 	"time"
 
-	"sigmaos.dev/binfs"
 	"sigmaos.dev/kernel"
-	"sigmaos.dev/launch"
-	"sigmaos.dev/session"
+	"sigmaos.dev/kernel/binfs"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
+	"sigmaos.dev/wire/launch"
+	"sigmaos.dev/wire/session"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // File descriptors that the launcher passes.

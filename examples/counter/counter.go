@@ -10,9 +10,9 @@ import (
 	"strconv"
 	"sync"
 
-	"sigmaos.dev/call"
 	"sigmaos.dev/lib/fleet/member"
 	"sigmaos.dev/lib/shard"
+	"sigmaos.dev/sdk/call"
 	"sigmaos.dev/sigma"
 )
 

@@ -15,9 +15,9 @@ import (
 	"sync"
 	"time"
 
-	"sigmaos.dev/call"
 	"sigmaos.dev/examples/counter"
 	"sigmaos.dev/sdk"
+	"sigmaos.dev/sdk/call"
 	"sigmaos.dev/sigma"
 )
 

@@ -8,10 +8,10 @@ import (
 	"fmt"
 	"os"
 
-	"sigmaos.dev/call"
 	"sigmaos.dev/examples/counter"
 	"sigmaos.dev/lib/fleet/member"
 	"sigmaos.dev/sdk"
+	"sigmaos.dev/sdk/call"
 )
 
 func main() {

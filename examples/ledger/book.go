@@ -10,7 +10,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
-	"sigmaos.dev/call/service"
+	"sigmaos.dev/sdk/call/service"
 	"sigmaos.dev/sigma"
 )
 

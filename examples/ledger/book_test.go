@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"sigmaos.dev/call"
-	"sigmaos.dev/call/service"
+	"sigmaos.dev/sdk/call"
+	"sigmaos.dev/sdk/call/service"
 	"sigmaos.dev/sigma"
 )
 

@@ -5,8 +5,8 @@ package ledger
 
 import (
 	context "context"
-	call "sigmaos.dev/call"
-	service "sigmaos.dev/call/service"
+	call "sigmaos.dev/sdk/call"
+	service "sigmaos.dev/sdk/call/service"
 )
 
 // The methods of ledger.Ledger.

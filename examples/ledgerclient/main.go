@@ -8,9 +8,9 @@ import (
 	"net"
 	"os"
 
-	"sigmaos.dev/call"
 	"sigmaos.dev/examples/ledger"
 	"sigmaos.dev/sdk"
+	"sigmaos.dev/sdk/call"
 	"sigmaos.dev/sigma"
 )
 

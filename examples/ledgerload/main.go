@@ -15,9 +15,9 @@ import (
 	"os"
 	"sync"
 
-	"sigmaos.dev/call"
 	"sigmaos.dev/examples/ledger"
 	"sigmaos.dev/sdk"
+	"sigmaos.dev/sdk/call"
 	"sigmaos.dev/sigma"
 )
 

@@ -8,10 +8,10 @@ import (
 	"os"
 	"time"
 
-	"sigmaos.dev/memfs"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/treekit"
+	"sigmaos.dev/trees/memfs"
+	"sigmaos.dev/trees/treeserver"
 )
 
 func main() {
@@ -55,7 +55,7 @@ func filled(ctx context.Context, p sigma.Principal) (sigma.Tree, error) {
 		return nil, err
 	}
 	defer root.Close()
-	_, _, err = treekit.Put(ctx, root, []string{"greeting"}, []byte("served by "+string(p.Proc)+"\n"),
+	_, _, err = treeserver.Put(ctx, root, []string{"greeting"}, []byte("served by "+string(p.Proc)+"\n"),
 		sigma.PutOptions{Perm: 0o644})
 	return tree, err
 }

@@ -7,8 +7,8 @@ import (
 	"fmt"
 	"os"
 
-	"sigmaos.dev/namespace"
 	"sigmaos.dev/sdk"
+	"sigmaos.dev/trees/resolve"
 )
 
 func main() {
@@ -28,7 +28,7 @@ func run(ctx context.Context, dir string) error {
 			return err
 		}
 		fmt.Println(e.Kind, e.Name)
-		if e.Kind == namespace.Created && e.Name == "stop" {
+		if e.Kind == resolve.Created && e.Name == "stop" {
 			break
 		}
 	}

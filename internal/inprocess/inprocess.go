@@ -11,10 +11,10 @@ import (
 	"testing"
 
 	"sigmaos.dev/sdk"
-	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
-	"sigmaos.dev/treekit"
+	"sigmaos.dev/trees/treeserver"
+	"sigmaos.dev/wire/session"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // Realm is a tree at a socket.
@@ -39,7 +39,7 @@ func Serve(tb testing.TB, tree sigma.Tree) *Realm {
 			if err != nil {
 				return
 			}
-			all.Go(func() { treekit.Serve(ctx, session.NewPacketConn(c, false), treekit.Config{Tree: r}) })
+			all.Go(func() { treeserver.Serve(ctx, session.NewPacketConn(c, false), treeserver.Config{Tree: r}) })
 		}
 	})
 	tb.Cleanup(func() {
@@ -85,7 +85,7 @@ type whole interface {
 // Walk implements sigma.File.
 func (f *file) Walk(ctx context.Context, names []string) (sigma.File, []sigma.FileID, error) {
 	if len(names) == 2 && names[0] == "sys" {
-		return &treekit.Callable{Name: names[1], ID: 1 << 40, Handle: info}, make([]sigma.FileID, 2), nil
+		return &treeserver.Callable{Name: names[1], ID: 1 << 40, Handle: info}, make([]sigma.FileID, 2), nil
 	}
 	return f.whole.Walk(ctx, names)
 }

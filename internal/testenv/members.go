@@ -4,7 +4,7 @@ import (
 	"context"
 	"fmt"
 
-	"sigmaos.dev/machines"
+	"sigmaos.dev/kernel/machines"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
 )

@@ -27,7 +27,7 @@ const (
 
 // fuzzTarget is one func Fuzz of one package.
 type fuzzTarget struct {
-	dir  string // "./sigmap"
+	dir  string // "./wire/sigmap"
 	name string
 }
 

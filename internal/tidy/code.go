@@ -126,7 +126,7 @@ func CheckHost(t *Tree) []Finding {
 func CheckPassing(t *Tree) []Finding {
 	var found []Finding
 	t.eachFile(func(p *Package, f *File) {
-		if f.Test || within(p.Dir, "inflight", "test") {
+		if f.Test || within(p.Dir, "wire/inflight", "test") {
 			return
 		}
 		for _, pkg := range []string{"syscall", "golang.org/x/sys/unix", Module + "/nowait"} {

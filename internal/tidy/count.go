@@ -12,7 +12,7 @@ const packageMax = 5000
 
 // notProduct are folders whose code is not the product's own: programs that test, measure or show
 // it.
-var notProduct = []string{"test", "bench", "examples", "internal", "sim", "treetest"}
+var notProduct = []string{"test", "bench", "examples", "internal", "sched/sim", "trees/treetest"}
 
 // Count gives the code lines of each package of the product: lines with a token, without tests and
 // generated files.

@@ -24,7 +24,7 @@ var rules = []struct {
 	{"package-name", CheckPackageNames},
 	{"package-comment", CheckPackageComments},
 	{"exit", CheckExits},
-	{"state", CheckState},
+	{"kernel/report", CheckState},
 	{"sleep", CheckSleeps},
 	{"host", CheckHost},
 	{"passing", CheckPassing},
@@ -37,7 +37,7 @@ var rules = []struct {
 	{"machine-path", func(t *Tree) []Finding { return CheckPaths(t, nil) }},
 	{"unsafe", CheckUnsafe},
 	{"fuzz", CheckFuzz},
-	{"link", CheckLinks},
+	{"kernel/link", CheckLinks},
 	{"command", CheckCommands},
 	{"named-test", CheckNamedTests},
 }
@@ -230,15 +230,20 @@ func TestImportProblem(t *testing.T) {
 		test     bool
 		ok       bool
 	}{
-		{"sigmap", "sigma", false, true},
-		{"sigma", "sigmap", false, false},
-		{"sigma", "sigmap", true, true}, // tests may
-		{"treekit", "session", false, true},
-		{"memfs", "named", false, false},
-		{"memfs", "treetest", true, true},
-		{"named/store", "named", false, true},
+		{"wire/sigmap", "sigma", false, true},
+		{"sigma", "wire/sigmap", false, false},
+		{"sigma", "wire/sigmap", true, true}, // tests may
+		{"trees/treeserver", "wire/session", false, true},
+		{"trees/memfs", "trees/named", false, false},
+		{"trees/memfs", "trees/treetest", true, true},
+		{"trees/named/store", "trees/named", false, true},
+		{"trees/view", "trees/resolve", false, false},
+		{"trees/named", "trees/resolve", false, true},
+		{"lib/queue", "lib/once", false, false},
+		{"lib/fleet/core", "lib/shard", false, true},
 		{"sdk", "kernel", false, false},
-		{"kernel", "sdk", false, true},
+		{"kernel", "sdk", false, false},
+		{"sched/schedd", "sdk", false, false},
 		{"kernel", "kernel/procs", false, true},
 		{"kernel/cluster", "kernel/procs", false, true},
 		{"kernel/procs", "kernel/cluster", false, false},

@@ -25,13 +25,13 @@ type Weight struct {
 // Weights is the table of such rules.
 var Weights = []Weight{
 	{
-		Dirs: []string{"sigma", "retry", "sigmap", "session", "treekit", "namespace", "nowait", "inflight", "fence",
-			"memfs", "ring", "sdk", "call"},
+		Dirs: []string{"sigma", "sigma/retry", "wire/sigmap", "wire/session", "trees/treeserver", "trees/resolve", "wire/rawio", "wire/inflight", "trees/fence",
+			"trees/memfs", "wire/ring", "sdk", "sdk/call"},
 		Outside: []string{"golang.org/x/sys"},
 		Why:     "every proc links it: what it drags in is paid at each start and trusted everywhere",
 	},
 	{
-		Dirs: []string{"sdk", "call", "apps/mr"},
+		Dirs: []string{"sdk", "sdk/call", "apps/mr"},
 		Banned: []string{"net/http", "net/rpc", "crypto/tls", "encoding/json", "encoding/gob", "encoding/xml",
 			"text/template", "html/template",
 			"google.golang.org/grpc", "google.golang.org/protobuf"},

@@ -17,10 +17,10 @@ import (
 	"sigmaos.dev/kernel/roles"
 	"sigmaos.dev/kernel/services"
 
-	"sigmaos.dev/identity"
+	"sigmaos.dev/kernel/identity"
+	"sigmaos.dev/kernel/report"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
-	"sigmaos.dev/state"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // /sys/load: what the processors and the memory of all machines are used for. Each machine tells of
@@ -39,13 +39,13 @@ const (
 )
 
 // load is what is used of this machine.
-func (x *Accounts) load(ctx context.Context) (state.MachineLoad, []state.RealmLoad) {
+func (x *Accounts) load(ctx context.Context) (report.MachineLoad, []report.RealmLoad) {
 	look, cancel := context.WithTimeout(ctx, loadLook)
 	system := x.ServicesUsage(look) // first: they are few
 	used := x.lookAtProcs(look)
 	cancel()
 	known, _ := x.cfg.Shares.Known()
-	m := state.MachineLoad{Machine: string(x.cfg.Machine), Since: x.cfg.Start, Cores: float64(x.cfg.CPU) / 1000,
+	m := report.MachineLoad{Machine: string(x.cfg.Machine), Since: x.cfg.Start, Cores: float64(x.cfg.CPU) / 1000,
 		MemoryUsed: uint64(used)}
 	for i, u := range system {
 		if t := (u.UserTime + u.SystemTime).Seconds(); i == len(system)-1 {
@@ -56,19 +56,19 @@ func (x *Accounts) load(ctx context.Context) (state.MachineLoad, []state.RealmLo
 	}
 	spent, running := x.cfg.Ledger.Classes()
 	m.At = time.Since(x.cfg.Start).Seconds()
-	of := map[sigma.RealmID]*state.RealmLoad{}
+	of := map[sigma.RealmID]*report.RealmLoad{}
 	x.cfg.Procs.With(func(v procs.View) {
 		m.Reserved, m.MemoryLC = float64(v.ReservedCPU())/1000, uint64(v.ReservedMemory())
 		m.Memory, m.MemoryFree = uint64(v.Capacity()), uint64(v.Free())
 		for _, id := range v.Realms() {
-			of[id] = &state.RealmLoad{Reserved: float64(v.ReservedBy(id)) / 1000}
+			of[id] = &report.RealmLoad{Reserved: float64(v.ReservedBy(id)) / 1000}
 		}
 	})
 	m.MemoryGiven = m.Memory - min(m.Memory, m.MemoryFree)
 	for c, t := range spent {
 		r := of[c.Realm]
 		if r == nil {
-			r = &state.RealmLoad{}
+			r = &report.RealmLoad{}
 			of[c.Realm] = r
 		}
 		if c.Class == sigma.LatencyCritical {
@@ -79,7 +79,7 @@ func (x *Accounts) load(ctx context.Context) (state.MachineLoad, []state.RealmLo
 			m.BE += t.Seconds()
 		}
 	}
-	var realms []state.RealmLoad
+	var realms []report.RealmLoad
 	for id, r := range of {
 		r.Machine, r.Realm, r.At, r.Shares, r.Running = m.Machine, string(id), m.At, max(1, known[id].Shares),
 			running[id]
@@ -87,7 +87,7 @@ func (x *Accounts) load(ctx context.Context) (state.MachineLoad, []state.RealmLo
 			realms = append(realms, *r)
 		}
 	}
-	slices.SortFunc(realms, func(a, b state.RealmLoad) int { return cmp.Compare(a.Realm, b.Realm) })
+	slices.SortFunc(realms, func(a, b report.RealmLoad) int { return cmp.Compare(a.Realm, b.Realm) })
 	return m, realms
 }
 
@@ -115,11 +115,11 @@ func (x *Accounts) lookAtProcs(ctx context.Context) (used sigma.Bytes) {
 func (x *Accounts) loadLines() ([]byte, error) {
 	return memo.Recall(x.cfg.Memo, roles.Load, func(ctx context.Context) ([]byte, error) {
 		m, realms := x.load(ctx)
-		text, err := state.Line(m)
+		text, err := report.Line(m)
 		if err != nil {
 			return nil, err
 		}
-		more, err := state.Lines(realms)
+		more, err := report.Lines(realms)
 		return append(text, more...), err
 	})
 }
@@ -179,7 +179,7 @@ func (x *Accounts) LoadFile(provider bool) sigma.File {
 		services.EachOf(loadAsks, machines, func(m sigma.MachineID) {
 			text, err := x.loadOf(ctx, m)
 			if err != nil {
-				text, _ = state.Line(state.UsageMissing{Machine: string(m), Missing: err.Error()})
+				text, _ = report.Line(report.UsageMissing{Machine: string(m), Missing: err.Error()})
 			}
 			mu.Lock()
 			answers = append(answers, answer{m, text})

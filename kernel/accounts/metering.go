@@ -24,13 +24,13 @@ import (
 	"sigmaos.dev/kernel/runner"
 	"sigmaos.dev/kernel/services"
 	"sigmaos.dev/kernel/shares"
-	"sigmaos.dev/treekit"
+	"sigmaos.dev/trees/treeserver"
 
-	"sigmaos.dev/dialproxy"
-	"sigmaos.dev/identity"
-	"sigmaos.dev/schedd"
+	"sigmaos.dev/kernel/dialproxy"
+	"sigmaos.dev/kernel/identity"
+	"sigmaos.dev/sched/schedd"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // Config is what Accounts need of their user.
@@ -52,7 +52,7 @@ type Config struct {
 	Copies   *meter.Copies
 	Traffic  *meter.Traffic
 	Worked   *meter.Works
-	Turns    *treekit.Turns // work that sigmad did for realms
+	Turns    *treeserver.Turns // work that sigmad did for realms
 	Memo     *memo.Memo
 	// Machines are all members, whether they are there or not, in order.
 	Machines func() []sigma.MachineID

@@ -14,10 +14,10 @@ import (
 	"sigmaos.dev/kernel/roles"
 	"sigmaos.dev/kernel/services"
 
-	"sigmaos.dev/identity"
+	"sigmaos.dev/kernel/identity"
+	"sigmaos.dev/kernel/report"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
-	"sigmaos.dev/state"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // Calls of sigmads among themselves about usage (docs/internals/machines-protocol.md).
@@ -204,7 +204,7 @@ func (x *Accounts) UsageFile(what string, of sigma.RealmID, provider bool) sigma
 			if ctx.Err() != nil {
 				return nil, at, false, err
 			}
-			text, err = state.Line(state.UsageMissing{Machine: string(at.machine), Missing: err.Error()})
+			text, err = report.Line(report.UsageMissing{Machine: string(at.machine), Missing: err.Error()})
 			left = false
 		}
 		if !left {

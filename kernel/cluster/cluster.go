@@ -13,11 +13,11 @@ import (
 	"net"
 	"time"
 
-	"sigmaos.dev/identity"
+	"sigmaos.dev/kernel/identity"
+	"sigmaos.dev/kernel/link"
 	"sigmaos.dev/kernel/procs"
-	"sigmaos.dev/link"
-	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/wire/session"
 )
 
 // Services of control machines that a member needs.

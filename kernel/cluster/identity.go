@@ -11,9 +11,9 @@ import (
 	"slices"
 	"sync"
 
-	"sigmaos.dev/atomicfile"
-	"sigmaos.dev/identity"
+	"sigmaos.dev/kernel/identity"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/trees/atomicfile"
 )
 
 // Files of the kernel's directory, of mode 0600, since each holds the machine's key.

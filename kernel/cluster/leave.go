@@ -8,13 +8,13 @@ import (
 	"sync"
 	"time"
 
-	"sigmaos.dev/identity"
+	"sigmaos.dev/kernel/identity"
 	"sigmaos.dev/kernel/procs"
-	"sigmaos.dev/retry"
-	"sigmaos.dev/schedd"
+	"sigmaos.dev/kernel/report"
+	"sigmaos.dev/sched/schedd"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
-	"sigmaos.dev/state"
+	"sigmaos.dev/sigma/retry"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // How a machine is stopped while all of it still works: it takes no new procs, asks those that it
@@ -164,7 +164,7 @@ func (x *Cluster) empty() {
 // lostOrLeft names the event that the life of a member is over.
 func (m *membership) lostOrLeft(x identity.Member) string {
 	if m.hasLeft(x) {
-		return state.EventMachineLeft
+		return report.EventMachineLeft
 	}
-	return state.EventMachineLost
+	return report.EventMachineLost
 }

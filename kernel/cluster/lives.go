@@ -4,8 +4,8 @@ import (
 	"context"
 	"time"
 
-	"sigmaos.dev/retry"
-	"sigmaos.dev/schedd"
+	"sigmaos.dev/sched/schedd"
+	"sigmaos.dev/sigma/retry"
 )
 
 const (

@@ -8,12 +8,12 @@ import (
 	"path/filepath"
 	"time"
 
-	"sigmaos.dev/identity"
-	"sigmaos.dev/link"
-	"sigmaos.dev/machines"
-	"sigmaos.dev/retry"
-	"sigmaos.dev/session"
+	"sigmaos.dev/kernel/identity"
+	"sigmaos.dev/kernel/link"
+	"sigmaos.dev/kernel/machines"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigma/retry"
+	"sigmaos.dev/wire/session"
 )
 
 // How a machine becomes a member and begins its lives. A machine that founds a system asks its own

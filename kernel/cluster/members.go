@@ -10,11 +10,11 @@ import (
 	"sync/atomic"
 	"time"
 
-	"sigmaos.dev/identity"
-	"sigmaos.dev/link"
-	"sigmaos.dev/machines"
-	"sigmaos.dev/retry"
+	"sigmaos.dev/kernel/identity"
+	"sigmaos.dev/kernel/link"
+	"sigmaos.dev/kernel/machines"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigma/retry"
 )
 
 // What a member does all its life: it beats to the control machines, follows the roster, does what

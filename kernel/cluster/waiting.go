@@ -8,9 +8,9 @@ import (
 	"sync"
 	"time"
 
-	"sigmaos.dev/identity"
-	"sigmaos.dev/retry"
+	"sigmaos.dev/kernel/identity"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigma/retry"
 )
 
 // What a booting machine finds out about the control machines without which it cannot begin a life:

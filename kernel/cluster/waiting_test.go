@@ -10,8 +10,8 @@ import (
 	"testing"
 	"testing/synctest"
 
-	"sigmaos.dev/identity"
-	"sigmaos.dev/link"
+	"sigmaos.dev/kernel/identity"
+	"sigmaos.dev/kernel/link"
 	"sigmaos.dev/sigma"
 )
 

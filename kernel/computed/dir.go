@@ -11,12 +11,12 @@ import (
 	"sigmaos.dev/kernel/viewfs"
 
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/treekit"
+	"sigmaos.dev/trees/treeserver"
 )
 
 // Dir is a directory whose entries are computed, as /proc and /sys are.
 type Dir struct {
-	treekit.Base
+	treeserver.Base
 	Path   string // in the realm
 	Names  func(ctx context.Context) ([]string, error)
 	Child  func(ctx context.Context, name string) (sigma.File, error) // KindNotFound if there is none
@@ -63,22 +63,22 @@ func WalkOn(ctx context.Context, child sigma.File, names []string) (sigma.File, 
 	return f, append([]sigma.FileID{st.ID}, ids...), err
 }
 
-// GetOn is treekit.Get from child, which it closes, for who has walked one name to it.
+// GetOn is treeserver.Get from child, which it closes, for who has walked one name to it.
 func GetOn(ctx context.Context, child sigma.File, names []string, offset uint64, count int) (sigma.GetResult,
 	*sigma.Stopped, error) {
 	defer child.Close()
-	g, stop, err := treekit.Get(ctx, child, names, offset, count)
+	g, stop, err := treeserver.Get(ctx, child, names, offset, count)
 	if stop != nil {
 		stop.Walked++
 	}
 	return g, stop, err
 }
 
-// PutOn is treekit.Put likewise.
+// PutOn is treeserver.Put likewise.
 func PutOn(ctx context.Context, child sigma.File, names []string, data []byte, o sigma.PutOptions) (sigma.FileID,
 	*sigma.Stopped, error) {
 	defer child.Close()
-	id, stop, err := treekit.Put(ctx, child, names, data, o)
+	id, stop, err := treeserver.Put(ctx, child, names, data, o)
 	if stop != nil {
 		stop.Walked++
 	}

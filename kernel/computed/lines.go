@@ -9,15 +9,15 @@ import (
 	"sigmaos.dev/kernel/viewfs"
 
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/treekit"
+	"sigmaos.dev/trees/treeserver"
 )
 
 // Lines is a file of lines that are made while it is read, a page at a time, so that one of a
 // hundred thousand costs a handle no more memory than one of ten. What comes and goes meanwhile may
 // be in it or not; what is there all the time is in it once.
 type Lines[C any] struct {
-	treekit.Callable // answers calls too if it has a Handle
-	perm             uint32
+	treeserver.Callable // answers calls too if it has a Handle
+	perm                uint32
 	// page gives the lines after a cursor, and whether there are more. The first cursor is C's zero
 	// value.
 	Page func(ctx context.Context, after C) (text []byte, last C, more bool, err error)
@@ -32,7 +32,7 @@ type Lines[C any] struct {
 // LinesFile makes a file of /sys or /proc.
 func LinesFile[C any](path, name string, perm uint32, page func(ctx context.Context, after C) ([]byte, C, bool,
 	error)) *Lines[C] {
-	return &Lines[C]{Callable: treekit.Callable{Name: name, ID: viewfs.PathID(path)}, perm: perm, Page: page}
+	return &Lines[C]{Callable: treeserver.Callable{Name: name, ID: viewfs.PathID(path)}, perm: perm, Page: page}
 }
 
 // File is linesFile of one page.
@@ -45,7 +45,7 @@ func File(path, name string, perm uint32, text func(context.Context) ([]byte, er
 
 // Answering makes the file answer the calls of c too.
 func (l *Lines[C]) Answering(c sigma.File) *Lines[C] {
-	l.Callable.Handle, l.Callable.Prompt = c.(*treekit.Callable).Handle, c.(*treekit.Callable).Prompt
+	l.Callable.Handle, l.Callable.Prompt = c.(*treeserver.Callable).Handle, c.(*treeserver.Callable).Prompt
 	l.perm |= 0o200
 	return l
 }
@@ -57,7 +57,7 @@ func (l *Lines[C]) Call(ctx context.Context, method string, payload []byte, file
 		for _, f := range files {
 			f.Close()
 		}
-		return nil, nil, treekit.Unsupported("call")
+		return nil, nil, treeserver.Unsupported("call")
 	}
 	return l.Callable.Call(ctx, method, payload, files)
 }
@@ -124,12 +124,12 @@ func Answer(f func(ctx context.Context, payload []byte) ([]byte, error)) Handler
 }
 
 // Calls makes a file of /sys that answers calls of those methods.
-func Calls(name string, methods map[string]Handler) *treekit.Callable {
-	return &treekit.Callable{Name: name, ID: viewfs.PathID("/sys/" + name), Handle: func(ctx context.Context,
+func Calls(name string, methods map[string]Handler) *treeserver.Callable {
+	return &treeserver.Callable{Name: name, ID: viewfs.PathID("/sys/" + name), Handle: func(ctx context.Context,
 		method string, payload []byte) ([]byte, []*os.File, error) {
 		h := methods[method]
 		if h == nil {
-			return nil, nil, treekit.NoMethod(name, method)
+			return nil, nil, treeserver.NoMethod(name, method)
 		}
 		return h(ctx, payload)
 	}}

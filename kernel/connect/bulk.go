@@ -8,7 +8,7 @@ import (
 	"sync"
 	"time"
 
-	"sigmaos.dev/link"
+	"sigmaos.dev/kernel/link"
 	"sigmaos.dev/sigma"
 )
 
@@ -39,7 +39,7 @@ type ticket struct {
 	serve func(net.Conn)
 }
 
-// Give makes a ticket; see treekit.Config.BulkTicket.
+// Give makes a ticket; see treeserver.Config.BulkTicket.
 func (t *Tickets) Give(ctx context.Context, of sigma.Principal, serve func(net.Conn)) ([]byte, error) {
 	var name [TicketSize]byte
 	rand.Read(name[:])

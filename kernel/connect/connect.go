@@ -12,16 +12,16 @@ import (
 	"context"
 	"log/slog"
 
-	"sigmaos.dev/dialproxy"
 	"sigmaos.dev/kernel/cluster"
+	"sigmaos.dev/kernel/dialproxy"
 	"sigmaos.dev/kernel/launchers"
+	"sigmaos.dev/kernel/link"
 	"sigmaos.dev/kernel/meter"
 	"sigmaos.dev/kernel/procs"
 	"sigmaos.dev/kernel/services"
-	"sigmaos.dev/launch"
-	"sigmaos.dev/link"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
+	"sigmaos.dev/wire/launch"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // Config is what a Connect needs of its user.

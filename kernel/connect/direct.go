@@ -6,8 +6,8 @@ import (
 	"os"
 	"sync"
 
-	"sigmaos.dev/dialproxy"
-	"sigmaos.dev/link"
+	"sigmaos.dev/kernel/dialproxy"
+	"sigmaos.dev/kernel/link"
 	"sigmaos.dev/sigma"
 )
 

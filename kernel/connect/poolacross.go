@@ -6,12 +6,12 @@ import (
 	"os"
 	"syscall"
 
-	"sigmaos.dev/dialproxy"
-	"sigmaos.dev/identity"
-	"sigmaos.dev/link"
-	"sigmaos.dev/session"
+	"sigmaos.dev/kernel/dialproxy"
+	"sigmaos.dev/kernel/identity"
+	"sigmaos.dev/kernel/link"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
+	"sigmaos.dev/wire/session"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // Connections in advance between machines (docs/adr/0036): the sigmad of who dials has a batch made

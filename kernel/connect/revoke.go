@@ -6,11 +6,11 @@ import (
 	"sync"
 	"time"
 
-	"sigmaos.dev/dialproxy"
-	"sigmaos.dev/identity"
-	"sigmaos.dev/launch"
+	"sigmaos.dev/kernel/dialproxy"
+	"sigmaos.dev/kernel/identity"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
+	"sigmaos.dev/wire/launch"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // Connections that procs have are taken back by their sockets: the launcher finds those among the

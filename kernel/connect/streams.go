@@ -7,10 +7,10 @@ import (
 	"syscall"
 	"time"
 
-	"sigmaos.dev/dialproxy"
-	"sigmaos.dev/link"
-	"sigmaos.dev/session"
+	"sigmaos.dev/kernel/dialproxy"
+	"sigmaos.dev/kernel/link"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/wire/session"
 )
 
 const (

@@ -11,8 +11,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"sigmaos.dev/inflight"
-	"sigmaos.dev/session"
+	"sigmaos.dev/wire/inflight"
+	"sigmaos.dev/wire/session"
 )
 
 // relay is a connection each of whose messages takes a while in each direction, as to a store on

@@ -8,19 +8,19 @@ import (
 	"os"
 	"time"
 
-	"sigmaos.dev/dialproxy"
 	"sigmaos.dev/kernel/computed"
 	"sigmaos.dev/kernel/connect"
+	"sigmaos.dev/kernel/dialproxy"
 	"sigmaos.dev/kernel/meter"
 	"sigmaos.dev/kernel/outside"
 	"sigmaos.dev/kernel/reach"
+	"sigmaos.dev/kernel/report"
 	"sigmaos.dev/kernel/roles"
 	"sigmaos.dev/kernel/services"
 	"sigmaos.dev/kernel/sessions"
 	"sigmaos.dev/kernel/talk"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
-	"sigmaos.dev/state"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // Endpoints is what connects programs.
@@ -65,14 +65,14 @@ func (x *Endpoints) File(s sessions.Scope) sigma.File {
 		if all, more = r.Proxy.After(of, after, endpointsPage); len(all) > 0 {
 			last = all[len(all)-1].Endpoint.ID
 		}
-		out := []state.Endpoint{}
+		out := []report.Endpoint{}
 		for _, l := range all {
 			if e := l.Endpoint; r.View == nil || r.Granted != nil || e.Proc == own {
-				out = append(out, state.Endpoint{Realm: string(e.Realm), Machine: string(e.Machine),
+				out = append(out, report.Endpoint{Realm: string(e.Realm), Machine: string(e.Machine),
 					Proc: string(e.Proc), Form: string(e.Form), Waiting: l.Waiting})
 			}
 		}
-		text, err = state.Lines(out)
+		text, err = report.Lines(out)
 		return text, last, more, err
 	}
 	return computed.LinesFile("/sys/"+sigmap.FileEndpoints, sigmap.FileEndpoints, 0o444,
@@ -305,7 +305,7 @@ func (r scope) logCall(context.Context, []byte) ([]byte, []*os.File, error) {
 		return nil, nil, sigma.Errorf("kernel.log", sigma.KindPermission,
 			"a proc with a view is not told of others' connections")
 	}
-	text, err := state.Lines(r.Talk.Log(r.shownTo))
+	text, err := report.Lines(r.Talk.Log(r.shownTo))
 	return text, nil, err
 }
 
@@ -319,7 +319,7 @@ func (r scope) shownTo(c *dialproxy.Connection) bool {
 func (x *Endpoints) ConnectionsFile(s sessions.Scope) sigma.File {
 	r := scope{x, s}
 	return computed.Sys(roles.Connections, func(ctx context.Context) ([]byte, error) {
-		return state.Lines(r.Talk.Connections(ctx, r.shownTo))
+		return report.Lines(r.Talk.Connections(ctx, r.shownTo))
 	})
 }
 

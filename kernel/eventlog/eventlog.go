@@ -11,9 +11,9 @@ import (
 	"sync"
 	"time"
 
+	"sigmaos.dev/kernel/report"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
-	"sigmaos.dev/state"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // Bounds of what is remembered of events. An event has some 300 bytes, so all of it stays below 16
@@ -50,12 +50,12 @@ func New(machine sigma.MachineID, now func() time.Time) *Log {
 // ring has the latest events of one kind of reader.
 type ring struct {
 	most    int
-	events  []state.Event // from first on, around
+	events  []report.Event // from first on, around
 	first   int
 	dropped uint64 // the latest that is not remembered any more
 }
 
-func (r *ring) add(e state.Event) {
+func (r *ring) add(e report.Event) {
 	if len(r.events) < r.most {
 		r.events = append(r.events, e)
 		return
@@ -74,14 +74,14 @@ func (r *ring) last() uint64 {
 
 // after appends the events later than a number, oldest first; if some of them are not remembered,
 // an event says so first.
-func (r *ring) after(out []state.Event, seq uint64) []state.Event {
+func (r *ring) after(out []report.Event, seq uint64) []report.Event {
 	for i := range r.events {
 		e := r.events[(r.first+i)%len(r.events)]
 		if e.Seq <= seq {
 			continue
 		}
 		if seq != 0 && r.dropped > seq && i == 0 {
-			out = append(out, state.Event{Seq: r.dropped, Time: e.Time, At: e.At, Event: state.EventGap, Realm: e.Realm,
+			out = append(out, report.Event{Seq: r.dropped, Time: e.Time, At: e.At, Event: report.EventGap, Realm: e.Realm,
 				Message: "older events are not remembered"})
 		}
 		out = append(out, e)
@@ -90,7 +90,7 @@ func (r *ring) after(out []state.Event, seq uint64) []state.Event {
 }
 
 // OfSystem notes an event of the system.
-func (l *Log) OfSystem(e state.Event) {
+func (l *Log) OfSystem(e report.Event) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.stampLocked(&e)
@@ -98,13 +98,13 @@ func (l *Log) OfSystem(e state.Event) {
 }
 
 // OfRealm notes an event of a realm.
-func (l *Log) OfRealm(e state.Event) {
+func (l *Log) OfRealm(e report.Event) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.ofRealmLocked(e)
 }
 
-func (l *Log) ofRealmLocked(e state.Event) {
+func (l *Log) ofRealmLocked(e report.Event) {
 	id := sigma.RealmID(e.Realm)
 	r := l.realms[id]
 	if r == nil {
@@ -119,7 +119,7 @@ func (l *Log) ofRealmLocked(e state.Event) {
 }
 
 // stampLocked gives an event its number and time.
-func (l *Log) stampLocked(e *state.Event) {
+func (l *Log) stampLocked(e *report.Event) {
 	l.seq++
 	e.Seq, e.Time, e.At = l.seq, l.now(), string(l.machine)
 }
@@ -147,18 +147,18 @@ func (l *Log) Forget(id sigma.RealmID) {
 func (l *Log) OfProc(p *sigma.ProcInfo, started bool) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	e := state.Event{Realm: string(p.Realm), Proc: string(p.ID), Name: p.Name, Machine: string(p.Machine)}
+	e := report.Event{Realm: string(p.Realm), Proc: string(p.ID), Name: p.Name, Machine: string(p.Machine)}
 	_, told := l.told[p.ID]
 	switch {
 	case p.State == sigma.ProcEnded:
 		delete(l.told, p.ID)
-		e.Event, e.Message = state.EventProcEnded, p.Status.Code.String()
+		e.Event, e.Message = report.EventProcEnded, p.Status.Code.String()
 		if p.Status.Msg != "" {
 			e.Message += ": " + p.Status.Msg
 		}
 	case started && !told:
 		l.told[p.ID] = struct{}{}
-		e.Event = state.EventProcStarted
+		e.Event = report.EventProcStarted
 	default:
 		return false
 	}
@@ -175,7 +175,7 @@ type Asked struct {
 
 // After lists events later than a number, in order. A number that is not reached yet is of a
 // machine whose clock was set back, and stands for none.
-func (l *Log) After(q Asked, seq uint64) (out []state.Event) {
+func (l *Log) After(q Asked, seq uint64) (out []report.Event) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if seq > l.seq {
@@ -203,8 +203,8 @@ const (
 )
 
 // Sort puts events in order of time, those of one machine in their order.
-func Sort(es []state.Event) {
-	slices.SortStableFunc(es, func(a, b state.Event) int {
+func Sort(es []report.Event) {
+	slices.SortStableFunc(es, func(a, b report.Event) int {
 		if a.At == b.At {
 			return cmp.Compare(a.Seq, b.Seq)
 		}
@@ -213,9 +213,9 @@ func Sort(es []state.Event) {
 }
 
 // Page gives the first of the events as lines, as many as are in one answer.
-func Page(es []state.Event) (text []byte, n int, err error) {
+func Page(es []report.Event) (text []byte, n int, err error) {
 	for n < min(len(es), PageMax) {
-		line, err := state.Line(&es[n])
+		line, err := report.Line(&es[n])
 		if err != nil {
 			return nil, 0, err
 		}
@@ -229,9 +229,9 @@ func Page(es []state.Event) (text []byte, n int, err error) {
 }
 
 // Parse reads what a machine told, and believes it nothing about others.
-func Parse(lines []byte, from sigma.MachineID) (out []state.Event, err error) {
+func Parse(lines []byte, from sigma.MachineID) (out []report.Event, err error) {
 	for line := range bytes.Lines(lines) {
-		var e state.Event
+		var e report.Event
 		if err := json.Unmarshal(line, &e); err != nil {
 			return nil, sigma.Wrap("kernel.events", "", err)
 		}

@@ -5,8 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"sigmaos.dev/kernel/report"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/state"
 )
 
 // Events are bounded for each realm and in all, come in order from any position on, and a realm is
@@ -14,11 +14,11 @@ import (
 func TestEventLog(t *testing.T) {
 	now := time.UnixMicro(1_000_000)
 	l := New("m1", func() time.Time { return now })
-	l.OfSystem(state.Event{Event: state.EventMachineLost, Machine: "m2"})
+	l.OfSystem(report.Event{Event: report.EventMachineLost, Machine: "m2"})
 	for i := range 3 * eventsOfRealm {
-		l.OfRealm(state.Event{Event: state.EventProcStarted, Realm: "a", Proc: fmt.Sprint(i)})
+		l.OfRealm(report.Event{Event: report.EventProcStarted, Realm: "a", Proc: fmt.Sprint(i)})
 	}
-	l.OfRealm(state.Event{Event: state.EventProcEnded, Realm: "b", Proc: "x"})
+	l.OfRealm(report.Event{Event: report.EventProcEnded, Realm: "b", Proc: "x"})
 	if es := l.After(Asked{Realm: "b"}, 0); len(es) != 1 || es[0].Proc != "x" || es[0].At != "m1" {
 		t.Errorf("b is told %+v", es)
 	}
@@ -33,14 +33,14 @@ func TestEventLog(t *testing.T) {
 		}
 	}
 	gap := l.After(Asked{Realm: "a"}, es[0].Seq-10)
-	if len(gap) != eventsOfRealm+1 || gap[0].Event != state.EventGap || gap[0].Seq != es[0].Seq-1 {
+	if len(gap) != eventsOfRealm+1 || gap[0].Event != report.EventGap || gap[0].Seq != es[0].Seq-1 {
 		t.Errorf("after what is not remembered: %d, first %+v", len(gap), gap[0])
 	}
 	if rest := l.After(Asked{Realm: "a"}, es[9].Seq); len(rest) != len(es)-10 || rest[0].Seq != es[10].Seq {
 		t.Errorf("after the tenth: %d", len(rest))
 	}
 	if all := l.After(Asked{System: true, All: true}, 0); len(all) != eventsOfRealm+2 ||
-		all[0].Event != state.EventMachineLost {
+		all[0].Event != report.EventMachineLost {
 		t.Errorf("the provider is told %d", len(all))
 	}
 	if own := l.After(Asked{System: true, Realm: "b"}, 0); len(own) != 2 {
@@ -50,7 +50,7 @@ func TestEventLog(t *testing.T) {
 		t.Errorf("after a position that is not reached: %+v", far)
 	}
 	for i := range 2 * realmsMax {
-		l.OfRealm(state.Event{Event: state.EventProcStarted, Realm: fmt.Sprint("r", i)})
+		l.OfRealm(report.Event{Event: report.EventProcStarted, Realm: fmt.Sprint("r", i)})
 	}
 	if len(l.realms) != realmsMax || len(l.After(Asked{Realm: "a"}, 0)) != 0 {
 		t.Errorf("%d realms are remembered", len(l.realms))
@@ -71,7 +71,7 @@ func TestEventsOfProcs(t *testing.T) {
 	p.State, p.Status = sigma.ProcEnded, sigma.Status{Code: sigma.StatusError, Msg: "exit code 3"}
 	l.OfProc(p, true)
 	es := l.After(Asked{Realm: "a"}, 0)
-	if len(es) != 2 || es[0].Event != state.EventProcStarted || es[1].Event != state.EventProcEnded ||
+	if len(es) != 2 || es[0].Event != report.EventProcStarted || es[1].Event != report.EventProcEnded ||
 		es[1].Message != "error: exit code 3" || len(l.told) != 0 {
 		t.Errorf("%+v", es)
 	}

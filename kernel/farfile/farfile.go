@@ -11,11 +11,11 @@ import (
 
 	"sigmaos.dev/kernel/cluster"
 	"sigmaos.dev/kernel/connect"
+	"sigmaos.dev/kernel/link"
 	"sigmaos.dev/kernel/progtree"
 	"sigmaos.dev/kernel/reach"
 	"sigmaos.dev/kernel/viewfs"
-	"sigmaos.dev/link"
-	"sigmaos.dev/treekit"
+	"sigmaos.dev/trees/treeserver"
 
 	"sigmaos.dev/sigma"
 )
@@ -139,18 +139,18 @@ func (p *Place) Put(ctx context.Context, names []string, data []byte, o sigma.Pu
 
 // File is a file of another machine. Its Gate is the Place by which it was reached. Everything of
 // it goes over the link in messages; file descriptors do not, so it passes none.
-type File struct{ treekit.Forward }
+type File struct{ treeserver.Forward }
 
-// Enter implements treekit.Gate: errors speak of the machine.
-func (p *Place) Enter(ctx context.Context, op treekit.Op, _ string) (context.Context, func(error) error, error) {
-	if op == treekit.OpCall {
-		return nil, nil, treekit.Unsupported("call")
+// Enter implements treeserver.Gate: errors speak of the machine.
+func (p *Place) Enter(ctx context.Context, op treeserver.Op, _ string) (context.Context, func(error) error, error) {
+	if op == treeserver.OpCall {
+		return nil, nil, treeserver.Unsupported("call")
 	}
 	return ctx, p.leave, nil
 }
 
-// Beyond implements treekit.Gate.
-func (p *Place) Beyond(f sigma.File) sigma.File { return &File{treekit.Forward{File: f, Gate: p}} }
+// Beyond implements treeserver.Gate.
+func (p *Place) Beyond(f sigma.File) sigma.File { return &File{treeserver.Forward{File: f, Gate: p}} }
 
 func (f *File) at() *Place { return f.Gate.(*Place) }
 
@@ -217,7 +217,7 @@ func (f *File) PassBulk(ctx context.Context) (*os.File, error) {
 		BulkTicket(ctx context.Context) ([]byte, error)
 	})
 	if !ok {
-		return nil, treekit.Unsupported("a stream")
+		return nil, treeserver.Unsupported("a stream")
 	}
 	ctx, cancel := context.WithTimeout(ctx, farMax)
 	defer cancel()
@@ -234,7 +234,7 @@ func (f *File) PassBulk(ctx context.Context) (*os.File, error) {
 	}
 	if _, err := conn.Write(name); err != nil {
 		conn.Close()
-		return nil, treekit.Unsupported("a stream")
+		return nil, treeserver.Unsupported("a stream")
 	}
 	return connect.FileOf(conn)
 }

@@ -4,12 +4,12 @@ import (
 	"context"
 	"time"
 
-	"sigmaos.dev/identity"
+	"sigmaos.dev/kernel/identity"
 	"sigmaos.dev/kernel/reach"
 	"sigmaos.dev/kernel/roles"
 	"sigmaos.dev/kernel/services"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // Credentials of realms are named's to keep and to judge. sigmad makes the secrets, of which named

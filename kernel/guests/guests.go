@@ -21,12 +21,12 @@ import (
 
 	"sigmaos.dev/kernel/cluster"
 	"sigmaos.dev/kernel/reach"
-	"sigmaos.dev/retry"
-	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
-	"sigmaos.dev/treekit"
-	"sigmaos.dev/view"
+	"sigmaos.dev/sigma/retry"
+	"sigmaos.dev/trees/treeserver"
+	"sigmaos.dev/trees/view"
+	"sigmaos.dev/wire/session"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // AcceptAgain is the pause after an accept that failed.
@@ -461,7 +461,7 @@ func sendAway(ctx context.Context, c *net.UnixConn) {
 	ctx, cancel := context.WithTimeout(ctx, greetingTime)
 	defer cancel()
 	c.SetDeadline(time.Now().Add(greetingTime))
-	treekit.Serve(ctx, session.NewPacketConn(c, false), treekit.Config{Tree: noTree{}})
+	treeserver.Serve(ctx, session.NewPacketConn(c, false), treeserver.Config{Tree: noTree{}})
 }
 
 // PeerUID is the user at the other end of a connection.

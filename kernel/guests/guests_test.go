@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // Goal: who has one credential, or all but the owners' of a realm, leaves its owners places;

@@ -8,14 +8,14 @@ import (
 	"slices"
 	"time"
 
-	"sigmaos.dev/decision"
-	"sigmaos.dev/identity"
 	"sigmaos.dev/kernel/computed"
+	"sigmaos.dev/kernel/identity"
 	"sigmaos.dev/kernel/reach"
-	"sigmaos.dev/schedd"
+	"sigmaos.dev/kernel/report"
+	"sigmaos.dev/sched/decision"
+	"sigmaos.dev/sched/schedd"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
-	"sigmaos.dev/state"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // /sys/decisions: why procs waited, were placed and failed, as whoever decided noted then. Each
@@ -131,7 +131,7 @@ func (x *History) DecisionsFile(of sigma.RealmID) *computed.Lines[decisionsAt] {
 				if ctx.Err() != nil {
 					return nil, at, false, err
 				}
-				text, err = state.Line(decision.Record{At: string(at.machine), Missing: err.Error()})
+				text, err = report.Line(decision.Record{At: string(at.machine), Missing: err.Error()})
 			}
 			at.seq, at.begun = last, more
 			return text, at, more || i+1 < len(machines), err

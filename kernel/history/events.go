@@ -11,17 +11,17 @@ import (
 	"sync"
 	"time"
 
-	"sigmaos.dev/decision"
-	"sigmaos.dev/identity"
 	"sigmaos.dev/kernel/cluster"
 	"sigmaos.dev/kernel/computed"
 	"sigmaos.dev/kernel/eventlog"
+	"sigmaos.dev/kernel/identity"
 	"sigmaos.dev/kernel/procs"
 	"sigmaos.dev/kernel/reach"
-	"sigmaos.dev/schedd"
+	"sigmaos.dev/kernel/report"
+	"sigmaos.dev/sched/decision"
+	"sigmaos.dev/sched/schedd"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
-	"sigmaos.dev/state"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // peerEvents: which, number -> JSON lines of the machine's events after that, up to eventsPage and
@@ -57,7 +57,7 @@ func New(cfg Config) *History {
 
 // eventsAt is how far a reader of /sys/events has come.
 type eventsAt struct {
-	cursor state.Cursor
+	cursor report.Cursor
 	pages  int
 }
 
@@ -76,7 +76,7 @@ func (x *History) EventsCall(ctx context.Context, q eventlog.Asked, payload []by
 	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Str(&text) }); err != nil {
 		return nil, err
 	}
-	after, err := state.ParseCursor(text)
+	after, err := report.ParseCursor(text)
 	if err != nil {
 		return nil, err
 	}
@@ -86,8 +86,8 @@ func (x *History) EventsCall(ctx context.Context, q eventlog.Asked, payload []by
 
 // eventsAfter merges what all machines remember; more: there may be more than that. One that does
 // not answer is left out, and told of when it does.
-func (x *History) eventsAfter(ctx context.Context, q eventlog.Asked, after state.Cursor) (text []byte,
-	next state.Cursor, more bool, err error) {
+func (x *History) eventsAfter(ctx context.Context, q eventlog.Asked, after report.Cursor) (text []byte,
+	next report.Cursor, more bool, err error) {
 	own := x.Events.After(q, after[string(x.cfg.Machine)])
 	out := slices.Clone(own[:min(len(own), eventlog.PageMax)])
 	more = len(own) > eventlog.PageMax
@@ -117,7 +117,7 @@ func (x *History) eventsAfter(ctx context.Context, q eventlog.Asked, after state
 	eventlog.Sort(out)
 	next = maps.Clone(after)
 	if next == nil {
-		next = state.Cursor{}
+		next = report.Cursor{}
 	}
 	text, n, err := eventlog.Page(out)
 	for _, e := range out[:n] {
@@ -158,7 +158,7 @@ func (x *History) TellMembers(before, after []identity.Member) {
 		return
 	}
 	tell := func(what string, m sigma.MachineID, message string) {
-		x.Events.OfSystem(state.Event{Event: what, Machine: string(m), Message: message})
+		x.Events.OfSystem(report.Event{Event: what, Machine: string(m), Message: message})
 	}
 	old := map[sigma.MachineID]identity.Member{}
 	for _, m := range before {
@@ -169,31 +169,31 @@ func (x *History) TellMembers(before, after []identity.Member) {
 		delete(old, m.Machine)
 		switch {
 		case !known || was.Incarnation < m.Incarnation && !m.Lost || was.Lost && !m.Lost:
-			tell(state.EventMachineJoined, m.Machine, "")
+			tell(report.EventMachineJoined, m.Machine, "")
 		case m.Lost && !was.Lost:
 			tell(x.cfg.Cluster.LostOrLeft(m), m.Machine, "")
 		case m.Draining && !was.Draining:
-			tell(state.EventMachineDrained, m.Machine, "its procs are asked to go")
+			tell(report.EventMachineDrained, m.Machine, "its procs are asked to go")
 		case m.Cordoned && !was.Cordoned:
-			tell(state.EventMachineCordoned, m.Machine, "it gets no new procs")
+			tell(report.EventMachineCordoned, m.Machine, "it gets no new procs")
 		case !m.Cordoned && was.Cordoned:
-			tell(state.EventMachineUncordoned, m.Machine, "it gets new procs again")
+			tell(report.EventMachineUncordoned, m.Machine, "it gets new procs again")
 		}
 	}
 	for m := range old {
-		tell(state.EventMachineRemoved, m, "")
+		tell(report.EventMachineRemoved, m, "")
 	}
 }
 
 // TellDaemon notes that a daemon of this machine ended or is there again.
 func (x *History) TellDaemon(what, name, message string) {
-	x.Events.OfSystem(state.Event{Event: what, Machine: string(x.cfg.Machine), Daemon: name, Message: message})
+	x.Events.OfSystem(report.Event{Event: what, Machine: string(x.cfg.Machine), Daemon: name, Message: message})
 }
 
 // TellRefused notes that a reservation can never be had.
 func (x *History) TellRefused(id sigma.ProcID, why string) {
 	if p, ok := x.cfg.Procs.Find(id); ok && !p.Ended() {
-		x.Events.OfRealm(state.Event{Event: state.EventReservationRefused, Realm: string(p.Realm), Proc: string(id),
+		x.Events.OfRealm(report.Event{Event: report.EventReservationRefused, Realm: string(p.Realm), Proc: string(id),
 			Name: p.Name, Message: why[:min(len(why), eventlog.MessageMax)]})
 	}
 }

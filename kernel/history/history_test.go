@@ -6,12 +6,12 @@ import (
 	"testing"
 	"time"
 
-	"sigmaos.dev/identity"
 	"sigmaos.dev/kernel/cluster"
 	"sigmaos.dev/kernel/eventlog"
+	"sigmaos.dev/kernel/identity"
+	"sigmaos.dev/kernel/report"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
-	"sigmaos.dev/state"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // Goal: events whose messages JSON writes sixfold are told too, in answers that have room for them,
@@ -20,7 +20,7 @@ func TestEventsOfControlCharacters(t *testing.T) {
 	x := &History{Events: eventlog.New("m1", time.Now)}
 	const all = 200
 	for i := range all {
-		x.Events.OfRealm(state.Event{Event: state.EventProcEnded, Realm: "a", Proc: fmt.Sprint(i),
+		x.Events.OfRealm(report.Event{Event: report.EventProcEnded, Realm: "a", Proc: fmt.Sprint(i),
 			Message: strings.Repeat("\x01", eventlog.MessageMax)})
 	}
 	q, seq, n := eventlog.Asked{System: true, All: true}, uint64(0), 0
@@ -76,14 +76,14 @@ func TestTellMembers(t *testing.T) {
 		told          string
 	}{
 		{alive, alive, ""},
-		{alive, cordoned, state.EventMachineCordoned},
-		{alive, draining, state.EventMachineDrained},
-		{cordoned, draining, state.EventMachineDrained},
-		{cordoned, alive, state.EventMachineUncordoned},
-		{draining, alive, state.EventMachineUncordoned},
-		{alive, lost, state.EventMachineLost},
-		{leaving, left, state.EventMachineLeft},
-		{lost, alive, state.EventMachineJoined},
+		{alive, cordoned, report.EventMachineCordoned},
+		{alive, draining, report.EventMachineDrained},
+		{cordoned, draining, report.EventMachineDrained},
+		{cordoned, alive, report.EventMachineUncordoned},
+		{draining, alive, report.EventMachineUncordoned},
+		{alive, lost, report.EventMachineLost},
+		{leaving, left, report.EventMachineLeft},
+		{lost, alive, report.EventMachineJoined},
 	} {
 		for _, self := range []sigma.MachineID{"m1", "m2"} {
 			x := &History{cfg: Config{Machine: self, Cluster: cluster.New(cluster.Config{})},

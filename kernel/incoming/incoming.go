@@ -7,16 +7,16 @@ import (
 	"os"
 	"sync"
 
-	"sigmaos.dev/dialproxy"
 	"sigmaos.dev/kernel/cluster"
 	"sigmaos.dev/kernel/connect"
+	"sigmaos.dev/kernel/dialproxy"
+	"sigmaos.dev/kernel/link"
 	"sigmaos.dev/kernel/meter"
 	"sigmaos.dev/kernel/reach"
 	"sigmaos.dev/kernel/services"
 	"sigmaos.dev/kernel/sessions"
-	"sigmaos.dev/link"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/treekit"
+	"sigmaos.dev/trees/treeserver"
 )
 
 // Incoming is what links of other machines are connected with.
@@ -121,7 +121,7 @@ func (x *Incoming) Serve(ctx context.Context, l *link.Link) {
 	case l.Target.Kind == link.ToBeat:
 		x.Cluster.Hear(ctx, l)
 	case l.Target.Name == reach.TargetPeer:
-		treekit.Serve(ctx, l.Session(), treekit.Config{Tree: x.Reach.CallsOf(l.Peer), Principal: l.From,
+		treeserver.Serve(ctx, l.Session(), treeserver.Config{Tree: x.Reach.CallsOf(l.Peer), Principal: l.From,
 			Events: x.Sessions.Events(l.From)})
 	case l.Target.Name == reach.TargetSigmad:
 		x.Sessions.ServeFar(ctx, l.Session(), l.From)

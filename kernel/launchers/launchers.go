@@ -14,9 +14,9 @@ import (
 	"syscall"
 	"time"
 
-	"sigmaos.dev/launch"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
+	"sigmaos.dev/wire/launch"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // Name is the launcher's, where it is listed like a service.

@@ -7,9 +7,9 @@ import (
 	"syscall"
 	"time"
 
-	"sigmaos.dev/launch"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
+	"sigmaos.dev/wire/launch"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // questions are those to the launcher that it answers once each. sigmad cannot read or freeze

@@ -4,7 +4,7 @@ import (
 	"context"
 	"testing"
 
-	"sigmaos.dev/launch"
+	"sigmaos.dev/wire/launch"
 )
 
 // Goal: the launcher is asked nothing for somebody who has given up: whether the answer would come

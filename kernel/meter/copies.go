@@ -14,9 +14,9 @@ import (
 	"sync"
 	"time"
 
-	"sigmaos.dev/atomicfile"
+	"sigmaos.dev/kernel/report"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/state"
+	"sigmaos.dev/trees/atomicfile"
 )
 
 // Copies are what a control machine was told of other machines' ledgers, so that what realms have
@@ -56,9 +56,9 @@ type ledgerCopy struct {
 type copiedRealm struct {
 	Made Made `json:"made,omitempty"`
 	// of the hours until Until, which are not kept singly any more
-	Sum   *state.RealmUsage           `json:"sum,omitempty"`
-	Until int64                       `json:"until,omitempty"`
-	Hours map[int64]*state.RealmUsage `json:"hours"`
+	Sum   *report.RealmUsage           `json:"sum,omitempty"`
+	Until int64                        `json:"until,omitempty"`
+	Hours map[int64]*report.RealmUsage `json:"hours"`
 }
 
 const (
@@ -112,7 +112,7 @@ func (c *Copies) parse(text []byte) error {
 			one.Realms = map[sigma.RealmID]*copiedRealm{}
 		}
 		for _, r := range one.Realms {
-			maps.DeleteFunc(r.Hours, func(_ int64, h *state.RealmUsage) bool { return h == nil })
+			maps.DeleteFunc(r.Hours, func(_ int64, h *report.RealmUsage) bool { return h == nil })
 		}
 	}
 	return nil
@@ -207,7 +207,7 @@ func (c *Copies) partLocked(one *ledgerCopy, h *toldHour) *copiedRealm {
 		}
 	}
 	if r == nil {
-		r = &copiedRealm{Made: h.Made, Hours: map[int64]*state.RealmUsage{}}
+		r = &copiedRealm{Made: h.Made, Hours: map[int64]*report.RealmUsage{}}
 		one.Realms[realm] = r
 	}
 	return r
@@ -216,7 +216,7 @@ func (c *Copies) partLocked(one *ledgerCopy, h *toldHour) *copiedRealm {
 // is notes which realm it is, and forgets what was used by one before.
 func (r *copiedRealm) is(of Made) {
 	r.Made = of
-	maps.DeleteFunc(r.Hours, func(hour int64, _ *state.RealmUsage) bool { return of.before(hour) })
+	maps.DeleteFunc(r.Hours, func(hour int64, _ *report.RealmUsage) bool { return of.before(hour) })
 	if of.before(r.Until) {
 		r.Sum = nil
 	}
@@ -375,7 +375,7 @@ func (c *Copies) Save(now time.Time) error {
 	return err
 }
 
-// ParseLines reads what state.Lines wrote.
+// ParseLines reads what report.Lines wrote.
 func ParseLines[T any](text []byte) (out []T, err error) {
 	for line := range bytes.Lines(text) {
 		var v T

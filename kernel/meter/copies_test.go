@@ -10,9 +10,9 @@ import (
 	"testing"
 	"time"
 
+	"sigmaos.dev/kernel/report"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
-	"sigmaos.dev/state"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // tell has c take what is new in l since a version, as machine m's, page by page.
@@ -146,12 +146,12 @@ func TestCopiesBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	at := time.Now().Truncate(time.Hour)
-	hour := func(realm string, back int) state.RealmUsage {
-		return state.RealmUsage{Realm: realm, From: at.Add(-time.Duration(back) * time.Hour), Starts: 1, CPU: 1}
+	hour := func(realm string, back int) report.RealmUsage {
+		return report.RealmUsage{Realm: realm, From: at.Add(-time.Duration(back) * time.Hour), Starts: 1, CPU: 1}
 	}
 	machine := func(ledger uint64) sigma.MachineID { return sigma.MachineID("m" + strconv.FormatUint(ledger, 10)) }
-	take := func(now time.Time, ledger uint64, hours ...state.RealmUsage) error {
-		text, err := state.Lines(hours)
+	take := func(now time.Time, ledger uint64, hours ...report.RealmUsage) error {
+		text, err := report.Lines(hours)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -163,7 +163,7 @@ func TestCopiesBounded(t *testing.T) {
 	for m := range uint64(machines) {
 		for _, realm := range realms {
 			for from := hours; from > 0; from -= 100 {
-				var all []state.RealmUsage
+				var all []report.RealmUsage
 				for i := range 100 {
 					all = append(all, hour(realm, from-1-i))
 				}
@@ -188,7 +188,7 @@ func TestCopiesBounded(t *testing.T) {
 		t.Errorf("told again it is %d, %v", starts(c, "m1", 1, "a"), err)
 	}
 	for i := range uint64(copyLines/40 + 1) { // more realms at machines than lines
-		var all []state.RealmUsage
+		var all []report.RealmUsage
 		for r := range 40 {
 			all = append(all, hour("r"+strconv.Itoa(r), 0))
 		}
@@ -219,10 +219,10 @@ func TestCopiesBounded(t *testing.T) {
 	}
 	ahead, negative, huge, odd := hour("a", -100), hour("a", 0), hour("a", 0), hour("a", 0)
 	negative.CPU, huge.Memory, odd.From = -1, 1e300, odd.From.Add(time.Second)
-	for name, h := range map[string]state.RealmUsage{"an hour to come": ahead, "less than nothing": negative,
+	for name, h := range map[string]report.RealmUsage{"an hour to come": ahead, "less than nothing": negative,
 		"more than there is": huge, "no hour": odd, "no realm": hour("../x", 0)} {
 		for i, first := range []bool{true, false} {
-			text, err := state.Lines([]state.RealmUsage{h, hour("a", 0)})
+			text, err := report.Lines([]report.RealmUsage{h, hour("a", 0)})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -251,7 +251,7 @@ func TestCopiesHeld(t *testing.T) {
 	}
 	take := func(m sigma.MachineID, since, version uint64, realm string, gone ...sigma.RealmID) uint64 {
 		t.Helper()
-		text, err := state.Line(state.RealmUsage{Realm: realm, From: at, Starts: 1})
+		text, err := report.Line(report.RealmUsage{Realm: realm, From: at, Starts: 1})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -321,7 +321,7 @@ func TestUsageSources(t *testing.T) {
 // FuzzTelling: whatever another machine tells, it is taken or refused, and what is kept of it is
 // read as it was written.
 func FuzzTelling(f *testing.F) {
-	line, err := state.Line(state.RealmUsage{Realm: "a", From: time.Unix(3600, 0)})
+	line, err := report.Line(report.RealmUsage{Realm: "a", From: time.Unix(3600, 0)})
 	if err != nil {
 		f.Fatal(err)
 	}

@@ -5,8 +5,8 @@ import (
 	"slices"
 	"time"
 
+	"sigmaos.dev/kernel/report"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/state"
 )
 
 // How copies of ledgers are read, at whichever control machine has them.
@@ -36,7 +36,7 @@ func (c *Copies) List(after string) (text []byte, last string, more bool, err er
 		if len(text) >= usagePage {
 			return text, last, true, nil
 		}
-		line, err := state.Line(all[key])
+		line, err := report.Line(all[key])
 		if err != nil {
 			return nil, "", false, err
 		}
@@ -46,7 +46,7 @@ func (c *Copies) List(after string) (text []byte, last string, more bool, err er
 }
 
 // hours are what a copy has of a realm, or of all ("").
-func (c *Copies) hours(m sigma.MachineID, id uint64, realm sigma.RealmID) (out []state.RealmUsage, err error) {
+func (c *Copies) hours(m sigma.MachineID, id uint64, realm sigma.RealmID) (out []report.RealmUsage, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if realm != "" && c.unsure {

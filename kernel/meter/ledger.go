@@ -13,9 +13,9 @@ import (
 	"sync"
 	"time"
 
-	"sigmaos.dev/atomicfile"
+	"sigmaos.dev/kernel/report"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/state"
+	"sigmaos.dev/trees/atomicfile"
 )
 
 // Ledger is what the procs of each realm have used of this machine, hour by hour, and which of them
@@ -51,7 +51,7 @@ type ledgerKey struct {
 
 // ledgerHour is what a realm has used in an hour.
 type ledgerHour struct {
-	state.RealmUsage
+	report.RealmUsage
 	changed uint64 // at which version
 }
 
@@ -79,7 +79,7 @@ type Proc struct {
 // ledgerFile is what is kept.
 type ledgerFile struct {
 	ID      uint64                 `json:"id"`
-	Hours   []state.RealmUsage     `json:"hours"`
+	Hours   []report.RealmUsage    `json:"hours"`
 	Running map[sigma.ProcID]*Proc `json:"running"`
 	Ended   []*Proc                `json:"ended"`
 	Made    map[sigma.RealmID]Made `json:"made"`
@@ -149,12 +149,12 @@ func OpenLedger(dir string, now time.Time) (*Ledger, error) {
 }
 
 // hourLocked is the present hour of a realm.
-func (l *Ledger) hourLocked(now time.Time, realm sigma.RealmID) *state.RealmUsage {
+func (l *Ledger) hourLocked(now time.Time, realm sigma.RealmID) *report.RealmUsage {
 	l.dirty = true
 	key := ledgerKey{realm, now.Unix() / 3600}
 	h := l.hours[key]
 	if h == nil {
-		h = &ledgerHour{RealmUsage: state.RealmUsage{Realm: string(realm), From: time.Unix(key.hour*3600, 0).UTC()}}
+		h = &ledgerHour{RealmUsage: report.RealmUsage{Realm: string(realm), From: time.Unix(key.hour*3600, 0).UTC()}}
 		l.hours[key] = h
 		l.tidyLocked(now)
 	}
@@ -274,7 +274,7 @@ func (l *Ledger) Served(now time.Time, service string, done sigma.Work) {
 		h.ServedIn += uint64(done.In)
 		h.ServedOut += uint64(done.Out)
 	} else if s := h.Services.Of(service); s != nil {
-		*s = s.Plus(state.OfWork(done))
+		*s = s.Plus(report.OfWork(done))
 	}
 }
 
@@ -406,7 +406,7 @@ func (l *Ledger) isLocked(realm sigma.RealmID, is Made) {
 }
 
 // list gives the hours of a realm, or of all (""), by realm and time.
-func (l *Ledger) list(realm sigma.RealmID) []state.RealmUsage {
+func (l *Ledger) list(realm sigma.RealmID) []report.RealmUsage {
 	l.mu.Lock()
 	out := l.hoursLocked(realm)
 	l.mu.Unlock()
@@ -415,8 +415,8 @@ func (l *Ledger) list(realm sigma.RealmID) []state.RealmUsage {
 }
 
 // hoursLocked are those of list in no order.
-func (l *Ledger) hoursLocked(realm sigma.RealmID) []state.RealmUsage {
-	out := []state.RealmUsage{}
+func (l *Ledger) hoursLocked(realm sigma.RealmID) []report.RealmUsage {
+	out := []report.RealmUsage{}
 	for key, h := range l.hours {
 		if realm == "" || key.realm == realm {
 			out = append(out, h.RealmUsage)
@@ -447,7 +447,7 @@ func (l *Ledger) Since(version uint64) (text []byte, gone []sigma.RealmID, last 
 			last, more = hours[i-1].changed, true
 			break
 		}
-		line, err := state.Line(toldHour{hours[i].RealmUsage, of[sigma.RealmID(hours[i].Realm)]})
+		line, err := report.Line(toldHour{hours[i].RealmUsage, of[sigma.RealmID(hours[i].Realm)]})
 		if err != nil {
 			return nil, nil, 0, false, err
 		}
@@ -461,8 +461,8 @@ func (l *Ledger) Since(version uint64) (text []byte, gone []sigma.RealmID, last 
 	return text, gone, last, more, nil
 }
 
-func sortHours(out []state.RealmUsage) {
-	slices.SortFunc(out, func(a, b state.RealmUsage) int {
+func sortHours(out []report.RealmUsage) {
+	slices.SortFunc(out, func(a, b report.RealmUsage) int {
 		return cmp.Or(cmp.Compare(a.Realm, b.Realm), a.From.Compare(b.From))
 	})
 }

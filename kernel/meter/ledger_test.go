@@ -8,8 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"sigmaos.dev/kernel/report"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/state"
 )
 
 // Goal: what a proc uses is counted once, in the hours in which it ran, also over another sigmad; a
@@ -39,7 +39,7 @@ func TestLedger(t *testing.T) {
 	}
 	l.Uses(at.Add(2*time.Minute), "p", 5*time.Second, true)
 	l.Uses(at.Add(2*time.Minute), "p", 5*time.Second, true) // no more
-	want := []state.RealmUsage{{Realm: "a", From: at.Truncate(time.Hour), Starts: 1, CPU: 3, Memory: 3000},
+	want := []report.RealmUsage{{Realm: "a", From: at.Truncate(time.Hour), Starts: 1, CPU: 3, Memory: 3000},
 		{Realm: "a", From: at.Truncate(time.Hour).Add(time.Hour), Ended: 1, CPU: 2, Memory: 9000}}
 	got := l.list("a")
 	if len(got) != 2 || got[0] != want[0] || got[1] != want[1] {

@@ -4,8 +4,8 @@ import (
 	"testing"
 	"time"
 
+	"sigmaos.dev/kernel/report"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/state"
 )
 
 // Goal: what a realm has used that was removed while a machine was away is gone from its ledger,
@@ -141,7 +141,7 @@ func TestToldOfAFormerRealm(t *testing.T) {
 	take := func(of Made, hour time.Time) {
 		t.Helper()
 		version++
-		text, err := state.Line(toldHour{state.RealmUsage{Realm: "a", From: hour, Starts: 1}, of})
+		text, err := report.Line(toldHour{report.RealmUsage{Realm: "a", From: hour, Starts: 1}, of})
 		if err != nil {
 			t.Fatal(err)
 		}

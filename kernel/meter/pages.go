@@ -6,8 +6,8 @@ import (
 	"slices"
 	"time"
 
+	"sigmaos.dev/kernel/report"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/state"
 )
 
 // /sys/usage and /sys/usage-procs: what realms, and procs, have used of all machines. Each machine
@@ -25,7 +25,7 @@ const usagePage = 40 << 10
 func (l *Ledger) Page(what string, self sigma.MachineID, realm sigma.RealmID, after string) (text []byte, last string,
 	more bool, err error) {
 	p := pager{after: after}
-	var hours []state.RealmUsage
+	var hours []report.RealmUsage
 	var procs []*Proc
 	l.mu.Lock() // for no longer than it takes to copy
 	if realm != "" && l.unsure {
@@ -86,7 +86,7 @@ func (p *pager) page(self sigma.MachineID) (text []byte, last string, more bool,
 		if p, is := all[i].line.(*Proc); is {
 			all[i].line = p.spent(self)
 		}
-		line, err := state.Line(all[i].line)
+		line, err := report.Line(all[i].line)
 		if err != nil {
 			return nil, "", false, err
 		}
@@ -96,8 +96,8 @@ func (p *pager) page(self sigma.MachineID) (text []byte, last string, more bool,
 }
 
 // spent is what is told of a proc.
-func (p *Proc) spent(machine sigma.MachineID) state.ProcSpent {
-	s := state.ProcSpent{Machine: string(machine), Realm: string(p.Realm), Proc: string(p.ID), Name: p.Name,
+func (p *Proc) spent(machine sigma.MachineID) report.ProcSpent {
+	s := report.ProcSpent{Machine: string(machine), Realm: string(p.Realm), Proc: string(p.ID), Name: p.Name,
 		Began: p.Began.UTC(), CPU: p.CPU.Seconds(), Memory: p.Held, Egress: p.Egress}
 	if p.Ended {
 		at := p.Until.UTC()

@@ -1,9 +1,9 @@
 package meter
 
 import (
+	"sigmaos.dev/kernel/report"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
-	"sigmaos.dev/state"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // How machines tell control machines of their ledgers.
@@ -19,7 +19,7 @@ type Telling struct {
 
 // toldHour is a line of it.
 type toldHour struct {
-	state.RealmUsage
+	report.RealmUsage
 	Made Made `json:"made,omitempty"` // of the realm
 }
 

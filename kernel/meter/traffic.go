@@ -8,10 +8,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"sigmaos.dev/dialproxy"
-	"sigmaos.dev/ring"
+	"sigmaos.dev/kernel/dialproxy"
+	"sigmaos.dev/kernel/report"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/state"
+	"sigmaos.dev/wire/ring"
 )
 
 // What connections carry is counted for procs and realms (docs/reference/paths/sys-usage.md). There
@@ -354,5 +354,5 @@ func (l *Ledger) carried(now time.Time, realm sigma.RealmID, more sigma.Traffic)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	h := l.hourLocked(now, realm)
-	h.Traffic = h.Traffic.Plus(state.OfTraffic(more))
+	h.Traffic = h.Traffic.Plus(report.OfTraffic(more))
 }

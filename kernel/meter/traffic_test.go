@@ -13,9 +13,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"sigmaos.dev/ring"
-	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/wire/ring"
+	"sigmaos.dev/wire/session"
 )
 
 func newTestTraffic(t *testing.T) *Traffic {

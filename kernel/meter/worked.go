@@ -11,7 +11,7 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// What services, and sigmad, do for realms is counted by them (treekit.Turns). They know what their
+// What services, and sigmad, do for realms is counted by them (treeserver.Turns). They know what their
 // requests cost compared to each other; what a service used is known from its cgroup, and is
 // divided by that (docs/reference/paths/sys-usage.md).
 

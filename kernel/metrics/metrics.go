@@ -10,7 +10,7 @@ import (
 	"strings"
 	"time"
 
-	"sigmaos.dev/binfs"
+	"sigmaos.dev/kernel/binfs"
 	"sigmaos.dev/kernel/cluster"
 	"sigmaos.dev/kernel/connect"
 	"sigmaos.dev/kernel/meter"

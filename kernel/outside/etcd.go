@@ -9,7 +9,7 @@ import (
 
 	"sigmaos.dev/kernel/services"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // named reaches no network by itself. Where the names are in an etcd of the operator's, sigmad

@@ -5,7 +5,7 @@ import (
 	"testing"
 
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // A machine that joins takes the etcd that it is told, unless its operator has said another way to

@@ -7,7 +7,7 @@ import (
 
 	"sigmaos.dev/kernel/services"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // Where the objects of realms are is s3d's to know, keys included: sigmad keeps only the addresses

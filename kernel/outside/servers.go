@@ -20,13 +20,13 @@ import (
 	"syscall"
 	"time"
 
-	"sigmaos.dev/atomicfile"
+	"sigmaos.dev/kernel/link"
 	"sigmaos.dev/kernel/reach"
 	"sigmaos.dev/kernel/services"
-	"sigmaos.dev/link"
-	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
+	"sigmaos.dev/trees/atomicfile"
+	"sigmaos.dev/wire/session"
+	"sigmaos.dev/wire/sigmap"
 )
 
 const (

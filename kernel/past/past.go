@@ -19,13 +19,13 @@ import (
 	"sync/atomic"
 	"time"
 
+	"sigmaos.dev/kernel/proclog"
 	"sigmaos.dev/kernel/procs"
 	"sigmaos.dev/kernel/reach"
-	"sigmaos.dev/output"
-	"sigmaos.dev/retry"
-	"sigmaos.dev/schedd"
+	"sigmaos.dev/sched/schedd"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
+	"sigmaos.dev/sigma/retry"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // Config is what a Past needs of its user.
@@ -43,7 +43,7 @@ type Config struct {
 type Past struct {
 	cfg     Config
 	ctx     context.Context // set by Begin
-	archive *output.Archive
+	archive *proclog.Archive
 	due     chan struct{}  // holds a token when there is something to write
 	told    []sigma.ProcID // of whose end the launcher tells once more; of the launcher's goroutine
 	// recalled says that what an earlier sigmad remembered is entered, or that it cannot be.
@@ -67,7 +67,7 @@ const (
 func Open(cfg Config) *Past {
 	x := &Past{cfg: cfg, due: make(chan struct{}, 1), made: map[sigma.RealmID]time.Time{}}
 	var err error
-	if x.archive, err = output.OpenArchive(filepath.Join(cfg.Data, "ended")); err != nil {
+	if x.archive, err = proclog.OpenArchive(filepath.Join(cfg.Data, "ended")); err != nil {
 		cfg.Log.Warn("procs that ended before are not remembered, or these will not be", "err", err)
 	}
 	return x
@@ -115,7 +115,7 @@ func (x *Past) write() (err error) {
 	x.mu.Unlock()
 	for len(all) > 0 {
 		n := min(len(all), pastBatch)
-		var rs []output.Record
+		var rs []proclog.Record
 		for _, e := range all[:n] {
 			if r, ok := x.record(e); ok {
 				rs = append(rs, r)
@@ -136,10 +136,10 @@ func (x *Past) write() (err error) {
 
 // record is what is written of a proc; false if it is forgotten already, or nobody says when
 // its realm was made.
-func (x *Past) record(e ended) (output.Record, bool) {
+func (x *Past) record(e ended) (proclog.Record, bool) {
 	made, ok := x.realmMade(e.realm)
 	if !ok {
-		return output.Record{}, false
+		return proclog.Record{}, false
 	}
 	var p schedd.Past
 	var l *procs.Logs
@@ -148,7 +148,7 @@ func (x *Past) record(e ended) (output.Record, bool) {
 		l = v.Logs(e.id)
 	})
 	if !ok {
-		return output.Record{}, false
+		return proclog.Record{}, false
 	}
 	c := sigmap.NewEncoder(nil)
 	code(c, &made, &p)
@@ -156,7 +156,7 @@ func (x *Past) record(e ended) (output.Record, bool) {
 	if c.Bool(&printed); printed {
 		l.Both.Code(c)
 	}
-	return output.Record{ID: e.id, Data: c.Bytes()}, c.Finish() == nil
+	return proclog.Record{ID: e.id, Data: c.Bytes()}, c.Finish() == nil
 }
 
 func code(c *sigmap.Coder, made *time.Time, p *schedd.Past) {
@@ -240,7 +240,7 @@ func (x *Past) recall(ctx context.Context) error {
 		return there && now.Equal(was)
 	}
 	var ps []schedd.Past
-	err = x.archive.Each(func(r output.Record) {
+	err = x.archive.Each(func(r proclog.Record) {
 		if p, ok := x.recallOne(r, is); ok {
 			ps = append(ps, p)
 			return
@@ -266,7 +266,7 @@ func (x *Past) RecallEnded() {
 		is[id] = true
 	}
 	var ps []schedd.Past
-	err := x.archive.Each(func(r output.Record) {
+	err := x.archive.Each(func(r proclog.Record) {
 		if is[r.ID] {
 			if p, ok := x.recallOne(r, func(sigma.RealmID, time.Time) bool { return true }); ok {
 				ps = append(ps, p)
@@ -281,7 +281,7 @@ func (x *Past) RecallEnded() {
 
 // recallOne reads a record, and has what the proc printed at hand again. It is false if the realm,
 // which was made at a time, is not the proc's any more.
-func (x *Past) recallOne(r output.Record, is func(realm sigma.RealmID, was time.Time) bool) (p schedd.Past, ok bool) {
+func (x *Past) recallOne(r proclog.Record, is func(realm sigma.RealmID, was time.Time) bool) (p schedd.Past, ok bool) {
 	var was time.Time
 	var printed bool
 	c := sigmap.NewDecoder(r.Data)

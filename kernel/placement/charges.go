@@ -6,11 +6,11 @@ import (
 	"sync/atomic"
 	"time"
 
-	"sigmaos.dev/besched"
 	"sigmaos.dev/kernel/procs"
-	"sigmaos.dev/schedd"
+	"sigmaos.dev/sched/besched"
+	"sigmaos.dev/sched/schedd"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // charges is what this machine owes besched the word of: what procs used, and what services did for

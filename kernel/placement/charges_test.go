@@ -6,10 +6,10 @@ import (
 
 	"sigmaos.dev/kernel/meter"
 
-	"sigmaos.dev/besched"
-	"sigmaos.dev/launch"
-	"sigmaos.dev/schedd"
+	"sigmaos.dev/sched/besched"
+	"sigmaos.dev/sched/schedd"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/wire/launch"
 )
 
 // Goal: each second that a proc used while others waited is charged once, whether it was looked at

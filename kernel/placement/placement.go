@@ -15,14 +15,14 @@ import (
 	"sync"
 	"time"
 
-	"sigmaos.dev/besched"
 	"sigmaos.dev/kernel/cluster"
 	"sigmaos.dev/kernel/procs"
-	"sigmaos.dev/lcsched"
-	"sigmaos.dev/schedd"
-	"sigmaos.dev/session"
+	"sigmaos.dev/sched/besched"
+	"sigmaos.dev/sched/lcsched"
+	"sigmaos.dev/sched/schedd"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
+	"sigmaos.dev/wire/session"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // The schedulers, as services.

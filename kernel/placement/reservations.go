@@ -10,12 +10,12 @@ import (
 
 	"sigmaos.dev/kernel/cluster"
 	"sigmaos.dev/kernel/procs"
-	"sigmaos.dev/lcsched"
-	"sigmaos.dev/retry"
-	"sigmaos.dev/schedd"
-	"sigmaos.dev/session"
+	"sigmaos.dev/sched/lcsched"
+	"sigmaos.dev/sched/schedd"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
+	"sigmaos.dev/sigma/retry"
+	"sigmaos.dev/wire/session"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // reservations is the machine's connection to the lcsched that leads: it sends the latency-critical

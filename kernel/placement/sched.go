@@ -9,12 +9,12 @@ import (
 	"sync"
 	"time"
 
-	"sigmaos.dev/besched"
 	"sigmaos.dev/kernel/procs"
-	"sigmaos.dev/retry"
-	"sigmaos.dev/schedd"
+	"sigmaos.dev/sched/besched"
+	"sigmaos.dev/sched/schedd"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
+	"sigmaos.dev/sigma/retry"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // scheduler is the machine's part in the fleet of bescheds (docs/adr/0027-besched-is-a-fleet.md):

@@ -8,11 +8,11 @@ import (
 	"testing"
 	"time"
 
-	"sigmaos.dev/besched"
 	"sigmaos.dev/kernel/procs"
-	"sigmaos.dev/schedd"
+	"sigmaos.dev/sched/besched"
+	"sigmaos.dev/sched/schedd"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // pulls answers a machine's pulls.

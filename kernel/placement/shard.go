@@ -5,11 +5,11 @@ import (
 	"sync"
 	"time"
 
-	"sigmaos.dev/besched"
 	"sigmaos.dev/kernel/cluster"
-	"sigmaos.dev/session"
+	"sigmaos.dev/sched/besched"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
+	"sigmaos.dev/wire/session"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // shard is the machine's session with one besched of the fleet: it sends what was spawned here for

@@ -18,11 +18,11 @@ import (
 	"sigmaos.dev/kernel/sessions"
 	"sigmaos.dev/kernel/viewfs"
 
-	"sigmaos.dev/identity"
-	"sigmaos.dev/output"
+	"sigmaos.dev/kernel/identity"
+	"sigmaos.dev/kernel/proclog"
+	"sigmaos.dev/kernel/report"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/state"
-	"sigmaos.dev/treekit"
+	"sigmaos.dev/trees/treeserver"
 )
 
 // FS is where procs are.
@@ -222,7 +222,7 @@ func (r root) oneProcDir(id sigma.ProcID) sigma.File {
 }
 
 func emptyFile(dir, name string) sigma.File {
-	return &treekit.Blob{ID: sigma.FileID{Kind: sigma.KindFile, Path: viewfs.PathID(dir + "/" + name)}, Name: name,
+	return &treeserver.Blob{ID: sigma.FileID{Kind: sigma.KindFile, Path: viewfs.PathID(dir + "/" + name)}, Name: name,
 		Perm: 0o444, Content: func(context.Context) ([]byte, error) {
 			return nil, nil
 		}}
@@ -237,7 +237,7 @@ func (r root) procFile(id sigma.ProcID, name string) (sigma.File, error) {
 			if err != nil {
 				return nil, err
 			}
-			return state.Line(v)
+			return report.Line(v)
 		}), nil
 	}
 	switch name {
@@ -249,12 +249,12 @@ func (r root) procFile(id sigma.ProcID, name string) (sigma.File, error) {
 	case procStatus:
 		return text(func(context.Context) (any, error) {
 			p, err := r.procState(id)
-			return state.ProcStatus{ID: p.ID, Standing: p.Standing}, err
+			return report.ProcStatus{ID: p.ID, Standing: p.Standing}, err
 		})
 	case procUsage:
 		return text(func(ctx context.Context) (any, error) {
 			u, err := r.procUsage(ctx, id)
-			v := state.ProcUsage{Usage: state.OfUsage(u)}
+			v := report.ProcUsage{Usage: report.OfUsage(u)}
 			r.Procs.With(func(all procs.View) {
 				if l := all.Logs(id); l != nil {
 					v.StdoutDropped, v.StderrDropped = uint64(l.Out.Dropped()), uint64(l.Err.Dropped())
@@ -286,25 +286,25 @@ func (r root) procFile(id sigma.ProcID, name string) (sigma.File, error) {
 
 // printTimes gives the lines of /proc/PID/times.
 func printTimes(l *procs.Logs) ([]byte, error) {
-	var all []state.Printed
+	var all []report.Printed
 	for _, stream := range []struct {
 		name string
-		log  *output.Log
+		log  *proclog.Log
 	}{{procStdout, l.Out}, {procStderr, l.Err}} {
 		for _, s := range stream.log.Stamps() {
-			all = append(all, state.Printed{Stream: stream.name, Offset: s.At, Time: s.Time})
+			all = append(all, report.Printed{Stream: stream.name, Offset: s.At, Time: s.Time})
 		}
 	}
-	return state.Lines(all)
+	return report.Lines(all)
 }
 
 // procState is what is known of a proc that is here.
-func (r root) procState(id sigma.ProcID) (state.Proc, error) {
+func (r root) procState(id sigma.ProcID) (report.Proc, error) {
 	p, ok := r.Procs.Proc(r.Realm, id)
 	if !ok {
-		return state.Proc{}, procs.Unknown(id)
+		return report.Proc{}, procs.Unknown(id)
 	}
-	of := state.OfProc(p.ProcInfo)
+	of := report.OfProc(p.ProcInfo)
 	of.Near = string(p.Near)
 	return of, nil
 }

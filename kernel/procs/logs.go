@@ -3,14 +3,14 @@ package procs
 import (
 	"path/filepath"
 
-	"sigmaos.dev/output"
+	"sigmaos.dev/kernel/proclog"
 	"sigmaos.dev/sigma"
 )
 
 // Logs are what a proc prints: each stream, and both in the order of writing.
 type Logs struct {
-	Out, Err *output.Log
-	Both     *output.Merged
+	Out, Err *proclog.Log
+	Both     *proclog.Merged
 }
 
 // Remove drops what was printed, on the disk too.
@@ -34,12 +34,12 @@ func (t *Table) logsLocked(realm sigma.RealmID, id sigma.ProcID) *Logs {
 	}
 	b := t.budgets[realm]
 	if b == nil {
-		b = new(output.Budget)
+		b = new(proclog.Budget)
 		t.budgets[realm] = b
 	}
-	l.Out = output.New(filepath.Join(t.cfg.LogsDir, string(id)+".out"), b)
-	l.Err = output.New(filepath.Join(t.cfg.LogsDir, string(id)+".err"), b)
-	l.Both = output.Merge(l.Out, l.Err)
+	l.Out = proclog.New(filepath.Join(t.cfg.LogsDir, string(id)+".out"), b)
+	l.Err = proclog.New(filepath.Join(t.cfg.LogsDir, string(id)+".err"), b)
+	l.Both = proclog.Merge(l.Out, l.Err)
 	return l
 }
 

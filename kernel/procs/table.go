@@ -12,8 +12,8 @@ import (
 	"sync"
 	"time"
 
-	"sigmaos.dev/output"
-	"sigmaos.dev/schedd"
+	"sigmaos.dev/kernel/proclog"
+	"sigmaos.dev/sched/schedd"
 	"sigmaos.dev/sigma"
 )
 
@@ -42,9 +42,9 @@ type Table struct {
 	mu      sync.Mutex
 	core    *schedd.Core
 	of      map[sigma.ProcID]*Proc
-	budgets map[sigma.RealmID]*output.Budget // mu; of logs
-	closed  map[sigma.RealmID]bool           // mu; realms that are being removed
-	starts  []Start                          // mu; procs that were placed and are to be started by who has mu
+	budgets map[sigma.RealmID]*proclog.Budget // mu; of logs
+	closed  map[sigma.RealmID]bool            // mu; realms that are being removed
+	starts  []Start                           // mu; procs that were placed and are to be started by who has mu
 }
 
 // Proc is what sigmad has of one proc beside schedd's facts. It is there from the first need of it
@@ -67,7 +67,7 @@ type Start struct {
 // NewTable makes the table of a machine without procs.
 func NewTable(cfg Config) *Table {
 	return &Table{cfg: cfg, core: schedd.NewCore(cfg.Machine, cfg.Memory), of: map[sigma.ProcID]*Proc{},
-		budgets: map[sigma.RealmID]*output.Budget{}, closed: map[sigma.RealmID]bool{}}
+		budgets: map[sigma.RealmID]*proclog.Budget{}, closed: map[sigma.RealmID]bool{}}
 }
 
 // Begin sets the context of starts. It is called before the first Step.

@@ -4,7 +4,7 @@ import (
 	"context"
 	"testing"
 
-	"sigmaos.dev/schedd"
+	"sigmaos.dev/sched/schedd"
 	"sigmaos.dev/sigma"
 )
 

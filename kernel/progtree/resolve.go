@@ -8,12 +8,12 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"sigmaos.dev/binfs"
-	"sigmaos.dev/changeboard"
-	"sigmaos.dev/namespace"
-	"sigmaos.dev/session"
+	"sigmaos.dev/kernel/binfs"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
+	"sigmaos.dev/trees/changeboard"
+	"sigmaos.dev/trees/resolve"
+	"sigmaos.dev/wire/session"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // Tree is the kernel's own view of a realm, with which it fetches programs. It remembers what
@@ -22,7 +22,7 @@ import (
 // files on the way has changed and the sessions live. What no board covers is asked for each time.
 // Safe for concurrent use.
 type Tree struct {
-	*namespace.Tree
+	*resolve.Tree
 
 	mu    sync.Mutex
 	known map[string]*resolved // mu; by path
@@ -33,7 +33,7 @@ type Tree struct {
 const knownMax = 1024
 
 // New makes the tree of a realm that t shows.
-func New(t *namespace.Tree) *Tree { return &Tree{Tree: t, known: map[string]*resolved{}} }
+func New(t *resolve.Tree) *Tree { return &Tree{Tree: t, known: map[string]*resolved{}} }
 
 // Strict is the tree for programs of procs with views.
 func (t *Tree) Strict() binfs.Tree { return strict{t} }
@@ -101,17 +101,17 @@ type strict struct{ t *Tree }
 
 // Stat implements binfs.Tree.
 func (s strict) Stat(ctx context.Context, path string) (sigma.Stat, error) {
-	return s.t.Tree.Stat(namespace.WithoutLinks(ctx), path)
+	return s.t.Tree.Stat(resolve.WithoutLinks(ctx), path)
 }
 
 // GetAt implements binfs.Tree.
 func (s strict) GetAt(ctx context.Context, path string, offset uint64, count int) (sigma.GetResult, error) {
-	return s.t.GetAt(namespace.WithoutLinks(ctx), path, offset, count)
+	return s.t.GetAt(resolve.WithoutLinks(ctx), path, offset, count)
 }
 
 // Handle implements binfs.Tree.
 func (s strict) Handle(ctx context.Context, path string) (sigma.File, error) {
-	return s.t.Handle(namespace.WithoutLinks(ctx), path)
+	return s.t.Handle(resolve.WithoutLinks(ctx), path)
 }
 
 // Warm reports whether the program at path can be started without asking anybody, as far as is

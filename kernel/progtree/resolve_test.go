@@ -4,22 +4,22 @@ import (
 	"context"
 	"testing"
 
-	"sigmaos.dev/changeboard"
-	"sigmaos.dev/dirtree"
-	"sigmaos.dev/namespace"
-	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/treekit"
+	"sigmaos.dev/trees/changeboard"
+	"sigmaos.dev/trees/diskfs"
+	"sigmaos.dev/trees/resolve"
+	"sigmaos.dev/trees/treeserver"
+	"sigmaos.dev/wire/session"
 )
 
 // serveBoarded serves a tree on disk that counts its changes, and returns a session to it.
-func serveBoarded(t *testing.T, policy dirtree.Policy) *session.Client {
+func serveBoarded(t *testing.T, policy diskfs.Policy) *session.Client {
 	t.Helper()
 	board, err := changeboard.New()
 	if err != nil {
 		t.Fatal(err)
 	}
-	tree, err := dirtree.New(dirtree.Config{Dir: t.TempDir(), Policy: policy, Board: board})
+	tree, err := diskfs.New(diskfs.Config{Dir: t.TempDir(), Policy: policy, Board: board})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -29,8 +29,8 @@ func serveBoarded(t *testing.T, policy dirtree.Policy) *session.Client {
 	}
 	over := make(chan error, 1)
 	go func() {
-		over <- treekit.Serve(context.Background(), b,
-			treekit.Config{Tree: treekit.Admin{Tree: tree, Changes: board.File},
+		over <- treeserver.Serve(context.Background(), b,
+			treeserver.Config{Tree: treeserver.Admin{Tree: tree, Changes: board.File},
 				Principal: sigma.Principal{System: true}})
 	}()
 	c, err := session.Dial(t.Context(), a)
@@ -51,13 +51,13 @@ func recalls(t *Tree, path string) bool {
 // realm; whatever it was told is done must be seen.
 func TestResolve(t *testing.T) {
 	ctx := t.Context()
-	names, objects := serveBoarded(t, dirtree.Policy{Links: true}), serveBoarded(t, dirtree.Policy{Objects: true})
-	view := func() *namespace.Tree {
+	names, objects := serveBoarded(t, diskfs.Policy{Links: true}), serveBoarded(t, diskfs.Policy{Objects: true})
+	view := func() *resolve.Tree {
 		root, err := Attach(ctx, names, "r")
 		if err != nil {
 			t.Fatal(err)
 		}
-		return namespace.New(namespace.Config{Root: root, Dial: func(ctx context.Context, _ sigma.Endpoint) (sigma.File,
+		return resolve.New(resolve.Config{Root: root, Dial: func(ctx context.Context, _ sigma.Endpoint) (sigma.File,
 			<-chan struct{}, error) {
 			f, err := Attach(ctx, objects, "r")
 			return f, objects.Done(), err

@@ -13,10 +13,10 @@ import (
 	"sync/atomic"
 	"time"
 
-	"sigmaos.dev/identity"
+	"sigmaos.dev/kernel/identity"
 	"sigmaos.dev/kernel/memo"
-	"sigmaos.dev/names"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/trees/named/client"
 )
 
 // Config is what Quotas need of their user.
@@ -28,7 +28,7 @@ type Config struct {
 	Memo    *memo.Memo
 	Go      func(func()) // begins what is waited for before the program ends
 	// Names is the root of a realm's names.
-	Names func(ctx context.Context, realm sigma.RealmID) (*names.File, error)
+	Names func(ctx context.Context, realm sigma.RealmID) (*client.File, error)
 	// Self is this machine in its present life.
 	Self func() identity.Subject
 	// Realms asks which realms there are.
@@ -106,12 +106,12 @@ func (q *Quota) Enter() error {
 // Leave is called when a session that was counted is over.
 func (q *Quota) Leave() { q.sessions.Add(-1) }
 
-// Take implements treekit.Handles.
+// Take implements treeserver.Handles.
 func (q *Quota) Take() error {
 	return q.count(&q.handles, "handles", func(l *sigma.RealmLimits) uint64 { return l.Handles })
 }
 
-// Give implements treekit.Handles.
+// Give implements treeserver.Handles.
 func (q *Quota) Give(n int) { q.handles.Add(-int64(n)) }
 
 func (q *Quota) count(have *atomic.Int64, what string, of func(*sigma.RealmLimits) uint64) error {

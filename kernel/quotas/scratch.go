@@ -12,10 +12,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"sigmaos.dev/atomicfile"
-	"sigmaos.dev/dirtree"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/ux"
+	"sigmaos.dev/trees/atomicfile"
+	"sigmaos.dev/trees/diskfs"
+	"sigmaos.dev/trees/ux"
 )
 
 // Scratch keeps what this machine has in ux from being shown to another realm of the same name. A
@@ -46,7 +46,7 @@ func newScratch(x *Quotas) (*Scratch, error) {
 		return nil, err
 	}
 	s := &Scratch{x: x, byDefault: most, file: filepath.Join(x.cfg.Data, scratchFile), asking: make(chan struct{}, 1)}
-	if s.ux, err = ux.New(ux.Config{Dir: dir, Quota: &dirtree.Quota{Of: s.Limit, Refused: s.refused}}); err != nil {
+	if s.ux, err = ux.New(ux.Config{Dir: dir, Quota: &diskfs.Quota{Of: s.Limit, Refused: s.refused}}); err != nil {
 		return nil, err
 	}
 	return s, s.Reload()
@@ -213,7 +213,7 @@ func (s *Scratch) limitOf(realm sigma.RealmID) *scratchLimit {
 	return v.(*scratchLimit)
 }
 
-// Limit is how much a realm may have here. See dirtree.Quota.
+// Limit is how much a realm may have here. See diskfs.Quota.
 func (s *Scratch) Limit(realm sigma.RealmID, ask bool) sigma.Bytes {
 	q := s.limitOf(realm)
 	now := int64(time.Since(s.x.cfg.Start))

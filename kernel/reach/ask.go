@@ -7,10 +7,10 @@ import (
 	"sigmaos.dev/kernel/cluster"
 	"sigmaos.dev/kernel/procs"
 	"sigmaos.dev/kernel/services"
-	"sigmaos.dev/retry"
-	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
+	"sigmaos.dev/sigma/retry"
+	"sigmaos.dev/wire/session"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // Ask calls another machine's sigmad. put and take may be nil.

@@ -3,9 +3,9 @@ package reach
 import (
 	"context"
 
-	"sigmaos.dev/link"
-	"sigmaos.dev/session"
+	"sigmaos.dev/kernel/link"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/wire/session"
 )
 
 // farKey names a session with another machine's sigmad that is kept. The realm is "" for that of

@@ -11,15 +11,15 @@ import (
 	"os"
 	"sync"
 
-	"sigmaos.dev/identity"
 	"sigmaos.dev/kernel/cluster"
+	"sigmaos.dev/kernel/identity"
+	"sigmaos.dev/kernel/link"
 	"sigmaos.dev/kernel/placement"
 	"sigmaos.dev/kernel/procs"
 	"sigmaos.dev/kernel/services"
-	"sigmaos.dev/link"
-	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/treekit"
+	"sigmaos.dev/trees/treeserver"
+	"sigmaos.dev/wire/session"
 )
 
 // What other machines may reach here by link.ToService, besides the services of the boot set.
@@ -161,13 +161,13 @@ type peerTree struct {
 
 // Attach implements sigma.Tree.
 func (t peerTree) Attach(context.Context, sigma.Principal, string) (sigma.File, error) {
-	return treekit.Answers(TargetPeer, t.call), nil
+	return treeserver.Answers(TargetPeer, t.call), nil
 }
 
 func (t peerTree) call(ctx context.Context, method string, payload []byte) ([]byte, error) {
 	f := t.x.Calls[method]
 	if f == nil {
-		return nil, treekit.NoMethod(TargetPeer, method)
+		return nil, treeserver.NoMethod(TargetPeer, method)
 	}
 	return f(ctx, t.from, payload)
 }

@@ -9,12 +9,12 @@ import (
 	"strings"
 	"time"
 
-	"sigmaos.dev/identity"
+	"sigmaos.dev/kernel/identity"
+	"sigmaos.dev/kernel/link"
 	"sigmaos.dev/kernel/progtree"
 	"sigmaos.dev/kernel/services"
-	"sigmaos.dev/link"
-	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/wire/session"
 )
 
 // Where services are. A machine uses its own if it is in its boot set and answers; otherwise it

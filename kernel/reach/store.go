@@ -4,10 +4,10 @@ import (
 	"context"
 	"slices"
 
-	"sigmaos.dev/identity"
+	"sigmaos.dev/kernel/identity"
 	"sigmaos.dev/kernel/services"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // What sigmads ask each other about services.

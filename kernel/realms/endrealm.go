@@ -4,9 +4,9 @@ import (
 	"context"
 	"sync"
 
-	"sigmaos.dev/identity"
+	"sigmaos.dev/kernel/identity"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // leaveRealm ends all that this machine has of a realm that is being removed, but for what by has.

@@ -3,33 +3,33 @@ package realms
 import (
 	"context"
 
-	"sigmaos.dev/dialproxy"
 	"sigmaos.dev/kernel/computed"
+	"sigmaos.dev/kernel/dialproxy"
 	"sigmaos.dev/kernel/memo"
 	"sigmaos.dev/kernel/procs"
+	"sigmaos.dev/kernel/report"
 	"sigmaos.dev/kernel/roles"
 	"sigmaos.dev/kernel/runner"
 	"sigmaos.dev/kernel/viewfs"
-	"sigmaos.dev/schedd"
+	"sigmaos.dev/sched/schedd"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
-	"sigmaos.dev/state"
-	"sigmaos.dev/treekit"
+	"sigmaos.dev/trees/treeserver"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // File is /sys/realms as the session by has it, in the realm of: calls of the provider, and lines.
 func (x *Realms) File(by any, of sigma.RealmID, provider bool) sigma.File {
-	calls := treekit.RealmsFile(sigmap.FileRealms, viewfs.PathID("/sys/"+sigmap.FileRealms), x.For(by), provider)
+	calls := treeserver.RealmsFile(sigmap.FileRealms, viewfs.PathID("/sys/"+sigmap.FileRealms), x.For(by), provider)
 	return computed.Sys(sigmap.FileRealms, func(ctx context.Context) ([]byte, error) {
 		infos, err := x.infos(ctx, by, of, provider)
 		if err != nil {
 			return nil, err
 		}
-		out := make([]state.Realm, len(infos))
+		out := make([]report.Realm, len(infos))
 		for i := range infos {
-			out[i] = state.OfRealm(infos[i])
+			out[i] = report.OfRealm(infos[i])
 		}
-		return state.Lines(out)
+		return report.Lines(out)
 	}).Answering(calls)
 }
 
@@ -66,7 +66,7 @@ func (x *Realms) LimitsFile(of sigma.RealmID, provider bool) sigma.File {
 		if err != nil {
 			return nil, err
 		}
-		var out []state.Limit
+		var out []report.Limit
 		for i := range infos {
 			if id := infos[i].ID; id == of || provider && id != sigma.SystemRealm {
 				var use *sigma.RealmLimits
@@ -81,13 +81,13 @@ func (x *Realms) LimitsFile(of sigma.RealmID, provider bool) sigma.File {
 				out = append(out, x.limitsOf(&infos[i], use)...)
 			}
 		}
-		return state.Lines(out)
+		return report.Lines(out)
 	})
 }
 
 // limitsOf lists a realm's limits: of its names, of which it has what names says, if that is known,
 // and of its procs at this machine.
-func (x *Realms) limitsOf(i *sigma.RealmInfo, names *sigma.RealmLimits) (out []state.Limit) {
+func (x *Realms) limitsOf(i *sigma.RealmInfo, names *sigma.RealmLimits) (out []report.Limit) {
 	of := func(n func(*sigma.RealmLimits) uint64) *uint64 {
 		if names == nil {
 			return nil
@@ -126,14 +126,14 @@ func (x *Realms) limitsOf(i *sigma.RealmInfo, names *sigma.RealmLimits) (out []s
 		{"proc_endpoints", dialproxy.ListenersMax, nil},
 		{"proc_rings", dialproxy.RingsOfProc, nil},
 	} {
-		out = append(out, state.Limit{Realm: string(i.ID), Limit: l.limit, Max: l.most, Used: l.used})
+		out = append(out, report.Limit{Realm: string(i.ID), Limit: l.limit, Max: l.most, Used: l.used})
 	}
 	return append(out, x.computeLimits(i)...)
 }
 
 // computeLimits lists those limits of processors and memory that a realm has, with what is used of
 // them at this machine.
-func (x *Realms) computeLimits(i *sigma.RealmInfo) (out []state.Limit) {
+func (x *Realms) computeLimits(i *sigma.RealmInfo) (out []report.Limit) {
 	var held sigma.Bytes
 	x.cfg.Procs.With(func(v procs.View) { _, held = v.Most(i.ID) })
 	l, memory := i.Limits, uint64(held)
@@ -150,7 +150,7 @@ func (x *Realms) computeLimits(i *sigma.RealmInfo) (out []state.Limit) {
 		{"reserve_memory_bytes", uint64(l.ReserveMemory), nil},
 	} {
 		if x.most > 0 {
-			out = append(out, state.Limit{Realm: string(i.ID), Limit: x.limit, Max: x.most, Used: x.used})
+			out = append(out, report.Limit{Realm: string(i.ID), Limit: x.limit, Max: x.most, Used: x.used})
 		}
 	}
 	return out

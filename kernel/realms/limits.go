@@ -6,9 +6,9 @@ import (
 
 	"sigmaos.dev/kernel/limits"
 	"sigmaos.dev/kernel/procs"
-	"sigmaos.dev/launch"
-	"sigmaos.dev/schedd"
+	"sigmaos.dev/sched/schedd"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/wire/launch"
 )
 
 // What realms may have of processors and memory (docs/reference/limits.md): maxima at each machine,

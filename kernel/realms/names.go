@@ -13,9 +13,9 @@ import (
 	"sync"
 	"time"
 
-	"sigmaos.dev/dialproxy"
 	"sigmaos.dev/kernel/accounts"
 	"sigmaos.dev/kernel/cluster"
+	"sigmaos.dev/kernel/dialproxy"
 	"sigmaos.dev/kernel/history"
 	"sigmaos.dev/kernel/launchers"
 	"sigmaos.dev/kernel/memo"
@@ -28,16 +28,16 @@ import (
 	"sigmaos.dev/kernel/reach"
 	"sigmaos.dev/kernel/registrations"
 	"sigmaos.dev/kernel/remote"
+	"sigmaos.dev/kernel/report"
 	"sigmaos.dev/kernel/services"
 	"sigmaos.dev/kernel/shares"
-	"sigmaos.dev/names"
-	"sigmaos.dev/names/cache"
-	"sigmaos.dev/namespace"
-	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
-	"sigmaos.dev/state"
-	"sigmaos.dev/treekit"
+	"sigmaos.dev/trees/named/client"
+	"sigmaos.dev/trees/named/client/cache"
+	"sigmaos.dev/trees/resolve"
+	"sigmaos.dev/trees/treeserver"
+	"sigmaos.dev/wire/session"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // Config is what Realms need of their user.
@@ -54,7 +54,7 @@ type Config struct {
 	Proxy         *dialproxy.Proxy
 	Placing       *placement.Placement
 	Shares        *shares.Groups
-	Turns         *treekit.Turns
+	Turns         *treeserver.Turns
 	History       *history.History
 	Past          *past.Past
 	Remote        *remote.Remote
@@ -79,14 +79,14 @@ type Realms struct {
 	Recalled *cache.Budget // of what is remembered of all realms' names
 
 	mu     sync.Mutex
-	names  map[sigma.RealmID]*names.Realm    // mu
+	names  map[sigma.RealmID]*client.Realm   // mu
 	trees  map[sigma.RealmID]*progtree.Tree  // mu; the kernel's own view of realms
 	stores map[sigma.RealmID]*session.Client // mu; to the object store, for trees
 }
 
 // New makes realms of which nothing is known. Nothing is called before Take.
 func New() *Realms {
-	return &Realms{Recalled: &cache.Budget{Bytes: recalledMax}, names: map[sigma.RealmID]*names.Realm{},
+	return &Realms{Recalled: &cache.Budget{Bytes: recalledMax}, names: map[sigma.RealmID]*client.Realm{},
 		trees: map[sigma.RealmID]*progtree.Tree{}, stores: map[sigma.RealmID]*session.Client{}}
 }
 
@@ -104,7 +104,7 @@ func (x *Realms) Holds(realm sigma.RealmID) bool {
 }
 
 // Replace puts other names in the place of a realm's, and gives those. Tests only.
-func (x *Realms) Replace(realm sigma.RealmID, n *names.Realm) (old *names.Realm) {
+func (x *Realms) Replace(realm sigma.RealmID, n *client.Realm) (old *client.Realm) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	old, x.names[realm] = x.names[realm], n
@@ -116,12 +116,12 @@ func (x *Realms) Replace(realm sigma.RealmID, n *names.Realm) (old *names.Realm)
 const recalledMax = 64 << 20
 
 // Named returns the root of a realm's names. Its files live through restarts of named.
-func (x *Realms) Named(ctx context.Context, realm sigma.RealmID) (*names.File, error) {
+func (x *Realms) Named(ctx context.Context, realm sigma.RealmID) (*client.File, error) {
 	for {
 		x.mu.Lock()
 		n := x.names[realm]
 		if n == nil {
-			n = names.New(names.Config{Dial: func(ctx context.Context) (names.Session, error) {
+			n = client.New(client.Config{Dial: func(ctx context.Context) (client.Session, error) {
 				return x.dialNames(ctx, realm)
 			}, Budget: x.Recalled})
 			x.names[realm] = n
@@ -160,9 +160,9 @@ func (x *Realms) Doubt(realm sigma.RealmID) {
 
 // dialNames opens the machine's session to named for one realm. A realm of its own session cannot
 // use up what others need.
-func (x *Realms) dialNames(ctx context.Context, realm sigma.RealmID) (names.Session, error) {
+func (x *Realms) dialNames(ctx context.Context, realm sigma.RealmID) (client.Session, error) {
 	_, n, err := reach.Open(ctx, x.cfg.Reach, services.Named, func(ctx context.Context,
-		s *session.Client) (names.Session, error) {
+		s *session.Client) (client.Session, error) {
 		return AttachNames(ctx, s, realm)
 	})
 	return n, err
@@ -173,22 +173,22 @@ func (x *Realms) dialNames(ctx context.Context, realm sigma.RealmID) (names.Sess
 const flushNames = 500 * time.Millisecond
 
 // AttachNames attaches to a realm's names twice: for the provider, and for the realm's programs.
-func AttachNames(ctx context.Context, s *session.Client, realm sigma.RealmID) (names.Session, error) {
+func AttachNames(ctx context.Context, s *session.Client, realm sigma.RealmID) (client.Session, error) {
 	s.FlushWithin(flushNames)
 	root, err := progtree.Attach(ctx, s, realm)
 	if err != nil {
-		return names.Session{}, err
+		return client.Session{}, err
 	}
 	owner, err := s.Attach(ctx, string(realm)+sigmap.AsOwner)
 	if err != nil {
-		return names.Session{}, err
+		return client.Session{}, err
 	}
-	all, ok := owner.(names.Root)
+	all, ok := owner.(client.Root)
 	if !ok {
-		return names.Session{}, sigma.Errorf("kernel.AttachNames", sigma.KindUnsupported,
+		return client.Session{}, sigma.Errorf("kernel.AttachNames", sigma.KindUnsupported,
 			"the session's root is no remote file")
 	}
-	return names.Session{Root: root, Owner: all, Done: s.Done(), Close: s.Close}, nil
+	return client.Session{Root: root, Owner: all, Done: s.Done(), Close: s.Close}, nil
 }
 
 // Drop forgets a realm that is gone, and ends the sessions for it.
@@ -224,7 +224,7 @@ func (x *Realms) Tree(realm sigma.RealmID) (*progtree.Tree, error) {
 	t := x.trees[realm]
 	if t == nil {
 		p := sigma.Principal{Realm: realm, Machine: x.cfg.Machine, System: true}
-		t = progtree.New(namespace.New(namespace.Config{Machine: x.cfg.Machine,
+		t = progtree.New(resolve.New(resolve.Config{Machine: x.cfg.Machine,
 			Root: x.cfg.Root(p),
 			Dial: func(ctx context.Context, e sigma.Endpoint) (sigma.File, <-chan struct{}, error) {
 				return x.Mount(ctx, realm, e)
@@ -331,7 +331,7 @@ func (r forSession) Create(ctx context.Context, id sigma.RealmID) error {
 	}
 	if err == nil {
 		r.x.leaveFresh(id)
-		r.x.cfg.History.Events.OfSystem(state.Event{Event: state.EventRealmCreated, Realm: string(id)})
+		r.x.cfg.History.Events.OfSystem(report.Event{Event: report.EventRealmCreated, Realm: string(id)})
 	}
 	return err
 }
@@ -418,7 +418,7 @@ func (r forSession) Remove(ctx context.Context, id sigma.RealmID) error {
 		return err
 	}
 	r.x.forgetRealm(id)
-	r.x.cfg.History.Events.OfSystem(state.Event{Event: state.EventRealmRemoved, Realm: string(id)})
+	r.x.cfg.History.Events.OfSystem(report.Event{Event: report.EventRealmRemoved, Realm: string(id)})
 	return r.x.leaveRealmElsewhere(ctx, id) // what somebody began there meanwhile
 }
 
@@ -464,7 +464,7 @@ func (r forSession) List(ctx context.Context) (out []sigma.RealmInfo, err error)
 
 // System is the root of the names of the system's realm, which no tenant sees. The first
 // machine's first start makes it.
-func (x *Realms) System(ctx context.Context) (*names.File, error) {
+func (x *Realms) System(ctx context.Context) (*client.File, error) {
 	n, err := x.Named(ctx, sigma.SystemRealm)
 	if err == nil || sigma.KindOf(err) != sigma.KindNotFound {
 		return n, err
@@ -500,7 +500,7 @@ func (x *Realms) ListAt() ([]sigma.RealmInfo, time.Time, error) {
 }
 
 // Known is what this machine has of a realm's names; nil if it has nothing.
-func (x *Realms) Known(realm sigma.RealmID) *names.Realm {
+func (x *Realms) Known(realm sigma.RealmID) *client.Realm {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	return x.names[realm]

@@ -7,20 +7,20 @@ import (
 	"sync"
 	"time"
 
-	"sigmaos.dev/identity"
-	"sigmaos.dev/initd"
 	"sigmaos.dev/kernel/cluster"
+	"sigmaos.dev/kernel/identity"
 	"sigmaos.dev/kernel/past"
 	"sigmaos.dev/kernel/procs"
 	"sigmaos.dev/kernel/reach"
 	"sigmaos.dev/kernel/remote"
+	"sigmaos.dev/kernel/report"
 	"sigmaos.dev/kernel/runner"
-	"sigmaos.dev/namespace"
-	"sigmaos.dev/schedd"
+	"sigmaos.dev/sched/initd"
+	"sigmaos.dev/sched/schedd"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
-	"sigmaos.dev/state"
-	"sigmaos.dev/view"
+	"sigmaos.dev/trees/resolve"
+	"sigmaos.dev/trees/view"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // peerInit: initd.Look -> []initd.Seen, of what the machine that is asked knows itself; Unsure
@@ -37,7 +37,7 @@ type Config struct {
 	Runner  *runner.Runner
 	Remote  *remote.Remote
 	// Names is the kernel's own view of the names of the system's realm, where the records are.
-	Names func(ctx context.Context) (*namespace.Tree, error)
+	Names func(ctx context.Context) (*resolve.Tree, error)
 	// Enter is an error if a realm is being removed, or nobody may enter it now.
 	Enter func(realm sigma.RealmID) error
 	// HasRealm is an error if there is no such realm, or nobody knows.
@@ -77,7 +77,7 @@ func (x *Registrations) Lines(ctx context.Context, of sigma.RealmID) ([]byte, er
 			realms = append(realms, sigma.RealmID(e.Name))
 		}
 	}
-	out := []state.Registration{}
+	out := []report.Registration{}
 	for _, realm := range realms {
 		records, err := initd.ReadRecords(ctx, t, realm)
 		if err != nil {
@@ -87,7 +87,7 @@ func (x *Registrations) Lines(ctx context.Context, of sigma.RealmID) ([]byte, er
 			out = append(out, Line(&records[i]))
 		}
 	}
-	return state.Lines(out)
+	return report.Lines(out)
 }
 
 // Add registers a proc of a realm: in place of what is registered under the name if
@@ -184,7 +184,7 @@ func (x *Registrations) Restart(ctx context.Context, realm sigma.RealmID, payloa
 }
 
 // registered finds where the record of the name in a payload is.
-func (x *Registrations) registered(ctx context.Context, realm sigma.RealmID, payload []byte) (t *namespace.Tree,
+func (x *Registrations) registered(ctx context.Context, realm sigma.RealmID, payload []byte) (t *resolve.Tree,
 	key initd.Key, err error) {
 	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Str(&key.Name) }); err != nil {
 		return nil, key, err

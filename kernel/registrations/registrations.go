@@ -11,15 +11,15 @@ import (
 	"sync"
 	"time"
 
-	"sigmaos.dev/initd"
-	"sigmaos.dev/namespace"
+	"sigmaos.dev/kernel/report"
+	"sigmaos.dev/sched/initd"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/state"
+	"sigmaos.dev/trees/resolve"
 )
 
 // Line is what is shown of a registration.
-func Line(r *initd.ReadRecord) state.Registration {
-	out := state.Registration{Realm: string(r.Key.Realm), Name: r.Key.Name, History: []state.Instance{}}
+func Line(r *initd.ReadRecord) report.Registration {
+	out := report.Registration{Realm: string(r.Key.Realm), Name: r.Key.Name, History: []report.Instance{}}
 	if r.Err != nil {
 		out.State = "damaged"
 		return out
@@ -34,9 +34,9 @@ func Line(r *initd.ReadRecord) state.Registration {
 		out.Proc = string(p.Proc)
 	}
 	for _, i := range r.Record.History {
-		line := state.Instance{Proc: string(i.Proc), Begun: i.Begun}
+		line := report.Instance{Proc: string(i.Proc), Begun: i.Begun}
 		if !i.Ended.IsZero() {
-			line.Ended, line.Status = &i.Ended, state.OfStatus(i.Status)
+			line.Ended, line.Status = &i.Ended, report.OfStatus(i.Status)
 		}
 		out.History = append(out.History, line)
 	}
@@ -44,7 +44,7 @@ func Line(r *initd.ReadRecord) state.Registration {
 }
 
 // Add writes a new record. KindExists: there is one of the name.
-func Add(ctx context.Context, t *namespace.Tree, dir string, key initd.Key, record initd.Record) error {
+func Add(ctx context.Context, t *resolve.Tree, dir string, key initd.Key, record initd.Record) error {
 	names, err := t.ReadDir(sigma.WithSync(ctx), dir)
 	if err != nil {
 		return err
@@ -65,7 +65,7 @@ func Add(ctx context.Context, t *namespace.Tree, dir string, key initd.Key, reco
 // Change changes a record as it is then, and tells the leader. change is given why the record
 // cannot be read, if it cannot; its error leaves the record as it is. One that is going is gone
 // before anything else is done with its name: KindNotFound.
-func Change(ctx context.Context, t *namespace.Tree, key initd.Key, change func(v *initd.Versioned,
+func Change(ctx context.Context, t *resolve.Tree, key initd.Key, change func(v *initd.Versioned,
 	damaged error) error) error {
 	for {
 		v, err := initd.ReadOne(ctx, t, key)
@@ -94,7 +94,7 @@ func Change(ctx context.Context, t *namespace.Tree, key initd.Key, change func(v
 }
 
 // Changed tells the leader to look. Should that fail, it looks when it has another reason to.
-func Changed(ctx context.Context, t *namespace.Tree) error {
+func Changed(ctx context.Context, t *resolve.Tree) error {
 	_, err := t.Put(ctx, initd.ChangedFile, []byte(time.Now().Format(time.RFC3339Nano)), sigma.PutOptions{Perm: 0o600})
 	return err
 }

@@ -8,13 +8,13 @@ import (
 	"sync"
 	"time"
 
-	"sigmaos.dev/identity"
+	"sigmaos.dev/kernel/identity"
 	"sigmaos.dev/kernel/procs"
 	"sigmaos.dev/kernel/reach"
-	"sigmaos.dev/retry"
-	"sigmaos.dev/schedd"
+	"sigmaos.dev/sched/schedd"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
+	"sigmaos.dev/sigma/retry"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // Place is where a proc is.

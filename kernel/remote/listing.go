@@ -5,12 +5,12 @@ import (
 	"math"
 	"sync"
 
-	"sigmaos.dev/identity"
+	"sigmaos.dev/kernel/identity"
 	"sigmaos.dev/kernel/procs"
 	"sigmaos.dev/kernel/reach"
-	"sigmaos.dev/schedd"
+	"sigmaos.dev/sched/schedd"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // A page of a listing has at most so many bytes, that the reply fits a message whatever the procs'

@@ -13,15 +13,15 @@ import (
 	"sync"
 	"time"
 
-	"sigmaos.dev/identity"
 	"sigmaos.dev/kernel/cluster"
+	"sigmaos.dev/kernel/identity"
 	"sigmaos.dev/kernel/procs"
 	"sigmaos.dev/kernel/reach"
 	"sigmaos.dev/kernel/runner"
-	"sigmaos.dev/schedd"
+	"sigmaos.dev/sched/schedd"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
-	"sigmaos.dev/view"
+	"sigmaos.dev/trees/view"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // Calls of sigmads among themselves about procs (docs/internals/machines-protocol.md). Who calls,

@@ -4,7 +4,7 @@ import (
 	"testing"
 
 	"sigmaos.dev/kernel/procs"
-	"sigmaos.dev/schedd"
+	"sigmaos.dev/sched/schedd"
 	"sigmaos.dev/sigma"
 )
 

@@ -6,11 +6,11 @@ import (
 	"context"
 	"os"
 
-	"sigmaos.dev/initd"
-	"sigmaos.dev/session"
+	"sigmaos.dev/sched/initd"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
-	"sigmaos.dev/view"
+	"sigmaos.dev/trees/view"
+	"sigmaos.dev/wire/session"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // What a session may do that was begun with a credential (docs/reference/credentials.md). Names and

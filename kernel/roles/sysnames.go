@@ -2,7 +2,7 @@ package roles
 
 import "sigmaos.dev/kernel/meter"
 
-// Files of /sys besides those of calls (sigmap/calls.go).
+// Files of /sys besides those of calls (wire/sigmap/calls.go).
 const (
 	Roster      = "roster"
 	Connections = "connections"

@@ -20,7 +20,7 @@ import (
 	"sigmaos.dev/kernel/viewfs"
 
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/treekit"
+	"sigmaos.dev/trees/treeserver"
 )
 
 // FS is what a root is made of.
@@ -258,7 +258,7 @@ func (r *root) Get(ctx context.Context, names []string, offset uint64, count int
 	if err != nil {
 		return sigma.GetResult{}, nil, err
 	}
-	return treekit.Get(ctx, n, names, offset, count)
+	return treeserver.Get(ctx, n, names, offset, count)
 }
 
 // Recall implements sigma.Recaller for named's files.
@@ -293,7 +293,7 @@ func (r *root) Put(ctx context.Context, names []string, data []byte, o sigma.Put
 	if f != nil {
 		if sigma.OnceOf(ctx).Again {
 			f.Close()
-			return sigma.FileID{}, nil, treekit.NotRemembered()
+			return sigma.FileID{}, nil, treeserver.NotRemembered()
 		}
 		return computed.PutOn(ctx, f, names[1:], data, o)
 	}
@@ -301,7 +301,7 @@ func (r *root) Put(ctx context.Context, names []string, data []byte, o sigma.Put
 	if err != nil {
 		return sigma.FileID{}, nil, err
 	}
-	return treekit.Put(ctx, n, names, data, o)
+	return treeserver.Put(ctx, n, names, data, o)
 }
 
 // Watch implements sigma.Watcher; the kernel's own entries do not change.
@@ -339,7 +339,7 @@ func (r *root) Revoke(ctx context.Context, id sigma.LeaseID) error {
 // storeLink is /s3 or /db: an endpoint whose content is where the object store listens now, or the
 // server of databases.
 type storeLink struct {
-	treekit.Base
+	treeserver.Base
 	reach         *reach.Reach
 	name, service string
 }

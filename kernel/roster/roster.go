@@ -11,11 +11,11 @@ import (
 	"time"
 
 	"sigmaos.dev/kernel/cluster"
+	"sigmaos.dev/kernel/machines"
 	"sigmaos.dev/kernel/memo"
 	"sigmaos.dev/kernel/reach"
 	"sigmaos.dev/kernel/roles"
 	"sigmaos.dev/kernel/services"
-	"sigmaos.dev/machines"
 	"sigmaos.dev/sigma"
 )
 

@@ -11,14 +11,14 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"sigmaos.dev/kernel/proclog"
 	"sigmaos.dev/kernel/procs"
-	"sigmaos.dev/launch"
-	"sigmaos.dev/output"
-	"sigmaos.dev/schedd"
-	"sigmaos.dev/session"
+	"sigmaos.dev/sched/schedd"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
-	"sigmaos.dev/view"
+	"sigmaos.dev/trees/view"
+	"sigmaos.dev/wire/launch"
+	"sigmaos.dev/wire/session"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // procConn is our end of a proc's session. The launcher may have a copy of it, so closing it does
@@ -209,7 +209,7 @@ func (x *Runner) Adopt(e launch.Adopted) bool {
 	x.cfg.Procs.Step(schedd.Adopted{Info: what.Info, Launch: e.ID, Said: what.said, View: what.view, Kin: what.kin,
 		Home: what.home})
 	l, _ := x.cfg.Procs.Logs(realm, id)
-	for _, log := range []*output.Log{l.Out, l.Err} {
+	for _, log := range []*proclog.Log{l.Out, l.Err} {
 		if err := log.Resume(); err != nil {
 			x.cfg.Log.Warn("what a proc printed before is lost", "proc", id, "err", err)
 		}

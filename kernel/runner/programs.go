@@ -4,12 +4,12 @@ import (
 	"context"
 	"sync"
 
-	"sigmaos.dev/binfs"
-	"sigmaos.dev/identity"
+	"sigmaos.dev/kernel/binfs"
 	"sigmaos.dev/kernel/cluster"
+	"sigmaos.dev/kernel/identity"
 	"sigmaos.dev/kernel/reach"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // callPart asks another machine for bytes of a program: realm, path, FileID, size, offset (u64),

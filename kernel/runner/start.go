@@ -19,23 +19,23 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"sigmaos.dev/binfs"
-	"sigmaos.dev/dialproxy"
+	"sigmaos.dev/kernel/binfs"
+	"sigmaos.dev/kernel/dialproxy"
 	"sigmaos.dev/kernel/launchers"
 	"sigmaos.dev/kernel/meter"
 	"sigmaos.dev/kernel/past"
 	"sigmaos.dev/kernel/placement"
+	"sigmaos.dev/kernel/proclog"
 	"sigmaos.dev/kernel/procs"
 	"sigmaos.dev/kernel/progtree"
 	"sigmaos.dev/kernel/shares"
-	"sigmaos.dev/launch"
-	"sigmaos.dev/nowait"
-	"sigmaos.dev/output"
-	"sigmaos.dev/readiness"
-	"sigmaos.dev/schedd"
-	"sigmaos.dev/session"
+	"sigmaos.dev/sched/schedd"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/view"
+	"sigmaos.dev/trees/view"
+	"sigmaos.dev/wire/launch"
+	"sigmaos.dev/wire/poller"
+	"sigmaos.dev/wire/rawio"
+	"sigmaos.dev/wire/session"
 )
 
 // Config is what a Runner needs of its user.
@@ -72,8 +72,8 @@ type Runner struct {
 	ctx     context.Context // set by Begin
 	Timings Timings
 	groups  realmGroups
-	outputs *output.Collector
-	ready   *readiness.Set // procs that are silent
+	outputs *proclog.Collector
+	ready   *poller.Set // procs that are silent
 	young   young
 	nothing int        // a pipe that has ended
 	keeping sync.Mutex // makes looking at a proc and telling the launcher of it one act
@@ -86,10 +86,10 @@ func New(cfg Config) (*Runner, error) {
 	if x.nothing, err = atEnd(); err != nil {
 		return nil, sigma.Wrap("kernel.New", "", err)
 	}
-	if x.ready, err = readiness.New(); err != nil {
+	if x.ready, err = poller.New(); err != nil {
 		return nil, err
 	}
-	x.outputs = output.NewCollector(x.ready)
+	x.outputs = proclog.NewCollector(x.ready)
 	return x, nil
 }
 
@@ -181,8 +181,8 @@ func (x *Runner) tryStart(ctx context.Context, p *schedd.Proc, l *procs.Logs) er
 		Passed: []launch.Passed{{FD: c.outW, Target: 1}, {FD: c.errW, Target: 2}, {FD: c.theirs, Target: 3}}}
 	x.cfg.Procs.Step(schedd.LaunchAsked{ID: p.ID, Launch: c.launch})
 	err = x.cfg.Launcher.Start(ctx, req)
-	nowait.Close(c.outW)
-	nowait.Close(c.errW)
+	rawio.Close(c.outW)
+	rawio.Close(c.errW)
 	if err != nil {
 		x.cfg.Launcher.Unregister(c.launch)
 		c.end()
@@ -212,19 +212,19 @@ type child struct {
 	memory     sigma.Bytes // its limit
 	class      sigma.Class
 	name       string
-	release    func()         // lets go of the program, which stays in the cache as long as the proc runs it
-	out, err   *output.Stream // what it prints
-	began      time.Time      // when it was launched; of keepLater
-	outW, errW int            // theirs, until the launcher has them; it makes their stdin /dev/null
+	release    func()          // lets go of the program, which stays in the cache as long as the proc runs it
+	out, err   *proclog.Stream // what it prints
+	began      time.Time       // when it was launched; of keepLater
+	outW, errW int             // theirs, until the launcher has them; it makes their stdin /dev/null
 
 	// A proc that says nothing on its file descriptor 3 costs an entry in a table; its session
 	// begins with the first message. Until then we keep the proc's end open too, so that its end is
 	// not reported here: the launcher's word of that comes anyway.
 	mu           sync.Mutex
-	ended        bool             // mu
-	ours, theirs int              // mu; the socket pair; -1 once closed, or the session's
-	silent       *readiness.Watch // mu; nil before, and once there is a session
-	conn         *procConn        // mu; of the session
+	ended        bool          // mu
+	ours, theirs int           // mu; the socket pair; -1 once closed, or the session's
+	silent       *poller.Watch // mu; nil before, and once there is a session
+	conn         *procConn     // mu; of the session
 }
 
 // newChild makes what a proc is born with, and takes the launcher's events about it.
@@ -239,7 +239,7 @@ func (x *Runner) newChild(p *schedd.Proc, l *procs.Logs, release func()) (*child
 	c.ours, c.theirs = pair[0], pair[1]
 	if c.out, c.outW, err = x.outputs.Open(l.Out); err == nil {
 		if c.err, c.errW, err = x.outputs.Open(l.Err); err != nil {
-			nowait.Close(c.outW)
+			rawio.Close(c.outW)
 			c.out.Drain()
 		}
 	}
@@ -281,7 +281,7 @@ func (c *child) speaks() {
 // serveLocked begins the session. That of an adopted proc may have been another sigmad's.
 func (c *child) serveLocked(adopted bool) {
 	if c.theirs >= 0 {
-		nowait.Close(c.theirs)
+		rawio.Close(c.theirs)
 	}
 	u, err := session.UnixConn(os.NewFile(uintptr(c.ours), "proc"))
 	c.ours, c.theirs = -1, -1
@@ -313,7 +313,7 @@ func (c *child) end() {
 	}
 	for _, fd := range []*int{&c.ours, &c.theirs} {
 		if *fd >= 0 {
-			nowait.Close(*fd)
+			rawio.Close(*fd)
 			*fd = -1
 		}
 	}

@@ -5,9 +5,9 @@ import (
 	"testing"
 	"time"
 
-	"sigmaos.dev/launch"
-	"sigmaos.dev/schedd"
+	"sigmaos.dev/sched/schedd"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/wire/launch"
 )
 
 // TestHistogram: each duration is counted in the buckets of all bounds that it does not exceed, and

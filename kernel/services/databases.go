@@ -10,8 +10,8 @@ import (
 
 	"sigmaos.dev/kernel/meter"
 
-	"sigmaos.dev/launch"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/wire/launch"
 )
 
 // A realm's SQL statements run in a dbd of that realm alone, in its own process and cgroup, which

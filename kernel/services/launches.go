@@ -8,7 +8,7 @@ import (
 	"os"
 	"sync"
 
-	"sigmaos.dev/atomicfile"
+	"sigmaos.dev/trees/atomicfile"
 )
 
 // launches counts how often each service and sigmad was started since "sigma up", which removes the

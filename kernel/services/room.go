@@ -4,9 +4,9 @@ import (
 	"context"
 	"time"
 
-	"sigmaos.dev/diskspace"
-	"sigmaos.dev/retry"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigma/retry"
+	"sigmaos.dev/trees/diskspace"
 )
 
 // named cannot open its store on a disk that is full, and would end again and again while whoever

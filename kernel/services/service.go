@@ -12,18 +12,18 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
-	"sigmaos.dev/besched"
 	"sigmaos.dev/kernel/cluster"
 	"sigmaos.dev/kernel/delayed"
 	"sigmaos.dev/kernel/meter"
 	"sigmaos.dev/kernel/placement"
 	"sigmaos.dev/kernel/shares"
+	"sigmaos.dev/sched/besched"
 
-	"sigmaos.dev/launch"
-	"sigmaos.dev/retry"
-	"sigmaos.dev/session"
+	"sigmaos.dev/kernel/report"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/state"
+	"sigmaos.dev/sigma/retry"
+	"sigmaos.dev/wire/launch"
+	"sigmaos.dev/wire/session"
 )
 
 // The boot set.
@@ -114,7 +114,7 @@ func (s *Service) Supervise(ctx context.Context) {
 		}
 		if err != nil && ctx.Err() == nil {
 			s.set.cfg.Log.Warn("service ended", "service", s.Name, "err", err, "restart_in", wait.String())
-			s.set.cfg.Tell(state.EventDaemonEnded, s.Name, "it is started again in "+wait.String())
+			s.set.cfg.Tell(report.EventDaemonEnded, s.Name, "it is started again in "+wait.String())
 		}
 		if errors.Is(err,
 			errLauncherDied) { // nothing is wrong with it, and the keeper sees to launchers that die often
@@ -225,7 +225,7 @@ func (s *Service) Started(id sigma.ProcID) {
 		s.state = "running"
 		close(s.ready)
 		if s.restarts > 0 {
-			s.set.cfg.Tell(state.EventDaemonStarted, s.Name, "")
+			s.set.cfg.Tell(report.EventDaemonStarted, s.Name, "")
 		}
 	}
 }

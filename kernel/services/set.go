@@ -13,12 +13,12 @@ import (
 	"path/filepath"
 	"time"
 
-	"sigmaos.dev/dialproxy"
+	"sigmaos.dev/kernel/dialproxy"
 	"sigmaos.dev/kernel/launchers"
 	"sigmaos.dev/kernel/meter"
-	"sigmaos.dev/launch"
-	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/wire/launch"
+	"sigmaos.dev/wire/session"
 )
 
 // Config is what a Set needs of its user.

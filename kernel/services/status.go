@@ -4,9 +4,9 @@ import (
 	"context"
 	"time"
 
-	"sigmaos.dev/diskspace"
 	"sigmaos.dev/kernel/launchers"
-	"sigmaos.dev/sigmap"
+	"sigmaos.dev/trees/diskspace"
+	"sigmaos.dev/wire/sigmap"
 )
 
 const (

@@ -16,7 +16,7 @@ import (
 	"sigmaos.dev/kernel/services"
 	"sigmaos.dev/kernel/viewfs"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // Session is what one program is served. It remembers the session's leases, which end with it.

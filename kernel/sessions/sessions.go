@@ -15,10 +15,9 @@ import (
 	"sync"
 	"time"
 
-	"sigmaos.dev/dialproxy"
-	"sigmaos.dev/inflight"
 	"sigmaos.dev/kernel/cluster"
 	"sigmaos.dev/kernel/connect"
+	"sigmaos.dev/kernel/dialproxy"
 	"sigmaos.dev/kernel/guests"
 	"sigmaos.dev/kernel/meter"
 	"sigmaos.dev/kernel/procs"
@@ -27,10 +26,11 @@ import (
 	"sigmaos.dev/kernel/remote"
 	"sigmaos.dev/kernel/services"
 	"sigmaos.dev/kernel/viewfs"
-	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/treekit"
-	"sigmaos.dev/view"
+	"sigmaos.dev/trees/treeserver"
+	"sigmaos.dev/trees/view"
+	"sigmaos.dev/wire/inflight"
+	"sigmaos.dev/wire/session"
 )
 
 // Config is what Sessions need of their user.
@@ -38,7 +38,7 @@ type Config struct {
 	Machine  sigma.MachineID
 	Log      *slog.Logger
 	Passed   *inflight.Account // descriptors that programs have not received
-	Turns    *treekit.Turns
+	Turns    *treeserver.Turns
 	Traffic  *meter.Traffic
 	Proxy    *dialproxy.Proxy
 	Procs    *procs.Table
@@ -149,7 +149,7 @@ func (x *Sessions) serve(ctx context.Context, conn session.Conn, s *Session, res
 	x.open[s] = true
 	x.mu.Unlock()
 	conn.Passing().Charge(x.cfg.Passed, p.Realm, p.Proc)
-	cfg := treekit.Config{Tree: s, Principal: p, Reset: reset, Turns: x.cfg.Turns, Events: x.Events(p)}
+	cfg := treeserver.Config{Tree: s, Principal: p, Reset: reset, Turns: x.cfg.Turns, Events: x.Events(p)}
 	cfg.Events.Numbered = s.numbered
 	if s.Granted != nil {
 		cfg.Requests = guests.RequestsMax
@@ -164,7 +164,7 @@ func (x *Sessions) serve(ctx context.Context, conn session.Conn, s *Session, res
 			defer s.quota.Close()
 		}
 	}
-	err := treekit.Serve(ctx, conn, cfg)
+	err := treeserver.Serve(ctx, conn, cfg)
 	if err != nil {
 		x.cfg.Log.Debug("session ended", "realm", p.Realm, "proc", p.Proc, "err", err)
 	}
@@ -186,8 +186,8 @@ func (x *Sessions) serve(ctx context.Context, conn session.Conn, s *Session, res
 }
 
 // Events logs what goes wrong in a session of p.
-func (x *Sessions) Events(p sigma.Principal) treekit.Events {
-	return treekit.Events{
+func (x *Sessions) Events(p sigma.Principal) treeserver.Events {
+	return treeserver.Events{
 		Panicked: func(op string, value any, stack []byte) {
 			x.cfg.Log.Error("handler panicked", "realm", p.Realm, "proc", p.Proc, "op", op, "err", fmt.Sprint(value),
 				"stack", string(stack))

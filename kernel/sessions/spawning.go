@@ -6,11 +6,11 @@ import (
 	"slices"
 
 	"sigmaos.dev/kernel/viewfs"
-	"sigmaos.dev/schedd"
+	"sigmaos.dev/sched/schedd"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
-	"sigmaos.dev/treekit"
-	"sigmaos.dev/view"
+	"sigmaos.dev/trees/treeserver"
+	"sigmaos.dev/trees/view"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // settle replaces the symlinks on a path of the spawner's by what they lead to, so that what is
@@ -28,7 +28,7 @@ func (s Scope) settle(ctx context.Context, path string) (string, error) {
 	for range viewfs.HopsMost {
 		n := min(len(names),
 			sigmap.WalkMax) // a longer one is settled at its beginning; links further on will be refused
-		file, stop, err := treekit.WalkTo(ctx, f, names[:n], true)
+		file, stop, err := treeserver.WalkTo(ctx, f, names[:n], true)
 		if err == nil && file != nil {
 			file.Close()
 		}

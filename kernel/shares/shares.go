@@ -6,8 +6,8 @@ package shares
 import (
 	"sync"
 
-	"sigmaos.dev/launch"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/wire/launch"
 )
 
 // Groups of cgroups, below the instance's. What is in them competes as

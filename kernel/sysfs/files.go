@@ -6,19 +6,19 @@ import (
 	"runtime"
 	"time"
 
-	"sigmaos.dev/initd"
 	"sigmaos.dev/kernel/computed"
 	"sigmaos.dev/kernel/eventlog"
 	"sigmaos.dev/kernel/guests"
+	"sigmaos.dev/kernel/machines"
 	"sigmaos.dev/kernel/memo"
 	"sigmaos.dev/kernel/procs"
+	"sigmaos.dev/kernel/report"
 	"sigmaos.dev/kernel/roles"
 	"sigmaos.dev/kernel/services"
-	"sigmaos.dev/lcsched"
-	"sigmaos.dev/machines"
+	"sigmaos.dev/sched/initd"
+	"sigmaos.dev/sched/lcsched"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
-	"sigmaos.dev/state"
+	"sigmaos.dev/wire/sigmap"
 )
 
 func (r scope) machineCalls() map[string]computed.Handler {
@@ -132,11 +132,11 @@ func (r scope) credentialsFile() sigma.File {
 		if err != nil {
 			return nil, err
 		}
-		out := make([]state.Credential, len(all))
+		out := make([]report.Credential, len(all))
 		for i, c := range all {
-			out[i] = state.OfCredential(r.Realm, c)
+			out[i] = report.OfCredential(r.Realm, c)
 		}
-		return state.Lines(out)
+		return report.Lines(out)
 	}).Answering(computed.Calls(sigmap.FileCredentials, map[string]computed.Handler{sigmap.CallCreate: owner(x.Create),
 		sigmap.CallCredentialRevoke: owner(x.Revoke)}))
 }
@@ -193,24 +193,24 @@ func (r scope) decisionsFile() sigma.File {
 // second.
 
 func (r scope) versionFile() sigma.File {
-	v := state.Version{Version: r.Version, Machine: string(r.Machine), Go: runtime.Version(),
+	v := report.Version{Version: r.Version, Machine: string(r.Machine), Go: runtime.Version(),
 		Platform: runtime.GOOS + "/" + runtime.GOARCH}
-	return computed.Sys(roles.Version, func(context.Context) ([]byte, error) { return state.Line(v) })
+	return computed.Sys(roles.Version, func(context.Context) ([]byte, error) { return report.Line(v) })
 }
 
 // machineLines is what is read of /sys/machines. It asks machined, and no machine.
 func (r scope) machineLines() *computed.Lines[struct{}] {
 	return computed.Sys(sigmap.FileMachines, func(context.Context) ([]byte, error) {
-		all := []state.Machine{}
-		seen := []state.MachineSeen{}
+		all := []report.Machine{}
+		seen := []report.MachineSeen{}
 		for _, m := range r.Roster.Infos() {
-			all = append(all, state.OfMachine(m, r.Machine))
+			all = append(all, report.OfMachine(m, r.Machine))
 			seen = append(seen, all[len(all)-1].MachineSeen)
 		}
 		if r.Principal.System {
-			return state.Lines(all)
+			return report.Lines(all)
 		}
-		return state.Lines(seen)
+		return report.Lines(seen)
 	})
 }
 
@@ -221,10 +221,10 @@ func (r scope) queuesFile() sigma.File {
 		if err != nil {
 			return nil, err
 		}
-		out := []state.Queue{}
+		out := []report.Queue{}
 		for _, q := range all {
 			if r.Principal.System || q.Realm == r.Realm {
-				out = append(out, state.Queue{Realm: string(q.Realm), Waiting: int(q.Jobs), Memory: uint64(q.Memory),
+				out = append(out, report.Queue{Realm: string(q.Realm), Waiting: int(q.Jobs), Memory: uint64(q.Memory),
 					Shares: q.Shares})
 			}
 		}
@@ -240,11 +240,11 @@ func (r scope) queuesFile() sigma.File {
 		}
 		for _, w := range lc {
 			if r.Principal.System || w.Realm == r.Realm {
-				out = append(out, state.Queue{Realm: string(w.Realm), Waiting: 1, Memory: uint64(w.Memory),
+				out = append(out, report.Queue{Realm: string(w.Realm), Waiting: 1, Memory: uint64(w.Memory),
 					Proc: string(w.ID), Class: sigma.LatencyCritical.String(), Why: w.Why})
 			}
 		}
-		return state.Lines(out)
+		return report.Lines(out)
 	})
 }
 
@@ -277,13 +277,13 @@ func (r scope) utilisationFile() sigma.File {
 		of := []sigma.RealmID{r.Realm}
 		if r.Principal.System {
 			cpu := r.CPU
-			m := state.MachineUse{Machine: string(r.Machine), Cores: float64(cpu) / 1000}
+			m := report.MachineUse{Machine: string(r.Machine), Cores: float64(cpu) / 1000}
 			r.Procs.With(func(v procs.View) {
 				m.Running, m.Waiting = v.Running(), v.Queued()
 				m.Capacity, m.Free = uint64(v.Capacity()), uint64(v.Free())
 				of = v.Realms()
 			})
-			line, err := state.Line(m)
+			line, err := report.Line(m)
 			if err != nil {
 				return nil, err
 			}
@@ -291,7 +291,7 @@ func (r scope) utilisationFile() sigma.File {
 		}
 		for _, realm := range of {
 			u := r.Realms.Use(realm)
-			line, err := state.Line(state.RealmUse{Machine: string(r.Machine), Realm: string(realm),
+			line, err := report.Line(report.RealmUse{Machine: string(r.Machine), Realm: string(realm),
 				Running: u.Running, Waiting: u.Waiting, Limit: uint64(u.Memory)})
 			if err != nil {
 				return nil, err

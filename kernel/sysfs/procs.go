@@ -9,9 +9,9 @@ import (
 	"sigmaos.dev/kernel/computed"
 	"sigmaos.dev/kernel/procs"
 	"sigmaos.dev/kernel/remote"
-	"sigmaos.dev/schedd"
+	"sigmaos.dev/sched/schedd"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
+	"sigmaos.dev/wire/sigmap"
 )
 
 func (r scope) procsCalls() map[string]computed.Handler {

@@ -14,7 +14,7 @@ import (
 	"sigmaos.dev/kernel/roles"
 	"sigmaos.dev/kernel/sessions"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // callNames are the methods that a file of Go declares as constants named Call... .
@@ -57,7 +57,7 @@ func TestRolesTable(t *testing.T) {
 	elsewhere := []string{ // methods of other files than those of /sys, or of files of which no method is allowed
 		sigmap.CallStatus, sigmap.CallLeave, sigmap.CallDown, sigmap.CallServer, sigmap.CallSetStore, sigmap.CallStores,
 		sigmap.CallChanges, sigmap.CallHash}
-	for _, path := range []string{"../../sigmap/calls.go", "../../initd/calls.go"} {
+	for _, path := range []string{"../../wire/sigmap/calls.go", "../../sched/initd/calls.go"} {
 		for _, method := range callNames(t, filepath.FromSlash(path)) {
 			found := slices.Contains(elsewhere, method)
 			for _, row := range roles.Permissions {

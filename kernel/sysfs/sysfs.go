@@ -1,4 +1,4 @@
-// Package sysfs is /sys: the system calls of programs (sigmap/calls.go), and files that tell the
+// Package sysfs is /sys: the system calls of programs (wire/sigmap/calls.go), and files that tell the
 // state of the system. What each does is told by the package that it asks; here stands who may ask
 // what. It has no lock. Users: kernel/rootfs.
 package sysfs
@@ -31,8 +31,8 @@ import (
 	"sigmaos.dev/kernel/viewfs"
 
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
-	"sigmaos.dev/treekit"
+	"sigmaos.dev/trees/treeserver"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // FS is what /sys asks.
@@ -68,7 +68,7 @@ type scope struct {
 	sessions.Scope
 }
 
-// Dir is /sys as a session has it: the system calls (sigmap/calls.go) and the state of the system
+// Dir is /sys as a session has it: the system calls (wire/sigmap/calls.go) and the state of the system
 // (files.go).
 func (x *FS) Dir(s sessions.Scope) sigma.File {
 	r := scope{x, s}
@@ -163,6 +163,6 @@ func (r scope) file(name string) sigma.File {
 }
 
 func blob(name string, perm uint32, content func(context.Context) ([]byte, error)) sigma.File {
-	return &treekit.Blob{ID: sigma.FileID{Kind: sigma.KindDevice, Path: viewfs.PathID("/sys/" + name)}, Name: name,
+	return &treeserver.Blob{ID: sigma.FileID{Kind: sigma.KindDevice, Path: viewfs.PathID("/sys/" + name)}, Name: name,
 		Perm: perm, Content: content}
 }

@@ -3,18 +3,18 @@ package talk
 import (
 	"context"
 
-	"sigmaos.dev/dialproxy"
-	"sigmaos.dev/launch"
-	"sigmaos.dev/ring"
+	"sigmaos.dev/kernel/dialproxy"
+	"sigmaos.dev/kernel/report"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/state"
+	"sigmaos.dev/wire/launch"
+	"sigmaos.dev/wire/ring"
 )
 
 const logMost = 128 // events in one answer, which has room for them
 
 // Connections are those that procs of this machine have, of those for which match says so. The
 // launcher is asked whether they still have them.
-func (x *Talk) Connections(ctx context.Context, match func(*dialproxy.Connection) bool) []state.Connection {
+func (x *Talk) Connections(ctx context.Context, match func(*dialproxy.Connection) bool) []report.Connection {
 	cs, ends := x.cfg.Proxy.Connections(match)
 	found := x.cfg.Connect.Found(ctx, ends, false)
 	of := map[uint64][]launch.Socket{}
@@ -35,7 +35,7 @@ func (x *Talk) Connections(ctx context.Context, match func(*dialproxy.Connection
 			near[o.Number] = append(near[o.Number], c)
 		}
 	}
-	out := []state.Connection{}
+	out := []report.Connection{}
 	for i := range cs {
 		sockets := of[cs[i].Number]
 		if len(sockets) == 0 {
@@ -59,17 +59,17 @@ func (x *Talk) Connections(ctx context.Context, match func(*dialproxy.Connection
 }
 
 // Log is the call log: the latest things that happened to connections.
-func (x *Talk) Log(match func(*dialproxy.Connection) bool) []state.ConnectionEvent {
+func (x *Talk) Log(match func(*dialproxy.Connection) bool) []report.ConnectionEvent {
 	es := x.cfg.Proxy.Events(match)
-	out := []state.ConnectionEvent{}
+	out := []report.ConnectionEvent{}
 	for _, e := range es[max(0, len(es)-logMost):] {
-		out = append(out, state.ConnectionEvent{Time: e.Time, Event: e.What, Connection: x.line(&e.Connection)})
+		out = append(out, report.ConnectionEvent{Time: e.Time, Event: e.What, Connection: x.line(&e.Connection)})
 	}
 	return out
 }
 
 // tellCarried fills in what the ends of a connection that are here have counted.
-func tellCarried(line *state.Connection, ends []ring.Carried) {
+func tellCarried(line *report.Connection, ends []ring.Carried) {
 	first := ends[0]
 	messages, turns, spun := first.Writes, first.Turns, first.Spun
 	if len(ends) > 1 {
@@ -81,8 +81,8 @@ func tellCarried(line *state.Connection, ends []ring.Carried) {
 		&spun
 }
 
-func (x *Talk) line(c *dialproxy.Connection) state.Connection {
-	return state.Connection{Realm: string(c.Endpoint.Realm), Machine: string(x.cfg.Machine),
+func (x *Talk) line(c *dialproxy.Connection) report.Connection {
+	return report.Connection{Realm: string(c.Endpoint.Realm), Machine: string(x.cfg.Machine),
 		Proc: string(c.Endpoint.Proc), On: string(c.Endpoint.Machine), From: string(c.From.Proc),
 		FromRealm: string(c.From.Realm), FromOn: string(c.From.Machine),
 		Transport: c.Transport, Began: c.Began, Ready: c.Ready}

@@ -17,16 +17,16 @@ import (
 	"sync"
 	"time"
 
-	"sigmaos.dev/dialproxy"
-	"sigmaos.dev/identity"
 	"sigmaos.dev/kernel/cluster"
 	"sigmaos.dev/kernel/connect"
+	"sigmaos.dev/kernel/dialproxy"
+	"sigmaos.dev/kernel/identity"
 	"sigmaos.dev/kernel/memo"
 	"sigmaos.dev/kernel/meter"
+	"sigmaos.dev/kernel/report"
 	"sigmaos.dev/kernel/services"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
-	"sigmaos.dev/state"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // Calls of sigmads among themselves.
@@ -123,7 +123,7 @@ func (x *Talk) all(ctx context.Context, own func() ([]byte, error), method strin
 			texts[i], err = x.of(ctx, m, method, put)
 		}
 		if err != nil {
-			texts[i], _ = state.Line(state.UsageMissing{Machine: string(machines[i]), Missing: err.Error()})
+			texts[i], _ = report.Line(report.UsageMissing{Machine: string(machines[i]), Missing: err.Error()})
 		}
 	})
 	return slices.Concat(texts...), ctx.Err()
@@ -149,7 +149,7 @@ func (x *Talk) traffic(realm sigma.RealmID) ([]byte, error) {
 		cs := x.Connections(ctx, func(c *dialproxy.Connection) bool {
 			return x.tells(c) && (realm == "" || c.Endpoint.Realm == realm || c.From.Realm == realm)
 		})
-		return state.Lines(pairs(time.Now(), cs))
+		return report.Lines(pairs(time.Now(), cs))
 	})
 }
 
@@ -160,14 +160,14 @@ func (x *Talk) tells(c *dialproxy.Connection) bool {
 }
 
 // pairs adds up connections by the two that have them.
-func pairs(now time.Time, cs []state.Connection) []state.Talk {
+func pairs(now time.Time, cs []report.Connection) []report.Talk {
 	type key struct{ realm, from, fromOn, to, on string }
-	of := map[key]*state.Talk{}
+	of := map[key]*report.Talk{}
 	for i := range cs {
 		c := &cs[i]
 		k := key{c.Realm, c.From, c.FromOn, c.Proc, c.On}
 		if of[k] == nil {
-			of[k] = &state.Talk{Machine: c.Machine, At: now, Realm: c.Realm, From: c.From, FromOn: c.FromOn, To: c.Proc,
+			of[k] = &report.Talk{Machine: c.Machine, At: now, Realm: c.Realm, From: c.From, FromOn: c.FromOn, To: c.Proc,
 				On: c.On}
 		}
 		of[k].Connections++
@@ -181,11 +181,11 @@ func pairs(now time.Time, cs []state.Connection) []state.Talk {
 		of[k].Sent += sent
 		of[k].Received += received
 	}
-	out := make([]state.Talk, 0, len(of))
+	out := make([]report.Talk, 0, len(of))
 	for _, t := range of {
 		out = append(out, *t)
 	}
-	slices.SortFunc(out, func(a, b state.Talk) int {
+	slices.SortFunc(out, func(a, b report.Talk) int {
 		return cmp.Or(cmp.Compare(b.Sent+b.Received, a.Sent+a.Received), cmp.Compare(a.From, b.From),
 			cmp.Compare(a.To, b.To))
 	})
@@ -200,16 +200,16 @@ func (x *Talk) distances() ([]byte, error) {
 		}
 		others := x.cfg.Cluster.Others()
 		x.link(others)
-		out := []state.Distance{}
+		out := []report.Distance{}
 		for _, m := range others {
-			d := state.Distance{Machine: string(x.cfg.Machine), To: string(m)}
+			d := report.Distance{Machine: string(x.cfg.Machine), To: string(m)}
 			if rtt, known := x.cfg.Cluster.Node().Distance(m); known {
 				s := rtt.Seconds()
 				d.RoundTrip = &s
 			}
 			out = append(out, d)
 		}
-		return state.Lines(out)
+		return report.Lines(out)
 	})
 }
 

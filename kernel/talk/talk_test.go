@@ -5,10 +5,10 @@ import (
 	"testing"
 	"time"
 
-	"sigmaos.dev/dialproxy"
+	"sigmaos.dev/kernel/dialproxy"
+	"sigmaos.dev/kernel/report"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
-	"sigmaos.dev/state"
+	"sigmaos.dev/wire/sigmap"
 )
 
 func n(v uint64) *uint64 { return &v }
@@ -17,14 +17,14 @@ func n(v uint64) *uint64 { return &v }
 // machine has; one of which nothing was counted is a connection all the same; the largest is first.
 func TestPairs(t *testing.T) {
 	now := time.Unix(1, 0)
-	got := pairs(now, []state.Connection{
+	got := pairs(now, []report.Connection{
 		{Realm: "a", Machine: "m1", From: "p", FromOn: "m1", Proc: "q", On: "m2", Sent: n(1), Received: n(2)},
 		{Realm: "a", Machine: "m1", From: "p", FromOn: "m1", Proc: "q", On: "m2", Sent: n(10), Received: n(20)},
 		{Realm: "a", Machine: "m1", From: "p", FromOn: "m1", Proc: "r", On: "m1"},
 		// a program outside dialled from another machine, and this one's end listens
 		{Realm: "a", Machine: "m1", FromOn: "m3", Proc: "r", On: "m1", Sent: n(700), Received: n(5)},
 	})
-	want := []state.Talk{
+	want := []report.Talk{
 		{Machine: "m1", At: now, Realm: "a", FromOn: "m3", To: "r", On: "m1", Sent: 5, Received: 700, Connections: 1},
 		{Machine: "m1", At: now, Realm: "a", From: "p", FromOn: "m1", To: "q", On: "m2", Sent: 11, Received: 22,
 			Connections: 2},

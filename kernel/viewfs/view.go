@@ -6,11 +6,11 @@ import (
 	"sync"
 	"time"
 
-	"sigmaos.dev/namespace"
-	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
-	"sigmaos.dev/view"
+	"sigmaos.dev/trees/resolve"
+	"sigmaos.dev/trees/view"
+	"sigmaos.dev/wire/session"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // Limits of one proc that has a view. What it reaches beyond its machine's own places is reached by
@@ -30,7 +30,7 @@ const (
 // A proc that sees all has none, and pays nothing for those that have.
 type Viewer struct {
 	cfg     Config
-	entered namespace.Servers[*entered]
+	entered resolve.Servers[*entered]
 
 	mu   sync.Mutex
 	read map[string]bool // mu; texts of stream endpoints
@@ -69,7 +69,7 @@ type Config struct {
 // New makes the session's viewer. Release ends it.
 func New(cfg Config) *Viewer {
 	return &Viewer{cfg: cfg, read: map[string]bool{},
-		entered: namespace.Servers[*entered]{Most: EnteredMost, Drop: func(e *entered) { e.client.Close() }}}
+		entered: resolve.Servers[*entered]{Most: EnteredMost, Drop: func(e *entered) { e.client.Close() }}}
 }
 
 // Table is what the session sees.

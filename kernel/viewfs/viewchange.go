@@ -6,8 +6,8 @@ import (
 	"time"
 
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/treekit"
-	"sigmaos.dev/view"
+	"sigmaos.dev/trees/treeserver"
+	"sigmaos.dev/trees/view"
 )
 
 // fenced looks at the fence that a request may carry. Its name is a path in the proc's view: the
@@ -33,7 +33,7 @@ func (v *Viewer) fenced(ctx context.Context) (context.Context, error) {
 
 // mayChange says whether the name here may be changed: the rights allow it and the name is not one
 // of the view.
-func (f *viewFile) mayChange(op treekit.Op, name string) error {
+func (f *viewFile) mayChange(op treeserver.Op, name string) error {
 	if f.covered(name) {
 		return &sigma.Error{Op: "kernel.view." + string(op), Path: name, Kind: sigma.KindPermission,
 			Msg:  "the name is one of the proc's view",
@@ -121,9 +121,9 @@ func (f *viewFile) Mkdir(ctx context.Context, name string, perm uint32) error {
 func (f *viewFile) Rename(ctx context.Context, name string, newDir sigma.File, newName string) error {
 	to, ok := newDir.(*viewFile)
 	if !ok {
-		return f.refuse(treekit.OpRename, newName)
+		return f.refuse(treeserver.OpRename, newName)
 	}
-	if err := to.mayChange(treekit.OpRename, newName); err != nil {
+	if err := to.mayChange(treeserver.OpRename, newName); err != nil {
 		return err
 	}
 	return f.Forward.Rename(ctx, name, to, newName)
@@ -205,7 +205,7 @@ func (v *Viewer) holds(id sigma.LeaseID) bool {
 // Lease implements sigma.Leaser, at the root of a view that lets anything be made.
 func (f *viewFile) Lease(ctx context.Context, ttl time.Duration) (sigma.LeaseID, error) {
 	if f.at == nil || len(f.at) > 0 {
-		return 0, treekit.Unsupported("lease")
+		return 0, treeserver.Unsupported("lease")
 	}
 	if !f.v.Table().Writes() {
 		return 0, f.refuse("Lease", "/")

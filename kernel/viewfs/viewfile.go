@@ -8,17 +8,17 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/treekit"
-	"sigmaos.dev/view"
+	"sigmaos.dev/trees/treeserver"
+	"sigmaos.dev/trees/view"
+	"sigmaos.dev/wire/session"
 )
 
 // viewFile is a file as a proc with a view sees it: a file of the realm with the rights of the
 // entry by which it was reached, or a directory that is there only because entries are below it. It
 // is its own Gate.
 type viewFile struct {
-	treekit.PassingForward // to a hollow where the directory is made up
+	treeserver.PassingForward // to a hollow where the directory is made up
 
 	v     *Viewer
 	at    []string     // where it is in the view, if entries may be below; else nil: then the handle alone counts
@@ -36,7 +36,7 @@ var (
 
 // handle makes a handle of f that stands before file.
 func handle(file sigma.File, f viewFile) *viewFile {
-	f.PassingForward = treekit.Passing(file, &f)
+	f.PassingForward = treeserver.Passing(file, &f)
 	return &f
 }
 
@@ -45,36 +45,36 @@ func (v *Viewer) hollow(at []string, id sigma.FileID) *viewFile {
 	return handle(hollow{at: at, id: id}, viewFile{v: v, at: at, id: id})
 }
 
-// Enter implements treekit.Gate: the rights of the entry decide, and a fence is what it is in the
+// Enter implements treeserver.Gate: the rights of the entry decide, and a fence is what it is in the
 // realm.
-func (f *viewFile) Enter(ctx context.Context, op treekit.Op, name string) (context.Context, func(error) error, error) {
+func (f *viewFile) Enter(ctx context.Context, op treeserver.Op, name string) (context.Context, func(error) error, error) {
 	var err error
 	switch op {
-	case treekit.OpCreate, treekit.OpMkdir, treekit.OpSymlink, treekit.OpRemove, treekit.OpRename:
+	case treeserver.OpCreate, treeserver.OpMkdir, treeserver.OpSymlink, treeserver.OpRemove, treeserver.OpRename:
 		err = f.mayChange(op, name)
-	case treekit.OpSetStat, treekit.OpWriteAt:
+	case treeserver.OpSetStat, treeserver.OpWriteAt:
 		err = f.may(op, f.path(), sigma.RightWrite)
-	case treekit.OpCall:
+	case treeserver.OpCall:
 		err = f.may(op, f.path(), sigma.RightCall)
-	case treekit.OpPassBulk, treekit.OpPassFile:
+	case treeserver.OpPassBulk, treeserver.OpPassFile:
 		if f.v.cfg.Role != "" {
-			err = treekit.Unsupported("passing it to a guest") // whose credential it would outlive
+			err = treeserver.Unsupported("passing it to a guest") // whose credential it would outlive
 		}
 	}
 	if err == nil {
 		ctx, err = f.v.fenced(ctx)
 	}
-	return ctx, treekit.Admit, err
+	return ctx, treeserver.Admit, err
 }
 
-// Beyond implements treekit.Gate, of what Create made.
+// Beyond implements treeserver.Gate, of what Create made.
 func (f *viewFile) Beyond(file sigma.File) sigma.File {
 	return handle(file, viewFile{v: f.v, entry: f.entry, by: f.by, id: sigma.FileID{Kind: sigma.KindFile}, made: true})
 }
 
 // hollow is a directory that is there only because entries are below it. It does not change.
 type hollow struct {
-	treekit.Base
+	treeserver.Base
 	at []string
 	id sigma.FileID
 }
@@ -123,7 +123,7 @@ func (f *viewFile) path() string {
 	return ""
 }
 
-func (f *viewFile) refuse(op treekit.Op, name string) error {
+func (f *viewFile) refuse(op treeserver.Op, name string) error {
 	if role := f.v.cfg.Role; role != "" {
 		return &sigma.Error{Op: "kernel.view." + string(op), Path: name, Kind: sigma.KindPermission,
 			Msg:  "the credential's role " + role + " does not allow it",
@@ -138,7 +138,7 @@ func (f *viewFile) refuse(op treekit.Op, name string) error {
 }
 
 // may says whether the rights here include r.
-func (f *viewFile) may(op treekit.Op, name string, r sigma.Rights) error {
+func (f *viewFile) may(op treeserver.Op, name string, r sigma.Rights) error {
 	if f.entry != nil && f.entry.Rights&r == r {
 		return nil
 	}
@@ -330,7 +330,7 @@ const viewCookies = 1 << 62
 
 // ReadDir implements sigma.File.
 func (f *viewFile) ReadDir(ctx context.Context, cookie uint64, n int) ([]sigma.DirEntry, uint64, bool, error) {
-	ctx, _, err := f.Enter(ctx, treekit.OpReadDir, "")
+	ctx, _, err := f.Enter(ctx, treeserver.OpReadDir, "")
 	if err != nil {
 		return nil, cookie, false, err
 	}

@@ -4,8 +4,8 @@ import (
 	"context"
 
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
-	"sigmaos.dev/treekit"
+	"sigmaos.dev/trees/treeserver"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // way is a walk for a proc with a view: names from a file, of which the first lead to the place of
@@ -176,7 +176,7 @@ func walkStop(ctx context.Context, f sigma.File, names []string, last bool) (sig
 	if kind != sigma.KindEndpoint && (kind != sigma.KindSymlink || file != nil && !last) {
 		return file, ids, nil, nil
 	}
-	stop, err := treekit.StopAt(ctx, f, names, file, ids)
+	stop, err := treeserver.StopAt(ctx, f, names, file, ids)
 	return nil, ids, stop, err
 }
 
@@ -190,7 +190,7 @@ func notThere(ids []sigma.FileID, names []string) error {
 // get and put are ways of one round trip, if no endpoint is on them.
 func (w *way) get(ctx context.Context, offset uint64, count int) (g sigma.GetResult, stop *sigma.Stopped, err error) {
 	stop, err = w.run(ctx, func(f sigma.File, names []string) (s *sigma.Stopped, err error) {
-		g, s, err = treekit.Get(ctx, f, names, offset, count)
+		g, s, err = treeserver.Get(ctx, f, names, offset, count)
 		return s, err
 	})
 	return g, stop, err
@@ -199,7 +199,7 @@ func (w *way) get(ctx context.Context, offset uint64, count int) (g sigma.GetRes
 func (w *way) put(ctx context.Context, data []byte, o sigma.PutOptions) (id sigma.FileID, stop *sigma.Stopped,
 	err error) {
 	stop, err = w.run(ctx, func(f sigma.File, names []string) (s *sigma.Stopped, err error) {
-		id, s, err = treekit.Put(ctx, f, names, data, o)
+		id, s, err = treeserver.Put(ctx, f, names, data, o)
 		return s, err
 	})
 	return id, stop, err

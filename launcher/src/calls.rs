@@ -514,7 +514,7 @@ const FCNTL_SYSTEM: &[&[Test]] = &[
     &[Is(1, F_OFD_GETLK as u32)],
     &[Is(1, F_OFD_SETLK as u32)],
     &[Is(1, F_OFD_SETLKW as u32)],
-    // How a server finds out whether anybody else has its own file open (dirtree).
+    // How a server finds out whether anybody else has its own file open (diskfs).
     &[Is(1, F_SETLEASE as u32)],
     &[Is(1, F_ADD_SEALS as u32)],
     &[Is(1, F_GET_SEALS as u32)],

@@ -7,8 +7,8 @@ import (
 	"slices"
 	"time"
 
-	"sigmaos.dev/retry"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigma/retry"
 )
 
 // PartiesMax bounds parties.

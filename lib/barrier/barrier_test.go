@@ -9,9 +9,9 @@ import (
 	"testing/synctest"
 	"time"
 
-	"sigmaos.dev/memfs"
-	"sigmaos.dev/namespace"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/trees/memfs"
+	"sigmaos.dev/trees/resolve"
 )
 
 func join(t *testing.T, tree *memfs.Tree, n int, name string) *Party {
@@ -20,7 +20,7 @@ func join(t *testing.T, tree *memfs.Tree, n int, name string) *Party {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, err := Join(t.Context(), namespace.New(namespace.Config{Root: root}), Config{Dir: "/b", N: n}, name)
+	p, err := Join(t.Context(), resolve.New(resolve.Config{Root: root}), Config{Dir: "/b", N: n}, name)
 	if err != nil {
 		t.Fatal(err)
 	}

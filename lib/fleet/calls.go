@@ -7,10 +7,10 @@ import (
 	"sync/atomic"
 	"time"
 
-	"sigmaos.dev/call"
-	"sigmaos.dev/retry"
 	"sigmaos.dev/sdk"
+	"sigmaos.dev/sdk/call"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigma/retry"
 )
 
 // The calls that the coordinator answers. Arguments and answers are JSON.

@@ -7,9 +7,9 @@ import (
 	"iter"
 	"time"
 
-	"sigmaos.dev/retry"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigma/retry"
 )
 
 // DocumentMax is the size of the document in bytes.

@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"sigmaos.dev/internal/inprocess"
-	"sigmaos.dev/memfs"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/trees/memfs"
 )
 
 // member is a running one.

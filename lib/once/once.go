@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"time"
 
-	"sigmaos.dev/retry"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigma/retry"
 )
 
 // ResultMax is the size of a result in bytes. What is larger is put into a file, whose path is the

@@ -8,18 +8,18 @@ import (
 	"testing/synctest"
 	"time"
 
-	"sigmaos.dev/memfs"
-	"sigmaos.dev/namespace"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/trees/memfs"
+	"sigmaos.dev/trees/resolve"
 )
 
-func client(t *testing.T, tree *memfs.Tree) *namespace.Tree {
+func client(t *testing.T, tree *memfs.Tree) *resolve.Tree {
 	t.Helper()
 	root, err := tree.Attach(t.Context(), sigma.Principal{}, "")
 	if err != nil {
 		t.Fatal(err)
 	}
-	return namespace.New(namespace.Config{Root: root})
+	return resolve.New(resolve.Config{Root: root})
 }
 
 // Goal: one does the task at a time and all get its result; after a failure the next tries; an

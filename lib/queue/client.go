@@ -9,12 +9,12 @@ import (
 	"sync"
 	"time"
 
-	"sigmaos.dev/call"
 	"sigmaos.dev/lib/queue/journal"
 	"sigmaos.dev/lib/queue/record"
-	"sigmaos.dev/retry"
 	"sigmaos.dev/sdk"
+	"sigmaos.dev/sdk/call"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigma/retry"
 )
 
 // What programs submit, work at and read. Their fields are those of package record.

@@ -6,7 +6,7 @@ import (
 	"sync"
 	"time"
 
-	"sigmaos.dev/retry"
+	"sigmaos.dev/sigma/retry"
 )
 
 // work is what is under way of one Work.

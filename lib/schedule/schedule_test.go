@@ -10,8 +10,8 @@ import (
 	"time"
 
 	"sigmaos.dev/internal/inprocess"
-	"sigmaos.dev/memfs"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/trees/memfs"
 )
 
 // Goal: lines are read, and what is wrong with one is said with its number.

@@ -8,8 +8,8 @@ import (
 	"sync"
 	"time"
 
-	"sigmaos.dev/retry"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigma/retry"
 )
 
 // SizeMax bounds permits: each is a file of one directory that is listed.

@@ -11,9 +11,9 @@ import (
 	"sync"
 	"time"
 
-	"sigmaos.dev/retry"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigma/retry"
 )
 
 const retryPause = 50 * time.Millisecond

@@ -10,8 +10,8 @@ import (
 	"time"
 
 	"sigmaos.dev/internal/inprocess"
-	"sigmaos.dev/memfs"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/trees/memfs"
 )
 
 // Goal: shards are divided evenly, and no more move than must: those of members that are gone, and

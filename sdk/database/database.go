@@ -24,10 +24,10 @@ import (
 	"io"
 	"math"
 
-	"sigmaos.dev/db/query"
-	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
+	"sigmaos.dev/trees/db/query"
+	"sigmaos.dev/wire/session"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // Tree is what finds files by path: an *sdk.Client.

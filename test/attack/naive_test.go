@@ -9,7 +9,7 @@ import (
 	"syscall"
 	"testing"
 
-	"sigmaos.dev/sigmap"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // naive is a server of sigmaP that has none of the checks which hostile messages are about: it
@@ -27,7 +27,7 @@ type naiveSession struct {
 	root string // whose files it sees
 }
 
-// naiveRequests and naiveFids are what it holds at most before it counts as harmed; treekit holds
+// naiveRequests and naiveFids are what it holds at most before it counts as harmed; treeserver holds
 // RequestsMax, 4096, and 65536 handles.
 const (
 	naiveRequests = 5000

@@ -19,9 +19,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sigmaos.dev/internal/testenv"
+	records "sigmaos.dev/kernel/report"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
-	records "sigmaos.dev/state"
 )
 
 // pair is a system of two machines of this host.

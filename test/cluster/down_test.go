@@ -12,8 +12,8 @@ import (
 	"time"
 
 	"sigmaos.dev/internal/testenv"
+	states "sigmaos.dev/kernel/report"
 	"sigmaos.dev/sigma"
-	states "sigmaos.dev/state"
 )
 
 // Goal: sigma down of several machines lets all of them work while the procs of one have their

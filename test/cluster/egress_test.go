@@ -8,8 +8,8 @@ import (
 	"testing"
 
 	"sigmaos.dev/internal/testenv"
+	said "sigmaos.dev/kernel/report"
 	"sigmaos.dev/sigma"
-	said "sigmaos.dev/state"
 )
 
 // Goal: what a proc sent to another machine is counted to the byte, although it was killed, for

@@ -9,8 +9,8 @@ import (
 	"strings"
 	"testing"
 
-	"sigmaos.dev/decision"
 	"sigmaos.dev/internal/testenv"
+	"sigmaos.dev/sched/decision"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
 )

@@ -12,9 +12,9 @@ import (
 	"time"
 
 	"sigmaos.dev/internal/testenv"
+	system "sigmaos.dev/kernel/report"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
-	system "sigmaos.dev/state"
 )
 
 // kept is the instance of the registered proc web that runs, as a machine sees it, if it is another

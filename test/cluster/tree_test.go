@@ -9,7 +9,7 @@ import (
 	"sigmaos.dev/internal/testenv"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/treetest"
+	"sigmaos.dev/trees/treetest"
 )
 
 // placeTree is the tree at a path.

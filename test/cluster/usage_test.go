@@ -13,9 +13,9 @@ import (
 	"testing"
 
 	"sigmaos.dev/internal/testenv"
+	said "sigmaos.dev/kernel/report"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
-	said "sigmaos.dev/state"
 )
 
 // Goal: what realms have used of a machine outlives the machine: once it had told, it stays in

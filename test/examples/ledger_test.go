@@ -12,8 +12,8 @@ import (
 	"testing"
 	"time"
 
-	"sigmaos.dev/call"
 	"sigmaos.dev/examples/ledger"
+	"sigmaos.dev/sdk/call"
 	"sigmaos.dev/sigma"
 )
 

@@ -15,9 +15,9 @@ import (
 	"testing"
 	"time"
 
-	"sigmaos.dev/call"
 	"sigmaos.dev/internal/testenv"
 	"sigmaos.dev/lib/fleet"
+	"sigmaos.dev/sdk/call"
 	"sigmaos.dev/sigma"
 )
 

@@ -14,9 +14,9 @@ import (
 	"testing"
 	"time"
 
-	"sigmaos.dev/diskspace"
 	"sigmaos.dev/internal/testenv"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/trees/diskspace"
 )
 
 // smallDisk boots a system whose data is on a file system of its own.

@@ -16,9 +16,9 @@ import (
 	"strings"
 	"time"
 
-	"sigmaos.dev/identity"
-	"sigmaos.dev/link"
-	"sigmaos.dev/machines"
+	"sigmaos.dev/kernel/identity"
+	"sigmaos.dev/kernel/link"
+	"sigmaos.dev/kernel/machines"
 )
 
 func publicOf(key ed25519.PrivateKey) ed25519.PublicKey { return key.Public().(ed25519.PublicKey) }

@@ -18,9 +18,9 @@ import (
 	"time"
 
 	"sigmaos.dev/internal/testenv"
-	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
+	"sigmaos.dev/wire/session"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // nobodyUID is the user of the host who has nothing but credentials.

@@ -12,9 +12,9 @@ import (
 	"testing"
 	"time"
 
-	"sigmaos.dev/identity"
 	"sigmaos.dev/internal/testenv"
-	"sigmaos.dev/link"
+	"sigmaos.dev/kernel/identity"
+	"sigmaos.dev/kernel/link"
 	"sigmaos.dev/sigma"
 )
 

@@ -10,10 +10,10 @@ import (
 	"strings"
 	"time"
 
-	"sigmaos.dev/identity"
 	"sigmaos.dev/internal/testenv"
-	"sigmaos.dev/link"
-	"sigmaos.dev/machines"
+	"sigmaos.dev/kernel/identity"
+	"sigmaos.dev/kernel/link"
+	"sigmaos.dev/kernel/machines"
 	"sigmaos.dev/sigma"
 )
 

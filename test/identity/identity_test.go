@@ -3,7 +3,7 @@
 // Package identity tries, against real sigmads, to be a machine of a system without the right to
 // it, or to be another machine than one is. Each attempt has a control that shows that it would
 // have worked with the right credential. What needs no real machine is tried in
-// link/identity_test.go. It needs root and /dev/net/tun.
+// kernel/link/identity_test.go. It needs root and /dev/net/tun.
 package identity
 
 import (
@@ -23,13 +23,13 @@ import (
 	"testing"
 	"time"
 
-	"sigmaos.dev/identity"
 	"sigmaos.dev/internal/testenv"
-	"sigmaos.dev/link"
-	"sigmaos.dev/machines"
-	"sigmaos.dev/session"
+	"sigmaos.dev/kernel/identity"
+	"sigmaos.dev/kernel/link"
+	"sigmaos.dev/kernel/machines"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
+	"sigmaos.dev/wire/session"
+	"sigmaos.dev/wire/sigmap"
 )
 
 const testMax = 5 * time.Minute

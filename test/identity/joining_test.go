@@ -13,10 +13,10 @@ import (
 	"sync"
 	"time"
 
-	"sigmaos.dev/identity"
 	"sigmaos.dev/internal/testenv"
-	"sigmaos.dev/link"
-	"sigmaos.dev/machines"
+	"sigmaos.dev/kernel/identity"
+	"sigmaos.dev/kernel/link"
+	"sigmaos.dev/kernel/machines"
 	"sigmaos.dev/sigma"
 )
 

@@ -19,10 +19,10 @@ import (
 	"sync"
 	"time"
 
-	"sigmaos.dev/identity"
-	"sigmaos.dev/link"
+	"sigmaos.dev/kernel/identity"
+	"sigmaos.dev/kernel/link"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // Connections in advance between machines (docs/internals/machines-protocol.md): the test is a

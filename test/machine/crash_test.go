@@ -20,7 +20,7 @@ import (
 	"sigmaos.dev/internal/testenv"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // writers is how many write at once (Done when 5 of the first slice).

@@ -10,9 +10,9 @@ import (
 	"testing"
 	"time"
 
-	"sigmaos.dev/schedd"
+	"sigmaos.dev/kernel/report"
+	"sigmaos.dev/sched/schedd"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/state"
 )
 
 // Bad input of scheduling: 100,000 spawns of one realm while another wants one proc. The other has
@@ -42,8 +42,8 @@ func TestCrowdOfOneRealm(t *testing.T) {
 	}
 	t.Logf("%d procs wait; the other realm's proc ended after %v", n, time.Since(began))
 	out := crowd.s.Must(t, "realm", "ls", "--json")
-	var rs []state.Realm
-	if err := json.Unmarshal([]byte(out), &rs); err != nil || !slices.ContainsFunc(rs, func(r state.Realm) bool {
+	var rs []report.Realm
+	if err := json.Unmarshal([]byte(out), &rs); err != nil || !slices.ContainsFunc(rs, func(r report.Realm) bool {
 		return r.ID == "crowd" && r.Procs == n
 	}) {
 		t.Errorf("the realm does not count %d procs: %s", n, out)

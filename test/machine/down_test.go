@@ -10,8 +10,8 @@ import (
 	"testing"
 
 	"sigmaos.dev/internal/testenv"
+	"sigmaos.dev/kernel/report"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/state"
 )
 
 // attended is a sigma run of which the proc has said "ready".
@@ -73,7 +73,7 @@ func TestDownGivesGrace(t *testing.T) {
 		t.Errorf("written in the grace is %q", got)
 	}
 	registered(t, s, "web", "")
-	var log []state.Instance
+	var log []report.Instance
 	if err := json.Unmarshal([]byte(s.Must(t, "init", "log", "--json", "web")), &log); err != nil || len(log) != 2 ||
 		log[0].Status == nil || log[0].Status.Code != "evicted" {
 		t.Errorf("log of the registered one: %v, %v", s.Must(t, "init", "log", "--json", "web"), err)

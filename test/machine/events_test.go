@@ -11,15 +11,15 @@ import (
 	"testing"
 
 	"sigmaos.dev/internal/testenv"
+	"sigmaos.dev/kernel/report"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/state"
 )
 
 // told are the events that the command prints, as "event subject".
 func told(t *testing.T, s *testenv.System, args ...string) (out []string) {
 	t.Helper()
 	for line := range strings.Lines(s.Must(t, append([]string{"events", "--json"}, args...)...)) {
-		var e state.Event
+		var e report.Event
 		if err := json.Unmarshal([]byte(line), &e); err != nil {
 			t.Fatalf("%s: %v", line, err)
 		}

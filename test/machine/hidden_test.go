@@ -11,8 +11,8 @@ import (
 	"testing"
 
 	"sigmaos.dev/internal/testenv"
+	"sigmaos.dev/kernel/report"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/state"
 )
 
 // Goal: what a proc writes by a passed descriptor is bounded by the kernel, as quotas assume; what
@@ -81,7 +81,7 @@ func TestScratchLimit(t *testing.T) {
 		text, _, err := c.Get(ctx, "/sys/limits")
 		must(err)
 		for line := range strings.Lines(string(text)) {
-			var l state.Limit
+			var l report.Limit
 			must(json.Unmarshal([]byte(line), &l))
 			if l.Realm == "scratch-limit" && l.Limit == "scratch_bytes" {
 				return l.Max, *cmp.Or(l.Used, new(uint64))

@@ -9,8 +9,8 @@ import (
 	"testing"
 
 	"sigmaos.dev/internal/testenv"
+	"sigmaos.dev/kernel/report"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/state"
 )
 
 // registered waits until exactly one proc of a name runs, is the one that initd means, and is
@@ -19,7 +19,7 @@ func registered(t *testing.T, s *testenv.System, name, before string) (proc stri
 	t.Helper()
 	testenv.Eventually(t, name+" runs", func() error {
 		out, errs, code := s.CLI(t, "ps", "--json")
-		var ps []state.Proc
+		var ps []report.Proc
 		if code != 0 || json.Unmarshal([]byte(out), &ps) != nil {
 			return fmt.Errorf("ps: %s%s", out, errs)
 		}
@@ -45,14 +45,14 @@ func registered(t *testing.T, s *testenv.System, name, before string) (proc stri
 	return proc
 }
 
-func registrations(t *testing.T, s *testenv.System) map[string]state.Registration {
+func registrations(t *testing.T, s *testenv.System) map[string]report.Registration {
 	t.Helper()
 	out, _, code := s.CLI(t, "init", "ls", "--all", "--json")
-	var rs []state.Registration
+	var rs []report.Registration
 	if code != 0 || json.Unmarshal([]byte(out), &rs) != nil {
 		return nil
 	}
-	of := map[string]state.Registration{}
+	of := map[string]report.Registration{}
 	for _, r := range rs {
 		of[r.Name] = r
 	}
@@ -94,7 +94,7 @@ func TestPaperInitdStartsRegisteredProcsAgain(t *testing.T) {
 		}
 		return nil
 	})
-	var log []state.Instance
+	var log []report.Instance
 	if err := json.Unmarshal([]byte(s.Must(t, "init", "log", "--json", "web")), &log); err != nil || len(log) < 4 {
 		t.Errorf("log: %+v, %v", log, err)
 	} else if last := log[len(log)-1]; last.Proc != fourth || last.Ended != nil {

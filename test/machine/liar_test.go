@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/treetest"
+	"sigmaos.dev/trees/treetest"
 )
 
 // Goal: a tenant's tree that lies harms nobody: who walks into it gets an error by its deadline,

@@ -12,7 +12,7 @@ import (
 	"testing"
 
 	"sigmaos.dev/internal/testenv"
-	"sigmaos.dev/output"
+	"sigmaos.dev/kernel/proclog"
 )
 
 // Goal: of a proc that prints much the beginning and the end are told, with a mark between; of
@@ -23,11 +23,11 @@ func TestLogs(t *testing.T) {
 	long := strings.TrimSpace(s.Must(t, "run", "-d", "--name", "long", program(t, "probe.c"), "big", fmt.Sprint(lines)))
 	s.Must(t, "wait", long)
 	line := func(i int) string { return fmt.Sprintf("%063d\n", i) }
-	mark := output.Mark(lines*64 - output.Head - output.Tail)
+	mark := proclog.Mark(lines*64 - proclog.Head - proclog.Tail)
 	for _, args := range [][]string{{"logs", "long"}, {"logs", "-f", "long"}, {"cat", "/proc/" + long + "/stdout"}} {
 		out := s.Must(t, args...)
-		if len(out) != output.LogMax || !strings.HasPrefix(out, line(0)+line(1)) ||
-			strings.Index(out, mark) != output.Head || !strings.HasSuffix(out, line(lines-1)) {
+		if len(out) != proclog.LogMax || !strings.HasPrefix(out, line(0)+line(1)) ||
+			strings.Index(out, mark) != proclog.Head || !strings.HasSuffix(out, line(lines-1)) {
 			t.Errorf("%v: %d bytes, the mark at %d", args, len(out), strings.Index(out, mark))
 		}
 	}
@@ -84,7 +84,7 @@ func TestLogsOutliveSigmad(t *testing.T) {
 	}
 	const text = "00000000000000000001\n" // the end of a line of the probe's
 	want := tell()
-	if !strings.HasSuffix(want[0], text) || strings.Contains(want[1], text) || len(want[3]) != output.LogMax ||
+	if !strings.HasSuffix(want[0], text) || strings.Contains(want[1], text) || len(want[3]) != proclog.LogMax ||
 		!strings.Contains(want[8], `"fails"`) {
 		t.Fatalf("before: %.2000q", want)
 	}

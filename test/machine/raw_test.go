@@ -19,7 +19,7 @@ import (
 
 	"sigmaos.dev/internal/testenv"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // patience is how long a raw connection waits for an answer, or for the end that it provoked.

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"sigmaos.dev/state"
+	"sigmaos.dev/kernel/report"
 )
 
 // The files of /sys and /proc of a real system say what sigma --json does, with the same keys and
@@ -39,18 +39,18 @@ func TestStateFiles(t *testing.T) {
 		t.Errorf("/proc has\n%s, inspect\n%s", got, want)
 	}
 	// A machine is heard all the time, and realms have procs of other tests.
-	machine := func(m state.Machine) state.Machine { m.Heard = nil; return m }
-	var machines []state.Machine
+	machine := func(m report.Machine) report.Machine { m.Heard = nil; return m }
+	var machines []report.Machine
 	one(s.Must(t, "machine", "ls", "--json"), &machines)
-	var m state.Machine
+	var m report.Machine
 	one(s.Must(t, "cat", "/sys/machines"), &m)
 	if a, b := jsonOf(t, machine(m)), jsonOf(t, machine(machines[0])); a != b {
 		t.Errorf("/sys/machines has\n%s, machine ls\n%s", a, b)
 	}
-	var realms []state.Realm
+	var realms []report.Realm
 	one(s.Must(t, "realm", "ls", "--json"), &realms)
 	for i, line := range strings.Split(strings.TrimSpace(s.Must(t, "cat", "/sys/realms")), "\n") {
-		var r state.Realm
+		var r report.Realm
 		if one(line, &r); r.ID != realms[i].ID || !r.Created.Equal(realms[i].Created) || r.Limits != realms[i].Limits {
 			t.Errorf("/sys/realms has %+v, realm ls %+v", r, realms[i])
 		}

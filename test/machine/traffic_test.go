@@ -10,12 +10,12 @@ import (
 	"testing"
 
 	"sigmaos.dev/internal/testenv"
+	"sigmaos.dev/kernel/report"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/state"
 )
 
 // carried is what /proc/PID/usage says of a proc's connections.
-func (r *realm) carried(id sigma.ProcID) (u state.ProcUsage) {
+func (r *realm) carried(id sigma.ProcID) (u report.ProcUsage) {
 	r.t.Helper()
 	text, _, err := r.Get(r.ctx, "/proc/"+string(id)+"/usage")
 	if err == nil {
@@ -41,7 +41,7 @@ func (r *realm) shown(from, to sigma.ProcID, transport string, poured, messages 
 		return err
 	}
 	for line := range bytes.Lines(text) {
-		var one state.Connection
+		var one report.Connection
 		if err := json.Unmarshal(line, &one); err != nil {
 			return err
 		}
@@ -63,7 +63,7 @@ func (r *realm) shown(from, to sigma.ProcID, transport string, poured, messages 
 func TestTraffic(t *testing.T) {
 	r := connect(t, defaultRealm)
 	const bytesPoured, messages = 100_000, 100
-	want := func(what string, u state.ProcUsage) {
+	want := func(what string, u report.ProcUsage) {
 		t.Helper()
 		if u.Sent != bytesPoured || u.Messages != messages || u.Received < bytesPoured ||
 			u.Received > bytesPoured+200 || u.Egress != 0 || u.Ingress != 0 {

@@ -12,13 +12,13 @@ import (
 	"testing"
 	"time"
 
-	"sigmaos.dev/identity"
 	"sigmaos.dev/internal/netlab"
-	"sigmaos.dev/link"
-	"sigmaos.dev/machines"
-	"sigmaos.dev/memfs"
-	"sigmaos.dev/namespace"
+	"sigmaos.dev/kernel/identity"
+	"sigmaos.dev/kernel/link"
+	"sigmaos.dev/kernel/machines"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/trees/memfs"
+	"sigmaos.dev/trees/resolve"
 )
 
 // cluster is a system without procs: links, beats and a judge, each machine in its namespace.
@@ -58,7 +58,7 @@ func newCluster(t *testing.T, n int) *cluster {
 	if err != nil {
 		t.Fatal(err)
 	}
-	store, state, err := machines.TakeOver(ctx, namespace.New(namespace.Config{Root: root}), "/machines", "m1", "")
+	store, state, err := machines.TakeOver(ctx, resolve.New(resolve.Config{Root: root}), "/machines", "m1", "")
 	if err != nil {
 		t.Fatal(err)
 	}

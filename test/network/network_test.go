@@ -22,9 +22,9 @@ import (
 	"testing"
 	"time"
 
-	"sigmaos.dev/identity"
 	"sigmaos.dev/internal/netlab"
-	"sigmaos.dev/link"
+	"sigmaos.dev/kernel/identity"
+	"sigmaos.dev/kernel/link"
 	"sigmaos.dev/sigma"
 )
 

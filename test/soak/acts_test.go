@@ -14,7 +14,7 @@ import (
 	"sigmaos.dev/internal/testenv"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // any picks one of the procs that were not known to have ended; "" if there is none.

@@ -26,8 +26,8 @@ import (
 	"syscall"
 	"time"
 
-	"sigmaos.dev/call"
-	"sigmaos.dev/ring"
+	"sigmaos.dev/sdk/call"
+	"sigmaos.dev/wire/ring"
 )
 
 // transports are the kinds that are endpoints.

@@ -25,9 +25,9 @@ import (
 	"strconv"
 	"time"
 
-	"sigmaos.dev/ring"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/wire/ring"
 )
 
 const (

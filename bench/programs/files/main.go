@@ -22,9 +22,9 @@ import (
 	"syscall"
 	"time"
 
-	"sigmaos.dev/memfs"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/trees/memfs"
 )
 
 // store opens files; get and put move whole small ones.

@@ -15,9 +15,9 @@ import (
 	"sync/atomic"
 	"time"
 
-	"sigmaos.dev/call"
 	"sigmaos.dev/lib/fleet"
 	"sigmaos.dev/sdk"
+	"sigmaos.dev/sdk/call"
 	"sigmaos.dev/sigma"
 )
 

@@ -18,9 +18,9 @@ import (
 	"sync"
 	"time"
 
-	"sigmaos.dev/call"
 	"sigmaos.dev/lib/fleet/member"
 	"sigmaos.dev/sdk"
+	"sigmaos.dev/sdk/call"
 )
 
 func main() {

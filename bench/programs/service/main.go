@@ -32,7 +32,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"sigmaos.dev/call"
+	"sigmaos.dev/sdk/call"
 )
 
 var (

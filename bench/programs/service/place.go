@@ -9,8 +9,8 @@ import (
 	"strings"
 	"time"
 
-	"sigmaos.dev/call"
 	"sigmaos.dev/sdk"
+	"sigmaos.dev/sdk/call"
 	"sigmaos.dev/sigma"
 )
 

@@ -10,7 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"sigmaos.dev/identity"
+	"sigmaos.dev/kernel/identity"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
 )

@@ -14,11 +14,11 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"sigmaos.dev/apps/files"
 	"sigmaos.dev/cmd/sigma/term"
-	"sigmaos.dev/files"
+	"sigmaos.dev/kernel/report"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/state"
 )
 
 // Clip shortens s to n characters.
@@ -107,12 +107,12 @@ func FileOf[T any](a *App, path string) func(context.Context, []string) ([]T, er
 }
 
 // KnownLines is Lines of a file in which a machine that does not answer has a line that says so.
-func KnownLines[T any](ctx context.Context, c *sdk.Client, path string) (all []T, missing []state.UsageMissing,
+func KnownLines[T any](ctx context.Context, c *sdk.Client, path string) (all []T, missing []report.UsageMissing,
 	err error) {
 	lines, err := Lines[json.RawMessage](ctx, c, path)
 	for _, line := range lines {
 		var one T
-		var m state.UsageMissing
+		var m report.UsageMissing
 		switch bad := cmp.Or(json.Unmarshal(line, &m), json.Unmarshal(line, &one)); {
 		case bad != nil:
 			return nil, nil, sigma.Wrap("sigma.lines", path, bad)

@@ -8,10 +8,10 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"sigmaos.dev/apps/files"
 	"sigmaos.dev/cmd/sigma/term"
-	"sigmaos.dev/files"
-	"sigmaos.dev/namespace"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/trees/resolve"
 )
 
 // BucketsDir is where buckets are.
@@ -24,7 +24,7 @@ const BinDir = "/bin"
 // what else is wrong is said, and a mistake in the command line.
 func CleanPath(typed string) (string, error) {
 	if len(typed) <= 2*sigma.PathMax && strings.HasPrefix(typed, "/") {
-		typed = namespace.Clean(typed)
+		typed = resolve.Clean(typed)
 	}
 	_, err := sigma.ParsePath(typed)
 	return typed, WithCode(ExitUsage, err)

@@ -5,7 +5,7 @@ import (
 
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // Service is a file of /sys that answers calls.

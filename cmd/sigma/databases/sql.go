@@ -13,10 +13,10 @@ import (
 	"github.com/spf13/cobra"
 
 	"sigmaos.dev/cmd/sigma/cli"
-	"sigmaos.dev/db/query"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sdk/database"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/trees/db/query"
 )
 
 // app gives the commands of this package what all commands share.

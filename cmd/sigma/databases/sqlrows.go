@@ -16,9 +16,9 @@ import (
 
 	"sigmaos.dev/cmd/sigma/cli"
 	"sigmaos.dev/cmd/sigma/term"
-	"sigmaos.dev/db/query"
 	"sigmaos.dev/sdk/database"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/trees/db/query"
 )
 
 type sqlOptions struct {

@@ -23,8 +23,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"sigmaos.dev/hostdir"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/trees/hostdir"
 )
 
 // What is right below DATA, and its limits.

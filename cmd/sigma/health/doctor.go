@@ -19,9 +19,9 @@ import (
 	"sigmaos.dev/cmd/sigma/datadir"
 	"sigmaos.dev/cmd/sigma/mounts"
 	"sigmaos.dev/cmd/sigma/term"
-	"sigmaos.dev/diskspace"
-	"sigmaos.dev/hostsetup"
+	"sigmaos.dev/kernel/hostsetup"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/trees/diskspace"
 )
 
 // What the launcher needs (launcher/src): it starts nothing on a machine that lacks one of these.

@@ -12,9 +12,9 @@ import (
 
 	"sigmaos.dev/cmd/sigma/cli"
 	"sigmaos.dev/cmd/sigma/stores"
-	"sigmaos.dev/machines"
+	"sigmaos.dev/kernel/machines"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // host is a machine of made-up files.

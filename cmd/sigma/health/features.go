@@ -12,7 +12,7 @@ import (
 
 	"sigmaos.dev/cmd/sigma/cli"
 	"sigmaos.dev/cmd/sigma/datadir"
-	"sigmaos.dev/hostsetup"
+	"sigmaos.dev/kernel/hostsetup"
 )
 
 // What doctor says about what sigmaOS can do without: each is ok, or weak with a word about what

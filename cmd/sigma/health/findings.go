@@ -10,7 +10,7 @@ import (
 
 	"sigmaos.dev/cmd/sigma/cli"
 	"sigmaos.dev/cmd/sigma/datadir"
-	"sigmaos.dev/hostsetup"
+	"sigmaos.dev/kernel/hostsetup"
 )
 
 // closedTo is the first directory on the way to path that other users may not pass; "" if they may

@@ -6,8 +6,8 @@ import (
 	"testing"
 	"time"
 
-	"sigmaos.dev/identity"
-	"sigmaos.dev/machines"
+	"sigmaos.dev/kernel/identity"
+	"sigmaos.dev/kernel/machines"
 )
 
 // Goal: what status says of control machines names those that are silent, and that there is no

@@ -13,9 +13,9 @@ import (
 	"sigmaos.dev/cmd/sigma/members"
 	"sigmaos.dev/cmd/sigma/stores"
 	"sigmaos.dev/cmd/sigma/term"
-	"sigmaos.dev/machines"
+	"sigmaos.dev/kernel/machines"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
+	"sigmaos.dev/wire/sigmap"
 )
 
 const (

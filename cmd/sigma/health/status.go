@@ -13,10 +13,10 @@ import (
 	"sigmaos.dev/cmd/sigma/cli"
 	"sigmaos.dev/cmd/sigma/datadir"
 	"sigmaos.dev/cmd/sigma/term"
-	"sigmaos.dev/identity"
-	"sigmaos.dev/machines"
+	"sigmaos.dev/kernel/identity"
+	"sigmaos.dev/kernel/machines"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // app gives the commands of this package what all commands share.

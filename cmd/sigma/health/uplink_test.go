@@ -7,7 +7,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"sigmaos.dev/cmd/sigma/datadir"
-	"sigmaos.dev/hostsetup"
+	"sigmaos.dev/kernel/hostsetup"
 )
 
 // Goal: a queue that a system has left is told, with how to take it away; one of another system is

@@ -16,10 +16,10 @@ import (
 
 	"sigmaos.dev/cmd/sigma/cli"
 	"sigmaos.dev/cmd/sigma/datadir"
-	"sigmaos.dev/hostsetup"
 	"sigmaos.dev/kernel"
+	"sigmaos.dev/kernel/hostsetup"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // bootPlan says what to start on a DATA.

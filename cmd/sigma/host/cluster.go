@@ -20,8 +20,8 @@ import (
 	"sigmaos.dev/cmd/sigma/datadir"
 	"sigmaos.dev/cmd/sigma/members"
 	"sigmaos.dev/cmd/sigma/term"
-	"sigmaos.dev/hostsetup"
 	"sigmaos.dev/kernel"
+	"sigmaos.dev/kernel/hostsetup"
 	"sigmaos.dev/sigma"
 )
 

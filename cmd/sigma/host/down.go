@@ -17,8 +17,8 @@ import (
 	"sigmaos.dev/cmd/sigma/cli"
 	"sigmaos.dev/cmd/sigma/datadir"
 	"sigmaos.dev/cmd/sigma/term"
-	"sigmaos.dev/hostsetup"
-	"sigmaos.dev/schedd"
+	"sigmaos.dev/kernel/hostsetup"
+	"sigmaos.dev/sched/schedd"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
 )

@@ -18,7 +18,7 @@ import (
 	"sigmaos.dev/cmd/sigma/cli"
 	"sigmaos.dev/cmd/sigma/datadir"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // etcdOptions say in which etcd the names are kept, if not in named's own.

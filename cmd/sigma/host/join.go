@@ -19,10 +19,10 @@ import (
 
 	"sigmaos.dev/cmd/sigma/cli"
 	"sigmaos.dev/cmd/sigma/datadir"
-	"sigmaos.dev/hostdir"
-	"sigmaos.dev/identity"
 	"sigmaos.dev/kernel"
+	"sigmaos.dev/kernel/identity"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/trees/hostdir"
 )
 
 type joinOptions struct {

@@ -15,10 +15,10 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
-	"sigmaos.dev/besched"
 	"sigmaos.dev/cmd/sigma/cli"
 	"sigmaos.dev/cmd/sigma/datadir"
-	"sigmaos.dev/hostsetup"
+	"sigmaos.dev/kernel/hostsetup"
+	"sigmaos.dev/sched/besched"
 	"sigmaos.dev/sigma"
 )
 

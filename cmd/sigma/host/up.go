@@ -17,7 +17,7 @@ import (
 
 	"sigmaos.dev/cmd/sigma/cli"
 	"sigmaos.dev/cmd/sigma/datadir"
-	"sigmaos.dev/hostsetup"
+	"sigmaos.dev/kernel/hostsetup"
 	"sigmaos.dev/sigma"
 )
 

@@ -15,11 +15,11 @@ import (
 	"sigmaos.dev/cmd/sigma/cli"
 	"sigmaos.dev/cmd/sigma/datadir"
 	"sigmaos.dev/cmd/sigma/term"
-	"sigmaos.dev/machines"
+	"sigmaos.dev/kernel/machines"
+	"sigmaos.dev/kernel/report"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
-	"sigmaos.dev/state"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // app gives the commands of this package what all commands share.
@@ -124,8 +124,8 @@ func (a *app) machineLs(ctx context.Context, quiet, watch bool) error {
 
 func (a *app) printMachines(out *strings.Builder, all []sigma.MachineInfo, self sigma.MachineID, quiet bool) error {
 	if a.JSON {
-		return cli.WriteJSON(out, cli.Mapped(all, func(m sigma.MachineInfo) state.Machine {
-			return state.OfMachine(m, self)
+		return cli.WriteJSON(out, cli.Mapped(all, func(m sigma.MachineInfo) report.Machine {
+			return report.OfMachine(m, self)
 		}))
 	}
 	if quiet {

@@ -12,8 +12,8 @@ import (
 
 	"sigmaos.dev/cmd/sigma/cli"
 	"sigmaos.dev/cmd/sigma/term"
-	"sigmaos.dev/identity"
-	"sigmaos.dev/machines"
+	"sigmaos.dev/kernel/identity"
+	"sigmaos.dev/kernel/machines"
 	"sigmaos.dev/sigma"
 )
 

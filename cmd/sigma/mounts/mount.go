@@ -19,10 +19,10 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"sigmaos.dev/apps/files"
+	"sigmaos.dev/apps/mount"
 	"sigmaos.dev/cmd/sigma/cli"
 	"sigmaos.dev/cmd/sigma/term"
-	"sigmaos.dev/files"
-	"sigmaos.dev/mount"
 	"sigmaos.dev/sigma"
 )
 

@@ -17,12 +17,12 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"sigmaos.dev/apps/mount"
 	"sigmaos.dev/cmd/sigma/cli"
-	"sigmaos.dev/inflight"
-	"sigmaos.dev/mount"
 	"sigmaos.dev/sdk"
-	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/wire/inflight"
+	"sigmaos.dev/wire/session"
 )
 
 // The server of a mount reads what tenants say, for root. So it has no rights (docs/adr/0044), and

@@ -15,15 +15,15 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"sigmaos.dev/apps/files"
 	"sigmaos.dev/cmd/sigma/cli"
 	"sigmaos.dev/cmd/sigma/datadir"
-	"sigmaos.dev/files"
-	"sigmaos.dev/link"
-	"sigmaos.dev/namespace"
+	"sigmaos.dev/kernel/link"
 	"sigmaos.dev/sdk"
-	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/treekit"
+	"sigmaos.dev/trees/resolve"
+	"sigmaos.dev/trees/treeserver"
+	"sigmaos.dev/wire/session"
 )
 
 const (
@@ -208,7 +208,7 @@ func (a *app) serveClient(ctx context.Context, c net.Conn, g *gated) error {
 	defer context.AfterFunc(ctx, func() { c.Close() })()
 	g.ctx, g.cancel = ctx, cancel
 	defer g.close()
-	return treekit.Serve(ctx, session.NewStreamConn(c), treekit.Config{Tree: g})
+	return treeserver.Serve(ctx, session.NewStreamConn(c), treeserver.Config{Tree: g})
 }
 
 // ownPeer refuses who is neither this user nor root, should the socket's mode have been changed.
@@ -294,7 +294,7 @@ func (g *gated) Attach(ctx context.Context, p sigma.Principal, name string) (sig
 	if err != nil {
 		return nil, err
 	}
-	root, err := namespace.Through{Tree: s.Tree, At: g.at, Objects: objects()}.Attach(ctx, p, "")
+	root, err := resolve.Through{Tree: s.Tree, At: g.at, Objects: objects()}.Attach(ctx, p, "")
 	if err == nil {
 		g.conn.SetDeadline(time.Time{})
 	}

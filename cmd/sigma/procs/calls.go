@@ -7,9 +7,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"sigmaos.dev/call"
 	"sigmaos.dev/cmd/sigma/cli"
 	"sigmaos.dev/sdk"
+	"sigmaos.dev/sdk/call"
 	"sigmaos.dev/sigma"
 )
 

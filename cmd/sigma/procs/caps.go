@@ -11,7 +11,7 @@ import (
 	"sigmaos.dev/cmd/sigma/term"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
+	"sigmaos.dev/wire/sigmap"
 )
 
 func newCapsCommand(a *app) *cobra.Command {

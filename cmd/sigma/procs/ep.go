@@ -9,9 +9,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"sigmaos.dev/cmd/sigma/cli"
+	"sigmaos.dev/kernel/report"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/state"
 )
 
 func newEpCommand(a *app) *cobra.Command {
@@ -20,8 +20,8 @@ func newEpCommand(a *app) *cobra.Command {
 lately. sigma ep revoke takes an endpoint back and ends its connections.`,
 		cli.Listing(a.App, &cobra.Command{Use: "ls", Short: "List who listens at this machine",
 			Long: `List the endpoints of procs that listen at this machine, with the connections that wait there
-to be accepted.`, Example: "  sudo sigma ep ls"}, cli.FileOf[state.Endpoint](a.App, "/sys/endpoints"),
-			func(e state.Endpoint) []any { return []any{e.Realm, e.Proc, e.Machine, e.Form, e.Waiting} },
+to be accepted.`, Example: "  sudo sigma ep ls"}, cli.FileOf[report.Endpoint](a.App, "/sys/endpoints"),
+			func(e report.Endpoint) []any { return []any{e.Realm, e.Proc, e.Machine, e.Form, e.Waiting} },
 			"REALM", "PROC", "MACHINE", "FORM", "WAITING"),
 		cli.Listing(a.App, &cobra.Command{Use: "stat", Short: "Show which connections there are, and what they carried",
 			Long: `Show the connections that procs of this machine have: who dialled whom, by which transport
@@ -29,7 +29,7 @@ to be accepted.`, Example: "  sudo sigma ep ls"}, cli.FileOf[state.Endpoint](a.A
 since when. Bytes of tcp are the kernel's account; all else is what the procs have counted
 themselves: messages, round trips, time spun; bytes of the others.`,
 			Example: "  sudo sigma ep stat\n  sudo sigma ep stat --json"},
-			cli.FileOf[state.Connection](a.App, "/sys/connections"), func(c state.Connection) []any {
+			cli.FileOf[report.Connection](a.App, "/sys/connections"), func(c report.Connection) []any {
 				spun := "-"
 				if c.Spun != nil {
 					spun = fmt.Sprint(time.Duration(*c.Spun).Round(time.Microsecond))
@@ -44,14 +44,14 @@ that were made to them are ended, on this machine and with others. The files sta
 			RunE: a.InRealm(a.epRevoke)},
 		cli.Listing(a.App, &cobra.Command{Use: "log", Short: "Show what happened to connections lately",
 			Long: `Show the latest connections that were dialled, revoked, or cut because the other machine was
-lost, oldest first.`, Example: "  sudo sigma ep log"}, a.epLog, func(e state.ConnectionEvent) []any {
+lost, oldest first.`, Example: "  sudo sigma ep log"}, a.epLog, func(e report.ConnectionEvent) []any {
 			return []any{e.Time.Format("15:04:05.000"), e.Event, e.Realm, who(e.From, e.FromOn), who(e.Proc, e.On),
 				e.Transport}
 		}, "TIME", "EVENT", "REALM", "FROM", "TO", "TRANSPORT"),
 	)
 }
 
-func (a *app) epLog(ctx context.Context, _ []string) ([]state.ConnectionEvent, error) {
+func (a *app) epLog(ctx context.Context, _ []string) ([]report.ConnectionEvent, error) {
 	c, err := a.Client(ctx)
 	if err != nil {
 		return nil, err
@@ -60,7 +60,7 @@ func (a *app) epLog(ctx context.Context, _ []string) ([]state.ConnectionEvent, e
 	if err != nil {
 		return nil, err
 	}
-	return cli.LinesOf[state.ConnectionEvent]("the log of connections", text)
+	return cli.LinesOf[report.ConnectionEvent]("the log of connections", text)
 }
 
 func who(proc, machine string) string {

@@ -14,9 +14,9 @@ import (
 	"sigmaos.dev/cmd/sigma/cli"
 	"sigmaos.dev/cmd/sigma/datadir"
 	"sigmaos.dev/cmd/sigma/term"
+	"sigmaos.dev/kernel/report"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/state"
 )
 
 // eventsEvery is how often it is asked whether there is something new.
@@ -50,8 +50,8 @@ With --cursor-file the position is kept in FILE, and the next run goes on from t
   sudo sigma events --all --json --cursor-file /var/lib/me/cursor`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			for _, e := range o.events {
-				if !slices.ContainsFunc(state.Events, func(known string) bool { return isEvent(known, e) }) {
-					return cli.UsageError(cmd, "events are "+strings.Join(state.Events, ", "),
+				if !slices.ContainsFunc(report.Events, func(known string) bool { return isEvent(known, e) }) {
+					return cli.UsageError(cmd, "events are "+strings.Join(report.Events, ", "),
 						"there is no event %.40q", e)
 				}
 			}
@@ -73,7 +73,7 @@ With --cursor-file the position is kept in FILE, and the next run goes on from t
 }
 
 // shows says whether an event is asked for.
-func (o *eventsOptions) shows(e *state.Event) bool {
+func (o *eventsOptions) shows(e *report.Event) bool {
 	if !strings.HasPrefix(e.Proc, o.proc) || o.name != "" && e.Name != o.name || o.machine != "" &&
 		e.Machine != o.machine {
 		return false
@@ -142,13 +142,13 @@ func (a *app) events(ctx context.Context, o eventsOptions) error {
 
 // eventsPage shows those of the next n events that are asked for, and moves the cursor over all.
 // latest is when the last of them happened.
-func (a *app) eventsPage(ctx context.Context, c *sdk.Client, o *eventsOptions, cursor state.Cursor) (n, shown int,
+func (a *app) eventsPage(ctx context.Context, c *sdk.Client, o *eventsOptions, cursor report.Cursor) (n, shown int,
 	latest time.Time, err error) {
 	text, err := c.Events(ctx, cursor.String())
 	if err != nil {
 		return 0, 0, latest, err
 	}
-	es, err := cli.LinesOf[state.Event]("events", text)
+	es, err := cli.LinesOf[report.Event]("events", text)
 	if err != nil {
 		return 0, 0, latest, err
 	}
@@ -160,7 +160,7 @@ func (a *app) eventsPage(ctx context.Context, c *sdk.Client, o *eventsOptions, c
 		}
 		shown++
 		if a.JSON {
-			line, err := state.Line(e)
+			line, err := report.Line(e)
 			if err == nil {
 				_, err = a.Out.Write(line)
 			}
@@ -177,7 +177,7 @@ func (a *app) eventsPage(ctx context.Context, c *sdk.Client, o *eventsOptions, c
 }
 
 // eventText is an event as a line for people.
-func eventText(e *state.Event) string {
+func eventText(e *report.Event) string {
 	words := []string{e.Time.Local().Format("2006-01-02 15:04:05.000"), fmt.Sprintf("%-19s", e.Event)}
 	for _, w := range []struct{ key, value string }{{"realm", e.Realm}, {"proc", e.Proc}, {"name", e.Name},
 		{"machine", e.Machine}, {"daemon", e.Daemon}} {
@@ -192,20 +192,20 @@ func eventText(e *state.Event) string {
 }
 
 // readCursor is the position that is kept in a file; that there is none yet is no error.
-func readCursor(file string) (state.Cursor, error) {
+func readCursor(file string) (report.Cursor, error) {
 	if file == "" {
-		return state.Cursor{}, nil
+		return report.Cursor{}, nil
 	}
 	text, err := os.ReadFile(file)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, sigma.Wrap("sigma.events", file, err)
 	}
-	c, err := state.ParseCursor(string(text))
+	c, err := report.ParseCursor(string(text))
 	return c, sigma.Wrap("sigma.events", file, err)
 }
 
 // writeCursor replaces the file as a whole.
-func writeCursor(file string, c state.Cursor) error {
+func writeCursor(file string, c report.Cursor) error {
 	if file == "" {
 		return nil
 	}

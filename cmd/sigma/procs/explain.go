@@ -12,11 +12,11 @@ import (
 
 	"sigmaos.dev/cmd/sigma/cli"
 	"sigmaos.dev/cmd/sigma/term"
-	"sigmaos.dev/decision"
+	"sigmaos.dev/kernel/report"
 	"sigmaos.dev/lib/fleet"
+	"sigmaos.dev/sched/decision"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/state"
 )
 
 func newExplainCommand(a *app) *cobra.Command {
@@ -233,6 +233,6 @@ func (e *explained) sayOthers(p *sigma.ProcInfo, noted []decision.Record) {
 
 // nearOf is the machine where a proc should be; none if it is all the same, or not known any more.
 func nearOf(ctx context.Context, c *sdk.Client, id sigma.ProcID) sigma.MachineID {
-	d, _ := cli.Value[state.Descriptor](ctx, c, sigma.JoinPath(sigma.NameProc, string(id), "descriptor"))
+	d, _ := cli.Value[report.Descriptor](ctx, c, sigma.JoinPath(sigma.NameProc, string(id), "descriptor"))
 	return sigma.MachineID(d.Near)
 }

@@ -12,9 +12,9 @@ import (
 	"sigmaos.dev/cmd/sigma/cli"
 	"sigmaos.dev/cmd/sigma/programs"
 	"sigmaos.dev/cmd/sigma/term"
+	"sigmaos.dev/kernel/report"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/state"
 )
 
 // initPath is where registered procs are listed.
@@ -38,7 +38,7 @@ wait for a pause to pass. A proc with --most N may be started N times again then
 		cli.Listing(a.App, &cobra.Command{Use: "log NAME", Short: "Show the instances that a registered proc had",
 			Long: `Show the latest 32 instances of a registered proc, oldest first: when each was spawned, how
 long it was there, and how it ended.`, Example: "  sudo sigma init log web\n  sudo sigma init log --json web",
-			Args: cli.Between(1, 1)}, a.initLog, func(i state.Instance) []any {
+			Args: cli.Between(1, 1)}, a.initLog, func(i report.Instance) []any {
 			lasted, end := time.Since(i.Begun), "-"
 			if i.Ended != nil {
 				lasted = i.Ended.Sub(i.Begun)
@@ -93,8 +93,8 @@ func newInitLsCommand(a *app) *cobra.Command {
 		Long: `List registered procs: running (an instance was spawned and has not ended), waiting (the next
 is due soon), ended (its policy wants no more), given-up (it was started as often as --most
 says), restarting (the instance was asked to go) or removing.`, Example: "  sudo sigma init ls"},
-		func(ctx context.Context, _ []string) ([]state.Registration, error) { return a.registrations(ctx, all) },
-		func(r state.Registration) []any {
+		func(ctx context.Context, _ []string) ([]report.Registration, error) { return a.registrations(ctx, all) },
+		func(r report.Registration) []any {
 			return []any{r.Realm, r.Name, r.State, cli.OrElse(r.Proc, "-"), r.Starts, r.Restart, term.Ago(r.Added),
 				strings.Join(append([]string{r.Program}, r.Args...), " ")}
 		}, "REALM", "NAME", "STATE", "PROC", "STARTS", "RESTART", "AGE", "PROGRAM")
@@ -153,7 +153,7 @@ func (a *app) initEach(do func(*sdk.Client, context.Context, string) error) func
 }
 
 // registrations reads those of the realm, or of all.
-func (a *app) registrations(ctx context.Context, all bool) ([]state.Registration, error) {
+func (a *app) registrations(ctx context.Context, all bool) ([]report.Registration, error) {
 	realm := sigma.RealmID(a.Realm)
 	if all {
 		realm = sigma.SystemRealm
@@ -162,10 +162,10 @@ func (a *app) registrations(ctx context.Context, all bool) ([]state.Registration
 	if err != nil {
 		return nil, err
 	}
-	return cli.Lines[state.Registration](ctx, c, initPath)
+	return cli.Lines[report.Registration](ctx, c, initPath)
 }
 
-func (a *app) initLog(ctx context.Context, args []string) ([]state.Instance, error) {
+func (a *app) initLog(ctx context.Context, args []string) ([]report.Instance, error) {
 	rs, err := a.registrations(ctx, false)
 	for _, r := range rs {
 		if r.Name == args[0] {

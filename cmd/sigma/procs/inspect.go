@@ -12,9 +12,9 @@ import (
 
 	"sigmaos.dev/cmd/sigma/cli"
 	"sigmaos.dev/cmd/sigma/term"
+	"sigmaos.dev/kernel/report"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/state"
 )
 
 func newInspectCommand(a *app) *cobra.Command {
@@ -67,7 +67,7 @@ func (a *app) inspect(ctx context.Context, c *sdk.Client, words []string, timing
 	}
 	a.measureOrSay(ctx, c, found)
 	if a.JSON {
-		return a.PrintJSON(cli.Mapped(found, state.OfProc))
+		return a.PrintJSON(cli.Mapped(found, report.OfProc))
 	}
 	for i, p := range found {
 		if i > 0 {
@@ -98,7 +98,7 @@ func (a *app) printProc(p sigma.ProcInfo) error {
 	if p.Frozen && p.State == sigma.ProcRunning {
 		frozen = ", frozen"
 	}
-	t.Pairs("profile", state.OfProc(p).Profile, "memory limit", p.Memory, "state", p.State.String()+frozen)
+	t.Pairs("profile", report.OfProc(p).Profile, "memory limit", p.Memory, "state", p.State.String()+frozen)
 	if p.State == sigma.ProcEnded {
 		t.Pairs("status", endWords(p.Status), "exit code", p.Status.ExitCode, "message", p.Status.Msg)
 		if n := len(p.Status.Data); n > 0 {

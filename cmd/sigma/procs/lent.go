@@ -6,9 +6,9 @@ import (
 	"slices"
 
 	"sigmaos.dev/cmd/sigma/cli"
+	"sigmaos.dev/kernel/report"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/state"
 )
 
 // What processors of machines are used for, and who lends and borrows them
@@ -84,9 +84,9 @@ func lend(m *machineUse) {
 
 // usesOf makes what top shows of two reads of /sys/load. A machine that was not there before, or
 // whose sigmad is another, has no processors in use: nothing is known to compare with.
-func usesOf(before, now []state.Load) []machineUse {
+func usesOf(before, now []report.Load) []machineUse {
 	type key struct{ machine, realm string }
-	was := map[key]state.Load{}
+	was := map[key]report.Load{}
 	for _, l := range before {
 		was[key{l.Machine, l.Realm}] = l
 	}
@@ -133,7 +133,7 @@ func usesOf(before, now []state.Load) []machineUse {
 }
 
 // sampledAt tells of each machine of a read of /sys/load when it was taken there.
-func sampledAt(all []state.Load) map[string]float64 {
+func sampledAt(all []report.Load) map[string]float64 {
 	out := map[string]float64{}
 	for _, l := range all {
 		if l.Realm == "" && l.Missing == "" {
@@ -145,7 +145,7 @@ func sampledAt(all []state.Load) map[string]float64 {
 
 // otherTime is what to compare a read of /sys/load with: of each machine the last read, or, if that
 // was taken there at the same time as now, what that one was compared with.
-func otherTime(was, last, now []state.Load) (out []state.Load) {
+func otherTime(was, last, now []report.Load) (out []report.Load) {
 	lastAt, nowAt := sampledAt(last), sampledAt(now)
 	same := func(machine string) bool {
 		at, is := lastAt[machine]
@@ -179,7 +179,7 @@ func (t *topView) compared() bool {
 
 // sampleMachines reads /sys/load.
 func (t *topView) sampleMachines(ctx context.Context, system *sdk.Client, p *Picture) error {
-	now, err := cli.Lines[state.Load](ctx, system, "/sys/load")
+	now, err := cli.Lines[report.Load](ctx, system, "/sys/load")
 	if err != nil {
 		if k := sigma.KindOf(err); k == sigma.KindNotFound || k == sigma.KindUnsupported { // an older sigmad
 			return nil

@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"sigmaos.dev/state"
+	"sigmaos.dev/kernel/report"
 )
 
 // Goal: who lends and who borrows is as the reference defines it, and what is lent is what is
@@ -68,17 +68,17 @@ func TestLend(t *testing.T) {
 // that is missing nothing is made up.
 func TestUsesOf(t *testing.T) {
 	began := time.Unix(1e9, 0)
-	line := func(machine, realm string, at, lc, be float64) state.Load {
-		l := state.Load{Realm: realm, Shares: 1, Running: 1}
+	line := func(machine, realm string, at, lc, be float64) report.Load {
+		l := report.Load{Realm: realm, Shares: 1, Running: 1}
 		l.Machine, l.Since, l.At, l.Cores, l.LC, l.BE = machine, began, at, 4, lc, be
 		return l
 	}
-	before := []state.Load{line("m1", "", 10, 5, 7), line("m1", "a", 10, 5, 7), line("m2", "", 1, 0, 0),
+	before := []report.Load{line("m1", "", 10, 5, 7), line("m1", "a", 10, 5, 7), line("m2", "", 1, 0, 0),
 		line("m3", "", 1, 0, 0)}
 	replaced := line("m2", "", 3, 1, 1)
 	replaced.Since = began.Add(time.Second)
-	now := []state.Load{line("m1", "", 12, 6, 11), line("m1", "a", 12, 6, 8), line("m1", "new", 12, 0, 3), replaced,
-		{MachineLoad: state.MachineLoad{Machine: "m3"}, Missing: "away"}, line("m4", "", 1, 9, 9),
+	now := []report.Load{line("m1", "", 12, 6, 11), line("m1", "a", 12, 6, 8), line("m1", "new", 12, 0, 3), replaced,
+		{MachineLoad: report.MachineLoad{Machine: "m3"}, Missing: "away"}, line("m4", "", 1, 9, 9),
 		line("m9", "x", 1, 1, 1)}
 	got := usesOf(before, now)
 	if len(got) != 4 || got[0].LC != 0.5 || got[0].BE != 2 || len(got[0].realms) != 2 || got[0].realms[0].be != 0.5 ||
@@ -93,24 +93,24 @@ func TestUsesOf(t *testing.T) {
 // Goal: reads that are nearer to each other than a machine looks at its procs are compared with the
 // one before, so that nothing shows 0 that works; each machine by its own clock.
 func TestOtherTime(t *testing.T) {
-	line := func(machine, realm string, at, be float64) state.Load {
-		l := state.Load{Realm: realm, Shares: 1, Running: 1}
+	line := func(machine, realm string, at, be float64) report.Load {
+		l := report.Load{Realm: realm, Shares: 1, Running: 1}
 		l.Machine, l.At, l.Cores, l.BE = machine, at, 4, be
 		return l
 	}
 	var v topView
 	for i, c := range []struct {
-		now      []state.Load
+		now      []report.Load
 		m1, m2   float64 // cores; m2 -1 = no such machine
 		compared bool
 	}{
-		{[]state.Load{line("m1", "", 10, 1), line("m1", "a", 10, 1), line("m2", "", 5, 0)}, 0, 0, false},
-		{[]state.Load{line("m1", "", 10, 1), line("m1", "a", 10, 1), line("m2", "", 6, 2)}, 0, 2, false},
-		{[]state.Load{line("m1", "", 11, 3), line("m1", "a", 11, 3), line("m2", "", 6, 2)}, 2, 2, true},
-		{[]state.Load{line("m1", "", 11, 3), line("m1", "a", 11, 3), line("m2", "", 6, 2)}, 2, 2, true},
-		{[]state.Load{line("m1", "", 12, 4), line("m1", "a", 12, 4), {MachineLoad: state.MachineLoad{Machine: "m2"},
+		{[]report.Load{line("m1", "", 10, 1), line("m1", "a", 10, 1), line("m2", "", 5, 0)}, 0, 0, false},
+		{[]report.Load{line("m1", "", 10, 1), line("m1", "a", 10, 1), line("m2", "", 6, 2)}, 0, 2, false},
+		{[]report.Load{line("m1", "", 11, 3), line("m1", "a", 11, 3), line("m2", "", 6, 2)}, 2, 2, true},
+		{[]report.Load{line("m1", "", 11, 3), line("m1", "a", 11, 3), line("m2", "", 6, 2)}, 2, 2, true},
+		{[]report.Load{line("m1", "", 12, 4), line("m1", "a", 12, 4), {MachineLoad: report.MachineLoad{Machine: "m2"},
 			Missing: "away"}}, 1, 0, true},
-		{[]state.Load{line("m1", "", 12, 4), line("m1", "a", 12, 4)}, 1, -1, true},
+		{[]report.Load{line("m1", "", 12, 4), line("m1", "a", 12, 4)}, 1, -1, true},
 	} {
 		v.loadWas = otherTime(v.loadWas, v.load, c.now)
 		v.load = c.now

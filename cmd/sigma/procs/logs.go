@@ -18,10 +18,10 @@ import (
 	"sigmaos.dev/cmd/sigma/cli"
 	"sigmaos.dev/cmd/sigma/tail"
 	"sigmaos.dev/cmd/sigma/term"
-	"sigmaos.dev/output"
+	"sigmaos.dev/kernel/proclog"
+	"sigmaos.dev/kernel/report"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/state"
 )
 
 func newLogsCommand(a *app) *cobra.Command {
@@ -177,7 +177,7 @@ type logTail struct {
 	since  time.Time // to begin with; zero = all
 	times  string    // path of the times; "" = they are not needed
 
-	stamps []state.Printed
+	stamps []report.Printed
 	line   *bytes.Buffer // what is printed of a line; nil = lines are not told apart
 }
 
@@ -215,7 +215,7 @@ func (t *logTail) copySeen(w *logWindow, end int64) error {
 	buf := make([]byte, 256<<10)
 	for t.Offset < end {
 		if gone := w.head() + w.missing - t.Offset; w.missing > 0 && t.Offset >= w.head() && gone > 0 {
-			if err := t.put([]byte(output.Mark(uint64(gone)))); err != nil {
+			if err := t.put([]byte(proclog.Mark(uint64(gone)))); err != nil {
 				return err
 			}
 			t.Offset += gone
@@ -250,7 +250,7 @@ func (t *logTail) begin(ctx context.Context, w *logWindow) error {
 	t.begun = true
 	if !t.since.IsZero() {
 		t.Offset = w.end()
-		if i := slices.IndexFunc(t.stamps, func(s state.Printed) bool { return !s.Time.Before(t.since) }); i >= 0 {
+		if i := slices.IndexFunc(t.stamps, func(s report.Printed) bool { return !s.Time.Before(t.since) }); i >= 0 {
 			t.Offset = int64(t.stamps[i].Offset)
 		}
 	}
@@ -273,7 +273,7 @@ func (t *logTail) learn(ctx context.Context) error {
 	defer h.Close()
 	t.stamps = t.stamps[:0]
 	for d := json.NewDecoder(bufio.NewReader(h)); ; {
-		var s state.Printed
+		var s report.Printed
 		if err := d.Decode(&s); err == io.EOF {
 			return nil
 		} else if err != nil {
@@ -342,16 +342,16 @@ func lookAt(ctx context.Context, tree sigma.Namespace, path string) (*logWindow,
 		return nil, err
 	}
 	w := &logWindow{Handle: h, size: int64(st.Size), version: st.ID.Version}
-	mark := make([]byte, output.MarkLen)
-	if n, _ := h.ReadAt(mark, output.Head); n == len(mark) {
-		if m, ok := output.Missing(mark); ok {
+	mark := make([]byte, proclog.MarkLen)
+	if n, _ := h.ReadAt(mark, proclog.Head); n == len(mark) {
+		if m, ok := proclog.Missing(mark); ok {
 			w.missing = int64(m)
 		}
 	}
 	return w, nil
 }
 
-func (w *logWindow) head() int64 { return output.Head }
+func (w *logWindow) head() int64 { return proclog.Head }
 
 // end is how much was written to the stream.
 func (w *logWindow) end() int64 { return w.place(w.size) }
@@ -361,7 +361,7 @@ func (w *logWindow) place(at int64) int64 {
 	if w.missing == 0 || at < w.head() {
 		return at
 	}
-	return max(at-output.MarkLen, w.head()) + w.missing
+	return max(at-proclog.MarkLen, w.head()) + w.missing
 }
 
 // read reads at a place where nothing is missing.
@@ -371,7 +371,7 @@ func (w *logWindow) read(p []byte, at int64) (int, error) {
 	case at < w.head():
 		p = p[:min(int64(len(p)), w.head()-at)]
 	default:
-		at += output.MarkLen - w.missing
+		at += proclog.MarkLen - w.missing
 	}
 	return w.ReadAt(p, at)
 }

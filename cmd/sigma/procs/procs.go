@@ -11,9 +11,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"sigmaos.dev/cmd/sigma/cli"
+	"sigmaos.dev/kernel/report"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/state"
 )
 
 // app gives the commands of this package what all commands share.
@@ -69,8 +69,8 @@ started, and print their ids. ` + procArgument,
 }
 
 type waitJSON struct {
-	ID     string        `json:"id"`
-	Status *state.Status `json:"status"`
+	ID     string         `json:"id"`
+	Status *report.Status `json:"status"`
 }
 
 func (a *app) wait(ctx context.Context, words []string) error {
@@ -93,7 +93,7 @@ func (a *app) wait(ctx context.Context, words []string) error {
 		if code == 0 {
 			code = statusCode(st)
 		}
-		list[i] = waitJSON{string(id), state.OfStatus(st)}
+		list[i] = waitJSON{string(id), report.OfStatus(st)}
 		if !a.JSON {
 			fmt.Fprintf(a.Out, "%s %s\n", id, endWords(st))
 		}

@@ -10,9 +10,9 @@ import (
 
 	"sigmaos.dev/cmd/sigma/cli"
 	"sigmaos.dev/cmd/sigma/term"
+	"sigmaos.dev/kernel/report"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/state"
 )
 
 // measureOrSay is measure for a list that is worth having also when the system cannot tell what
@@ -86,9 +86,9 @@ func (a *app) ps(ctx context.Context, c *sdk.Client, all, quiet bool) error {
 	a.measureOrSay(ctx, c, procs)
 	waits := a.waitReasons(ctx, c, procs)
 	if a.JSON {
-		list := make([]state.Proc, len(procs))
+		list := make([]report.Proc, len(procs))
 		for i, p := range procs {
-			list[i] = state.OfProc(p)
+			list[i] = report.OfProc(p)
 			list[i].Reason = waits[p.ID]
 		}
 		return a.PrintJSON(list)

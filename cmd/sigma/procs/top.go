@@ -15,10 +15,10 @@ import (
 	"sigmaos.dev/cmd/sigma/cli"
 	"sigmaos.dev/cmd/sigma/datadir"
 	"sigmaos.dev/cmd/sigma/term"
-	"sigmaos.dev/hostsetup"
+	"sigmaos.dev/kernel/hostsetup"
+	"sigmaos.dev/kernel/report"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/state"
 )
 
 // Limits of top's interval: below, its own questions would be most of what it shows.
@@ -179,7 +179,7 @@ type realmUse struct {
 }
 
 type procUse struct {
-	state.Proc
+	report.Proc
 	CPU  float64 `json:"cpu_percent"`
 	info sigma.ProcInfo
 }
@@ -191,10 +191,10 @@ type topView struct {
 	realm   sigma.RealmID                  // the only one to show; "" = all
 	last    map[sigma.ProcID]time.Duration // processor time
 	machine hostSample
-	load    []state.Load // the last
+	load    []report.Load // the last
 	// of each machine the last before that was taken at another time: a machine looks at its procs
 	// once a second at most
-	loadWas []state.Load
+	loadWas []report.Load
 	at      time.Time
 }
 
@@ -318,7 +318,7 @@ func (t *topView) count(r *realmUse, p *Picture, info sigma.ProcInfo, known bool
 		used -= before
 		span = p.Time.Sub(t.at)
 	}
-	one := procUse{Proc: state.OfProc(info), info: info, CPU: percent(used, span)}
+	one := procUse{Proc: report.OfProc(info), info: info, CPU: percent(used, span)}
 	p.Procs = append(p.Procs, one)
 	r.Running++
 	r.CPU += one.CPU

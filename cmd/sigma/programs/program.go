@@ -15,9 +15,9 @@ import (
 	"strings"
 	"syscall"
 
-	"sigmaos.dev/binfs"
+	"sigmaos.dev/apps/files"
 	"sigmaos.dev/cmd/sigma/cli"
-	"sigmaos.dev/files"
+	"sigmaos.dev/kernel/binfs"
 	"sigmaos.dev/sigma"
 )
 

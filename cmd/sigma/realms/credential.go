@@ -13,15 +13,15 @@ import (
 
 	"sigmaos.dev/cmd/sigma/cli"
 	"sigmaos.dev/cmd/sigma/term"
+	"sigmaos.dev/kernel/report"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
-	"sigmaos.dev/state"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // credentialJSON is a credential as create prints it.
 type credentialJSON struct {
-	state.Credential
+	report.Credential
 	Text string `json:"credential"` // the secret; only create knows it
 }
 
@@ -133,7 +133,7 @@ func (a *app) credentialCreate(ctx context.Context, realm, roleText, name, expir
 	a.Remark("credential %s of realm %s, %s, good %s; use it with: sigma --credential %s ls /", made.Name, realm,
 		made.Role, good, cli.OrElse(file, "FILE"))
 	if a.JSON {
-		out := credentialJSON{state.OfCredential(sigma.RealmID(realm), made), text}
+		out := credentialJSON{report.OfCredential(sigma.RealmID(realm), made), text}
 		if file != "" {
 			out.Text = ""
 		}
@@ -144,7 +144,7 @@ func (a *app) credentialCreate(ctx context.Context, realm, roleText, name, expir
 
 // freeName is a name for a credential that has none: its role, and the first number that is free.
 func freeName(ctx context.Context, c *sdk.Client, role sigma.Role) (string, error) {
-	all, err := cli.Lines[state.Credential](ctx, c, "/sys/"+sigmap.FileCredentials)
+	all, err := cli.Lines[report.Credential](ctx, c, "/sys/"+sigmap.FileCredentials)
 	if err != nil {
 		return "", err
 	}
@@ -182,13 +182,13 @@ expired are listed for a day. Secrets are not shown: nobody has them but who was
 		Example: `  sudo sigma realm credential ls team-a
   sigma --credential owner.credential realm credential ls team-a --json`,
 		Args: cli.Between(1, 1),
-	}, func(ctx context.Context, args []string) ([]state.Credential, error) {
+	}, func(ctx context.Context, args []string) ([]report.Credential, error) {
 		c, _, err := a.credentials(ctx, args[0])
 		if err != nil {
 			return nil, err
 		}
-		return cli.Lines[state.Credential](ctx, c, "/sys/"+sigmap.FileCredentials)
-	}, func(k state.Credential) []any {
+		return cli.Lines[report.Credential](ctx, c, "/sys/"+sigmap.FileCredentials)
+	}, func(k report.Credential) []any {
 		expires := "never"
 		if k.Expires != nil {
 			if expires = "expired"; time.Now().Before(*k.Expires) {

@@ -14,9 +14,9 @@ import (
 
 	"sigmaos.dev/cmd/sigma/cli"
 	"sigmaos.dev/cmd/sigma/term"
+	"sigmaos.dev/kernel/report"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
-	"sigmaos.dev/state"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // app gives the commands of this package what all commands share.
@@ -246,22 +246,22 @@ func newRealmLsCommand(a *app) *cobra.Command {
 shares; with --json also what limits their names.`,
 		Example: `  sudo sigma realm ls
   sudo sigma realm ls --json`,
-	}, a.realms, func(r state.Realm) []any {
+	}, a.realms, func(r report.Realm) []any {
 		return []any{r.ID, term.Ago(r.Created), r.Procs, r.Shares}
 	}, "REALM", "AGE", "PROCS", "SHARES")
 }
 
 // realms lists all realms; a guest's own.
-func (a *app) realms(ctx context.Context, _ []string) ([]state.Realm, error) {
+func (a *app) realms(ctx context.Context, _ []string) ([]report.Realm, error) {
 	c, err := a.ClientOf(ctx, a.Whole())
 	if err != nil {
 		return nil, err
 	}
 	if !c.Info().Principal.System {
-		return cli.Lines[state.Realm](ctx, c, "/sys/"+sigmap.FileRealms)
+		return cli.Lines[report.Realm](ctx, c, "/sys/"+sigmap.FileRealms)
 	}
 	realms, err := c.Realms().List(ctx)
-	return cli.Mapped(realms, state.OfRealm), err
+	return cli.Mapped(realms, report.OfRealm), err
 }
 
 func newRealmRmCommand(a *app) *cobra.Command {

@@ -10,10 +10,10 @@ import (
 
 	"sigmaos.dev/cmd/sigma/cli"
 	"sigmaos.dev/cmd/sigma/term"
+	"sigmaos.dev/kernel/report"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
-	"sigmaos.dev/state"
+	"sigmaos.dev/wire/sigmap"
 )
 
 func newRealmInspectCommand(a *app) *cobra.Command {
@@ -32,7 +32,7 @@ at this machine. Limits of sessions, handles and procs are of this machine.`,
 
 // realmJSON is a realm as inspect prints it.
 type realmJSON struct {
-	state.Realm
+	report.Realm
 	Leader string      `json:"names_leader,omitempty"` // the machine whose named leads; absent if none does
 	Quotas []quotaJSON `json:"quotas"`
 }
@@ -52,7 +52,7 @@ func (a *app) realmInspect(ctx context.Context, name string) error {
 		return err
 	}
 	r := realmJSON{Quotas: []quotaJSON{}}
-	realms, err := cli.Lines[state.Realm](ctx, c, "/sys/"+sigmap.FileRealms)
+	realms, err := cli.Lines[report.Realm](ctx, c, "/sys/"+sigmap.FileRealms)
 	if err != nil {
 		return err
 	}
@@ -61,7 +61,7 @@ func (a *app) realmInspect(ctx context.Context, name string) error {
 			r.Realm = x
 		}
 	}
-	limits, err := cli.Lines[state.Limit](ctx, c, "/sys/limits")
+	limits, err := cli.Lines[report.Limit](ctx, c, "/sys/limits")
 	if err != nil {
 		return err
 	}

@@ -12,8 +12,8 @@ import (
 
 	"sigmaos.dev/cmd/sigma/cli"
 	"sigmaos.dev/cmd/sigma/term"
+	"sigmaos.dev/kernel/report"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/state"
 )
 
 type usageOptions struct{ hours, machines, procs bool }
@@ -78,7 +78,7 @@ func CheckRealmsExist(ctx context.Context, base *cli.App, names []string) error 
 		return nil
 	}
 	for _, n := range names {
-		if err == nil && n != string(sigma.SystemRealm) && !slices.ContainsFunc(all, func(r state.Realm) bool {
+		if err == nil && n != string(sigma.SystemRealm) && !slices.ContainsFunc(all, func(r report.Realm) bool {
 			return string(r.ID) == n
 		}) {
 			err = cli.NoRealm(sigma.RealmID(n))
@@ -101,7 +101,7 @@ func usageLines[T any](ctx context.Context, a *app, file string) ([]T, error) {
 }
 
 func (a *app) usage(ctx context.Context, only []string, o usageOptions) error {
-	all, err := usageLines[state.RealmUsage](ctx, a, "/sys/usage")
+	all, err := usageLines[report.RealmUsage](ctx, a, "/sys/usage")
 	if err != nil {
 		return err
 	}
@@ -138,12 +138,12 @@ func (a *app) usage(ctx context.Context, only []string, o usageOptions) error {
 }
 
 // sumUsage adds up what differs only in what is not asked for.
-func sumUsage(all []state.RealmUsage, only []string, o usageOptions) []state.RealmUsage {
+func sumUsage(all []report.RealmUsage, only []string, o usageOptions) []report.RealmUsage {
 	type key struct {
 		realm, machine string
 		hour           int64
 	}
-	sums := map[key]*state.RealmUsage{}
+	sums := map[key]*report.RealmUsage{}
 	for _, u := range all {
 		if len(only) > 0 && !slices.Contains(only, u.Realm) {
 			continue
@@ -157,12 +157,12 @@ func sumUsage(all []state.RealmUsage, only []string, o usageOptions) []state.Rea
 		}
 		s := sums[k]
 		if s == nil {
-			s = &state.RealmUsage{Realm: u.Realm, Machine: k.machine, From: u.From}
+			s = &report.RealmUsage{Realm: u.Realm, Machine: k.machine, From: u.From}
 			sums[k] = s
 		}
 		*s = s.Plus(u)
 	}
-	out := make([]state.RealmUsage, 0, len(sums))
+	out := make([]report.RealmUsage, 0, len(sums))
 	for _, k := range slices.SortedFunc(maps.Keys(sums), func(a, b key) int {
 		return cmp.Or(cmp.Compare(a.realm, b.realm), cmp.Compare(a.hour, b.hour), cmp.Compare(a.machine, b.machine))
 	}) {
@@ -172,20 +172,20 @@ func sumUsage(all []state.RealmUsage, only []string, o usageOptions) []state.Rea
 }
 
 func (a *app) usageProcs(ctx context.Context, only []string) error {
-	all, err := usageLines[state.ProcSpent](ctx, a, "/sys/usage-procs")
+	all, err := usageLines[report.ProcSpent](ctx, a, "/sys/usage-procs")
 	if err != nil {
 		return err
 	}
-	out := []state.ProcSpent{}
+	out := []report.ProcSpent{}
 	for _, p := range all {
 		if len(only) == 0 || slices.Contains(only, p.Realm) {
 			out = append(out, p)
 		}
 	}
-	slices.SortStableFunc(out, func(a, b state.ProcSpent) int {
+	slices.SortStableFunc(out, func(a, b report.ProcSpent) int {
 		return cmp.Or(cmp.Compare(a.Realm, b.Realm), a.Began.Compare(b.Began))
 	})
-	return cli.PrintList(a.App, out, false, func(p state.ProcSpent) []any {
+	return cli.PrintList(a.App, out, false, func(p report.ProcSpent) []any {
 		ended := "-"
 		if p.Ended != nil {
 			ended = p.Ended.Local().Format("15:04:05")

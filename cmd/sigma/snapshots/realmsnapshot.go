@@ -9,9 +9,9 @@ import (
 	"sync"
 
 	"sigmaos.dev/cmd/sigma/cli"
-	"sigmaos.dev/named/archive"
-	"sigmaos.dev/namespace"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/trees/named/archive"
+	"sigmaos.dev/trees/resolve"
 )
 
 // restoreWorkers is how many names are put at a time: named stores those that wait together at
@@ -105,7 +105,7 @@ func (a *app) fillRealm(ctx context.Context, f *os.File, realm sigma.RealmID, na
 	return err
 }
 
-func restoreFile(ctx context.Context, tree *namespace.Tree, e archive.Entry) error {
+func restoreFile(ctx context.Context, tree *resolve.Tree, e archive.Entry) error {
 	path := "/" + e.Path
 	switch e.Kind {
 	case sigma.KindSymlink:

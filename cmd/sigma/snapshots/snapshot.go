@@ -19,9 +19,9 @@ import (
 
 	"sigmaos.dev/cmd/sigma/cli"
 	"sigmaos.dev/cmd/sigma/datadir"
-	"sigmaos.dev/hostdir"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
+	"sigmaos.dev/trees/hostdir"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // app gives the commands of this package what all commands share.

@@ -17,9 +17,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"sigmaos.dev/cmd/sigma/cli"
-	"sigmaos.dev/s3/store"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/trees/s3/store"
 )
 
 // app gives the commands of this package what all commands share.

@@ -13,13 +13,13 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"sigmaos.dev/apps/files"
 	"sigmaos.dev/cmd/sigma/cli"
 	"sigmaos.dev/cmd/sigma/datadir"
-	"sigmaos.dev/files"
+	"sigmaos.dev/kernel/report"
 	"sigmaos.dev/lib/fleet/traffic"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/state"
 )
 
 // matrixMax machines are shown as a matrix; of more each pair has a line.
@@ -63,7 +63,7 @@ type Talk struct {
 
 // shown is what is printed, and the object of --json.
 type shown struct {
-	Distances []state.Distance  `json:"distances"`
+	Distances []report.Distance `json:"distances"`
 	Talks     []Talk            `json:"talks"`
 	Missing   []traffic.Missing `json:"missing,omitempty"` // machines that did not answer
 }
@@ -74,7 +74,7 @@ func (a *app) topo(ctx context.Context, over time.Duration) error {
 		return err
 	}
 	var meter traffic.Meter
-	s := shown{Distances: []state.Distance{}, Talks: []Talk{}}
+	s := shown{Distances: []report.Distance{}, Talks: []Talk{}}
 	if _, err := look(ctx, c, &meter); err != nil {
 		return err
 	}
@@ -84,7 +84,7 @@ func (a *app) topo(ctx context.Context, over time.Duration) error {
 	if s.Missing, err = look(ctx, c, &meter); err != nil {
 		return err
 	}
-	distances, _, err := cli.KnownLines[state.Distance](ctx, c, "/sys/distances")
+	distances, _, err := cli.KnownLines[report.Distance](ctx, c, "/sys/distances")
 	if err != nil {
 		return err
 	}
@@ -153,7 +153,7 @@ func perSecond(rate float64) string {
 }
 
 // showDistances prints a matrix, the machine that measured before those that it measured.
-func (a *app) showDistances(ds []state.Distance) error {
+func (a *app) showDistances(ds []report.Distance) error {
 	is, of := map[string]bool{}, map[[2]string]string{}
 	for _, d := range ds {
 		is[d.Machine], is[d.To] = true, true

@@ -15,9 +15,9 @@ import (
 
 	"sigmaos.dev/cmd/sigma/cli"
 	"sigmaos.dev/cmd/sigma/fleets"
-	"sigmaos.dev/initd"
+	"sigmaos.dev/sched/initd"
+	"sigmaos.dev/sched/sim"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sim"
 )
 
 func newSimCommand(a *app) *cobra.Command {

@@ -18,9 +18,9 @@ import (
 	"sigmaos.dev/cmd/sigma/datadir"
 	"sigmaos.dev/cmd/sigma/members"
 	"sigmaos.dev/cmd/sigma/term"
-	"sigmaos.dev/hostdir"
+	"sigmaos.dev/sched/sim"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sim"
+	"sigmaos.dev/trees/hostdir"
 )
 
 // app gives the commands of this package what all commands share.

@@ -9,10 +9,10 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"sigmaos.dev/apps/files"
 	"sigmaos.dev/cmd/sigma/cli"
 	"sigmaos.dev/cmd/sigma/tail"
 	"sigmaos.dev/cmd/sigma/term"
-	"sigmaos.dev/files"
 	"sigmaos.dev/sigma"
 )
 

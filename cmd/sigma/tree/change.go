@@ -9,8 +9,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"sigmaos.dev/apps/files"
 	"sigmaos.dev/cmd/sigma/cli"
-	"sigmaos.dev/files"
 	"sigmaos.dev/sigma"
 )
 

@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"sigmaos.dev/files"
+	"sigmaos.dev/apps/files"
 	"sigmaos.dev/sigma"
 )
 

@@ -12,10 +12,10 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"sigmaos.dev/apps/files"
 	"sigmaos.dev/cmd/sigma/cli"
 	"sigmaos.dev/cmd/sigma/datadir"
 	"sigmaos.dev/cmd/sigma/term"
-	"sigmaos.dev/files"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
 )

@@ -10,9 +10,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"sigmaos.dev/apps/files"
 	"sigmaos.dev/cmd/sigma/cli"
 	"sigmaos.dev/cmd/sigma/term"
-	"sigmaos.dev/files"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
 )

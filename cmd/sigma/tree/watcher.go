@@ -7,8 +7,8 @@ import (
 	"strings"
 	"time"
 
+	"sigmaos.dev/apps/files"
 	"sigmaos.dev/cmd/sigma/datadir"
-	"sigmaos.dev/files"
 	"sigmaos.dev/sigma"
 )
 

@@ -22,11 +22,11 @@ import (
 	"sync"
 	"time"
 
-	"sigmaos.dev/call"
 	"sigmaos.dev/lib/fleet"
-	"sigmaos.dev/retry"
 	"sigmaos.dev/sdk"
+	"sigmaos.dev/sdk/call"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigma/retry"
 )
 
 // Config is what a coordinator needs.

@@ -7,11 +7,11 @@ import (
 	"sync/atomic"
 	"time"
 
-	"sigmaos.dev/call"
 	"sigmaos.dev/lib/fleet"
 	"sigmaos.dev/lib/fleet/core"
-	"sigmaos.dev/retry"
+	"sigmaos.dev/sdk/call"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigma/retry"
 )
 
 // keeper keeps one fleet. All but run may be called by any goroutine.

@@ -12,8 +12,8 @@ import (
 	"sigmaos.dev/lib/fleet"
 	"sigmaos.dev/lib/fleet/core"
 	"sigmaos.dev/lib/fleet/traffic"
-	"sigmaos.dev/retry"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigma/retry"
 )
 
 // How often the realm's traffic is looked at. Machines look at their procs' sockets for it, so it

@@ -10,9 +10,9 @@ import (
 	"time"
 
 	"sigmaos.dev/lib/fleet"
-	"sigmaos.dev/retry"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigma/retry"
 )
 
 // Limits of what is kept of a fleet among the names.

@@ -8,12 +8,12 @@ import (
 	"net/http"
 	"time"
 
-	"sigmaos.dev/call"
 	"sigmaos.dev/lib/fleet"
 	"sigmaos.dev/lib/fleet/core"
-	"sigmaos.dev/retry"
 	"sigmaos.dev/sdk"
+	"sigmaos.dev/sdk/call"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigma/retry"
 )
 
 // follow tells the core who stands in the members' directory, and that somebody wants a member.

@@ -7,9 +7,9 @@ import (
 	"net"
 	"time"
 
-	"sigmaos.dev/call"
-	"sigmaos.dev/retry"
+	"sigmaos.dev/sdk/call"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigma/retry"
 )
 
 const (

@@ -4,10 +4,10 @@ import (
 	"context"
 	"time"
 
-	"sigmaos.dev/call"
 	"sigmaos.dev/lib/fleet"
-	"sigmaos.dev/retry"
+	"sigmaos.dev/sdk/call"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigma/retry"
 )
 
 const (

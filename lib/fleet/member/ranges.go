@@ -8,10 +8,10 @@ import (
 	"sync"
 	"time"
 
-	"sigmaos.dev/call"
 	"sigmaos.dev/lib/shard"
-	"sigmaos.dev/retry"
+	"sigmaos.dev/sdk/call"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigma/retry"
 )
 
 // Members may divide the keys of a service among themselves as ranges (Options.Ranges). Who owns

@@ -17,11 +17,11 @@ import (
 	"testing"
 	"time"
 
-	"sigmaos.dev/call"
 	"sigmaos.dev/internal/inprocess"
-	"sigmaos.dev/memfs"
 	"sigmaos.dev/sdk"
+	"sigmaos.dev/sdk/call"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/trees/memfs"
 )
 
 // county is a service whose members count what they are asked for, by range.

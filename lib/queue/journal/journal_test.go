@@ -5,9 +5,9 @@ import (
 	"fmt"
 	"testing"
 
-	"sigmaos.dev/memfs"
-	"sigmaos.dev/namespace"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/trees/memfs"
+	"sigmaos.dev/trees/resolve"
 )
 
 // open opens the journal in /j and gives what was applied.
@@ -21,7 +21,7 @@ func open(t *testing.T, n Names, epoch uint64) (*Journal, string) {
 	return j, all
 }
 
-func newNames(t *testing.T) *namespace.Tree {
+func newNames(t *testing.T) *resolve.Tree {
 	t.Helper()
 	tree := memfs.New(memfs.Config{})
 	t.Cleanup(tree.Close)
@@ -29,7 +29,7 @@ func newNames(t *testing.T) *namespace.Tree {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return namespace.New(namespace.Config{Root: root})
+	return resolve.New(resolve.Config{Root: root})
 }
 
 // write writes all that is due, but for the batches of which skip is true.

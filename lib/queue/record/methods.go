@@ -1,6 +1,6 @@
 package record
 
-import "sigmaos.dev/call"
+import "sigmaos.dev/sdk/call"
 
 // The methods of a queue's server. Each can be called again when its answer was lost: Submit is
 // known by the number of the request, Done by the attempt. What an Acquire was given whose answer

@@ -5,10 +5,10 @@ import (
 	"context"
 	"time"
 
-	"sigmaos.dev/call"
-	"sigmaos.dev/retry"
 	"sigmaos.dev/sdk"
+	"sigmaos.dev/sdk/call"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigma/retry"
 )
 
 // Config is a queue as its servers keep it. All servers of a queue have the same.

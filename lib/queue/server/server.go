@@ -9,12 +9,12 @@ import (
 	"sync"
 	"time"
 
-	"sigmaos.dev/call"
 	"sigmaos.dev/lib/queue/core"
 	"sigmaos.dev/lib/queue/journal"
 	"sigmaos.dev/lib/queue/record"
-	"sigmaos.dev/retry"
+	"sigmaos.dev/sdk/call"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigma/retry"
 )
 
 // server is a leader: it changes the state at once, and answers when the change is written.

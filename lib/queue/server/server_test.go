@@ -12,11 +12,11 @@ import (
 	"testing"
 	"time"
 
-	"sigmaos.dev/call"
 	"sigmaos.dev/lib/queue"
-	"sigmaos.dev/memfs"
-	"sigmaos.dev/namespace"
+	"sigmaos.dev/sdk/call"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/trees/memfs"
+	"sigmaos.dev/trees/resolve"
 )
 
 // place is a realm in memory, in which one server leads at a time and clients find it.
@@ -24,7 +24,7 @@ type place struct {
 	t     testing.TB
 	tree  *memfs.Tree
 	cfg   Config
-	names *namespace.Tree
+	names *resolve.Tree
 
 	mu    sync.Mutex
 	epoch uint64                              // mu
@@ -45,16 +45,16 @@ func newPlace(t testing.TB, cfg Config) *place {
 	return p
 }
 
-func (p *place) client() *namespace.Tree {
+func (p *place) client() *resolve.Tree {
 	root, err := p.tree.Attach(context.Background(), sigma.Principal{}, "")
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	return namespace.New(namespace.Config{Root: root})
+	return resolve.New(resolve.Config{Root: root})
 }
 
 // lead starts a server of the next epoch, fenced as Serve does it.
-func (p *place) lead(tamper func(*namespace.Tree) namesOf) {
+func (p *place) lead(tamper func(*resolve.Tree) namesOf) {
 	p.t.Helper()
 	ctx := context.Background()
 	n := p.client()
@@ -305,7 +305,7 @@ func testEventually(t *testing.T, check func() error) {
 
 // flaky is names that are away now and then, and then whether a change was made is unknown.
 type flaky struct {
-	*namespace.Tree
+	*resolve.Tree
 	mu  sync.Mutex
 	rnd *rand.Rand // mu
 }
@@ -337,7 +337,7 @@ func TestLeadersFollowEachOther(t *testing.T) {
 type trial struct {
 	t      *testing.T
 	p      *place
-	tamper func(*namespace.Tree) namesOf
+	tamper func(*resolve.Tree) namesOf
 
 	mu        sync.Mutex
 	submitted map[uint64]bool // mu
@@ -351,7 +351,7 @@ func followEachOther(t *testing.T, seed uint64) {
 	defer cancel()
 	x := &trial{t: t, p: newPlace(t, Config{Lease: 100 * time.Millisecond, Attempts: 1000}),
 		submitted: map[uint64]bool{}, accepted: map[string]int{}}
-	x.tamper = func(n *namespace.Tree) namesOf {
+	x.tamper = func(n *resolve.Tree) namesOf {
 		return &flaky{Tree: n, rnd: rand.New(rand.NewPCG(seed, rnd.Uint64()))}
 	}
 	x.p.lead(x.tamper)

@@ -9,10 +9,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"sigmaos.dev/db/query"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sdk/database"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/trees/db/query"
 )
 
 // Database is where a World keeps its secret in SQL, in the column text of a table that is called

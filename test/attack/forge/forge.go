@@ -13,9 +13,9 @@ import (
 	"strings"
 
 	"sigmaos.dev/sdk"
-	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
+	"sigmaos.dev/wire/session"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // World is what an attacker has learnt about somebody else. To know it must not be enough.

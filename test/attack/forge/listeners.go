@@ -8,7 +8,7 @@ import (
 
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // Bare listens without a socket, so that what is dialled waits in sigmad, at a new endpoint or

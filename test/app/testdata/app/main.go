@@ -17,9 +17,9 @@ import (
 	"os"
 	"time"
 
-	"sigmaos.dev/call"
 	"sigmaos.dev/examples/ledger"
 	"sigmaos.dev/sdk"
+	"sigmaos.dev/sdk/call"
 	"sigmaos.dev/sdk/database"
 	"sigmaos.dev/sigma"
 )

@@ -13,9 +13,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
+	"sigmaos.dev/wire/session"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // raw speaks to sigmad without a client.

@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sigmaos.dev/sdk"
-	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/wire/session"
 )
 
 // socket tries what a socket that sigmaOS passed must not allow: both ends are this proc's own, so

@@ -18,8 +18,8 @@ import (
 	"net"
 	"os"
 
-	"sigmaos.dev/call"
 	"sigmaos.dev/sdk"
+	"sigmaos.dev/sdk/call"
 	"sigmaos.dev/sigma"
 )
 

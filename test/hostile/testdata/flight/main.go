@@ -10,9 +10,9 @@ import (
 	"os"
 	"strings"
 
-	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
+	"sigmaos.dev/wire/session"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // listeners is how many of one proc have sockets.

@@ -14,11 +14,11 @@ import (
 	"fmt"
 	"os"
 
-	"sigmaos.dev/memfs"
 	"sigmaos.dev/sdk"
-	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
+	"sigmaos.dev/trees/memfs"
+	"sigmaos.dev/wire/session"
+	"sigmaos.dev/wire/sigmap"
 )
 
 func main() {

@@ -11,7 +11,7 @@ import (
 
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/treetest"
+	"sigmaos.dev/trees/treetest"
 )
 
 // place is the tree at a path, as the proc's client reaches it.

@@ -18,10 +18,10 @@ import (
 	"syscall"
 	"time"
 
-	"sigmaos.dev/memfs"
-	"sigmaos.dev/ring"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/trees/memfs"
+	"sigmaos.dev/wire/ring"
 )
 
 func main() {

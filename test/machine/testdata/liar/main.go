@@ -8,9 +8,9 @@ import (
 	"os"
 
 	"sigmaos.dev/sdk"
-	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/treetest"
+	"sigmaos.dev/trees/treetest"
+	"sigmaos.dev/wire/session"
 )
 
 func main() {

@@ -1,0 +1,207 @@
+package proclog
+
+import (
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/wire/poller"
+	"sigmaos.dev/wire/rawio"
+)
+
+// Collector reads the pipes that procs write to. A pipe holds 64 KiB, so that of a proc that ends
+// soon is read once, at its end. One of a proc that has lived for youngAge, or whose log somebody
+// opens, is waited for.
+type Collector struct {
+	set *poller.Set
+
+	mu    sync.Mutex
+	young []*Stream   // mu; oldest first; those that have ended too
+	timer *time.Timer // mu; nil = not set
+}
+
+// youngAge is how long a pipe is left alone: longer than short procs live, and shorter than people
+// notice.
+const youngAge = 50 * time.Millisecond
+
+// NewCollector makes one that waits for pipes with set.
+func NewCollector(set *poller.Set) *Collector { return &Collector{set: set} }
+
+// Stream is our end of the pipe of one log. Safe for concurrent use.
+type Stream struct {
+	c      *Collector
+	log    *Log
+	opened time.Time
+
+	mu    sync.Mutex    // held while reading
+	fd    int           // mu; -1 once over
+	watch *poller.Watch // mu; nil while young
+}
+
+// Open makes a pipe that ends in the log, and returns the file descriptor to write to it, which is
+// the caller's.
+func (c *Collector) Open(l *Log) (s *Stream, theirs int, err error) {
+	var p [2]int
+	if err := unix.Pipe2(p[:], unix.O_CLOEXEC); err != nil {
+		return nil, -1, sigma.Wrap("proclog.Open", "", os.NewSyscallError("pipe2", err))
+	}
+	if err := rawio.SetNonblock(p[0]); err != nil { // theirs blocks, as programs expect
+		rawio.Close(p[0])
+		rawio.Close(p[1])
+		return nil, -1, sigma.Wrap("proclog.Open", "", os.NewSyscallError("fcntl", err))
+	}
+	return &Stream{c: c, log: l, fd: p[0], opened: time.Now()}, p[1], nil
+}
+
+// Adopt takes over our end of a pipe that another Collector made.
+func (c *Collector) Adopt(l *Log, fd int) *Stream {
+	return &Stream{c: c, log: l, fd: fd, opened: time.Now()}
+}
+
+// Lend gives use the file descriptor, which stays open meanwhile; -1 once over.
+func (s *Stream) Lend(use func(fd int)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	use(s.fd)
+}
+
+// Begin says that somebody writes from now on.
+func (c *Collector) Begin(ss ...*Stream) {
+	for _, s := range ss {
+		s.log.mu.Lock()
+		s.log.attend = s.attend
+		s.log.mu.Unlock()
+	}
+	c.wait(ss...)
+}
+
+// wait has grow look at streams when they are old enough.
+func (c *Collector) wait(ss ...*Stream) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.young = append(c.young, ss...)
+	if c.timer == nil {
+		c.timer = time.AfterFunc(youngAge, c.grow)
+	}
+}
+
+// grow has the pipes waited for that are not young any more.
+func (c *Collector) grow() {
+	c.mu.Lock()
+	limit, n := time.Now().Add(-youngAge), 0
+	for n < len(c.young) && !c.young[n].opened.After(limit) {
+		n++
+	}
+	old := c.young[:n:n]
+	c.young = c.young[n:]
+	if len(c.young) > 0 {
+		c.timer.Reset(c.young[0].opened.Sub(limit))
+	} else {
+		c.young, c.timer = nil, nil
+	}
+	c.mu.Unlock()
+	for _, s := range old {
+		s.log.Settle()
+		s.attend()
+	}
+}
+
+// attend has the pipe waited for, if it is not yet.
+func (s *Stream) attend() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.fd >= 0 && s.watch == nil {
+		w, err := s.c.set.Add(s.fd, func() { go s.ready() })
+		if err != nil { // of memory for that there may be enough again soon
+			s.opened = time.Now()
+			s.c.wait(s)
+			return
+		}
+		s.watch = w
+	}
+}
+
+// ready reads what there is. It runs in a goroutine, because a file may have to be written.
+func (s *Stream) ready() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.fd >= 0 && s.readLocked() != 0 {
+		s.watch.Again()
+	}
+}
+
+// pieceMax bytes are read at a time: what a pipe holds.
+const pieceMax = 64 << 10
+
+// buffers are for reading; no stream needs one for longer than a read.
+var buffers = sync.Pool{New: func() any { return new([pieceMax]byte) }}
+
+// readLocked reads a piece into the log and returns how much it was: 0 at the end, less when there
+// is nothing now.
+func (s *Stream) readLocked() int {
+	buf := buffers.Get().(*[pieceMax]byte)
+	defer buffers.Put(buf)
+	n, err := rawio.Read(s.fd, buf[:])
+	if err == unix.EAGAIN {
+		return -1
+	}
+	if n > 0 {
+		s.log.write(buf[:n])
+	}
+	return n
+}
+
+// smallMax is how much is read at once from the pipe of a proc that has ended: if there is less,
+// there is no more.
+const smallMax = memoryMax
+
+// End reads what is left, when nobody can write any more, and marks the end of the log. If it
+// returns false it has not done so because that may take long; the caller then calls Drain where it
+// may.
+func (s *Stream) End() bool {
+	if !s.mu.TryLock() {
+		return false
+	}
+	defer s.mu.Unlock()
+	if s.fd < 0 {
+		return true
+	}
+	buf := buffers.Get().(*[pieceMax]byte)
+	defer buffers.Put(buf)
+	n, _ := rawio.Read(s.fd, buf[:smallMax])
+	if n > 0 {
+		s.log.write(buf[:n])
+	}
+	if n == smallMax {
+		return false
+	}
+	s.overLocked()
+	return true
+}
+
+// Drain is End that may take long.
+func (s *Stream) Drain() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.fd < 0 {
+		return
+	}
+	for s.readLocked() > 0 {
+	}
+	s.overLocked()
+}
+
+func (s *Stream) overLocked() {
+	if s.watch != nil {
+		s.watch.Remove()
+	}
+	rawio.Close(s.fd)
+	s.fd = -1
+	s.log.mu.Lock()
+	s.log.attend = nil
+	s.log.mu.Unlock()
+	s.log.End()
+}
