@@ -42,7 +42,8 @@ func TestMayReach(t *testing.T) {
 	targets := []link.Target{{Kind: link.ToEndpoint, Name: endpoint}, {Kind: link.ToBeat, Name: "beat"},
 		{Kind: link.ToStream, Name: "named"}, {Kind: link.ToStream, Name: "s3d"}, {Kind: link.ToStream, Name: "sigmad"},
 		{Kind: 0, Name: "named"}, {Kind: 9, Name: "named"}}
-	for _, name := range []string{"named", "besched", "s3d", "machined", "peer", "sigmad", "launcher", "../trees/named", ""} {
+	for _, name := range []string{"named", "besched", "s3d", "machined", "peer", "sigmad", "launcher", "../named",
+		""} {
 		targets = append(targets, link.Target{Kind: link.ToService, Name: name})
 	}
 	machines := []string{"beat beat", "stream named", "service named", "service besched", "service s3d",
@@ -620,8 +621,8 @@ func TestTreeAcross(t *testing.T) {
 			t.Error(err)
 			return
 		}
-		treeserver.Serve(ctx, conn, treeserver.Config{Tree: callables{func(method string, files int) ([]byte, []*os.File,
-			error) {
+		treeserver.Serve(ctx, conn, treeserver.Config{Tree: callables{func(method string, files int) ([]byte,
+			[]*os.File, error) {
 			if method == "pass" {
 				return nil, []*os.File{passed()}, nil
 			}

@@ -74,14 +74,15 @@ func (m *machine) withNamed() {
 	if err := srv.Create(ctx, sigma.DefaultRealm); err != nil {
 		m.t.Fatal(err)
 	}
-	n := client.New(client.Config{Budget: m.k.realms.Recalled, Dial: func(asked context.Context) (client.Session, error) {
+	n := client.New(client.Config{Budget: m.k.realms.Recalled, Dial: func(asked context.Context) (client.Session,
+		error) {
 		ours, theirs, err := session.Pair()
 		if err != nil {
 			return client.Session{}, err
 		}
 		over.Go(func() {
-			treeserver.Serve(ctx, theirs, treeserver.Config{Tree: srv, Principal: sigma.Principal{Realm: sigma.SystemRealm,
-				Machine: "m1", System: true}})
+			treeserver.Serve(ctx, theirs, treeserver.Config{Tree: srv, Principal: sigma.Principal{
+				Realm: sigma.SystemRealm, Machine: "m1", System: true}})
 		})
 		c, err := session.Dial(asked, ours)
 		if err != nil {

@@ -11,11 +11,15 @@ import (
 // moment is compared with another of the same process, both as time.Now gave them: their difference
 // is of the monotonic clock, which nobody sets. A moment that was a number, or that came over a
 // wire, has lost that reading, and what is measured from it jumps when somebody sets the clock.
-var timed = []string{"trees/named", "trees/named/client", "trees/named/client/cache", "wire/session", "trees/treeserver", "trees/resolve", "sdk", "trees/fence", "kernel",
-	"sched/schedd", "sched/besched", "sched/lcsched", "sched/initd", "kernel/machines", "kernel/link", "kernel/identity", "kernel/dialproxy", "wire/poller", "trees/changeboard",
-	"kernel/proclog", "kernel/cluster", "kernel/computed", "kernel/connect", "kernel/delayed", "kernel/eventlog",
-	"kernel/launchers", "kernel/memo", "kernel/meter", "kernel/placement", "kernel/procs", "kernel/progtree",
-	"kernel/registrations", "kernel/rootfs", "kernel/services", "kernel/sessions", "kernel/shares", "kernel/viewfs"}
+var timed = []string{
+	"trees/named", "trees/named/client", "trees/named/client/cache", "wire/session", "trees/treeserver",
+	"trees/resolve", "sdk", "trees/fence", "kernel", "sched/schedd", "sched/besched", "sched/lcsched",
+	"sched/initd", "kernel/machines", "kernel/link", "kernel/identity", "kernel/dialproxy", "wire/poller",
+	"trees/changeboard", "kernel/proclog", "kernel/cluster", "kernel/computed", "kernel/connect",
+	"kernel/delayed", "kernel/eventlog", "kernel/launchers", "kernel/memo", "kernel/meter", "kernel/placement",
+	"kernel/procs", "kernel/progtree", "kernel/registrations", "kernel/rootfs", "kernel/services",
+	"kernel/sessions", "kernel/shares", "kernel/viewfs",
+}
 
 // wallClock are the files of these packages that turn moments into numbers or back, and why nothing
 // is decided by these.

@@ -129,7 +129,7 @@ func CheckPassing(t *Tree) []Finding {
 		if f.Test || within(p.Dir, "wire/inflight", "test") {
 			return
 		}
-		for _, pkg := range []string{"syscall", "golang.org/x/sys/unix", Module + "/nowait"} {
+		for _, pkg := range []string{"syscall", "golang.org/x/sys/unix", Module + "/wire/rawio"} {
 			calls(f.AST, pkg, func(name string, pos token.Pos) {
 				if name == "UnixRights" || name == "Sendmsg" {
 					found = append(found, Finding{"passing", f.Name, t.line(pos),

@@ -9,8 +9,11 @@ import (
 )
 
 // hostile are the packages that read bytes somebody else wrote.
-var hostile = []string{"sigma", "wire/sigmap", "wire/session", "trees/treeserver", "trees/fence", "trees/resolve", "trees/named", "trees/s3", "trees/ux", "wire/launch",
-	"sched/schedd", "kernel/dialproxy", "kernel/binfs", "sched/besched", "sched/lcsched", "kernel", "kernel/identity", "kernel/machines", "kernel/link", "sdk/call", "apps"}
+var hostile = []string{
+	"sigma", "wire/sigmap", "wire/session", "trees/treeserver", "trees/fence", "trees/resolve", "trees/named",
+	"trees/s3", "trees/ux", "wire/launch", "sched/schedd", "kernel/dialproxy", "kernel/binfs", "sched/besched",
+	"sched/lcsched", "kernel", "kernel/identity", "kernel/machines", "kernel/link", "sdk/call", "apps",
+}
 
 var decoderName = regexp.MustCompile(`^(Decode|Parse|Unmarshal)`)
 

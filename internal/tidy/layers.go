@@ -9,8 +9,8 @@ import (
 // Layer is one row of the layer table.
 type Layer struct {
 	Name string
-	// Dirs are its packages, those below them included. If it has but one, without a package of its own,
-	// each package right below it stands for itself.
+	// Dirs are its packages, those below them included. Without an order each directory right below
+	// one of them stands for itself.
 	Dirs []string
 	// Ordered allows its packages to import those of Dirs before theirs: Dirs are the lowest first.
 	Ordered bool
@@ -25,8 +25,8 @@ type Layer struct {
 var Layers = []Layer{
 	{Name: "vocabulary", Dirs: []string{"sigma", "sigma/retry"}, Ordered: true,
 		Why: "everybody depends on the words, so they depend on nobody"},
-	{Name: "wire", Dirs: []string{"wire/rawio", "wire/inflight", "wire/poller", "wire/ring", "wire/sigmap", "wire/session",
-		"wire/filestream", "wire/launch"}, Ordered: true,
+	{Name: "wire", Dirs: []string{"wire/rawio", "wire/inflight", "wire/poller", "wire/ring", "wire/sigmap",
+		"wire/session", "wire/filestream", "wire/launch"}, Ordered: true,
 		Why: "messages and the connections that carry them know nothing of what is served"},
 	{Name: "kits", Dirs: []string{"trees/atomicfile", "trees/changeboard", "trees/diskspace", "trees/fence",
 		"trees/hostdir", "trees/view", "trees/treeserver", "trees/resolve", "trees/diskfs"}, Ordered: true,
@@ -53,14 +53,14 @@ var Layers = []Layer{
 	{Name: "toolkit", Dirs: []string{"lib"}, // each package below it is one tool
 		Apart: []string{"kernel", "sched", "trees", "kits"},
 		Why:   "a tenant could have written these: each is a small package over the SDK, and needs none of the others"},
-	{Name: "fleet", Dirs: []string{"lib/fleet"}, Apart: []string{"kernel", "sched", "trees", "kits"},
+	{Name: "fleet", Dirs: []string{"lib/fleet"}, Ordered: true, Apart: []string{"kernel", "sched", "trees", "kits"},
 		Why: "services are fleets of procs, and a fleet knows no more of the system than any tenant's program"},
 	{Name: "apps", Dirs: []string{"apps"}, Apart: []string{"kernel", "sched"},
 		Why: "an app uses what any tenant may use: the SDK and the vocabulary"},
-	{Name: "commands", Dirs: []string{"cmd"},
+	{Name: "development", Dirs: []string{"internal/netlab", "internal/testenv", "internal", "bench", "examples"},
+		Ordered: true, Why: "what only those who work on sigmaOS run"},
+	{Name: "commands", Dirs: []string{"cmd", "test"},
 		Why: "flags, exits and the choice of implementations live at the very top, where nothing can depend on them"},
-	{Name: "development", Dirs: []string{"internal/netlab", "internal/testenv", "internal", "examples", "bench", "test"},
-		Ordered: true, Why: "what only those who work on sigmaOS run: nothing that is installed may need it"},
 }
 
 // place gives the index of dir's layer and what dir belongs to in it: the longest of its Dirs that

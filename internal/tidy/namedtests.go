@@ -14,8 +14,8 @@ var (
 
 // CheckNamedTests finds tests that a Markdown file names and that do not exist: a promise that
 // nothing enforces. `TestX` has to be a function of a test file, and of the directory that stands
-// before it in the line, if one does ("trees/named `TestX`, `TestY`; test/machine `TestZ`"); a name with
-// underscores after launcher/tests one of the launcher's.
+// before it in the line, if one does ("trees/named `TestX`, `TestY`; test/machine `TestZ`"); a name
+// with underscores after launcher/tests one of the launcher's.
 func CheckNamedTests(t *Tree) []Finding {
 	dirs, anywhere := map[string]map[string]bool{}, map[string]bool{}
 	t.eachFile(func(p *Package, f *File) {

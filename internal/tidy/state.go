@@ -43,7 +43,7 @@ func declaredState(t *Tree, f *File, vars map[string]bool) []Finding {
 	var found []Finding
 	for _, im := range f.AST.Imports {
 		if im.Name != nil && im.Name.Name == "_" && im.Path.Value != `"embed"` {
-			found = append(found, Finding{"kernel/report", f.Name, t.line(im.Pos()),
+			found = append(found, Finding{"state", f.Name, t.line(im.Pos()),
 				"import of " + im.Path.Value + " for its side effects outside cmd/: register explicitly"})
 		}
 	}
@@ -51,7 +51,7 @@ func declaredState(t *Tree, f *File, vars map[string]bool) []Finding {
 		switch d := d.(type) {
 		case *ast.FuncDecl:
 			if !ast.IsGenerated(f.AST) && d.Recv == nil && d.Name.Name == "init" {
-				found = append(found, Finding{"kernel/report", f.Name, t.line(d.Pos()),
+				found = append(found, Finding{"state", f.Name, t.line(d.Pos()),
 					"init function outside cmd/: it costs every program that links the package and cannot fail; do " +
 						"it in New or make it a literal"})
 			}
@@ -64,7 +64,7 @@ func declaredState(t *Tree, f *File, vars map[string]bool) []Finding {
 				for i, name := range spec.Names {
 					vars[name.Name] = true
 					if name.Name != "_" && changingType(spec, i) {
-						found = append(found, Finding{"kernel/report", f.Name, t.line(name.Pos()),
+						found = append(found, Finding{"state", f.Name, t.line(name.Pos()),
 							fmt.Sprintf("%s is made to be changed: %s", name.Name, stateWhy)})
 					}
 				}
@@ -125,7 +125,7 @@ func changedState(t *Tree, f *File, vars map[string]bool) []Finding {
 	var found []Finding
 	check := func(e ast.Expr, how string) {
 		if id := rootIdent(e); id != nil && vars[id.Name] && packageLevel(f.AST, id) {
-			found = append(found, Finding{"kernel/report", f.Name, t.line(e.Pos()), fmt.Sprintf("package variable %s is %s: %s",
+			found = append(found, Finding{"state", f.Name, t.line(e.Pos()), fmt.Sprintf("package variable %s is %s: %s",
 				id.Name, how, stateWhy)})
 		}
 	}

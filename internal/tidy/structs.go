@@ -29,16 +29,16 @@ func (x largeStruct) note() string {
 // largeStructs are those that are larger for a reason, with the most they may have: the numbers
 // only fall.
 var largeStructs = map[string]largeStruct{
-	"binfs.program":          {36, 0, "one version of a program: two locks, each with the fields that it guards"},
-	"dialproxy.Proxy":        {0, 89, "listeners, connections and pools take one lock: each act changes two of them"},
-	"kernel/cluster.Cluster": {0, 79, "the steps of one life: they follow one another and share its locks"},
-	"lib/fleet/core.Fleet":   {0, 75, "a pure core: all rules of a fleet change the same members"},
-	"named/member.etcdStore": {28, 0, "what is known of an etcd: counters of its room and of its revisions"},
-	"ring.Conn":              {27, 0, "one allocation for each connection"},
-	"schedd.Core":            {0, 97, "a pure core: all rules of procs of one machine change the same procs"},
-	"schedd.Proc":            {32, 0, "all that is known of a proc in one allocation"},
-	"sdk.Client":             {0, 67, "what programs call: a method for each system call"},
-	"sigmap.Coder":           {0, 66, "a method for each type on the wire"},
+	"kernel/binfs.program":         {36, 0, "one version of a program: two locks, each with the fields that it guards"},
+	"kernel/dialproxy.Proxy":       {0, 89, "listeners, connections and pools take one lock: each act changes two of them"},
+	"kernel/cluster.Cluster":       {0, 79, "the steps of one life: they follow one another and share its locks"},
+	"lib/fleet/core.Fleet":         {0, 75, "a pure core: all rules of a fleet change the same members"},
+	"trees/named/member.etcdStore": {28, 0, "what is known of an etcd: counters of its room and of its revisions"},
+	"wire/ring.Conn":               {27, 0, "one allocation for each connection"},
+	"sched/schedd.Core":            {0, 97, "a pure core: all rules of procs of one machine change the same procs"},
+	"sched/schedd.Proc":            {32, 0, "all that is known of a proc in one allocation"},
+	"sdk.Client":                   {0, 67, "what programs call: a method for each system call"},
+	"wire/sigmap.Coder":            {0, 66, "a method for each type on the wire"},
 }
 
 // structSize is what a struct has.

@@ -24,7 +24,7 @@ var rules = []struct {
 	{"package-name", CheckPackageNames},
 	{"package-comment", CheckPackageComments},
 	{"exit", CheckExits},
-	{"kernel/report", CheckState},
+	{"state", CheckState},
 	{"sleep", CheckSleeps},
 	{"host", CheckHost},
 	{"passing", CheckPassing},
@@ -37,7 +37,7 @@ var rules = []struct {
 	{"machine-path", func(t *Tree) []Finding { return CheckPaths(t, nil) }},
 	{"unsafe", CheckUnsafe},
 	{"fuzz", CheckFuzz},
-	{"kernel/link", CheckLinks},
+	{"link", CheckLinks},
 	{"command", CheckCommands},
 	{"named-test", CheckNamedTests},
 }

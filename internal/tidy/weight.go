@@ -25,8 +25,10 @@ type Weight struct {
 // Weights is the table of such rules.
 var Weights = []Weight{
 	{
-		Dirs: []string{"sigma", "sigma/retry", "wire/sigmap", "wire/session", "trees/treeserver", "trees/resolve", "wire/rawio", "wire/inflight", "trees/fence",
-			"trees/memfs", "wire/ring", "sdk", "sdk/call"},
+		Dirs: []string{
+			"sigma", "sigma/retry", "wire/sigmap", "wire/session", "trees/treeserver", "trees/resolve",
+			"wire/rawio", "wire/inflight", "trees/fence", "trees/memfs", "wire/ring", "sdk", "sdk/call",
+		},
 		Outside: []string{"golang.org/x/sys"},
 		Why:     "every proc links it: what it drags in is paid at each start and trusted everywhere",
 	},

@@ -81,8 +81,8 @@ func (r *ring) after(out []report.Event, seq uint64) []report.Event {
 			continue
 		}
 		if seq != 0 && r.dropped > seq && i == 0 {
-			out = append(out, report.Event{Seq: r.dropped, Time: e.Time, At: e.At, Event: report.EventGap, Realm: e.Realm,
-				Message: "older events are not remembered"})
+			out = append(out, report.Event{Seq: r.dropped, Time: e.Time, At: e.At, Event: report.EventGap,
+				Realm: e.Realm, Message: "older events are not remembered"})
 		}
 		out = append(out, e)
 	}

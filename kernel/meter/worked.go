@@ -11,8 +11,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// What services, and sigmad, do for realms is counted by them (treeserver.Turns). They know what their
-// requests cost compared to each other; what a service used is known from its cgroup, and is
+// What services, and sigmad, do for realms is counted by them (treeserver.Turns). They know what
+// their requests cost compared to each other; what a service used is known from its cgroup, and is
 // divided by that (docs/reference/paths/sys-usage.md).
 
 // Works is what was done for realms since this sigmad began. Safe for concurrent use.

@@ -1,6 +1,6 @@
-// Package sysfs is /sys: the system calls of programs (wire/sigmap/calls.go), and files that tell the
-// state of the system. What each does is told by the package that it asks; here stands who may ask
-// what. It has no lock. Users: kernel/rootfs.
+// Package sysfs is /sys: the system calls of programs (wire/sigmap/calls.go), and files that tell
+// the state of the system. What each does is told by the package that it asks; here stands who may
+// ask what. It has no lock. Users: kernel/rootfs.
 package sysfs
 
 import (
@@ -68,8 +68,8 @@ type scope struct {
 	sessions.Scope
 }
 
-// Dir is /sys as a session has it: the system calls (wire/sigmap/calls.go) and the state of the system
-// (files.go).
+// Dir is /sys as a session has it: the system calls (wire/sigmap/calls.go) and the state of the
+// system (files.go).
 func (x *FS) Dir(s sessions.Scope) sigma.File {
 	r := scope{x, s}
 	return &computed.Dir{Path: "/sys",

@@ -167,8 +167,8 @@ func pairs(now time.Time, cs []report.Connection) []report.Talk {
 		c := &cs[i]
 		k := key{c.Realm, c.From, c.FromOn, c.Proc, c.On}
 		if of[k] == nil {
-			of[k] = &report.Talk{Machine: c.Machine, At: now, Realm: c.Realm, From: c.From, FromOn: c.FromOn, To: c.Proc,
-				On: c.On}
+			of[k] = &report.Talk{Machine: c.Machine, At: now, Realm: c.Realm, From: c.From, FromOn: c.FromOn,
+				To: c.Proc, On: c.On}
 		}
 		of[k].Connections++
 		if c.Sent == nil || c.Received == nil {

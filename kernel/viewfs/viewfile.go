@@ -45,9 +45,10 @@ func (v *Viewer) hollow(at []string, id sigma.FileID) *viewFile {
 	return handle(hollow{at: at, id: id}, viewFile{v: v, at: at, id: id})
 }
 
-// Enter implements treeserver.Gate: the rights of the entry decide, and a fence is what it is in the
-// realm.
-func (f *viewFile) Enter(ctx context.Context, op treeserver.Op, name string) (context.Context, func(error) error, error) {
+// Enter implements treeserver.Gate: the rights of the entry decide, and a fence is what it is in
+// the realm.
+func (f *viewFile) Enter(ctx context.Context, op treeserver.Op, name string) (context.Context, func(error) error,
+	error) {
 	var err error
 	switch op {
 	case treeserver.OpCreate, treeserver.OpMkdir, treeserver.OpSymlink, treeserver.OpRemove, treeserver.OpRename:

@@ -27,8 +27,8 @@ type naiveSession struct {
 	root string // whose files it sees
 }
 
-// naiveRequests and naiveFids are what it holds at most before it counts as harmed; treeserver holds
-// RequestsMax, 4096, and 65536 handles.
+// naiveRequests and naiveFids are what it holds at most before it counts as harmed; treeserver
+// holds RequestsMax, 4096, and 65536 handles.
 const (
 	naiveRequests = 5000
 	naiveFids     = 66_000

@@ -135,7 +135,8 @@ func (f *folder) Walk(ctx context.Context, names []string) (sigma.File, []sigma.
 	switch names[0] {
 	case query.InfoFile:
 		id = f.d.infoID()
-		file = &treeserver.Blob{ID: id, Name: query.InfoFile, Perm: 0o444, Content: func(context.Context) ([]byte, error) {
+		file = &treeserver.Blob{ID: id, Name: query.InfoFile, Perm: 0o444, Content: func(context.Context) ([]byte,
+			error) {
 			text, err := json.Marshal(f.d.info())
 			return append(text, '\n'), err
 		}}

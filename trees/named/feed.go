@@ -12,12 +12,12 @@ import (
 	"sigmaos.dev/wire/sigmap"
 )
 
-// Machines remember what they read of a realm's names (trees/named/client/cache). So that they learn of changes,
-// a leader tells them by its feed: the last changes in order, from which each machine takes those
-// that it has not seen yet by a call that waits for some (long poll). No change waits for a
-// machine. A machine that has not been answered for its lease uses nothing that it remembers, and
-// an answer speaks for the time at which it was asked for, when this leader had its authority; so
-// nobody but a machine that is cut off needs a clock.
+// Machines remember what they read of a realm's names (trees/named/client/cache). So that they
+// learn of changes, a leader tells them by its feed: the last changes in order, from which each
+// machine takes those that it has not seen yet by a call that waits for some (long poll). No change
+// waits for a machine. A machine that has not been answered for its lease uses nothing that it
+// remembers, and an answer speaks for the time at which it was asked for, when this leader had its
+// authority; so nobody but a machine that is cut off needs a clock.
 //
 // A realm for which nobody polls keeps no changes. A feed that cannot tell what has changed since
 // says so, and all is forgotten: after another leader has begun, after more changes than feedMax,

@@ -1,7 +1,7 @@
-// Package treeserver is the server kit: Serve answers sigmaP on one connection out of any sigma.Tree,
-// so that a server has only to say what its files are (000 §4.2 protsrv). It looks after versions,
-// tags, fids, flushes, limits and errors; it serves the plain 9P2000.L dialect to clients that ask
-// for it.
+// Package treeserver is the server kit: Serve answers sigmaP on one connection out of any
+// sigma.Tree, so that a server has only to say what its files are (000 §4.2 protsrv). It looks
+// after versions, tags, fids, flushes, limits and errors; it serves the plain 9P2000.L dialect to
+// clients that ask for it.
 //
 // It promises that whatever bytes a client sends cost at most that client's session, that a client
 // that stops reading delays nobody else, and that when Serve returns all handlers have ended and

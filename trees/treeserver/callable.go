@@ -76,7 +76,8 @@ func RealmsFile(name string, id uint64, r sigma.Realms, allowed bool) *Callable 
 	return &Callable{Name: name, ID: id, Handle: func(ctx context.Context, method string, payload []byte) ([]byte,
 		[]*os.File, error) {
 		if !allowed {
-			return nil, nil, sigma.Errorf("treeserver.RealmsFile", sigma.KindPermission, "realms are made by the provider")
+			return nil, nil, sigma.Errorf("treeserver.RealmsFile", sigma.KindPermission,
+				"realms are made by the provider")
 		}
 		if method == sigmap.CallList {
 			var after sigma.RealmID

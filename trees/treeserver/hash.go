@@ -21,8 +21,8 @@ func HashRange(payload []byte, id sigma.FileID, size uint64, read func(p []byte,
 		return nil, err
 	}
 	if count > sigmap.HashMax {
-		return nil, sigma.Errorf("treeserver.HashRange", sigma.KindTooBig, "the hash of at most %d bytes can be asked for",
-			sigmap.HashMax)
+		return nil, sigma.Errorf("treeserver.HashRange", sigma.KindTooBig,
+			"the hash of at most %d bytes can be asked for", sigmap.HashMax)
 	}
 	end := offset + min(uint64(count), size-min(size, offset))
 	room := hashBuffers.Get().(*[64 << 10]byte)

@@ -157,8 +157,8 @@ func TestErrors(t *testing.T) {
 	if err := root.Sync(t.Context()); sigma.KindOf(err) != sigma.KindNoSpace || err.Error() != "/p: no space" {
 		t.Errorf("got %v", err)
 	}
-	_, root = dial(t, pairs["packet"], treeserver.Config{Tree: failing{err: &os.PathError{Op: "open", Path: "/var/secret",
-		Err: os.ErrPermission}}})
+	_, root = dial(t, pairs["packet"], treeserver.Config{Tree: failing{err: &os.PathError{Op: "open",
+		Path: "/var/secret", Err: os.ErrPermission}}})
 	if err := root.Sync(t.Context()); err == nil || bytes.Contains([]byte(err.Error()), []byte("secret")) {
 		t.Errorf("got %v", err)
 	}

@@ -58,8 +58,8 @@ func (c *Client) failedLocked(err error) error {
 		return err
 	}
 	if len(c.pending) > 0 && c.pending[0].op == opWrite && c.spoilt == nil {
-		c.spoilt = &sigma.Error{Op: "filestream.WriteAt", Kind: sigma.KindLost, Msg: "the connection to the server is lost",
-			Err: err}
+		c.spoilt = &sigma.Error{Op: "filestream.WriteAt", Kind: sigma.KindLost,
+			Msg: "the connection to the server is lost", Err: err}
 	}
 	c.breakLocked()
 	return ErrBroken

@@ -1,5 +1,5 @@
-// Package client is a machine's handle on the names of realms, which named keeps: for each realm one
-// session that all the realm's programs here share.
+// Package client is a machine's handle on the names of realms, which named keeps: for each realm
+// one session that all the realm's programs here share.
 //
 // It promises: a Realm's files live as long as who holds them, whatever becomes of the session:
 // they know their file by its id and are taken up again at the named that leads then. A read whose

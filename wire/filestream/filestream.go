@@ -1,8 +1,8 @@
-// Package filestream moves the bytes of one open file over a byte stream of its own, in pieces of up to 1
-// MiB, where a descriptor of the file itself cannot be passed: the file is on another machine, or
-// must be read as it is now. Serve is the server's end; Client is the program's, in whose buffers
-// the bytes arrive directly from the socket. A file that can be passed to the server is sent by
-// sendfile(2).
+// Package filestream moves the bytes of one open file over a byte stream of its own, in pieces of
+// up to 1 MiB, where a descriptor of the file itself cannot be passed: the file is on another
+// machine, or must be read as it is now. Serve is the server's end; Client is the program's, in
+// whose buffers the bytes arrive directly from the socket. A file that can be passed to the server
+// is sent by sendfile(2).
 //
 // It promises what messages do: a read tells what the file has after it began, although the next
 // piece is asked for before; an error is that of the request, with its words. What fails otherwise
