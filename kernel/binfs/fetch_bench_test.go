@@ -62,7 +62,7 @@ func BenchmarkFetch(b *testing.B) {
 		done := make(chan error, 3)
 		for i := range 3 {
 			go func() {
-				data, err := p.fetch(b.Context(), i)
+				data, _, err := p.fetch(b.Context(), i)
 				if err == nil {
 					c.recycle(data)
 				}

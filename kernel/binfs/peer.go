@@ -107,34 +107,35 @@ func (p *program) fromPeer(ctx context.Context, m sigma.MachineID, data []byte, 
 	return nil
 }
 
-// tryPeer gets a chunk from another machine, if one has it. hash waits for what the chunk's should
-// be.
-func (p *program) tryPeer(ctx context.Context, data []byte, offset int64, hash func() (Hash, error)) bool {
+// tryPeer gets a chunk from another machine, if one has it, and returns its hash. hash waits for
+// what that should be.
+func (p *program) tryPeer(ctx context.Context, data []byte, offset int64, hash func() (Hash, error)) (sum Hash, ok bool) {
 	m := p.peer()
 	if m == "" {
-		return false
+		return sum, false
 	}
 	if err := p.fromPeer(ctx, m, data, offset); err != nil {
 		if ctx.Err() == nil {
 			p.peerFailed(m)
 			p.c.count.peerFailed.Add(1)
 		}
-		return false
+		return sum, false
 	}
+	sum = sha256.Sum256(data)
 	want, err := hash()
 	if err != nil {
-		return false
+		return sum, false
 	}
-	if sha256.Sum256(data) != want {
+	if sum != want {
 		p.peerFailed(m)
 		p.c.count.corruptPeer.Add(1)
 		p.c.cfg.Log.Warn("a machine sent other bytes of a program than the store has", "machine", m, "realm",
 			p.name.Realm, "path", p.name.Path)
-		return false
+		return sum, false
 	}
 	p.c.count.peerBytes.Add(uint64(len(data)))
 	p.c.count.peerChunks.Add(1)
-	return true
+	return sum, true
 }
 
 // Part gives bytes of a program to another machine, if they are here and were found right in this

@@ -155,9 +155,9 @@ func (p *program) get(i int, g *getting) {
 	ctx, cancel := context.WithTimeout(p.ctx, p.c.cfg.FaultMax)
 	defer cancel()
 	began := time.Now()
-	data, err := p.recall(i)
+	data, sum, err := p.recall(i)
 	for wait := retryMin; data == nil; wait = min(2*wait, retryMax) {
-		if data, err = p.fetch(ctx, i); err == nil || final(err) {
+		if data, sum, err = p.fetch(ctx, i); err == nil || final(err) {
 			break
 		}
 		p.mu.Lock()
@@ -179,9 +179,9 @@ func (p *program) get(i int, g *getting) {
 	}
 	stored := false
 	if err == nil {
-		stored = p.store(i, data)
+		stored = p.store(i, data, sum)
 	}
-	p.settle(i, g, data, stored, err)
+	p.settle(i, g, data, sum, stored, err)
 	if stored {
 		p.c.recycle(data)
 	}
@@ -206,7 +206,7 @@ func (c *Cache) recycle(b []byte) {
 }
 
 // settle tells those who wait what became of a chunk.
-func (p *program) settle(i int, g *getting, data []byte, stored bool, err error) {
+func (p *program) settle(i int, g *getting, data []byte, sum Hash, stored bool, err error) {
 	p.mu.Lock()
 	delete(p.getting, i)
 	complete := false
@@ -219,7 +219,7 @@ func (p *program) settle(i int, g *getting, data []byte, stored bool, err error)
 		}
 	case stored:
 		p.failed = nil
-		p.state[i], p.hashes[i] = chunkGood, sha256.Sum256(data)
+		p.state[i], p.hashes[i] = chunkGood, sum
 		p.left--
 		complete = p.left == 0
 	default:
@@ -232,32 +232,32 @@ func (p *program) settle(i int, g *getting, data []byte, stored bool, err error)
 	}
 }
 
-// recall takes a chunk that was here before a restart, if it is what it was.
-func (p *program) recall(i int) ([]byte, error) {
+// recall takes a chunk that was here before a restart, if it is what it was, with its hash.
+func (p *program) recall(i int) ([]byte, Hash, error) {
 	p.mu.Lock()
 	state, want, r := p.state[i], p.hashes[i], p.r
 	p.mu.Unlock()
 	if state != chunkDoubted {
-		return nil, nil
+		return nil, Hash{}, nil
 	}
 	offset, size := p.span(i)
 	data := p.c.buffer(size)
 	n, err := r.ReadAt(data, offset)
 	if n == size && sha256.Sum256(data) == want {
-		return data, nil
+		return data, want, nil
 	}
 	p.c.count.corruptStored.Add(1)
 	p.c.cfg.Log.Warn("a chunk of a program was damaged in the cache and is fetched again", "realm", p.name.Realm,
 		"path", p.name.Path, "chunk", i, "err", err)
-	return nil, err
+	return nil, Hash{}, err
 }
 
 // fetch asks once: another machine, if one may have the bytes, then the source. Bytes and hash come
-// at the same time, by different ways.
-func (p *program) fetch(ctx context.Context, i int) ([]byte, error) {
+// at the same time, by different ways. It returns the bytes with their hash, which is computed once.
+func (p *program) fetch(ctx context.Context, i int) (data []byte, sum Hash, err error) {
 	o, err := p.source()
 	if err != nil {
-		return nil, err
+		return nil, sum, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, tryMax)
 	defer cancel()
@@ -269,15 +269,16 @@ func (p *program) fetch(ctx context.Context, i int) ([]byte, error) {
 	if !known {
 		hash = hashOf(ctx, o, offset, size)
 	}
-	data := p.c.buffer(size)
-	if !p.tryPeer(ctx, data, offset, hash) {
-		if err := p.fromStore(ctx, o, data, offset, hash); err != nil {
-			return nil, err
+	data = p.c.buffer(size)
+	sum, ok := p.tryPeer(ctx, data, offset, hash)
+	if !ok {
+		if sum, err = p.fromStore(ctx, o, data, offset, hash); err != nil {
+			return nil, sum, err
 		}
 	}
 	p.c.count.fetchedBytes.Add(uint64(size))
 	p.c.count.fetchedChunks.Add(1)
-	return data, nil
+	return data, sum, nil
 }
 
 // hashOf begins to ask for a chunk's hash. The answer may be waited for several times.
@@ -295,26 +296,30 @@ func hashOf(ctx context.Context, o Object, offset int64, size int) func() (Hash,
 	}
 }
 
-// fromStore fills data with a chunk from the source.
-func (p *program) fromStore(ctx context.Context, o Object, data []byte, offset int64, hash func() (Hash, error)) error {
-	err := o.ReadAt(ctx, data, offset)
+// fromStore fills data with a chunk from the source, and returns its hash. While the store computes
+// the hash that it should have, so does this process.
+func (p *program) fromStore(ctx context.Context, o Object, data []byte, offset int64, hash func() (Hash, error)) (sum Hash,
+	err error) {
+	if err = o.ReadAt(ctx, data, offset); err == nil {
+		sum = sha256.Sum256(data)
+	}
 	want, herr := hash()
 	switch {
 	case herr != nil && final(herr): // of which what the reader met is a consequence at most
-		return herr
+		return sum, herr
 	case err != nil:
-		return err
+		return sum, err
 	case sigma.KindOf(herr) == sigma.KindUnsupported && herr != nil: // finish asks once more for the version
 		p.mu.Lock()
 		p.plain = true
 		p.mu.Unlock()
 	case herr != nil:
-		return herr
-	case sha256.Sum256(data) != want:
-		return &sigma.Error{Op: "binfs.fetch", Path: p.name.Path, Kind: sigma.KindOther,
+		return sum, herr
+	case sum != want:
+		return sum, &sigma.Error{Op: "binfs.fetch", Path: p.name.Path, Kind: sigma.KindOther,
 			Msg: "the bytes that came are not those that the store has", Err: errCorrupt}
 	}
-	return nil
+	return sum, nil
 }
 
 // source returns the object to fetch from.
@@ -333,7 +338,7 @@ func (p *program) source() (Object, error) {
 
 // store writes a chunk to the cache. Where that fails those who wait get it all the same, and the
 // next who needs it fetches it again: a full disk stops no proc that runs.
-func (p *program) store(i int, data []byte) bool {
+func (p *program) store(i int, data []byte, sum Hash) bool {
 	p.mu.Lock()
 	log, known := p.log, p.state[i] == chunkDoubted
 	p.mu.Unlock()
@@ -357,7 +362,7 @@ func (p *program) store(i int, data []byte) bool {
 		_, err = w.WriteAt(data, offset)
 	}
 	if err == nil && log != nil {
-		_, err = log.Write(logRecord(i, sha256.Sum256(data)))
+		_, err = log.Write(logRecord(i, sum))
 	}
 	if err != nil {
 		p.c.count.unstored.Add(1)
