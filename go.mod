@@ -93,6 +93,7 @@ require (
 	github.com/hashicorp/golang-lru/v2 v2.0.7
 	github.com/robfig/cron/v3 v3.0.1
 	golang.org/x/sync v0.24.0
+	lukechampine.com/blake3 v1.4.1
 )
 
 require (

@@ -3,7 +3,6 @@ package binfs
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -16,6 +15,7 @@ import (
 	"time"
 
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/trees/digest"
 	"sigmaos.dev/trees/resolve"
 	"sigmaos.dev/trees/s3"
 )
@@ -118,7 +118,7 @@ func (o object) Hash(_ context.Context, offset int64, size int) (Hash, error) {
 	if err != nil {
 		return Hash{}, err
 	}
-	return sha256.Sum256(f.data[offset : offset+int64(size)]), nil
+	return digest.Of(f.data[offset : offset+int64(size)]), nil
 }
 
 func (o object) Check(context.Context) error {
@@ -485,7 +485,7 @@ func TestTreeSource(t *testing.T) {
 	if err := held.ReadAt(t.Context(), b, chunkSize); err != nil || !bytes.Equal(b, good[chunkSize:2*chunkSize]) {
 		t.Errorf("who held the old version: %v", err)
 	}
-	if h, err := held.Hash(t.Context(), chunkSize, chunkSize); err != nil || h != sha256.Sum256(b) {
+	if h, err := held.Hash(t.Context(), chunkSize, chunkSize); err != nil || h != digest.Of(b) {
 		t.Errorf("its hash: %v", err)
 	}
 	if _, err := late.Hash(t.Context(), 0, chunkSize); sigma.KindOf(err) != sigma.KindStale {

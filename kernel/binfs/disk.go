@@ -19,6 +19,7 @@ import (
 
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/trees/atomicfile"
+	"sigmaos.dev/trees/digest"
 )
 
 // What is on disk:
@@ -63,7 +64,7 @@ type contentRecord struct {
 	Nodes  []uint64
 }
 
-const logRecordSize = 4 + 4 + sha256.Size // chunk, checksum of the record, hash
+const logRecordSize = 4 + 4 + digest.Size // chunk, checksum of the record, hash
 
 func logRecord(i int, h Hash) []byte {
 	b := make([]byte, logRecordSize)
@@ -99,11 +100,11 @@ func readContent(b []byte, content Hash) (r contentRecord, hashes []Hash, err er
 	sum, rest, ok := bytes.Cut(b, []byte("\n"))
 	want := sha256.Sum256(rest)
 	if !ok || string(sum) != hex.EncodeToString(want[:]) || json.Unmarshal(rest, &r) != nil || r.Size <= 0 ||
-		r.Size > int64(ProgramMax) || len(r.Hashes) != chunks(r.Size)*sha256.Size {
+		r.Size > int64(ProgramMax) || len(r.Hashes) != chunks(r.Size)*digest.Size {
 		return r, nil, bad
 	}
-	for at := 0; at < len(r.Hashes); at += sha256.Size {
-		hashes = append(hashes, Hash(r.Hashes[at:at+sha256.Size]))
+	for at := 0; at < len(r.Hashes); at += digest.Size {
+		hashes = append(hashes, Hash(r.Hashes[at:at+digest.Size]))
 	}
 	if contentHash(r.Size, hashes) != content {
 		return r, nil, bad
@@ -114,7 +115,7 @@ func readContent(b []byte, content Hash) (r contentRecord, hashes []Hash, err er
 // contentHash is the address of a content.
 func contentHash(size int64, hashes []Hash) Hash {
 	h := sha256.New()
-	h.Write(binary.LittleEndian.AppendUint64([]byte("sigma program 1\n"), uint64(size)))
+	h.Write(binary.LittleEndian.AppendUint64([]byte("sigma program 2\n"), uint64(size)))
 	for _, x := range hashes {
 		h.Write(x[:])
 	}

@@ -2,10 +2,10 @@ package binfs
 
 import (
 	"context"
-	"crypto/sha256"
 	"time"
 
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/trees/digest"
 )
 
 // Other machines of the system are asked for a program's bytes before the store is. Nothing that
@@ -121,7 +121,7 @@ func (p *program) tryPeer(ctx context.Context, data []byte, offset int64, hash f
 		}
 		return sum, false
 	}
-	sum = sha256.Sum256(data)
+	sum = digest.Of(data)
 	want, err := hash()
 	if err != nil {
 		return sum, false

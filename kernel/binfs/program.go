@@ -3,7 +3,6 @@ package binfs
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -14,6 +13,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/trees/digest"
 )
 
 const (
@@ -243,7 +243,7 @@ func (p *program) recall(i int) ([]byte, Hash, error) {
 	offset, size := p.span(i)
 	data := p.c.buffer(size)
 	n, err := r.ReadAt(data, offset)
-	if n == size && sha256.Sum256(data) == want {
+	if n == size && digest.Of(data) == want {
 		return data, want, nil
 	}
 	p.c.count.corruptStored.Add(1)
@@ -301,7 +301,7 @@ func hashOf(ctx context.Context, o Object, offset int64, size int) func() (Hash,
 func (p *program) fromStore(ctx context.Context, o Object, data []byte, offset int64, hash func() (Hash, error)) (sum Hash,
 	err error) {
 	if err = o.ReadAt(ctx, data, offset); err == nil {
-		sum = sha256.Sum256(data)
+		sum = digest.Of(data)
 	}
 	want, herr := hash()
 	switch {

@@ -2,16 +2,17 @@ package binfs
 
 import (
 	"context"
-	"crypto/sha256"
 	"errors"
 	"sync"
 
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/trees/digest"
+	"sigmaos.dev/trees/treeserver"
 	"sigmaos.dev/wire/sigmap"
 )
 
-// Hash is the SHA-256 of one chunk.
-type Hash = [sha256.Size]byte
+// Hash is the digest of one chunk.
+type Hash = digest.Sum
 
 // Name is one version of one program of a realm: what a fetch is of.
 type Name struct {
@@ -71,8 +72,8 @@ func newTreeObject(t Tree, n Name) *treeObject {
 	return o
 }
 
-// treeObject reads by path until it has the file open, which takes some round trips: each answer
-// says of which version it is. From then on a server of objects keeps the version for it, whatever
+// treeObject reads by the handle that it walked to until it has the file open, which takes two round
+// trips more: each answer says of which version it is. From then on a server of objects keeps the version for it, whatever
 // happens to the name. Which version that is tells each hash, and Check.
 type treeObject struct {
 	tree Tree
@@ -93,6 +94,26 @@ type pinned struct {
 	ready  chan struct{} // closed when file or err is set
 	file   sigma.File
 	err    error
+
+	use    sync.RWMutex // read by who uses found or file, so that neither is closed meanwhile
+	closed bool         // use
+}
+
+// with runs f with a handle of the file, unless there is none, or it was closed.
+func (p *pinned) with(file sigma.File, f func(sigma.File) error) error {
+	if file == nil {
+		return p.err // which was set before walked was closed
+	}
+	p.use.RLock()
+	defer p.use.RUnlock()
+	if p.closed {
+		return errUnwanted()
+	}
+	return f(file)
+}
+
+func errUnwanted() error {
+	return sigma.Errorf("binfs.pin", sigma.KindCanceled, "the program is not wanted any more")
 }
 
 // Close implements Object.
@@ -109,6 +130,9 @@ func (o *treeObject) Close() {
 
 func (p *pinned) close() {
 	<-p.ready
+	p.use.Lock()
+	defer p.use.Unlock()
+	p.closed = true
 	for _, f := range []sigma.File{p.found, p.file} {
 		if f != nil {
 			f.Close()
@@ -123,7 +147,7 @@ func (o *treeObject) pin() *pinned {
 	if o.pinned == nil {
 		p := &pinned{walked: make(chan struct{}), ready: make(chan struct{})}
 		if o.closed {
-			p.err = sigma.Errorf("binfs.pin", sigma.KindCanceled, "the program is not wanted any more")
+			p.err = errUnwanted()
 			close(p.walked)
 			close(p.ready)
 			return p
@@ -203,10 +227,10 @@ func (o *treeObject) held(ctx context.Context, hash bool, f func(sigma.File) err
 	select {
 	case <-p.ready:
 		if err = p.err; err == nil {
-			err = f(p.file)
+			err = p.with(p.file, f)
 		}
 	default:
-		err = f(p.found)
+		err = p.with(p.found, f)
 	}
 	if err != nil && ctx.Err() == nil && sigma.KindOf(err) != sigma.KindUnsupported {
 		o.unpin(p) // its server may have been restarted
@@ -235,9 +259,18 @@ func (o *treeObject) ReadAt(ctx context.Context, p []byte, offset int64) error {
 func (o *treeObject) readPiece(ctx context.Context, p []byte, offset int64) error {
 	pin := o.pin()
 	select {
+	case <-pin.walked:
+	case <-ctx.Done():
+		return sigma.Wrap("binfs.Source", o.name.Path, ctx.Err())
+	}
+	select {
 	case <-pin.ready:
-	default: // not yet
-		r, err := o.tree.GetAt(ctx, o.name.Path, uint64(offset), len(p))
+	default: // not yet open, which takes two round trips more
+		var r sigma.GetResult
+		err := pin.with(pin.found, func(f sigma.File) (err error) {
+			r, _, err = treeserver.Get(ctx, f, nil, uint64(offset), len(p))
+			return err
+		})
 		if err == nil && r.ID == o.name.ID {
 			return o.whole(copy(p, r.Data), len(p))
 		}

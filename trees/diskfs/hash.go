@@ -2,19 +2,15 @@ package diskfs
 
 import (
 	"context"
-	"crypto/sha256"
 	"os"
-	"sync"
 
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/trees/digest"
 	"sigmaos.dev/wire/session"
 	"sigmaos.dev/wire/sigmap"
 )
 
-// hashBuffers are what is hashed passes through.
-var hashBuffers = sync.Pool{New: func() any { return new([64 << 10]byte) }}
-
-// Call implements sigma.Caller for objects, whose one method is hash: the SHA-256 of a range of the
+// Call implements sigma.Caller for objects, whose one method is hash: the digest of a range of the
 // object as it is here, with the object's version and size. Who fetches the range compares it with
 // what came (binfs). It is computed when it is asked for, from the bytes on disk, so it finds what
 // goes wrong after them, not before.
@@ -23,15 +19,6 @@ func (f *file) Call(ctx context.Context, method string, payload []byte, files []
 	session.CloseFiles(files)
 	if !f.sp.t.cfg.Policy.Objects || method != sigmap.CallHash {
 		return nil, nil, sigma.Errorf(op, sigma.KindUnsupported, "the file has no method %.50q", method)
-	}
-	var offset uint64
-	var count uint32
-	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.U64(&offset); c.U32(&count) }); err != nil {
-		return nil, nil, err
-	}
-	if count > sigmap.HashMax {
-		return nil, nil, sigma.Errorf(op, sigma.KindTooBig, "the hash of at most %d bytes can be asked for",
-			sigmap.HashMax)
 	}
 	n, err := f.checkNode(ctx, op)
 	if err != nil {
@@ -51,22 +38,6 @@ func (f *file) Call(ctx context.Context, method string, payload []byte, files []
 	f.sp.mu.Lock()
 	size := b.size
 	f.sp.mu.Unlock()
-	end := offset + min(uint64(count), size-min(size, offset))
-	room := hashBuffers.Get().(*[64 << 10]byte)
-	defer hashBuffers.Put(room)
-	sum := sha256.New()
-	for at := offset; at < end; {
-		got, err := b.readAt(room[:min(uint64(len(room)), end-at)], at)
-		if err != nil {
-			return nil, nil, wrap(op, "", err)
-		}
-		if got == 0 {
-			break
-		}
-		sum.Write(room[:got])
-		at += uint64(got)
-	}
-	hash := sum.Sum(nil)
-	reply, err := sigmap.Payload(func(c *sigmap.Coder) { c.FileID(&id); c.U64(&size); c.Data(&hash) })
-	return reply, nil, err
+	reply, err := digest.Answer(payload, id, size, b.readAt)
+	return reply, nil, wrap(op, "", err)
 }

@@ -36,7 +36,7 @@ import (
 //	                server     RealmID, name of a database, IP address and port of its server ("" = none) -> - (provider)
 //	                usage      - -> []Usage, in the order of status
 //	/sys/machines   to the provider: what machined answers operators (kernel/machines/service.go), and membership (kernel/machines/membership.go)
-//	objects of /s3  hash       offset, count (u32) -> FileID, size, SHA-256 (data) of that range
+//	objects of /s3  hash       offset, count (u32) -> FileID, size, BLAKE3 (data) of that range
 const (
 	FileProcs     = "procs"
 	FileSelf      = "self"

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/trees/treeserver"
+	"sigmaos.dev/trees/digest"
 	"sigmaos.dev/wire/session"
 	"sigmaos.dev/wire/sigmap"
 )
@@ -367,7 +367,7 @@ func (f *file) Call(ctx context.Context, method string, payload []byte, files []
 		}
 		defer b.close()
 	}
-	reply, err := treeserver.HashRange(payload, b.a.fileID(f.key), b.a.size, func(p []byte, at uint64) (int, error) {
+	reply, err := digest.Answer(payload, b.a.fileID(f.key), b.a.size, func(p []byte, at uint64) (int, error) {
 		return b.readAt(ctx, p, at)
 	})
 	return reply, nil, sigma.Wrap(op, "", err)
