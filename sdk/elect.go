@@ -64,7 +64,7 @@ func (l *Leadership) Resign(ctx context.Context) error {
 	return sigma.Wrap("sdk.Resign", "", err)
 }
 
-// Candidate is what can stand for election, as a Client.
+// Candidate is a connection to the system by which a program stands for election. *Client is one.
 type Candidate interface {
 	Campaign(ctx context.Context, e Election) (*Leadership, error)
 }

@@ -427,7 +427,7 @@ func lose(a *sigmap.Arrival, files []*os.File) {
 	}
 }
 
-// keep holds connections that were made in advance until their dialler says that one begins.
+// keep holds connections that were made in advance, each until its dialler says that it begins.
 func (l *listener) keep(a *sigmap.Arrival, files []*os.File) {
 	of := l.pools[a.Pool]
 	if a.Line && len(files) > 0 && of == nil {

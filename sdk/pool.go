@@ -215,7 +215,8 @@ func (p *pool) take(now time.Time) (m made, batch <-chan struct{}, ok bool) {
 	return m, p.asking, false
 }
 
-// takeLocked has a connection begin.
+// takeLocked takes a connection that was made in advance and tells its listener that it begins. It
+// drops those that are broken; ok is false if none is left.
 func (p *pool) takeLocked() (m made, ok bool) {
 	for !ok && len(p.ready) > 0 {
 		m, p.ready = p.ready[0], p.ready[1:]

@@ -578,15 +578,16 @@ func (c *Client) register(ctx context.Context, r sigma.Registration, replace boo
 	}, nil)
 }
 
-// Restart has the proc of a registration asked to go, and killed if it does not, and another
-// started at once when it has ended; also where the policy wants no more, or a pause has not
-// passed. It does not wait for that.
+// Restart ends the proc of a registration and starts another, even if the policy allows no more
+// starts or its pause has not passed. The proc is asked to end and killed if it does not. Restart
+// returns when the request is noted, before the proc has ended.
 func (c *Client) Restart(ctx context.Context, name string) error {
 	return c.do(ctx, sigmap.FileInit, sigmap.CallInitRestart, func(e *sigmap.Coder) { e.Str(&name) }, nil)
 }
 
-// Unregister has the proc of a registration asked to go, and killed if it does not, and the
-// registration forgotten when it has ended. It does not wait for that.
+// Unregister ends the proc of a registration and forgets the registration when the proc has ended.
+// The proc is asked to end and killed if it does not. Unregister returns when the request is noted,
+// before the proc has ended.
 func (c *Client) Unregister(ctx context.Context, name string) error {
 	return c.do(ctx, sigmap.FileInit, sigmap.CallInitRemove, func(e *sigmap.Coder) { e.Str(&name) }, nil)
 }

@@ -66,8 +66,8 @@ func (n *node) isOf(id identity) bool {
 	return n.identity == id
 }
 
-// number is what stat(2) shows of a new node at name in the directory: the same each time, another
-// at each place. No node is found by it.
+// number gives the inode number that stat(2) shows for name in a directory. A place has the same
+// number each time, and two places have different ones. Nodes are not looked up by it.
 func (n *node) number(name string, id uint64) uint64 {
 	var b [16]byte
 	binary.LittleEndian.PutUint64(b[:], n.StableAttr().Ino)

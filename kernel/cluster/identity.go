@@ -32,7 +32,8 @@ type Kept struct {
 	Authorities [][]byte          `json:",omitempty"` // DER
 	Control     []identity.Member `json:",omitempty"` // the control machines it last knew
 	Joined      bool              `json:",omitempty"` // by a token; false = it founded the system
-	// it joined and has been a control machine; if it is none any more, an operator decided so
+	// The machine joined, and was a control machine at some time. If it is none now, that was an
+	// operator's decision.
 	Ruled bool `json:",omitempty"`
 	// how this machine's named came to be a member of the store of names (sigmap.CallMemberAdd); ""
 	// = it is the first, or has none

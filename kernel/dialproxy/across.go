@@ -15,10 +15,10 @@ import (
 	"sigmaos.dev/wire/sigmap"
 )
 
-// Connections in advance between machines (docs/adr/0036). The proxies of both have a part of the
-// pool: the dialler's gives the numbers and notes its ends (AskAway, TakeAway), the listener's
-// those that come there (PoolFrom). Each keeps a duplicate of its end of the line, to end its
-// direction.
+// Connections made in advance between machines (docs/adr/0036). The proxies of both machines have a
+// part of each pool. The dialler's part gives the numbers and notes the dialler's ends (AskAway,
+// TakeAway); the listener's part notes the ends that arrive (PoolFrom). Each proxy keeps a
+// duplicate of its end of a connection, so that it can end its direction.
 
 // Away is a batch that is to be made for an endpoint of another machine.
 type Away struct {

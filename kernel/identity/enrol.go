@@ -228,7 +228,7 @@ func (c *Challenges) Use(now time.Time, ch Challenge) error {
 	return nil
 }
 
-// Met is what a machine that enrols learns of the system in the handshake.
+// Met holds what a joining machine learns of the system during the handshake.
 type Met struct {
 	System    sigma.SystemID
 	Machine   sigma.MachineID // that answered

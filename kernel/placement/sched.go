@@ -339,9 +339,9 @@ func (s *scheduler) sessions() (out []sigma.Caller) {
 	return out
 }
 
-// requeueEvery is how often what is queued is sent to besched again, if it was sent longer ago than
-// that: it may have been given to a machine that could not take it. Nothing else is done about jobs
-// that were granted and never taken.
+// requeueEvery is the least age of a request to besched before it is sent again for a job that is
+// still queued. besched may have given the job to a machine that could not take it; nothing else
+// brings such a job back.
 const requeueEvery = 5 * time.Second
 
 // requeueEach is added for each proc that is queued, so that to send many again is never much work.

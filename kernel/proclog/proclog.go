@@ -188,7 +188,7 @@ func (l *Log) bump(change func()) {
 // Written is how many bytes have come. It never waits.
 func (l *Log) Written() uint64 { return l.written.Load() }
 
-// Dropped is how many bytes are not kept.
+// Dropped counts the bytes that were not kept.
 func (l *Log) Dropped() uint64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()

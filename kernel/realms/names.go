@@ -407,7 +407,7 @@ func (r forSession) Remove(ctx context.Context, id sigma.RealmID) error {
 	if err := r.x.cfg.Outside.RemoveRealm(ctx, id); err != nil {
 		return err
 	}
-	// what another machine's programs registered meanwhile
+	// Programs on other machines may have registered procs since the first Forget.
 	if err := r.x.cfg.Registrations.Forget(ctx, id); err != nil {
 		return err
 	}

@@ -113,7 +113,7 @@ type debt struct {
 	in  map[sigma.ProcID]bool
 }
 
-// New makes what owes nobody anything, and answers other machines.
+// New makes a Remote without debts to other machines, and registers the calls that it answers.
 func New(cfg Config) *Remote {
 	x := &Remote{cfg: cfg, owed: map[sigma.Life]*debt{}, synced: map[sigma.Life]bool{},
 		waits: map[sigma.RealmID]int{}, finds: make(chan struct{}, findsMost), ComeBack: comeBackMax}

@@ -145,7 +145,8 @@ func (s *Session) numbered(client uint64) {
 	}
 }
 
-// forget tells the realms' names that the session's clients are gone. Its last request is over.
+// forget tells the realms' names that the session's clients are gone. No request of the session is
+// under way any more.
 func (s *Session) forget() {
 	s.mu.Lock()
 	clients := s.clients

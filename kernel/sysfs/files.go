@@ -198,7 +198,7 @@ func (r scope) versionFile() sigma.File {
 	return computed.Sys(roles.Version, func(context.Context) ([]byte, error) { return report.Line(v) })
 }
 
-// machineLines is what is read of /sys/machines. It asks machined, and no machine.
+// machineLines gives the content of /sys/machines. It asks machined, and no other machine.
 func (r scope) machineLines() *computed.Lines[struct{}] {
 	return computed.Sys(sigmap.FileMachines, func(context.Context) ([]byte, error) {
 		all := []report.Machine{}

@@ -92,7 +92,7 @@ func (s *Semaphore) acquire(ctx context.Context) (*Permit, error) {
 	return p, nil
 }
 
-// stand waits until the caller is the first in line, and then for a free permit.
+// stand waits until the caller is first in line, and then until a permit is free.
 func (s *Semaphore) stand(ctx context.Context, lease sigma.LeaseID, word string) (path string, id sigma.FileID,
 	err error) {
 	// The place in line has its own lease, by which it is given up whoever has it by then.

@@ -107,7 +107,7 @@ func (cs *credits) best(memory sigma.Bytes) (best *credit) {
 	return best
 }
 
-// roomAt is a credit of a machine with so much room; nil if there is none.
+// roomAt returns a credit of a machine with at least that much room, or nil.
 func (m *machine) roomAt(memory sigma.Bytes) *credit {
 	for _, cr := range m.credits {
 		if cr.Memory >= memory && cr.at >= 0 {

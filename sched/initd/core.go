@@ -92,7 +92,7 @@ type (
 		Key Key
 		Versioned
 	}
-	// Spawn makes a proc, of which the record is saved.
+	// Spawn makes a proc. Its record is saved before.
 	Spawn struct {
 		Key        Key
 		Proc       sigma.ProcID

@@ -239,7 +239,7 @@ func goes(p *Proc, why string) Effect {
 	return Decided{decision.New("schedd", p.Realm, p.ID, decision.Evicted, "it is asked to go: "+why)}
 }
 
-// givesWay says that a reservation waits for best-effort procs to go, if it does.
+// givesWay reports whether a reservation waits for best-effort procs to end.
 func (c *Core) givesWay(r *reservation) []Effect {
 	if r.begun || c.reserved.by[r.id] != r {
 		return nil

@@ -52,7 +52,7 @@ func (d *database) dial(ctx context.Context) (net.Conn, error) {
 	return d.t.cfg.Dial(ctx, d.t.cfg.Realm, d.name)
 }
 
-// begin counts a session.
+// begin counts one more open session.
 func (d *database) begin() (*session, error) {
 	const op = "db.session"
 	s := newSession(d)

@@ -523,7 +523,7 @@ func (s *server) reply(tag uint16, m sigmap.Message) error {
 	return err
 }
 
-// answer is reply with descriptors, and tells how many bytes that is.
+// answer sends a reply together with descriptors, and returns its size in bytes.
 func (s *server) answer(tag uint16, m sigmap.Message, files []*os.File) (int, error) {
 	data := m
 	if w, ok := m.(*sigmap.Rwith); ok {

@@ -187,7 +187,7 @@ func testPipeEnds(e *env) {
 	e.wantData("what earlier ones left is gone", e.readPipe(r, 100), "fresh")
 }
 
-// Waiting can be given up, and nothing is lost by that.
+// A reader that gives up waiting loses nothing.
 func testPipeCanceled(e *env) {
 	e.pipe("p")
 	r, w := e.open(e.dir, sigma.OpenRead, "p"), e.open(e.dir, sigma.OpenWrite, "p")

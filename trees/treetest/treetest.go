@@ -358,7 +358,7 @@ func (e *env) put(dir sigma.File, name, data string, o sigma.PutOptions) sigma.F
 	return id
 }
 
-// get is Get that must work.
+// get is Get, and fails the test on an error.
 func (e *env) get(dir sigma.File, names ...string) sigma.GetResult {
 	e.Helper()
 	r, stopped, err := e.getter(dir).Get(e.ctx, names, 0, e.cfg.SizeMax)

@@ -127,25 +127,25 @@ func (e Yielded) ProcID() uint64 { return 0 }
 // of each launch that is not over.
 type Lost struct{ ID uint64 }
 
-// ProcID is the request's.
+// ProcID is the id that the request of the start had.
 func (e Lost) ProcID() uint64 { return e.ID }
 
-// ProcID is the request's.
+// ProcID is the id that the request of the start had.
 func (e Started) ProcID() uint64 { return e.ID }
 
-// ProcID is the request's.
+// ProcID is the id that the request of the start had.
 func (e Failed) ProcID() uint64 { return e.ID }
 
-// ProcID is the request's.
+// ProcID is the id that the request of the start had.
 func (e Exited) ProcID() uint64 { return e.ID }
 
-// ProcID is the request's.
+// ProcID is the id that the request of the start had.
 func (e Frozen) ProcID() uint64 { return e.ID }
 
-// ProcID is the request's.
+// ProcID is the id that the request of the start had.
 func (e Thawed) ProcID() uint64 { return e.ID }
 
-// ProcID is the request's.
+// ProcID is the id that the request of the start had.
 func (e Metered) ProcID() uint64 { return e.ID }
 
 // Err describes the failure.

@@ -23,7 +23,7 @@ const (
 	Shared // the ring, if the peer has one too
 )
 
-// String is for people and JSON.
+// String is the form that people and JSON get.
 func (t Transport) String() string {
 	return [...]string{"automatic", "socket", "ring"}[min(t, Shared)]
 }

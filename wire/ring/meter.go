@@ -56,7 +56,7 @@ type meterTotal struct {
 	absorbed atomic.Uint64 // serial of the connection that was added last: it does not count in its slot any more
 }
 
-// slot is one connection's. Writer and reader have a line of memory each.
+// slot holds the counters of one connection. Writer and reader have a cache line each.
 type slot struct {
 	serial atomic.Uint64 // never used twice; 0: none
 	inode  atomic.Uint64 // of its socket

@@ -36,7 +36,7 @@ type NamesMember struct {
 	Leads   bool // its named is the one that answers
 }
 
-// NamesMembers is a counted list.
+// NamesMembers codes a list of members, its length first.
 func (c *Coder) NamesMembers(ms *[]NamesMember) {
 	List(c, ms, 5, func(m *NamesMember) {
 		c.MachineID(&m.Machine)

@@ -603,7 +603,7 @@ func (f *Fleet) pending() (n int) {
 	return n
 }
 
-// ready are the ready members of a revision, 0 = of all.
+// ready returns the ready members of a revision, or of all revisions if it is 0.
 func (f *Fleet) ready(revision uint64) (ms []*member) {
 	for _, m := range f.sorted() {
 		if m.State == fleet.Ready && (revision == 0 || m.Revision == revision) {

@@ -43,7 +43,7 @@ type size struct {
 	ceilingFor   time.Duration
 }
 
-// look is how many would have been enough at a moment.
+// look is one observation: how many members would have been enough at that moment.
 type look struct {
 	at     time.Time
 	enough int

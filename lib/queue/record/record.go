@@ -129,7 +129,7 @@ type Coder struct {
 	Bad     bool
 }
 
-// State reads or writes a state. A number that is none cannot be read.
+// State codes a state. A number that is no state fails the decoding.
 func (c *Coder) State(s *State) {
 	if c.Byte((*uint8)(s)); *s >= StateEnd {
 		*s = Waiting

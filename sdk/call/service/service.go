@@ -24,7 +24,7 @@ import (
 // room is a buffer for an argument, an answer or a message.
 type room struct{ out, in []byte }
 
-// roomMost is the largest buffer that is kept.
+// roomMost is the size of the largest buffer that is kept for reuse, in bytes.
 const roomMost = 256 << 10
 
 var rooms = sync.Pool{New: func() any { return &room{} }}

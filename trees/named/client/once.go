@@ -193,8 +193,8 @@ func (at *attachment) over(ctx context.Context) bool {
 	return !at.live()
 }
 
-// givenUp is the error of a request that is made no more. That the last attempt was not carried out
-// says nothing about those before.
+// givenUp is the error of a request that is not tried again. Its last attempt was not carried out;
+// an earlier one may have been.
 func (a *attempts) givenUp(ctx context.Context, err error) error {
 	const op = "names.request"
 	switch {

@@ -81,7 +81,7 @@ type Realm struct {
 	gone    []uint64      // mu; clients of which named is to be told that they are gone
 }
 
-// attachment is one session, numbered.
+// attachment is a session to named with its number in the order of sessions.
 type attachment struct {
 	Session
 	number uint64

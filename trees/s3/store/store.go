@@ -1,7 +1,7 @@
-// Package store says where an object store of S3's kind is, for who sets one and who uses it. It
-// asks no store, so that it costs a program that only tells of one nothing.
+// Package store describes an object store of S3's kind: its address, keys and authorities. It opens
+// no connection, so a program that only names a store links no client of it.
 //
-// What a Store holds is secret; it prints as its URL whatever prints it.
+// A Store has secret keys. Every way of printing it shows its URL alone.
 package store
 
 import (
