@@ -58,13 +58,13 @@ type pool struct {
 	raw     syscall.RawConn // mu; of it
 	had     bool            // mu; sigmad may know one that has ended, or whose answer was lost
 	never   []uint64        // mu; connections of it that did not begin
-	ready   []made          // mu
+	ready   []pooled        // mu
 	untold  int             // mu; connections that have begun since sigmad was told
 	tick    *time.Timer     // mu
 }
 
-// made is a connection that has not begun.
-type made struct {
+// pooled is a connection that has not begun.
+type pooled struct {
 	file   *os.File
 	number uint64
 	ticket string
@@ -72,7 +72,7 @@ type made struct {
 }
 
 // close ends one that will not begin.
-func (m *made) close(c *Client) {
+func (m *pooled) close(c *Client) {
 	m.file.Close()
 	if m.memory != nil {
 		m.memory.Close()
@@ -92,7 +92,7 @@ func (c *Client) discard(files []*os.File, tickets []string, lost bool) {
 }
 
 // gone says that it has ended: it was taken back, or its peer is gone.
-func (m *made) gone() bool {
+func (m *pooled) gone() bool {
 	raw, err := m.file.SyscallConn()
 	return err != nil || isGone(raw)
 }
@@ -178,7 +178,7 @@ func (p *pool) idle() bool {
 // await is take that waits for the batch that is being made if nothing else is there: sigmad
 // answers one question after another, so a connection of its own would come later. With another
 // machine it would come sooner.
-func (p *pool) await(ctx context.Context) (m made, ok bool) {
+func (p *pool) await(ctx context.Context) (m pooled, ok bool) {
 	m, batch, ok := p.take(time.Now())
 	if ok || batch == nil {
 		return m, ok
@@ -195,7 +195,7 @@ func (p *pool) await(ctx context.Context) (m made, ok bool) {
 
 // take has a connection begin, and more made if there are few left. If it has none, and should
 // wait, batch is closed when those that are being made are there.
-func (p *pool) take(now time.Time) (m made, batch <-chan struct{}, ok bool) {
+func (p *pool) take(now time.Time) (m pooled, batch <-chan struct{}, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if now.Sub(p.began) > poolWithin {
@@ -217,7 +217,7 @@ func (p *pool) take(now time.Time) (m made, batch <-chan struct{}, ok bool) {
 
 // takeLocked takes a connection that was made in advance and tells its listener that it begins. It
 // drops those that are broken; ok is false if none is left.
-func (p *pool) takeLocked() (m made, ok bool) {
+func (p *pool) takeLocked() (m pooled, ok bool) {
 	for !ok && len(p.ready) > 0 {
 		m, p.ready = p.ready[0], p.ready[1:]
 		if m.gone() {
@@ -296,7 +296,7 @@ func (p *pool) ask() {
 		return
 	}
 	for i, f := range files[:n] {
-		m := made{file: f, number: grant.First + uint64(i), ticket: grant.Tickets[i]}
+		m := pooled{file: f, number: grant.First + uint64(i), ticket: grant.Tickets[i]}
 		if len(files) > n { // their memory is behind the sockets
 			m.memory = files[n+i]
 		}
@@ -377,7 +377,7 @@ func (p *pool) tell(ctx context.Context, ask *sigmap.PoolAsk) {
 // look tells sigmad what has begun, and closes what is not needed any more, or has ended.
 func (p *pool) look() {
 	p.mu.Lock()
-	p.ready = slices.DeleteFunc(p.ready, func(m made) bool {
+	p.ready = slices.DeleteFunc(p.ready, func(m pooled) bool {
 		gone := m.gone()
 		if gone {
 			m.close(p.c)

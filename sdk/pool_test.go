@@ -87,7 +87,7 @@ func (m *machine) pool(number uint64, n int) *pool {
 	for range n {
 		mine, theirs := m.pair(syscall.SOCK_STREAM)
 		m.last++
-		p.ready = append(p.ready, made{file: mine, number: m.last})
+		p.ready = append(p.ready, pooled{file: mine, number: m.last})
 		a.Tickets, files = append(a.Tickets, ""), append(files, theirs)
 	}
 	m.send(a, files...)
@@ -101,7 +101,7 @@ func (m *machine) more(p *pool, number uint64, n int) {
 	for range n {
 		mine, theirs := m.pair(syscall.SOCK_STREAM)
 		m.last++
-		p.ready = append(p.ready, made{file: mine, number: m.last})
+		p.ready = append(p.ready, pooled{file: mine, number: m.last})
 		a.Tickets, files = append(a.Tickets, ""), append(files, theirs)
 	}
 	m.send(a, files...)

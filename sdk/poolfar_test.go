@@ -72,7 +72,7 @@ func (m *machine) farPool(number uint64, n int) (p *pool, shut func()) {
 	for range n {
 		mine, theirs := m.far()
 		m.last++
-		p.ready = append(p.ready, made{file: mine, number: m.last})
+		p.ready = append(p.ready, pooled{file: mine, number: m.last})
 		a.Tickets, files = append(a.Tickets, ""), append(files, theirs)
 	}
 	m.send(a, files...)

@@ -15,11 +15,11 @@ import (
 
 // Host is a directory of this host. It is a Tree.
 type Host struct {
-	dir  *hostdir.Dir
-	made []made // directories, parents first
+	dir     *hostdir.Dir
+	created []createdDir // directories, parents first
 }
 
-type made struct {
+type createdDir struct {
 	name string
 	info fs.FileInfo
 	perm uint32
@@ -90,13 +90,13 @@ func (h *Host) Source(_ context.Context, name string) (*Source, error) {
 func (h *Host) MakeDir(_ context.Context, name string, perm uint32) error {
 	info, err := h.dir.Mkdir(local(name))
 	if info != nil {
-		h.made = append(h.made, made{local(name), info, perm})
+		h.created = append(h.created, createdDir{local(name), info, perm})
 	}
 	return HostError(err)
 }
 
 func (h *Host) Finish() error {
-	for _, m := range slices.Backward(h.made) {
+	for _, m := range slices.Backward(h.created) {
 		if err := h.dir.Finish(m.name, m.info, ownMode(m.perm)); err != nil {
 			return HostError(err)
 		}

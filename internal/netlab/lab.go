@@ -63,14 +63,14 @@ type Lab struct {
 	over     chan struct{} // closed by Close
 	switched chan struct{} // closed when the switch has ended
 
-	mu     sync.Mutex
-	random *rand.Rand           // mu
-	ways   map[[2]*Machine]*way // mu; from, to
-	busy   []*way               // mu; those with late packets
+	mu         sync.Mutex
+	random     *rand.Rand                 // mu
+	directions map[[2]*Machine]*direction // mu; from, to
+	busy       []*direction               // mu; those with late packets
 }
 
-// way is one direction between two machines.
-type way struct {
+// direction is one direction between two machines.
+type direction struct {
 	to     *Machine
 	rule   Rule
 	counts Counts
@@ -99,7 +99,7 @@ func New(n int, seed uint64) (*Lab, error) {
 	if n < 1 || n > MachinesMax {
 		return nil, fmt.Errorf("netlab: %d machines, 1 to %d are possible", n, MachinesMax)
 	}
-	l := &Lab{random: rand.New(rand.NewPCG(seed, 0)), ways: map[[2]*Machine]*way{}, over: make(chan struct{}),
+	l := &Lab{random: rand.New(rand.NewPCG(seed, 0)), directions: map[[2]*Machine]*direction{}, over: make(chan struct{}),
 		switched: make(chan struct{})}
 	var err error
 	if l.poller, err = newPoller(); err != nil {
@@ -150,14 +150,14 @@ func (l *Lab) Close() error {
 func (l *Lab) Set(from, to *Machine, r Rule) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.way(from, to).rule = r
+	l.direction(from, to).rule = r
 }
 
 // Change alters the rule of one direction.
 func (l *Lab) Change(from, to *Machine, f func(*Rule)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	f(&l.way(from, to).rule)
+	f(&l.direction(from, to).rule)
 }
 
 // Both changes the rules of both directions.
@@ -186,7 +186,7 @@ func (l *Lab) Partition(these ...*Machine) {
 func (l *Lab) Heal() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for _, w := range l.ways {
+	for _, w := range l.directions {
 		w.rule = Rule{}
 	}
 }
@@ -195,18 +195,18 @@ func (l *Lab) Heal() {
 func (l *Lab) Counts(from, to *Machine) Counts {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	w := l.way(from, to)
+	w := l.direction(from, to)
 	c := w.counts
 	c.Late = uint64(len(w.queue))
 	return c
 }
 
 // way finds a direction; l.mu is held.
-func (l *Lab) way(from, to *Machine) *way {
-	w := l.ways[[2]*Machine{from, to}]
+func (l *Lab) direction(from, to *Machine) *direction {
+	w := l.directions[[2]*Machine{from, to}]
 	if w == nil {
-		w = &way{to: to}
-		l.ways[[2]*Machine{from, to}] = w
+		w = &direction{to: to}
+		l.directions[[2]*Machine{from, to}] = w
 	}
 	return w
 }

@@ -213,7 +213,7 @@ func (l *Lab) receiver(packet []byte) *Machine {
 func (l *Lab) passes(from, to *Machine, packet []byte) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	w := l.way(from, to)
+	w := l.direction(from, to)
 	r := w.rule
 	switch {
 	case r.Cut, r.Loss > 0 && l.random.Float64() < r.Loss, len(w.queue) >= queueMax:

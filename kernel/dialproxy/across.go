@@ -170,10 +170,10 @@ func (own *pool) toldLocked(begun []uint64) {
 	own.untold = slices.DeleteFunc(own.untold, func(number uint64) bool { return slices.Contains(begun, number) })
 }
 
-// heldMost is how many connections of one pool that have not begun, as far as is known here, a
+// unbegunMax is how many connections of one pool that have not begun, as far as is known here, a
 // listener is given from another machine: what is said on the line may be late, after what it was
 // lost with has been sent again.
-const heldMost = 4 * sigmap.PoolMost
+const unbegunMax = 4 * sigmap.PoolMost
 
 // noteAcross notes a connection with another machine that has not begun, of which one end is here.
 func (x *Proxy) noteAcross(p sigma.Principal, e sigma.Endpoint, other sigma.Life, number uint64, side ring.Side,
@@ -315,14 +315,14 @@ func (x *Proxy) mayHoldLocked(own *pool, l *listener, first uint64, n int) error
 				first+uint64(i))
 		}
 	}
-	if len(own.ready)+n > heldMost {
+	if len(own.ready)+n > unbegunMax {
 		for number, here := range own.ready {
 			if x.conns.all[here] == nil { // both have closed it
 				delete(own.ready, number)
 			}
 		}
 	}
-	if len(own.ready)+n > heldMost {
+	if len(own.ready)+n > unbegunMax {
 		x.crowdLocked(l.endpoint.Proc) // somebody sees which of them still are
 		return sigma.Errorf(op, sigma.KindBusy, "%d connections of the pool have not begun", len(own.ready))
 	}

@@ -231,7 +231,7 @@ func TestPoolAcrossRefused(t *testing.T) {
 		}
 	}
 	var err error
-	for i := uint64(0); err == nil && i < 2*heldMost; i += 8 {
+	for i := uint64(0); err == nil && i < 2*unbegunMax; i += 8 {
 		_, theirs := tcpPairs(t, 8)
 		err = here.PoolFrom(farClient, e, farLife, 100+i, false, conns(theirs))
 		if err == nil {

@@ -44,8 +44,8 @@ func (c *procConn) Close() error {
 // which so pay nothing for it.
 const keepAge = 50 * time.Millisecond
 
-// young are procs that are not kept yet.
-type young struct {
+// unkept are procs that do not outlive sigmad yet.
+type unkept struct {
 	mu    sync.Mutex
 	procs []*child    // mu; oldest first; those that have ended too
 	timer *time.Timer // mu; nil = not set
@@ -54,16 +54,16 @@ type young struct {
 // keepLater has the proc kept when it is old enough.
 func (x *Runner) keepLater(c *child) {
 	c.began = time.Now()
-	x.young.mu.Lock()
-	defer x.young.mu.Unlock()
-	x.young.procs = append(x.young.procs, c)
-	if x.young.timer == nil {
-		x.young.timer = time.AfterFunc(keepAge, x.keepGrown)
+	x.unkept.mu.Lock()
+	defer x.unkept.mu.Unlock()
+	x.unkept.procs = append(x.unkept.procs, c)
+	if x.unkept.timer == nil {
+		x.unkept.timer = time.AfterFunc(keepAge, x.keepGrown)
 	}
 }
 
 func (x *Runner) keepGrown() {
-	y := &x.young
+	y := &x.unkept
 	y.mu.Lock()
 	limit, n := time.Now().Add(-keepAge), 0
 	for n < len(y.procs) && !y.procs[n].began.After(limit) {

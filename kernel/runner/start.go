@@ -3,7 +3,7 @@
 // and takes over those of a sigmad before this one. What becomes of procs is decided by schedd
 // (kernel/procs), what their sessions show is the user's (Config.Serve). Users: kernel.
 //
-// Locks: Runner.keeping, under which procs.Table's is taken; child.mu, young.mu, realmGroups.mu and
+// Locks: Runner.keeping, under which procs.Table's is taken; child.mu, unkept.mu, realmGroups.mu and
 // Holders.mu.
 package runner
 
@@ -74,7 +74,7 @@ type Runner struct {
 	groups  realmGroups
 	outputs *proclog.Collector
 	ready   *poller.Set // procs that are silent
-	young   young
+	unkept  unkept
 	nothing int        // a pipe that has ended
 	keeping sync.Mutex // makes looking at a proc and telling the launcher of it one act
 }

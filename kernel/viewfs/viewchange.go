@@ -73,7 +73,7 @@ func (f *viewFile) entryAt(name string) *view.Entry {
 // an entry. The caller closes it.
 func (v *Viewer) parentOf(ctx context.Context, e *view.Entry, names []string) (dir *viewFile, last string, err error) {
 	n := len(names) - 1
-	w := &way{v: v, f: v.cfg.Root(), names: names[:n], real: n}
+	w := &walker{v: v, f: v.cfg.Root(), names: names[:n], real: n}
 	inner, err := w.walk(ctx)
 	if err != nil || inner == nil {
 		return nil, "", orNotFound(err)
@@ -136,18 +136,18 @@ func (f *viewFile) Get(ctx context.Context, names []string, offset uint64, count
 	if err != nil {
 		return sigma.GetResult{}, nil, err
 	}
-	if s.way == nil {
+	if s.walker == nil {
 		return sigma.GetResult{}, nil, sigma.PathError("kernel.view.Get", sigma.KindIsDir, sigma.JoinPath(names...))
 	}
 	if ctx, err = f.v.fenced(ctx); err != nil {
 		return sigma.GetResult{}, nil, err
 	}
-	g, stop, err := s.way.get(ctx, offset, count)
+	g, stop, err := s.walker.get(ctx, offset, count)
 	return g, f.outer(s, stop, names), err
 }
 
-// outer makes a stop of a way one of the names that were asked for.
-func (f *viewFile) outer(s spot, stop *sigma.Stopped, names []string) *sigma.Stopped {
+// outer makes a stop of a walk one of the names that were asked for.
+func (f *viewFile) outer(s location, stop *sigma.Stopped, names []string) *sigma.Stopped {
 	if stop != nil {
 		stop.Walked = min(stop.Walked+s.made, len(names))
 	}
@@ -161,7 +161,7 @@ func (f *viewFile) Put(ctx context.Context, names []string, data []byte, o sigma
 	if err != nil {
 		return id, nil, err
 	}
-	if s.way == nil || s.below {
+	if s.walker == nil || s.below {
 		return id, nil, sigma.PathError("kernel.view.Put", sigma.KindIsDir, sigma.JoinPath(names...))
 	}
 	target := &viewFile{v: f.v, entry: s.entry}
@@ -174,7 +174,7 @@ func (f *viewFile) Put(ctx context.Context, names []string, data []byte, o sigma
 	if ctx, err = f.v.fenced(ctx); err != nil {
 		return id, nil, err
 	}
-	id, stop, err = s.way.put(ctx, data, o)
+	id, stop, err = s.walker.put(ctx, data, o)
 	return id, f.outer(s, stop, names), err
 }
 

@@ -146,26 +146,26 @@ func (f *viewFile) may(op treeserver.Op, name string, r sigma.Rights) error {
 	return f.refuse(op, name)
 }
 
-// spot is what names from a file lead to, before anybody is asked: the way to it, or a place that
+// location is what names from a file lead to, before anybody is asked: the way to it, or a place that
 // is made up.
-type spot struct {
-	at    []string // nil if nothing is below
-	entry *view.Entry
-	way   *way // nil of a place that is made up
-	made  int  // of the names, those that lead through the view itself, up to the entry's place
-	below bool // entries are below it
+type location struct {
+	at     []string // nil if nothing is below
+	entry  *view.Entry
+	walker *walker // nil of a place that is made up
+	made   int     // of the names, those that lead through the view itself, up to the entry's place
+	below  bool    // entries are below it
 }
 
 // locate finds what decides about names.
-func (f *viewFile) locate(op string, names []string) (spot, error) {
+func (f *viewFile) locate(op string, names []string) (location, error) {
 	v := f.v
 	if f.at == nil {
-		return spot{entry: f.entry, way: &way{v: v, f: f.File, by: f.by, names: names}}, nil
+		return location{entry: f.entry, walker: &walker{v: v, f: f.File, by: f.by, names: names}}, nil
 	}
 	at := append(slices.Clip(f.at), names...) // not nil, also at the root
 	e, rest, found := v.Table().Lookup(at)
 	below := len(v.Table().Below(at)) > 0
-	s := spot{entry: e, below: below}
+	s := location{entry: e, below: below}
 	if below || len(at) == 0 {
 		s.at = at
 	}
@@ -174,13 +174,13 @@ func (f *viewFile) locate(op string, names []string) (spot, error) {
 	if len(at) > 0 && (at[0] == sigma.NameSys || at[0] == sigma.NameProc && !real) {
 		own := &view.Entry{Path: at[:1], Target: at[:1],
 			Rights: sigma.RightsCall} // as the system makes it for the proc; the calls see to the rest
-		return spot{entry: own, way: &way{v: v, f: v.cfg.Root(), names: at, real: 1}, made: max(0, 1-len(f.at))}, nil
+		return location{entry: own, walker: &walker{v: v, f: v.cfg.Root(), names: at, real: 1}, made: max(0, 1-len(f.at))}, nil
 	}
 	switch {
 	case found && e.Rights != sigma.RightsNone && e == f.entry:
-		s.way = &way{v: v, f: f.File, by: f.by, names: names}
+		s.walker = &walker{v: v, f: f.File, by: f.by, names: names}
 	case found && e.Rights != sigma.RightsNone:
-		s.way = &way{v: v, f: v.cfg.Root(), names: slices.Concat(e.Target, rest), real: len(e.Target)}
+		s.walker = &walker{v: v, f: v.cfg.Root(), names: slices.Concat(e.Target, rest), real: len(e.Target)}
 		s.made = max(0, len(names)-len(rest))
 	case below, len(at) == 0:
 		s.entry, s.made = nil, len(names)
@@ -199,7 +199,7 @@ func (f *viewFile) madeIDs(names []string) (ids []sigma.FileID) {
 }
 
 // atDir reports whether a walk came to a directory, as a place above entries is.
-func (w *way) atDir(file sigma.File, err error) bool {
+func (w *walker) atDir(file sigma.File, err error) bool {
 	last := w.entry
 	if n := len(w.ids); n > 0 {
 		last = w.ids[n-1]
@@ -217,15 +217,15 @@ func (f *viewFile) Walk(ctx context.Context, names []string) (sigma.File, []sigm
 	if err != nil {
 		return f.partly(names, err)
 	}
-	if s.way == nil {
+	if s.walker == nil {
 		return f.v.hollow(s.at, madeID(s.at)), f.madeIDs(names), nil
 	}
 	ctx, err = f.v.fenced(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
-	file, err := s.way.walk(ctx)
-	if s.below && !s.way.atDir(file, err) {
+	file, err := s.walker.walk(ctx)
+	if s.below && !s.walker.atDir(file, err) {
 		if file != nil {
 			file.Close()
 		}
@@ -235,9 +235,9 @@ func (f *viewFile) Walk(ctx context.Context, names []string) (sigma.File, []sigm
 	if err != nil {
 		return f.partly(names, err)
 	}
-	ids := s.way.ids
+	ids := s.walker.ids
 	if s.made > 0 {
-		ids = append(append(f.madeIDs(names[:s.made-1]), s.way.entry), ids...)
+		ids = append(append(f.madeIDs(names[:s.made-1]), s.walker.entry), ids...)
 		if len(s.entry.Target) == 0 {
 			ids[s.made-1] = madeID(slices.Concat(f.at, names[:s.made]))
 		}
@@ -249,7 +249,7 @@ func (f *viewFile) Walk(ctx context.Context, names []string) (sigma.File, []sigm
 	if len(names) > 0 && len(ids) > 0 {
 		id = ids[len(ids)-1]
 	}
-	return handle(file, viewFile{v: f.v, at: s.at, entry: s.entry, by: s.way.by, id: id}), ids, nil
+	return handle(file, viewFile{v: f.v, at: s.at, entry: s.entry, by: s.walker.by, id: id}), ids, nil
 }
 
 // partly makes of a missing name what a walk that went on for a while says.
@@ -359,7 +359,7 @@ func (f *viewFile) ReadDir(ctx context.Context, cookie uint64, n int) ([]sigma.D
 func (f *viewFile) ReadLink(ctx context.Context) (string, error) {
 	text, err := f.Forward.ReadLink(ctx)
 	if err == nil && f.id.Kind == sigma.KindEndpoint {
-		(&way{v: f.v, by: f.by}).tell(text)
+		(&walker{v: f.v, by: f.by}).tell(text)
 	}
 	return text, err
 }

@@ -8,10 +8,10 @@ import (
 	"sigmaos.dev/wire/sigmap"
 )
 
-// way is a walk for a proc with a view: names from a file, of which the first lead to the place of
+// walker is a walk for a proc with a view: names from a file, of which the first lead to the place of
 // an entry and the others are the proc's own. On the first no symlink is followed; one on the
 // others is the proc's to follow, in its view.
-type way struct {
+type walker struct {
 	v     *Viewer
 	f     sigma.File // the file from which names are walked
 	own   bool       // whether f is to be closed
@@ -25,7 +25,7 @@ type way struct {
 	ids   []sigma.FileID // of the proc's own names
 }
 
-func (w *way) move(f sigma.File, own bool, names []string) {
+func (w *walker) move(f sigma.File, own bool, names []string) {
 	if w.own {
 		w.f.Close()
 	}
@@ -33,7 +33,7 @@ func (w *way) move(f sigma.File, own bool, names []string) {
 }
 
 // passed takes note of the ids of a walk's first names.
-func (w *way) passed(ids []sigma.FileID) {
+func (w *walker) passed(ids []sigma.FileID) {
 	for i, id := range ids {
 		switch {
 		case i+1 == w.real:
@@ -47,7 +47,7 @@ func (w *way) passed(ids []sigma.FileID) {
 // run runs op where the names that are left are all of one server, after going through the
 // endpoints of trees that stop it. A stop that is left is the proc's to follow: it tells how many
 // of the proc's own names were walked.
-func (w *way) run(ctx context.Context, op func(f sigma.File, names []string) (*sigma.Stopped, error)) (*sigma.Stopped,
+func (w *walker) run(ctx context.Context, op func(f sigma.File, names []string) (*sigma.Stopped, error)) (*sigma.Stopped,
 	error) {
 	defer func() { w.move(nil, false, nil) }()
 	for {
@@ -85,14 +85,14 @@ func (w *way) run(ctx context.Context, op func(f sigma.File, names []string) (*s
 }
 
 // tell lets the proc dial an endpoint, unless the proc itself says that it is one.
-func (w *way) tell(text string) {
+func (w *walker) tell(text string) {
 	if w.by == "" || w.by != w.v.cfg.Who.Proc {
 		w.v.note(text)
 	}
 }
 
 // step runs op, after going along as much of a long way as one message does not hold.
-func (w *way) step(ctx context.Context, op func(f sigma.File, names []string) (*sigma.Stopped, error)) (*sigma.Stopped,
+func (w *walker) step(ctx context.Context, op func(f sigma.File, names []string) (*sigma.Stopped, error)) (*sigma.Stopped,
 	error) {
 	for len(w.names) > sigmap.WalkMax {
 		f, ids, stop, err := walkStop(ctx, w.f, w.names[:sigmap.WalkMax], true)
@@ -113,7 +113,7 @@ func (w *way) step(ctx context.Context, op func(f sigma.File, names []string) (*
 }
 
 // enter goes on in the tree behind an endpoint.
-func (w *way) enter(ctx context.Context, stop *sigma.Stopped) error {
+func (w *walker) enter(ctx context.Context, stop *sigma.Stopped) error {
 	if w.hops++; w.hops > HopsMost {
 		return sigma.Errorf("kernel.view", sigma.KindLoop, "there are more than %d endpoints on the path", HopsMost)
 	}
@@ -138,7 +138,7 @@ func (w *way) enter(ctx context.Context, stop *sigma.Stopped) error {
 // walk is the way of a file's Walk. A symlink at the end of the proc's own names is what was walked
 // to. f is nil if it stopped before: at a symlink, an endpoint that is no tree, or at a missing
 // name, whose reason is the error if nothing was reached.
-func (w *way) walk(ctx context.Context) (f sigma.File, err error) {
+func (w *walker) walk(ctx context.Context) (f sigma.File, err error) {
 	stop, err := w.run(ctx, func(from sigma.File, names []string) (*sigma.Stopped, error) {
 		file, ids, stop, err := walkStop(ctx, from, names, len(names) <= w.real)
 		w.passed(ids)
@@ -188,7 +188,7 @@ func notThere(ids []sigma.FileID, names []string) error {
 }
 
 // get and put are ways of one round trip, if no endpoint is on them.
-func (w *way) get(ctx context.Context, offset uint64, count int) (g sigma.GetResult, stop *sigma.Stopped, err error) {
+func (w *walker) get(ctx context.Context, offset uint64, count int) (g sigma.GetResult, stop *sigma.Stopped, err error) {
 	stop, err = w.run(ctx, func(f sigma.File, names []string) (s *sigma.Stopped, err error) {
 		g, s, err = treeserver.Get(ctx, f, names, offset, count)
 		return s, err
@@ -196,7 +196,7 @@ func (w *way) get(ctx context.Context, offset uint64, count int) (g sigma.GetRes
 	return g, stop, err
 }
 
-func (w *way) put(ctx context.Context, data []byte, o sigma.PutOptions) (id sigma.FileID, stop *sigma.Stopped,
+func (w *walker) put(ctx context.Context, data []byte, o sigma.PutOptions) (id sigma.FileID, stop *sigma.Stopped,
 	err error) {
 	stop, err = w.run(ctx, func(f sigma.File, names []string) (s *sigma.Stopped, err error) {
 		id, s, err = treeserver.Put(ctx, f, names, data, o)

@@ -196,7 +196,7 @@ type member struct {
 func New(now time.Time, r fleet.Record, last uint64) *Fleet {
 	f := &Fleet{record: r, members: map[sigma.ProcID]*member{},
 		listed: map[sigma.ProcID]bool{}, spawning: map[uint64]int{}, seq: last, now: now,
-		place: place{coming: map[spot]int{}, refused: map[sigma.MachineID]time.Time{}}}
+		place: place{coming: map[location]int{}, refused: map[sigma.MachineID]time.Time{}}}
 	f.size.start(now)
 	return f
 }
@@ -285,7 +285,7 @@ func (f *Fleet) adopt(id sigma.ProcID, revision uint64, machine sigma.MachineID)
 
 func (f *Fleet) spawned(e Spawned) {
 	f.spawning[e.Revision] = max(0, f.spawning[e.Revision]-e.N)
-	if s := (spot{e.Revision, e.Near}); f.place.coming[s] > e.N {
+	if s := (location{e.Revision, e.Near}); f.place.coming[s] > e.N {
 		f.place.coming[s] -= e.N
 	} else {
 		delete(f.place.coming, s)

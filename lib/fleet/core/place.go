@@ -32,8 +32,8 @@ type Peer struct {
 	Most    int     // members that may be started there; 0 = any number
 }
 
-// spot is where members of a revision are; "" = anywhere.
-type spot struct {
+// location is where members of a revision are; "" = anywhere.
+type location struct {
 	revision uint64
 	machine  sigma.MachineID
 }
@@ -42,7 +42,7 @@ type spot struct {
 type place struct {
 	peers   []Peer
 	at      time.Time                     // when peers were told
-	coming  map[spot]int                  // that Spawn asked for and was not answered
+	coming  map[location]int              // that Spawn asked for and was not answered
 	refused map[sigma.MachineID]time.Time // until then nothing is started near them
 }
 
@@ -106,7 +106,7 @@ func (f *Fleet) nearest(n int, there map[sigma.MachineID]int) (best sigma.Machin
 func (f *Fleet) start(s Spawn) {
 	f.spawning[s.Revision] += s.N
 	if s.Near != "" {
-		f.place.coming[spot{s.Revision, s.Near}] += s.N
+		f.place.coming[location{s.Revision, s.Near}] += s.N
 		i := slices.IndexFunc(f.place.peers, func(p Peer) bool { return p.Machine == s.Near })
 		p, members := f.place.peers[i], "1 member is"
 		if s.N > 1 {
