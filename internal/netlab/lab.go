@@ -99,8 +99,8 @@ func New(n int, seed uint64) (*Lab, error) {
 	if n < 1 || n > MachinesMax {
 		return nil, fmt.Errorf("netlab: %d machines, 1 to %d are possible", n, MachinesMax)
 	}
-	l := &Lab{random: rand.New(rand.NewPCG(seed, 0)), directions: map[[2]*Machine]*direction{}, over: make(chan struct{}),
-		switched: make(chan struct{})}
+	l := &Lab{random: rand.New(rand.NewPCG(seed, 0)), directions: map[[2]*Machine]*direction{},
+		over: make(chan struct{}), switched: make(chan struct{})}
 	var err error
 	if l.poller, err = newPoller(); err != nil {
 		return nil, fmt.Errorf("netlab: %w", err)

@@ -109,7 +109,8 @@ func (p *program) fromPeer(ctx context.Context, m sigma.MachineID, data []byte, 
 
 // tryPeer gets a chunk from another machine, if one has it, and returns its hash. hash waits for
 // what that should be.
-func (p *program) tryPeer(ctx context.Context, data []byte, offset int64, hash func() (Hash, error)) (sum Hash, ok bool) {
+func (p *program) tryPeer(ctx context.Context, data []byte, offset int64, hash func() (Hash, error)) (sum Hash,
+	ok bool) {
 	m := p.peer()
 	if m == "" {
 		return sum, false

@@ -253,7 +253,8 @@ func (p *program) recall(i int) ([]byte, Hash, error) {
 }
 
 // fetch asks once: another machine, if one may have the bytes, then the source. Bytes and hash come
-// at the same time, by different ways. It returns the bytes with their hash, which is computed once.
+// at the same time, by different ways. It returns the bytes with their hash, which is computed
+// once.
 func (p *program) fetch(ctx context.Context, i int) (data []byte, sum Hash, err error) {
 	o, err := p.source()
 	if err != nil {
@@ -298,8 +299,8 @@ func hashOf(ctx context.Context, o Object, offset int64, size int) func() (Hash,
 
 // fromStore fills data with a chunk from the source, and returns its hash. While the store computes
 // the hash that it should have, so does this process.
-func (p *program) fromStore(ctx context.Context, o Object, data []byte, offset int64, hash func() (Hash, error)) (sum Hash,
-	err error) {
+func (p *program) fromStore(ctx context.Context, o Object, data []byte, offset int64,
+	hash func() (Hash, error)) (sum Hash, err error) {
 	if err = o.ReadAt(ctx, data, offset); err == nil {
 		sum = digest.Of(data)
 	}

@@ -72,9 +72,10 @@ func newTreeObject(t Tree, n Name) *treeObject {
 	return o
 }
 
-// treeObject reads by the handle that it walked to until it has the file open, which takes two round
-// trips more: each answer says of which version it is. From then on a server of objects keeps the version for it, whatever
-// happens to the name. Which version that is tells each hash, and Check.
+// treeObject reads by the handle that it walked to until it has the file open, which takes two
+// round trips more: each answer says of which version it is. From then on a server of objects keeps
+// the version for it, whatever happens to the name. Which version that is tells each hash, and
+// Check.
 type treeObject struct {
 	tree Tree
 	path string

@@ -23,8 +23,8 @@ type charges struct {
 
 	mu   sync.Mutex
 	jobs map[sigma.ProcID]*tracked // mu; that besched gave and that have not ended
-	// mu; what is not sent yet, for each shard. Every shard is told of every charge, so that a realm
-	// gains nothing by being queued at many.
+	// mu; what is not sent yet, for each shard. Every shard is told of every charge, so that a
+	// realm gains nothing by being queued at many.
 	owed    map[besched.Shard]map[sigma.RealmID]besched.Charge
 	claimed bool // mu; somebody sends soon
 }

@@ -3,8 +3,8 @@
 // and takes over those of a sigmad before this one. What becomes of procs is decided by schedd
 // (kernel/procs), what their sessions show is the user's (Config.Serve). Users: kernel.
 //
-// Locks: Runner.keeping, under which procs.Table's is taken; child.mu, unkept.mu, realmGroups.mu and
-// Holders.mu.
+// Locks: Runner.keeping, under which procs.Table's is taken; child.mu, unkept.mu, realmGroups.mu
+// and Holders.mu.
 package runner
 
 import (

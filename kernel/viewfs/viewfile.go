@@ -146,8 +146,8 @@ func (f *viewFile) may(op treeserver.Op, name string, r sigma.Rights) error {
 	return f.refuse(op, name)
 }
 
-// location is what names from a file lead to, before anybody is asked: the way to it, or a place that
-// is made up.
+// location is what names from a file lead to, before anybody is asked: the way to it, or a place
+// that is made up.
 type location struct {
 	at     []string // nil if nothing is below
 	entry  *view.Entry
@@ -174,7 +174,8 @@ func (f *viewFile) locate(op string, names []string) (location, error) {
 	if len(at) > 0 && (at[0] == sigma.NameSys || at[0] == sigma.NameProc && !real) {
 		own := &view.Entry{Path: at[:1], Target: at[:1],
 			Rights: sigma.RightsCall} // as the system makes it for the proc; the calls see to the rest
-		return location{entry: own, walker: &walker{v: v, f: v.cfg.Root(), names: at, real: 1}, made: max(0, 1-len(f.at))}, nil
+		return location{entry: own, walker: &walker{v: v, f: v.cfg.Root(), names: at, real: 1},
+			made: max(0, 1-len(f.at))}, nil
 	}
 	switch {
 	case found && e.Rights != sigma.RightsNone && e == f.entry:

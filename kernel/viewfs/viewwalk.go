@@ -8,8 +8,8 @@ import (
 	"sigmaos.dev/wire/sigmap"
 )
 
-// walker is a walk for a proc with a view: names from a file, of which the first lead to the place of
-// an entry and the others are the proc's own. On the first no symlink is followed; one on the
+// walker is a walk for a proc with a view: names from a file, of which the first lead to the place
+// of an entry and the others are the proc's own. On the first no symlink is followed; one on the
 // others is the proc's to follow, in its view.
 type walker struct {
 	v     *Viewer
@@ -47,8 +47,8 @@ func (w *walker) passed(ids []sigma.FileID) {
 // run runs op where the names that are left are all of one server, after going through the
 // endpoints of trees that stop it. A stop that is left is the proc's to follow: it tells how many
 // of the proc's own names were walked.
-func (w *walker) run(ctx context.Context, op func(f sigma.File, names []string) (*sigma.Stopped, error)) (*sigma.Stopped,
-	error) {
+func (w *walker) run(ctx context.Context,
+	op func(f sigma.File, names []string) (*sigma.Stopped, error)) (*sigma.Stopped, error) {
 	defer func() { w.move(nil, false, nil) }()
 	for {
 		stop, err := w.step(ctx, op)
@@ -92,8 +92,8 @@ func (w *walker) tell(text string) {
 }
 
 // step runs op, after going along as much of a long way as one message does not hold.
-func (w *walker) step(ctx context.Context, op func(f sigma.File, names []string) (*sigma.Stopped, error)) (*sigma.Stopped,
-	error) {
+func (w *walker) step(ctx context.Context,
+	op func(f sigma.File, names []string) (*sigma.Stopped, error)) (*sigma.Stopped, error) {
 	for len(w.names) > sigmap.WalkMax {
 		f, ids, stop, err := walkStop(ctx, w.f, w.names[:sigmap.WalkMax], true)
 		w.passed(ids)
@@ -188,7 +188,8 @@ func notThere(ids []sigma.FileID, names []string) error {
 }
 
 // get and put are ways of one round trip, if no endpoint is on them.
-func (w *walker) get(ctx context.Context, offset uint64, count int) (g sigma.GetResult, stop *sigma.Stopped, err error) {
+func (w *walker) get(ctx context.Context, offset uint64, count int) (g sigma.GetResult, stop *sigma.Stopped,
+	err error) {
 	stop, err = w.run(ctx, func(f sigma.File, names []string) (s *sigma.Stopped, err error) {
 		g, s, err = treeserver.Get(ctx, f, names, offset, count)
 		return s, err

@@ -1,8 +1,8 @@
-// Package digest is what programs are compared by on their way from a store to a machine: the BLAKE3
-// digest of a range of an object. Answer is the store's end, the call hash of an object; Of is the
-// machine's. SHA-256 takes 1.2 ms for a chunk of 256 KiB on processors without instructions for it,
-// which is longer than the chunk takes to come (docs/adr/0069). Users: trees/diskfs, trees/s3/remote,
-// kernel/binfs.
+// Package digest is what programs are compared by on their way from a store to a machine: the
+// BLAKE3 digest of a range of an object. Answer is the store's end, the call hash of an object; Of
+// is the machine's. SHA-256 takes 1.2 ms for a chunk of 256 KiB on processors without instructions
+// for it, which is longer than the chunk takes to come (docs/adr/0069). Users: trees/diskfs,
+// trees/s3/remote, kernel/binfs.
 package digest
 
 import (
