@@ -29,7 +29,8 @@ var Layers = []Layer{
 		"wire/session", "wire/filestream", "wire/launch"}, Ordered: true,
 		Why: "messages and the connections that carry them know nothing of what is served"},
 	{Name: "kits", Dirs: []string{"trees/atomicfile", "trees/changeboard", "trees/digest", "trees/diskspace",
-		"trees/fence", "trees/hostdir", "trees/view", "trees/treeserver", "trees/resolve", "trees/diskfs"}, Ordered: true,
+		"trees/fence", "trees/hostdir", "trees/view", "trees/treeserver", "trees/resolve", "trees/diskfs"},
+		Ordered: true,
 		Why: "what trees are made of knows the protocol and not what is served"},
 	{Name: "trees", Dirs: []string{"trees"}, // each package below it is one tree
 		Why: "a tree serves its own state; trees meet only in a name space, so that each can run, fail and be tested " +
