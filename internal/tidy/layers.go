@@ -31,7 +31,7 @@ var Layers = []Layer{
 	{Name: "kits", Dirs: []string{"trees/atomicfile", "trees/changeboard", "trees/digest", "trees/diskspace",
 		"trees/fence", "trees/hostdir", "trees/view", "trees/treeserver", "trees/resolve", "trees/diskfs"},
 		Ordered: true,
-		Why: "what trees are made of knows the protocol and not what is served"},
+		Why:     "what trees are made of knows the protocol and not what is served"},
 	{Name: "trees", Dirs: []string{"trees"}, // each package below it is one tree
 		Why: "a tree serves its own state; trees meet only in a name space, so that each can run, fail and be tested " +
 			"alone"},
