@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"reflect"
 	"regexp"
 	"strings"
@@ -183,7 +182,7 @@ func TestDirEntries(t *testing.T) {
 // TestDocument: the number of every message, and every kind of error, is in the protocol's
 // document.
 func TestDocument(t *testing.T) {
-	text, err := os.ReadFile(filepath.Join("..", "docs", "reference", "protocol.md"))
+	text, err := os.ReadFile(protocol)
 	if err != nil {
 		t.Fatal(err)
 	}
