@@ -64,6 +64,9 @@ func TestRoundTrip(t *testing.T) {
 			if err != nil || !bytes.Equal(again, buf) {
 				t.Fatalf("seed %d: %s: %v, got %x, want %x", seed, name, err, again, buf)
 			}
+			if !reflect.DeepEqual(p.value, from[name].value) {
+				t.Fatalf("seed %d: %s: got %+v, want %+v", seed, name, from[name].value, p.value)
+			}
 		}
 	}
 }
@@ -183,7 +186,7 @@ func TestDirEntries(t *testing.T) {
 // TestDocument: the number of every message, and every kind of error, is in the protocol's
 // document.
 func TestDocument(t *testing.T) {
-	text, err := os.ReadFile(filepath.Join("..", "docs", "reference", "protocol.md"))
+	text, err := os.ReadFile(filepath.FromSlash(protocol))
 	if err != nil {
 		t.Fatal(err)
 	}
