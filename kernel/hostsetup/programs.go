@@ -1,7 +1,7 @@
 package hostsetup
 
-// BootSet is the programs that the launcher of a machine on its own is told of, sigmad first. A user
-// id belongs to each place (docs/internals/launcher-protocol.md), so a new one comes last.
+// BootSet is the programs that the launcher of a machine on its own is told of, sigmad first. A
+// user id belongs to each place (docs/internals/launcher-protocol.md), so a new one comes last.
 func BootSet() []string {
 	return []string{"sigmad", "named", "besched", "s3d", "machined", "dbd", "lcsched"}
 }
