@@ -15,6 +15,7 @@ import (
 	"io"
 	"math"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"runtime/debug"
@@ -66,6 +67,18 @@ type Line struct {
 	Most   *float64 `json:"ratio_max,omitempty"`
 	N      int      `json:"n"` // samples of ours
 	Quick  bool     `json:"quick"`
+}
+
+// Result is a file of raw samples: what one run of a bench measured, with what is needed to read it
+// later.
+type Result struct {
+	Bench   string               `json:"bench"`
+	Time    time.Time            `json:"time"`
+	Commit  string               `json:"commit"`
+	Machine map[string]any       `json:"machine"`
+	Quick   bool                 `json:"quick"`
+	Lines   []Line               `json:"lines"`
+	Samples map[string][]float64 `json:"samples"` // by arm and metric
 }
 
 // Run is one run of a bench: its system, and what it has measured so far.
@@ -156,9 +169,8 @@ func (r *Run) keep() error {
 		return err
 	}
 	now := time.Now().UTC()
-	doc := map[string]any{"bench": r.bench, "time": now.Format(time.RFC3339), "commit": commit(), "machine": machine(),
-		"quick": r.Quick, "lines": r.lines, "samples": r.samples}
-	b, err := json.Marshal(doc)
+	b, err := json.Marshal(Result{Bench: r.bench, Time: now.Truncate(time.Second), Commit: commit(r.Bin),
+		Machine: machine(), Quick: r.Quick, Lines: r.lines, Samples: r.samples})
 	if err != nil {
 		return err
 	}
@@ -170,21 +182,31 @@ func (r *Run) keep() error {
 	return nil
 }
 
-func commit() string {
-	info, ok := debug.ReadBuildInfo()
-	if !ok {
-		return ""
-	}
-	c := ""
-	for _, s := range info.Settings {
-		switch {
-		case s.Key == "vcs.revision":
-			c = s.Value
-		case s.Key == "vcs.modified" && s.Value == "true":
-			c += "+"
+// NoCommit is the commit of programs that were built outside of a repository.
+const NoCommit = "unknown"
+
+// commit tells which version is measured: the one that the compiler noted or else, as it does not
+// in a worktree, the one that the repository around the programs in bin has.
+func commit(bin string) string {
+	revision, modified := "", ""
+	if info, ok := debug.ReadBuildInfo(); ok {
+		for _, s := range info.Settings {
+			switch {
+			case s.Key == "vcs.revision":
+				revision = s.Value
+			case s.Key == "vcs.modified" && s.Value == "true":
+				modified = "-dirty"
+			}
 		}
 	}
-	return c
+	if revision != "" {
+		return revision + modified
+	}
+	out, err := exec.Command("git", "-C", bin, "describe", "--always", "--dirty", "--abbrev=12").Output()
+	if text := strings.TrimSpace(string(out)); err == nil && text != "" {
+		return text
+	}
+	return NoCommit
 }
 
 // machine describes where the figures come from.

@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"time"
 
+	"sigmaos.dev/kernel/hostsetup"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
 )
@@ -162,7 +163,7 @@ type process struct {
 
 // daemon tells by the name; procs of a bench have others.
 func (p process) daemon() bool {
-	return slices.Contains([]string{"sigmad", "named", "besched", "s3d", "machined", "dbd", "lcsched"}, p.name)
+	return slices.Contains(hostsetup.BootSet(), p.name)
 }
 
 func readProcess(pid int) (process, bool) {

@@ -13,7 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"sigmaos.dev/kernel/limits"
 	"sigmaos.dev/kernel/services"
 	"sigmaos.dev/sched/besched"
 	"sigmaos.dev/sched/lcsched"
@@ -128,7 +127,7 @@ func (r *memRealms) SetLimits(_ context.Context, id sigma.RealmID, l sigma.Realm
 	if r.limits == nil {
 		r.limits = map[sigma.RealmID]sigma.RealmLimits{}
 	}
-	r.limits[id], _ = limits.Overlay(r.limits[id], l)
+	r.limits[id] = r.limits[id].With(l)
 	return nil
 }
 

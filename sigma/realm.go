@@ -34,7 +34,8 @@ type Realms interface {
 
 // RealmLimits bound what one realm's tree of names may hold, so that no tenant can take the name
 // service from the others, and what its procs may hold of a machine's sigmad. Read: what is in
-// force. Set: 0 leaves a limit as it is, LimitDefault gives it back its default.
+// force. Set: 0 leaves a limit as it is, LimitDefault gives it back its default. Each field is a row
+// of realmLimits.
 type RealmLimits struct {
 	Names   uint64 // files, directories and links; about 400 bytes of the name service's memory each
 	Bytes   Bytes  // of all files' data, which is in memory too
@@ -90,39 +91,6 @@ const (
 	LimitHandlesDefault  = 262_144
 	LimitScratchDefault  = 64 * GiB
 )
-
-// Check says which limit cannot be set, or nil.
-func (l RealmLimits) Check() error {
-	for _, c := range []struct {
-		what    string
-		n, most uint64
-	}{{"names", l.Names, LimitNamesMax}, {"bytes", uint64(l.Bytes), uint64(LimitBytesMax)},
-		{"watches", l.Watches, LimitWatchesMax}, {"leases", l.Leases, LimitLeasesMax},
-		{"sessions", l.Sessions, LimitSessionsMax}, {"handles", l.Handles, LimitHandlesMax},
-		{"bytes of scratch files", uint64(l.Scratch), uint64(LimitScratchMax)},
-		{"bytes of memory", uint64(l.MaxMemory), uint64(LimitMemoryMax)}, {"bytes of memory", uint64(l.MinMemory),
-			uint64(LimitMemoryMax)}, {"bytes of memory", uint64(l.ReserveMemory), uint64(LimitMemoryMax)}} {
-		if c.n > c.most && c.n != LimitDefault {
-			return Errorf("sigma.RealmLimits", KindInvalid, "a realm may be limited to %d %s at most, not %d", c.most,
-				c.what, c.n)
-		}
-	}
-	for _, n := range []MilliCPU{l.MaxCPU, l.MinCPU, l.ReserveCPU} {
-		if n > LimitCPUMax && n != LimitCPUDefault {
-			return Errorf("sigma.RealmLimits", KindInvalid, "a realm may be limited to %d cores at most, not %d",
-				LimitCPUMax/1000, n/1000)
-		}
-	}
-	switch {
-	case l.MaxCPU > 0 && l.MaxCPU < MaxCPULeast:
-		return Errorf("sigma.RealmLimits", KindInvalid, "a realm's maximum is %g cores at least, not %g",
-			float64(MaxCPULeast)/1000, float64(l.MaxCPU)/1000)
-	case l.MaxMemory > 0 && l.MaxMemory < MaxMemoryLeast:
-		return Errorf("sigma.RealmLimits", KindInvalid, "a realm's maximum of memory is %v at least, not %v",
-			MaxMemoryLeast, l.MaxMemory)
-	}
-	return nil
-}
 
 // Work is what a server did for a realm in some time.
 type Work struct {

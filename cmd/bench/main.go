@@ -1,9 +1,11 @@
 // Command bench runs the benches of package bench: `bench list` names them, `bench NAME [--quick]`
 // runs one, `bench all [--quick]` all. Results are JSON lines on standard output; remarks go to
-// standard error; raw samples to bench/results beside bin.
+// standard error; raw samples to bench/results beside bin. `bench table` makes the page of figures
+// from those.
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,6 +19,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"sigmaos.dev/bench"
+	"sigmaos.dev/bench/figures"
 )
 
 func main() {
@@ -67,7 +70,7 @@ func command() *cobra.Command {
 		args []string) error {
 		return bench.ServeEtcd(cmd.Context(), args[0], os.Stdout)
 	}}
-	root.AddCommand(list, all, serve, etcd)
+	root.AddCommand(list, all, table(&cfg), serve, etcd)
 	for _, b := range bench.List() {
 		cmd := &cobra.Command{Use: b.Name, Short: b.Question, Args: cobra.NoArgs, RunE: func(cmd *cobra.Command,
 			_ []string) error {
@@ -91,16 +94,59 @@ func command() *cobra.Command {
 	return root
 }
 
-// run runs benches one after another; one that fails does not keep the others from running.
-func run(ctx context.Context, cfg bench.Config, benches ...bench.Bench) error {
+// table is the command that makes the page of figures.
+func table(cfg *bench.Config) *cobra.Command {
+	out := ""
+	cmd := &cobra.Command{Use: "table [RESULTS...]", Short: "Make the page of figures from result files",
+		Long: "Table writes what the benches measured last, beside goals and peers, as a Markdown page.\n" +
+			"It takes each metric from the newest of the result files that has it; without names of\n" +
+			"files, of those in bench/results.",
+		RunE: func(_ *cobra.Command, files []string) error {
+			bin, err := binDir()
+			if err != nil {
+				return err
+			}
+			if out == "" {
+				out = filepath.Join(bin, "..", "docs", "reference", "figures.md")
+			}
+			if len(files) == 0 {
+				dir := cmp.Or(cfg.Results, filepath.Join(bin, "..", "bench", "results"))
+				if files, err = figures.Files(dir); err != nil {
+					return err
+				}
+			}
+			results, err := figures.Read(files)
+			if err != nil {
+				return err
+			}
+			page := figures.Page(results, bench.List(), figures.Goals())
+			if out == "-" {
+				_, err = os.Stdout.Write(page)
+				return err
+			}
+			return os.WriteFile(out, page, 0o644)
+		}}
+	cmd.Flags().StringVar(&out, "out", "",
+		"`FILE` to write, - is standard output (default: docs/reference/figures.md beside bin)")
+	return cmd
+}
+
+// binDir is the directory of this program, where those of sigmaOS are.
+func binDir() (string, error) {
 	self, err := os.Executable()
 	if err == nil {
 		self, err = filepath.EvalSymlinks(self)
 	}
+	return filepath.Dir(self), err
+}
+
+// run runs benches one after another; one that fails does not keep the others from running.
+func run(ctx context.Context, cfg bench.Config, benches ...bench.Bench) error {
+	bin, err := binDir()
 	if err != nil {
 		return err
 	}
-	cfg.Bin = filepath.Dir(self)
+	cfg.Bin = bin
 	if cfg.Results == "" {
 		cfg.Results = filepath.Join(cfg.Bin, "..", "bench", "results")
 	}

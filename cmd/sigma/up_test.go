@@ -13,8 +13,8 @@ import (
 	"testing"
 	"time"
 
-	"sigmaos.dev/cmd/sigma/cli"
 	"sigmaos.dev/cmd/sigma/datadir"
+	"sigmaos.dev/kernel/hostsetup"
 )
 
 // fakeLauncher is a launcher that starts nothing. What it does is in DATA/behave, as its
@@ -70,7 +70,7 @@ func newWorld(t *testing.T, behave string) *world {
 		t.Fatal(err)
 	}
 	w := &world{t, t.TempDir(), filepath.Join(t.TempDir(), "data")}
-	for _, name := range append([]string{"sigmaUnderTest", "launcher"}, cli.BootPrograms...) {
+	for _, name := range append([]string{"sigmaUnderTest", "launcher"}, hostsetup.BootSet()...) {
 		if err := os.Link(self, filepath.Join(w.dir, name)); err != nil {
 			b, err := os.ReadFile(self) // another file system
 			if err == nil {

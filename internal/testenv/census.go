@@ -12,6 +12,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"sigmaos.dev/kernel/hostsetup"
 )
 
 // A proc can leave something in many places, so all are counted: processes, control groups, mounts,
@@ -156,7 +158,7 @@ func (s *System) Census() Census {
 				seen[ns] = true
 			}
 		}
-		if slices.Contains([]string{"sigmad", "named", "besched", "s3d", "machined", "dbd", "lcsched"}, p.name) ||
+		if slices.Contains(hostsetup.BootSet(), p.name) ||
 			p.name == "launcher" && strings.Contains(p.args, "--instance") && p.cgroup == "" && p.uid == 0 &&
 				p.pid == s.PID("launcher") {
 			for kind, n := range openFiles(p.pid) {

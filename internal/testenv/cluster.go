@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"sigmaos.dev/internal/netlab"
+	"sigmaos.dev/kernel/hostsetup"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
 )
@@ -456,7 +457,7 @@ const stacksEnv = "SIGMA_TEST_STACKS"
 func (c *Cluster) dumpStacks() {
 	for _, m := range c.machines {
 		for _, p := range m.processes() {
-			if slices.Contains([]string{"sigmad", "named", "besched", "machined", "lcsched"}, p.name) {
+			if slices.Contains(hostsetup.ControlSet(), p.name) {
 				syscall.Kill(p.pid, syscall.SIGQUIT)
 			}
 		}

@@ -156,7 +156,7 @@ func rootlessDir(t *testing.T, sources []string) (dir string, env []string) {
 		must(os.Mkdir(filepath.Join(dir, sub), 0o755))
 	}
 	must(os.Chown(filepath.Join(dir, "home"), rootlessUser, rootlessUser))
-	for _, name := range systemPrograms {
+	for _, name := range systemPrograms() {
 		must(copyProgram(filepath.Join(bin, name), filepath.Join(dir, "bin", name)))
 	}
 	must(copyProgram("/proc/self/exe", filepath.Join(dir, "tests")))

@@ -27,6 +27,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"sigmaos.dev/kernel/hostsetup"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
 )
@@ -150,7 +151,7 @@ func Root() (string, error) {
 }
 
 // systemPrograms are what a system consists of.
-var systemPrograms = []string{"sigma", "launcher", "sigmad", "named", "besched", "s3d", "machined", "dbd", "lcsched"}
+func systemPrograms() []string { return append([]string{"sigma", "launcher"}, hostsetup.BootSet()...) }
 
 func binDir() (string, error) {
 	dir := os.Getenv("SIGMA_TEST_BIN")
@@ -161,7 +162,7 @@ func binDir() (string, error) {
 		}
 		dir = filepath.Join(root, "bin")
 	}
-	for _, name := range systemPrograms {
+	for _, name := range systemPrograms() {
 		if _, err := os.Stat(filepath.Join(dir, name)); err != nil {
 			return "",
 				fmt.Errorf(

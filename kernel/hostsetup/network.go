@@ -1,10 +1,10 @@
 // Package hostsetup makes on a host what a machine of sigmaOS needs besides its processes: networks
 // of several machines of one host, the queue of the interface to others, and the user namespace of
-// an ordinary user's system.
+// an ordinary user's system. It also says which programs a machine consists of.
 //
 // It promises that nothing of it needs a name that others could have, and that each can be taken
 // away by whoever did not make it. It assumes the rights to do so: root's, but for a user
-// namespace. cmd/sigma uses it for up, join, down and doctor.
+// namespace. cmd/sigma uses it for up, join, down and doctor; tests and benches use the programs.
 package hostsetup
 
 import (

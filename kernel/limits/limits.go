@@ -9,25 +9,6 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Overlay is what holds once limits were set over others, and whether any is of processors or
-// memory.
-func Overlay(was, set sigma.RealmLimits) (now sigma.RealmLimits, changes bool) {
-	now = was
-	for _, c := range []struct{ to, from *sigma.MilliCPU }{{&now.MaxCPU, &set.MaxCPU}, {&now.MinCPU, &set.MinCPU},
-		{&now.ReserveCPU, &set.ReserveCPU}} {
-		if *c.from != 0 {
-			changes, *c.to = true, *c.from%sigma.LimitCPUDefault
-		}
-	}
-	for _, c := range []struct{ to, from *sigma.Bytes }{{&now.MaxMemory, &set.MaxMemory},
-		{&now.MinMemory, &set.MinMemory}, {&now.ReserveMemory, &set.ReserveMemory}} {
-		if *c.from != 0 {
-			changes, *c.to = true, *c.from%sigma.LimitDefault
-		}
-	}
-	return now, changes
-}
-
 // Check compares the limits that a realm is to have with each other, with the minima of other
 // realms, and with machines, of which those count as large enough that nothing is known of.
 func Check(all []sigma.RealmInfo, ms []sigma.MachineInfo, id sigma.RealmID, set sigma.RealmLimits) error {
@@ -40,7 +21,7 @@ func Check(all []sigma.RealmInfo, ms []sigma.MachineInfo, id sigma.RealmID, set 
 	var othersMemory sigma.Bytes
 	for _, r := range all {
 		if r.ID == id {
-			now, _ = Overlay(r.Limits, set)
+			now = r.Limits.With(set)
 		} else {
 			othersCPU += uint64(r.Limits.MinCPU)
 			othersMemory += r.Limits.MinMemory

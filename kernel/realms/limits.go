@@ -20,7 +20,7 @@ func (x *Realms) canLimit(ctx context.Context, id sigma.RealmID, set sigma.Realm
 	if err := set.Check(); err != nil {
 		return err
 	}
-	if _, changes := limits.Overlay(sigma.RealmLimits{}, set); !changes {
+	if !set.Computes() {
 		return nil
 	}
 	if id == sigma.SystemRealm {

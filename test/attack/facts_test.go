@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"sigmaos.dev/internal/testenv"
+	"sigmaos.dev/kernel/hostsetup"
 	"sigmaos.dev/sigma"
 )
 
@@ -40,7 +41,7 @@ func TestContainment(t *testing.T) {
 		t.Fatal(err)
 	}
 	processes := map[string]int{"a proc": a.hostPID(t, a.sibling), "a proc of another realm": a.hostPID(t, a.stranger)}
-	for _, name := range []string{"sigmad", "named", "besched", "s3d", "machined", "dbd", "lcsched"} {
+	for _, name := range hostsetup.BootSet() {
 		processes[name] = a.PID(name)
 	}
 	uids := map[string]string{}

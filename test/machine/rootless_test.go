@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"sigmaos.dev/internal/testenv"
+	"sigmaos.dev/kernel/hostsetup"
 )
 
 // What works in rootless mode as it does under root. The names end at a $, and those of the second
@@ -63,7 +64,7 @@ func TestWallsOfOrdinaryUser(t *testing.T) {
 			}
 		}
 		var all []string
-		for _, name := range []string{"sigmad", "named", "besched", "s3d", "machined", "dbd", "lcsched"} {
+		for _, name := range hostsetup.BootSet() {
 			if len(uids[name]) != 1 {
 				return fmt.Errorf("there are %d of %s", len(uids[name]), name)
 			}

@@ -1,7 +1,6 @@
 package named
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -28,18 +27,7 @@ func (cfg Config) limits() sigma.RealmLimits {
 		Scratch: sigma.LimitScratchDefault}
 }
 
-// overlay gives the defaults d for what l leaves open.
-func overlay(d, l sigma.RealmLimits) sigma.RealmLimits {
-	return sigma.RealmLimits{Names: cmp.Or(l.Names, d.Names), Bytes: cmp.Or(l.Bytes, d.Bytes),
-		Watches: cmp.Or(l.Watches, d.Watches), Leases: cmp.Or(l.Leases, d.Leases),
-		Sessions: cmp.Or(l.Sessions, d.Sessions), Handles: cmp.Or(l.Handles, d.Handles),
-		Scratch: cmp.Or(l.Scratch, d.Scratch),
-		MaxCPU:  cmp.Or(l.MaxCPU, d.MaxCPU), MaxMemory: cmp.Or(l.MaxMemory, d.MaxMemory),
-		MinCPU: cmp.Or(l.MinCPU, d.MinCPU), MinMemory: cmp.Or(l.MinMemory, d.MinMemory),
-		ReserveCPU: cmp.Or(l.ReserveCPU, d.ReserveCPU), ReserveMemory: cmp.Or(l.ReserveMemory, d.ReserveMemory)}
-}
-
-func (s *step) limits() sigma.RealmLimits { return overlay(s.base.limits, s.rec.limits) }
+func (s *step) limits() sigma.RealmLimits { return s.rec.limits.Or(s.base.limits) }
 
 // limitError says which limit stops something, how much there is, and who can raise it.
 func limitError(op, what string, have, most uint64, instead string) error {
@@ -64,7 +52,7 @@ func (s *step) leaseCount() uint64 {
 
 // watchRoomLocked says whether one more watch may wait.
 func (l *leader) watchRoomLocked() error {
-	if most := overlay(l.tree.limits, l.tree.rec.limits).Watches; uint64(l.watching.Load()) >= most {
+	if most := l.tree.rec.limits.Or(l.tree.limits).Watches; uint64(l.watching.Load()) >= most {
 		return limitError("named.Watch", "watches", uint64(l.watching.Load()), most,
 			"watch a directory instead of each of its files")
 	}
@@ -96,39 +84,7 @@ type limitsOp struct {
 }
 
 func (o limitsOp) apply(s *step, _ time.Time) reply {
-	l := s.rec.limits
-	set := func(to *uint64, n uint64) {
-		switch n {
-		case 0:
-		case sigma.LimitDefault:
-			*to = 0
-		default:
-			*to = n
-		}
-	}
-	memory := func(to *sigma.Bytes, n sigma.Bytes) { set((*uint64)(to), uint64(n)) }
-	cpu := func(to *sigma.MilliCPU, n sigma.MilliCPU) {
-		switch n {
-		case 0:
-		case sigma.LimitCPUDefault:
-			*to = 0
-		default:
-			*to = n
-		}
-	}
-	set(&l.Names, o.limits.Names)
-	memory(&l.Bytes, o.limits.Bytes)
-	set(&l.Watches, o.limits.Watches)
-	set(&l.Leases, o.limits.Leases)
-	set(&l.Sessions, o.limits.Sessions)
-	set(&l.Handles, o.limits.Handles)
-	memory(&l.Scratch, o.limits.Scratch)
-	cpu(&l.MaxCPU, o.limits.MaxCPU)
-	memory(&l.MaxMemory, o.limits.MaxMemory)
-	cpu(&l.MinCPU, o.limits.MinCPU)
-	memory(&l.MinMemory, o.limits.MinMemory)
-	cpu(&l.ReserveCPU, o.limits.ReserveCPU)
-	memory(&l.ReserveMemory, o.limits.ReserveMemory)
+	l := s.rec.limits.With(o.limits)
 	s.rec.limits, s.stored = l, true
 	o.at.limits.Store(&l)
 	return reply{}
@@ -139,7 +95,7 @@ func (o limitsOp) size() int { return 80 }
 // limitsInForce are those that are stored, and the defaults of the others.
 func (s *slot) limitsInForce() sigma.RealmLimits {
 	if l := s.limits.Load(); l != nil {
-		return overlay(s.srv.cfg.limits(), *l)
+		return l.Or(s.srv.cfg.limits())
 	}
 	return s.srv.cfg.limits()
 }

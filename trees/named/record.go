@@ -164,7 +164,7 @@ func (r *realmRecord) encode() []byte {
 		if l.Scratch != 0 {
 			b[1] |= flagScratch
 		}
-		if computes(l) {
+		if l.Computes() {
 			b[1] |= flagCompute
 		}
 	}
@@ -205,11 +205,6 @@ const (
 	flagsEnd
 )
 
-// computes reports whether any limit of processors and memory is set.
-func computes(l sigma.RealmLimits) bool {
-	return l.MaxCPU|l.MinCPU|l.ReserveCPU != 0 || l.MaxMemory|l.MinMemory|l.ReserveMemory != 0
-}
-
 func decodeRealm(b []byte) (realmRecord, error) {
 	d := decoder{b: b}
 	d.version()
@@ -240,7 +235,7 @@ func decodeRealm(b []byte) (realmRecord, error) {
 		}
 	}
 	if flags >= flagsEnd || flags&flagMoreLimits != 0 && r.limits.Sessions|r.limits.Handles == 0 ||
-		flags&flagScratch != 0 && r.limits.Scratch == 0 || flags&flagCompute != 0 && !computes(r.limits) ||
+		flags&flagScratch != 0 && r.limits.Scratch == 0 || flags&flagCompute != 0 && !r.limits.Computes() ||
 		flags&flagLimits != 0 && r.limits == (sigma.RealmLimits{}) || flags&flagShares != 0 && r.shares == 0 ||
 		r.number == 0 || r.nextID < 2 {
 		d.fail("impossible values")

@@ -49,6 +49,17 @@ func TestRecords(t *testing.T) {
 	}
 }
 
+// Each limit of a realm is stored, also alone.
+func TestRealmRecordLimits(t *testing.T) {
+	for i := range reflect.TypeFor[sigma.RealmLimits]().NumField() {
+		r := realmRecord{number: 1, nextID: 2}
+		reflect.ValueOf(&r.limits).Elem().Field(i).SetUint(7)
+		if got, err := decodeRealm(r.encode()); err != nil || got != r {
+			t.Errorf("%s: got %+v, %v", reflect.TypeFor[sigma.RealmLimits]().Field(i).Name, got.limits, err)
+		}
+	}
+}
+
 // A record of a later version is refused, not guessed at.
 func TestUnknownVersion(t *testing.T) {
 	for _, b := range [][]byte{(&node{id: 7}).encode(), (&realmRecord{number: 1, nextID: 2}).encode(),

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"sigmaos.dev/cmd/sigma/datadir"
+	"sigmaos.dev/kernel/hostsetup"
 	"sigmaos.dev/sigma"
 )
 
@@ -65,7 +66,7 @@ func FindPrograms() (map[string]string, error) {
 		return nil, sigma.Wrap("sigma.findPrograms", "", err)
 	}
 	found := map[string]string{}
-	for _, name := range append([]string{"launcher"}, BootPrograms...) {
+	for _, name := range append([]string{"launcher"}, hostsetup.BootSet()...) {
 		path := filepath.Join(filepath.Dir(self), name)
 		if st, err := os.Stat(path); err != nil || !st.Mode().IsRegular() || st.Mode()&0o111 == 0 {
 			return nil, &sigma.Error{Op: "sigma.findPrograms", Kind: sigma.KindNotFound,
@@ -84,6 +85,3 @@ func ProgramOf(name string) string {
 	}
 	return name
 }
-
-// BootPrograms are what the launcher is told of, sigmad first.
-var BootPrograms = []string{"sigmad", "named", "besched", "s3d", "machined", "dbd", "lcsched"}

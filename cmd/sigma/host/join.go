@@ -20,6 +20,7 @@ import (
 	"sigmaos.dev/cmd/sigma/cli"
 	"sigmaos.dev/cmd/sigma/datadir"
 	"sigmaos.dev/kernel"
+	"sigmaos.dev/kernel/hostsetup"
 	"sigmaos.dev/kernel/identity"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/trees/hostdir"
@@ -143,7 +144,7 @@ func prepareJoin(dir, instance string, j *kernel.Join) error {
 	if old != nil {
 		// of an attempt that failed; sigmad may have kept the key with which to ask for an answer
 		// that was lost
-		for _, p := range cli.BootPrograms[1:] {
+		for _, p := range hostsetup.BootSet()[1:] {
 			if err := os.RemoveAll(filepath.Join(dir, p)); err != nil {
 				return datadir.Explain(dir, err)
 			}

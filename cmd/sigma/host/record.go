@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -26,14 +25,13 @@ import (
 // (docs/internals/launcher-protocol.md), so no set changes the place of what it has; further
 // bescheds come last.
 func bootSet(r *datadir.Record) []string {
-	set := cli.BootPrograms
+	set := hostsetup.BootSet()
 	switch r.Role {
 	case datadir.RoleControl:
-		set = []string{"sigmad", "named", "besched", "machined", "lcsched"}
+		set = hostsetup.ControlSet()
 	case datadir.RoleOrdinary:
 		return []string{"sigmad"}
 	}
-	set = slices.Clone(set)
 	for n := 2; n <= r.Bescheds; n++ {
 		set = append(set, "besched-"+strconv.Itoa(n))
 	}
