@@ -34,10 +34,10 @@ type Realms interface {
 
 // RealmLimits bound what one realm's tree of names may hold, so that no tenant can take the name
 // service from the others, and what its procs may hold of a machine's sigmad. Read: what is in
-// force. Set: 0 leaves a limit as it is, LimitDefault gives it back its default. Each field is a row
-// of realmLimits.
+// force. Set: 0 leaves a limit as it is, LimitDefault gives it back its default. Each field is a
+// row of realmLimits.
 type RealmLimits struct {
-	Names   uint64 // files, directories and links; about 400 bytes of the name service's memory each
+	Names   uint64 // files, directories and links; each takes about 400 bytes of named
 	Bytes   Bytes  // of all files' data, which is in memory too
 	Watches uint64 // that wait at one time
 	Leases  uint64

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"reflect"
 	"regexp"
 	"strings"
@@ -185,3 +186,27 @@ func TestDirEntries(t *testing.T) {
 // TestDocument: the number of every message, and every kind of error, is in the protocol's
 // document.
 func TestDocument(t *testing.T) {
+	text, err := os.ReadFile(filepath.FromSlash(protocol))
+	if err != nil {
+		t.Fatal(err)
+	}
+	row := func(format string, args ...any) {
+		t.Helper()
+		if re := fmt.Sprintf(format, args...); !regexp.MustCompile("(?m)" + re).Match(text) {
+			t.Errorf("protocol.md has no line like %s", re)
+		}
+	}
+	for i := range 256 {
+		if m := New(Type(i)); m != nil {
+			row(`^\| %d \| `+"`%s`"+` \|`, i, Type(i))
+		}
+	}
+	for k := range sigma.KindLoop + 1 {
+		row(`^\| %d \| %s \| %d \|`, uint16(k), k, uint32(k.Errno()))
+	}
+	for _, name := range []string{CallSpawn, CallWaitStart, CallWaitExit, CallEvict, CallKill, CallList, CallStarted,
+		CallExited, CallWaitEvict, CallInfo, CallListen, CallAccept, CallDial,
+		CallClose, CallCreate, CallRemove, CallStatus, CallDown} {
+		row("`%s`", name)
+	}
+}
