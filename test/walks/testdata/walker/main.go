@@ -4,9 +4,9 @@
 //	walker listen DIR                  listens at the endpoint DIR/endpoint
 //	walker spawn|open|dial DIR N       makes N acts at a time
 //
-// It begins a round R when there is the file DIR/R-go, which is empty. When the acts are made it
-// makes DIR/R-acted, then is idle for as long, then leaves its counters in /s3/walks/NAME-R-acts
-// and -idle, undoes the acts and makes DIR/R-over.
+// In round R it makes the acts when there is the file DIR/R-act, and then DIR/R-acted. When there is
+// DIR/R-rest it is idle for as long, and then makes DIR/R-rested. When there is DIR/R-undo it undoes
+// the acts, leaves its counters in /s3/walks/NAME-R-acts and -idle, and makes DIR/R-over.
 package main
 
 import (
@@ -66,57 +66,73 @@ func run(ctx context.Context, walk, dir string) error {
 		return err
 	}
 	for n := 0; ; n++ {
-		name := path.Join(dir, strconv.Itoa(n))
-		if err := c.WaitFor(ctx, name+"-go"); err != nil {
-			return err
-		}
-		if err := round(ctx, c, aRound{act, acts, name, fmt.Sprintf("/s3/walks/%s-%d", walk, n)}); err != nil {
+		r := round{ctx, c, path.Join(dir, strconv.Itoa(n)), fmt.Sprintf("/s3/walks/%s-%d", walk, n)}
+		if err := r.run(act, acts); err != nil {
 			return err
 		}
 	}
 }
 
-type aRound struct {
-	act      func() (func(), error)
-	acts     int
-	name     string
-	counters string
+// round is one; its files begin with name, and its counters with counters.
+type round struct {
+	ctx            context.Context
+	c              *sdk.Client
+	name, counters string
 }
 
-func round(ctx context.Context, c *sdk.Client, r aRound) error {
-	var acts, idle bytes.Buffer
+func (r round) run(act func() (func(), error), acts int) error {
 	var undo []func()
-	coverage.ClearCounters()
-	began := time.Now()
-	for range r.acts {
-		u, err := r.act()
-		if err != nil {
-			return err
+	var took time.Duration
+	acted, err := r.phase("-act", "-acted", func() error {
+		began := time.Now()
+		for range acts {
+			u, err := act()
+			if err != nil {
+				return err
+			}
+			undo = append(undo, u)
 		}
-		undo = append(undo, u)
-	}
-	took := time.Since(began)
-	if err := coverage.WriteCounters(&acts); err != nil {
+		took = time.Since(began)
+		return nil
+	})
+	if err != nil {
 		return err
 	}
-	if err := put(ctx, c, r.name+"-acted", nil); err != nil {
+	idle, err := r.phase("-rest", "-rested", func() error { time.Sleep(took); return nil })
+	if err != nil {
 		return err
 	}
-	coverage.ClearCounters()
-	time.Sleep(took)
-	if err := coverage.WriteCounters(&idle); err != nil {
+	if err := r.c.WaitFor(r.ctx, r.name+"-undo"); err != nil {
 		return err
 	}
 	for _, u := range undo {
 		u()
 	}
-	if err := put(ctx, c, r.counters+"-acts", acts.Bytes()); err != nil {
+	if err := put(r.ctx, r.c, r.counters+"-acts", acted); err != nil {
 		return err
 	}
-	if err := put(ctx, c, r.counters+"-idle", idle.Bytes()); err != nil {
+	if err := put(r.ctx, r.c, r.counters+"-idle", idle); err != nil {
 		return err
 	}
-	return put(ctx, c, r.name+"-over", nil)
+	return put(r.ctx, r.c, r.name+"-over", nil)
+}
+
+// phase does something between two files, and gives the counters of it.
+func (r round) phase(order, answer string, do func() error) ([]byte, error) {
+	var counters bytes.Buffer
+	if err := r.c.WaitFor(r.ctx, r.name+order); err != nil {
+		return nil, err
+	}
+	if err := coverage.ClearCounters(); err != nil {
+		return nil, err
+	}
+	if err := do(); err != nil {
+		return nil, err
+	}
+	if err := coverage.WriteCounters(&counters); err != nil {
+		return nil, err
+	}
+	return counters.Bytes(), put(r.ctx, r.c, r.name+answer, nil)
 }
 
 func put(ctx context.Context, c *sdk.Client, path string, data []byte) error {
