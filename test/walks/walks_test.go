@@ -7,12 +7,16 @@ package walks
 import (
 	"context"
 	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"maps"
 	"os"
 	"path"
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -52,9 +56,9 @@ var walks = []walk{
 // act crosses few files.
 //
 // Method: the programs are built with counters. A proc makes a number of acts, one after the other,
-// and is idle for as long, several times. A file is crossed if in every round some block of it ran
-// once more for each act than in the idle time; an eighth is allowed for what else goes on. So what
-// the machine does beside does not count, nor what is done once for many acts.
+// and is idle for as long, several times. A file is crossed if in every round some function of it
+// was entered once more for each act than in the idle time; an eighth is allowed for what else goes
+// on. So what the machine does beside does not count, nor what is done once for many acts.
 func TestWalks(t *testing.T) {
 	testenv.RequireRoot(t)
 	ctx, cancel := context.WithTimeout(t.Context(), testMax*testenv.Slow())
@@ -70,7 +74,8 @@ func TestWalks(t *testing.T) {
 	programs := build(t, root)
 	s := testenv.Boot(t, testenv.Options{})
 	c := s.Connect(ctx, t, sigma.DefaultRealm)
-	m := &measure{ctx: ctx, s: s, c: c, covdata: strings.TrimSpace(testenv.Output(t, "go", "tool", "-n", "covdata"))}
+	m := &measure{ctx: ctx, s: s, c: c, root: root, entries: map[string]map[string]bool{},
+		covdata: strings.TrimSpace(testenv.Output(t, "go", "tool", "-n", "covdata"))}
 	m.prepare(t, programs)
 	for _, w := range walks {
 		t.Run(w.name, func(t *testing.T) {
@@ -134,7 +139,9 @@ type measure struct {
 	s       *testenv.System
 	c       *sdk.Client
 	covdata string
-	asked   int // how often the daemons were asked for their counters
+	root    string                     // of the sources
+	entries map[string]map[string]bool // by file; the places where functions begin
+	asked   int                        // how often the daemons were asked for their counters
 }
 
 // prepare stores what the walks need.
@@ -181,8 +188,8 @@ func (m *measure) spawn(t *testing.T, args ...string) {
 	})
 }
 
-// blocks is how often each block of the code ran: "sdk/sdk.go:12.3,14.5" in the processes of a name.
-type blocks map[string]int
+// entered is how often each function of the code was entered in a process, as in "sdk/sdk.go:12.3".
+type entered map[string]int
 
 // walk gives the files that each act of a walk crosses, with the processes in which they are.
 func (m *measure) walk(t *testing.T, name string) map[string][]string {
@@ -198,9 +205,9 @@ func (m *measure) walk(t *testing.T, name string) map[string][]string {
 		}
 		files := map[string][]string{}
 		for process := range acted {
-			for block, ran := range acted[process] {
-				file, _, _ := strings.Cut(block, ":")
-				if ran-idle[process][block] >= enough && !slices.Contains(files[file], process) {
+			for function, n := range acted[process] {
+				file, _, _ := strings.Cut(function, ":")
+				if n-idle[process][function] >= enough && !slices.Contains(files[file], process) {
 					files[file] = append(files[file], process)
 				}
 			}
@@ -217,19 +224,20 @@ func (m *measure) walk(t *testing.T, name string) map[string][]string {
 }
 
 // round makes the acts once and gives what ran in them and in the idle time after, by process.
-func (m *measure) round(t *testing.T, name string, n int) (acted, idle map[string]blocks) {
+func (m *measure) round(t *testing.T, name string, n int) (acted, idle map[string]entered) {
 	prefix := fmt.Sprintf("/walks/%s/%d", name, n)
-	phase := func(order, answer string) map[string]blocks {
+	phase := func(order, answer string) map[string]entered {
+		<-time.After(settle)
 		m.counters(t)
 		m.put(t, prefix+order, nil)
 		m.waitFor(t, prefix+answer)
+		<-time.After(settle)
 		return m.counters(t)
 	}
 	acted, idle = phase("-act", "-acted"), phase("-rest", "-rested")
 	m.put(t, prefix+"-undo", nil)
 	m.waitFor(t, prefix+"-over")
-	<-time.After(settle)
-	for what, to := range map[string]map[string]blocks{"acts": acted, "idle": idle} {
+	for what, to := range map[string]map[string]entered{"acts": acted, "idle": idle} {
 		dir := t.TempDir()
 		meta := m.get(t, "/s3/walks/"+name+"-meta")
 		hash := fmt.Sprintf("%x", meta[24:40])
@@ -254,9 +262,9 @@ func (m *measure) get(t *testing.T, path string) []byte {
 }
 
 // counters gives what ran in each daemon since it was asked last.
-func (m *measure) counters(t *testing.T) map[string]blocks {
+func (m *measure) counters(t *testing.T) map[string]entered {
 	t.Helper()
-	out := map[string]blocks{}
+	out := map[string]entered{}
 	n := m.asked
 	m.asked++
 	for _, d := range daemons {
@@ -279,7 +287,7 @@ func (m *measure) counters(t *testing.T) map[string]blocks {
 }
 
 // read reads a directory of counters.
-func (m *measure) read(t *testing.T, dir string) blocks {
+func (m *measure) read(t *testing.T, dir string) entered {
 	t.Helper()
 	out := filepath.Join(t.TempDir(), "text")
 	testenv.Output(t, m.covdata, "textfmt", "-i", dir, "-o", out)
@@ -287,21 +295,49 @@ func (m *measure) read(t *testing.T, dir string) blocks {
 	if err != nil {
 		t.Fatal(err)
 	}
-	all := blocks{}
-	for line := range strings.Lines(string(text)) {
-		var statements, ran int
-		block, numbers, ok := strings.Cut(strings.TrimPrefix(line, "sigmaos.dev/"), " ")
-		if !ok || block == "mode:" {
-			continue
-		}
-		if _, err := fmt.Sscan(numbers, &statements, &ran); err != nil {
-			t.Fatalf("%q: %v", line, err)
-		}
-		if ran > 0 && !strings.HasPrefix(block, "test/") && !strings.HasPrefix(block, "cmd/") {
-			all[block] += ran
+	all := entered{}
+	for line := range strings.Lines(string(text)) { // sigmaos.dev/FILE:LINE.COLUMN,LINE.COLUMN STATEMENTS TIMES
+		block, numbers, _ := strings.Cut(strings.TrimPrefix(line, "sigmaos.dev/"), " ")
+		at, _, ok := strings.Cut(block, ",")
+		if _, times, _ := strings.Cut(strings.TrimSpace(numbers), " "); ok && times != "0" && m.isEntry(t, at) {
+			if all[at], err = strconv.Atoi(times); err != nil {
+				t.Fatalf("%q: %v", line, err)
+			}
 		}
 	}
 	return all
+}
+
+// isEntry says whether a function begins at a place of our code, as in "sdk/sdk.go:12.3". Of the
+// mains and the tests' programs nothing is asked.
+func (m *measure) isEntry(t *testing.T, at string) bool {
+	file, _, _ := strings.Cut(at, ":")
+	if m.entries[file] == nil {
+		m.entries[file] = map[string]bool{}
+		if strings.HasPrefix(file, "test/") || strings.HasPrefix(file, "cmd/") {
+			return false
+		}
+		set := token.NewFileSet()
+		tree, err := parser.ParseFile(set, filepath.Join(m.root, file), nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ast.Inspect(tree, func(n ast.Node) bool {
+			var body *ast.BlockStmt
+			switch f := n.(type) {
+			case *ast.FuncDecl:
+				body = f.Body
+			case *ast.FuncLit:
+				body = f.Body
+			}
+			if body != nil {
+				p := set.Position(body.Lbrace)
+				m.entries[file][fmt.Sprintf("%s:%d.%d", file, p.Line, p.Column)] = true
+			}
+			return true
+		})
+	}
+	return m.entries[file][at]
 }
 
 var quoted = regexp.MustCompile("`([a-z0-9/_]+)(/[a-z0-9_]+\\.go)?`")
