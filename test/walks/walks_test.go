@@ -211,10 +211,11 @@ func (m *measure) walk(t *testing.T, name string) map[string][]string {
 			continue
 		}
 		files := map[string][]string{}
-		for process := range acted {
-			for function, n := range acted[process] {
+		for process, dir := range acted {
+			rest := m.read(t, idle[process])
+			for function, n := range m.read(t, dir) {
 				file, _, _ := strings.Cut(function, ":")
-				if n-idle[process][function] >= enough && !slices.Contains(files[file], process) {
+				if n-rest[function] >= enough && !slices.Contains(files[file], process) {
 					files[file] = append(files[file], process)
 				}
 			}
@@ -230,21 +231,22 @@ func (m *measure) walk(t *testing.T, name string) map[string][]string {
 	return crossed
 }
 
-// round makes the acts once and gives what ran in them and in the idle time after, by process.
-func (m *measure) round(t *testing.T, name string, n int) (acted, idle map[string]entered) {
+// round makes the acts once and gives the directories of the counters, by process: those of the acts
+// and those of the idle time after.
+func (m *measure) round(t *testing.T, name string, n int) (acted, idle map[string]string) {
 	prefix := fmt.Sprintf("/walks/%s/%d", name, n)
-	phase := func(order, answer string) map[string]entered {
+	phase := func(order, answer string) map[string]string {
 		<-time.After(settle)
 		m.ask(t)
 		m.put(t, prefix+order, nil)
 		m.waitFor(t, prefix+answer)
 		<-time.After(settle)
-		return m.counters(t)
+		return m.ask(t)
 	}
 	acted, idle = phase("-act", "-acted"), phase("-rest", "-rested")
 	m.put(t, prefix+"-undo", nil)
 	m.waitFor(t, prefix+"-over")
-	for what, to := range map[string]map[string]entered{"acts": acted, "idle": idle} {
+	for what, to := range map[string]map[string]string{"acts": acted, "idle": idle} {
 		dir := t.TempDir()
 		meta := m.get(t, "/s3/walks/"+name+"-meta")
 		hash := fmt.Sprintf("%x", meta[24:40])
@@ -254,7 +256,7 @@ func (m *measure) round(t *testing.T, name string, n int) (acted, idle map[strin
 				t.Fatal(err)
 			}
 		}
-		to["proc"] = m.read(t, dir)
+		to["proc"] = dir
 	}
 	return acted, idle
 }
@@ -266,16 +268,6 @@ func (m *measure) get(t *testing.T, path string) []byte {
 		t.Fatal(err)
 	}
 	return data
-}
-
-// counters gives what ran in each daemon since it was asked last.
-func (m *measure) counters(t *testing.T) map[string]entered {
-	t.Helper()
-	out := map[string]entered{}
-	for d, dir := range m.ask(t) {
-		out[d] = m.read(t, dir)
-	}
-	return out
 }
 
 // ask has each daemon write its counters and begin anew, and gives the directories of the counters.
