@@ -48,7 +48,7 @@ type walk struct {
 
 var walks = []walk{
 	{"spawn", "## One Spawn", 25, 52},
-	{"open", "## One Open", 18, 23},
+	{"open", "## One Open", 18, 22},
 	{"dial", "## One Dial", 14, 14},
 }
 
@@ -195,7 +195,7 @@ func (m *measure) spawn(t *testing.T, args ...string) {
 	})
 }
 
-// entered is how often each function of the code was entered in a process, as in "sdk/sdk.go:12.3".
+// entered is how often each function was entered in a process; one is called "sdk/sdk.go:12.3".
 type entered map[string]int
 
 // walk gives the files that each act of a walk crosses, with the processes in which they are.
@@ -231,8 +231,8 @@ func (m *measure) walk(t *testing.T, name string) map[string][]string {
 	return crossed
 }
 
-// round makes the acts once and gives the directories of the counters, by process: those of the acts
-// and those of the idle time after.
+// round makes the acts once and gives the directories of the counters, by process: those of the
+// acts and those of the idle time after.
 func (m *measure) round(t *testing.T, name string, n int) (acted, idle map[string]string) {
 	prefix := fmt.Sprintf("/walks/%s/%d", name, n)
 	phase := func(order, answer string) map[string]string {
