@@ -39,9 +39,8 @@
 // SOSP'24 paper, 002 fos, 003 nom, 004 RainForest).
 //
 //	id.go        identifiers and units          path.go      names and paths
-//	proc.go      procs: descriptor, status      file.go      trees and files, what servers implement
+//	proc.go      procs, their starts' phases     file.go      trees and files, what servers implement
 //	endpoint.go  endpoints                      namespace.go what programs use: paths in, answers out
 //	realm.go     realms                         error.go     Error, Kind
 //	machine.go   machines                       view.go      views
-//	timing.go    phases of a start
 package sigma

@@ -40,6 +40,12 @@ func BuildGo(tb testing.TB, dir, source string) string {
 	return out
 }
 
+// RunGo runs the go command, which may write into dir.
+func RunGo(tb testing.TB, dir string, args ...string) {
+	tb.Helper()
+	build(tb, dir, []string{"CGO_ENABLED=0"}, "go", args...)
+}
+
 // BuildRust compiles a Rust source file into a static program in dir and returns its path.
 func BuildRust(tb testing.TB, dir, source string) string {
 	tb.Helper()

@@ -343,3 +343,41 @@ func (c *Core) stepProc(now time.Time, p *Proc, e Event) []Effect {
 	}
 	return nil
 }
+
+func idOf(e Event) sigma.ProcID {
+	switch e := e.(type) {
+	case Assigned:
+		return e.ID
+	case LaunchAsked:
+		return e.ID
+	case NotLaunched:
+		return e.ID
+	case Launched:
+		return e.ID
+	case Spoke:
+		return e.ID
+	case Froze:
+		return e.ID
+	case Gone:
+		return e.ID
+	case LauncherDied:
+		return e.ID
+	case CalledStarted:
+		return e.ID
+	case CalledExited:
+		return e.ID
+	case WaitsEvict:
+		return e.ID
+	case Evicted:
+		return e.ID
+	case Killed:
+		return e.ID
+	case TimerFired:
+		return e.ID
+	case Declined:
+		return e.ID
+	case Refused:
+		return e.ID
+	}
+	return ""
+}

@@ -23,8 +23,6 @@ type seen struct {
 	started, frozen bool
 }
 
-func (p *Proc) seen() seen { return seen{p.State, p.startedOK, p.Frozen} }
-
 // Over reports whether a machine's life is, as far as is known here. Nobody's is before there is a
 // roster.
 func (c *Core) Over(l sigma.Life) bool {

@@ -139,12 +139,11 @@ func (sp *space) walk(op string, start *node, names []string) (*node, []sigma.Fi
 	for _, name := range names {
 		next, err := sp.stepFrom(op, n, name)
 		sp.release(n)
-		switch sigma.KindOf(err) {
-		case sigma.KindNotFound, sigma.KindNotDir:
-			return nil, ids, err
-		}
 		if err != nil {
-			return nil, nil, err
+			if kind := sigma.KindOf(err); kind != sigma.KindNotFound && kind != sigma.KindNotDir {
+				ids = nil
+			}
+			return nil, ids, err
 		}
 		n = next
 		sp.mu.Lock()
@@ -436,4 +435,18 @@ func (b *body) isAt(v sigma.Version) bool {
 	b.sp.mu.Lock()
 	defer b.sp.mu.Unlock()
 	return b.node != nil && b.version == v
+}
+
+// alive is checked by every operation under sp.names.
+func (sp *space) alive(op string) error {
+	sp.mu.Lock()
+	defer sp.mu.Unlock()
+	return sp.aliveLocked(op)
+}
+
+func (sp *space) aliveLocked(op string) error {
+	if sp.dead {
+		return sigma.Errorf(op, sigma.KindStale, "the realm's files are gone or no longer served")
+	}
+	return nil
 }

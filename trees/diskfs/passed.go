@@ -181,25 +181,3 @@ func (sp *space) sweepLocked() {
 		return over
 	})
 }
-
-// sizeNow is the size that Stat tells, given the one in memory: while a descriptor is out the
-// kernel alone knows.
-func (b *body) sizeNow(size uint64) uint64 {
-	var st unix.Stat_t
-	if b.passed.Load() && unix.Fstat(b.fd, &st) == nil {
-		return uint64(st.Size)
-	}
-	return size
-}
-
-// holeLeast is the size from which a file that is open is asked for its holes.
-const holeLeast = 64 << 10
-
-// hole is how many of its size bytes no storage holds.
-func (b *body) hole(size uint64) uint64 {
-	var st unix.Stat_t
-	if size < holeLeast || retry(func() error { return unix.Fstat(b.fd, &st) }) != nil {
-		return 0
-	}
-	return holeIn(size, uint64(st.Blocks))
-}

@@ -300,20 +300,6 @@ func (sp *space) end() {
 	sp.temp, sp.home = -1, -1
 }
 
-// alive is checked by every operation under sp.names.
-func (sp *space) alive(op string) error {
-	sp.mu.Lock()
-	defer sp.mu.Unlock()
-	return sp.aliveLocked(op)
-}
-
-func (sp *space) aliveLocked(op string) error {
-	if sp.dead {
-		return sigma.Errorf(op, sigma.KindStale, "the realm's files are gone or no longer served")
-	}
-	return nil
-}
-
 // charge accounts for more bytes, or answers KindNoSpace.
 func (sp *space) charge(op string, more uint64) error {
 	if left, err := sp.t.Left(); err == nil && more > uint64(left) {

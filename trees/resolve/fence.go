@@ -161,27 +161,3 @@ type noFenceKey struct{}
 func WithoutFence(ctx context.Context) context.Context {
 	return context.WithValue(ctx, noFenceKey{}, true)
 }
-
-// fenceFor is the innermost fenced directory of a path; nil if it has none.
-func (t *Tree) fenceFor(ctx context.Context, path []string) (by *fencedDir) {
-	p := t.fences.Load()
-	if p == nil || len(*p) == 0 || ctx.Value(noFenceKey{}) != nil {
-		return nil
-	}
-	for i := range *p {
-		d := &(*p)[i]
-		if n := len(d.names); (by == nil || n > len(by.names)) && n <= len(path) && slices.Equal(d.names, path[:n]) {
-			by = d
-		}
-	}
-	return by
-}
-
-// guard gives file the fence of path, for what is asked of it and of what it leads to.
-func (t *Tree) guard(ctx context.Context, file sigma.File, path []string) sigma.File {
-	by := t.fenceFor(ctx, path)
-	if by == nil {
-		return file
-	}
-	return by.Beyond(bare(file))
-}

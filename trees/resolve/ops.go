@@ -408,14 +408,6 @@ func (t *Tree) Watch(ctx context.Context, path string, since sigma.Version) (sig
 	}
 }
 
-// epoch counts the servers of the root.
-func (t *Tree) epoch() uint32 {
-	if t.cfg.Epoch == nil {
-		return 0
-	}
-	return t.cfg.Epoch()
-}
-
 func (t *Tree) watch(ctx context.Context, path string, since sigma.Version) (sigma.Version, error) {
 	f, _, err := t.walk(ctx, path, true)
 	if err != nil {

@@ -2,10 +2,18 @@ package treeserver
 
 import (
 	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"strings"
 	"sync"
+	"sync/atomic"
+	"syscall"
 	"time"
+	"unsafe"
 
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/wire/filestream"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // Limits of a server's work for realms.
@@ -284,4 +292,363 @@ func (t *Turns) tick() {
 	}
 	t.nextLocked()
 	time.AfterFunc(turnTick, t.tick)
+}
+
+// How a session's requests take turns with those of other sessions (Turns), and are counted for
+// realms.
+
+// asking is a realm's part of a session that many share.
+type asking struct {
+	*account
+	inFlight atomic.Int32 // besides those that wait for events
+	waits    atomic.Int32
+}
+
+// room is where a request is counted, and how many may be there.
+func (a *asking) room(x *turn) (n *atomic.Int32, most int32) {
+	if x.waits {
+		return &a.waits, waitsShared
+	}
+	return &a.inFlight, inFlightShared
+}
+
+// join has the session's requests counted for a realm, and for those to which it attaches.
+func (s *server) join(realm sigma.RealmID) {
+	s.own, s.shared = s.cfg.Turns.join(realm), map[sigma.RealmID]*asking{}
+	s.sample = rand.Uint64() % sampleEach
+}
+
+// leave ends it.
+func (s *server) leave() {
+	s.cfg.Turns.leave(s.own)
+	for _, a := range s.shared {
+		s.cfg.Turns.leave(a.account)
+	}
+}
+
+// attachedFor is for whom is asked what comes through an attach; nil = the session's own realm.
+func (s *server) attachedFor(m *sigmap.Tattach) *asking {
+	name, _, _ := strings.Cut(m.Aname, "/") // sigmap.AsOwner
+	realm := sigma.RealmID(name)
+	if s.own == nil || !s.cfg.ForRealms || realm.Check() != nil {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	a := s.shared[realm]
+	if a == nil {
+		a = &asking{account: s.cfg.Turns.join(realm)}
+		s.shared[realm] = a
+	}
+	return a
+}
+
+// askingOf is for which other realm than the session's own m asks; nil = for that.
+func (s *server) askingOf(m sigmap.Message) *asking {
+	if !s.cfg.ForRealms {
+		return nil
+	}
+	n, ok := fidOf(m)
+	switch m := m.(type) {
+	case *sigmap.Tclunk:
+		n, ok = m.Fid, true
+	case *sigmap.Tcall:
+		n, ok = m.Fid, true
+	case *sigmap.Trenameat:
+		n, ok = m.OldDir, true
+	}
+	if !ok {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if f := s.fids[n]; f != nil {
+		return f.of
+	}
+	return nil
+}
+
+// waitsForEvent says that a request may go unanswered for ever, as long as nothing happens.
+func waitsForEvent(m sigmap.Message) bool {
+	switch m := m.(type) {
+	case *sigmap.Twatch:
+		return true
+	case *sigmap.Tput:
+		return m.Options.Wait
+	}
+	return false
+}
+
+// isBrief says that a request waits for something to happen, by its nature, and so keeps no turn.
+func (s *server) isBrief(m sigmap.Message, prompt bool) bool {
+	call, ok := m.(*sigmap.Tcall)
+	if !ok || prompt {
+		return waitsForEvent(m)
+	}
+	f, err := s.get(call.Fid)
+	if err != nil {
+		return false
+	}
+	defer s.put(f)
+	_, is := f.file.(prompter)
+	return is
+}
+
+// enter asks for a turn of a request's. wait: it has to wait for it, until its ready is closed.
+func (s *server) enter(m sigmap.Message, size int) (r *request, wait bool, err error) {
+	if r = s.spare; r == nil {
+		r = &request{}
+		s.spare = r
+	}
+	r.prompt = s.isPrompt(m)
+	if s.own == nil {
+		return r, false, nil
+	}
+	_, gives := m.(*sigmap.Tclunk) // something back: there is no limit to that
+	r.turn.of, r.turn.cost, r.turn.brief = s.own, costUnit*(1+(uint64(size)+uint64(answerSize(m)))/turnBytes),
+		s.isBrief(m, r.prompt)
+	r.turn.waits = waitsForEvent(m)
+	if r.of = s.askingOf(m); r.of != nil {
+		r.turn.of = r.of.account
+		switch n, most := r.of.room(&r.turn); {
+		case n.Load() < most || gives:
+		case r.turn.waits:
+			return nil, false, tooManyWait(waitsShared)
+		default:
+			return nil, false, tooMany(inFlightShared)
+		}
+	}
+	if err := s.cfg.Turns.enter(&r.turn, gives); err != nil {
+		return nil, false, err
+	}
+	if r.of != nil {
+		n, _ := r.of.room(&r.turn)
+		n.Add(1)
+	}
+	if r.turn.waits {
+		s.waits.Add(1)
+	}
+	s.sample++
+	r.sampled = s.sample%sampleEach == 0 && !r.turn.brief
+	return r, r.turn.ready != nil, nil
+}
+
+// exit ends a request's turn, or its wish for one.
+func (s *server) exit(r *request) {
+	if s.own == nil {
+		return
+	}
+	s.cfg.Turns.exit(&r.turn)
+	if r.of != nil {
+		n, _ := r.of.room(&r.turn)
+		n.Add(-1)
+	}
+	if r.turn.waits {
+		s.waits.Add(-1)
+	}
+}
+
+// measure begins to measure what a request costs, if it is one of those.
+func (s *server) measure(r *request) (began time.Duration) {
+	if r.sampled {
+		began, r.sampled = s.cfg.Turns.weights.begin()
+	}
+	return began
+}
+
+// done counts a request that was answered with so many bytes, and ends its turn. It is called by
+// the goroutine that measured.
+func (s *server) done(r *request, kind sigmap.Type, size, sent int, began time.Duration) {
+	if s.own == nil {
+		return
+	}
+	class := classOf(kind, size+sent)
+	if r.sampled {
+		s.cfg.Turns.weights.end(class, began, true)
+	}
+	r.turn.of.work.count(class, size, sent)
+	s.exit(r)
+}
+
+// recalled answers a request at once if that can be (recall), and says whether it did.
+func (s *server) recalled(tag uint16, m sigmap.Message, r *request, size int) (bool, error) {
+	if _, ok := m.(*sigmap.Tget); !ok {
+		return false, nil
+	}
+	began := s.measure(r)
+	reply := s.recall(m)
+	if reply == nil {
+		if r.sampled {
+			s.cfg.Turns.weights.end(0, began, false)
+			r.sampled = false
+		}
+		return false, nil
+	}
+	sent, err := s.answer(tag, reply, nil)
+	s.done(r, m.Type(), size, sent, began)
+	return true, err
+}
+
+// streamMeter counts the pieces of a stream, as requests by which the stream was asked for.
+type streamMeter struct {
+	turns   *Turns
+	of      *account
+	pieces  uint64 // since one was measured
+	began   time.Duration
+	sampled bool
+}
+
+// streamMeter makes the meter of a stream of f; nil where nobody counts.
+func (s *server) streamMeter(f *fid) filestream.Meter {
+	if s.own == nil {
+		return nil
+	}
+	m := &streamMeter{turns: s.cfg.Turns, of: s.own, pieces: rand.Uint64() % sampleEach}
+	if f.of != nil { // not changed
+		m.of = f.of.account
+	}
+	return m
+}
+
+// Begin implements filestream.Meter.
+func (m *streamMeter) Begin() {
+	m.pieces++
+	if m.sampled = m.pieces%sampleEach == 0; m.sampled {
+		m.began, m.sampled = m.turns.weights.begin()
+	}
+}
+
+// End implements filestream.Meter.
+func (m *streamMeter) End(in, out int) {
+	class := classOf((&sigmap.Tbulk{}).Type(), in+out)
+	if m.sampled {
+		m.turns.weights.end(class, m.began, true)
+	}
+	m.of.work.count(class, in, out)
+}
+
+// A server's processor time cannot be told apart by realms request by request: a thread works on
+// many. So one request in sampleEach has its thread for itself, and what that used is what a
+// request of its class costs: of the same message, and as many bytes within a factor of eight. What
+// a realm's requests cost is estimated by how many it made of each class.
+
+const (
+	// sampleEach is chosen so that measuring, two system calls and a thread that is not shared,
+	// costs some 1 % of the cheapest request.
+	sampleEach = 64
+	// samplesMax requests are measured at a time: each keeps a thread.
+	samplesMax = 4
+	// sampleMemory is how many samples of a class weigh in its mean.
+	sampleMemory = 256
+	// sampleGuess is what a class is taken to cost before it was measured.
+	sampleGuess = 10 * time.Microsecond
+
+	kinds   = 80 // of requests: half their types' numbers, as types of requests are even
+	sizes   = 4  // below 1 KiB, below 8, below 64, more
+	classes = kinds * sizes
+)
+
+// work is what one realm has had done.
+type work struct {
+	requests [classes]atomic.Uint32 // wrapping; by class
+	in, out  atomic.Uint64          // bytes of messages
+
+	told            [classes]uint32 // of Work only
+	toldIn, toldOut uint64          // as told
+}
+
+// classOf is the class of a request that has so many bytes, with its answer.
+func classOf(kind sigmap.Type, bytes int) int {
+	size := 0
+	for b := bytes >> 10; b > 0 && size < sizes-1; b >>= 3 {
+		size++
+	}
+	return int(kind/2)%kinds*sizes + size
+}
+
+// weights are what requests cost by class.
+type weights struct {
+	busy atomic.Int32 // samples being taken
+
+	mu    sync.Mutex
+	mean  [classes]time.Duration // mu
+	count [classes]int           // mu
+}
+
+// begin begins a sample, unless enough are being taken.
+func (w *weights) begin() (since time.Duration, is bool) {
+	if w.busy.Add(1) > samplesMax {
+		w.busy.Add(-1)
+		return 0, false
+	}
+	runtime.LockOSThread()
+	return threadTime(), true
+}
+
+// end ends it, by the goroutine that began it; counts says that it is one of that class.
+func (w *weights) end(class int, since time.Duration, counts bool) {
+	used := threadTime() - since
+	runtime.UnlockOSThread()
+	w.busy.Add(-1)
+	if !counts {
+		return
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.count[class] = min(w.count[class]+1, sampleMemory)
+	w.mean[class] += (used - w.mean[class]) / time.Duration(w.count[class])
+}
+
+// threadTime is the processor time of the thread.
+func threadTime() time.Duration {
+	const clockThread = 3 // CLOCK_THREAD_CPUTIME_ID
+	var t syscall.Timespec
+	// SAFETY: the kernel writes one timespec to t, which outlives the call.
+	syscall.RawSyscall(syscall.SYS_CLOCK_GETTIME, clockThread, uintptr(unsafe.Pointer(&t)), 0)
+	return time.Duration(t.Nano())
+}
+
+// Work is what was new of all realms, the system's among them, since it was called last. It is for
+// one caller at a time.
+func (t *Turns) Work() (out []sigma.Work) {
+	t.mu.Lock()
+	accounts := make([]*account, 0, len(t.accounts))
+	for realm, a := range t.accounts {
+		accounts = append(accounts, a)
+		if a.sessions == 0 && a.inFlight == 0 { // all that it had is told now
+			delete(t.accounts, realm)
+		}
+	}
+	t.mu.Unlock()
+	t.weights.mu.Lock()
+	mean := t.weights.mean
+	for i := range mean {
+		if t.weights.count[i] == 0 {
+			mean[i] = sampleGuess
+		}
+	}
+	t.weights.mu.Unlock()
+	for _, a := range accounts {
+		w, done := &a.work, sigma.Work{Realm: a.realm}
+		for i := range w.requests {
+			if n := w.requests[i].Load(); n != w.told[i] {
+				done.Requests += uint64(n - w.told[i])
+				done.CPU += time.Duration(n-w.told[i]) * mean[i]
+				w.told[i] = n
+			}
+		}
+		in, sent := w.in.Load(), w.out.Load()
+		done.In, done.Out = sigma.Bytes(in-w.toldIn), sigma.Bytes(sent-w.toldOut)
+		if w.toldIn, w.toldOut = in, sent; done.Requests > 0 || done.In > 0 || done.Out > 0 {
+			out = append(out, done)
+		}
+	}
+	return out
+}
+
+// count notes a request that was answered.
+func (w *work) count(class, in, out int) {
+	w.requests[class].Add(1)
+	w.in.Add(uint64(in))
+	w.out.Add(uint64(out))
 }

@@ -604,3 +604,40 @@ func (c *Client) unmade(fid uint32, err error) {
 func unexpected(m sigmap.Message) error {
 	return sigma.Errorf("session.Client", sigma.KindInvalid, "the server answered with an unexpected %s", m.Type())
 }
+
+// Epoch changes whenever the session has begun anew; files of another epoch cannot be used any
+// more.
+func (c *Client) Epoch() uint32 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.epoch
+}
+
+// lockUsable takes mu, for a request about a handle of an epoch, when the session has begun.
+func (c *Client) lockUsable(ctx context.Context, epoch uint32) error {
+	for {
+		c.mu.Lock()
+		if err := c.currentLocked(epoch); err != nil {
+			c.mu.Unlock()
+			return err
+		}
+		if c.isUsable {
+			return nil
+		}
+		usable := c.usable
+		c.mu.Unlock()
+		select {
+		case <-usable: // also when the session ends
+		case <-ctx.Done():
+			return sigma.Wrap("session.call", "", ctx.Err())
+		}
+	}
+}
+
+func (c *Client) currentLocked(epoch uint32) error {
+	if epoch != anyEpoch && epoch != c.epoch {
+		return notSent(&sigma.Error{Op: "session.Client", Kind: sigma.KindLost,
+			Msg: "sigmad died, and what was open with it", Hint: "open it again"})
+	}
+	return nil
+}

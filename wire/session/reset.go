@@ -61,14 +61,6 @@ func (c *Client) Lost() <-chan struct{} {
 	return c.lost
 }
 
-// Epoch changes whenever the session has begun anew; files of another epoch cannot be used any
-// more.
-func (c *Client) Epoch() uint32 {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.epoch
-}
-
 func errReset() *sigma.Error {
 	return &sigma.Error{Op: "session.Client", Kind: sigma.KindLost,
 		Msg: "sigmad died; whether the request took effect is not known", Hint: "open files again"}
@@ -214,33 +206,4 @@ func (c *Client) usableLocked() {
 		c.isUsable = true
 		close(c.usable)
 	}
-}
-
-// lockUsable takes mu, for a request about a handle of an epoch, when the session has begun.
-func (c *Client) lockUsable(ctx context.Context, epoch uint32) error {
-	for {
-		c.mu.Lock()
-		if err := c.currentLocked(epoch); err != nil {
-			c.mu.Unlock()
-			return err
-		}
-		if c.isUsable {
-			return nil
-		}
-		usable := c.usable
-		c.mu.Unlock()
-		select {
-		case <-usable: // also when the session ends
-		case <-ctx.Done():
-			return sigma.Wrap("session.call", "", ctx.Err())
-		}
-	}
-}
-
-func (c *Client) currentLocked(epoch uint32) error {
-	if epoch != anyEpoch && epoch != c.epoch {
-		return notSent(&sigma.Error{Op: "session.Client", Kind: sigma.KindLost,
-			Msg: "sigmad died, and what was open with it", Hint: "open it again"})
-	}
-	return nil
 }

@@ -268,3 +268,15 @@ func qidToKind(t uint8) sigma.FileKind {
 	}
 	return sigma.KindFile
 }
+
+// List is a counted list of anything; least is the size of the smallest element.
+func List[T any](c *Coder, v *[]T, least int, each func(*T)) {
+	n := len(*v)
+	c.Count(&n, least)
+	if c.decoding {
+		*v = make([]T, n)
+	}
+	for i := 0; i < n && c.err == nil; i++ {
+		each(&(*v)[i])
+	}
+}

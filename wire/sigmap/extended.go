@@ -304,15 +304,3 @@ func Fail(err error, plain bool) Message {
 	}
 	return r
 }
-
-// Err turns an error reply into an error; nil for other messages.
-func Err(m Message) error {
-	switch m := m.(type) {
-	case *Rfail:
-		return &sigma.Error{Op: "sigmap.Err", Kind: m.Kind, Path: clip(m.Path), Msg: clip(m.Msg),
-			Hint: clip(m.Hint)} // from any tenant's server
-	case *Rlerror:
-		return sigma.Errorf("sigmap.Err", sigma.KindOf(errnoOf(m.Errno)), "%v", errnoOf(m.Errno))
-	}
-	return nil
-}
