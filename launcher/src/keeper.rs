@@ -492,7 +492,7 @@ fn is_crash(status: i32) -> bool {
     libc::WIFSIGNALED(status) || libc::WEXITSTATUS(status) == 2
 }
 
-fn how(status: i32) -> String {
+pub fn how(status: i32) -> String {
     match libc::WIFEXITED(status) {
         true => format!("exit code {}", libc::WEXITSTATUS(status)),
         false => format!("signal {}", libc::WTERMSIG(status)),
