@@ -383,9 +383,8 @@ fn spawn(uid: u32, factory: &Factory) -> Result<Process, Error> {
     }
 }
 
-/// In the new process: leaves it the null device, stderr, the socket and the leaves, and of the
-/// launcher's capabilities those by which it confines itself, and the one that it keeps. Returns
-/// where the program is.
+/// In the new process: leaves it the null device, stderr, the socket and the leaves. What exec
+/// leaves it of root's capabilities the keeper has chosen. Returns where the program is.
 fn prepare(templates: &Templates, parent: i32, fds: [RawFd; 4]) -> sys::Result<RawFd> {
     cred::set_death_signal()?;
     if sys::getppid() != parent {
@@ -406,6 +405,5 @@ fn prepare(templates: &Templates, parent: i32, fds: [RawFd; 4]) -> sys::Result<R
     }
     sys::close_all_but(&mut [0, 1, 2, SOCKET_FD, LEAVES_FD, program])?;
     sys::chdir(c"/")?;
-    cred::pass_on_for_placer()?;
     Ok(program)
 }

@@ -96,7 +96,7 @@ fn version_1() {
     std::fs::write(fake.path("rest/be/cpuacct.usage"), "7000\n").unwrap();
     assert_eq!(fake.aside(), Looked { first: 0, second: 7000, waited: 0 });
     let want =
-        [("cpu.shares", "2"), ("cpu.idle", "10"), ("cpu.cfs_period_us", "10000"), ("cpu.cfs_quota_us", "-12500-1")];
+        [("cpu.shares", "2"), ("cpu.idle", "10"), ("cpu.cfs_period_us", "10000"), ("cpu.cfs_quota_us", "2500-1")];
     for (file, value) in want {
         assert_eq!(fake.written(file), value, "{file}");
     }
@@ -122,7 +122,7 @@ fn version_2() {
     std::fs::write(fake.path("rest/be/cpu.stat"), "usage_usec 7\nuser_usec 5\n").unwrap();
     std::fs::write(fake.path("lc/cpu.pressure"), "some avg10=0.00 avg60=0.00 avg300=0.00 total=5\n").unwrap();
     assert_eq!(fake.aside(), Looked { first: 0, second: 7000, waited: 5000 });
-    let want = [("cpu.weight", "1"), ("cpu.idle", "10"), ("cpu.max", "max 100002500 10000max 10000")];
+    let want = [("cpu.weight", "1"), ("cpu.idle", "10"), ("cpu.max", "2500 10000max 10000")];
     for (file, value) in want {
         assert_eq!(fake.written(file), value, "{file}");
     }

@@ -64,9 +64,10 @@ const CAP_SETPCAP: u32 = 8;
 const CAP_SYS_NICE: u32 = 23;
 
 /// Has exec leave root those capabilities by which the placer confines itself (placer.rs), and that
-/// of placing other users' threads, as far as they are there. Without this it would leave none: the
-/// bounding set is empty.
-pub fn pass_on_for_placer() -> Result<()> {
+/// of placing other users' threads, as far as they are there. To be called before the bounding set
+/// is emptied, without which exec leaves none. Programs get none of them: whoever executes one has
+/// emptied all sets.
+pub fn pass_on_to_placer() -> Result<()> {
     let permitted = permitted()?;
     let wanted = [CAP_SETUID, CAP_SETGID, CAP_SETPCAP, CAP_SYS_NICE].iter().fold(0, |set, cap| set | 1 << cap);
     let [low, high] = [permitted as u32, (permitted >> 32) as u32];
