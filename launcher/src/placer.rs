@@ -19,7 +19,7 @@ pub use {group::GroupMeter, parts::Parts, rivals::Looked, rivals::Rivals};
 
 use crate::calls;
 use crate::cgroup::{Version, list};
-use crate::error::{Errno, Error};
+use crate::error::{Errno, Error, log};
 use crate::filter::{Verdict, compile};
 use crate::landlock::{Abi, Reach, Rules};
 use crate::notes::{NOTE_MAX, Note, is_within};
@@ -27,7 +27,7 @@ use crate::placing::{LEAVES_FD, SOCKET_FD};
 use crate::sys::{self, Epoll, cred, socket};
 use std::collections::BTreeSet;
 use std::ffi::{CString, OsString};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 
 /// Notes taken before it is looked whether anything is due.
 const BATCH: usize = 64;
@@ -54,7 +54,7 @@ fn confine(uid: u32) -> Result<(), Error> {
     let rules =
         Rules::new(Abi::detect().map_err(Error::LandlockRules)?, Reach::Nothing).map_err(Error::LandlockRules)?;
     let proc = sys::openat(libc::AT_FDCWD, c"/proc", libc::O_PATH | libc::O_DIRECTORY).map_err(Error::LandlockRules)?;
-    for dir in [std::os::fd::AsRawFd::as_raw_fd(&proc), LEAVES_FD] {
+    for dir in [proc.as_raw_fd(), LEAVES_FD] {
         rules.allow_reading(dir).map_err(Error::LandlockRules)?;
     }
     drop(proc);
@@ -138,10 +138,13 @@ impl Placer {
                     parts => *parts = Some(parts::Parts::new(&second)),
                 }
                 if knobs != 0 {
-                    let rivals = rivals::Rivals::new(version, &first, &second, knobs, files, self.width)
-                        .map_err(Error::Descriptors)?;
-                    let yielding = yielding::Yielding::new(&first, &second, rivals, again);
-                    self.yielding = Some(Leading { yielding, version });
+                    match rivals::Rivals::new(version, [&first, &second], knobs, files, self.width) {
+                        Ok(rivals) => {
+                            let yielding = yielding::Yielding::new(&first, &second, rivals, again);
+                            self.yielding = Some(Leading { yielding, version });
+                        }
+                        Err(errno) => log(&format!("procs do not stand aside for others: {errno}")),
+                    }
                 }
             }
             Note::Share { version, shares, group } => {

@@ -89,20 +89,27 @@ impl Placing {
     }
 
     /// The second group stands aside for the first: from now on, or until sigmad says it anew.
-    pub fn set_pair(&mut self, first: &[u8], second: &[u8]) {
+    pub fn set_pair<'a>(
+        &mut self,
+        [first, second]: [&[u8]; 2],
+        cgroups: &Cgroups,
+        procs: impl Iterator<Item = &'a Proc>,
+    ) {
         let [first, second] = [first, second].map(|group| String::from_utf8_lossy(group).into_owned());
         self.pair = Some((first, second));
         (self.before, self.sums) = (Sums::default(), Sums::default());
         if self.process.is_none() && self.start_at.is_none() {
             self.start_at = Some(0);
         }
+        self.tell_all(cgroups, procs, false);
     }
 
     /// A proc has come into a leaf of a group.
     pub fn enter(&mut self, group: &str, leaf: &str) {
         let count = self.procs.entry(group.to_string()).or_default();
         *count += 1;
-        if self.process.is_some() && (*count == 1 || self.goes_first(group)) {
+        let first = *count == 1;
+        if self.process.is_some() && (self.goes_first(group) || first && self.yields(group)) {
             self.waiting.push_back(Note::Enter { group: group.to_string(), leaf: leaf.to_string() });
         }
     }
@@ -115,7 +122,7 @@ impl Placing {
         if last {
             self.procs.remove(group);
         }
-        if self.process.is_some() && (last || self.goes_first(group)) {
+        if self.process.is_some() && (self.goes_first(group) || last && self.yields(group)) {
             self.waiting.push_back(Note::Leave { group: group.to_string(), leaf: leaf.to_string() });
         }
     }
@@ -192,8 +199,11 @@ impl Placing {
 
     /// Starts one if that is due.
     pub fn start<'a>(&mut self, epoll: &Epoll, factory: &mut Factory, procs: impl Iterator<Item = &'a Proc>) {
-        if self.start_at.take_if(|time| sys::monotonic_ns() >= *time).is_none() || !factory.cgroups.exist() {
+        if self.start_at.take_if(|time| sys::monotonic_ns() >= *time).is_none() {
             return;
+        }
+        if !factory.cgroups.exist() {
+            return log("procs do not stand aside for others: there are no cgroups");
         }
         let started = spawn(self.uid, factory).and_then(|process| {
             match epoll.add(process.socket.as_raw_fd(), libc::EPOLLIN, self.token) {
@@ -208,8 +218,8 @@ impl Placing {
         match started {
             Ok(process) => {
                 self.process = Some(process);
-                self.tell_all(&factory.cgroups, procs);
-                self.again = true;
+                let again = std::mem::replace(&mut self.again, true);
+                self.tell_all(&factory.cgroups, procs, again);
             }
             Err(error) => {
                 let pause = self.deaths.died(sys::monotonic_ns());
@@ -219,10 +229,10 @@ impl Placing {
         }
     }
 
-    /// All that holds now.
-    pub fn tell_all<'a>(&mut self, cgroups: &Cgroups, procs: impl Iterator<Item = &'a Proc>) {
+    /// All that holds now. `again`: a placer that is not the first has heard nothing yet.
+    fn tell_all<'a>(&mut self, cgroups: &Cgroups, procs: impl Iterator<Item = &'a Proc>, again: bool) {
         let Some((first, second)) = self.pair.clone().filter(|_| self.process.is_some()) else { return };
-        let (version, again) = (cgroups.version(), self.again);
+        let version = cgroups.version();
         self.waiting.push_back(Note::Yield { version, again, knobs: 0, first, second });
         for group in self.told.keys().cloned().collect::<Vec<_>>() {
             self.tell_share(&group, cgroups);
@@ -406,4 +416,82 @@ fn prepare(templates: &Templates, parent: i32, fds: [RawFd; 4]) -> sys::Result<R
     sys::close_all_but(&mut [0, 1, 2, SOCKET_FD, LEAVES_FD, program])?;
     sys::chdir(c"/")?;
     Ok(program)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::{Child, Command};
+
+    /// A placer that is any process, which says what the test says.
+    fn placing(epoll: &Epoll) -> (Placing, Child, OwnedFd) {
+        let (ours, theirs) = socket::pair().unwrap();
+        epoll.add(ours.as_raw_fd(), libc::EPOLLIN, 4).unwrap();
+        let child = Command::new("sleep").arg("600").spawn().unwrap();
+        let mut placing = Placing::new(1023, 4);
+        placing.process = Some(Process { pid: child.id() as i32, socket: ours });
+        (placing, child, theirs)
+    }
+
+    fn is_killed(mut child: Child) {
+        assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGKILL));
+    }
+
+    #[test]
+    fn four_numbers_are_heard_and_whatever_else_ends_the_placer() {
+        let epoll = Epoll::new().unwrap();
+        for bytes in [0, 1, Sums::BYTES - 1, Sums::BYTES + 1] {
+            let (mut placing, child, placer) = placing(&epoll);
+            assert_eq!(placing.hear(&epoll), None, "nothing is said");
+            let sums = Sums { looks: 7, ..Sums::default() };
+            socket::send(placer.as_raw_fd(), &sums.encode()).unwrap();
+            assert_eq!(placing.hear(&epoll), Some(sums));
+            socket::send(placer.as_raw_fd(), &vec![0xff; bytes]).unwrap();
+            assert_eq!(placing.hear(&epoll), None);
+            is_killed(child);
+        }
+        let (mut placing, child, placer) = placing(&epoll);
+        let null = sys::openat(libc::AT_FDCWD, c"/dev/null", libc::O_RDONLY).unwrap();
+        socket::send_with(placer.as_raw_fd(), [&[0; Sums::BYTES], &[]], &[null.as_raw_fd()]).unwrap();
+        assert_eq!(placing.hear(&epoll), None, "a descriptor");
+        is_killed(child);
+    }
+
+    #[test]
+    fn a_placer_that_says_too_much_is_ended() {
+        let epoll = Epoll::new().unwrap();
+        let (mut placing, child, placer) = placing(&epoll);
+        for n in 0..=HEARD_MAX {
+            socket::send(placer.as_raw_fd(), &[0; Sums::BYTES]).unwrap();
+            assert_eq!(placing.hear(&epoll).is_some(), n < HEARD_MAX, "record {n}");
+        }
+        is_killed(child);
+    }
+
+    #[test]
+    fn procs_that_matter_are_told_of() {
+        let epoll = Epoll::new().unwrap();
+        let (mut placing, mut child, _placer) = placing(&epoll);
+        placing.pair = Some(("lc".into(), "rest/be".into()));
+        let told = |placing: &mut Placing| {
+            let of = |note| match note {
+                Note::Enter { group, leaf } => format!("+{group}/{leaf}"),
+                Note::Leave { group, leaf } => format!("-{group}/{leaf}"),
+                note => format!("{note:?}"),
+            };
+            placing.waiting.drain(..).map(of).collect::<Vec<_>>()
+        };
+        for group in ["rest/be/one", "rest/be/one", "lc/one", "lc/one", "rest/services"] {
+            placing.enter(group, "x");
+        }
+        assert_eq!(told(&mut placing), ["+rest/be/one/x", "+lc/one/x", "+lc/one/x"]);
+        for group in ["rest/be/one", "lc/one", "rest/be/one", "lc/one", "rest/services", "rest/be/two"] {
+            placing.leave(group, "x");
+        }
+        assert_eq!(told(&mut placing), ["-lc/one/x", "-rest/be/one/x", "-lc/one/x"]);
+        assert!(placing.procs.is_empty());
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
 }

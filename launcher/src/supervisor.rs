@@ -373,8 +373,7 @@ impl Supervisor {
                 Ok(())
             }
             Request::Yield { first, second } => {
-                self.placing.set_pair(&first, &second);
-                self.placing.tell_all(&self.factory.cgroups, self.procs.values());
+                self.placing.set_pair([&first, &second], &self.factory.cgroups, self.procs.values());
                 Ok(())
             }
             Request::Freeze { id } => {

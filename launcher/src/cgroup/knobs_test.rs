@@ -62,7 +62,7 @@ impl Fake {
         let version = self.cgroups.version;
         let (knobs, files): (Vec<_>, Vec<_>) = self.cgroups.open_knobs("lc", "rest/be").unwrap().into_iter().unzip();
         let knobs = knobs.into_iter().map(|knob| knob.bit()).sum();
-        let mut rivals = Rivals::new(version, "lc", "rest/be", knobs, files, 1).unwrap();
+        let mut rivals = Rivals::new(version, ["lc", "rest/be"], knobs, files, 1).unwrap();
         rivals.set_around_idle(true).unwrap();
         assert_eq!(std::fs::read_to_string(self.path("rest/cpu.idle")).unwrap(), "1");
         rivals.set_around_idle(false).unwrap();

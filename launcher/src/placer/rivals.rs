@@ -99,8 +99,7 @@ impl Rivals {
     /// the order of KNOBS. `width` is how many processors there are.
     pub fn new(
         version: Version,
-        first: &str,
-        second: &str,
+        [first, second]: [&str; 2],
         knobs: u16,
         files: Vec<OwnedFd>,
         width: usize,

@@ -47,6 +47,8 @@ const LEAST_US: u64 = 1000;
 const ROOM_TICK: u64 = 50 * MS;
 /// From the least bound to none in so many looks.
 const STEPS: u64 = 10;
+/// A placer that is not the first has heard of all procs after this time, and looks.
+const TAKE_OVER: u64 = 100 * MS;
 /// sigmad is told of the sums after this time, if there is news.
 const TELL: u64 = 1000 * MS;
 
@@ -149,7 +151,7 @@ impl Yielding {
             refused: false,
             said: false,
             last: None,
-            next: 0,
+            next: if again { sys::monotonic_ns() + TAKE_OVER } else { 0 },
             room_next: 0,
             threads_until: 0,
             sums: Sums::default(),
@@ -524,6 +526,22 @@ mod tests {
             yielding.end(|| vec![tid]);
             assert_eq!(affinity(0).unwrap(), all);
             assert!(!yielding.homes.held());
+        });
+    }
+
+    #[test]
+    fn who_was_placed_before_is_freed_by_the_next_placer() {
+        on_a_thread(|before, tid, all| {
+            let one = &all[all.len() - 1..];
+            let nothing = sys::openat(libc::AT_FDCWD, c"/dev/null", libc::O_WRONLY).unwrap();
+            let mut next = Yielding::new("lc", "be", Rivals::for_test(Version::V1, nothing), true);
+            set_affinity(0, one).unwrap();
+            before.look(1, || vec![tid]);
+            assert_eq!(affinity(0).unwrap(), one, "the first placer leaves who chose");
+            let at = next.next_look().expect("it looks although nobody has to stand aside");
+            next.look(at, || vec![tid]);
+            assert_eq!(affinity(0).unwrap(), all);
+            assert!(!next.homes.held());
         });
     }
 
