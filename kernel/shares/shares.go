@@ -29,7 +29,7 @@ const (
 	// services, and restShares that of these and best-effort procs together: when all want all of
 	// the machine, LC procs have 80 % of it, and nothing that they do keeps the machine from
 	// answering. If there are best-effort procs the rest is in the idle class instead, for as long
-	// as it is seen to get at least an eighth of the machine there (launcher/src/room.rs).
+	// as it is seen to get at least an eighth of the machine there (launcher/src/placer/room.rs).
 	LCShares, DaemonShares = 16 * CoreShares, 2 * CoreShares
 	RestShares             = 2 * DaemonShares
 	// beShares is the weight of best-effort procs for each core, up to beSharesMost: as long as no

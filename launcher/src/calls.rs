@@ -555,6 +555,34 @@ pub const INIT: &[Entry] =
 pub const SPACE_INIT: &[Entry] =
     &[(SYS_write, EVER), (SYS_close_range, EVER), (SYS_pause, EVER), (SYS_exit_group, EVER), (SYS_rt_sigreturn, EVER)];
 
+/// The placer: reads and writes files that it was given, opens what its Landlock domain lets it
+/// read, and says on which processors a thread runs: of what its one capability allows, nothing
+/// else. Everything else kills it.
+pub const PLACER: &[Entry] = &[
+    (SYS_recvmsg, EVER),
+    (SYS_sendto, EVER),
+    (SYS_epoll_wait, EVER),
+    (SYS_epoll_pwait, EVER),
+    (SYS_read, EVER),
+    (SYS_pread64, EVER),
+    (SYS_write, EVER),
+    (SYS_openat, EVER),
+    (SYS_close, EVER),
+    (SYS_sched_getaffinity, EVER),
+    (SYS_sched_setaffinity, EVER),
+    (SYS_clock_gettime, EVER),
+    // The allocator, and the keys of hash tables.
+    (SYS_brk, EVER),
+    (SYS_mmap, Rule::When(&[&[Masked(2, PROT_EXEC as u32, 0)]], Verdict::Kill)),
+    (SYS_munmap, EVER),
+    (SYS_mremap, EVER),
+    (SYS_madvise, EVER),
+    (SYS_getrandom, EVER),
+    (SYS_exit_group, EVER),
+    (SYS_rt_sigreturn, EVER),
+    (SYS_restart_syscall, EVER),
+];
+
 pub fn sigma() -> Vec<Entry> {
     [COMMON, SIGMA].concat()
 }

@@ -19,15 +19,15 @@ use std::path::{Path, PathBuf};
 
 mod freezer;
 mod gauges;
+pub mod knobs;
 #[cfg(test)]
 mod knobs_test;
 pub mod meter;
 mod place;
-pub mod rivals;
 mod share;
 
+pub use gauges::{list, text_of};
 pub use place::Place;
-pub use share::GroupMeter;
 
 type Result<T> = std::result::Result<T, Errno>;
 
@@ -241,6 +241,10 @@ impl Cgroups {
         &leaf.group
     }
 
+    pub fn name_of<'a>(&self, leaf: &'a Leaf) -> std::borrow::Cow<'a, str> {
+        leaf.name.to_string_lossy()
+    }
+
     /// Where the group's directory of a controller's hierarchy is open.
     fn dir_of(&self, leaf: &Leaf, controller: Controller) -> Option<RawFd> {
         let at = self.hierarchies.iter().position(|h| h.controllers.contains(&controller))?;
@@ -342,7 +346,7 @@ impl Cgroups {
 }
 
 /// The number after a key, in files with one of these to a line.
-fn value_of(text: &str, key: &str) -> Option<u64> {
+pub fn value_of(text: &str, key: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix(key)?.trim().parse().ok())
 }
 
@@ -435,11 +439,16 @@ fn settings(version: Version, from: &Limits, to: &Limits) -> Vec<Setting> {
 /// Shares as the kernel's file takes them: 1024 is what a new cgroup has, which version 2 calls
 /// 100.
 fn shares_of(version: Version, shares: u32) -> Setting {
-    let (file, value) = match version {
-        Version::V1 => (c"cpu.shares", shares as u64),
-        Version::V2 => (c"cpu.weight", (shares as u64 * 100 / 1024).clamp(1, 10_000)),
-    };
-    Setting { controller: Controller::Cpu, file, value: value.to_string(), optional: false }
+    let file = if version == Version::V1 { c"cpu.shares" } else { c"cpu.weight" };
+    Setting { controller: Controller::Cpu, file, value: shares_text(version, shares), optional: false }
+}
+
+/// What is written for so many shares.
+pub fn shares_text(version: Version, shares: u32) -> String {
+    match version {
+        Version::V1 => shares.to_string(),
+        Version::V2 => (shares as u64 * 100 / 1024).clamp(1, 10_000).to_string(),
+    }
 }
 
 /// The weight of so many thousandths of a core: a whole one is what a cgroup has by default.

@@ -95,6 +95,9 @@ pub fn run(config: &Config) -> Result<i32, Error> {
     }
     let (lock, ready) = (boot::claim(config.lock_fd)?, boot::claim(config.ready_fd)?);
     cred::set_undumpable().map_err(Error::Loop)?;
+    if let Err(errno) = cred::pass_on_to_placer() {
+        log(&format!("threads will not be placed: {errno}"));
+    }
     sys::ignore_sigpipe();
     sys::set_name(c"keeper");
     // Each proc costs about ten descriptors, and children use numbers above 1000.
@@ -492,7 +495,7 @@ fn is_crash(status: i32) -> bool {
     libc::WIFSIGNALED(status) || libc::WEXITSTATUS(status) == 2
 }
 
-fn how(status: i32) -> String {
+pub fn how(status: i32) -> String {
     match libc::WIFEXITED(status) {
         true => format!("exit code {}", libc::WEXITSTATUS(status)),
         false => format!("signal {}", libc::WTERMSIG(status)),

@@ -101,7 +101,7 @@ impl Rules {
         self.add(dir.as_raw_fd(), self.abi.fs() & !EXECUTE)
     }
 
-    /// Reading the files beneath a directory.
+    /// Reading the files beneath a directory, and nothing else of them.
     pub fn allow_reading(&self, dir: RawFd) -> Result<()> {
         self.add(dir, READ_FILE)
     }

@@ -10,17 +10,17 @@ mod error;
 mod factory;
 mod filter;
 mod fuse;
-mod homes;
 mod init;
 mod keeper;
 mod landlock;
 mod namespaces;
+mod notes;
 mod parking;
-mod parts;
+mod placer;
+mod placing;
 mod plan;
 mod proc;
 mod protocol;
-mod room;
 mod rootless;
 mod seats;
 mod seed;
@@ -30,11 +30,14 @@ mod status;
 mod supervisor;
 mod sys;
 mod uids;
-mod yielding;
 
 fn main() {
-    let config = config::Config::parse(std::env::args_os().skip(1));
-    let code = config.and_then(|config| keeper::run(&config)).unwrap_or_else(|error| {
+    let mut args = std::env::args_os().skip(1);
+    let result = match std::env::args_os().nth(1).is_some_and(|flag| flag == placing::FLAG) {
+        true => placer::run(args.nth(1)),
+        false => config::Config::parse(args).and_then(|config| keeper::run(&config)),
+    };
+    let code = result.unwrap_or_else(|error| {
         error::log(&error::chain(&error));
         match error {
             error::Error::Usage(_) => 64,

@@ -8,6 +8,8 @@ use std::ffi::CString;
 pub const UIDS: u32 = 1 << 20;
 /// The first of them that a proc may have; below are init and the programs.
 pub const PROC_FIRST: u32 = 1024;
+/// The last one below is the placer's, which no program may have.
+pub const PLACER: u32 = PROC_FIRST - 1;
 /// The id under which the keeper runs sigmad.
 pub const SIGMAD_ID: u64 = u64::MAX;
 
@@ -214,7 +216,7 @@ fn check_weaken(bits: u32, bounds: Bounds) -> Result<Weaken, Error> {
 
 fn check_ids(profile: Profile, uid: u32, gid: u32, bounds: Bounds) -> Result<(), Error> {
     let procs = bounds.base + PROC_FIRST..bounds.base + bounds.uids;
-    let programs = bounds.base + 1..bounds.base + PROC_FIRST;
+    let programs = bounds.base + 1..bounds.base + PLACER;
     let legal = match profile {
         Profile::Sigma | Profile::Linux => (uid == 0 || procs.contains(&uid)) && procs.contains(&gid),
         Profile::System => programs.contains(&uid) && (programs.contains(&gid) || procs.contains(&gid)),

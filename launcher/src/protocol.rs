@@ -2,8 +2,8 @@
 
 use crate::cgroup::meter::Reading;
 use crate::error::Error;
+use crate::notes::Sums;
 use crate::sockets::Found;
-use crate::yielding::Sums;
 
 pub const VERSION: u16 = 1;
 /// The largest record either side sends.

@@ -6,15 +6,14 @@ use crate::config::Config;
 use crate::error::{Errno, Error, chain, log};
 use crate::factory::Factory;
 use crate::parking::Need;
-use crate::parts::Parts;
-use crate::plan::{self, Bounds, Plan, legal_shares};
+use crate::placing::Placing;
+use crate::plan::{self, Bounds, PLACER, Plan};
 use crate::proc::{Body, Kept, Proc};
 use crate::protocol::{self, MESSAGE_MAX, Reply, Request, Start};
 use crate::seats::Lost;
 use crate::sockets;
 use crate::status::{News, Status};
 use crate::sys::{self, Epoll, Waited, socket};
-use crate::yielding::{Yielding, is_within};
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::rc::Rc;
@@ -49,6 +48,7 @@ const CONTROL: u64 = 0;
 const SIGNALS: u64 = 1;
 const KEEPER: u64 = 2;
 const STATUS: u64 = 3;
+const PLACER_SAYS: u64 = 4;
 /// Report sockets are known by init's pid, above the fixed tokens.
 const REPORTS: u64 = 16;
 
@@ -92,8 +92,7 @@ pub struct Supervisor {
     /// Ended, but a cgroup of theirs was still busy.
     busy: Vec<u64>,
     outbox: VecDeque<(Vec<u8>, Rc<Vec<OwnedFd>>)>,
-    yielding: Option<Yielding>,
-    parts: Option<Parts>,
+    placing: Placing,
     phase: Phase,
     /// Nothing has happened since the last turn.
     quiet: bool,
@@ -145,8 +144,7 @@ impl Supervisor {
             strays: HashMap::new(),
             busy: Vec::new(),
             outbox: VecDeque::new(),
-            yielding: None,
-            parts: None,
+            placing: Placing::new(bounds.base + PLACER, PLACER_SAYS),
             phase: Phase::Running,
             quiet: false,
             code: 0,
@@ -166,6 +164,7 @@ impl Supervisor {
                     KEEPER => self.on_keeper(),
                     SIGNALS => self.on_signals(),
                     STATUS => self.read_statuses(),
+                    PLACER_SAYS => self.hear_placer(),
                     _ => self.on_report((token - REPORTS) as i32),
                 }
             }
@@ -173,7 +172,7 @@ impl Supervisor {
                 self.finish(id);
             }
             self.greet();
-            self.watch();
+            self.tell_placer();
             self.prepare(events.is_empty());
         }
         Ok(())
@@ -225,61 +224,23 @@ impl Supervisor {
         }
     }
 
-    /// What is to be done at a time of its own: seats once a second, the fast loop, and that of the
-    /// parts.
+    /// What is to be done at a time of its own: seats once a second, and the start of a placer.
     fn next_tick(&self) -> Option<u64> {
-        let look = self.yielding.as_ref().and_then(Yielding::next_look);
-        let parts = self.parts.as_ref().and_then(Parts::next_look);
-        self.factory.next_tick().into_iter().chain(look).chain(parts).min()
+        self.factory.next_tick().into_iter().chain(self.placing.next_start()).min()
     }
 
-    /// The loops' turns, if they are due.
-    fn watch(&mut self) {
-        if let Some(parts) = &mut self.parts {
-            let now = sys::monotonic_ns();
-            if self.phase == Phase::Running && parts.next_look().is_some_and(|time| time <= now) {
-                parts.look(now, &self.factory.cgroups);
-            }
+    /// Starts a placer if that is due, and tells it what is new.
+    fn tell_placer(&mut self) {
+        if self.phase == Phase::Running {
+            self.placing.start(&self.epoll, &mut self.factory, self.procs.values());
+            self.placing.flush(&self.epoll, &mut self.factory.cgroups);
         }
-        let Some(yielding) = &mut self.yielding else { return };
-        let now = sys::monotonic_ns();
-        if self.phase != Phase::Running || yielding.next_look().is_none_or(|time| now < time) {
-            return;
-        }
-        let (procs, cgroups, first) = (&self.procs, &self.factory.cgroups, yielding.first().to_string());
-        let leaves = procs.values().map(Proc::leaf).filter(|leaf| is_within(cgroups.group_of(leaf), &first));
-        let told = yielding.look(now, || leaves.flat_map(|leaf| cgroups.threads(leaf).unwrap_or_default()).collect());
-        if let Some(sums) = told {
+    }
+
+    fn hear_placer(&mut self) {
+        if let Some(sums) = self.placing.hear(&self.epoll) {
             self.send(&Reply::Yielded(sums));
         }
-    }
-
-    /// From now on, or until sigmad says it anew.
-    fn on_yield(&mut self, first: &[u8], second: &[u8]) {
-        if !self.parts.as_ref().is_some_and(|parts| parts.is_of(second)) {
-            let mut parts = Parts::new(second);
-            for proc in self.procs.values() {
-                parts.enter(self.factory.cgroups.group_of(proc.leaf()));
-            }
-            self.parts = Some(parts);
-        }
-        if let Some(mut before) = self.yielding.take() {
-            let cgroups = &self.factory.cgroups;
-            let first = before.first().to_string();
-            before.end(|| {
-                let leaves = self.procs.values().map(Proc::leaf);
-                let leaves = leaves.filter(|leaf| is_within(cgroups.group_of(leaf), &first));
-                leaves.flat_map(|leaf| cgroups.threads(leaf).unwrap_or_default()).collect()
-            });
-        }
-        let mut yielding = match self.factory.cgroups.open_rivals(first, second) {
-            Ok(rivals) => Yielding::new(first, second, rivals),
-            Err(errno) => return log(&format!("procs do not stand aside for others: {errno}")),
-        };
-        for proc in self.procs.values() {
-            yielding.enter(self.factory.cgroups.group_of(proc.leaf()));
-        }
-        self.yielding = Some(yielding);
     }
 
     fn kill_all(&mut self) {
@@ -402,29 +363,17 @@ impl Supervisor {
                 Ok(())
             }
             Request::Group(share) => {
-                if let Some(yielding) = &mut self.yielding {
-                    yielding.make_way(&String::from_utf8_lossy(&share.group));
-                }
-                if let Err(errno) = self.factory.cgroups.share_group(&share) {
-                    let group = String::from_utf8_lossy(&share.group);
-                    log(&format!("cannot give the group {group} its share: {errno}"));
-                    if let Some(parts) = &mut self.parts {
-                        parts.unknown(&group);
-                    }
-                } else if let Some(parts) = &mut self.parts {
-                    parts.share(&String::from_utf8_lossy(&share.group), legal_shares(share.cpu_shares));
-                }
+                self.placing.share(share, &mut self.factory.cgroups);
                 Ok(())
             }
             Request::Drop { group } => {
-                if let Some(parts) = &mut self.parts {
-                    parts.drop(&String::from_utf8_lossy(&group));
-                }
-                self.factory.drop_group(&String::from_utf8_lossy(&group), sys::monotonic_ns());
+                let group = String::from_utf8_lossy(&group);
+                self.placing.drop(&group);
+                self.factory.drop_group(&group, sys::monotonic_ns());
                 Ok(())
             }
             Request::Yield { first, second } => {
-                self.on_yield(&first, &second);
+                self.placing.set_pair([&first, &second], &self.factory.cgroups, self.procs.values());
                 Ok(())
             }
             Request::Freeze { id } => {
@@ -505,12 +454,8 @@ impl Supervisor {
             }
             self.by_pid.insert(tree.pid, proc.id);
         }
-        if let Some(yielding) = &mut self.yielding {
-            yielding.enter(self.factory.cgroups.group_of(proc.leaf()));
-        }
-        if let Some(parts) = &mut self.parts {
-            parts.enter(self.factory.cgroups.group_of(proc.leaf()));
-        }
+        let cgroups = &self.factory.cgroups;
+        self.placing.enter(cgroups.group_of(proc.leaf()), &cgroups.name_of(proc.leaf()));
         self.by_key.insert(proc.key(), proc.id);
         self.procs.insert(proc.id, proc);
     }
@@ -560,6 +505,9 @@ impl Supervisor {
     }
 
     fn on_waited(&mut self, waited: Waited) {
+        if self.placing.lost(waited.pid, waited.status, &mut self.factory.cgroups) {
+            return;
+        }
         let Some(id) = self.by_pid.remove(&waited.pid) else {
             return match self.factory.lost(waited.pid) {
                 Lost::Seed(key) => self.on_seed_end(key),
@@ -637,12 +585,8 @@ impl Supervisor {
         self.send(&reply);
         let Some(proc) = self.procs.remove(&id) else { return };
         self.by_key.remove(&proc.key());
-        if let Some(yielding) = &mut self.yielding {
-            yielding.leave(self.factory.cgroups.group_of(proc.leaf()));
-        }
-        if let Some(parts) = &mut self.parts {
-            parts.leave(self.factory.cgroups.group_of(proc.leaf()));
-        }
+        let cgroups = &self.factory.cgroups;
+        self.placing.leave(cgroups.group_of(proc.leaf()), &cgroups.name_of(proc.leaf()));
         if let Body::Seat(seat) = proc.body {
             self.factory.take_back(seat, &usage);
         }

@@ -8,7 +8,6 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 pub mod cred;
 pub mod mount;
-pub mod processors;
 pub mod socket;
 
 pub type Result<T> = std::result::Result<T, Errno>;

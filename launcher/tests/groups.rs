@@ -14,6 +14,7 @@ fn a_group_that_is_dropped_goes_when_nothing_is_in_it() {
         return;
     }
     let mut machine = Machine::boot(&[]);
+    machine.meter(0); // it runs when it has answered
     if machine.cgroups().is_empty() {
         println!("skipped: there are no cgroups here");
         machine.end(0);

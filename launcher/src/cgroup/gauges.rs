@@ -4,7 +4,8 @@ use super::{Cgroups, Controller, INIT_TASKS, Leaf, Usage, Version, path_in, valu
 use crate::error::Errno;
 use crate::plan::Limits;
 use crate::sys::{self, Result};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::ffi::CStr;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 /// Memory that may still be charged to a leaf that is used again, which its next proc finds
 /// missing. The kernel hands out charges in batches of 256 KiB to each CPU. More than this is
@@ -44,7 +45,7 @@ impl Cgroups {
 
     fn open_gauges(&self, leaf: &Leaf) -> Result<Gauges> {
         use Controller::{Accounting, Cpu, Memory, Pids};
-        let open = |controller, file: &std::ffi::CStr, flags| {
+        let open = |controller, file: &CStr, flags| {
             let dir = self.dir_of(leaf, controller).ok_or(Errno(libc::ENODEV))?;
             sys::openat(dir, &path_in(&leaf.name, file)?, flags)
         };
@@ -147,27 +148,27 @@ impl Cgroups {
     /// The processes of a leaf. Its file is opened anew each time, since v1 shows the same list as
     /// long as one is read time and again.
     pub fn members(&self, leaf: &Leaf) -> Result<Vec<i32>> {
-        self.list(leaf, c"cgroup.procs")
-    }
-
-    /// The numbers in one of a leaf's files of these.
-    pub(super) fn list(&self, leaf: &Leaf, of: &std::ffi::CStr) -> Result<Vec<i32>> {
         let dir = self.dir_of(leaf, Controller::Pids).ok_or(Errno(libc::ENODEV))?;
-        let file = sys::openat(dir, &path_in(&leaf.name, of)?, libc::O_RDONLY)?;
-        let mut buf = [0; 4096];
-        let mut text = Vec::new();
-        loop {
-            let len = sys::read(file.as_raw_fd(), &mut buf)?;
-            text.extend_from_slice(&buf[..len]);
-            // Full but for less than a line.
-            if len < buf.len() - 16 {
-                break;
-            }
-        }
-        let pids = text.split(|byte| *byte == b'\n').filter_map(|line| std::str::from_utf8(line).ok()?.parse().ok());
-        // A process of a foreign PID namespace is shown as 0, which kill takes for our own group.
-        Ok(pids.filter(|pid: &i32| *pid > 0).collect())
+        list(dir, &path_in(&leaf.name, c"cgroup.procs")?)
     }
+}
+
+/// The numbers in a file of a cgroup, one to a line.
+pub fn list(dir: RawFd, path: &CStr) -> Result<Vec<i32>> {
+    let file = sys::openat(dir, path, libc::O_RDONLY)?;
+    let mut buf = [0; 4096];
+    let mut text = Vec::new();
+    loop {
+        let len = sys::read(file.as_raw_fd(), &mut buf)?;
+        text.extend_from_slice(&buf[..len]);
+        // Full but for less than a line.
+        if len < buf.len() - 16 {
+            break;
+        }
+    }
+    let pids = text.split(|byte| *byte == b'\n').filter_map(|line| std::str::from_utf8(line).ok()?.parse().ok());
+    // A process of a foreign PID namespace is shown as 0, which kill takes for our own group.
+    Ok(pids.filter(|pid: &i32| *pid > 0).collect())
 }
 
 /// In place of a limit on processes: none may be added. No START can ask for it.
@@ -177,7 +178,7 @@ fn number(file: &OwnedFd) -> Option<u64> {
     text_of(file, |text| text.trim().parse().ok())
 }
 
-pub(super) fn text_of<T>(file: &OwnedFd, parse: impl Fn(&str) -> Option<T>) -> Option<T> {
+pub fn text_of<T>(file: &OwnedFd, parse: impl Fn(&str) -> Option<T>) -> Option<T> {
     let mut buf = [0; 1024];
     let len = sys::read_at_start(file.as_raw_fd(), &mut buf).ok()?;
     parse(std::str::from_utf8(&buf[..len]).ok()?)

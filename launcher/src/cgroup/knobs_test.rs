@@ -2,9 +2,8 @@
 //! cgroups: so version 2 is tested where the machine has version 1.
 
 use super::*;
-use crate::parts::Parts;
+use crate::placer::{GroupMeter, Looked, Parts, Rivals};
 use crate::protocol::GroupShare;
-use rivals::Looked;
 
 /// Ends with its directory.
 struct Fake {
@@ -60,7 +59,10 @@ impl Fake {
     fn aside(&mut self) -> Looked {
         let weight = if self.cgroups.version == Version::V1 { "cpu.shares" } else { "cpu.weight" };
         std::fs::write(self.path("rest").join(weight), "40\n").unwrap();
-        let mut rivals = self.cgroups.open_rivals(b"lc", b"rest/be").unwrap();
+        let version = self.cgroups.version;
+        let (knobs, files): (Vec<_>, Vec<_>) = self.cgroups.open_knobs("lc", "rest/be").unwrap().into_iter().unzip();
+        let knobs = knobs.into_iter().map(|knob| knob.bit()).sum();
+        let mut rivals = Rivals::new(version, ["lc", "rest/be"], knobs, files, 1).unwrap();
         rivals.set_around_idle(true).unwrap();
         assert_eq!(std::fs::read_to_string(self.path("rest/cpu.idle")).unwrap(), "1");
         rivals.set_around_idle(false).unwrap();
@@ -94,7 +96,7 @@ fn version_1() {
     std::fs::write(fake.path("rest/be/cpuacct.usage"), "7000\n").unwrap();
     assert_eq!(fake.aside(), Looked { first: 0, second: 7000, waited: 0 });
     let want =
-        [("cpu.shares", "2"), ("cpu.idle", "10"), ("cpu.cfs_period_us", "10000"), ("cpu.cfs_quota_us", "-12500-1")];
+        [("cpu.shares", "2"), ("cpu.idle", "10"), ("cpu.cfs_period_us", "10000"), ("cpu.cfs_quota_us", "2500-1")];
     for (file, value) in want {
         assert_eq!(fake.written(file), value, "{file}");
     }
@@ -120,7 +122,7 @@ fn version_2() {
     std::fs::write(fake.path("rest/be/cpu.stat"), "usage_usec 7\nuser_usec 5\n").unwrap();
     std::fs::write(fake.path("lc/cpu.pressure"), "some avg10=0.00 avg60=0.00 avg300=0.00 total=5\n").unwrap();
     assert_eq!(fake.aside(), Looked { first: 0, second: 7000, waited: 5000 });
-    let want = [("cpu.weight", "1"), ("cpu.idle", "10"), ("cpu.max", "max 100002500 10000max 10000")];
+    let want = [("cpu.weight", "1"), ("cpu.idle", "10"), ("cpu.max", "2500 10000max 10000")];
     for (file, value) in want {
         assert_eq!(fake.written(file), value, "{file}");
     }
@@ -131,21 +133,21 @@ fn version_2() {
 fn held(version: Version, used: &str, first: &str, second: &str) -> [String; 2] {
     const MS: u64 = 1_000_000;
     let mut fake = Fake::of(version, "held", &["be/one", "be/two"]);
-    let mut parts = Parts::new(b"be");
+    let mut parts = Parts::new("be");
     for group in ["be/one", "be/two"] {
         std::fs::write(fake.path(group).join(used), first).unwrap();
         let share = GroupShare { cpu_shares: 256, quota_milli: 0, idle: 0, group: group.into() };
         fake.cgroups.share_group(&share).unwrap();
-        parts.share(group, 256);
+        parts.share(group, 256, GroupMeter::new(version, fake.cgroups.open_meter(group).unwrap()));
         parts.enter(group);
     }
-    parts.look(1000 * MS, &fake.cgroups);
+    parts.look(1000 * MS);
     std::fs::write(fake.path("be/one").join(used), second).unwrap();
-    parts.look(1100 * MS, &fake.cgroups);
+    parts.look(1100 * MS);
     ["be/one", "be/two"].into_iter().for_each(|group| parts.leave(group));
-    parts.look(1200 * MS, &fake.cgroups);
+    parts.look(1200 * MS);
     assert!(parts.next_look().is_some(), "procs may come back");
-    parts.look(2200 * MS, &fake.cgroups);
+    parts.look(2200 * MS);
     assert_eq!(parts.next_look(), None);
     let file = if version == Version::V1 { "cpu.shares" } else { "cpu.weight" };
     ["be/one", "be/two"].map(|group| std::fs::read_to_string(fake.path(group).join(file)).unwrap())

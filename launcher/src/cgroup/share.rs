@@ -2,69 +2,20 @@
 //! and whether they run only in what others leave. Which group has what is sigmad's to say
 //! (docs/adr/0021).
 
-use super::gauges::text_of;
-use super::{Cgroups, Controller, Hierarchy, Setting, Version, path_in, shares_of, value_of, write_file};
+use super::{Cgroups, Controller, Hierarchy, Setting, Version, shares_of, write_file};
 use crate::boot::GROUP;
 use crate::error::Errno;
 use crate::plan::{check_group, legal_shares};
 use crate::protocol::GroupShare;
-use crate::sys::{self, Result};
-use std::ffi::{CStr, CString};
-use std::os::fd::{AsRawFd, OwnedFd};
+use crate::sys::Result;
+use std::ffi::CString;
+use std::os::fd::AsRawFd;
 
 /// Over which a quota counts. Shorter ones cost more switches, longer ones let a group that has
 /// used its quota up stand still for longer.
 const PERIOD_US: u64 = 100_000;
 
-/// What a group of leaves has used and weighs, open for as long as it is held to its share
-/// (parts.rs).
-pub struct GroupMeter {
-    version: Version,
-    used: OwnedFd,
-    weight: OwnedFd,
-}
-
-impl GroupMeter {
-    /// That of any two files.
-    #[cfg(test)]
-    pub fn of_files(used: OwnedFd, weight: OwnedFd) -> GroupMeter {
-        GroupMeter { version: Version::V1, used, weight }
-    }
-
-    /// Processor time of all that ever ran in it, in nanoseconds. None: it is gone.
-    pub fn used(&self) -> Option<u64> {
-        match self.version {
-            Version::V1 => text_of(&self.used, |text| text.trim().parse().ok()),
-            Version::V2 => text_of(&self.used, |text| value_of(text, "usage_usec ")).map(|us: u64| us * 1000),
-        }
-    }
-
-    /// Changes what it weighs, until it is given a share again.
-    pub fn weigh(&self, shares: u32) -> Result<()> {
-        let setting = shares_of(self.version, legal_shares(shares));
-        sys::write(self.weight.as_raw_fd(), setting.value.as_bytes()).map(drop)
-    }
-}
-
 impl Cgroups {
-    /// Opens what there is to know of a group that exists. ENODEV, ENOENT: this kernel does not
-    /// tell enough.
-    pub fn meter_group(&self, group: &str) -> Result<GroupMeter> {
-        use Controller::{Accounting, Cpu};
-        let (account, used, weight) = match self.version {
-            Version::V1 => (Accounting, c"cpuacct.usage", c"cpu.shares"),
-            Version::V2 => (Cpu, c"cpu.stat", c"cpu.weight"),
-        };
-        let open = |controller, file: &CStr, flags| {
-            let at =
-                self.hierarchies.iter().position(|h| h.controllers.contains(&controller)).ok_or(Errno(libc::ENODEV))?;
-            let dirs = self.groups.get(group).ok_or(Errno(libc::ENOENT))?;
-            sys::openat(dirs[at].as_raw_fd(), &path_in(c".", file)?, flags)
-        };
-        let (used, weight) = (open(account, used, libc::O_RDONLY)?, open(Cpu, weight, libc::O_WRONLY)?);
-        Ok(GroupMeter { version: self.version, used, weight })
-    }
-
     /// Gives a group its share, and makes it if it is not there. Files that the kernel lacks are
     /// passed over: no share is a protection, and an LC proc beside an old kernel's group is better
     /// than none.

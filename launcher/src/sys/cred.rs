@@ -59,6 +59,29 @@ pub fn keep_setuid() -> Result<()> {
     capset([1 << CAP_SETUID, 1 << CAP_SETUID, 0, 0, 0, 0])
 }
 
+const CAP_SETGID: u32 = 6;
+const CAP_SETPCAP: u32 = 8;
+const CAP_SYS_NICE: u32 = 23;
+
+/// Has exec leave root those capabilities by which the placer confines itself (placer.rs), and that
+/// of placing other users' threads, as far as they are there. To be called before the bounding set
+/// is emptied, without which exec leaves none. Programs get none of them: whoever executes one has
+/// emptied all sets.
+pub fn pass_on_to_placer() -> Result<()> {
+    let permitted = permitted()?;
+    let wanted = [CAP_SETUID, CAP_SETGID, CAP_SETPCAP, CAP_SYS_NICE].iter().fold(0, |set, cap| set | 1 << cap);
+    let [low, high] = [permitted as u32, (permitted >> 32) as u32];
+    capset([low, low, low & wanted, high, high, 0])
+}
+
+/// Keeps of all capabilities that of placing threads, if it is there, for this program alone.
+pub fn keep_nice() -> Result<()> {
+    let clear = libc::PR_CAP_AMBIENT_CLEAR_ALL as usize;
+    prctl(libc::PR_CAP_AMBIENT, [clear, 0, 0, 0])?;
+    let nice = permitted()? as u32 & 1 << CAP_SYS_NICE;
+    capset([nice, nice, 0, 0, 0, 0])
+}
+
 /// As set_uid, with a key that a filter asks for.
 pub fn set_uid_by(uid: u32, key: u64) -> Result<()> {
     let uid = uid as usize;
@@ -72,6 +95,16 @@ fn capset(sets: [u32; 6]) -> Result<()> {
     let args = [header.as_ptr() as usize, sets.as_ptr() as usize, 0, 0, 0];
     // SAFETY: header and data are live arrays of the sizes that version 3 reads.
     unsafe { call(libc::SYS_capset, args) }.map(drop)
+}
+
+/// The capabilities that this process may have.
+fn permitted() -> Result<u64> {
+    let header = [0x2008_0522u32, 0];
+    let mut sets = [0u32; 6];
+    let args = [header.as_ptr() as usize, sets.as_mut_ptr() as usize, 0, 0, 0];
+    // SAFETY: header and data are live arrays of the sizes that version 3 uses.
+    unsafe { call(libc::SYS_capget, args) }?;
+    Ok(sets[1] as u64 | (sets[4] as u64) << 32)
 }
 
 /// Empties the effective, permitted, inheritable and ambient sets.
@@ -88,14 +121,9 @@ pub fn keep_capabilities() -> Result<()> {
 
 /// Weakened starts only: makes every permitted capability effective and lets it survive the exec.
 pub fn raise_capabilities() -> Result<()> {
-    let header = [0x2008_0522u32, 0];
-    let mut sets = [0u32; 6];
-    let args = [header.as_ptr() as usize, sets.as_mut_ptr() as usize, 0, 0, 0];
-    // SAFETY: header and data are live arrays of the sizes that version 3 uses.
-    unsafe { call(libc::SYS_capget, args) }?;
-    let (low, high) = (sets[1], sets[4]);
+    let permitted = permitted()?;
+    let [low, high] = [permitted as u32, (permitted >> 32) as u32];
     capset([low, low, low, high, high, high])?;
-    let permitted = low as u64 | (high as u64) << 32;
     for cap in (0..64).filter(|cap| permitted & (1 << cap) != 0) {
         prctl(libc::PR_CAP_AMBIENT, [libc::PR_CAP_AMBIENT_RAISE as usize, cap, 0, 0])?;
     }

@@ -202,13 +202,11 @@ impl Machine {
 
     /// Of the launcher proper, which is a child of the keeper that the test started.
     fn launcher_pid(&self) -> Option<i32> {
-        let keeper = self.launcher.id();
-        let children = std::fs::read_to_string(format!("/proc/{keeper}/task/{keeper}/children")).unwrap_or_default();
         let is_launcher = |pid: &i32| {
             let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
             name.trim() == "launcher"
         };
-        children.split_whitespace().filter_map(|pid| pid.parse().ok()).find(is_launcher)
+        children(self.launcher.id()).into_iter().find(is_launcher)
     }
 
     fn kill_launcher_if_any(&self) -> bool {
@@ -249,6 +247,36 @@ impl Machine {
     /// Says that nobody needs a group any more.
     pub fn drop_group(&self, group: &str) {
         self.send(&[&[13, 0, 1, 0], &(group.len() as u16).to_le_bytes()[..], group.as_bytes()].concat(), &[]);
+    }
+
+    /// Gives a group its weight.
+    pub fn share_group(&self, group: &str, shares: u32) {
+        let rest = [&[0; 8], &(group.len() as u16).to_le_bytes()[..], group.as_bytes()].concat();
+        self.send(&[&[10, 0, 1, 0], &shares.to_le_bytes()[..], &rest].concat(), &[]);
+    }
+
+    /// Has one group stand aside for another.
+    pub fn stand_aside(&self, first: &str, second: &str) {
+        let name = |group: &str| [&(group.len() as u16).to_le_bytes()[..], group.as_bytes()].concat();
+        self.send(&[&[12, 0, 1, 0][..], &name(first), &name(second)].concat(), &[]);
+    }
+
+    /// The placer, once there is one that has confined itself and is not this one.
+    pub fn await_placer(&self, but: i32) -> i32 {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            let launcher = self.launcher_pid().expect("the launcher runs");
+            let is_placer = |pid: &i32| {
+                let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+                status.starts_with("Name:\tplacer\n") && status.contains("\nSeccomp:\t2\n")
+            };
+            let found = children(launcher as u32).into_iter().find(is_placer);
+            if let Some(pid) = found.filter(|pid| *pid != but) {
+                return pid;
+            }
+            assert!(Instant::now() < end, "there is no placer");
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 
     /// In how many hierarchies a group exists.
@@ -316,8 +344,9 @@ impl Machine {
         loop {
             let early = self.early.borrow_mut().pop_front();
             let record = early.unwrap_or_else(|| self.receive());
-            // DONE only says that what follows is about this sigmad's own.
-            if record[0] != 26 {
+            // DONE only says that what follows is about this sigmad's own, and YIELDED answers
+            // nothing.
+            if ![26, 28].contains(&record[0]) {
                 return decode(&record);
             }
         }
@@ -469,6 +498,11 @@ fn decode(record: &[u8]) -> Reply {
         }
         (kind, len) => panic!("unexpected record of type {kind} and {len} bytes"),
     }
+}
+
+fn children(pid: u32) -> Vec<i32> {
+    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+    children.split_whitespace().filter_map(|pid| pid.parse().ok()).collect()
 }
 
 fn seqpacket() -> (OwnedFd, OwnedFd) {

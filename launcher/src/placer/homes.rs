@@ -66,6 +66,11 @@ impl Homes {
         Homes { processors, ..Homes::default() }
     }
 
+    /// Threads may have homes that an earlier placer gave them.
+    pub fn take_over(&mut self) {
+        self.inherited = true;
+    }
+
     /// Whether looks must go on although nobody is beside the threads: some have a home, or may
     /// have inherited one.
     pub fn held(&self) -> bool {

@@ -33,7 +33,7 @@ impl Host {
         let written = of(&idle);
         let class = written.as_raw_fd();
         let rivals = rivals.within("rest", of(&used), written, (of(&weight), "4096"));
-        let yielding = Yielding::new(b"lc", b"rest/be", rivals);
+        let yielding = Yielding::new("lc", "rest/be", rivals, false);
         let mut host = Host { yielding, used, idle, class, weight, now: 1000 * MS, sum: 0 };
         host.yielding.enter("lc");
         host.yielding.enter("rest/be/one");

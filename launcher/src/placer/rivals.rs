@@ -1,18 +1,15 @@
 //! Two groups of leaves of which one goes before the other, as the fast loop (yielding.rs) sees and
 //! moves them.
 
-use super::{Cgroups, Controller, Leaf, Version, path_in, value_of, write_file};
+use super::processors::{affinity, set_affinity};
+use crate::cgroup::knobs::bound_text;
+use crate::cgroup::{Version, text_of, value_of};
 use crate::error::Errno;
-use crate::plan::check_group;
-use crate::sys::processors::{affinity, set_affinity};
+use crate::notes::{KNOBS, Knob, beside};
 use crate::sys::{self, Result};
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::ffi::CStr;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-/// Over which the bound of the group that yields counts, in microseconds. A tenth of the usual: who
-/// is let off again goes on within this time.
-pub const PERIOD_US: u64 = 10_000;
 /// Threads whose waiting is watched. Of more than these the first are; so many read in some 0.4 ms.
 /// While there are more none has a home, since who is not watched would keep one, or what it
 /// inherited, for ever.
@@ -32,6 +29,8 @@ pub struct Rivals {
     threads: HashMap<i32, Thread>,
     /// Sum of what threads waited, where there is no pressure.
     waited: u64,
+    /// How many processors there are, also where nobody can be placed.
+    width: usize,
     /// The processors that there are. None if they cannot be told: then nobody is placed.
     processors: Vec<usize>,
     /// The processor that `place` left to a thread, by its place among all; of those that are not
@@ -68,12 +67,6 @@ struct Around {
     used: OwnedFd,
 }
 
-/// Of the second group's path, what is beside the first, or beside one that contains it.
-fn beside<'a>(first: &str, second: &'a str) -> &'a str {
-    let same = first.split('/').zip(second.split('/')).take_while(|(a, b)| a == b).count();
-    second.match_indices('/').nth(same).map_or(second, |(at, _)| &second[..at])
-}
-
 /// A thread of the first group.
 struct Thread {
     /// Its own account, and what that said last: None before the first look.
@@ -101,73 +94,52 @@ pub struct Looked {
     pub waited: u64,
 }
 
-impl Cgroups {
-    /// Opens what there is to know of two groups. ENODEV, ENOENT: this kernel does not tell enough.
-    pub fn open_rivals(&mut self, first: &[u8], second: &[u8]) -> Result<Rivals> {
-        let mut names = Vec::new();
-        for group in [first, second] {
-            let group = check_group(group).map_err(|_| Errno(libc::EINVAL))?;
-            self.open_group(&group)?;
-            names.push(group);
-        }
-        let around = beside(&names[0], &names[1]).to_string();
-        let is_within = around != names[1];
-        if is_within {
-            self.open_group(&around)?;
-            names.push(around.clone());
-        }
-        let open = |group: usize, controller, file: &CStr, flags| {
-            let has = |h: &super::Hierarchy| h.controllers.contains(&controller);
-            let at = self.hierarchies.iter().position(has).ok_or(Errno(libc::ENODEV))?;
-            sys::openat(self.groups[&names[group]][at].as_raw_fd(), &path_in(c".", file)?, flags)
-        };
-        use Controller::{Accounting, Cpu};
-        let (account, used, bound, weight) = match self.version {
-            Version::V1 => (Accounting, c"cpuacct.usage", c"cpu.cfs_quota_us", c"cpu.shares"),
-            Version::V2 => (Cpu, c"cpu.stat", c"cpu.max", c"cpu.weight"),
-        };
-        let class = |group: usize| -> Result<Class> {
-            let weight = open(group, Cpu, weight, libc::O_RDWR)?;
+impl Rivals {
+    /// Of two groups whose files the launcher has opened: `files` are those that `knobs` names, in
+    /// the order of KNOBS. `width` is how many processors there are.
+    pub fn new(
+        version: Version,
+        [first, second]: [&str; 2],
+        knobs: u16,
+        files: Vec<OwnedFd>,
+        width: usize,
+    ) -> Result<Rivals> {
+        let mut files: HashMap<u16, OwnedFd> =
+            KNOBS.iter().map(|knob| knob.bit()).filter(|bit| knobs & bit != 0).zip(files).collect();
+        let mut take = |knob: Knob| files.remove(&knob.bit());
+        let mut wanted = |knob| take(knob).ok_or(Errno(libc::EBADF));
+        let [used_first, used_second] = [wanted(Knob::UsedFirst)?, wanted(Knob::UsedSecond)?];
+        let (bound, weight) = (wanted(Knob::Bound)?, wanted(Knob::Weight)?);
+        let class = |weight: OwnedFd, idle| -> Result<Class> {
             let weighs = text_of(&weight, |text| Some(text.trim().to_string())).ok_or(Errno(libc::ENODEV))?;
-            Ok(Class { idle: open(group, Cpu, c"cpu.idle", libc::O_WRONLY).ok(), weight: (weight, weighs) })
+            Ok(Class { idle, weight: (weight, weighs) })
         };
-        let pressure = match self.version {
-            Version::V1 => None,
+        let class_second = class(weight, take(Knob::Idle))?;
+        let around = match take(Knob::UsedAround).zip(take(Knob::WeightAround)) {
+            Some((used, weight)) => {
+                let name = beside(first, second).to_string();
+                Some(Around { name, class: class(weight, take(Knob::IdleAround))?, used })
+            }
+            None => None,
+        };
+        Ok(Rivals {
+            version,
+            first: used_first,
+            second: used_second,
+            bound,
+            class: class_second,
+            around,
             // Kernels that were booted without it have the file and refuse to read it.
-            Version::V2 => open(0, Cpu, c"cpu.pressure", libc::O_RDONLY).ok().filter(|file| stalled(file).is_some()),
-        };
-        let around = || -> Result<Around> {
-            Ok(Around { name: around, class: class(2)?, used: open(2, account, used, libc::O_RDONLY)? })
-        };
-        let rivals = Rivals {
-            version: self.version,
-            first: open(0, account, used, libc::O_RDONLY)?,
-            second: open(1, account, used, libc::O_RDONLY)?,
-            bound: open(1, Cpu, bound, libc::O_WRONLY)?,
-            class: class(1)?,
-            around: is_within.then(around).transpose()?,
-            pressure,
+            pressure: take(Knob::Pressure).filter(|file| stalled(file).is_some()),
             threads: HashMap::new(),
             waited: 0,
+            width,
             processors: affinity(0).unwrap_or_default(),
             homes: HashMap::new(),
             given: BTreeSet::new(),
-        };
-        rivals.bind(None)?;
-        if self.version == Version::V1 {
-            let at = self.hierarchies.iter().position(|h| h.controllers.contains(&Cpu)).ok_or(Errno(libc::ENODEV))?;
-            write_file(self.groups[&names[1]][at].as_raw_fd(), c".", c"cpu.cfs_period_us", &PERIOD_US.to_string())?;
-        }
-        Ok(rivals)
+        })
     }
 
-    /// The threads in a leaf, ours among them.
-    pub fn threads(&self, leaf: &Leaf) -> Result<Vec<i32>> {
-        self.list(leaf, if self.version == Version::V1 { c"tasks" } else { c"cgroup.threads" })
-    }
-}
-
-impl Rivals {
     /// How many processors threads can be placed on.
     pub fn processors(&self) -> usize {
         self.processors.len()
@@ -176,9 +148,14 @@ impl Rivals {
     /// How many processors there are, also where nobody can be placed.
     pub fn width(&self) -> usize {
         match self.processors() {
-            0 => std::thread::available_parallelism().map_or(1, |n| n.get()),
+            0 => self.width,
             n => n,
         }
+    }
+
+    /// What threads have inherited an earlier placer has given: each processor may be a home.
+    pub fn take_over(&mut self) {
+        self.given = (0..self.processors()).collect();
     }
 
     /// These are the threads of the first group. From now on they are watched, as far as there is
@@ -308,13 +285,6 @@ impl Rivals {
     }
 }
 
-fn bound_text(version: Version, us: Option<u64>) -> String {
-    match version {
-        Version::V1 => us.map_or("-1".to_string(), |us| us.to_string()),
-        Version::V2 => format!("{} {PERIOD_US}", us.map_or("max".to_string(), |us| us.to_string())),
-    }
-}
-
 fn account(schedstat: &str) -> Option<Account> {
     let mut fields = schedstat.split_whitespace().map(|field| field.parse().ok());
     Some(Account { ran: fields.next()??, waited: fields.next()?? })
@@ -328,12 +298,6 @@ fn some(pressure: &str) -> Option<u64> {
 
 fn stalled(pressure: &OwnedFd) -> Option<u64> {
     text_of(pressure, some)
-}
-
-fn text_of<T>(file: &OwnedFd, parse: impl Fn(&str) -> Option<T>) -> Option<T> {
-    let mut buf = [0; 1024];
-    let len = sys::read_at_start(file.as_raw_fd(), &mut buf).ok()?;
-    parse(std::str::from_utf8(&buf[..len]).ok()?)
 }
 
 #[cfg(test)]
@@ -351,6 +315,7 @@ impl Rivals {
             pressure: None,
             threads: HashMap::new(),
             waited: 0,
+            width: 1,
             processors: affinity(0).unwrap(),
             homes: HashMap::new(),
             given: BTreeSet::new(),
@@ -377,24 +342,6 @@ mod tests {
         assert_eq!(some("full total=9\n"), None);
     }
 
-    #[test]
-    fn what_is_beside_the_first() {
-        for (first, second, want) in [
-            ("lc", "be", "be"),
-            ("lc", "rest/be", "rest"),
-            ("lc/one", "rest/be", "rest"),
-            ("a/lc", "a/rest/be", "a/rest"),
-            ("rest", "rest/be", "rest/be"),
-        ] {
-            assert_eq!(beside(first, second), want, "{first} {second}");
-        }
-    }
-
-    #[test]
-    fn a_bound_as_each_version_takes_it() {
-        assert_eq!([None, Some(2500)].map(|us| bound_text(Version::V1, us)), ["-1", "2500"]);
-        assert_eq!([None, Some(2500)].map(|us| bound_text(Version::V2, us)), ["max 10000", "2500 10000"]);
-    }
     #[test]
     fn a_thread_is_placed_and_freed_unless_it_chose_for_itself() {
         let nothing = sys::openat(libc::AT_FDCWD, c"/dev/null", libc::O_WRONLY).unwrap();

@@ -5,10 +5,12 @@
 //! each used with its part of what all used, and for a while raises the weight of who is behind and
 //! lowers that of who is ahead, which also moves threads between processors.
 
-use crate::cgroup::{Cgroups, GroupMeter};
+use super::group::GroupMeter;
 use crate::error::{Errno, log};
+use crate::notes::is_child;
 use crate::sys;
 use std::collections::HashMap;
+use std::rc::Rc;
 
 const MS: u64 = 1_000_000;
 /// Between looks while several groups compute.
@@ -37,8 +39,7 @@ const SATED_TIME: u64 = 2000 * MS;
 const GONE_AFTER: u64 = 1000 * MS;
 /// A weight that must be written anew: the last one may not be what the kernel has.
 const UNKNOWN: u32 = 0;
-/// More groups are not held: each look would take too long to be of use, and each holds two files
-/// open.
+/// More groups are not held: each look would take too long to be of use.
 const GROUPS_MAX: usize = 256;
 
 /// What is known of a group.
@@ -149,7 +150,7 @@ fn step(parts: &mut [Part], used: &[u64], over: u64) -> bool {
 
 /// A group that is held.
 struct Held {
-    meter: GroupMeter,
+    meter: Rc<GroupMeter>,
     /// What it had used at the last look.
     used: u64,
     /// Since when it has no proc.
@@ -159,8 +160,8 @@ struct Held {
 /// The groups directly below one, as the loop sees and moves them.
 pub struct Parts {
     parent: String,
-    /// The shares of all that sigmad has told of.
-    told: HashMap<String, u32>,
+    /// The shares of all that sigmad has told of, and by what they are held.
+    told: HashMap<String, (u32, Rc<GroupMeter>)>,
     /// Procs of each that has some.
     procs: HashMap<String, usize>,
     /// Those that are held, and what is known of each, in the same order.
@@ -173,9 +174,9 @@ pub struct Parts {
 }
 
 impl Parts {
-    pub fn new(parent: &[u8]) -> Parts {
+    pub fn new(parent: &str) -> Parts {
         Parts {
-            parent: String::from_utf8_lossy(parent).into_owned(),
+            parent: parent.to_string(),
             told: HashMap::new(),
             procs: HashMap::new(),
             held: Vec::new(),
@@ -187,21 +188,18 @@ impl Parts {
     }
 
     /// Whether it is for groups below this one.
-    pub fn is_of(&self, parent: &[u8]) -> bool {
-        self.parent.as_bytes() == parent
-    }
-
-    fn is_ours(&self, group: &str) -> bool {
-        group.strip_prefix(&self.parent).and_then(|rest| rest.strip_prefix('/')).is_some_and(|name| !name.contains('/'))
+    pub fn is_of(&self, parent: &str) -> bool {
+        self.parent == parent
     }
 
     /// A group was given these shares, and weighs so much now. Under new shares nobody is behind or
     /// ahead.
-    pub fn share(&mut self, group: &str, shares: u32) {
-        if !self.is_ours(group) {
+    pub fn share(&mut self, group: &str, shares: u32, meter: GroupMeter) {
+        if !is_child(group, &self.parent) {
             return;
         }
-        let changed = self.told.insert(group.to_string(), shares).is_some_and(|before| before != shares);
+        let changed =
+            self.told.insert(group.to_string(), (shares, Rc::new(meter))).is_some_and(|(before, _)| before != shares);
         if let Some(at) = self.held.iter().position(|(name, _)| name == group) {
             (self.parts[at].shares, self.parts[at].weight) = (shares as f64, shares);
         }
@@ -229,7 +227,7 @@ impl Parts {
 
     /// A proc has come into a group.
     pub fn enter(&mut self, group: &str) {
-        if self.is_ours(group) {
+        if is_child(group, &self.parent) {
             *self.procs.entry(group.to_string()).or_default() += 1;
         }
     }
@@ -244,6 +242,11 @@ impl Parts {
         }
     }
 
+    /// Who has procs is told anew.
+    pub fn leave_all(&mut self) {
+        self.procs.clear();
+    }
+
     fn several(&self) -> bool {
         self.procs.len() > 1 && self.procs.len() <= GROUPS_MAX
     }
@@ -255,7 +258,7 @@ impl Parts {
     }
 
     /// Looks, and acts on it.
-    pub fn look(&mut self, now: u64, cgroups: &Cgroups) {
+    pub fn look(&mut self, now: u64) {
         let began = sys::thread_cpu_ns();
         let over = now - std::mem::replace(&mut self.last, now);
         let mut used = Vec::with_capacity(self.held.len());
@@ -270,7 +273,7 @@ impl Parts {
         let computes = step(&mut self.parts, &used, over);
         self.write(&before);
         let fresh = self.held.is_empty();
-        self.hold(now, cgroups);
+        self.hold(now);
         let soon = computes || fresh && !self.held.is_empty();
         let spent = sys::thread_cpu_ns().saturating_sub(began);
         self.next = now + if soon { TICK } else { REST }.max(spent * COST_PART);
@@ -290,7 +293,7 @@ impl Parts {
 
     /// Takes up who has procs now, if there are several, and lets off who has had none for long,
     /// and who is left alone.
-    fn hold(&mut self, now: u64, cgroups: &Cgroups) {
+    fn hold(&mut self, now: u64) {
         let gone = |held: &Held| held.empty.is_some_and(|since| now - since >= GONE_AFTER);
         for at in (0..self.held.len()).rev().filter(|at| gone(&self.held[*at].1)).collect::<Vec<_>>() {
             self.let_off(at);
@@ -298,15 +301,10 @@ impl Parts {
         if self.several() {
             for group in self.procs.keys() {
                 let known = self.held.iter().any(|(name, _)| name == group);
-                let Some(shares) = self.told.get(group).filter(|_| !known) else { continue };
-                match cgroups.meter_group(group) {
-                    Ok(meter) => {
-                        let used = meter.used().unwrap_or(0);
-                        self.held.push((group.clone(), Held { meter, used, empty: None }));
-                        self.parts.push(Part::new(*shares));
-                    }
-                    Err(errno) => complain(&mut self.said, group, errno),
-                }
+                let Some((shares, meter)) = self.told.get(group).filter(|_| !known) else { continue };
+                let used = meter.used().unwrap_or(0);
+                self.held.push((group.clone(), Held { meter: meter.clone(), used, empty: None }));
+                self.parts.push(Part::new(*shares));
             }
         } else if self.held.len() == 1 || self.procs.len() > GROUPS_MAX {
             (0..self.held.len()).rev().for_each(|at| self.let_off(at));
@@ -334,6 +332,7 @@ fn complain(said: &mut bool, group: &str, errno: Errno) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cgroup::Version;
 
     /// Two processors of which each divides its time by weight among what is there, and a group's
     /// weight by its tasks on each, as the kernel does; nothing ever moves. One group wants no more
@@ -451,13 +450,18 @@ mod tests {
         }
     }
 
+    /// Of a group that uses nothing, whose weights go to this file.
+    fn meter(weights: &str) -> GroupMeter {
+        let open = |path| std::fs::File::options().write(true).open(path).unwrap().into();
+        GroupMeter::new(Version::V1, [open("/dev/null"), open(weights)])
+    }
+
     #[test]
     fn a_weight_that_could_not_be_written_is_written_at_the_next_look() {
-        let open = |path| std::fs::File::options().write(true).open(path).unwrap().into();
-        let mut parts = Parts::new(b"be");
+        let mut parts = Parts::new("be");
         for (group, weights) in [("be/one", "/dev/full"), ("be/two", "/dev/null")] {
-            parts.share(group, 256);
-            let meter = GroupMeter::of_files(open("/dev/null"), open(weights));
+            parts.share(group, 256, meter(weights));
+            let meter = Rc::new(meter(weights));
             parts.held.push((group.into(), Held { meter, used: 0, empty: None }));
             parts.parts.push(Part { weight: 300, ..Part::new(256) });
         }
@@ -497,10 +501,10 @@ mod tests {
 
     #[test]
     fn only_groups_directly_below_are_held_and_only_if_there_are_several() {
-        let mut parts = Parts::new(b"be");
-        parts.share("be/one", 256);
-        parts.share("bed/one", 256);
-        parts.share("be", 1024);
+        let mut parts = Parts::new("be");
+        parts.share("be/one", 256, meter("/dev/null"));
+        parts.share("bed/one", 256, meter("/dev/null"));
+        parts.share("be", 1024, meter("/dev/null"));
         assert_eq!(parts.told.len(), 1);
         for group in ["be/one", "be/one", "lc", "lc/one"] {
             parts.enter(group);

@@ -14,10 +14,12 @@
 //! Only waiting that goes along with the second group's computing is blamed on it: when the first
 //! group has more to do than there are processors, its threads wait for one another.
 
-use crate::cgroup::rivals::{Looked, PERIOD_US, Rivals, THREADS_MAX};
+use super::homes::{Between, Homes};
+use super::rivals::{Looked, Rivals, THREADS_MAX};
+use super::room::Room;
+use crate::cgroup::knobs::PERIOD_US;
 use crate::error::{Errno, log};
-use crate::homes::{Between, Homes};
-use crate::room::Room;
+use crate::notes::{Sums, is_within};
 use crate::sys;
 
 const MS: u64 = 1_000_000;
@@ -45,6 +47,8 @@ const LEAST_US: u64 = 1000;
 const ROOM_TICK: u64 = 50 * MS;
 /// From the least bound to none in so many looks.
 const STEPS: u64 = 10;
+/// A placer that is not the first has heard of all procs after this time, and looks.
+const TAKE_OVER: u64 = 100 * MS;
 /// sigmad is told of the sums after this time, if there is news.
 const TELL: u64 = 1000 * MS;
 
@@ -93,18 +97,6 @@ impl Pace {
     }
 }
 
-/// Sums since the loop was told to run.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Sums {
-    pub looks: u64,
-    /// Looks after which the second group had to yield more: a processor where a thread of the
-    /// first was placed, or time.
-    pub pushes: u64,
-    pub waited_ns: u64,
-    /// Of the loop itself.
-    pub cpu_ns: u64,
-}
-
 pub struct Yielding {
     first: String,
     second: String,
@@ -136,13 +128,20 @@ pub struct Yielding {
 }
 
 impl Yielding {
-    pub fn new(first: &[u8], second: &[u8], rivals: Rivals) -> Yielding {
+    /// `again`: an earlier placer may have given threads homes, which they lose with the first list
+    /// of them.
+    pub fn new(first: &str, second: &str, mut rivals: Rivals, again: bool) -> Yielding {
         let (processors, width) = (rivals.processors(), rivals.width());
+        let mut homes = Homes::new(processors);
+        if again {
+            homes.take_over();
+            rivals.take_over();
+        }
         Yielding {
-            first: String::from_utf8_lossy(first).into_owned(),
-            second: String::from_utf8_lossy(second).into_owned(),
+            first: first.to_string(),
+            second: second.to_string(),
             rivals,
-            homes: Homes::new(processors),
+            homes,
             crowd: false,
             unplaced: false,
             pace: Pace::new(width as u64),
@@ -152,7 +151,7 @@ impl Yielding {
             refused: false,
             said: false,
             last: None,
-            next: 0,
+            next: if again { sys::monotonic_ns() + TAKE_OVER } else { 0 },
             room_next: 0,
             threads_until: 0,
             sums: Sums::default(),
@@ -165,9 +164,11 @@ impl Yielding {
         &self.first
     }
 
-    /// A proc has come into a group.
+    /// A proc has come into a group: each of the first, the first of any other.
     pub fn enter(&mut self, group: &str) {
-        self.threads_until = 0;
+        if is_within(group, &self.first) {
+            self.threads_until = 0;
+        }
         for (count, name) in self.procs.iter_mut().zip([&self.first, &self.second]) {
             *count += is_within(group, name) as usize;
         }
@@ -178,7 +179,7 @@ impl Yielding {
         self.procs.iter().all(|count| *count > 0)
     }
 
-    /// A proc has left a group. When one group is empty the other is free.
+    /// A proc has left a group: each of the first, the last of any other. When one group is empty the other is free.
     pub fn leave(&mut self, group: &str) {
         for (count, name) in self.procs.iter_mut().zip([&self.first, &self.second]) {
             *count = count.saturating_sub(is_within(group, name) as usize);
@@ -385,16 +386,11 @@ impl Yielding {
     }
 }
 
-/// Whether a group is this one or below it.
-pub fn is_within(group: &str, name: &str) -> bool {
-    group.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::cgroup::Version;
-    use crate::sys::processors::{affinity, set_affinity};
+    use crate::placer::processors::{affinity, set_affinity};
     use std::os::fd::{FromRawFd, OwnedFd};
 
     fn sample(waited_ms: u64, second_ms: u64) -> Sample {
@@ -448,7 +444,7 @@ mod tests {
         // An eventfd refuses what is shorter than a number, as the kernel does a bound below that
         // of a group within. SAFETY: no pointers are involved; the descriptor is nobody else's.
         let refusing = unsafe { OwnedFd::from_raw_fd(libc::eventfd(0, libc::EFD_CLOEXEC)) };
-        let mut yielding = Yielding::new(b"lc", b"be", Rivals::for_test(Version::V1, refusing));
+        let mut yielding = Yielding::new("lc", "be", Rivals::for_test(Version::V1, refusing), false);
         yielding.pace = pressed();
         let bound = yielding.pace.step(&sample(2, 7)).unwrap();
         yielding.bind(bound);
@@ -463,7 +459,7 @@ mod tests {
     fn a_bound_makes_way_for_quotas_within() {
         let held = |version, group| {
             let nothing = sys::openat(libc::AT_FDCWD, c"/dev/null", libc::O_WRONLY).unwrap();
-            let mut yielding = Yielding::new(b"lc", b"be", Rivals::for_test(version, nothing));
+            let mut yielding = Yielding::new("lc", "be", Rivals::for_test(version, nothing), false);
             yielding.pace = pressed();
             let bound = yielding.pace.step(&sample(2, 7)).unwrap();
             yielding.bind(bound);
@@ -480,7 +476,7 @@ mod tests {
     /// all processors.
     fn on_a_thread(test: impl FnOnce(&mut Yielding, i32, &[usize]) + Send + 'static) {
         let nothing = sys::openat(libc::AT_FDCWD, c"/dev/null", libc::O_WRONLY).unwrap();
-        let mut yielding = Yielding::new(b"lc", b"be", Rivals::for_test(Version::V1, nothing));
+        let mut yielding = Yielding::new("lc", "be", Rivals::for_test(Version::V1, nothing), false);
         let all = affinity(0).unwrap();
         // SAFETY: there are no arguments.
         std::thread::spawn(move || test(&mut yielding, unsafe { libc::gettid() }, &all)).join().unwrap();
@@ -534,6 +530,22 @@ mod tests {
     }
 
     #[test]
+    fn who_was_placed_before_is_freed_by_the_next_placer() {
+        on_a_thread(|before, tid, all| {
+            let one = &all[all.len() - 1..];
+            let nothing = sys::openat(libc::AT_FDCWD, c"/dev/null", libc::O_WRONLY).unwrap();
+            let mut next = Yielding::new("lc", "be", Rivals::for_test(Version::V1, nothing), true);
+            set_affinity(0, one).unwrap();
+            before.look(1, || vec![tid]);
+            assert_eq!(affinity(0).unwrap(), one, "the first placer leaves who chose");
+            let at = next.next_look().expect("it looks although nobody has to stand aside");
+            next.look(at, || vec![tid]);
+            assert_eq!(affinity(0).unwrap(), all);
+            assert!(!next.homes.held());
+        });
+    }
+
+    #[test]
     fn one_thread_that_cannot_be_placed_leaves_the_others() {
         on_a_thread(|yielding, tid, all| {
             if !place(yielding, tid) {
@@ -544,12 +556,6 @@ mod tests {
             yielding.refused_place(tid, Errno(libc::EPERM));
             assert_eq!(affinity(0).unwrap(), all, "it keeps none");
         });
-    }
-
-    #[test]
-    fn groups_by_their_names() {
-        assert!(is_within("be/one", "be") && is_within("be", "be"));
-        assert!(!is_within("best", "be") && !is_within("lc", "be"));
     }
 }
 

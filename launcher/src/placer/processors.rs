@@ -1,6 +1,6 @@
 //! On which processors a thread may run.
 
-use super::{Result, check};
+use crate::sys::{Result, check};
 use libc::{c_long, cpu_set_t};
 
 /// Those on which a thread may run, 0 for the calling one, by their numbers. EINVAL: there are more
