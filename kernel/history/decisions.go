@@ -140,8 +140,8 @@ func (x *History) DecisionsFile(of sigma.RealmID) *computed.Lines[decisionsAt] {
 
 // NoteCall keeps what a scheduler of this machine decided.
 func (x *History) NoteCall(_ context.Context, payload []byte) ([]byte, []*os.File, error) {
-	var rs []decision.Record
-	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { decision.Code(c, &rs) }); err != nil {
+	rs, err := decision.CallNote.Parse(payload)
+	if err != nil {
 		return nil, nil, err
 	}
 	for _, one := range rs {

@@ -6,6 +6,7 @@ import (
 	"context"
 	"os"
 
+	"sigmaos.dev/sched/decision"
 	"sigmaos.dev/sched/initd"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/trees/view"
@@ -87,8 +88,8 @@ var Permissions = map[string]map[string]sigma.Role{
 		sigmap.CallEvents: sigma.RoleViewer,
 	},
 	sigmap.FileDecisions: {
-		Reading:         sigma.RoleViewer,
-		sigmap.CallNote: Nobody,
+		Reading:                sigma.RoleViewer,
+		decision.CallNote.Name: Nobody,
 	},
 	sigmap.FileCredentials: {
 		Reading:                     sigma.RoleOwner,

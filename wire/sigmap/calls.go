@@ -96,7 +96,6 @@ const (
 	CallInitRemove  = "rm"
 	CallInitRestart = "restart"
 	CallEvents      = "events"
-	CallNote        = "note" // of besched and lcsched: []decision.Record -> -
 )
 
 // RealmsPage is how many realms one list has; after fewer there are no more.
@@ -125,19 +124,24 @@ type Service struct {
 func Payload(f func(*Coder)) ([]byte, error) {
 	c := NewEncoder(nil)
 	f(c)
+	return c.payload()
+}
+
+func (c *Coder) payload() ([]byte, error) {
 	if len(c.buf) > DataMax {
 		c.Fail("the call's payload exceeds 60 KiB; split the request")
 	}
 	return c.buf, c.Finish()
 }
 
-// Fit is how many of the first n items go in one payload, as code encodes so many of them: all n,
-// or about half of them, and so on, but one at least. Whoever sends items whose length others
-// choose must use it: one payload that is too large would end the session that it is sent by, for
-// everybody's items.
-func Fit(n int, code func(c *Coder, n int)) int {
+// Fit is how many of the first items go in one payload, as code encodes them: all, or about half of
+// them, and so on, but one at least. Whoever sends items whose length others choose must use it:
+// one payload that is too large would end the session that it is sent by, for everybody's items.
+func Fit[T any](items []T, code func(*Coder, *[]T)) int {
+	n := len(items)
 	for ; n > 1; n = (n + 1) / 2 {
-		if _, err := Payload(func(c *Coder) { code(c, n) }); err == nil {
+		some := items[:n]
+		if _, err := encode(&Coder{}, code, &some); err == nil {
 			break
 		}
 	}
