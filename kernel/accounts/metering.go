@@ -8,7 +8,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"maps"
 	"os"
 	"slices"
 	"time"
@@ -66,8 +65,8 @@ type Accounts struct {
 // New makes the accounts of a machine, and answers others.
 func New(cfg Config) *Accounts {
 	x := &Accounts{cfg: cfg}
-	maps.Copy(cfg.Reach.Calls, map[string]reach.Call{peerLedger: x.peerLedger, peerLoad: x.peerLoad,
-		peerTold: x.peerTold, peerCopies: x.peerCopies, peerCopied: x.peerCopied})
+	cfg.Reach.Answer(reach.On(peerLedger, x.ledgerHere), reach.On(peerLoad, x.loadHere), reach.From(peerTold, x.hear),
+		reach.On(peerCopies, x.copiesHere), reach.On(peerCopied, x.copyHere))
 	cfg.Traffic.Late = x.carriedLate
 	cfg.Traffic.Full = func() {
 		cfg.Log.Warn("more TCP connections of procs than are counted; what others carry to other machines is not",
@@ -225,22 +224,14 @@ func (x *Accounts) HeardRealms(now time.Time, all []sigma.RealmInfo) {
 	x.cfg.Copies.Heard(now, there)
 }
 
-// peerTold notes what another machine tells of its ledger, and answers with the version that is
-// held then.
-func (x *Accounts) peerTold(_ context.Context, who identity.Subject, payload []byte) ([]byte, error) {
-	var t meter.Telling
-	if err := sigmap.Parse(payload, t.Code); err != nil {
-		return nil, err
-	}
+// hear answers peerTold: it notes what another machine tells of its ledger.
+func (x *Accounts) hear(_ context.Context, who identity.Subject, t meter.Telling) (uint64, error) {
 	held, odd, err := x.cfg.Copies.Take(time.Now(), who.Machine, &t)
-	if err != nil {
-		return nil, err
-	}
-	if odd {
+	if err == nil && odd {
 		x.cfg.Log.Warn("a machine tells of usage in an hour that cannot be, which is left out; was its clock wrong?",
 			"machine", who.Machine)
 	}
-	return sigmap.Payload(func(c *sigmap.Coder) { c.U64(&held) })
+	return held, err
 }
 
 // Tell tells the control machines what is new in this machine's ledger, until ctx ends.
@@ -296,8 +287,8 @@ func (x *Accounts) tellKeeper(ctx context.Context, m sigma.MachineID, to *toldKe
 		if t.Version == to.version && time.Since(to.at) < meter.CopyLeast {
 			return nil
 		}
-		var held uint64
-		if err := x.cfg.Reach.Ask(ctx, m, peerTold, t.Code, func(c *sigmap.Coder) { c.U64(&held) }); err != nil {
+		held, err := peerTold.Ask(ctx, x.cfg.Reach.At(m), t)
+		if err != nil {
 			return err
 		}
 		to.at = time.Now()

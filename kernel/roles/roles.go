@@ -79,9 +79,9 @@ var Permissions = map[string]map[string]sigma.Role{
 		sigmap.CallInitAdd:     sigma.RoleDeveloper,
 		sigmap.CallInitRemove:  sigma.RoleDeveloper,
 		sigmap.CallInitRestart: sigma.RoleDeveloper,
-		initd.CallLook:         Nobody,
-		initd.CallSpawn:        Nobody,
-		initd.CallStop:         Nobody,
+		initd.CallLook.Name:    Nobody,
+		initd.CallSpawn.Name:   Nobody,
+		initd.CallStop.Name:    Nobody,
 	},
 	sigmap.FileEvents: {
 		Reading:           sigma.RoleViewer,

@@ -154,8 +154,9 @@ func (r scope) initFile() sigma.File {
 	methods := map[string]computed.Handler{sigmap.CallInitAdd: change(x.Add), sigmap.CallInitRemove: change(x.Remove),
 		sigmap.CallInitRestart: change(x.Restart)}
 	if r.Realm == sigma.SystemRealm && r.IsService(services.Lcsched) {
-		methods = map[string]computed.Handler{initd.CallLook: computed.Answer(x.Look),
-			initd.CallSpawn: computed.Answer(x.Spawn), initd.CallStop: computed.Answer(x.Stop)}
+		methods = map[string]computed.Handler{initd.CallLook.Name: computed.On(initd.CallLook, x.Look),
+			initd.CallSpawn.Name: computed.On(initd.CallSpawn, x.Spawn),
+			initd.CallStop.Name:  computed.On(initd.CallStop, x.Stop)}
 	}
 	return computed.Sys(sigmap.FileInit, func(ctx context.Context) ([]byte, error) { return x.Lines(ctx, r.Realm) }).
 		Answering(computed.Calls(sigmap.FileInit, methods))

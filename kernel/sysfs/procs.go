@@ -186,7 +186,11 @@ func (r scope) capsCall(ctx context.Context, id sigma.ProcID) ([]byte, error) {
 	if p := r.Principal; !p.System && p.Proc != id {
 		return nil, sigma.Errorf("kernel.caps", sigma.KindPermission, "a proc may ask this about itself only")
 	}
-	return r.Remote.Caps(ctx, r.Realm, id)
+	caps, err := r.Remote.Caps(ctx, r.Realm, id)
+	if err != nil {
+		return nil, err
+	}
+	return sigmap.Payload(func(c *sigmap.Coder) { c.Caps(&caps) })
 }
 
 func (r scope) selfCalls() map[string]computed.Handler {

@@ -60,7 +60,8 @@ func TestMethod(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer r.Close()
-	if _, files, err := m.AskFiles(t.Context(), passing{w}, ""); sigma.KindOf(err) != sigma.KindInvalid || files != nil {
+	_, files, err := m.AskFiles(t.Context(), passing{w}, "")
+	if sigma.KindOf(err) != sigma.KindInvalid || files != nil {
 		t.Errorf("got %v, %v", files, err)
 	}
 	if _, err := w.Write([]byte{1}); !errors.Is(err, os.ErrClosed) {
