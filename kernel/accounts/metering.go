@@ -8,7 +8,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"os"
 	"slices"
 	"time"
 
@@ -170,21 +169,16 @@ func (x *Accounts) CountServed(now time.Time) {
 	x.CountWork(now, services.Sigmad, used, x.cfg.Turns.Work())
 }
 
-// WorkedCall is the call worked: what a service did for realms since it told that last -> the
-// realms' shares. What is told of realms that there are not is dropped.
-func (x *Accounts) WorkedCall(ctx context.Context, s *services.Service, payload []byte) ([]byte, []*os.File,
+// Worked is the call worked. What is told of realms that there are not is dropped.
+func (x *Accounts) Worked(ctx context.Context, s *services.Service, told sigmap.Worked) ([]sigmap.RealmShares,
 	error) {
 	const op = "kernel.worked"
 	if s == nil {
-		return nil, nil, sigma.Errorf(op, sigma.KindPermission, "only services may tell this")
+		return nil, sigma.Errorf(op, sigma.KindPermission, "only services may tell this")
 	}
-	var number uint64
-	var works []sigma.Work
-	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.U64(&number); c.Works(&works) }); err != nil {
-		return nil, nil, err
-	}
+	works := told.Works
 	if len(works) > sigmap.WorksMax {
-		return nil, nil, sigma.Errorf(op, sigma.KindTooBig, "work for %d realms in one call; %d are allowed",
+		return nil, sigma.Errorf(op, sigma.KindTooBig, "work for %d realms in one call; %d are allowed",
 			len(works), sigmap.WorksMax)
 	}
 	known, _ := x.cfg.Shares.Known()
@@ -193,7 +187,7 @@ func (x *Accounts) WorkedCall(ctx context.Context, s *services.Service, payload 
 		return !is && w.Realm != sigma.SystemRealm
 	})
 	id := s.Launch()
-	if x.cfg.Worked.News(s.Name, meter.Report{Launch: id, Number: number}) {
+	if x.cfg.Worked.News(s.Name, meter.Report{Launch: id, Number: told.Number}) {
 		var total time.Duration
 		if l := x.cfg.Launcher.Now(); l != nil {
 			if m, err := x.cfg.Launcher.Meter(ctx, l, id); err == nil { // else its time is counted the next time
@@ -210,8 +204,7 @@ func (x *Accounts) WorkedCall(ctx context.Context, s *services.Service, payload 
 	for _, w := range works {
 		shares = append(shares, sigmap.RealmShares{Realm: w.Realm, Shares: known[w.Realm].Shares})
 	}
-	reply, err := sigmap.Payload(func(c *sigmap.Coder) { c.RealmsShares(&shares) })
-	return reply, nil, err
+	return shares, nil
 }
 
 // HeardRealms tells the ledger and the copies which realms there are.

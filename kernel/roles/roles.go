@@ -30,23 +30,23 @@ const Reading = ""
 // methods there are.
 var Permissions = map[string]map[string]sigma.Role{
 	sigmap.FileProcs: {
-		sigmap.CallList:      sigma.RoleViewer,
-		sigmap.CallWaitStart: sigma.RoleViewer,
-		sigmap.CallWaitExit:  sigma.RoleViewer,
-		sigmap.CallSpawn:     sigma.RoleDeveloper,
-		sigmap.CallEvict:     sigma.RoleDeveloper,
-		sigmap.CallKill:      sigma.RoleDeveloper,
-		sigmap.CallFreeze:    sigma.RoleDeveloper,
-		sigmap.CallThaw:      sigma.RoleDeveloper,
-		sigmap.CallUsage:     sigma.RoleViewer, // each reads it in /proc too
-		sigmap.CallCaps:      Nobody,           // tells texts of endpoints, with which anybody of the realm could dial
+		sigmap.CallListProcs.Name:  sigma.RoleViewer,
+		sigmap.CallWaitStart.Name:  sigma.RoleViewer,
+		sigmap.CallWaitExit.Name:   sigma.RoleViewer,
+		sigmap.CallSpawn.Name:      sigma.RoleDeveloper,
+		sigmap.CallEvict.Name:      sigma.RoleDeveloper,
+		sigmap.CallKill.Name:       sigma.RoleDeveloper,
+		sigmap.CallFreeze.Name:     sigma.RoleDeveloper,
+		sigmap.CallThaw.Name:       sigma.RoleDeveloper,
+		sigmap.CallProcsUsage.Name: sigma.RoleViewer, // each reads it in /proc too
+		sigmap.CallCaps.Name:       Nobody,           // tells texts of endpoints, with which anybody of the realm could dial
 	},
 	sigmap.FileSelf: {
-		sigmap.CallInfo:      sigma.RoleViewer,
-		sigmap.CallStarted:   Nobody,
-		sigmap.CallExited:    Nobody,
-		sigmap.CallWaitEvict: Nobody,
-		sigmap.CallWorked:    Nobody,
+		sigmap.CallInfo.Name:      sigma.RoleViewer,
+		sigmap.CallStarted.Name:   Nobody,
+		sigmap.CallExited.Name:    Nobody,
+		sigmap.CallWaitEvict.Name: Nobody,
+		sigmap.CallWorked.Name:    Nobody,
 	},
 	// A connection would be out of sigmad's hands, and outlive the credential.
 	sigmap.FileEndpoints: {

@@ -61,8 +61,8 @@ func TestRolesTable(t *testing.T) {
 	elsewhere := []string{ // methods of other files than those of /sys, or of files of which no method is allowed
 		sigmap.CallStatus, sigmap.CallLeave, sigmap.CallDown, sigmap.CallServer, sigmap.CallSetStore, sigmap.CallStores,
 		sigmap.CallChanges, sigmap.CallHash}
-	for _, path := range []string{"../../wire/sigmap/calls.go", "../../sched/initd/calls.go",
-		"../../sched/decision/decision.go"} {
+	for _, path := range []string{"../../wire/sigmap/calls.go", "../../wire/sigmap/syscalls.go",
+		"../../sched/initd/calls.go", "../../sched/decision/decision.go"} {
 		for _, method := range callNames(t, filepath.FromSlash(path)) {
 			found := slices.Contains(elsewhere, method)
 			for _, row := range roles.Permissions {
@@ -106,9 +106,9 @@ func TestRolesTable(t *testing.T) {
 		roles.MayUse(sigma.RoleOwner, roles.Metrics) || roles.MayUse(sigma.RoleOwner, sigmap.FileNames) {
 		t.Error("an owner sees what is the provider's")
 	}
-	changes := []struct{ file, method string }{{sigmap.FileProcs, sigmap.CallSpawn},
-		{sigmap.FileProcs, sigmap.CallKill}, {sigmap.FileProcs, sigmap.CallEvict},
-		{sigmap.FileProcs, sigmap.CallFreeze}, {sigmap.FileInit, sigmap.CallInitAdd},
+	changes := []struct{ file, method string }{{sigmap.FileProcs, sigmap.CallSpawn.Name},
+		{sigmap.FileProcs, sigmap.CallKill.Name}, {sigmap.FileProcs, sigmap.CallEvict.Name},
+		{sigmap.FileProcs, sigmap.CallFreeze.Name}, {sigmap.FileInit, sigmap.CallInitAdd},
 		{sigmap.FileCredentials, sigmap.CallCreate}}
 	for _, c := range changes {
 		if roles.Allows(sigma.RoleViewer, c.file, c.method) {
