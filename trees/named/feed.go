@@ -15,9 +15,9 @@ import (
 // Machines remember what they read of a realm's names (trees/named/client/cache). So that they
 // learn of changes, a leader tells them by its feed: the last changes in order, from which each
 // machine takes those that it has not seen yet by a call that waits for some (long poll). No change
-// waits for a machine. A machine that has not been answered for its lease uses nothing that it remembers, and
-// an answer speaks for the time at which it was asked for, when this leader had its authority; so
-// nobody but a machine that is cut off needs a clock.
+// waits for a machine. A machine that has not been answered for its lease uses nothing that it
+// remembers, and an answer speaks for the time at which it was asked for, when this leader had its
+// authority; so nobody but a machine that is cut off needs a clock.
 //
 // A realm for which nobody polls keeps no changes. A feed that cannot tell what has changed since
 // says so, and all is forgotten: after another leader has begun, after more changes than feedMax,
@@ -219,7 +219,8 @@ func (f *file) Call(ctx context.Context, method string, payload []byte, files []
 
 // rootMethods are those of a realm's root.
 var rootMethods = sigmap.Table(sigmap.On(sigmap.CallFeed, (*file).callFeed),
-	sigmap.On(sigmap.CallLook, (*file).callLook), sigmap.On(sigmap.CallLookDir, (*file).callLookDir), sigmap.On(sigmap.CallUse, (*file).callUse),
+	sigmap.On(sigmap.CallLook, (*file).callLook), sigmap.On(sigmap.CallLookDir, (*file).callLookDir),
+	sigmap.On(sigmap.CallUse, (*file).callUse),
 	sigmap.Do(sigmap.CallForget, func(f *file, ctx context.Context, clients []uint64) error {
 		return f.mutate(ctx, forgetOp{clients[:min(len(clients), sigmap.ForgetMax)]}).err
 	}))
