@@ -17,7 +17,6 @@ import (
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/trees/treeserver"
 	"sigmaos.dev/wire/session"
-	"sigmaos.dev/wire/sigmap"
 )
 
 // placementBench: how many best-effort procs can one besched place in a second (001 §6.1, Table 4)?
@@ -251,12 +250,8 @@ func (r *Run) startBesched(ctx context.Context) (*beschedProcess, error) {
 	actx, cancel := context.WithCancel(ctx)
 	p.cancel = cancel
 	go func() {
-		err := p.call(actx, besched.CallAttend, func(c *sigmap.Coder) {
-			incarnation, cpu, memory := uint64(1), uint32(1000*runtime.NumCPU()), uint64(sigma.GiB)
-			c.U64(&incarnation)
-			c.U32(&cpu)
-			c.U64(&memory)
-		}, nil)
+		err := besched.CallAttend.Tell(actx, p.b, besched.Attendance{Incarnation: 1,
+			CPU: sigma.MilliCPU(1000 * runtime.NumCPU()), Memory: sigma.GiB})
 		if actx.Err() == nil {
 			p.failed <- err
 		}
@@ -271,18 +266,6 @@ func (p *beschedProcess) stop() {
 	}
 	p.cmd.Process.Kill()
 	p.cmd.Wait()
-}
-
-func (p *beschedProcess) call(ctx context.Context, method string, encode, decode func(*sigmap.Coder)) error {
-	payload, err := sigmap.Payload(encode)
-	if err != nil {
-		return err
-	}
-	reply, _, err := p.b.Call(ctx, method, payload, nil)
-	if err != nil || decode == nil {
-		return err
-	}
-	return sigmap.Parse(reply, decode)
 }
 
 // run spawns and takes as many as besched places, for a time. Room comes back at once, and what is
@@ -319,7 +302,7 @@ func (p *beschedProcess) run(ctx context.Context, d time.Duration) (float64, err
 					jobs[i] = besched.Job{ID: sigma.ProcID(fmt.Sprintf("p%019d", n)),
 						Realm: placementRealm(int(n) % placementRealms), Memory: sigma.MiB}
 				}
-				fail(p.call(ctx, besched.CallEnqueue, func(c *sigmap.Coder) { besched.CodeJobs(c, &jobs) }, nil))
+				fail(besched.CallEnqueue.Tell(ctx, p.b, jobs))
 				spawned.Add(placementBatch)
 			}
 		})
@@ -328,9 +311,7 @@ func (p *beschedProcess) run(ctx context.Context, d time.Duration) (float64, err
 	for range 4 {
 		pulls.Go(func() {
 			for {
-				var got besched.Pulled
-				offer := besched.Offer{Memory: besched.GrantMax * sigma.MiB}
-				err := p.call(ctx, besched.CallPull, func(c *sigmap.Coder) { besched.CodeOffer(c, &offer) }, got.Code)
+				got, err := besched.CallPull.Ask(ctx, p.b, besched.Offer{Memory: besched.GrantMax * sigma.MiB})
 				if ctx.Err() != nil {
 					return
 				}
@@ -348,7 +329,7 @@ func (p *beschedProcess) run(ctx context.Context, d time.Duration) (float64, err
 					charges[i] = besched.Charge{Realm: j.Realm, Used: j.Prepaid, Prepaid: j.Prepaid, Ended: 1,
 						Whole: j.Prepaid, Held: -int64(j.Memory)}
 				}
-				fail(p.call(ctx, besched.CallCharge, func(c *sigmap.Coder) { besched.CodeCharges(c, &charges) }, nil))
+				fail(besched.CallCharge.Tell(ctx, p.b, charges))
 			}
 		})
 	}

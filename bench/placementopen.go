@@ -10,7 +10,6 @@ import (
 
 	"sigmaos.dev/sched/besched"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/wire/sigmap"
 )
 
 // openTick is how often spawns are sent, which go in one call then, as a busy machine's do.
@@ -44,9 +43,7 @@ func (p *beschedProcess) latencies(ctx context.Context, rate float64, d time.Dur
 					jobs[i] = besched.Job{ID: sigma.ProcID(fmt.Sprintf("p%019d", base+sent)),
 						Realm: placementRealm(int(sent) % placementRealms), Memory: sigma.MiB}
 				}
-				if err := p.call(ctx, besched.CallEnqueue, func(c *sigmap.Coder) {
-					besched.CodeJobs(c, &jobs)
-				}, nil); err != nil {
+				if err := besched.CallEnqueue.Tell(ctx, p.b, jobs); err != nil {
 					return err
 				}
 			}
@@ -57,11 +54,7 @@ func (p *beschedProcess) latencies(ctx context.Context, rate float64, d time.Dur
 	for range 4 {
 		all.Go(func() error {
 			for {
-				var got besched.Pulled
-				offer := besched.Offer{Memory: besched.GrantMax * sigma.MiB}
-				err := p.call(pulling, besched.CallPull, func(c *sigmap.Coder) {
-					besched.CodeOffer(c, &offer)
-				}, got.Code)
+				got, err := besched.CallPull.Ask(pulling, p.b, besched.Offer{Memory: besched.GrantMax * sigma.MiB})
 				if pulling.Err() != nil {
 					return nil
 				}
@@ -84,9 +77,7 @@ func (p *beschedProcess) latencies(ctx context.Context, rate float64, d time.Dur
 					enough()
 					return nil
 				}
-				if err := p.call(ctx, besched.CallCharge, func(c *sigmap.Coder) {
-					besched.CodeCharges(c, &charges)
-				}, nil); err != nil {
+				if err := besched.CallCharge.Tell(ctx, p.b, charges); err != nil {
 					return err
 				}
 			}

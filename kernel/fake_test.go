@@ -509,7 +509,7 @@ func (p *fakeProc) serve() {
 		err = sigmap.Parse(reply, func(c *sigmap.Coder) { c.Endpoint(&e) })
 	}
 	if err == nil {
-		_, _, err = call(ctx, p.root, sigmap.FileSelf, sigmap.CallStarted, nil)
+		_, _, err = call(ctx, p.root, sigmap.FileSelf, sigmap.CallStarted.Name, nil)
 	}
 	for err == nil {
 		var files []*os.File

@@ -103,7 +103,7 @@ func TestLife(t *testing.T) {
 		t.Error(err)
 	}
 	s := sigma.Status{Code: sigma.StatusOK, Msg: "bye"}
-	if _, _, err := call(t.Context(), p.root, sigmap.FileSelf, sigmap.CallExited, func(c *sigmap.Coder) {
+	if _, _, err := call(t.Context(), p.root, sigmap.FileSelf, sigmap.CallExited.Name, func(c *sigmap.Coder) {
 		c.Status(&s)
 	}); err != nil {
 		t.Fatal(err)
@@ -140,7 +140,7 @@ func TestUsage(t *testing.T) {
 	if err != nil || len(us) != 2 || us[0] != want || us[1] != (sigma.Usage{}) {
 		t.Errorf("got %+v, %v, want %+v and nothing", us, err, want)
 	}
-	if _, _, err := call(t.Context(), p.root, sigmap.FileProcs, sigmap.CallUsage, func(c *sigmap.Coder) {
+	if _, _, err := call(t.Context(), p.root, sigmap.FileProcs, sigmap.CallProcsUsage.Name, func(c *sigmap.Coder) {
 		c.ProcIDs(&[]sigma.ProcID{id})
 	}); sigma.KindOf(err) != sigma.KindPermission {
 		t.Errorf("a proc asked: got %v, want permission denied", err)
@@ -199,7 +199,7 @@ func TestEnding(t *testing.T) {
 	}
 	told := make(chan error, 1)
 	go func() {
-		_, _, err := call(t.Context(), p.root, sigmap.FileSelf, sigmap.CallWaitEvict, nil)
+		_, _, err := call(t.Context(), p.root, sigmap.FileSelf, sigmap.CallWaitEvict.Name, nil)
 		told <- err
 	}()
 	eventually(t, "it waits", func() bool {

@@ -42,8 +42,7 @@ func TestMayReach(t *testing.T) {
 	targets := []link.Target{{Kind: link.ToEndpoint, Name: endpoint}, {Kind: link.ToBeat, Name: "beat"},
 		{Kind: link.ToStream, Name: "named"}, {Kind: link.ToStream, Name: "s3d"}, {Kind: link.ToStream, Name: "sigmad"},
 		{Kind: 0, Name: "named"}, {Kind: 9, Name: "named"}}
-	for _, name := range []string{"named", "besched", "s3d", "machined", "peer", "sigmad", "launcher", "../named",
-		""} {
+	for _, name := range []string{"named", "besched", "s3d", "machined", "peer", "sigmad", "launcher", "../s3d", ""} {
 		targets = append(targets, link.Target{Kind: link.ToService, Name: name})
 	}
 	machines := []string{"beat beat", "stream named", "service named", "service besched", "service s3d",
@@ -300,15 +299,17 @@ func TestScheduler(t *testing.T) {
 func TestPeers(t *testing.T) {
 	hold := make(chan struct{})
 	w := newWorld(t, control, part{name: "m2", before: func(m *machine) {
-		m.k.reach.Calls["who"] = func(_ context.Context, from identity.Subject, payload []byte) ([]byte, error) {
-			return fmt.Appendf(nil, "%s %d %s", from.Machine, from.Incarnation, payload), nil
+		call := func(name string) sigmap.Method[[]byte, []byte] {
+			return sigmap.Method[[]byte, []byte]{Name: name, Request: (*sigmap.Coder).Rest, Reply: (*sigmap.Coder).Rest}
 		}
-		m.k.reach.Calls["hold"] = func(ctx context.Context, _ identity.Subject, _ []byte) ([]byte, error) {
+		m.k.reach.Answer(reach.From(call("who"), func(_ context.Context, from identity.Subject,
+			payload []byte) ([]byte, error) {
+			return fmt.Appendf(nil, "%s %d %s", from.Machine, from.Incarnation, payload), nil
+		}), reach.On(call("hold"), func(ctx context.Context, _ []byte) ([]byte, error) {
 			close(hold)
 			<-ctx.Done()
 			return nil, ctx.Err()
-		}
-		m.k.reach.Calls["panic"] = func(context.Context, identity.Subject, []byte) ([]byte, error) { panic("a bug") }
+		}), reach.On(call("panic"), func(context.Context, []byte) ([]byte, error) { panic("a bug") }))
 	}})
 	m1, m2 := w.machines["m1"], w.machines["m2"]
 	ctx := t.Context()

@@ -234,12 +234,8 @@ func TestServedIsTold(t *testing.T) {
 		!strings.Contains(string(text), want) {
 		t.Errorf("the metrics lack %s: %v", want, err)
 	}
-	number, works := uint64(1), []sigma.Work{{Realm: sigma.DefaultRealm, Requests: 1}}
-	payload, err := sigmap.Payload(func(c *sigmap.Coder) { c.U64(&number); c.Works(&works) })
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, _, err := m.k.accounts.WorkedCall(t.Context(), nil, payload); sigma.KindOf(err) != sigma.KindPermission {
+	told := sigmap.Worked{Number: 1, Works: []sigma.Work{{Realm: sigma.DefaultRealm, Requests: 1}}}
+	if _, err := m.k.accounts.Worked(t.Context(), nil, told); sigma.KindOf(err) != sigma.KindPermission {
 		t.Errorf("a proc told of work: %v", err)
 	}
 }

@@ -51,6 +51,7 @@ import (
 	"sigmaos.dev/trees/view"
 	"sigmaos.dev/wire/launch"
 	"sigmaos.dev/wire/session"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // making makes the parts of a Kernel, those that need others after these. What a part needs of one
@@ -83,9 +84,9 @@ func (k *making) make() error {
 	}
 	k.makeRealms()
 	k.makeSessions()
-	maps.Copy(k.reach.Calls, map[string]reach.Call{connect.PeerRevoke: k.connect.RevokeCall,
-		connect.PeerBegun: k.connect.PeerBegun, cluster.PeerLeave: k.cluster.PeerLeave,
-		talk.PeerTraffic: k.talk.PeerTraffic, talk.PeerDistances: k.talk.PeerDistances, talk.PeerTouch: talk.Touch})
+	k.reach.Answer(reach.On(connect.PeerRevoke, k.connect.RevokeHere), reach.From(connect.PeerBegun, k.connect.Begun),
+		reach.From(cluster.PeerLeave, k.cluster.PeerLeaves), reach.On(talk.PeerTraffic, k.talk.TrafficHere),
+		reach.On(talk.PeerDistances, k.talk.DistancesHere), reach.On(talk.PeerTouch, talk.Touch))
 	return nil
 }
 
@@ -121,7 +122,7 @@ func (k *making) makeServices() (err error) {
 		Cluster: k.cluster, Reach: k.reach, Machines: k.roster.Machines})
 	cfg := connect.Config{Machine: k.cfg.Machine, Log: k.cfg.Log, Launcher: k.launcher, Cluster: k.cluster,
 		Procs: k.procs, Services: k.services, Proxy: k.proxy, Traffic: k.meters.traffic, Go: k.life.Go,
-		Ask: k.reach.Ask, Count: k.reach.Count}
+		At: k.reach.At, Count: k.reach.Count}
 	of := outside.Config{Data: k.cfg.Data, Etcd: k.cfg.Etcd, Services: k.services, Reach: k.reach, Go: k.life.Go,
 		HasRealm: k.realms.HasRealm}
 	if k.cfg.Connects {
@@ -130,7 +131,7 @@ func (k *making) makeServices() (err error) {
 	k.connect = connect.New(cfg)
 	k.far = &farfile.Far{Cluster: k.cluster, Reach: k.reach, Connect: k.connect}
 	k.talk = talk.New(talk.Config{Machine: k.cfg.Machine, Proxy: k.proxy, Connect: k.connect,
-		Traffic: k.meters.traffic, Cluster: k.cluster, Machines: k.roster.Machines, Ask: k.reach.Ask})
+		Traffic: k.meters.traffic, Cluster: k.cluster, Machines: k.roster.Machines, At: k.reach.At})
 	if k.quotas, err = quotas.New(quotas.Config{Machine: k.cfg.Machine, Data: k.cfg.Data, Start: k.life.start,
 		Log: k.cfg.Log, Memo: k.memo, Go: k.life.Go, Names: k.realms.Named, Self: k.cluster.Self,
 		Realms: k.reach.Realms}); err != nil {
@@ -164,7 +165,9 @@ func (k *making) makeProcs() (err error) {
 	k.remote = remote.New(remote.Config{Machine: k.cfg.Machine, StartMono: k.life.startMono, Log: k.cfg.Log,
 		Procs: k.procs, Cluster: k.cluster, Reach: k.reach, Runner: k.runner, Holders: k.bin.holders,
 		Known: k.life.known, Go: k.life.Go, Doubt: k.realms.Doubt,
-		Caps: func(realm sigma.RealmID, id sigma.ProcID) ([]byte, error) { return k.sessions.Caps(realm, id) }})
+		Caps: func(realm sigma.RealmID, id sigma.ProcID) (sigmap.Caps, error) {
+			return k.sessions.Caps(realm, id)
+		}})
 	k.registrations = registrations.New(registrations.Config{Machine: k.cfg.Machine, Procs: k.procs,
 		Cluster: k.cluster, Reach: k.reach, Past: k.past, Runner: k.runner, Remote: k.remote, Names: k.systemNames,
 		Enter: k.realms.MayAttach, HasRealm: k.realms.HasRealm,
@@ -336,7 +339,7 @@ func (k *making) clusterConfig() cluster.Config {
 		Vacant:   func(ctx context.Context) bool { return k.placing.AwaitClosed(ctx) },
 		Owes:     func() bool { return k.sessions.OweAnswers() },
 		TellLeave: func(ctx context.Context, m sigma.MachineID) error {
-			return k.reach.Ask(ctx, m, cluster.PeerLeave, nil, nil)
+			return cluster.PeerLeave.Tell(ctx, k.reach.At(m), sigmap.None{})
 		}}
 }
 

@@ -6,10 +6,10 @@ import (
 	"testing"
 
 	"sigmaos.dev/kernel/identity"
+	"sigmaos.dev/kernel/registrations"
 	"sigmaos.dev/kernel/services"
 	"sigmaos.dev/sched/initd"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/wire/sigmap"
 )
 
 // Goal: initd is not told that a proc is gone which ended under an earlier sigmad, while this one
@@ -33,17 +33,9 @@ func TestPastBeforeGone(t *testing.T) {
 		m.realms.away.Store(true)
 	}, services.Named, services.Besched, services.S3)
 	look := func() initd.Seen {
-		l := initd.Look{Questions: []initd.Question{{Realm: sigma.DefaultRealm, Proc: id}}}
-		payload, err := sigmap.Payload(l.Code)
-		if err != nil {
-			t.Fatal(err)
-		}
-		reply, err := m.k.reach.Calls["init"](t.Context(), identity.Subject{}, payload)
-		if err != nil {
-			t.Fatal(err)
-		}
-		var ss []initd.Seen
-		if err := sigmap.Parse(reply, func(c *sigmap.Coder) { initd.CodeSeen(c, &ss) }); err != nil || len(ss) != 1 {
+		ss, err := registrations.PeerInit.Ask(t.Context(), m.k.reach.CallsOf(identity.Subject{}), initd.Look{
+			Questions: []initd.Question{{Realm: sigma.DefaultRealm, Proc: id}}})
+		if err != nil || len(ss) != 1 {
 			t.Fatalf("got %+v, %v", ss, err)
 		}
 		return ss[0]

@@ -83,7 +83,8 @@ func (g *prog) listen(ctx context.Context, form sigma.ConnForm) (e sigma.Endpoin
 
 func (g *prog) spawn(ctx context.Context, d sigma.Descriptor) (ids []sigma.ProcID, err error) {
 	ds := []sigma.Descriptor{d}
-	reply, _, err := call(ctx, g.root, sigmap.FileProcs, sigmap.CallSpawn, func(c *sigmap.Coder) { c.Descriptors(&ds) })
+	reply, _, err := call(ctx, g.root, sigmap.FileProcs, sigmap.CallSpawn.Name,
+		func(c *sigmap.Coder) { c.Descriptors(&ds) })
 	if err == nil {
 		err = sigmap.Parse(reply, func(c *sigmap.Coder) { c.ProcIDs(&ids) })
 	}
@@ -94,7 +95,7 @@ func (g *prog) spawn(ctx context.Context, d sigma.Descriptor) (ids []sigma.ProcI
 func (g *prog) about(ctx context.Context, method string, id sigma.ProcID) error {
 	_, _, err := call(ctx, g.root, sigmap.FileProcs, method, func(c *sigmap.Coder) {
 		c.ProcID(&id)
-		if grace := time.Duration(0); method == sigmap.CallEvict {
+		if grace := time.Duration(0); method == sigmap.CallEvict.Name {
 			c.Duration(&grace)
 		}
 	})
@@ -103,7 +104,7 @@ func (g *prog) about(ctx context.Context, method string, id sigma.ProcID) error 
 
 func (g *prog) list(ctx context.Context) (ids []sigma.ProcID, err error) {
 	all, at, after := true, "", uint64(0)
-	reply, _, err := call(ctx, g.root, sigmap.FileProcs, sigmap.CallList, func(c *sigmap.Coder) {
+	reply, _, err := call(ctx, g.root, sigmap.FileProcs, sigmap.CallListProcs.Name, func(c *sigmap.Coder) {
 		c.Bool(&all)
 		c.Str(&at)
 		c.U64(&after)
@@ -345,7 +346,7 @@ func seesChildren(t *testing.T, child *prog) {
 	if err != nil {
 		t.Fatal(err) // no executable, so that it ends as soon as it is started
 	}
-	if err := child.about(ctx, sigmap.CallWaitExit, ids[0]); err != nil {
+	if err := child.about(ctx, sigmap.CallWaitExit.Name, ids[0]); err != nil {
 		t.Errorf("it does not hear of its child: %v", err)
 	}
 	if got, err := child.list(ctx); !slices.Equal(got, []sigma.ProcID{child.id, ids[0]}) || err != nil {
@@ -482,11 +483,11 @@ func (c *cgi) reaching(t *testing.T, ctx context.Context, turn *string, victim *
 		},
 		"another proc's status": get(ctx, "/proc/"+string(victim.id)+"/status"),
 		"another proc's output": raw(ctx, "proc", string(victim.id), "stdout"),
-		"wait for another proc": func(g *prog) error { return g.about(ctx, sigmap.CallWaitStart, victim.id) },
-		"freeze another proc":   func(g *prog) error { return g.about(ctx, sigmap.CallFreeze, victim.id) },
-		"evict another proc":    func(g *prog) error { return g.about(ctx, sigmap.CallEvict, victim.id) },
+		"wait for another proc": func(g *prog) error { return g.about(ctx, sigmap.CallWaitStart.Name, victim.id) },
+		"freeze another proc":   func(g *prog) error { return g.about(ctx, sigmap.CallFreeze.Name, victim.id) },
+		"evict another proc":    func(g *prog) error { return g.about(ctx, sigmap.CallEvict.Name, victim.id) },
 		"list others":           func(g *prog) error { return sees(ctx, g, victim.id) },
-		"kill another proc":     func(g *prog) error { return g.about(ctx, sigmap.CallKill, victim.id) },
+		"kill another proc":     func(g *prog) error { return g.about(ctx, sigmap.CallKill.Name, victim.id) },
 		"the roster":            get(ctx, "/sys/roster"),
 		"the machines":          get(ctx, "/sys/machines"),
 		"the realm":             get(ctx, "/sys/realms"),

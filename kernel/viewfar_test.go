@@ -51,7 +51,7 @@ func TestViewElsewhere(t *testing.T) {
 		kids = append(kids, one...)
 	}
 	for _, id := range kids {
-		if err := parent.about(ctx, sigmap.CallWaitStart, id); err != nil {
+		if err := parent.about(ctx, sigmap.CallWaitStart.Name, id); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -85,11 +85,11 @@ func TestViewElsewhere(t *testing.T) {
 		!slices.Equal(caps.Kin, ids) || caps.Machine != far {
 		t.Errorf("the child may reach %+v, %v", caps, err)
 	}
-	if err := parent.about(ctx, sigmap.CallKill, kids[i]); err != nil {
+	if err := parent.about(ctx, sigmap.CallKill.Name, kids[i]); err != nil {
 		t.Errorf("it cannot kill its child: %v", err)
 	}
 	for _, id := range slices.Concat(stranger["m1"], stranger["m2"], stranger["m3"]) {
-		if err := parent.about(ctx, sigmap.CallKill, id); sigma.KindOf(err) != sigma.KindNotFound {
+		if err := parent.about(ctx, sigmap.CallKill.Name, id); sigma.KindOf(err) != sigma.KindNotFound {
 			t.Errorf("it kills a stranger: %v", err)
 		}
 	}

@@ -42,7 +42,7 @@ func (d *desk) Walk(ctx context.Context, names []string) (sigma.File, []sigma.Fi
 }
 
 func (o *office) call(ctx context.Context, method string, _ []byte) ([]byte, []*os.File, error) {
-	if method == sigmap.CallInfo {
+	if method == sigmap.CallInfo.Name {
 		info := sigmap.Info{Principal: sigma.Principal{Realm: "r", Machine: "m"}}
 		reply, err := sigmap.Payload(func(c *sigmap.Coder) { c.Info(&info) })
 		return reply, nil, err
@@ -55,7 +55,7 @@ func (o *office) call(ctx context.Context, method string, _ []byte) ([]byte, []*
 	}
 	st := sigma.Status{Code: sigma.StatusOK}
 	reply, err := sigmap.Payload(func(c *sigmap.Coder) {
-		if method == sigmap.CallWaitExit {
+		if method == sigmap.CallWaitExit.Name {
 			c.Status(&st)
 		}
 	})

@@ -69,7 +69,7 @@ func (p *place) Watch(ctx context.Context, since sigma.Version) (sigma.Version, 
 }
 
 func (s *system) call(ctx context.Context, method string, payload []byte) ([]byte, []*os.File, error) {
-	if method == sigmap.CallInfo {
+	if method == sigmap.CallInfo.Name {
 		info := sigmap.Info{Principal: sigma.Principal{Realm: "r", Machine: "m"}}
 		reply, err := sigmap.Payload(func(c *sigmap.Coder) { c.Info(&info) })
 		return reply, nil, err

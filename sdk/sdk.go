@@ -233,10 +233,7 @@ func start(ctx context.Context, s *session.Client, realm string) (*Client, error
 	for epoch := ^uint32(0); epoch != s.Epoch(); { // once more if sigmad is being replaced just now
 		epoch = s.Epoch()
 		if c.root, err = s.Attach(ctx, realm); err == nil {
-			var reply []byte
-			if reply, _, err = c.call(ctx, sigmap.FileSelf, sigmap.CallInfo, nil); err == nil {
-				err = sigmap.Parse(reply, func(d *sigmap.Coder) { d.Info(&c.info) })
-			}
+			c.info, err = sigmap.CallInfo.Ask(ctx, file{c, sigmap.FileSelf}, sigmap.None{})
 		}
 		if err == nil {
 			break
@@ -322,22 +319,41 @@ func (c *Client) do(ctx context.Context, file, method string, encode, decode fun
 	return sigmap.Parse(reply, decode)
 }
 
-// wait is do for a request that does nothing but wait: it is made again, as often as sigmad dies
-// meanwhile and is started again.
-func (c *Client) wait(ctx context.Context, file, method string, encode, decode func(*sigmap.Coder)) error {
+// file is a well-known file, to be called.
+type file struct {
+	c    *Client
+	name string
+}
+
+// Call implements sigma.Caller.
+func (f file) Call(ctx context.Context, method string, payload []byte, files []*os.File) ([]byte, []*os.File, error) {
+	at, err := f.c.wellKnown(ctx, f.name)
+	if err != nil {
+		return nil, nil, err
+	}
+	return at.Call(ctx, method, payload, files)
+}
+
+// waiting is file for a request that does nothing but wait: it is made again, as often as sigmad
+// dies meanwhile and is started again.
+type waiting struct{ file }
+
+// Call implements sigma.Caller.
+func (w waiting) Call(ctx context.Context, method string, payload []byte, _ []*os.File) ([]byte, []*os.File, error) {
+	c := w.c
 	for again := false; ; again = true {
 		epoch := c.session.Epoch()
-		err := c.do(ctx, file, method, encode, decode)
+		reply, files, err := w.file.Call(ctx, method, payload, nil)
 		switch kind := sigma.KindOf(err); {
 		case err == nil:
 		case kind == sigma.KindLost && c.session.Epoch() != epoch:
 			continue
 		case kind == sigma.KindNotFound && again:
-			return &sigma.Error{Op: "sdk.Client", Kind: sigma.KindLost,
+			err = &sigma.Error{Op: "sdk.Client", Kind: sigma.KindLost,
 				Msg:  "sigmad was started again, and does not know the proc any more",
 				Hint: "whether it ran is not known: start it again if that does no harm", Err: err}
 		}
-		return err
+		return reply, files, err
 	}
 }
 
@@ -394,68 +410,52 @@ func (c *Client) Spawn(ctx context.Context, ds ...sigma.Descriptor) (ids []sigma
 			d.View[j].Target = c.Real(d.View[j].Target)
 		}
 	}
-	err = c.do(ctx, sigmap.FileProcs, sigmap.CallSpawn, func(e *sigmap.Coder) {
-		e.Descriptors(&ds)
-	}, func(d *sigmap.Coder) { d.ProcIDs(&ids) })
-	return ids, err
+	return sigmap.CallSpawn.Ask(ctx, file{c, sigmap.FileProcs}, ds)
 }
 
 // WaitStart implements sigma.Procs. It goes on when sigmad is started again; KindLost: the proc is
 // gone by that.
 func (c *Client) WaitStart(ctx context.Context, id sigma.ProcID) error {
-	return c.wait(ctx, sigmap.FileProcs, sigmap.CallWaitStart, func(e *sigmap.Coder) { e.ProcID(&id) }, nil)
+	return sigmap.CallWaitStart.Tell(ctx, waiting{file{c, sigmap.FileProcs}}, id)
 }
 
 // WaitExit implements sigma.Procs. It goes on when sigmad is started again; KindLost: what became
 // of the proc is not known any more.
 func (c *Client) WaitExit(ctx context.Context, id sigma.ProcID) (s sigma.Status, err error) {
-	err = c.wait(ctx, sigmap.FileProcs, sigmap.CallWaitExit, func(e *sigmap.Coder) {
-		e.ProcID(&id)
-	}, func(d *sigmap.Coder) { d.Status(&s) })
-	return s, err
+	return sigmap.CallWaitExit.Ask(ctx, waiting{file{c, sigmap.FileProcs}}, id)
 }
 
 // Evict implements sigma.Procs.
 func (c *Client) Evict(ctx context.Context, id sigma.ProcID, grace time.Duration) error {
-	return c.do(ctx, sigmap.FileProcs, sigmap.CallEvict, func(e *sigmap.Coder) {
-		e.ProcID(&id)
-		e.Duration(&grace)
-	}, nil)
+	return sigmap.CallEvict.Tell(ctx, file{c, sigmap.FileProcs}, sigmap.Eviction{ID: id, Grace: grace})
 }
 
 // Kill implements sigma.Procs.
 func (c *Client) Kill(ctx context.Context, id sigma.ProcID) error {
-	return c.do(ctx, sigmap.FileProcs, sigmap.CallKill, func(e *sigmap.Coder) { e.ProcID(&id) }, nil)
+	return sigmap.CallKill.Tell(ctx, file{c, sigmap.FileProcs}, id)
 }
 
 // Freeze implements sigma.Procs.
 func (c *Client) Freeze(ctx context.Context, id sigma.ProcID) error {
-	return c.do(ctx, sigmap.FileProcs, sigmap.CallFreeze, func(e *sigmap.Coder) { e.ProcID(&id) }, nil)
+	return sigmap.CallFreeze.Tell(ctx, file{c, sigmap.FileProcs}, id)
 }
 
 // Thaw implements sigma.Procs.
 func (c *Client) Thaw(ctx context.Context, id sigma.ProcID) error {
-	return c.do(ctx, sigmap.FileProcs, sigmap.CallThaw, func(e *sigmap.Coder) { e.ProcID(&id) }, nil)
+	return sigmap.CallThaw.Tell(ctx, file{c, sigmap.FileProcs}, id)
 }
 
 // List implements sigma.Procs.
 func (c *Client) List(ctx context.Context, all bool) ([]sigma.ProcInfo, error) {
 	var out []sigma.ProcInfo
-	var at string // where the last page ended
-	var after uint64
-	for more := true; more; {
-		var page []sigma.ProcInfo
-		err := c.do(ctx, sigmap.FileProcs, sigmap.CallList, func(e *sigmap.Coder) {
-			e.Bool(&all)
-			e.Str(&at)
-			e.U64(&after)
-		},
-			func(d *sigmap.Coder) { d.ProcInfos(&page); d.Bool(&more); d.Str(&at); d.U64(&after) })
-		if err != nil {
+	var page sigmap.ProcsPage
+	for more := true; more; more = page.More && len(page.Procs) > 0 {
+		var err error
+		if page, err = sigmap.CallListProcs.Ask(ctx, file{c, sigmap.FileProcs}, sigmap.ProcsAfter{All: all, At: page.At,
+			After: page.After}); err != nil {
 			return nil, err
 		}
-		out = append(out, page...)
-		more = more && len(page) > 0
+		out = append(out, page.Procs...)
 	}
 	slices.SortStableFunc(out, func(a, b sigma.ProcInfo) int {
 		return a.Times.Spawned.Compare(b.Times.Spawned)
@@ -471,10 +471,7 @@ const usagePage = 256
 func (c *Client) Usage(ctx context.Context, ids ...sigma.ProcID) ([]sigma.Usage, error) {
 	out := make([]sigma.Usage, 0, len(ids))
 	for page := range slices.Chunk(ids, usagePage) {
-		var us []sigma.Usage
-		err := c.do(ctx, sigmap.FileProcs, sigmap.CallUsage, func(e *sigmap.Coder) {
-			e.ProcIDs(&page)
-		}, func(d *sigmap.Coder) { d.Usages(&us) })
+		us, err := sigmap.CallProcsUsage.Ask(ctx, file{c, sigmap.FileProcs}, page)
 		if err == nil && len(us) != len(page) {
 			err = sigma.Errorf("sdk.Usage", sigma.KindInvalid, "%d answers to %d questions", len(us), len(page))
 		}
@@ -489,10 +486,7 @@ func (c *Client) Usage(ctx context.Context, ids ...sigma.ProcID) ([]sigma.Usage,
 // Caps tells what a proc may reach. It is for the provider's programs, and for a proc about itself;
 // others get KindPermission.
 func (c *Client) Caps(ctx context.Context, id sigma.ProcID) (caps sigmap.Caps, err error) {
-	err = c.do(ctx, sigmap.FileProcs, sigmap.CallCaps, func(e *sigmap.Coder) {
-		e.ProcID(&id)
-	}, func(d *sigmap.Coder) { d.Caps(&caps) })
-	return caps, err
+	return sigmap.CallCaps.Ask(ctx, file{c, sigmap.FileProcs}, id)
 }
 
 // ServicesUsage tells what the services use, in the order of Services.
@@ -503,18 +497,18 @@ func (c *Client) ServicesUsage(ctx context.Context) (us []sigma.Usage, err error
 
 // Started implements sigma.Self.
 func (c *Client) Started(ctx context.Context) error {
-	return c.do(ctx, sigmap.FileSelf, sigmap.CallStarted, nil, nil)
+	return sigmap.CallStarted.Tell(ctx, file{c, sigmap.FileSelf}, sigmap.None{})
 }
 
 // Exited implements sigma.Self.
 func (c *Client) Exited(ctx context.Context, s sigma.Status) error {
-	return c.do(ctx, sigmap.FileSelf, sigmap.CallExited, func(e *sigmap.Coder) { e.Status(&s) }, nil)
+	return sigmap.CallExited.Tell(ctx, file{c, sigmap.FileSelf}, s)
 }
 
 // WaitEvict implements sigma.Self. It goes on when sigmad is started again, so an error is no word
 // to go: it says that ctx or the connection has ended.
 func (c *Client) WaitEvict(ctx context.Context) error {
-	return c.wait(ctx, sigmap.FileSelf, sigmap.CallWaitEvict, nil, nil)
+	return sigmap.CallWaitEvict.Tell(ctx, waiting{file{c, sigmap.FileSelf}}, sigmap.None{})
 }
 
 // Realms is for the provider's programs; others get KindPermission.

@@ -26,11 +26,7 @@ func (c *Client) tellWork(ctx context.Context, turns *treeserver.Turns) {
 			return
 		}
 		told.tell(turns.Work(), func(number uint64, part []sigma.Work) error {
-			var of []sigmap.RealmShares
-			err := c.do(ctx, sigmap.FileSelf, sigmap.CallWorked, func(e *sigmap.Coder) {
-				e.U64(&number)
-				e.Works(&part)
-			}, func(d *sigmap.Coder) { d.RealmsShares(&of) })
+			of, err := sigmap.CallWorked.Ask(ctx, file{c, sigmap.FileSelf}, sigmap.Worked{Number: number, Works: part})
 			if err != nil { // sigmad is being started again
 				return err
 			}

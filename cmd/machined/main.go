@@ -98,7 +98,7 @@ func awaitNames(ctx context.Context, c *sdk.Client, log *slog.Logger) error {
 
 // fetch gets the authority from the machined that decides, and keeps it.
 func fetch(ctx context.Context, c *sdk.Client) error {
-	reply, err := ask(ctx, c, sigmap.FileMachines, machines.CallAuthority, nil)
+	reply, err := ask(ctx, c, sigmap.FileMachines, machines.CallAuthority.Name, nil)
 	if err != nil {
 		return err
 	}

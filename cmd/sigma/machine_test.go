@@ -95,8 +95,8 @@ func (m *fakeMembers) call(ctx context.Context, method string, payload []byte) (
 	if m == nil {
 		m = &fakeMembers{}
 	}
-	if method == machines.CallMembership {
-		return sigmap.Payload(func(c *sigmap.Coder) { machines.CodeMembership(c, &m.about) })
+	if method == machines.CallMembership.Name {
+		return sigmap.Payload(func(c *sigmap.Coder) { machines.CallMembership.Reply(c, &m.about) })
 	}
 	root, err := m.service.Attach(ctx, sigma.Principal{Realm: sigma.SystemRealm, Machine: "m1", System: true}, "")
 	if err != nil {

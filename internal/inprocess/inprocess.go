@@ -92,7 +92,7 @@ func (f *file) Walk(ctx context.Context, names []string) (sigma.File, []sigma.Fi
 
 // info answers who the program is.
 func info(_ context.Context, method string, _ []byte) ([]byte, []*os.File, error) {
-	if method != sigmap.CallInfo {
+	if method != sigmap.CallInfo.Name {
 		return nil, nil, sigma.Errorf("inprocess.info", sigma.KindUnsupported, "there is no sigmad")
 	}
 	i := sigmap.Info{Principal: sigma.Principal{Realm: "r", Machine: "m"}}

@@ -17,7 +17,6 @@ import (
 	"sigmaos.dev/kernel/roles"
 	"sigmaos.dev/kernel/services"
 
-	"sigmaos.dev/kernel/identity"
 	"sigmaos.dev/kernel/report"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/wire/sigmap"
@@ -124,19 +123,16 @@ func (x *Accounts) loadLines() ([]byte, error) {
 	})
 }
 
-// peerLoad answers another machine's sigmad.
-func (x *Accounts) peerLoad(ctx context.Context, _ identity.Subject, _ []byte) ([]byte, error) {
+// loadHere answers peerLoad.
+func (x *Accounts) loadHere(context.Context, sigmap.None) ([]byte, error) {
 	text, err := x.loadLines()
-	if err != nil {
-		return nil, err
-	}
 	if most :=
 		sigmap.DataMax - 16; len(text) > most {
 		// the machine's own line is first; with hundreds of realms there the last are not told
 		text = text[:most]
 		text = text[:lastLine(text)]
 	}
-	return sigmap.Payload(func(c *sigmap.Coder) { c.Data(&text) })
+	return text, err
 }
 
 // lastLine is where the last whole line ends.
@@ -159,7 +155,7 @@ func (x *Accounts) loadOf(ctx context.Context, m sigma.MachineID) (text []byte, 
 	if !slices.Contains(x.cfg.Cluster.Others(), m) {
 		return nil, sigma.Errorf("kernel.load", sigma.KindUnavailable, "the machine is away")
 	}
-	err = x.cfg.Reach.Ask(ctx, m, peerLoad, nil, func(c *sigmap.Coder) { c.Data(&text) })
+	text, err = peerLoad.Ask(ctx, x.cfg.Reach.At(m), sigmap.None{})
 	return slices.Clone(text), err
 }
 

@@ -8,8 +8,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"maps"
-	"os"
 	"slices"
 	"time"
 
@@ -66,8 +64,8 @@ type Accounts struct {
 // New makes the accounts of a machine, and answers others.
 func New(cfg Config) *Accounts {
 	x := &Accounts{cfg: cfg}
-	maps.Copy(cfg.Reach.Calls, map[string]reach.Call{peerLedger: x.peerLedger, peerLoad: x.peerLoad,
-		peerTold: x.peerTold, peerCopies: x.peerCopies, peerCopied: x.peerCopied})
+	cfg.Reach.Answer(reach.On(peerLedger, x.ledgerHere), reach.On(peerLoad, x.loadHere), reach.From(peerTold, x.hear),
+		reach.On(peerCopies, x.copiesHere), reach.On(peerCopied, x.copyHere))
 	cfg.Traffic.Late = x.carriedLate
 	cfg.Traffic.Full = func() {
 		cfg.Log.Warn("more TCP connections of procs than are counted; what others carry to other machines is not",
@@ -171,21 +169,16 @@ func (x *Accounts) CountServed(now time.Time) {
 	x.CountWork(now, services.Sigmad, used, x.cfg.Turns.Work())
 }
 
-// WorkedCall is the call worked: what a service did for realms since it told that last -> the
-// realms' shares. What is told of realms that there are not is dropped.
-func (x *Accounts) WorkedCall(ctx context.Context, s *services.Service, payload []byte) ([]byte, []*os.File,
+// Worked is the call worked. What is told of realms that there are not is dropped.
+func (x *Accounts) Worked(ctx context.Context, s *services.Service, told sigmap.Worked) ([]sigmap.RealmShares,
 	error) {
 	const op = "kernel.worked"
 	if s == nil {
-		return nil, nil, sigma.Errorf(op, sigma.KindPermission, "only services may tell this")
+		return nil, sigma.Errorf(op, sigma.KindPermission, "only services may tell this")
 	}
-	var number uint64
-	var works []sigma.Work
-	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.U64(&number); c.Works(&works) }); err != nil {
-		return nil, nil, err
-	}
+	works := told.Works
 	if len(works) > sigmap.WorksMax {
-		return nil, nil, sigma.Errorf(op, sigma.KindTooBig, "work for %d realms in one call; %d are allowed",
+		return nil, sigma.Errorf(op, sigma.KindTooBig, "work for %d realms in one call; %d are allowed",
 			len(works), sigmap.WorksMax)
 	}
 	known, _ := x.cfg.Shares.Known()
@@ -194,7 +187,7 @@ func (x *Accounts) WorkedCall(ctx context.Context, s *services.Service, payload 
 		return !is && w.Realm != sigma.SystemRealm
 	})
 	id := s.Launch()
-	if x.cfg.Worked.News(s.Name, meter.Report{Launch: id, Number: number}) {
+	if x.cfg.Worked.News(s.Name, meter.Report{Launch: id, Number: told.Number}) {
 		var total time.Duration
 		if l := x.cfg.Launcher.Now(); l != nil {
 			if m, err := x.cfg.Launcher.Meter(ctx, l, id); err == nil { // else its time is counted the next time
@@ -211,8 +204,7 @@ func (x *Accounts) WorkedCall(ctx context.Context, s *services.Service, payload 
 	for _, w := range works {
 		shares = append(shares, sigmap.RealmShares{Realm: w.Realm, Shares: known[w.Realm].Shares})
 	}
-	reply, err := sigmap.Payload(func(c *sigmap.Coder) { c.RealmsShares(&shares) })
-	return reply, nil, err
+	return shares, nil
 }
 
 // HeardRealms tells the ledger and the copies which realms there are.
@@ -225,22 +217,14 @@ func (x *Accounts) HeardRealms(now time.Time, all []sigma.RealmInfo) {
 	x.cfg.Copies.Heard(now, there)
 }
 
-// peerTold notes what another machine tells of its ledger, and answers with the version that is
-// held then.
-func (x *Accounts) peerTold(_ context.Context, who identity.Subject, payload []byte) ([]byte, error) {
-	var t meter.Telling
-	if err := sigmap.Parse(payload, t.Code); err != nil {
-		return nil, err
-	}
+// hear answers peerTold: it notes what another machine tells of its ledger.
+func (x *Accounts) hear(_ context.Context, who identity.Subject, t meter.Telling) (uint64, error) {
 	held, odd, err := x.cfg.Copies.Take(time.Now(), who.Machine, &t)
-	if err != nil {
-		return nil, err
-	}
-	if odd {
+	if err == nil && odd {
 		x.cfg.Log.Warn("a machine tells of usage in an hour that cannot be, which is left out; was its clock wrong?",
 			"machine", who.Machine)
 	}
-	return sigmap.Payload(func(c *sigmap.Coder) { c.U64(&held) })
+	return held, err
 }
 
 // Tell tells the control machines what is new in this machine's ledger, until ctx ends.
@@ -296,8 +280,8 @@ func (x *Accounts) tellKeeper(ctx context.Context, m sigma.MachineID, to *toldKe
 		if t.Version == to.version && time.Since(to.at) < meter.CopyLeast {
 			return nil
 		}
-		var held uint64
-		if err := x.cfg.Reach.Ask(ctx, m, peerTold, t.Code, func(c *sigmap.Coder) { c.U64(&held) }); err != nil {
+		held, err := peerTold.Ask(ctx, x.cfg.Reach.At(m), t)
+		if err != nil {
 			return err
 		}
 		to.at = time.Now()

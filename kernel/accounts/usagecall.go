@@ -14,60 +14,70 @@ import (
 	"sigmaos.dev/kernel/roles"
 	"sigmaos.dev/kernel/services"
 
-	"sigmaos.dev/kernel/identity"
 	"sigmaos.dev/kernel/report"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/wire/sigmap"
 )
 
 // Calls of sigmads among themselves about usage (docs/internals/machines-protocol.md).
-//
-//	ledger    usage or usage-procs, realm or "", after -> lines, last, more
-//	load      - -> lines of /sys/load
-//	told      ledger, since, version, []realm that are gone, lines of /sys/usage that are new since
-//	          -> version that is held    (to a control machine, see copies.go)
-//	copies    after -> lines with what ledgers it was told of, last, more
-//	copied    ledger, machine, realm or "", after, time -> lines, last, more
-const (
-	peerLedger = "ledger"
-	peerLoad   = "load"
-	peerTold   = "told"
-	peerCopies = "copies"
-	peerCopied = "copied"
+var (
+	peerLedger = sigmap.Method[ledgerAsk, page]{Name: "ledger", Request: codeLedgerAsk, Reply: codePage}
+	// peerLoad answers with lines of /sys/load.
+	peerLoad = sigmap.Method[sigmap.None, []byte]{Name: "load", Reply: (*sigmap.Coder).Data}
+	// peerTold tells a control machine lines of /sys/usage that are new, and answers with the
+	// version that is held then (see copies.go).
+	peerTold = sigmap.Method[meter.Telling, uint64]{Name: "told", Request: meter.CodeTelling,
+		Reply: (*sigmap.Coder).U64}
+	// peerCopies answers with lines that say what ledgers it was told of after one.
+	peerCopies = sigmap.Method[string, page]{Name: "copies", Request: (*sigmap.Coder).Str, Reply: codePage}
+	peerCopied = sigmap.Method[copyAsk, page]{Name: "copied", Request: codeCopyAsk, Reply: codePage}
 )
 
-// peerCopies lists the copies that this machine has.
-func (x *Accounts) peerCopies(_ context.Context, _ identity.Subject, payload []byte) ([]byte, error) {
-	var after string
-	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Str(&after) }); err != nil {
-		return nil, err
-	}
-	text, last, more, err := x.cfg.Copies.List(after)
-	if err != nil {
-		return nil, err
-	}
-	return sigmap.Payload(func(c *sigmap.Coder) { c.Data(&text); c.Str(&last); c.Bool(&more) })
+type ledgerAsk struct{ what, realm, after string }
+
+type copyAsk struct {
+	one   meter.Copy // its ID, Machine and Told
+	realm sigma.RealmID
+	after string
 }
 
-// peerCopied tells what is in one.
-func (x *Accounts) peerCopied(_ context.Context, _ identity.Subject, payload []byte) ([]byte, error) {
-	var one meter.Copy
-	var machine, realm, after string
-	if err := sigmap.Parse(payload, func(c *sigmap.Coder) {
-		c.U64(&one.ID)
-		c.Str(&machine)
-		c.Str(&realm)
-		c.Str(&after)
-		c.Time(&one.Told)
-	}); err != nil {
-		return nil, err
-	}
-	one.Machine = sigma.MachineID(machine)
-	text, last, more, err := x.cfg.Copies.Page(one, sigma.RealmID(realm), after)
-	if err != nil {
-		return nil, err
-	}
-	return sigmap.Payload(func(c *sigmap.Coder) { c.Data(&text); c.Str(&last); c.Bool(&more) })
+// page is a part of the lines.
+type page struct {
+	text []byte
+	last string
+	more bool
+}
+
+func codeLedgerAsk(c *sigmap.Coder, a *ledgerAsk) {
+	c.Str(&a.what)
+	c.Str(&a.realm)
+	c.Str(&a.after)
+}
+
+func codeCopyAsk(c *sigmap.Coder, a *copyAsk) {
+	c.U64(&a.one.ID)
+	c.MachineID(&a.one.Machine)
+	c.RealmID(&a.realm)
+	c.Str(&a.after)
+	c.Time(&a.one.Told)
+}
+
+func codePage(c *sigmap.Coder, p *page) {
+	c.Data(&p.text)
+	c.Str(&p.last)
+	c.Bool(&p.more)
+}
+
+// copiesHere answers peerCopies: it lists the copies that this machine has.
+func (x *Accounts) copiesHere(_ context.Context, after string) (p page, err error) {
+	p.text, p.last, p.more, err = x.cfg.Copies.List(after)
+	return p, err
+}
+
+// copyHere answers peerCopied: it tells what is in one.
+func (x *Accounts) copyHere(_ context.Context, a copyAsk) (p page, err error) {
+	p.text, p.last, p.more, err = x.cfg.Copies.Page(a.one, a.realm, a.after)
+	return p, err
 }
 
 // copiesKnown lists the copies that there are, of each machine and ledger the one that holds the
@@ -107,10 +117,8 @@ func (x *Accounts) copiesKnown() []meter.Copy {
 		})
 		services.EachOf(len(keepers)+1, keepers, func(m sigma.MachineID) {
 			note(m, func(after string) (text []byte, last string, more bool, err error) {
-				err = x.cfg.Reach.Ask(ctx, m, peerCopies, func(c *sigmap.Coder) {
-					c.Str(&after)
-				}, func(c *sigmap.Coder) { c.Data(&text); c.Str(&last); c.Bool(&more) })
-				return slices.Clone(text), last, more, err
+				p, err := peerCopies.Ask(ctx, x.cfg.Reach.At(m), after)
+				return slices.Clone(p.text), p.last, p.more, err
 			})
 		})
 		return slices.Collect(maps.Values(best)), nil
@@ -134,18 +142,8 @@ func (x *Accounts) usageOfCopy(ctx context.Context, one meter.Copy, of sigma.Rea
 	}
 	ctx, cancel := context.WithTimeout(ctx, reach.AnswerMax)
 	defer cancel()
-	machine, realm := string(one.Machine), string(of)
-	err = x.cfg.Reach.Ask(ctx, one.Keeper, peerCopied, func(c *sigmap.Coder) {
-		c.U64(&one.ID)
-		c.Str(&machine)
-		c.Str(&realm)
-		c.Str(&after)
-		c.Time(&one.Told)
-	}, func(c *sigmap.Coder) { c.Data(&text); c.Str(&last); c.Bool(&more) })
-	if err == nil && more && last <= after {
-		err = sigma.Errorf("kernel.usage", sigma.KindInvalid, "the machine tells the same again and again")
-	}
-	return slices.Clone(text), last, more, err
+	p, err := peerCopied.Ask(ctx, x.cfg.Reach.At(one.Keeper), copyAsk{one, of, after})
+	return p.after(after, err)
 }
 
 // Cursor is how far a reader has come.
@@ -157,17 +155,18 @@ type Cursor struct {
 	after   string          // the last key it told; "" = it has told all
 }
 
-// peerLedger answers another machine's sigmad.
-func (x *Accounts) peerLedger(_ context.Context, _ identity.Subject, payload []byte) ([]byte, error) {
-	var what, realm, after string
-	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Str(&what); c.Str(&realm); c.Str(&after) }); err != nil {
-		return nil, err
+// after checks that an answer goes on after a key.
+func (p page) after(key string, err error) ([]byte, string, bool, error) {
+	if err == nil && p.more && p.last <= key {
+		err = sigma.Errorf("kernel.usage", sigma.KindInvalid, "the machine tells the same again and again")
 	}
-	text, last, more, err := x.cfg.Ledger.Page(what, x.cfg.Machine, sigma.RealmID(realm), after)
-	if err != nil {
-		return nil, err
-	}
-	return sigmap.Payload(func(c *sigmap.Coder) { c.Data(&text); c.Str(&last); c.Bool(&more) })
+	return slices.Clone(p.text), p.last, p.more, err
+}
+
+// ledgerHere answers peerLedger.
+func (x *Accounts) ledgerHere(_ context.Context, a ledgerAsk) (p page, err error) {
+	p.text, p.last, p.more, err = x.cfg.Ledger.Page(a.what, x.cfg.Machine, sigma.RealmID(a.realm), a.after)
+	return p, err
 }
 
 // UsageFile makes /sys/usage and /sys/usage-procs. A tenant is told of its own realm, the provider
@@ -256,14 +255,6 @@ func (x *Accounts) usageOfMachine(ctx context.Context, m sigma.MachineID, what s
 	}
 	ctx, cancel := context.WithTimeout(ctx, reach.AnswerMax)
 	defer cancel()
-	realm := string(of)
-	err = x.cfg.Reach.Ask(ctx, m, peerLedger, func(c *sigmap.Coder) {
-		c.Str(&what)
-		c.Str(&realm)
-		c.Str(&after)
-	}, func(c *sigmap.Coder) { c.Data(&text); c.Str(&last); c.Bool(&more) })
-	if err == nil && more && last <= after {
-		err = sigma.Errorf("kernel.usage", sigma.KindInvalid, "the machine tells the same again and again")
-	}
-	return slices.Clone(text), last, more, err
+	p, err := peerLedger.Ask(ctx, x.cfg.Reach.At(m), ledgerAsk{what, string(of), after})
+	return p.after(after, err)
 }

@@ -23,8 +23,8 @@ import (
 // the procs of any are asked, and stops the first when the procs of the last have gone: they may
 // need all of the machines.
 
-// PeerLeave: the machine that calls is going to be stopped.
-const PeerLeave = "leave"
+// PeerLeave says that the machine that calls is going to be stopped.
+var PeerLeave = sigmap.Method[sigmap.None, sigmap.None]{Name: "leave"}
 
 const (
 	leaveMost = 500 * time.Millisecond // that other machines may take to hear that this one is going to be stopped
@@ -131,12 +131,12 @@ func (x *Cluster) tellLeave() {
 	all.Wait()
 }
 
-// PeerLeave notes that another machine is going to be stopped. It answers the call PeerLeave.
-func (x *Cluster) PeerLeave(_ context.Context, from identity.Subject, _ []byte) ([]byte, error) {
+// PeerLeaves answers PeerLeave: it notes that another machine is going to be stopped.
+func (x *Cluster) PeerLeaves(_ context.Context, from identity.Subject, _ sigmap.None) (none sigmap.None, err error) {
 	x.own.mu.Lock()
 	defer x.own.mu.Unlock()
 	x.own.left[from.Machine] = leaver{from.Incarnation, time.Now()}
-	return nil, nil
+	return none, nil
 }
 
 // empty gives procs their grace. It returns when none is left and who waited for them knows, or

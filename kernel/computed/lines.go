@@ -10,6 +10,7 @@ import (
 
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/trees/treeserver"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // Lines is a file of lines that are made while it is read, a page at a time, so that one of a
@@ -120,6 +121,14 @@ func Answer(f func(ctx context.Context, payload []byte) ([]byte, error)) Handler
 	return func(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
 		reply, err := f(ctx, payload)
 		return reply, nil, err
+	}
+}
+
+// On makes a handler of a method.
+func On[Q, R any](m sigmap.Method[Q, R], f func(context.Context, Q) (R, error)) Handler {
+	h := sigmap.On(m, func(_ sigmap.None, ctx context.Context, q Q) (R, error) { return f(ctx, q) })
+	return func(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
+		return h.Call(sigmap.None{}, ctx, payload)
 	}
 }
 

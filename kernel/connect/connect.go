@@ -21,7 +21,6 @@ import (
 	"sigmaos.dev/kernel/services"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/wire/launch"
-	"sigmaos.dev/wire/sigmap"
 )
 
 // Config is what a Connect needs of its user.
@@ -35,9 +34,8 @@ type Config struct {
 	Services *services.Set
 	Proxy    *dialproxy.Proxy
 	Traffic  *meter.Traffic
-	Go       func(func()) // begins what is waited for before the program ends
-	// Ask calls another machine's sigmad. put and take may be nil.
-	Ask func(ctx context.Context, m sigma.MachineID, method string, put, take func(*sigmap.Coder)) error
+	Go       func(func())                       // begins what is waited for before the program ends
+	At       func(sigma.MachineID) sigma.Caller // another machine's sigmad
 	// Count counts a direct connection of another machine to a target of this one until done is
 	// called.
 	Count func(m sigma.MachineID, to link.Target) (done func(), err error)

@@ -17,9 +17,23 @@ import (
 // Connections in advance between machines (docs/adr/0036): the sigmad of who dials has a batch made
 // with one hello, and both give their procs the ends.
 
-// peerBegun: RealmID, ProcID, EndpointID, numbers -> nothing. Which connections of a proc's pool
-// have begun, when no batch is made that would say it.
-const PeerBegun = "begun"
+// PeerBegun says which connections of a proc's pool have begun, when no batch is made that would
+// say it.
+var PeerBegun = sigmap.Method[begun, sigmap.None]{Name: "begun", Request: codeBegun}
+
+type begun struct {
+	realm   sigma.RealmID
+	proc    sigma.ProcID
+	id      sigma.EndpointID
+	numbers []uint64
+}
+
+func codeBegun(c *sigmap.Coder, b *begun) {
+	c.RealmID(&b.realm)
+	c.ProcID(&b.proc)
+	c.Str((*string)(&b.id))
+	link.CodeNumbers(c, &b.numbers)
+}
 
 // PoolAway answers the call pool for an endpoint of another machine.
 func (x *Connect) PoolAway(ctx context.Context, who sigma.Principal, ask sigmap.PoolAsk) (*sigmap.PoolGrant, []*os.File,
@@ -84,34 +98,18 @@ func (x *Connect) dialBatch(ctx context.Context, who sigma.Principal, e sigma.En
 
 // tellBegun tells the listener's machine which connections have begun. What fails to be told is
 // told with the next ones, as long as there is the pool.
-func (x *Connect) tellBegun(ctx context.Context, who sigma.Principal, e sigma.Endpoint, begun []uint64) bool {
-	err := x.cfg.Ask(ctx, e.Machine, PeerBegun, func(c *sigmap.Coder) {
-		c.RealmID(&who.Realm)
-		c.ProcID(&who.Proc)
-		c.Str((*string)(&e.ID))
-		link.CodeNumbers(c, &begun)
-	}, nil)
+func (x *Connect) tellBegun(ctx context.Context, who sigma.Principal, e sigma.Endpoint, numbers []uint64) bool {
+	err := PeerBegun.Tell(ctx, x.cfg.At(e.Machine), begun{who.Realm, who.Proc, e.ID, numbers})
 	if err != nil {
 		x.cfg.Log.Debug("another machine was not told which connections have begun", "machine", e.Machine, "err", err)
 	}
 	return err == nil
 }
 
-// PeerBegun answers peerBegun.
-func (x *Connect) PeerBegun(_ context.Context, from identity.Subject, payload []byte) ([]byte, error) {
-	who := sigma.Principal{Machine: from.Machine}
-	var id sigma.EndpointID
-	var begun []uint64
-	if err := sigmap.Parse(payload, func(c *sigmap.Coder) {
-		c.RealmID(&who.Realm)
-		c.ProcID(&who.Proc)
-		c.Str((*string)(&id))
-		link.CodeNumbers(c, &begun)
-	}); err != nil {
-		return nil, err
-	}
-	x.cfg.Proxy.BegunFrom(who, id, begun)
-	return nil, nil
+// Begun answers PeerBegun.
+func (x *Connect) Begun(_ context.Context, from identity.Subject, b begun) (none sigmap.None, err error) {
+	x.cfg.Proxy.BegunFrom(sigma.Principal{Realm: b.realm, Proc: b.proc, Machine: from.Machine}, b.id, b.numbers)
+	return none, nil
 }
 
 // TakeBatch is link.Config.Batch: it gives a listener here what another machine had made for one of

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"sigmaos.dev/kernel/dialproxy"
-	"sigmaos.dev/kernel/identity"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/wire/launch"
 	"sigmaos.dev/wire/sigmap"
@@ -21,9 +20,8 @@ const (
 	revokeTime  = 5 * time.Second
 )
 
-// peerRevoke: Endpoint -> nothing. The machine where it listens takes it back, as the provider
-// wants.
-const PeerRevoke = "revoke"
+// PeerRevoke has the machine where an endpoint listens take it back, as the provider wants.
+var PeerRevoke = sigmap.Method[sigma.Endpoint, sigmap.None]{Name: "revoke", Request: (*sigmap.Coder).Endpoint}
 
 // Revoke takes an endpoint back: nobody dials it any more, and the connections that were made to it
 // end. That includes those between this machine and others; when it returns, all have been shut
@@ -34,7 +32,7 @@ func (x *Connect) Revoke(ctx context.Context, by sigma.Principal, e sigma.Endpoi
 			return sigma.Errorf("kernel.Revoke", sigma.KindPermission,
 				"the endpoint is one of machine %s: only a proc there, and the provider, can take it back", e.Machine)
 		}
-		return x.cfg.Ask(ctx, e.Machine, PeerRevoke, func(c *sigmap.Coder) { c.Endpoint(&e) }, nil)
+		return PeerRevoke.Tell(ctx, x.cfg.At(e.Machine), e)
 	}
 	if err := x.cfg.Proxy.Withdraw(by, e); err != nil {
 		return err
@@ -46,17 +44,13 @@ func (x *Connect) Revoke(ctx context.Context, by sigma.Principal, e sigma.Endpoi
 	return nil
 }
 
-// RevokeCall answers peerRevoke. That the other machine is a member is enough: its provider is this
+// RevokeHere answers PeerRevoke. That the other machine is a member is enough: its provider is this
 // one's.
-func (x *Connect) RevokeCall(ctx context.Context, _ identity.Subject, payload []byte) ([]byte, error) {
-	var e sigma.Endpoint
-	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Endpoint(&e) }); err != nil {
-		return nil, err
-	}
+func (x *Connect) RevokeHere(ctx context.Context, e sigma.Endpoint) (none sigmap.None, err error) {
 	if e.Machine != x.cfg.Machine {
-		return nil, sigma.Errorf("kernel.Revoke", sigma.KindInvalid, "the endpoint is one of machine %s", e.Machine)
+		return none, sigma.Errorf("kernel.Revoke", sigma.KindInvalid, "the endpoint is one of machine %s", e.Machine)
 	}
-	return nil, x.Revoke(ctx, x.cfg.Cluster.Provider(), e)
+	return none, x.Revoke(ctx, x.cfg.Cluster.Provider(), e)
 }
 
 // launchOf is the launcher's number of a proc or service that runs here; 0 if none does.

@@ -23,10 +23,10 @@ const (
 	// verdictStale is how long sessions go on without an answer. While no named has a quorum
 	// nothing can be revoked; a machine that is cut off would not hear of it.
 	verdictStale = 15 * time.Second
-	// peerCredentials: nothing -> nothing. A credential was revoked: the machine asks named at
-	// once.
-	peerCredentials = "credentials"
 )
+
+// peerCredentials says that a credential was revoked: the machine asks named at once.
+var peerCredentials = sigmap.Method[sigmap.None, sigmap.None]{Name: "credentials"}
 
 // All are the credentials of a realm.
 func (g *Guests) All(ctx context.Context, realm sigma.RealmID) (all []sigma.Credential, err error) {
@@ -94,15 +94,10 @@ func (g *Guests) Revoke(ctx context.Context, realm sigma.RealmID, by *Granted, p
 		g.cfg.Go(func() { // one that does not hear it asks within VerdictEvery
 			ctx, cancel := context.WithTimeout(g.ctx, reach.AnswerMax)
 			defer cancel()
-			g.cfg.Reach.Ask(ctx, m, peerCredentials, nil, nil)
+			peerCredentials.Tell(ctx, g.cfg.Reach.At(m), sigmap.None{})
 		})
 	}
 	return reply, nil
-}
-
-func (g *Guests) peerCredentials(context.Context, identity.Subject, []byte) ([]byte, error) {
-	g.Tell()
-	return nil, nil
 }
 
 // verdicts asks named what credentials are good for.

@@ -103,7 +103,10 @@ type Guests struct {
 // New makes the guests of a machine that has none, and answers other machines.
 func New(cfg Config) *Guests {
 	g := newGuests(cfg)
-	cfg.Reach.Calls[peerCredentials] = g.peerCredentials
+	cfg.Reach.Answer(reach.On(peerCredentials, func(context.Context, sigmap.None) (none sigmap.None, err error) {
+		g.Tell()
+		return none, nil
+	}))
 	return g
 }
 

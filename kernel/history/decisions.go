@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"sigmaos.dev/kernel/computed"
-	"sigmaos.dev/kernel/identity"
 	"sigmaos.dev/kernel/reach"
 	"sigmaos.dev/kernel/report"
 	"sigmaos.dev/sched/decision"
@@ -21,8 +20,31 @@ import (
 // /sys/decisions: why procs waited, were placed and failed, as whoever decided noted then. Each
 // machine keeps what was noted there: by its schedd, and by the besched and lcsched that run there.
 
-// peerDecisions: realm or "", number -> lines after that, number of the last, more.
-const peerDecisions = "decisions"
+// peerDecisions asks for the lines of decisions after a number.
+var peerDecisions = sigmap.Method[decisionsAsk, lines]{Name: "decisions", Request: codeDecisionsAsk, Reply: codeLines}
+
+type decisionsAsk struct {
+	of  sigma.RealmID // "" = of all
+	seq uint64
+}
+
+func codeDecisionsAsk(c *sigmap.Coder, a *decisionsAsk) {
+	c.RealmID(&a.of)
+	c.U64(&a.seq)
+}
+
+// lines are some of what a machine keeps.
+type lines struct {
+	text []byte
+	last uint64 // number of the last
+	more bool
+}
+
+func codeLines(c *sigmap.Coder, l *lines) {
+	c.Data(&l.text)
+	c.U64(&l.last)
+	c.Bool(&l.more)
+}
 
 // decisionsPage bounds the bytes of lines that are told at a time, but for the last line.
 const decisionsPage = 40 << 10
@@ -140,8 +162,8 @@ func (x *History) DecisionsFile(of sigma.RealmID) *computed.Lines[decisionsAt] {
 
 // NoteCall keeps what a scheduler of this machine decided.
 func (x *History) NoteCall(_ context.Context, payload []byte) ([]byte, []*os.File, error) {
-	var rs []decision.Record
-	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { decision.Code(c, &rs) }); err != nil {
+	rs, err := decision.CallNote.Parse(payload)
+	if err != nil {
 		return nil, nil, err
 	}
 	for _, one := range rs {
@@ -162,22 +184,15 @@ func (x *History) decisionsOf(ctx context.Context, m sigma.MachineID, of sigma.R
 	}
 	ctx, cancel := context.WithTimeout(ctx, reach.AnswerMax)
 	defer cancel()
-	err = x.cfg.Reach.Ask(ctx, m, peerDecisions, func(c *sigmap.Coder) {
-		c.RealmID(&of)
-		c.U64(&seq)
-	}, func(c *sigmap.Coder) { c.Data(&text); c.U64(&last); c.Bool(&more) })
-	if err == nil && more && last <= seq {
+	l, err := peerDecisions.Ask(ctx, x.cfg.Reach.At(m), decisionsAsk{of, seq})
+	if err == nil && l.more && l.last <= seq {
 		err = sigma.Errorf("kernel.decisions", sigma.KindInvalid, "the machine tells the same again and again")
 	}
-	return slices.Clone(text), last, more && err == nil, err
+	return slices.Clone(l.text), l.last, l.more && err == nil, err
 }
 
-func (x *History) peerDecisions(_ context.Context, _ identity.Subject, payload []byte) ([]byte, error) {
-	var of sigma.RealmID
-	var seq uint64
-	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.RealmID(&of); c.U64(&seq) }); err != nil {
-		return nil, err
-	}
-	text, last, more := x.Decisions.After(of, seq, decisionsPage)
-	return sigmap.Payload(func(c *sigmap.Coder) { c.Data(&text); c.U64(&last); c.Bool(&more) })
+// decisionsHere answers peerDecisions.
+func (x *History) decisionsHere(_ context.Context, a decisionsAsk) (l lines, err error) {
+	l.text, l.last, l.more = x.Decisions.After(a.of, a.seq, decisionsPage)
+	return l, nil
 }

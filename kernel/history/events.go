@@ -24,9 +24,19 @@ import (
 	"sigmaos.dev/wire/sigmap"
 )
 
-// peerEvents: which, number -> JSON lines of the machine's events after that, up to eventsPage and
+// peerEvents asks for JSON lines of the machine's events after a number, up to eventsPage and
 // eventsBytes.
-const peerEvents = "events"
+var peerEvents = sigmap.Method[eventsAsk, []byte]{Name: "events", Request: codeEventsAsk, Reply: (*sigmap.Coder).Data}
+
+type eventsAsk struct {
+	which eventlog.Asked
+	seq   uint64
+}
+
+func codeEventsAsk(c *sigmap.Coder, a *eventsAsk) {
+	a.which.Code(c)
+	c.U64(&a.seq)
+}
 
 // Config is what a History needs of its user.
 type Config struct {
@@ -51,7 +61,7 @@ type History struct {
 func New(cfg Config) *History {
 	x := &History{cfg: cfg, Events: eventlog.New(cfg.Machine, time.Now)}
 	x.Decisions = x.openDecisions()
-	cfg.Reach.Calls[peerEvents], cfg.Reach.Calls[peerDecisions] = x.peerEvents, x.peerDecisions
+	cfg.Reach.Answer(reach.On(peerEvents, x.eventsHere), reach.On(peerDecisions, x.decisionsHere))
 	return x
 }
 
@@ -97,12 +107,7 @@ func (x *History) eventsAfter(ctx context.Context, q eventlog.Asked, after repor
 	var all sync.WaitGroup
 	for _, m := range x.cfg.Cluster.Others() {
 		all.Go(func() {
-			seq := after[string(m)]
-			var lines []byte
-			err := x.cfg.Reach.Ask(ctx, m, peerEvents, func(c *sigmap.Coder) {
-				q.Code(c)
-				c.U64(&seq)
-			}, func(c *sigmap.Coder) { c.Data(&lines) })
+			lines, err := peerEvents.Ask(ctx, x.cfg.Reach.At(m), eventsAsk{q, after[string(m)]})
 			es, perr := eventlog.Parse(lines, m)
 			mu.Lock()
 			defer mu.Unlock()
@@ -126,17 +131,10 @@ func (x *History) eventsAfter(ctx context.Context, q eventlog.Asked, after repor
 	return text, next, n > 0 && (more || n < len(out)), err
 }
 
-func (x *History) peerEvents(_ context.Context, _ identity.Subject, payload []byte) ([]byte, error) {
-	var q eventlog.Asked
-	var seq uint64
-	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { q.Code(c); c.U64(&seq) }); err != nil {
-		return nil, err
-	}
-	lines, _, err := eventlog.Page(x.Events.After(q, seq))
-	if err != nil {
-		return nil, err
-	}
-	return sigmap.Payload(func(c *sigmap.Coder) { c.Data(&lines) })
+// eventsHere answers peerEvents.
+func (x *History) eventsHere(_ context.Context, a eventsAsk) ([]byte, error) {
+	lines, _, err := eventlog.Page(x.Events.After(a.which, a.seq))
+	return lines, err
 }
 
 // TellProc notes what became of a proc that is at home here. It does not block.

@@ -1,6 +1,7 @@
 package history
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"testing"
@@ -9,6 +10,7 @@ import (
 	"sigmaos.dev/kernel/cluster"
 	"sigmaos.dev/kernel/eventlog"
 	"sigmaos.dev/kernel/identity"
+	"sigmaos.dev/kernel/reach"
 	"sigmaos.dev/kernel/report"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/wire/sigmap"
@@ -23,19 +25,15 @@ func TestEventsOfControlCharacters(t *testing.T) {
 		x.Events.OfRealm(report.Event{Event: report.EventProcEnded, Realm: "a", Proc: fmt.Sprint(i),
 			Message: strings.Repeat("\x01", eventlog.MessageMax)})
 	}
+	to := sigmap.Via(func(ctx context.Context, _ string, payload []byte) ([]byte, error) {
+		reply, _, err := reach.On(peerEvents, x.eventsHere).Call(identity.Subject{}, ctx, payload)
+		return reply, err
+	})
 	q, seq, n := eventlog.Asked{System: true, All: true}, uint64(0), 0
 	for pages := 0; ; pages++ {
-		payload, err := sigmap.Payload(func(c *sigmap.Coder) { q.Code(c); c.U64(&seq) })
-		if err != nil {
-			t.Fatal(err)
-		}
-		reply, err := x.peerEvents(t.Context(), identity.Subject{}, payload)
+		lines, err := peerEvents.Ask(t.Context(), to, eventsAsk{q, seq})
 		if err != nil {
 			t.Fatalf("after %d events: %v", n, err)
-		}
-		var lines []byte
-		if err := sigmap.Parse(reply, func(c *sigmap.Coder) { c.Data(&lines) }); err != nil {
-			t.Fatal(err)
 		}
 		es, err := eventlog.Parse(lines, "m1")
 		if err != nil {
@@ -88,8 +86,8 @@ func TestTellMembers(t *testing.T) {
 		for _, self := range []sigma.MachineID{"m1", "m2"} {
 			x := &History{cfg: Config{Machine: self, Cluster: cluster.New(cluster.Config{})},
 				Events: eventlog.New(self, time.Now)}
-			if _, err := x.cfg.Cluster.PeerLeave(t.Context(), identity.Subject{Machine: "m2", Incarnation: leaves},
-				nil); err != nil {
+			if _, err := x.cfg.Cluster.PeerLeaves(t.Context(), identity.Subject{Machine: "m2", Incarnation: leaves},
+				sigmap.None{}); err != nil {
 				t.Fatal(err)
 			}
 			x.TellMembers(one(c.before), one(c.after))

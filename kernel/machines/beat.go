@@ -11,7 +11,6 @@ import (
 
 	"sigmaos.dev/kernel/identity"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/wire/sigmap"
 )
 
 // A beat is a number, sent over a link that is for nothing else; the other side sends it back. Who
@@ -340,16 +339,3 @@ func (e *Ear) Heard() map[sigma.MachineID]time.Time {
 // ReportMax is how much evidence fits one report; an observer of more machines sends several, each
 // with what is freshest of the rest.
 const ReportMax = 700
-
-// CodeEvidence is the payload of a report: a count, then of each name, incarnation, age.
-func CodeEvidence(c *sigmap.Coder, es *[]Evidence) {
-	sigmap.List(c, es, 2+8+8, func(e *Evidence) {
-		c.Str((*string)(&e.ID))
-		c.U64((*uint64)(&e.Incarnation))
-		c.Duration(&e.Age)
-		if c.Decoding() && (e.ID.Check() != nil || e.Age < 0) {
-			c.Fail("evidence is of no machine or from the future")
-			return
-		}
-	})
-}

@@ -14,7 +14,6 @@ import (
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/trees/memfs"
 	"sigmaos.dev/trees/resolve"
-	"sigmaos.dev/wire/sigmap"
 )
 
 // wire is a network of one link that can be cut: then dials get no answer, and what is written goes
@@ -246,19 +245,17 @@ func FuzzParseState(f *testing.F) {
 }
 
 func FuzzCodeEvidence(f *testing.F) {
-	payload, err := sigmap.Payload(func(c *sigmap.Coder) { CodeEvidence(c, &[]Evidence{{"m1", 2, time.Second}}) })
+	payload, err := CallReport.Payload([]Evidence{{"m1", 2, time.Second}})
 	if err != nil {
 		f.Fatal(err)
 	}
 	f.Add(payload)
 	f.Fuzz(func(t *testing.T, payload []byte) {
-		var es []Evidence
-		if sigmap.Parse(payload, func(c *sigmap.Coder) { CodeEvidence(c, &es) }) != nil {
+		es, err := CallReport.Parse(payload)
+		if err != nil {
 			return
 		}
-		if again, err := sigmap.Payload(func(c *sigmap.Coder) {
-			CodeEvidence(c, &es)
-		}); err != nil || !bytes.Equal(again, payload) {
+		if again, err := CallReport.Payload(es); err != nil || !bytes.Equal(again, payload) {
 			t.Errorf("%x became %x, %v", payload, again, err)
 		}
 	})

@@ -50,10 +50,6 @@ type Daemon struct {
 
 var _ sigma.Tree = (*Daemon)(nil)
 
-// CallFound makes the first machine: Enrolment without proofs -> Grant. Only the judge's own
-// machine may ask, and only while there is no other.
-const CallFound = "found"
-
 // daemonPause is between attempts to read the state while the store cannot be reached.
 const daemonPause = 250 * time.Millisecond
 
@@ -295,32 +291,52 @@ func (d *Daemon) Attach(_ context.Context, p sigma.Principal, _ string) (sigma.F
 }
 
 func (d *Daemon) call(ctx context.Context, p sigma.Principal, method string, payload []byte) ([]byte, error) {
-	if method == CallCertify {
-		return d.certify(p, payload)
+	if m, ok := daemonMethods[method]; ok {
+		reply, _, err := m.Call(daemonAsker{d, p}, ctx, payload)
+		return reply, err
 	}
-	if method == CallReport { // for whoever this machine is, or will be
-		var es []Evidence
-		if err := sigmap.Parse(payload, func(c *sigmap.Coder) { CodeEvidence(c, &es) }); err != nil {
-			return nil, err
-		}
-		now := time.Now()
-		for _, e := range es {
-			d.ear.Hear(e.ID, e.Incarnation, now.Add(-e.Age))
-		}
-		d.mu.Lock()
-		heir := d.heir
-		if heir != nil {
-			heir.Report(now, Report{p.Machine, es})
-		}
-		d.mu.Unlock()
-		if heir != nil {
-			return nil, nil
-		}
+	s, err := d.decided(ctx, method == CallErrands.Name)
+	if err != nil {
+		return nil, err
 	}
-	if method == CallRoster {
-		return d.roster(ctx, p, payload)
+	return s.call(ctx, p, method, payload)
+}
+
+// daemonAsker is who asks a Daemon.
+type daemonAsker struct {
+	*Daemon
+	p sigma.Principal
+}
+
+// daemonMethods are what a Daemon answers also while it does not decide, and CallFound.
+var daemonMethods = sigmap.Table(sigmap.On(CallCertify, daemonAsker.certify), sigmap.Do(CallReport, daemonAsker.report),
+	sigmap.On(CallRoster, daemonAsker.roster), sigmap.On(CallFound, daemonAsker.found))
+
+// report notes what was heard, for whoever this machine is, or will be.
+func (d daemonAsker) report(ctx context.Context, es []Evidence) error {
+	now := time.Now()
+	for _, e := range es {
+		d.ear.Hear(e.ID, e.Incarnation, now.Add(-e.Age))
 	}
-	s, judge := d.decides(ctx, method == CallErrands)
+	d.mu.Lock()
+	heir := d.heir
+	if heir != nil {
+		heir.Report(now, Report{d.p.Machine, es})
+	}
+	d.mu.Unlock()
+	if heir != nil {
+		return nil
+	}
+	s, err := d.decided(ctx, false)
+	if err != nil {
+		return err
+	}
+	return s.registry.Do(ctx, Report{d.p.Machine, es})
+}
+
+// decided gives the service, if this machine is the judge.
+func (d *Daemon) decided(ctx context.Context, wait bool) (*Service, error) {
+	s, judge := d.decides(ctx, wait)
 	switch {
 	case s == nil && judge != "":
 		return nil, &sigma.Error{Op: "machines.Daemon", Kind: sigma.KindUnavailable,
@@ -328,10 +344,8 @@ func (d *Daemon) call(ctx context.Context, p sigma.Principal, method string, pay
 	case s == nil:
 		return nil, &sigma.Error{Op: "machines.Daemon", Kind: sigma.KindUnavailable,
 			Msg: "it is not known yet who decides about membership", Hint: "try again in a moment"}
-	case method == CallFound:
-		return s.found(ctx, p, d.cfg.Self, payload)
 	}
-	return s.call(ctx, p, method, payload)
+	return s, nil
 }
 
 // decides gives the service, if this machine is the judge, else who is. Who waits for news is not
@@ -354,46 +368,40 @@ func (d *Daemon) decides(ctx context.Context, wait bool) (*Service, sigma.Machin
 // roster answers CallRoster: the judge with its own; an heir waits until it is the judge, or until
 // the judge is silent, and then gives what was saved last, if that is later than what the caller
 // knows.
-func (d *Daemon) roster(ctx context.Context, p sigma.Principal, payload []byte) ([]byte, error) {
-	var known uint64
-	var skip uint32
-	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.U64(&known); c.U32(&skip) }); err != nil {
-		return nil, err
-	}
+func (d daemonAsker) roster(ctx context.Context, a rosterAsk) (p rosterPage, err error) {
 	for {
 		d.mu.Lock()
 		s, seen, turned := d.service, d.seen, d.turned
 		d.mu.Unlock()
 		switch {
 		case s != nil:
-			return s.call(ctx, p, CallRoster, payload)
-		case seen != nil && (seen.Epoch > known || skip > 0 && seen.Epoch == known):
-			rest := seen.Members[min(int(skip), len(seen.Members)):]
+			return asker{s, d.p}.rosterPage(ctx, a)
+		case seen != nil && (seen.Epoch > a.epoch || a.skip > 0 && seen.Epoch == a.epoch):
+			rest := seen.Members[min(int(a.skip), len(seen.Members)):]
 			rest = rest[:min(len(rest), membersPage)]
-			more := int(skip)+len(rest) < len(seen.Members)
-			return sigmap.Payload(func(c *sigmap.Coder) {
-				c.U64(&seen.Epoch)
-				c.Bool(&more)
-				identity.CodeMembers(c, &rest)
-			})
-		case skip > 0:
-			return nil, sigma.Errorf("machines.Roster", sigma.KindVersion, "the roster has changed meanwhile")
+			return rosterPage{seen.Epoch, int(a.skip)+len(rest) < len(seen.Members), rest}, nil
+		case a.skip > 0:
+			return p, sigma.Errorf("machines.Roster", sigma.KindVersion, "the roster has changed meanwhile")
 		}
 		select {
 		case <-turned:
 		case <-ctx.Done():
-			return nil, sigma.Wrap("machines.Roster", "", ctx.Err())
+			return p, sigma.Wrap("machines.Roster", "", ctx.Err())
 		}
 	}
 }
 
 // found makes the first machine of what it says of itself.
-func (s *Service) found(ctx context.Context, p sigma.Principal, self sigma.MachineID, payload []byte) ([]byte, error) {
+func (d daemonAsker) found(ctx context.Context, payload []byte) ([]byte, error) {
+	s, err := d.decided(ctx, false)
+	if err != nil {
+		return nil, err
+	}
 	e, err := identity.ParseEnrolment(payload)
 	if err != nil {
 		return nil, err
 	}
-	if p.Machine != self || e.Machine != self {
+	if self := d.cfg.Self; d.p.Machine != self || e.Machine != self {
 		return nil, sigma.Errorf("machines.Found", sigma.KindPermission, "a system is founded by its first machine")
 	}
 	labels, err := parseLabels(e.Labels, false)
@@ -421,7 +429,7 @@ func (c *Client) Found(ctx context.Context, e identity.Enrolment, key ed25519.Pr
 	if err != nil {
 		return nil, err
 	}
-	reply, _, err := c.root.Call(ctx, CallFound, payload, nil)
+	reply, err := CallFound.Ask(ctx, c.root, payload)
 	if err != nil {
 		return nil, err
 	}

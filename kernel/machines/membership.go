@@ -3,12 +3,7 @@ package machines
 import (
 	"sigmaos.dev/kernel/identity"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/wire/sigmap"
 )
-
-// CallMembership is answered by sigmad itself, not by machined: - -> Membership. So it is known
-// also while nobody decides.
-const CallMembership = "membership"
 
 // Membership is what a machine knows of its own place in the system.
 type Membership struct {
@@ -55,35 +50,5 @@ func (m *Membership) tally(members []identity.Member, silent func(sigma.MachineI
 				m.Voting++
 			}
 		}
-	}
-}
-
-// expiriesMax bounds the list in a Membership: a certificate and a few authorities.
-const expiriesMax = 16
-
-// CodeMembership is the payload of an answer to CallMembership.
-func CodeMembership(c *sigmap.Coder, m *Membership) {
-	c.Str((*string)(&m.System))
-	c.U64((*uint64)(&m.Incarnation))
-	c.Str(&m.Address)
-	c.U64(&m.Epoch)
-	c.U32(&m.Machines)
-	c.U32(&m.Alive)
-	c.U32(&m.Controls)
-	c.U32(&m.Voting)
-	c.U32(&m.Silent)
-	n := min(len(m.Expiries), expiriesMax)
-	c.Count(&n, 2+8+1)
-	if c.Decoding() {
-		if n > expiriesMax {
-			c.Fail("too many expiries")
-			return
-		}
-		m.Expiries = make([]identity.Expiry, n)
-	}
-	for i := range n {
-		c.Str(&m.Expiries[i].What)
-		c.Time(&m.Expiries[i].At)
-		c.Bool(&m.Expiries[i].Warn)
 	}
 }

@@ -14,37 +14,6 @@ import (
 	"sigmaos.dev/wire/sigmap"
 )
 
-// Methods of the service's root file. The machine that calls is the Principal's, stamped from its
-// link.
-//
-//	token     uses, ttl -> text of a new token       tokens    - -> []Token           revoke   TokenID -> -
-//	list      skip -> more, []MachineInfo            cordon    name, on -> -          drain    name -> -
-//	label     name, []name=value -> -                control   name, on -> -          remove   name, force -> -
-//	challenge - -> Challenge                         enrol     Enrolment -> Grant     renew    incarnation, key -> certificate
-//	report    []Evidence -> -                        vouch     name, incarnation -> -
-//	roster    epoch, skip -> epoch, more, []Member   waits until there is a later one (skip > 0: of the same one)
-//	errands   seen -> number, []Errand               waits until there are some for the caller
-//	authority - -> PEM with the key                  for machined of another control machine; its sigmad lets nobody else ask
-const (
-	CallToken     = "token"
-	CallTokens    = "tokens"
-	CallRevoke    = "revoke"
-	CallList      = "list"
-	CallCordon    = "cordon"
-	CallDrain     = "drain"
-	CallLabel     = "label"
-	CallControl   = "control"
-	CallRemove    = "remove"
-	CallChallenge = "challenge"
-	CallEnrol     = "enrol"
-	CallRenew     = "renew"
-	CallReport    = "report"
-	CallVouch     = "vouch"
-	CallRoster    = "roster"
-	CallErrands   = "errands"
-	CallAuthority = "authority"
-)
-
 // Pages of answers, such that each fits one message.
 const (
 	infosPage   = 20  // of at most 2.5 KiB
@@ -283,206 +252,141 @@ func (s *Service) Attach(_ context.Context, p sigma.Principal, _ string) (sigma.
 	return attach(p, s.call)
 }
 
+// call answers a call of the root file.
 func (s *Service) call(ctx context.Context, p sigma.Principal, method string, payload []byte) ([]byte, error) {
-	switch method {
-	case CallToken, CallTokens, CallRevoke:
-		return s.tokens(ctx, method, payload)
-	case CallChallenge, CallEnrol, CallRenew:
-		return s.enrolments(ctx, p, method, payload)
-	case CallReport, CallVouch, CallRoster, CallErrands:
-		return s.observers(ctx, p, method, payload)
-	case CallList:
-		return s.list(ctx, payload)
-	case CallAuthority:
-		return s.handOver(ctx, p)
+	m, ok := methods[method]
+	if !ok {
+		return nil, treeserver.NoMethod("machines", method)
 	}
-	return s.operate(ctx, method, payload)
+	reply, _, err := m.Call(asker{s, p}, ctx, payload)
+	return reply, err
 }
 
-func (s *Service) tokens(ctx context.Context, method string, payload []byte) ([]byte, error) {
-	switch method {
-	case CallToken:
-		var uses uint32
-		var ttl time.Duration
-		if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.U32(&uses); c.Duration(&ttl) }); err != nil {
-			return nil, err
-		}
-		t := identity.NewToken(s.authority.Fingerprint())
-		if err := s.registry.Do(ctx, MakeToken{t.ID(), t.Key(), int(min(uses, TokenUsesMax+1)), ttl}); err != nil {
-			return nil, err
-		}
-		text := t.Text()
-		return sigmap.Payload(func(c *sigmap.Coder) { c.Str(&text) })
-	case CallRevoke:
-		var id identity.TokenID
-		if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Str((*string)(&id)) }); err != nil {
-			return nil, err
-		}
-		return nil, s.registry.Do(ctx, RevokeToken{id})
-	}
-	var list []Token
-	if err := s.registry.View(ctx, func(c *Core) { list = c.Tokens() }); err != nil {
-		return nil, err
-	}
-	list = list[:min(len(list), tokensPage)]
-	return sigmap.Payload(func(c *sigmap.Coder) { codeTokens(c, &list) })
+// asker is who asks a Service.
+type asker struct {
+	*Service
+	p sigma.Principal
 }
 
-func (s *Service) enrolments(ctx context.Context, p sigma.Principal, method string, payload []byte) ([]byte, error) {
-	switch method {
-	case CallChallenge:
-		ch, err := s.registry.Challenge(ctx)
-		return ch[:], err
-	case CallEnrol:
-		e, err := identity.ParseEnrolment(payload)
+var methods = sigmap.Table(
+	sigmap.On(CallToken, asker.token),
+	sigmap.On(CallTokens, func(s asker, ctx context.Context, _ sigmap.None) (list []Token, err error) {
+		err = s.registry.View(ctx, func(c *Core) { list = c.Tokens() })
+		return list[:min(len(list), tokensPage)], err
+	}),
+	onEvent(CallRevoke, func(_ asker, id identity.TokenID) Event { return RevokeToken{id} }),
+	sigmap.On(CallChallenge, func(s asker, ctx context.Context, _ sigmap.None) (identity.Challenge, error) {
+		return s.registry.Challenge(ctx)
+	}),
+	sigmap.On(CallEnrol, asker.enrol),
+	sigmap.On(CallRenew, func(s asker, ctx context.Context, r renewal) ([]byte, error) {
+		return s.registry.Renew(ctx, identity.Subject{Machine: s.p.Machine, Incarnation: r.incarnation,
+			Key: identity.KeyFingerprint(r.key)}, r.key)
+	}),
+	onEvent(CallReport, func(s asker, es []Evidence) Event { return Report{s.p.Machine, es} }),
+	onEvent(CallVouch, func(s asker, v Vouch) Event { v.By = s.p.Machine; return v }),
+	sigmap.On(CallRoster, asker.rosterPage),
+	sigmap.On(CallErrands, func(s asker, ctx context.Context, seen uint64) (p errandsPage, err error) {
+		p.number, p.list, err = s.wait(ctx, s.p.Machine, seen)
+		return p, err
+	}),
+	sigmap.On(CallList, asker.list),
+	sigmap.On(CallAuthority, asker.handOver),
+	sigmap.On(CallCordon, func(s asker, ctx context.Context, e Cordon) (acts bool, err error) {
+		epoch, err := s.registry.publish(ctx, e)
 		if err != nil {
-			return nil, err
+			return false, err
 		}
-		g, err := s.registry.Enrol(ctx, e)
+		return s.acts(ctx, e.ID, epoch), nil
+	}),
+	sigmap.Do(CallDrain, func(s asker, ctx context.Context, id sigma.MachineID) error {
+		return s.publish(ctx, DrainStart{id})
+	}),
+	sigmap.Do(CallLabel, func(s asker, ctx context.Context, l labelling) error {
+		m, err := parseLabels(l.labels, true)
 		if err != nil {
-			return nil, err
+			return err
 		}
-		return g.Encode()
-	}
-	var inc sigma.Incarnation
-	var key []byte
-	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.U64((*uint64)(&inc)); c.Data(&key) }); err != nil {
-		return nil, err
-	}
-	return s.registry.Renew(ctx, identity.Subject{Machine: p.Machine, Incarnation: inc,
-		Key: identity.KeyFingerprint(key)}, key)
+		return s.publish(ctx, Label{l.id, m})
+	}),
+	sigmap.Do(CallControl, func(s asker, ctx context.Context, e Control) error {
+		if !e.On {
+			if err := s.leaveNames(ctx, e); err != nil {
+				return err
+			}
+		}
+		return s.publish(ctx, e)
+	}),
+	sigmap.Do(CallRemove, func(s asker, ctx context.Context, e Remove) error {
+		if err := s.registry.Do(ctx, GiveUp(e)); err != nil {
+			return err
+		}
+		return s.publish(ctx, e)
+	}),
+)
+
+// onEvent makes the handler of a method that is one event.
+func onEvent[Q any](m sigmap.Method[Q, sigmap.None], of func(asker, Q) Event) sigmap.Handler[asker] {
+	return sigmap.Do(m, func(s asker, ctx context.Context, q Q) error { return s.registry.Do(ctx, of(s, q)) })
 }
 
-func (s *Service) observers(ctx context.Context, p sigma.Principal, method string, payload []byte) ([]byte, error) {
-	switch method {
-	case CallReport:
-		var es []Evidence
-		if err := sigmap.Parse(payload, func(c *sigmap.Coder) { CodeEvidence(c, &es) }); err != nil {
-			return nil, err
-		}
-		return nil, s.registry.Do(ctx, Report{p.Machine, es})
-	case CallVouch:
-		v := Vouch{By: p.Machine}
-		if err := sigmap.Parse(payload, func(c *sigmap.Coder) {
-			c.Str((*string)(&v.ID))
-			c.U64((*uint64)(&v.Incarnation))
-		}); err != nil {
-			return nil, err
-		}
-		return nil, s.registry.Do(ctx, v)
-	case CallErrands:
-		var seen uint64
-		if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.U64(&seen) }); err != nil {
-			return nil, err
-		}
-		n, list, err := s.wait(ctx, p.Machine, seen)
-		if err != nil {
-			return nil, err
-		}
-		return sigmap.Payload(func(c *sigmap.Coder) { c.U64(&n); codeErrands(c, &list) })
-	}
-	var epoch uint64
-	var skip uint32
-	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.U64(&epoch); c.U32(&skip) }); err != nil {
-		return nil, err
-	}
-	if skip == 0 {
-		s.say(p.Machine, epoch)
-	}
-	epoch, more, ms, err := s.page(ctx, epoch, int(skip))
+// publish carries out what an operator asks of one machine.
+func (s *Service) publish(ctx context.Context, e Event) error {
+	_, err := s.registry.publish(ctx, e)
+	return err
+}
+
+func (s asker) token(ctx context.Context, a tokenAsk) (string, error) {
+	t := identity.NewToken(s.authority.Fingerprint())
+	err := s.registry.Do(ctx, MakeToken{t.ID(), t.Key(), int(min(a.uses, TokenUsesMax+1)), a.ttl})
+	return t.Text(), err
+}
+
+func (s asker) enrol(ctx context.Context, payload []byte) ([]byte, error) {
+	e, err := identity.ParseEnrolment(payload)
 	if err != nil {
 		return nil, err
 	}
-	return sigmap.Payload(func(c *sigmap.Coder) { c.U64(&epoch); c.Bool(&more); identity.CodeMembers(c, &ms) })
+	g, err := s.registry.Enrol(ctx, e)
+	if err != nil {
+		return nil, err
+	}
+	return g.Encode()
 }
 
-func (s *Service) list(ctx context.Context, payload []byte) ([]byte, error) {
-	var skip uint32
-	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.U32(&skip) }); err != nil {
-		return nil, err
+func (s asker) rosterPage(ctx context.Context, a rosterAsk) (p rosterPage, err error) {
+	if a.skip == 0 {
+		s.say(s.p.Machine, a.epoch)
 	}
-	var all []sigma.MachineInfo
-	if err := s.registry.View(ctx, func(c *Core) { all = c.List() }); err != nil {
-		return nil, err
-	}
-	all = all[min(int(skip), len(all)):]
-	n := min(len(all), infosPage)
-	more, page := n < len(all), all[:n]
-	return sigmap.Payload(func(c *sigmap.Coder) { c.Bool(&more); codeInfos(c, &page) })
+	p.epoch, p.more, p.members, err = s.page(ctx, a.epoch, int(a.skip))
+	return p, err
+}
+
+func (s asker) list(ctx context.Context, skip uint32) (l listed, err error) {
+	err = s.registry.View(ctx, func(c *Core) { l.page = c.List() })
+	l.page = l.page[min(int(skip), len(l.page)):]
+	n := min(len(l.page), infosPage)
+	l.more, l.page = n < len(l.page), l.page[:n]
+	return l, err
 }
 
 // handOver gives the authority to machined of another control machine, so that it can take over.
 // Who has it can be any machine, so nobody else gets it, and it is nowhere else: not in the store,
 // not in a backup.
-func (s *Service) handOver(ctx context.Context, p sigma.Principal) ([]byte, error) {
+func (s asker) handOver(ctx context.Context, _ sigmap.None) ([]byte, error) {
 	const op = "machines.Authority"
 	allowed := false
 	err := s.registry.View(ctx, func(c *Core) {
-		m := c.members[p.Machine]
+		m := c.members[s.p.Machine]
 		allowed = m != nil && m.Control && !m.Lost
 	})
 	switch {
 	case err != nil:
 		return nil, err
-	case !allowed || p.Realm != sigma.SystemRealm || p.Proc != "":
-		return nil, sigma.Errorf(op, sigma.KindPermission, "machine %.80s is no control machine", p.Machine)
+	case !allowed || s.p.Realm != sigma.SystemRealm || s.p.Proc != "":
+		return nil, sigma.Errorf(op, sigma.KindPermission, "machine %.80s is no control machine", s.p.Machine)
 	}
 	return s.authority.Marshal(), nil
-}
-
-// operate carries out what an operator asks of one machine. A cordon tells whether the machine acts
-// by it already.
-func (s *Service) operate(ctx context.Context, method string, payload []byte) ([]byte, error) {
-	var id sigma.MachineID
-	var on bool
-	var labels []string
-	err := sigmap.Parse(payload, func(c *sigmap.Coder) {
-		c.Str((*string)(&id))
-		switch method {
-		case CallCordon, CallControl, CallRemove:
-			c.Bool(&on)
-		case CallLabel:
-			c.Strs(&labels)
-		}
-	})
-	var e Event
-	switch method {
-	case CallCordon:
-		e = Cordon{id, on}
-	case CallDrain:
-		e = DrainStart{id}
-	case CallControl:
-		e = Control{id, on}
-	case CallRemove:
-		e = Remove{id, on}
-	case CallLabel:
-		m, lerr := parseLabels(labels, true)
-		if err == nil {
-			err = lerr
-		}
-		e = Label{id, m}
-	default:
-		return nil, treeserver.NoMethod("machines", method)
-	}
-	if err != nil {
-		return nil, err
-	}
-	if off, ok := e.(Control); ok && !off.On {
-		if err := s.leaveNames(ctx, off); err != nil {
-			return nil, err
-		}
-	}
-	if gone, ok := e.(Remove); ok {
-		if err := s.registry.Do(ctx, GiveUp(gone)); err != nil {
-			return nil, err
-		}
-	}
-	epoch, err := s.registry.publish(ctx, e)
-	if err != nil || method != CallCordon {
-		return nil, err
-	}
-	acts := s.acts(ctx, id, epoch)
-	return sigmap.Payload(func(c *sigmap.Coder) { c.Bool(&acts) })
 }
 
 // leaveNames takes a machine's part of the store of names away, which comes before it stops to be a

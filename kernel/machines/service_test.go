@@ -301,8 +301,8 @@ func TestServicePages(t *testing.T) {
 
 // FuzzService: no call of a machine does more than be refused.
 func FuzzService(f *testing.F) {
-	for _, m := range []string{CallToken, CallLabel, CallEnrol, CallRenew, CallReport, CallVouch, CallRoster,
-		CallErrands, CallList, CallRemove, "x"} {
+	for _, m := range []string{"token", "label", "enrol", "renew", "report", "vouch", "roster", "errands", "list",
+		"remove", "x"} {
 		f.Add(m, []byte{2, 0, 'm', '1', 1, 0, 0, 0, 0, 0, 0, 0})
 	}
 	a, err := identity.NewAuthority(time.Now())
@@ -325,12 +325,12 @@ func FuzzService(f *testing.F) {
 		within, cancel := context.WithTimeout(ctx, 10*time.Millisecond)
 		defer cancel()
 		s.call(within, sigma.Principal{Machine: "m1", System: true}, method, payload)
-		var infos []sigma.MachineInfo
-		var errands []Errand
+		var infos listed
+		var errands errandsPage
 		var tokens []Token
 		for _, code := range []func(*sigmap.Coder){func(c *sigmap.Coder) {
-			codeInfos(c, &infos)
-		}, func(c *sigmap.Coder) { codeErrands(c, &errands) }, func(c *sigmap.Coder) { codeTokens(c, &tokens) }} {
+			codeListed(c, &infos)
+		}, func(c *sigmap.Coder) { codeErrandsPage(c, &errands) }, func(c *sigmap.Coder) { codeTokens(c, &tokens) }} {
 			sigmap.Parse(payload, code)
 		}
 		if _, _, _, err := s.page(within, 0, 0); err != nil && within.Err() == nil {

@@ -24,12 +24,12 @@ func tell(t *testing.T, c *Copies, now time.Time, m sigma.MachineID, l *Ledger, 
 		if one.Text, one.Gone, one.Version, more, err = l.Since(version); err != nil {
 			t.Fatal(err)
 		}
-		wire, err := sigmap.Payload(one.Code)
+		wire, err := sigmap.Payload(func(c *sigmap.Coder) { CodeTelling(c, &one) })
 		if err != nil {
 			t.Fatal(err)
 		}
 		var came Telling
-		if err := sigmap.Parse(wire, came.Code); err != nil {
+		if err := sigmap.Parse(wire, func(c *sigmap.Coder) { CodeTelling(c, &came) }); err != nil {
 			t.Fatal(err)
 		}
 		if held, odd, err := c.Take(now, m, &came); err != nil || odd || held != one.Version {
@@ -326,14 +326,14 @@ func FuzzTelling(f *testing.F) {
 		f.Fatal(err)
 	}
 	good := Telling{Ledger: 1, Version: 1, Gone: []sigma.RealmID{"b"}, Text: line}
-	wire, err := sigmap.Payload(good.Code)
+	wire, err := sigmap.Payload(func(c *sigmap.Coder) { CodeTelling(c, &good) })
 	if err != nil {
 		f.Fatal(err)
 	}
 	f.Add(wire)
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var one Telling
-		if sigmap.Parse(b, one.Code) != nil {
+		if sigmap.Parse(b, func(c *sigmap.Coder) { CodeTelling(c, &one) }) != nil {
 			return
 		}
 		empty := func() *Copies {

@@ -23,7 +23,8 @@ type toldHour struct {
 	Made Made `json:"made,omitempty"` // of the realm
 }
 
-func (t *Telling) Code(c *sigmap.Coder) {
+// CodeTelling is its layout.
+func CodeTelling(c *sigmap.Coder, t *Telling) {
 	gone := make([]string, len(t.Gone))
 	for i, r := range t.Gone {
 		gone[i] = string(r)

@@ -143,10 +143,7 @@ func (p *Placement) Waiting(ctx context.Context) (ws []lcsched.Waits, err error)
 		if err != nil {
 			return err
 		}
-		reply, _, err := b.Call(ctx, lcsched.CallWaiting, nil, nil)
-		if err == nil {
-			err = sigmap.Parse(reply, func(c *sigmap.Coder) { lcsched.CodeWaits(c, &ws) })
-		}
+		ws, err = lcsched.CallWaiting.Ask(ctx, b, sigmap.None{})
 		return err
 	})
 	if err == nil {
@@ -165,11 +162,7 @@ func (p *Placement) Queues(ctx context.Context) ([]besched.Queued, error) {
 	}
 	of := map[sigma.RealmID]besched.Queued{}
 	for _, b := range shards {
-		reply, _, err := b.Call(ctx, besched.CallQueues, nil, nil)
-		var qs []besched.Queued
-		if err == nil {
-			err = sigmap.Parse(reply, func(c *sigmap.Coder) { besched.CodeQueues(c, &qs) })
-		}
+		qs, err := besched.CallQueues.Ask(ctx, b, sigmap.None{})
 		if err != nil {
 			return nil, err
 		}

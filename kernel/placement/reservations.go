@@ -84,7 +84,7 @@ func (r *reservations) run(ctx context.Context) {
 		c, err := r.all.cfg.Reach(ctx, Lcsched, func(ctx context.Context, c *session.Client) error {
 			b, err := cluster.Callee(ctx, c, Lcsched)
 			if err == nil {
-				_, _, err = b.Call(ctx, lcsched.CallLeads, nil, nil)
+				err = lcsched.CallLeads.Tell(ctx, b, sigmap.None{})
 			}
 			return err
 		})
@@ -112,7 +112,7 @@ func (r *reservations) session(ctx context.Context, c *session.Client, life sigm
 	for _, work := range []func(){
 		func() {
 			if r.tellHeld(ctx, b, as.Held) == nil {
-				r.call(ctx, b, 0, lcsched.CallAttend, as.Code)
+				tell(ctx, r.all, b, 0, lcsched.CallAttend, *as)
 			}
 		},
 		func() { r.send(ctx, b) },
@@ -157,14 +157,8 @@ func (r *reservations) attendance(life sigma.Life) *lcsched.Attendance {
 // tellHeld tells lcsched what is reserved here, before the machine attends.
 func (r *reservations) tellHeld(ctx context.Context, b sigma.Caller, held []lcsched.Held) error {
 	for len(held) > 0 {
-		n := sigmap.Fit(min(len(held), enqueueMax), func(c *sigmap.Coder, n int) {
-			some := held[:n]
-			lcsched.CodeHeld(c, &some)
-		})
-		some := held[:n]
-		if err := r.call(ctx, b, callMax, lcsched.CallHeld, func(c *sigmap.Coder) {
-			lcsched.CodeHeld(c, &some)
-		}); err != nil {
+		n := sigmap.Fit(held[:min(len(held), enqueueMax)], lcsched.CodeHeld)
+		if err := tell(ctx, r.all, b, callMax, lcsched.CallHeld, held[:n]); err != nil {
 			return err
 		}
 		held = held[n:]
@@ -188,11 +182,8 @@ func (r *reservations) send(ctx context.Context, b sigma.Caller) {
 		}
 		for {
 			r.mu.Lock()
-			n := sigmap.Fit(min(len(r.queue), enqueueMax), func(c *sigmap.Coder, n int) {
-				jobs := r.queue[:n]
-				lcsched.CodeJobs(c, &jobs)
-			})
-			over := sigmap.Fit(len(r.released), func(c *sigmap.Coder, n int) { ids := r.released[:n]; c.ProcIDs(&ids) })
+			n := sigmap.Fit(r.queue[:min(len(r.queue), enqueueMax)], lcsched.CodeJobs)
+			over := sigmap.Fit(r.released, (*sigmap.Coder).ProcIDs)
 			jobs := r.queue[:n:n]
 			r.queue = r.queue[n:]
 			cancels, released, declined := r.cancels, r.released[:over:over], r.declined
@@ -206,23 +197,19 @@ func (r *reservations) send(ctx context.Context, b sigma.Caller) {
 			if n+len(cancels)+len(released)+len(declined) == 0 {
 				break
 			}
-			if len(released) > 0 && r.call(ctx, b, callMax, lcsched.CallReleased, func(c *sigmap.Coder) {
-				c.ProcIDs(&released)
-			}) != nil {
+			if len(released) > 0 && tell(ctx, r.all, b, callMax, lcsched.CallReleased, released) != nil {
 				return
 			}
 			for _, id := range declined {
-				if r.call(ctx, b, callMax, lcsched.CallDeclined, func(c *sigmap.Coder) { c.ProcID(&id) }) != nil {
+				if tell(ctx, r.all, b, callMax, lcsched.CallDeclined, id) != nil {
 					return
 				}
 			}
-			if n > 0 && r.call(ctx, b, callMax, lcsched.CallEnqueue, func(c *sigmap.Coder) {
-				lcsched.CodeJobs(c, &jobs)
-			}) != nil {
+			if n > 0 && tell(ctx, r.all, b, callMax, lcsched.CallEnqueue, jobs) != nil {
 				return
 			}
 			for _, id := range cancels {
-				if r.call(ctx, b, callMax, lcsched.CallCancel, func(c *sigmap.Coder) { c.ProcID(&id) }) != nil {
+				if tell(ctx, r.all, b, callMax, lcsched.CallCancel, id) != nil {
 					return
 				}
 			}
@@ -249,28 +236,20 @@ func (r *reservations) tellLimits(ctx context.Context, b sigma.Caller, of map[si
 		page := all[:min(len(all), limitsPage)]
 		all = all[len(page):]
 		more = len(all) > 0
-		if err := r.call(ctx, b, callMax, lcsched.CallLimits, func(c *sigmap.Coder) {
-			c.Bool(&more)
-			lcsched.CodeLimits(c, &page)
-		}); err != nil {
+		if err := tell(ctx, r.all, b, callMax, lcsched.CallLimits, lcsched.LimitsPage{More: more,
+			Limits: page}); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (r *reservations) call(ctx context.Context, b sigma.Caller, most time.Duration, method string,
-	encode func(*sigmap.Coder)) error {
-	return callWithin(ctx, r.all.cfg.Log, b, most, method, encode)
-}
-
 // take carries out what lcsched decides for this machine.
 func (r *reservations) take(ctx context.Context, b sigma.Caller) {
 	p := r.all
 	for {
-		reply, _, err := b.Call(ctx, lcsched.CallNext, nil, nil)
-		var x lcsched.Next
-		if err != nil || sigmap.Parse(reply, x.Code) != nil {
+		x, err := lcsched.CallNext.Ask(ctx, b, sigmap.None{})
+		if err != nil {
 			return
 		}
 		for _, j := range x.Jobs {
@@ -326,7 +305,7 @@ func (r *reservations) watch(ctx context.Context, b sigma.Caller, life sigma.Lif
 			continue
 		}
 		told = lent
-		if r.call(ctx, b, callMax, lcsched.CallLent, func(c *sigmap.Coder) { c.U64((*uint64)(&lent)) }) != nil {
+		if tell(ctx, r.all, b, callMax, lcsched.CallLent, lent) != nil {
 			return
 		}
 	}

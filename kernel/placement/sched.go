@@ -4,7 +4,6 @@ import (
 	"context"
 	"hash/fnv"
 	"io"
-	"log/slog"
 	"strconv"
 	"sync"
 	"time"
@@ -368,19 +367,17 @@ func (s *scheduler) watchQueue(ctx context.Context) {
 // up as lost, so that what is to be sent does not pile up behind it.
 const callMax = 30 * time.Second
 
-func callWithin(ctx context.Context, log *slog.Logger, b sigma.Caller, most time.Duration, method string,
-	encode func(*sigmap.Coder)) error {
+// tell calls a scheduler; most is how long it may take, 0 as long as the session lives.
+func tell[Q any](ctx context.Context, p *Placement, b sigma.Caller, most time.Duration,
+	m sigmap.Method[Q, sigmap.None], q Q) error {
 	inTime, cancel := ctx, func() {}
 	if most > 0 {
 		inTime, cancel = context.WithTimeout(ctx, most)
 	}
 	defer cancel()
-	payload, err := sigmap.Payload(encode)
-	if err == nil {
-		_, _, err = b.Call(inTime, method, payload, nil)
-	}
+	err := m.Tell(inTime, b, q)
 	if err != nil && ctx.Err() == nil {
-		log.Warn("scheduler's call failed", "method", method, "err", err)
+		p.cfg.Log.Warn("scheduler's call failed", "method", m.Name, "err", err)
 	}
 	return err
 }

@@ -29,7 +29,7 @@ func (p *pulls) Call(ctx context.Context, _ string, _ []byte, _ []*os.File) ([]b
 	}
 	select {
 	case got := <-p.answer:
-		payload, err := sigmap.Payload(got.Code)
+		payload, err := sigmap.Payload(func(c *sigmap.Coder) { besched.CallPull.Reply(c, &got) })
 		return payload, nil, err
 	case <-ctx.Done():
 		return nil, nil, ctx.Err()

@@ -84,12 +84,8 @@ func (sh *shard) watch(ctx context.Context, life sigma.Life) {
 
 // attend makes this machine known to besched, as long as the session lives.
 func (sh *shard) attend(ctx context.Context, b sigma.Caller, life sigma.Life) {
-	cpu, memory := sh.s.all.cfg.CPU, sh.s.all.cfg.Memory
-	sh.call(ctx, b, 0, besched.CallAttend, func(c *sigmap.Coder) {
-		c.U64((*uint64)(&life.Incarnation))
-		c.U32((*uint32)(&cpu))
-		c.U64((*uint64)(&memory))
-	})
+	tell(ctx, sh.s.all, b, 0, besched.CallAttend, besched.Attendance{Incarnation: life.Incarnation,
+		CPU: sh.s.all.cfg.CPU, Memory: sh.s.all.cfg.Memory})
 }
 
 func (sh *shard) send(ctx context.Context, b sigma.Caller) {
@@ -107,13 +103,11 @@ func (sh *shard) send(ctx context.Context, b sigma.Caller) {
 			if len(jobs) == 0 && len(cancels) == 0 {
 				break
 			}
-			if len(jobs) > 0 && sh.call(ctx, b, callMax, besched.CallEnqueue, func(c *sigmap.Coder) {
-				besched.CodeJobs(c, &jobs)
-			}) != nil {
+			if len(jobs) > 0 && tell(ctx, sh.s.all, b, callMax, besched.CallEnqueue, jobs) != nil {
 				return
 			}
 			for _, id := range cancels {
-				if sh.call(ctx, b, callMax, besched.CallCancel, func(c *sigmap.Coder) { c.ProcID(&id) }) != nil {
+				if tell(ctx, sh.s.all, b, callMax, besched.CallCancel, id) != nil {
 					return
 				}
 			}
@@ -125,10 +119,7 @@ func (sh *shard) send(ctx context.Context, b sigma.Caller) {
 func (sh *shard) unsent() ([]besched.Job, []sigma.ProcID) {
 	sh.s.mu.Lock()
 	defer sh.s.mu.Unlock()
-	n := sigmap.Fit(min(len(sh.queue), enqueueMax), func(c *sigmap.Coder, n int) {
-		jobs := sh.queue[:n]
-		besched.CodeJobs(c, &jobs)
-	})
+	n := sigmap.Fit(sh.queue[:min(len(sh.queue), enqueueMax)], besched.CodeJobs)
 	jobs := sh.queue[:n:n]
 	sh.queue = sh.queue[n:]
 	if len(sh.queue) > 0 {
@@ -145,13 +136,7 @@ func (sh *shard) charge(ctx context.Context, b sigma.Caller) error {
 	if len(owed) == 0 {
 		return nil
 	}
-	return sh.call(ctx, b, callMax, besched.CallCharge, func(c *sigmap.Coder) { besched.CodeCharges(c, &owed) })
-}
-
-// call is a call without an answer; most is how long it may take, 0 as long as the session lives.
-func (sh *shard) call(ctx context.Context, b sigma.Caller, most time.Duration, method string,
-	encode func(*sigmap.Coder)) error {
-	return callWithin(ctx, sh.s.all.cfg.Log, b, most, method, encode)
+	return tell(ctx, sh.s.all, b, callMax, besched.CallCharge, owed)
 }
 
 // pull parks the credits that it is given, and takes note of what comes of them. all waits for what
@@ -165,7 +150,7 @@ func (sh *shard) pull(ctx context.Context, all *sync.WaitGroup, b sigma.Caller) 
 		case <-ctx.Done():
 			return
 		}
-		got, err := pullOnce(p.ctx, b, p.offer)
+		got, err := besched.CallPull.Ask(p.ctx, b, p.offer)
 		gaveUp := p.ctx.Err() != nil
 		p.done()
 		switch {
@@ -204,7 +189,7 @@ func (sh *shard) pull(ctx context.Context, all *sync.WaitGroup, b sigma.Caller) 
 			s.mu.Unlock()
 		default:
 			if ctx.Err() == nil {
-				s.all.cfg.Log.Warn("besched call failed", "method", besched.CallPull, "err", err)
+				s.all.cfg.Log.Warn("besched call failed", "method", besched.CallPull.Name, "err", err)
 			}
 			return
 		}
@@ -212,21 +197,9 @@ func (sh *shard) pull(ctx context.Context, all *sync.WaitGroup, b sigma.Caller) 
 	}
 }
 
-func pullOnce(ctx context.Context, b sigma.Caller, offer besched.Offer) (got besched.Pulled, err error) {
-	payload, err := sigmap.Payload(func(c *sigmap.Coder) { besched.CodeOffer(c, &offer) })
-	if err != nil {
-		return got, err
-	}
-	reply, _, err := b.Call(ctx, besched.CallPull, payload, nil)
-	if err != nil {
-		return got, err
-	}
-	return got, sigmap.Parse(reply, got.Code)
-}
-
 // hold has a lease until it is recalled or given back.
 func (sh *shard) hold(ctx context.Context, b sigma.Caller, t besched.Ticket) {
-	sh.call(ctx, b, 0, besched.CallHold, func(c *sigmap.Coder) { c.U64((*uint64)(&t)) })
+	tell(ctx, sh.s.all, b, 0, besched.CallHold, t)
 	s := sh.s
 	s.mu.Lock()
 	sh.release()
@@ -279,7 +252,7 @@ func (sh *shard) tellShares(ctx context.Context, b sigma.Caller) {
 			return
 		}
 		if of, age, matter := sh.s.sharesToTell(); matter {
-			sh.call(ctx, b, callMax, besched.CallShares, func(c *sigmap.Coder) { besched.CodeShares(c, &age, &of) })
+			tell(ctx, sh.s.all, b, callMax, besched.CallShares, besched.Shares{Age: age, Of: of})
 		}
 	}
 }

@@ -13,42 +13,37 @@ import (
 	"sigmaos.dev/wire/sigmap"
 )
 
-// Ask calls another machine's sigmad. put and take may be nil.
-func (x *Reach) Ask(ctx context.Context, m sigma.MachineID, method string, put, take func(*sigmap.Coder)) error {
-	c, err := x.Peer(ctx, m)
-	if err != nil {
-		return err
-	}
-	var payload []byte
-	if put != nil {
-		if payload, err = sigmap.Payload(put); err != nil {
-			return err
+// At is another machine's sigmad, to be called.
+func (x *Reach) At(m sigma.MachineID) sigma.Caller {
+	return sigmap.Via(func(ctx context.Context, method string, payload []byte) ([]byte, error) {
+		c, err := x.Peer(ctx, m)
+		if err != nil {
+			return nil, err
 		}
-	}
-	reply, _, err := c.Call(ctx, method, payload, nil)
-	if err != nil || take == nil {
-		return err
-	}
-	return sigmap.Parse(reply, take)
+		reply, files, err := c.Call(ctx, method, payload, nil)
+		session.CloseFiles(files)
+		return reply, err
+	})
 }
 
-// Insist is ask, again and again until there is an answer, the life is over, or ctx ends.
-func (x *Reach) Insist(ctx context.Context, to sigma.Life, method string, put, take func(*sigmap.Coder)) error {
-	for wait := RetryMin; ; wait = min(2*wait, RetryMax) {
-		within, cancel := context.WithTimeout(ctx, CallMax)
-		err := x.Ask(within, to.Machine, method, put, take)
-		cancel()
-		if err == nil {
-			return nil
+// Insist is At that makes a call again and again until there is an answer, the life is over, or its
+// context ends.
+func (x *Reach) Insist(to sigma.Life) sigma.Caller {
+	at := x.At(to.Machine)
+	return sigmap.Via(func(ctx context.Context, method string, payload []byte) ([]byte, error) {
+		for wait := RetryMin; ; wait = min(2*wait, RetryMax) {
+			within, cancel := context.WithTimeout(ctx, CallMax)
+			reply, _, err := at.Call(within, method, payload, nil)
+			cancel()
+			if err == nil || x.Over(to) || ctx.Err() != nil {
+				return reply, err
+			}
+			x.cfg.Log.Debug("another machine does not answer", "machine", to.Machine, "method", method, "err", err)
+			if !retry.Pause(ctx, wait) {
+				return nil, err
+			}
 		}
-		if x.Over(to) || ctx.Err() != nil {
-			return err
-		}
-		x.cfg.Log.Debug("another machine does not answer", "machine", to.Machine, "method", method, "err", err)
-		if !retry.Pause(ctx, wait) {
-			return err
-		}
-	}
+	})
 }
 
 // Times of calls of other machines' sigmads.

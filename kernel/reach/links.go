@@ -8,6 +8,7 @@ package reach
 import (
 	"context"
 	"log/slog"
+	"maps"
 	"os"
 	"sync"
 
@@ -20,6 +21,7 @@ import (
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/trees/treeserver"
 	"sigmaos.dev/wire/session"
+	"sigmaos.dev/wire/sigmap"
 )
 
 // What other machines may reach here by link.ToService, besides the services of the boot set.
@@ -38,9 +40,22 @@ const (
 	keptOfMachine  = 2048 // sessions that are kept to one machine
 )
 
-// Call answers a call of another machine's sigmad, which has been admitted as from. ctx ends
+// Call answers calls of other machines' sigmads, which have been admitted. A call's context ends
 // with its session.
-type Call func(ctx context.Context, from identity.Subject, payload []byte) ([]byte, error)
+type Call = sigmap.Handler[identity.Subject]
+
+// On makes a Call.
+func On[Q, R any](m sigmap.Method[Q, R], f func(context.Context, Q) (R, error)) Call {
+	return sigmap.On(m, func(_ identity.Subject, ctx context.Context, q Q) (R, error) { return f(ctx, q) })
+}
+
+// From makes a Call that depends on who makes it.
+func From[Q, R any](m sigmap.Method[Q, R], f func(ctx context.Context, from identity.Subject, q Q) (R, error)) Call {
+	return sigmap.On(m, func(from identity.Subject, ctx context.Context, q Q) (R, error) { return f(ctx, from, q) })
+}
+
+// Answer lets other machines' sigmads make calls. It is for before Begin.
+func (x *Reach) Answer(cs ...Call) { maps.Copy(x.calls, sigmap.Table(cs...)) }
 
 // Config is what a Reach needs of its user.
 type Config struct {
@@ -55,8 +70,8 @@ type Config struct {
 // Reach finds services, and keeps sessions with other machines' sigmads. Safe for concurrent use.
 type Reach struct {
 	cfg   Config
-	ctx   context.Context // set by Begin
-	Calls map[string]Call // what other machines' sigmads may call here; complete before Begin
+	ctx   context.Context                   // set by Begin
+	calls sigmap.Handlers[identity.Subject] // complete before Begin
 
 	mu      sync.Mutex
 	serving map[serving]int            // mu
@@ -73,8 +88,8 @@ type Reach struct {
 func New(cfg Config) *Reach {
 	x := &Reach{cfg: cfg, serving: map[serving]int{}, kept: map[farKey]*farSession{}, notes: make(chan struct{}),
 		last: map[string]sigma.MachineID{}, stores: map[string]sigma.Endpoint{}}
-	x.Calls = map[string]Call{callService: x.serviceCall, callServiceOver: x.serviceOverCall,
-		callServiceUnused: x.serviceUnusedCall}
+	x.calls = sigmap.Table(On(callService, x.serviceHere), On(callServiceOver, x.serviceOver),
+		On(callServiceUnused, x.serviceUnused))
 	return x
 }
 
@@ -161,23 +176,18 @@ type peerTree struct {
 
 // Attach implements sigma.Tree.
 func (t peerTree) Attach(context.Context, sigma.Principal, string) (sigma.File, error) {
-	return treeserver.Answers(TargetPeer, t.call), nil
-}
-
-func (t peerTree) call(ctx context.Context, method string, payload []byte) ([]byte, error) {
-	f := t.x.Calls[method]
-	if f == nil {
-		return nil, treeserver.NoMethod(TargetPeer, method)
-	}
-	return f(ctx, t.from, payload)
+	return treeserver.Methods(TargetPeer, 1, t.from, t.x.calls), nil
 }
 
 // Call implements sigma.Caller, for what this machine asks itself.
 func (t peerTree) Call(ctx context.Context, method string, payload []byte, files []*os.File) ([]byte, []*os.File,
 	error) {
 	session.CloseFiles(files)
-	reply, err := t.call(ctx, method, payload)
-	return reply, nil, err
+	m, ok := t.x.calls[method]
+	if !ok {
+		return nil, nil, treeserver.NoMethod(TargetPeer, method)
+	}
+	return m.Call(t.from, ctx, payload)
 }
 
 // Sessions counts the sessions with other machines that are kept.

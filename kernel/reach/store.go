@@ -4,22 +4,33 @@ import (
 	"context"
 	"slices"
 
-	"sigmaos.dev/kernel/identity"
 	"sigmaos.dev/kernel/services"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/wire/sigmap"
 )
 
 // What sigmads ask each other about services.
-const (
-	// callService: name -> Endpoint. It waits a while for one that is being restarted.
-	callService = "service"
-	// callServiceOver: name, Endpoint -> -. It waits until the service does not listen there any
-	// more.
-	callServiceOver = "service-over"
-	// callServiceUnused: name -> 1 if nobody ever wanted it.
-	callServiceUnused = "service-unused"
+var (
+	// callService waits a while for a service that is being restarted.
+	callService = sigmap.Method[string, sigma.Endpoint]{Name: "service", Request: (*sigmap.Coder).Str,
+		Reply: (*sigmap.Coder).Endpoint}
+	// callServiceOver waits until the service does not listen there any more.
+	callServiceOver = sigmap.Method[listening, sigmap.None]{Name: "service-over", Request: codeListening}
+	// callServiceUnused is answered by 1 if nobody ever wanted it.
+	callServiceUnused = sigmap.Method[string, uint32]{Name: "service-unused", Request: (*sigmap.Coder).Str,
+		Reply: (*sigmap.Coder).U32}
 )
+
+// listening is where a service listens.
+type listening struct {
+	service string
+	at      sigma.Endpoint
+}
+
+func codeListening(c *sigmap.Coder, l *listening) {
+	c.Str(&l.service)
+	c.Endpoint(&l.at)
+}
 
 // toldMax bounds the endpoints of the object store that are remembered: it has another after each
 // restart, and nobody who walks to it takes longer than a few of them.
@@ -103,10 +114,7 @@ func (x *Reach) keepStore(service string, e sigma.Endpoint, p sigma.Caller) {
 		return
 	}
 	x.cfg.Go(func() {
-		payload, err := sigmap.Payload(func(c *sigmap.Coder) { c.Str(&service); c.Endpoint(&e) })
-		if err == nil {
-			p.Call(x.ctx, callServiceOver, payload, nil) // whatever it says
-		}
+		callServiceOver.Tell(x.ctx, p, listening{service, e}) // whatever it says
 		x.mu.Lock()
 		defer x.mu.Unlock()
 		if x.stores[service] == e {
@@ -123,14 +131,7 @@ func (x *Reach) askStore(ctx context.Context, m sigma.MachineID, service string)
 	if err != nil {
 		return e, nil, err
 	}
-	payload, err := sigmap.Payload(func(c *sigmap.Coder) { c.Str(&service) })
-	if err != nil {
-		return e, nil, err
-	}
-	reply, _, err := p.Call(ctx, callService, payload, nil)
-	if err == nil {
-		err = sigmap.Parse(reply, func(c *sigmap.Coder) { c.Endpoint(&e) })
-	}
+	e, err = callService.Ask(ctx, p, service)
 	if err == nil && (e.Machine != m || e.Realm != sigma.SystemRealm || e.Form != sigma.FormTree) {
 		err = sigma.Errorf("kernel.askStore", sigma.KindInvalid, "machine %s says that its %s listens elsewhere", m,
 			service)
@@ -138,26 +139,21 @@ func (x *Reach) askStore(ctx context.Context, m sigma.MachineID, service string)
 	return e, p, err
 }
 
-// serviceOverCall answers callServiceOver.
-func (x *Reach) serviceOverCall(ctx context.Context, _ identity.Subject, payload []byte) ([]byte, error) {
-	var name string
-	var e sigma.Endpoint
-	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Str(&name); c.Endpoint(&e) }); err != nil {
-		return nil, err
-	}
-	s := x.cfg.Services.Local(name)
-	if s == nil || !OfRealms(name) {
-		return nil, nil
+// serviceOver answers callServiceOver.
+func (x *Reach) serviceOver(ctx context.Context, l listening) (none sigmap.None, err error) {
+	s := x.cfg.Services.Local(l.service)
+	if s == nil || !OfRealms(l.service) {
+		return none, nil
 	}
 	over := s.Ended() // before the look
-	if now, _ := s.Listens(false); now != e {
-		return nil, nil
+	if now, _ := s.Listens(false); now != l.at {
+		return none, nil
 	}
 	select {
 	case <-over:
-		return nil, nil
+		return none, nil
 	case <-ctx.Done():
-		return nil, ctx.Err()
+		return none, ctx.Err()
 	}
 }
 
@@ -168,59 +164,40 @@ func (x *Reach) Unused(ctx context.Context, realm sigma.RealmID) bool {
 	if x.cfg.Services.HasDatabases() {
 		return x.cfg.Services.Unused(realm)
 	}
-	payload, err := sigmap.Payload(func(c *sigmap.Coder) { c.Str(&service) })
 	for _, m := range x.Candidates(service) {
 		dialling, cancel := context.WithTimeout(ctx, dialMost)
-		p, perr := x.Peer(dialling, m)
-		if err == nil && perr == nil {
-			var unused uint32
-			reply, _, cerr := p.Call(dialling, callServiceUnused, payload, nil)
-			if cerr == nil && sigmap.Parse(reply, func(c *sigmap.Coder) { c.U32(&unused) }) == nil {
-				cancel()
-				return unused == 1
-			}
-		}
+		unused, err := callServiceUnused.Ask(dialling, x.At(m), service)
 		cancel()
+		if err == nil {
+			return unused == 1
+		}
 	}
 	return false
 }
 
-// serviceUnusedCall answers callServiceUnused.
-func (x *Reach) serviceUnusedCall(_ context.Context, _ identity.Subject, payload []byte) ([]byte, error) {
-	var name string
-	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Str(&name) }); err != nil {
-		return nil, err
-	}
+// serviceUnused answers callServiceUnused.
+func (x *Reach) serviceUnused(_ context.Context, name string) (uint32, error) {
 	realm, ok := services.DatabaseRealm(name)
 	if !ok || !x.cfg.Services.HasDatabases() {
-		return nil, sigma.Errorf("kernel.service", sigma.KindNotFound, "machine %s has no %.80q for other machines",
+		return 0, sigma.Errorf("kernel.service", sigma.KindNotFound, "machine %s has no %.80q for other machines",
 			x.cfg.Machine, name)
 	}
-	unused := uint32(0)
 	if x.cfg.Services.Unused(realm) {
-		unused = 1
+		return 1, nil
 	}
-	return sigmap.Payload(func(c *sigmap.Coder) { c.U32(&unused) })
+	return 0, nil
 }
 
-// serviceCall answers callService.
-func (x *Reach) serviceCall(ctx context.Context, _ identity.Subject, payload []byte) ([]byte, error) {
-	var name string
-	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Str(&name) }); err != nil {
-		return nil, err
-	}
+// serviceHere answers callService.
+func (x *Reach) serviceHere(ctx context.Context, name string) (sigma.Endpoint, error) {
 	s := x.cfg.Services.Local(name)
 	if s == nil || !OfRealms(name) {
-		return nil, sigma.Errorf("kernel.service", sigma.KindNotFound, "machine %s has no %.80q for other machines",
-			x.cfg.Machine, name)
+		return sigma.Endpoint{}, sigma.Errorf("kernel.service", sigma.KindNotFound,
+			"machine %s has no %.80q for other machines", x.cfg.Machine, name)
 	}
 	ctx, cancel := context.WithTimeout(ctx, dialMost)
 	defer cancel()
-	e, err := s.Address(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return sigmap.Payload(func(c *sigmap.Coder) { c.Endpoint(&e) })
+	return s.Address(ctx)
 }
 
 // IsStore says whether e is where the object store listens now, or did when somebody was told: a

@@ -4,7 +4,6 @@ import (
 	"context"
 	"sync"
 
-	"sigmaos.dev/kernel/identity"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/wire/sigmap"
 )
@@ -44,7 +43,7 @@ func (x *Realms) leaveRealmElsewhere(ctx context.Context, realm sigma.RealmID) e
 		}
 		to := sigma.Life{Machine: m, Incarnation: known.Incarnation}
 		all.Go(func() {
-			err := x.cfg.Reach.Insist(ctx, to, peerEndRealm, func(c *sigmap.Coder) { c.RealmID(&realm) }, nil)
+			err := peerEndRealm.Tell(ctx, x.cfg.Reach.Insist(to), realm)
 			mu.Lock()
 			defer mu.Unlock()
 			if err != nil && !x.cfg.Reach.Over(to) {
@@ -56,30 +55,23 @@ func (x *Realms) leaveRealmElsewhere(ctx context.Context, realm sigma.RealmID) e
 	return failed
 }
 
-func (x *Realms) peerEndRealm(ctx context.Context, _ identity.Subject, payload []byte) ([]byte, error) {
-	var realm sigma.RealmID
-	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.RealmID(&realm) }); err != nil {
-		return nil, err
-	}
+// endHere answers peerEndRealm.
+func (x *Realms) endHere(ctx context.Context, realm sigma.RealmID) (none sigmap.None, err error) {
 	if realm == sigma.SystemRealm || realm == sigma.DefaultRealm {
-		return nil, sigma.Errorf("kernel.realms", sigma.KindPermission, "the realm %s cannot be removed", realm)
+		return none, sigma.Errorf("kernel.realms", sigma.KindPermission, "the realm %s cannot be removed", realm)
 	}
 	end, err := x.beginRemoval(realm)
 	if err != nil {
-		return nil, err
+		return none, err
 	}
 	defer end()
 	if err := x.leaveRealm(ctx, realm, nil); err != nil {
-		return nil, err
+		return none, err
 	}
 	x.forgetRealm(realm)
-	return nil, nil
+	return none, nil
 }
 
-// Calls of sigmads among themselves, beside those of packages below
+// peerEndRealm is a call of sigmads among themselves, beside those of packages below
 // (docs/internals/machines-protocol.md). Who calls, in which life, is known from the link.
-//
-//	end-realm realm -> -
-const (
-	peerEndRealm = "end-realm"
-)
+var peerEndRealm = sigmap.Method[sigma.RealmID, sigmap.None]{Name: "end-realm", Request: (*sigmap.Coder).RealmID}

@@ -93,7 +93,7 @@ func New() *Realms {
 // Take sets what is needed of others, and answers other machines.
 func (x *Realms) Take(cfg Config) {
 	x.cfg = cfg
-	cfg.Reach.Calls[peerEndRealm] = x.peerEndRealm
+	cfg.Reach.Answer(reach.On(peerEndRealm, x.endHere))
 }
 
 // Holds says whether anything is kept of a realm here.

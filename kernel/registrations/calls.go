@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"sigmaos.dev/kernel/cluster"
-	"sigmaos.dev/kernel/identity"
 	"sigmaos.dev/kernel/past"
 	"sigmaos.dev/kernel/procs"
 	"sigmaos.dev/kernel/reach"
@@ -23,9 +22,9 @@ import (
 	"sigmaos.dev/wire/sigmap"
 )
 
-// peerInit: initd.Look -> []initd.Seen, of what the machine that is asked knows itself; Unsure
-// stands for what is a guest of another, which knows better, Gone for what it does not know.
-const peerInit = "init"
+// PeerInit looks for what the machine that is asked knows itself; Unsure stands for what is a guest
+// of another, which knows better, Gone for what it does not know.
+var PeerInit = sigmap.Method[initd.Look, []initd.Seen]{Name: "init", Request: initd.CodeLook, Reply: initd.CodeSeen}
 
 // Config is what Registrations need of their user.
 type Config struct {
@@ -56,7 +55,7 @@ type Registrations struct {
 // New makes the registrations of a machine, and answers others.
 func New(cfg Config) *Registrations {
 	x := &Registrations{cfg: cfg}
-	cfg.Reach.Calls[peerInit] = x.peerInit
+	cfg.Reach.Answer(reach.On(PeerInit, x.LookHere))
 	return x
 }
 
@@ -210,12 +209,8 @@ func (x *Registrations) Forget(ctx context.Context, realm sigma.RealmID) error {
 	return err
 }
 
-// peerInit answers another machine's sigmad.
-func (x *Registrations) peerInit(_ context.Context, _ identity.Subject, payload []byte) ([]byte, error) {
-	var l initd.Look
-	if err := sigmap.Parse(payload, l.Code); err != nil {
-		return nil, err
-	}
+// LookHere answers PeerInit.
+func (x *Registrations) LookHere(_ context.Context, l initd.Look) ([]initd.Seen, error) {
 	ss := make([]initd.Seen, len(l.Questions))
 	if err := x.epoch.Admit(l.Epoch, func() {
 		for i, q := range l.Questions {
@@ -224,16 +219,12 @@ func (x *Registrations) peerInit(_ context.Context, _ identity.Subject, payload 
 	}); err != nil {
 		return nil, err
 	}
-	return sigmap.Payload(func(c *sigmap.Coder) { initd.CodeSeen(c, &ss) })
+	return ss, nil
 }
 
 // Look asks here, and all other machines for what is not at home here. Only when each that is
 // alive has answered that it does not know a proc is it gone.
-func (x *Registrations) Look(ctx context.Context, payload []byte) ([]byte, error) {
-	var l initd.Look
-	if err := sigmap.Parse(payload, l.Code); err != nil {
-		return nil, err
-	}
+func (x *Registrations) Look(ctx context.Context, l initd.Look) ([]initd.Seen, error) {
 	down := sigma.Errorf("kernel.initLook", sigma.KindUnavailable, "the system is being stopped")
 	if x.cfg.Cluster.AllLeave() { // what has gone for that is no news, and nothing is to be started
 		return nil, down
@@ -260,7 +251,7 @@ func (x *Registrations) Look(ctx context.Context, payload []byte) ([]byte, error
 	if x.cfg.Cluster.AllLeave() { // meanwhile
 		return nil, down
 	}
-	return sigmap.Payload(func(c *sigmap.Coder) { initd.CodeSeen(c, &ss) })
+	return ss, nil
 }
 
 // seen is what this machine knows of a proc. Until it has entered what an earlier sigmad
@@ -285,8 +276,7 @@ func (x *Registrations) lookFar(ctx context.Context, l *initd.Look, at []int, ss
 	var all sync.WaitGroup
 	for _, m := range others {
 		all.Go(func() {
-			var theirs []initd.Seen
-			err := x.cfg.Reach.Ask(ctx, m, peerInit, l.Code, func(c *sigmap.Coder) { initd.CodeSeen(c, &theirs) })
+			theirs, err := PeerInit.Ask(ctx, x.cfg.Reach.At(m), *l)
 			mu.Lock()
 			defer mu.Unlock()
 			switch {
@@ -312,29 +302,25 @@ func (x *Registrations) lookFar(ctx context.Context, l *initd.Look, at []int, ss
 }
 
 // Spawn spawns a proc of an id that the leader has drawn and saved.
-func (x *Registrations) Spawn(ctx context.Context, payload []byte) ([]byte, error) {
+func (x *Registrations) Spawn(ctx context.Context, s initd.Spawning) (none sigmap.None, err error) {
 	const op = "kernel.initSpawn"
-	var s initd.Spawning
-	if err := sigmap.Parse(payload, s.Code); err != nil {
-		return nil, err
-	}
 	if err := s.Descriptor.Check(); err != nil {
-		return nil, err
+		return none, err
 	}
 	if err := s.Realm.Check(); err != nil {
-		return nil, err
+		return none, err
 	}
 	if !procs.IsID(s.Proc) || s.Realm == sigma.SystemRealm {
-		return nil, sigma.Errorf(op, sigma.KindInvalid, "%.64q is no proc's id", string(s.Proc))
+		return none, sigma.Errorf(op, sigma.KindInvalid, "%.64q is no proc's id", string(s.Proc))
 	}
 	if err := x.cfg.HasRealm(ctx, s.Realm); err != nil { // is there such a realm?
-		return nil, err
+		return none, err
 	}
 	by := sigma.Principal{Realm: s.Realm, Machine: x.cfg.Machine}
 	ds := []sigma.Descriptor{s.Descriptor}
 	views, err := x.cfg.Views(ctx, by, ds)
 	if err != nil {
-		return nil, err
+		return none, err
 	}
 	var starts []procs.Start
 	stale := x.epoch.Admit(s.Epoch, func() {
@@ -342,17 +328,13 @@ func (x *Registrations) Spawn(ctx context.Context, payload []byte) ([]byte, erro
 			Views: views})
 	})
 	x.cfg.Runner.Spawned(starts)
-	return nil, cmp.Or(stale, err)
+	return none, cmp.Or(stale, err)
 }
 
 // Stop asks a proc of a registration that was removed to go.
-func (x *Registrations) Stop(ctx context.Context, payload []byte) ([]byte, error) {
-	var s initd.Spawning
-	if err := sigmap.Parse(payload, s.Code); err != nil {
-		return nil, err
-	}
+func (x *Registrations) Stop(ctx context.Context, s initd.Spawning) (none sigmap.None, err error) {
 	if err := x.epoch.Admit(s.Epoch, func() {}); err != nil {
-		return nil, err
+		return none, err
 	}
-	return nil, x.cfg.Remote.Tell(ctx, s.Realm, s.Proc, remote.Evict, initd.StopGrace)
+	return none, x.cfg.Remote.Tell(ctx, s.Realm, s.Proc, remote.Evict, initd.StopGrace)
 }

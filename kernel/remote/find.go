@@ -8,7 +8,6 @@ import (
 	"sync"
 	"time"
 
-	"sigmaos.dev/kernel/identity"
 	"sigmaos.dev/kernel/procs"
 	"sigmaos.dev/kernel/reach"
 	"sigmaos.dev/sched/schedd"
@@ -68,15 +67,12 @@ func (x *Remote) Find(ctx context.Context, realm sigma.RealmID, id sigma.ProcID)
 	found := make(chan *Place, len(others))
 	for _, m := range others {
 		go func() {
-			var has bool
-			var at Place
-			err := x.cfg.Reach.Ask(ctx, m, peerHave, func(c *sigmap.Coder) { c.RealmID(&realm); c.ProcID(&id) },
-				func(c *sigmap.Coder) { c.Bool(&has); codePlace(c, &at) })
-			if err != nil || !has {
+			has, err := peerHave.Ask(ctx, x.cfg.Reach.At(m), oneProc{realm, id})
+			if err != nil || !has.is {
 				found <- nil
 				return
 			}
-			found <- &at
+			found <- &has.at
 		}()
 	}
 	for range others {
@@ -87,31 +83,10 @@ func (x *Remote) Find(ctx context.Context, realm sigma.RealmID, id sigma.ProcID)
 	return Place{}, false
 }
 
-func (x *Remote) peerHave(_ context.Context, _ identity.Subject, payload []byte) ([]byte, error) {
-	realm, id, err := parseProc(payload, nil)
-	if err != nil {
-		return nil, err
-	}
-	at, has := x.PlaceHere(realm, id)
-	return sigmap.Payload(func(c *sigmap.Coder) { c.Bool(&has); codePlace(c, &at) })
-}
-
-func codePlace(c *sigmap.Coder, at *Place) {
-	c.Str((*string)(&at.Home))
-	c.Str((*string)(&at.Runs))
-	c.ProcIDs(&at.Kin)
-}
-
-// parseProc reads a request about one proc; more reads what follows.
-func parseProc(payload []byte, more func(*sigmap.Coder)) (realm sigma.RealmID, id sigma.ProcID, err error) {
-	err = sigmap.Parse(payload, func(c *sigmap.Coder) {
-		c.RealmID(&realm)
-		c.ProcID(&id)
-		if more != nil {
-			more(c)
-		}
-	})
-	return realm, id, err
+// have answers peerHave.
+func (x *Remote) have(_ context.Context, p oneProc) (h had, err error) {
+	h.at, h.is = x.PlaceHere(p.realm, p.id)
+	return h, nil
 }
 
 // Await waits for a proc of a realm at its home, so that whoever was answered sees it listed as it
@@ -176,26 +151,12 @@ func (x *Remote) waitAt(ctx context.Context, m sigma.MachineID, realm sigma.Real
 		return info, err
 	}
 	defer done()
-	exit := bool(u)
-	err = x.cfg.Reach.Ask(ctx, m, peerWait, func(c *sigmap.Coder) {
-		c.RealmID(&realm)
-		c.ProcID(&id)
-		c.Bool(&exit)
-	}, func(c *sigmap.Coder) { c.ProcInfo(&info) })
-	return info, err
+	return peerWait.Ask(ctx, x.cfg.Reach.At(m), waiting{oneProc{realm, id}, u})
 }
 
-func (x *Remote) peerWait(ctx context.Context, _ identity.Subject, payload []byte) ([]byte, error) {
-	var exit bool
-	realm, id, err := parseProc(payload, func(c *sigmap.Coder) { c.Bool(&exit) })
-	if err != nil {
-		return nil, err
-	}
-	info, err := x.cfg.Procs.Wait(ctx, realm, id, procs.Until(exit))
-	if err != nil {
-		return nil, err
-	}
-	return sigmap.Payload(func(c *sigmap.Coder) { c.ProcInfo(&info) })
+// waitHere answers peerWait.
+func (x *Remote) waitHere(ctx context.Context, w waiting) (sigma.ProcInfo, error) {
+	return x.cfg.Procs.Wait(ctx, w.realm, w.id, w.until)
 }
 
 // Tell does something to a proc wherever it is. While its machine cannot be reached it tries again,
@@ -209,12 +170,7 @@ func (x *Remote) Tell(ctx context.Context, realm sigma.RealmID, id sigma.ProcID,
 		if !ok {
 			return procs.Unknown(id)
 		}
-		err := x.cfg.Reach.Ask(ctx, at.toTell(x.cfg.Machine, home), peerTell, func(c *sigmap.Coder) {
-			c.RealmID(&realm)
-			c.ProcID(&id)
-			c.U8((*uint8)(&a))
-			c.Duration(&grace)
-		}, nil)
+		err := peerTell.Tell(ctx, x.cfg.Reach.At(at.toTell(x.cfg.Machine, home)), telling{oneProc{realm, id}, a, grace})
 		switch kind := sigma.KindOf(err); { // not found: it was given to that machine, and has not come there
 		case err == nil:
 			return nil
@@ -245,17 +201,13 @@ func (x *Remote) tellHere(ctx context.Context, realm sigma.RealmID, id sigma.Pro
 	return nil
 }
 
-func (x *Remote) peerTell(ctx context.Context, _ identity.Subject, payload []byte) ([]byte, error) {
-	var a Act
-	var grace time.Duration
-	realm, id, err := parseProc(payload, func(c *sigmap.Coder) { c.U8((*uint8)(&a)); c.Duration(&grace) })
-	if err != nil {
-		return nil, err
+// tellGuest answers peerTell.
+func (x *Remote) tellGuest(ctx context.Context, t telling) (none sigmap.None, err error) {
+	p, known := x.cfg.Procs.Proc(t.realm, t.id)
+	if !known || p.Away() && !p.Ended() { // who asks looks again where it is
+		return none, procs.Unknown(t.id)
 	}
-	if p, known := x.cfg.Procs.Proc(realm, id); !known || p.Away() && !p.Ended() { // who asks looks again where it is
-		return nil, procs.Unknown(id)
-	}
-	return nil, x.tellHere(ctx, realm, id, a, grace)
+	return none, x.tellHere(ctx, t.realm, t.id, t.act, t.grace)
 }
 
 // Usages tells what procs use, wherever they run. It is zero for a proc that nobody knows: who
@@ -319,73 +271,46 @@ func (x *Remote) usagesAt(ctx context.Context, m sigma.MachineID, realm sigma.Re
 	for n, i := range at {
 		some[n] = ids[i]
 	}
-	err := x.cfg.Reach.Ask(ctx, m, peerUsage, func(c *sigmap.Coder) {
-		c.RealmID(&realm)
-		c.ProcIDs(&some)
-	}, func(c *sigmap.Coder) { codeKnownUsages(c, &us, &known) })
+	u, err := peerUsage.Ask(ctx, x.cfg.Reach.At(m), someProcs{realm, some})
 	if err != nil {
 		return nil, nil
 	}
-	return us, known
+	return u.usages, u.known
 }
 
-func codeKnownUsages(c *sigmap.Coder, us *[]sigma.Usage, known *[]bool) {
-	c.Usages(us)
-	if c.Decoding() {
-		*known = make([]bool, len(*us))
-	}
-	for i := range *known {
-		c.Bool(&(*known)[i])
-	}
-}
-
-func (x *Remote) peerUsage(ctx context.Context, _ identity.Subject, payload []byte) ([]byte, error) {
-	var realm sigma.RealmID
-	var ids []sigma.ProcID
-	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.RealmID(&realm); c.ProcIDs(&ids) }); err != nil {
-		return nil, err
-	}
-	if len(ids) > UsageMax {
-		return nil, sigma.Errorf("kernel.usage", sigma.KindTooBig, "%d procs in one call; %d are allowed", len(ids),
+// usageHere answers peerUsage.
+func (x *Remote) usageHere(ctx context.Context, some someProcs) (u usages, err error) {
+	if len(some.ids) > UsageMax {
+		return u, sigma.Errorf("kernel.usage", sigma.KindTooBig, "%d procs in one call; %d are allowed", len(some.ids),
 			UsageMax)
 	}
-	us, known := make([]sigma.Usage, len(ids)), make([]bool, len(ids))
-	for i, id := range ids {
-		p, is := x.cfg.Procs.Proc(realm, id)
-		if known[i] = is && (!p.Away() || p.Ended()); known[i] {
-			us[i], _ = x.cfg.Runner.Usage(ctx, realm, id)
+	u = usages{make([]sigma.Usage, len(some.ids)), make([]bool, len(some.ids))}
+	for i, id := range some.ids {
+		p, is := x.cfg.Procs.Proc(some.realm, id)
+		if u.known[i] = is && (!p.Away() || p.Ended()); u.known[i] {
+			u.usages[i], _ = x.cfg.Runner.Usage(ctx, some.realm, id)
 		}
 	}
-	return sigmap.Payload(func(c *sigmap.Coder) { codeKnownUsages(c, &us, &known) })
+	return u, nil
 }
 
 // UsageMax procs are asked about in one call.
 const UsageMax = 256
 
-// Caps tells what a proc may reach, wherever it runs, as sigmap.Caps.
-func (x *Remote) Caps(ctx context.Context, realm sigma.RealmID, id sigma.ProcID) ([]byte, error) {
+// Caps tells what a proc may reach, wherever it runs.
+func (x *Remote) Caps(ctx context.Context, realm sigma.RealmID, id sigma.ProcID) (sigmap.Caps, error) {
 	at, ok := x.Find(ctx, realm, id)
 	if !ok {
-		return nil, procs.Unknown(id)
+		return sigmap.Caps{}, procs.Unknown(id)
 	}
 	m := cmp.Or(at.Runs, at.Home)
 	if m == x.cfg.Machine {
 		return x.cfg.Caps(realm, id)
 	}
-	var caps sigmap.Caps
-	if err := x.cfg.Reach.Ask(ctx, m, peerCaps, func(c *sigmap.Coder) {
-		c.RealmID(&realm)
-		c.ProcID(&id)
-	}, func(c *sigmap.Coder) { c.Caps(&caps) }); err != nil {
-		return nil, err
-	}
-	return sigmap.Payload(func(c *sigmap.Coder) { c.Caps(&caps) })
+	return peerCaps.Ask(ctx, x.cfg.Reach.At(m), oneProc{realm, id})
 }
 
-func (x *Remote) peerCaps(_ context.Context, _ identity.Subject, payload []byte) ([]byte, error) {
-	realm, id, err := parseProc(payload, nil)
-	if err != nil {
-		return nil, err
-	}
-	return x.cfg.Caps(realm, id)
+// capsHere answers peerCaps.
+func (x *Remote) capsHere(_ context.Context, p oneProc) (sigmap.Caps, error) {
+	return x.cfg.Caps(p.realm, p.id)
 }

@@ -5,7 +5,6 @@ import (
 	"math"
 	"sync"
 
-	"sigmaos.dev/kernel/identity"
 	"sigmaos.dev/kernel/procs"
 	"sigmaos.dev/kernel/reach"
 	"sigmaos.dev/sched/schedd"
@@ -28,17 +27,11 @@ func (x *Remote) ListOf(ctx context.Context, m sigma.MachineID, realm sigma.Real
 	}
 	ctx, cancel := context.WithTimeout(ctx, reach.AnswerMax)
 	defer cancel()
-	err = x.cfg.Reach.Ask(ctx, m, peerList, func(c *sigmap.Coder) {
-		c.RealmID(&realm)
-		c.Bool(&all)
-		c.U64(&after)
-		c.ProcID(&of)
-	},
-		func(c *sigmap.Coder) { c.ProcInfos(&page); codeCounts(c, &seqs); c.Bool(&more); c.U64(&last) })
-	if err == nil && len(seqs) != len(page) {
-		err = sigma.Errorf("kernel.list", sigma.KindInvalid, "%d numbers of %d procs", len(seqs), len(page))
+	l, err := peerList.Ask(ctx, x.cfg.Reach.At(m), listing{realm, all, after, of})
+	if err == nil && len(l.numbers) != len(l.page) {
+		err = sigma.Errorf("kernel.list", sigma.KindInvalid, "%d numbers of %d procs", len(l.numbers), len(l.page))
 	}
-	return page, seqs, more, last, err
+	return l.page, l.numbers, l.more, l.last, err
 }
 
 // listHere gives a page of what is at home here; of, if not "", is the proc whose kin alone is
@@ -77,29 +70,10 @@ func (x *Remote) listHere(realm sigma.RealmID, all bool, after uint64, of sigma.
 	return infos, seqs, more, after, nil
 }
 
-func (x *Remote) peerList(_ context.Context, _ identity.Subject, payload []byte) ([]byte, error) {
-	var realm sigma.RealmID
-	var all bool
-	var after uint64
-	var of sigma.ProcID
-	if err := sigmap.Parse(payload, func(c *sigmap.Coder) {
-		c.RealmID(&realm)
-		c.Bool(&all)
-		c.U64(&after)
-		c.ProcID(&of)
-	}); err != nil {
-		return nil, err
-	}
-	page, seqs, more, last, err := x.listHere(realm, all, after, of)
-	if err != nil {
-		return nil, err
-	}
-	return sigmap.Payload(func(c *sigmap.Coder) {
-		c.ProcInfos(&page)
-		codeCounts(c, &seqs)
-		c.Bool(&more)
-		c.U64(&last)
-	})
+// listAsked answers peerList.
+func (x *Remote) listAsked(_ context.Context, a listing) (l listed, err error) {
+	l.page, l.numbers, l.more, l.last, err = x.listHere(a.realm, a.all, a.after, a.of)
+	return l, err
 }
 
 // EndRealm kills a realm's procs and waits for their end. No more may be spawned meanwhile.
@@ -137,10 +111,8 @@ func (x *Remote) Count(ctx context.Context, realms []sigma.RealmInfo) {
 	var mu sync.Mutex
 	for _, m := range x.cfg.Cluster.Others() {
 		all.Go(func() {
-			var counts []uint64
-			if x.cfg.Reach.Ask(ctx, m, peerCount, func(c *sigmap.Coder) {
-				c.Strs(&ids)
-			}, func(c *sigmap.Coder) { codeCounts(c, &counts) }) != nil {
+			counts, err := peerCount.Ask(ctx, x.cfg.Reach.At(m), ids)
+			if err != nil {
 				return
 			}
 			mu.Lock()
@@ -153,25 +125,11 @@ func (x *Remote) Count(ctx context.Context, realms []sigma.RealmInfo) {
 	all.Wait()
 }
 
-func codeCounts(c *sigmap.Coder, counts *[]uint64) {
-	n := len(*counts)
-	c.Count(&n, 8)
-	if c.Decoding() {
-		*counts = make([]uint64, n)
-	}
-	for i := range *counts {
-		c.U64(&(*counts)[i])
-	}
-}
-
-func (x *Remote) peerCount(_ context.Context, _ identity.Subject, payload []byte) ([]byte, error) {
-	var ids []string
-	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Strs(&ids) }); err != nil {
-		return nil, err
-	}
-	counts := make([]uint64, len(ids))
-	for i, id := range ids {
+// countHere answers peerCount.
+func (x *Remote) countHere(_ context.Context, realms []string) ([]uint64, error) {
+	counts := make([]uint64, len(realms))
+	for i, id := range realms {
 		counts[i] = uint64(x.cfg.Procs.Live(sigma.RealmID(id)))
 	}
-	return sigmap.Payload(func(c *sigmap.Coder) { codeCounts(c, &counts) })
+	return counts, nil
 }

@@ -8,7 +8,6 @@ package remote
 import (
 	"context"
 	"log/slog"
-	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -20,38 +19,7 @@ import (
 	"sigmaos.dev/kernel/runner"
 	"sigmaos.dev/sched/schedd"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/trees/view"
 	"sigmaos.dev/wire/sigmap"
-)
-
-// Calls of sigmads among themselves about procs (docs/internals/machines-protocol.md). Who calls,
-// in which life, is known from the link.
-//
-//	take      incarnation of the home, ProcID, boot -> given; ProcInfo, Descriptor, view, kin
-//	          (of who was granted a job, to its home)
-//	decline   ProcID -> -    (the same, when there is no room after all)
-//	report    incarnation of the home, boot, []Report -> -    of who runs procs, to their home
-//	resync    boot -> -    (I have reported all; report to me what you run for me)
-//	tell      realm, ProcID, act, grace -> -
-//	wait      realm, ProcID, exit -> ProcInfo
-//	list      realm, all, after, ProcID whose kin alone is meant, if any
-//	          -> []ProcInfo, []number, more, after
-//	usage     realm, []ProcID -> [](known, Usage)
-//	have      realm, ProcID -> has, home, where it runs, []ProcID of its ancestors with views
-//	count     []realm -> []u64
-//	caps      realm, ProcID -> Caps
-const (
-	peerCaps    = "caps"
-	peerTake    = "take"
-	peerDecline = "decline"
-	peerReport  = "report"
-	peerResync  = "resync"
-	peerTell    = "tell"
-	peerWait    = "wait"
-	peerList    = "list"
-	peerUsage   = "usage"
-	peerHave    = "have"
-	peerCount   = "count"
 )
 
 // Act is what can be done to a proc from afar.
@@ -89,8 +57,8 @@ type Config struct {
 	// Doubt has what is remembered of a realm's names asked for anew: its programs are about to
 	// learn of something that was done on another machine.
 	Doubt func(realm sigma.RealmID)
-	// Caps tells what a proc that is here may reach, as sigmap.Caps.
-	Caps func(realm sigma.RealmID, id sigma.ProcID) ([]byte, error)
+	// Caps tells what a proc that is here may reach.
+	Caps func(realm sigma.RealmID, id sigma.ProcID) (sigmap.Caps, error)
 }
 
 // Remote is what a machine has to do with procs of others. Safe for concurrent use.
@@ -117,10 +85,10 @@ type debt struct {
 func New(cfg Config) *Remote {
 	x := &Remote{cfg: cfg, owed: map[sigma.Life]*debt{}, synced: map[sigma.Life]bool{},
 		waits: map[sigma.RealmID]int{}, finds: make(chan struct{}, findsMost), ComeBack: comeBackMax}
-	maps.Copy(cfg.Reach.Calls, map[string]reach.Call{peerTake: x.peerTake, peerDecline: x.peerDecline,
-		peerReport: x.peerReport, peerResync: x.peerResync, peerTell: x.peerTell, peerWait: x.peerWait,
-		peerList: x.peerList, peerUsage: x.peerUsage, peerHave: x.peerHave, peerCount: x.peerCount,
-		peerCaps: x.peerCaps})
+	cfg.Reach.Answer(reach.From(peerTake, x.give), reach.On(peerDecline, x.declined), reach.From(peerReport, x.hear),
+		reach.From(peerResync, x.resynced), reach.On(peerTell, x.tellGuest), reach.On(peerWait, x.waitHere),
+		reach.On(peerList, x.listAsked), reach.On(peerUsage, x.usageHere), reach.On(peerHave, x.have),
+		reach.On(peerCount, x.countHere), reach.On(peerCaps, x.capsHere))
 	return x
 }
 
@@ -222,19 +190,13 @@ func (x *Remote) resync(ctx context.Context, l sigma.Life) {
 			return
 		}
 	}
-	boot := x.bootNumber()
-	if err := x.cfg.Reach.Insist(ctx, l, peerResync, func(c *sigmap.Coder) {
-		c.U64(&boot)
-	}, nil); err != nil && ctx.Err() == nil {
+	if err := peerResync.Tell(ctx, x.cfg.Reach.Insist(l), x.bootNumber()); err != nil && ctx.Err() == nil {
 		x.cfg.Log.Debug("a machine was not told what runs here", "machine", l.Machine, "err", err)
 	}
 }
 
-func (x *Remote) peerResync(_ context.Context, from identity.Subject, payload []byte) ([]byte, error) {
-	var boot uint64
-	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.U64(&boot) }); err != nil {
-		return nil, err
-	}
+// resynced answers peerResync.
+func (x *Remote) resynced(_ context.Context, from identity.Subject, boot uint64) (none sigmap.None, err error) {
 	life := from.Life()
 	x.cfg.Procs.Step(schedd.Resynced{From: life, Boot: boot})
 	var ids []sigma.ProcID
@@ -242,26 +204,17 @@ func (x *Remote) peerResync(_ context.Context, from identity.Subject, payload []
 	for _, id := range ids {
 		x.Owe(id, life)
 	}
-	return nil, nil
+	return none, nil
 }
 
 // Take asks the home for a proc that besched gave to this machine.
 func (x *Remote) Take(id sigma.ProcID, home sigma.Life) {
-	given, boot := false, x.bootNumber()
-	e := schedd.Arrived{Home: home}
 	ctx, cancel := x.cfg.Cluster.Presently()
 	defer cancel()
 	life := x.cfg.Cluster.Life()
-	err := x.cfg.Reach.Insist(ctx, home, peerTake,
-		func(c *sigmap.Coder) { c.U64((*uint64)(&home.Incarnation)); c.ProcID(&id); c.U64(&boot) },
-		func(c *sigmap.Coder) {
-			if c.Bool(&given); given {
-				c.ProcInfo(&e.Info)
-				c.Descriptor(&e.Descriptor)
-				view.Code(c, &e.View)
-				c.ProcIDs(&e.Kin)
-			}
-		})
+	got, err := peerTake.Ask(ctx, x.cfg.Reach.Insist(home), taking{home.Incarnation, id, x.bootNumber()})
+	given, e := got.is, schedd.Arrived{Home: home, Info: got.info, Descriptor: got.descriptor, View: got.view,
+		Kin: got.kin}
 	if err == nil && given {
 		if err = checkArrived(id, &e); err != nil {
 			x.cfg.Log.Warn("another machine gave a proc that cannot be run", "proc", id, "machine", home.Machine, "err",
@@ -297,43 +250,21 @@ func checkArrived(id sigma.ProcID, e *schedd.Arrived) error {
 	return e.Descriptor.Check()
 }
 
-func (x *Remote) peerTake(_ context.Context, from identity.Subject, payload []byte) ([]byte, error) {
-	var id sigma.ProcID
-	var boot uint64
-	var home sigma.Incarnation
-	if err := sigmap.Parse(payload, func(c *sigmap.Coder) {
-		c.U64((*uint64)(&home))
-		c.ProcID(&id)
-		c.U64(&boot)
-	}); err != nil {
-		return nil, err
-	}
-	given := home == x.cfg.Cluster.Life().Incarnation
-	var info sigma.ProcInfo
-	var d sigma.Descriptor
-	var v *view.Table
-	var kin []sigma.ProcID
-	var err error
-	if given {
+// give answers peerTake.
+func (x *Remote) give(_ context.Context, from identity.Subject, t taking) (g given, err error) {
+	if g.is = t.home == x.cfg.Cluster.Life().Incarnation; g.is {
 		x.cfg.Procs.With(func(all procs.View) {
-			if info, d, err = all.Give(time.Now(), id, from.Life(), boot); err == nil {
-				p := all.Proc(info.Realm, id)
-				v, kin = p.View, p.Kin
+			if g.info, g.descriptor, err = all.Give(time.Now(), t.id, from.Life(), t.boot); err == nil {
+				p := all.Proc(g.info.Realm, t.id)
+				g.view, g.kin = p.View, p.Kin
 			}
 		})
-		given = err == nil
+		g.is = err == nil
 	}
-	if !given {
-		x.cfg.Log.Debug("a proc was not given", "proc", id, "machine", from.Machine, "err", err)
+	if !g.is {
+		x.cfg.Log.Debug("a proc was not given", "proc", t.id, "machine", from.Machine, "err", err)
 	}
-	return sigmap.Payload(func(c *sigmap.Coder) {
-		if c.Bool(&given); given {
-			c.ProcInfo(&info)
-			c.Descriptor(&d)
-			view.Code(c, &v)
-			c.ProcIDs(&kin)
-		}
-	})
+	return g, nil
 }
 
 // Decline tells the home that it has to find another machine. If that is not heard, the home does
@@ -341,19 +272,16 @@ func (x *Remote) peerTake(_ context.Context, from identity.Subject, payload []by
 func (x *Remote) Decline(id sigma.ProcID, home sigma.Life) {
 	ctx, cancel := context.WithTimeout(x.ctx, reach.CallMax)
 	defer cancel()
-	err := x.cfg.Reach.Ask(ctx, home.Machine, peerDecline, func(c *sigmap.Coder) { c.ProcID(&id) }, nil)
+	err := peerDecline.Tell(ctx, x.cfg.Reach.At(home.Machine), id)
 	if err != nil {
 		x.cfg.Log.Debug("a proc was not declined", "proc", id, "machine", home.Machine, "err", err)
 	}
 }
 
-func (x *Remote) peerDecline(_ context.Context, _ identity.Subject, payload []byte) ([]byte, error) {
-	var id sigma.ProcID
-	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.ProcID(&id) }); err != nil {
-		return nil, err
-	}
+// declined answers peerDecline.
+func (x *Remote) declined(_ context.Context, id sigma.ProcID) (none sigmap.None, err error) {
 	x.cfg.Procs.Step(schedd.Declined{ID: id})
-	return nil, nil
+	return none, nil
 }
 
 // Owe has the home told of a guest, soon. procs.Table.mu may be held.
@@ -426,12 +354,8 @@ func (x *Remote) reportTo(ctx context.Context, home sigma.Life, ids []sigma.Proc
 		if len(rs) == 0 {
 			continue
 		}
-		boot := x.bootNumber()
-		if err := x.cfg.Reach.Insist(ctx, home, peerReport, func(c *sigmap.Coder) {
-			c.U64((*uint64)(&home.Incarnation))
-			c.U64(&boot)
-			codeReports(c, &rs)
-		}, nil); err != nil {
+		if err := peerReport.Tell(ctx, x.cfg.Reach.Insist(home), reports{home.Incarnation, x.bootNumber(),
+			rs}); err != nil {
 			return err
 		}
 		for _, r := range rs {
@@ -441,36 +365,14 @@ func (x *Remote) reportTo(ctx context.Context, home sigma.Life, ids []sigma.Proc
 	return nil
 }
 
-func codeReports(c *sigmap.Coder, rs *[]schedd.Report) {
-	n := len(*rs)
-	c.Count(&n, 100)
-	if c.Decoding() {
-		*rs = make([]schedd.Report, n)
+// hear answers peerReport.
+func (x *Remote) hear(_ context.Context, from identity.Subject, r reports) (none sigmap.None, err error) {
+	if r.home != x.cfg.Cluster.Life().Incarnation { // they are at home where they run
+		return none, nil
 	}
-	for i := range *rs {
-		c.ProcInfo(&(*rs)[i].Info)
-		c.Bool(&(*rs)[i].Started)
-		c.ProcIDs(&(*rs)[i].Kin)
+	for i := range r.procs {
+		r.procs[i].Info.Status.Data = slices.Clone(r.procs[i].Info.Status.Data)
 	}
-}
-
-func (x *Remote) peerReport(_ context.Context, from identity.Subject, payload []byte) ([]byte, error) {
-	var home sigma.Incarnation
-	var boot uint64
-	var rs []schedd.Report
-	if err := sigmap.Parse(payload, func(c *sigmap.Coder) {
-		c.U64((*uint64)(&home))
-		c.U64(&boot)
-		codeReports(c, &rs)
-	}); err != nil {
-		return nil, err
-	}
-	if home != x.cfg.Cluster.Life().Incarnation { // they are at home where they run
-		return nil, nil
-	}
-	for i := range rs {
-		rs[i].Info.Status.Data = slices.Clone(rs[i].Info.Status.Data)
-	}
-	x.cfg.Procs.Step(schedd.Reported{From: from.Life(), Boot: boot, Procs: rs})
-	return nil, nil
+	x.cfg.Procs.Step(schedd.Reported{From: from.Life(), Boot: r.boot, Procs: r.procs})
+	return none, nil
 }

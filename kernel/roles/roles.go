@@ -6,6 +6,7 @@ import (
 	"context"
 	"os"
 
+	"sigmaos.dev/sched/decision"
 	"sigmaos.dev/sched/initd"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/trees/view"
@@ -29,23 +30,24 @@ const Reading = ""
 // methods there are.
 var Permissions = map[string]map[string]sigma.Role{
 	sigmap.FileProcs: {
-		sigmap.CallList:      sigma.RoleViewer,
-		sigmap.CallWaitStart: sigma.RoleViewer,
-		sigmap.CallWaitExit:  sigma.RoleViewer,
-		sigmap.CallSpawn:     sigma.RoleDeveloper,
-		sigmap.CallEvict:     sigma.RoleDeveloper,
-		sigmap.CallKill:      sigma.RoleDeveloper,
-		sigmap.CallFreeze:    sigma.RoleDeveloper,
-		sigmap.CallThaw:      sigma.RoleDeveloper,
-		sigmap.CallUsage:     sigma.RoleViewer, // each reads it in /proc too
-		sigmap.CallCaps:      Nobody,           // tells texts of endpoints, with which anybody of the realm could dial
+		sigmap.CallListProcs.Name:  sigma.RoleViewer,
+		sigmap.CallWaitStart.Name:  sigma.RoleViewer,
+		sigmap.CallWaitExit.Name:   sigma.RoleViewer,
+		sigmap.CallSpawn.Name:      sigma.RoleDeveloper,
+		sigmap.CallEvict.Name:      sigma.RoleDeveloper,
+		sigmap.CallKill.Name:       sigma.RoleDeveloper,
+		sigmap.CallFreeze.Name:     sigma.RoleDeveloper,
+		sigmap.CallThaw.Name:       sigma.RoleDeveloper,
+		sigmap.CallProcsUsage.Name: sigma.RoleViewer, // each reads it in /proc too
+		// it tells texts of endpoints, with which anybody of the realm could dial
+		sigmap.CallCaps.Name: Nobody,
 	},
 	sigmap.FileSelf: {
-		sigmap.CallInfo:      sigma.RoleViewer,
-		sigmap.CallStarted:   Nobody,
-		sigmap.CallExited:    Nobody,
-		sigmap.CallWaitEvict: Nobody,
-		sigmap.CallWorked:    Nobody,
+		sigmap.CallInfo.Name:      sigma.RoleViewer,
+		sigmap.CallStarted.Name:   Nobody,
+		sigmap.CallExited.Name:    Nobody,
+		sigmap.CallWaitEvict.Name: Nobody,
+		sigmap.CallWorked.Name:    Nobody,
 	},
 	// A connection would be out of sigmad's hands, and outlive the credential.
 	sigmap.FileEndpoints: {
@@ -78,17 +80,17 @@ var Permissions = map[string]map[string]sigma.Role{
 		sigmap.CallInitAdd:     sigma.RoleDeveloper,
 		sigmap.CallInitRemove:  sigma.RoleDeveloper,
 		sigmap.CallInitRestart: sigma.RoleDeveloper,
-		initd.CallLook:         Nobody,
-		initd.CallSpawn:        Nobody,
-		initd.CallStop:         Nobody,
+		initd.CallLook.Name:    Nobody,
+		initd.CallSpawn.Name:   Nobody,
+		initd.CallStop.Name:    Nobody,
 	},
 	sigmap.FileEvents: {
 		Reading:           sigma.RoleViewer,
 		sigmap.CallEvents: sigma.RoleViewer,
 	},
 	sigmap.FileDecisions: {
-		Reading:         sigma.RoleViewer,
-		sigmap.CallNote: Nobody,
+		Reading:                sigma.RoleViewer,
+		decision.CallNote.Name: Nobody,
 	},
 	sigmap.FileCredentials: {
 		Reading:                     sigma.RoleOwner,

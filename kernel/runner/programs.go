@@ -6,16 +6,14 @@ import (
 
 	"sigmaos.dev/kernel/binfs"
 	"sigmaos.dev/kernel/cluster"
-	"sigmaos.dev/kernel/identity"
 	"sigmaos.dev/kernel/reach"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/wire/sigmap"
 )
 
-// callPart asks another machine for bytes of a program: realm, path, FileID, size, offset (u64),
-// count (u32) -> those bytes, nothing before them. Any machine of the system may ask for any
+// callPart asks another machine for bytes of a program. Any machine of the system may ask for any
 // realm's: it may ask the object store too.
-const callPart = "program"
+var callPart = sigmap.Method[part, []byte]{Name: "program", Request: codePart, Reply: (*sigmap.Coder).Rest}
 
 // programsKey, which is no realm's name, keeps the session over which programs come apart from that
 // of the other calls among sigmads: a megabyte on its way must not hold up a kill or a report.
@@ -45,7 +43,7 @@ type held struct {
 // NewHolders makes what knows of no other machine, and answers them.
 func NewHolders(machine sigma.MachineID, c *cluster.Cluster, r *reach.Reach) *Holders {
 	h := &Holders{machine: machine, cluster: c, reach: r, homes: map[held]sigma.MachineID{}}
-	r.Calls[callPart] = h.give
+	r.Answer(reach.On(callPart, h.give))
 	return h
 }
 
@@ -76,15 +74,23 @@ func (h *Holders) Candidates(n binfs.Name) []sigma.MachineID {
 	return []sigma.MachineID{m}
 }
 
-func codePart(c *sigmap.Coder, n *binfs.Name, offset *int64, size *int) {
-	all, at, count := uint64(n.Size), uint64(*offset), uint32(*size)
+// part is a range of a program.
+type part struct {
+	name   binfs.Name
+	offset int64
+	size   int
+}
+
+func codePart(c *sigmap.Coder, p *part) {
+	n := &p.name
+	all, at, count := uint64(n.Size), uint64(p.offset), uint32(p.size)
 	c.RealmID(&n.Realm)
 	c.Str(&n.Path)
 	c.FileID(&n.ID)
 	c.U64(&all)
 	c.U64(&at)
 	c.U32(&count)
-	n.Size, *offset, *size = int64(min(all, 1<<62)), int64(min(at, 1<<62)), int(count)
+	n.Size, p.offset, p.size = int64(min(all, 1<<62)), int64(min(at, 1<<62)), int(count)
 }
 
 // Part implements binfs.Peers.
@@ -93,21 +99,10 @@ func (h *Holders) Part(ctx context.Context, m sigma.MachineID, n binfs.Name, off
 	if err != nil {
 		return nil, err
 	}
-	payload, err := sigmap.Payload(func(c *sigmap.Coder) { codePart(c, &n, &offset, &size) })
-	if err != nil {
-		return nil, err
-	}
-	reply, _, err := c.Call(ctx, callPart, payload, nil)
-	return reply, err
+	return callPart.Ask(ctx, c, part{n, offset, size})
 }
 
 // give answers another machine.
-func (h *Holders) give(_ context.Context, _ identity.Subject, payload []byte) ([]byte, error) {
-	var n binfs.Name
-	var offset int64
-	var size int
-	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { codePart(c, &n, &offset, &size) }); err != nil {
-		return nil, err
-	}
-	return h.programs.Part(n, offset, size)
+func (h *Holders) give(_ context.Context, p part) ([]byte, error) {
+	return h.programs.Part(p.name, p.offset, p.size)
 }

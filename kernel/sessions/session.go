@@ -287,15 +287,15 @@ func (s Scope) MayProc(ctx context.Context, id sigma.ProcID, need sigma.Rights) 
 }
 
 // Caps tells what a proc that is here may reach, as sigmap.Caps.
-func (x *Sessions) Caps(realm sigma.RealmID, id sigma.ProcID) ([]byte, error) {
+func (x *Sessions) Caps(realm sigma.RealmID, id sigma.ProcID) (caps sigmap.Caps, err error) {
 	p, ok := x.cfg.Procs.Proc(realm, id)
 	if !ok {
-		return nil, procs.Unknown(id)
+		return caps, procs.Unknown(id)
 	}
 	if p.Ended() {
-		return nil, sigma.Errorf("kernel.caps", sigma.KindUnavailable, "the proc has ended and may reach nothing")
+		return caps, sigma.Errorf("kernel.caps", sigma.KindUnavailable, "the proc has ended and may reach nothing")
 	}
-	caps := sigmap.Caps{ID: id, Realm: realm, Machine: p.Machine, Profile: p.Profile, All: p.View == nil, Kin: p.Kin,
+	caps = sigmap.Caps{ID: id, Realm: realm, Machine: p.Machine, Profile: p.Profile, All: p.View == nil, Kin: p.Kin,
 		Memory: p.Memory, Tasks: runner.PidsMax, Files: runner.NoFileMax}
 	if p.View != nil {
 		caps.View = p.View.Entries()
@@ -316,7 +316,7 @@ func (x *Sessions) Caps(realm sigma.RealmID, id sigma.ProcID) ([]byte, error) {
 		*es = (*es)[:min(len(*es), sigmap.CapsMost)]
 	}
 	caps.Leases = caps.Leases[:min(len(caps.Leases), sigmap.CapsMost)]
-	return sigmap.Payload(func(c *sigmap.Coder) { c.Caps(&caps) })
+	return caps, nil
 }
 
 // settle replaces the symlinks on a path of the spawner's by what they lead to, so that what is

@@ -15,6 +15,7 @@ import (
 	"sigmaos.dev/kernel/report"
 	"sigmaos.dev/kernel/roles"
 	"sigmaos.dev/kernel/services"
+	"sigmaos.dev/sched/decision"
 	"sigmaos.dev/sched/initd"
 	"sigmaos.dev/sched/lcsched"
 	"sigmaos.dev/sigma"
@@ -74,19 +75,19 @@ func (r scope) machinesFile() sigma.File {
 	if !r.Principal.System {
 		if r.Realm == sigma.SystemRealm && r.IsService(services.Machined) {
 			file.Answering(computed.Calls(sigmap.FileMachines,
-				r.pass(services.Machined, machines.CallAuthority)))
+				r.pass(services.Machined, machines.CallAuthority.Name)))
 		}
 		return file
 	}
-	methods := r.pass(services.Machined, machines.CallToken, machines.CallTokens, machines.CallRevoke,
-		machines.CallList, machines.CallCordon, machines.CallDrain, machines.CallLabel, machines.CallControl,
-		machines.CallRemove)
-	methods[machines.CallMembership] = computed.Answer(func(context.Context, []byte) ([]byte, error) {
+	methods := r.pass(services.Machined, machines.CallToken.Name, machines.CallTokens.Name,
+		machines.CallRevoke.Name, machines.CallList.Name, machines.CallCordon.Name, machines.CallDrain.Name,
+		machines.CallLabel.Name, machines.CallControl.Name, machines.CallRemove.Name)
+	methods[machines.CallMembership.Name] = computed.Answer(func(context.Context, []byte) ([]byte, error) {
 		m := machines.Membership{Address: r.Address}
 		if r.Cluster.Registered() {
 			m = machines.Describe(r.Cluster.Identity(), r.Address, r.Cluster.IsSilent)
 		}
-		return sigmap.Payload(func(c *sigmap.Coder) { machines.CodeMembership(c, &m) })
+		return sigmap.Payload(func(c *sigmap.Coder) { machines.CallMembership.Reply(c, &m) })
 	})
 	return file.Answering(computed.Calls(sigmap.FileMachines, methods))
 }
@@ -153,8 +154,9 @@ func (r scope) initFile() sigma.File {
 	methods := map[string]computed.Handler{sigmap.CallInitAdd: change(x.Add), sigmap.CallInitRemove: change(x.Remove),
 		sigmap.CallInitRestart: change(x.Restart)}
 	if r.Realm == sigma.SystemRealm && r.IsService(services.Lcsched) {
-		methods = map[string]computed.Handler{initd.CallLook: computed.Answer(x.Look),
-			initd.CallSpawn: computed.Answer(x.Spawn), initd.CallStop: computed.Answer(x.Stop)}
+		methods = map[string]computed.Handler{initd.CallLook.Name: computed.On(initd.CallLook, x.Look),
+			initd.CallSpawn.Name: computed.On(initd.CallSpawn, x.Spawn),
+			initd.CallStop.Name:  computed.On(initd.CallStop, x.Stop)}
 	}
 	return computed.Sys(sigmap.FileInit, func(ctx context.Context) ([]byte, error) { return x.Lines(ctx, r.Realm) }).
 		Answering(computed.Calls(sigmap.FileInit, methods))
@@ -182,7 +184,7 @@ func (r scope) decisionsFile() sigma.File {
 	f := r.History.DecisionsFile(of)
 	if r.Realm == sigma.SystemRealm && r.Services.Of(r.Principal) != nil {
 		return f.Answering(computed.Calls(sigmap.FileDecisions,
-			map[string]computed.Handler{sigmap.CallNote: r.History.NoteCall}))
+			map[string]computed.Handler{decision.CallNote.Name: r.History.NoteCall}))
 	}
 	return f
 }

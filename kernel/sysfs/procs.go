@@ -2,9 +2,7 @@ package sysfs
 
 import (
 	"context"
-	"os"
 	"slices"
-	"time"
 
 	"sigmaos.dev/kernel/computed"
 	"sigmaos.dev/kernel/procs"
@@ -15,80 +13,69 @@ import (
 )
 
 func (r scope) procsCalls() map[string]computed.Handler {
-	act := func(a remote.Act) computed.Handler {
-		return r.aboutProc(sigma.RightWrite, func(ctx context.Context, id sigma.ProcID) ([]byte, error) {
-			return nil, r.Remote.Tell(ctx, r.Realm, id, a, 0)
+	act := func(m sigmap.Method[sigma.ProcID, sigmap.None], a remote.Act) computed.Handler {
+		return aboutProc(r, m, sigma.RightWrite, func(ctx context.Context, id sigma.ProcID) (sigmap.None, error) {
+			return sigmap.None{}, r.Remote.Tell(ctx, r.Realm, id, a, 0)
 		})
 	}
 	return map[string]computed.Handler{
-		sigmap.CallSpawn: r.spawn,
-		sigmap.CallList:  r.list,
-		sigmap.CallUsage: r.usage,
-		sigmap.CallCaps:  r.aboutProc(sigma.RightRead, r.capsCall),
-		sigmap.CallWaitStart: r.aboutProc(sigma.RightRead, func(ctx context.Context, id sigma.ProcID) ([]byte, error) {
+		sigmap.CallSpawn.Name:      computed.On(sigmap.CallSpawn, r.spawn),
+		sigmap.CallListProcs.Name:  computed.On(sigmap.CallListProcs, r.list),
+		sigmap.CallProcsUsage.Name: computed.On(sigmap.CallProcsUsage, r.usage),
+		sigmap.CallCaps.Name:       aboutProc(r, sigmap.CallCaps, sigma.RightRead, r.caps),
+		sigmap.CallWaitStart.Name: aboutProc(r, sigmap.CallWaitStart, sigma.RightRead, func(ctx context.Context,
+			id sigma.ProcID) (none sigmap.None, err error) {
 			p, err := r.Remote.Await(ctx, r.Realm, id, procs.Started)
 			if err == nil && p.Times.Started.IsZero() {
 				err = &sigma.Error{Op: "kernel.WaitStart", Kind: max(p.Status.Kind, sigma.KindOther),
 					Msg: p.Status.Code.String() + ": " + p.Status.Msg}
 			}
-			return nil, err
+			return none, err
 		}),
-		sigmap.CallWaitExit: r.aboutProc(sigma.RightRead, func(ctx context.Context, id sigma.ProcID) ([]byte, error) {
+		sigmap.CallWaitExit.Name: aboutProc(r, sigmap.CallWaitExit, sigma.RightRead, func(ctx context.Context,
+			id sigma.ProcID) (sigma.Status, error) {
 			p, err := r.Remote.Await(ctx, r.Realm, id, procs.Ended)
-			if err != nil {
-				return nil, err
+			if err == nil {
+				r.AwaitsEnd()
 			}
-			r.AwaitsEnd()
-			return sigmap.Payload(func(c *sigmap.Coder) { c.Status(&p.Status) })
+			return p.Status, err
 		}),
-		sigmap.CallKill:   act(remote.Kill),
-		sigmap.CallFreeze: act(remote.Freeze),
-		sigmap.CallThaw:   act(remote.Thaw),
-		sigmap.CallEvict: func(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
-			var id sigma.ProcID
-			var grace time.Duration
-			if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.ProcID(&id); c.Duration(&grace) }); err != nil {
-				return nil, nil, err
+		sigmap.CallKill.Name:   act(sigmap.CallKill, remote.Kill),
+		sigmap.CallFreeze.Name: act(sigmap.CallFreeze, remote.Freeze),
+		sigmap.CallThaw.Name:   act(sigmap.CallThaw, remote.Thaw),
+		sigmap.CallEvict.Name: computed.On(sigmap.CallEvict, func(ctx context.Context,
+			e sigmap.Eviction) (none sigmap.None, err error) {
+			if err := r.MayProc(ctx, e.ID, sigma.RightWrite); err != nil {
+				return none, err
 			}
-			if err := r.MayProc(ctx, id, sigma.RightWrite); err != nil {
-				return nil, nil, err
-			}
-			return nil, nil, r.Remote.Tell(ctx, r.Realm, id, remote.Evict, grace)
-		},
+			return none, r.Remote.Tell(ctx, r.Realm, e.ID, remote.Evict, e.Grace)
+		}),
 	}
 }
 
 // aboutProc makes a handler of a method whose request is one proc of the caller's realm.
-func (r scope) aboutProc(need sigma.Rights, f func(ctx context.Context,
-	id sigma.ProcID) ([]byte, error)) computed.Handler {
-	return computed.Answer(func(ctx context.Context, payload []byte) ([]byte, error) {
-		var id sigma.ProcID
-		if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.ProcID(&id) }); err != nil {
-			return nil, err
-		}
+func aboutProc[R any](r scope, m sigmap.Method[sigma.ProcID, R], need sigma.Rights, f func(ctx context.Context,
+	id sigma.ProcID) (R, error)) computed.Handler {
+	return computed.On(m, func(ctx context.Context, id sigma.ProcID) (none R, err error) {
 		if err := r.MayProc(ctx, id, need); err != nil {
-			return nil, err
+			return none, err
 		}
 		return f(ctx, id)
 	})
 }
 
-func (r scope) spawn(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
-	var ds []sigma.Descriptor
-	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Descriptors(&ds) }); err != nil {
-		return nil, nil, err
-	}
+func (r scope) spawn(ctx context.Context, ds []sigma.Descriptor) ([]sigma.ProcID, error) {
 	if len(ds) > sigma.BurstMax {
-		return nil, nil, sigma.Errorf("kernel.Spawn", sigma.KindTooBig, "%d descriptors in one Spawn; %d are allowed",
+		return nil, sigma.Errorf("kernel.Spawn", sigma.KindTooBig, "%d descriptors in one Spawn; %d are allowed",
 			len(ds), sigma.BurstMax)
 	}
 	if r.Realm == sigma.SystemRealm {
-		return nil, nil, sigma.Errorf("kernel.Spawn", sigma.KindPermission, "procs are not spawned in the realm system")
+		return nil, sigma.Errorf("kernel.Spawn", sigma.KindPermission, "procs are not spawned in the realm system")
 	}
 	ids := make([]sigma.ProcID, len(ds))
 	for i := range ds {
 		if err := ds[i].Check(); err != nil {
-			return nil, nil, err
+			return nil, err
 		}
 		ids[i] = sigma.NewProcID()
 	}
@@ -99,15 +86,14 @@ func (r scope) spawn(ctx context.Context, payload []byte) ([]byte, []*os.File, e
 	}
 	views, err := r.ViewsOf(ctx, ds)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	starts, err := r.Procs.Spawn(r.Realm, schedd.Spawned{By: by, IDs: ids, Ds: ds, Views: views, Kin: r.Kin()})
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	r.Runner.Spawned(starts)
-	reply, err := sigmap.Payload(func(c *sigmap.Coder) { c.ProcIDs(&ids) })
-	return reply, nil, err
+	return ids, nil
 }
 
 // list answers a page of the realm's procs: those at home at one machine after the other, by name,
@@ -115,17 +101,8 @@ func (r scope) spawn(ctx context.Context, payload []byte) ([]byte, []*os.File, e
 // last proc there, so that no proc that is there all the time is left out or told twice, whatever
 // begins and ends meanwhile. One whose home is lost between two pages may be; a machine that does
 // not answer, though it is not known to be lost, is left out.
-func (r scope) list(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
-	var all bool
-	var at sigma.MachineID
-	var after uint64
-	if err := sigmap.Parse(payload, func(c *sigmap.Coder) {
-		c.Bool(&all)
-		c.Str((*string)(&at))
-		c.U64(&after)
-	}); err != nil {
-		return nil, nil, err
-	}
+func (r scope) list(ctx context.Context, q sigmap.ProcsAfter) (p sigmap.ProcsPage, err error) {
+	at, after := q.At, q.After
 	machines := append(r.Cluster.Others(), r.Machine)
 	slices.Sort(machines)
 	var page []sigma.ProcInfo
@@ -138,7 +115,7 @@ func (r scope) list(ctx context.Context, payload []byte) ([]byte, []*os.File, er
 			at, after = m, 0
 		}
 		var err error
-		if page, _, more, after, err = r.Remote.ListOf(ctx, m, r.Realm, all, after, r.OwnKin()); err != nil {
+		if page, _, more, after, err = r.Remote.ListOf(ctx, m, r.Realm, q.All, after, r.OwnKin()); err != nil {
 			r.Log.Warn("a machine does not tell what procs it has", "machine", m, "err", err)
 			page, more = nil, false
 		}
@@ -147,91 +124,62 @@ func (r scope) list(ctx context.Context, payload []byte) ([]byte, []*os.File, er
 		}
 	}
 	more = more && len(page) > 0 // else there was no machine left to ask
-	reply, err := sigmap.Payload(func(c *sigmap.Coder) {
-		c.ProcInfos(&page)
-		c.Bool(&more)
-		c.Str((*string)(&at))
-		c.U64(&after)
-	})
-	return reply, nil, err
+	return sigmap.ProcsPage{Procs: page, More: more, At: at, After: after}, nil
 }
 
 // usage answers what procs use: those that run, now; others, what is known of them. It is for the
 // provider, because a question costs the launcher time that starts need, and for sessions with a
 // credential, which read the same in /proc and have few requests at a time.
-func (r scope) usage(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
-	var ids []sigma.ProcID
-	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.ProcIDs(&ids) }); err != nil {
-		return nil, nil, err
-	}
+func (r scope) usage(ctx context.Context, ids []sigma.ProcID) ([]sigma.Usage, error) {
 	if !r.Principal.System && r.Granted == nil {
-		return nil, nil, sigma.Errorf("kernel.usage", sigma.KindPermission,
+		return nil, sigma.Errorf("kernel.usage", sigma.KindPermission,
 			"no proc may ask this; read its files in /proc")
 	}
 	if len(ids) > remote.UsageMax {
-		return nil, nil, sigma.Errorf("kernel.usage", sigma.KindTooBig, "%d procs in one call; %d are allowed",
+		return nil, sigma.Errorf("kernel.usage", sigma.KindTooBig, "%d procs in one call; %d are allowed",
 			len(ids), remote.UsageMax)
 	}
-	out, err := r.Remote.Usages(ctx, r.Realm, ids)
-	if err != nil {
-		return nil, nil, err
-	}
-	reply, err := sigmap.Payload(func(c *sigmap.Coder) { c.Usages(&out) })
-	return reply, nil, err
+	return r.Remote.Usages(ctx, r.Realm, ids)
 }
 
-// capsCall is the call caps: of the provider about any proc of the realm, of a proc about itself.
+// caps is the call caps: of the provider about any proc of the realm, of a proc about itself.
 // Endpoints are told in full, so nobody else may ask.
-func (r scope) capsCall(ctx context.Context, id sigma.ProcID) ([]byte, error) {
+func (r scope) caps(ctx context.Context, id sigma.ProcID) (sigmap.Caps, error) {
 	if p := r.Principal; !p.System && p.Proc != id {
-		return nil, sigma.Errorf("kernel.caps", sigma.KindPermission, "a proc may ask this about itself only")
+		return sigmap.Caps{}, sigma.Errorf("kernel.caps", sigma.KindPermission, "a proc may ask this about itself only")
 	}
 	return r.Remote.Caps(ctx, r.Realm, id)
 }
 
 func (r scope) selfCalls() map[string]computed.Handler {
 	who := r.Principal
-	proc := func(h computed.Handler) computed.Handler {
-		return func(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
-			if who.Proc == "" {
-				return nil, nil, &sigma.Error{Op: "kernel.self", Kind: sigma.KindPermission,
-					Msg: "this program is not a proc"}
-			}
-			return h(ctx, payload)
-		}
-	}
 	return map[string]computed.Handler{
-		sigmap.CallInfo: func(context.Context, []byte) ([]byte, []*os.File, error) {
+		sigmap.CallInfo.Name: computed.On(sigmap.CallInfo, func(context.Context, sigmap.None) (sigmap.Info, error) {
 			p := who
 			p.Realm = r.Realm
 			if r.Granted != nil {
 				p.Proc = ""
 			}
-			info := sigmap.Info{Principal: p, Version: r.Version}
-			reply, err := sigmap.Payload(func(c *sigmap.Coder) { c.Info(&info) })
-			return reply, nil, err
-		},
-		sigmap.CallStarted: proc(func(context.Context, []byte) ([]byte, []*os.File, error) {
+			return sigmap.Info{Principal: p, Version: r.Version}, nil
+		}),
+		sigmap.CallStarted.Name: ofProc(r, sigmap.CallStarted, func(context.Context, sigmap.None) error {
 			if s := r.Services.Of(who); s != nil {
 				s.Started(who.Proc)
-				return nil, nil, nil
+				return nil
 			}
 			r.Procs.Step(schedd.CalledStarted{ID: who.Proc})
-			return nil, nil, nil
+			return nil
 		}),
-		sigmap.CallWorked: func(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
-			return r.Accounts.WorkedCall(ctx, r.Services.Of(who), payload)
-		},
-		sigmap.CallExited: proc(func(_ context.Context, payload []byte) ([]byte, []*os.File, error) {
-			var s sigma.Status
-			if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Status(&s) }); err != nil {
-				return nil, nil, err
-			}
+		sigmap.CallWorked.Name: computed.On(sigmap.CallWorked, func(ctx context.Context,
+			w sigmap.Worked) ([]sigmap.RealmShares, error) {
+			return r.Accounts.Worked(ctx, r.Services.Of(who), w)
+		}),
+		sigmap.CallExited.Name: ofProc(r, sigmap.CallExited, func(_ context.Context, s sigma.Status) error {
 			if s.Code == sigma.StatusNone || s.Code > sigma.StatusLost {
-				return nil, nil, sigma.Errorf("kernel.Exited", sigma.KindInvalid, "status code %d", s.Code)
+				return sigma.Errorf("kernel.Exited", sigma.KindInvalid, "status code %d", s.Code)
 			}
 			if len(s.Data) > sigma.StatusDataMax || len(s.Msg) > 4096 {
-				return nil, nil, &sigma.Error{Op: "kernel.Exited", Kind: sigma.KindTooBig, Msg: "status is too big",
+				return &sigma.Error{Op: "kernel.Exited", Kind: sigma.KindTooBig, Msg: "status is too big",
 					Hint: "write results to a file of the realm and give its path"}
 			}
 			s.Data = slices.Clone(s.Data)
@@ -240,11 +188,21 @@ func (r scope) selfCalls() map[string]computed.Handler {
 			if !s.OK() || s.Msg != "" || len(s.Data) > 0 { // what its exit code will not say
 				r.Runner.Keep(r.Realm, who.Proc)
 			}
-			return nil, nil, nil
+			return nil
 		}),
 		// KindNotFound: a service, or a request that was still on its way when its proc ended.
-		sigmap.CallWaitEvict: proc(func(ctx context.Context, _ []byte) ([]byte, []*os.File, error) {
-			return nil, nil, r.Procs.WaitEvict(ctx, r.Realm, who.Proc)
+		sigmap.CallWaitEvict.Name: ofProc(r, sigmap.CallWaitEvict, func(ctx context.Context, _ sigmap.None) error {
+			return r.Procs.WaitEvict(ctx, r.Realm, who.Proc)
 		}),
 	}
+}
+
+// ofProc makes a handler of what procs alone may call.
+func ofProc[Q any](r scope, m sigmap.Method[Q, sigmap.None], f func(context.Context, Q) error) computed.Handler {
+	return computed.On(m, func(ctx context.Context, q Q) (none sigmap.None, err error) {
+		if r.Principal.Proc == "" {
+			return none, &sigma.Error{Op: "kernel.self", Kind: sigma.KindPermission, Msg: "this program is not a proc"}
+		}
+		return none, f(ctx, q)
+	})
 }

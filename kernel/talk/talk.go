@@ -20,7 +20,6 @@ import (
 	"sigmaos.dev/kernel/cluster"
 	"sigmaos.dev/kernel/connect"
 	"sigmaos.dev/kernel/dialproxy"
-	"sigmaos.dev/kernel/identity"
 	"sigmaos.dev/kernel/memo"
 	"sigmaos.dev/kernel/meter"
 	"sigmaos.dev/kernel/report"
@@ -30,12 +29,14 @@ import (
 )
 
 // Calls of sigmads among themselves.
-//
-//	traffic    realm or "" -> lines of /sys/traffic of that machine
-//	distances  - -> lines of /sys/distances of that machine
-const (
-	PeerTraffic   = "traffic"
-	PeerDistances = "distances"
+var (
+	// PeerTraffic answers with lines of /sys/traffic of that machine.
+	PeerTraffic = sigmap.Method[sigma.RealmID, []byte]{Name: "traffic", Request: (*sigmap.Coder).RealmID,
+		Reply: (*sigmap.Coder).Data}
+	// PeerDistances answers with lines of /sys/distances of that machine.
+	PeerDistances = sigmap.Method[sigmap.None, []byte]{Name: "distances", Reply: (*sigmap.Coder).Data}
+	// PeerTouch does nothing but have a link made.
+	PeerTouch = sigmap.Method[sigmap.None, sigmap.None]{Name: "touch"}
 )
 
 // Limits.
@@ -55,8 +56,7 @@ type Config struct {
 	Cluster *cluster.Cluster
 	// Machines are all of the system, sorted.
 	Machines func() []sigma.MachineID
-	// Ask calls another machine's sigmad. put and take may be nil.
-	Ask func(ctx context.Context, m sigma.MachineID, method string, put, take func(*sigmap.Coder)) error
+	At       func(sigma.MachineID) sigma.Caller // another machine's sigmad
 }
 
 // Talk is safe for concurrent use. Its only lock is its memo's.
@@ -70,45 +70,37 @@ func New(cfg Config) *Talk { return &Talk{cfg: cfg} }
 
 // Traffic tells of all machines what the pairs of a realm's procs carried; "" = of all realms.
 func (x *Talk) Traffic(ctx context.Context, realm sigma.RealmID) ([]byte, error) {
-	return x.all(ctx, func() ([]byte, error) { return x.traffic(realm) }, PeerTraffic,
-		func(c *sigmap.Coder) { c.RealmID(&realm) })
+	return all(ctx, x, func() ([]byte, error) { return x.traffic(realm) }, PeerTraffic, realm)
 }
 
 // Distances tells the round-trip times that all machines know.
 func (x *Talk) Distances(ctx context.Context) ([]byte, error) {
-	return x.all(ctx, x.distances, PeerDistances, nil)
+	return all(ctx, x, x.distances, PeerDistances, sigmap.None{})
 }
 
-// PeerTraffic answers another machine's sigmad. The largest pairs come first, and what one message
-// has no room for is left out.
-func (x *Talk) PeerTraffic(_ context.Context, _ identity.Subject, payload []byte) ([]byte, error) {
-	var realm sigma.RealmID
-	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.RealmID(&realm) }); err != nil {
-		return nil, err
-	}
+// TrafficHere answers PeerTraffic. The largest pairs come first, and what one message has no room
+// for is left out.
+func (x *Talk) TrafficHere(_ context.Context, realm sigma.RealmID) ([]byte, error) {
 	return page(x.traffic(realm))
 }
 
-// PeerDistances answers another machine's sigmad.
-func (x *Talk) PeerDistances(context.Context, identity.Subject, []byte) ([]byte, error) {
+// DistancesHere answers PeerDistances.
+func (x *Talk) DistancesHere(context.Context, sigmap.None) ([]byte, error) {
 	return page(x.distances())
 }
 
 // page is an answer with as many whole lines as it has room for.
 func page(text []byte, err error) ([]byte, error) {
-	if err != nil {
-		return nil, err
-	}
 	if most := sigmap.DataMax - 16; len(text) > most {
 		text = text[:bytes.LastIndexByte(text[:most], '\n')+1]
 	}
-	return sigmap.Payload(func(c *sigmap.Coder) { c.Data(&text) })
+	return text, err
 }
 
 // all joins the lines of all machines, in the order of their names. One that does not answer has a
 // line that says why.
-func (x *Talk) all(ctx context.Context, own func() ([]byte, error), method string,
-	put func(*sigmap.Coder)) ([]byte, error) {
+func all[Q any](ctx context.Context, x *Talk, own func() ([]byte, error), method sigmap.Method[Q, []byte], q Q) ([]byte,
+	error) {
 	machines := x.cfg.Machines()
 	texts := make([][]byte, len(machines))
 	at := make([]int, len(machines))
@@ -120,7 +112,7 @@ func (x *Talk) all(ctx context.Context, own func() ([]byte, error), method strin
 		if m := machines[i]; m == x.cfg.Machine {
 			texts[i], err = own()
 		} else {
-			texts[i], err = x.of(ctx, m, method, put)
+			texts[i], err = of(ctx, x, m, method, q)
 		}
 		if err != nil {
 			texts[i], _ = report.Line(report.UsageMissing{Machine: string(machines[i]), Missing: err.Error()})
@@ -130,20 +122,19 @@ func (x *Talk) all(ctx context.Context, own func() ([]byte, error), method strin
 }
 
 // of asks one other machine.
-func (x *Talk) of(ctx context.Context, m sigma.MachineID, method string, put func(*sigmap.Coder)) (text []byte,
-	err error) {
+func of[Q any](ctx context.Context, x *Talk, m sigma.MachineID, method sigmap.Method[Q, []byte], q Q) ([]byte, error) {
 	if !slices.Contains(x.cfg.Cluster.Others(), m) {
 		return nil, sigma.Errorf("kernel.talk", sigma.KindUnavailable, "the machine is away")
 	}
 	ctx, cancel := context.WithTimeout(ctx, askMax)
 	defer cancel()
-	err = x.cfg.Ask(ctx, m, method, put, func(c *sigmap.Coder) { c.Data(&text) })
+	text, err := method.Ask(ctx, x.cfg.At(m), q)
 	return slices.Clone(text), err
 }
 
 // traffic is what this machine tells of a realm's pairs, those that carried most first.
 func (x *Talk) traffic(realm sigma.RealmID) ([]byte, error) {
-	return memo.Recall(&x.memo, PeerTraffic+" "+string(realm), func(ctx context.Context) ([]byte, error) {
+	return memo.Recall(&x.memo, PeerTraffic.Name+" "+string(realm), func(ctx context.Context) ([]byte, error) {
 		ctx, cancel := context.WithTimeout(ctx, lookMax)
 		defer cancel()
 		cs := x.Connections(ctx, func(c *dialproxy.Connection) bool {
@@ -194,7 +185,7 @@ func pairs(now time.Time, cs []report.Connection) []report.Talk {
 
 // distances is what this machine tells.
 func (x *Talk) distances() ([]byte, error) {
-	return memo.Recall(&x.memo, PeerDistances, func(context.Context) ([]byte, error) {
+	return memo.Recall(&x.memo, PeerDistances.Name, func(context.Context) ([]byte, error) {
 		if !x.cfg.Cluster.Registered() {
 			return nil, nil
 		}
@@ -223,13 +214,10 @@ func (x *Talk) link(others []sigma.MachineID) {
 	defer cancel()
 	var all sync.WaitGroup
 	for _, m := range missing[:min(len(missing), linksNew)] {
-		all.Go(func() { x.cfg.Ask(ctx, m, PeerTouch, nil, nil) }) // what fails is told as unknown
+		all.Go(func() { PeerTouch.Tell(ctx, x.cfg.At(m), sigmap.None{}) }) // what fails is told as unknown
 	}
 	all.Wait()
 }
 
-// PeerTouch is a call that does nothing but have a link made: - -> -
-const PeerTouch = "touch"
-
 // Touch answers PeerTouch.
-func Touch(context.Context, identity.Subject, []byte) ([]byte, error) { return nil, nil }
+func Touch(context.Context, sigmap.None) (none sigmap.None, err error) { return none, nil }

@@ -382,10 +382,10 @@ func TestServiceCalls(t *testing.T) {
 		method  string
 		payload []byte
 		want    sigma.Kind
-	}{{"nothing", nil, sigma.KindUnsupported}, {CallEnqueue, []byte{255, 255}, sigma.KindInvalid},
-		{CallPull, nil, sigma.KindInvalid}, {CallHold, nil, sigma.KindInvalid},
-		{CallCancel, []byte{9}, sigma.KindInvalid},
-		{CallAttend, []byte{1}, sigma.KindInvalid}} {
+	}{{"nothing", nil, sigma.KindUnsupported}, {CallEnqueue.Name, []byte{255, 255}, sigma.KindInvalid},
+		{CallPull.Name, nil, sigma.KindInvalid}, {CallHold.Name, nil, sigma.KindInvalid},
+		{CallCancel.Name, []byte{9}, sigma.KindInvalid},
+		{CallAttend.Name, []byte{1}, sigma.KindInvalid}} {
 		if _, _, err := f.(sigma.Caller).Call(t.Context(), c.method, c.payload, nil); sigma.KindOf(err) != c.want {
 			t.Errorf("%s: got %v, want %v", c.method, err, c.want)
 		}
@@ -395,36 +395,30 @@ func TestServiceCalls(t *testing.T) {
 // What machines say is read without a fault, and what was read changes no invariant of the
 // accounts, whatever the numbers.
 func FuzzCodes(f *testing.F) {
-	charges, age, shares, offer := []Charge{{Realm: "a", Used: 1, Prepaid: 2, Ended: 3, Whole: 4}}, time.Second,
-		[]sigmap.RealmShares{{Realm: "a", Shares: 2}}, Offer{Memory: 5, Load: 6, Ask: true}
-	for _, put := range []func(*sigmap.Coder){func(c *sigmap.Coder) {
-		CodeCharges(c, &charges)
-	}, func(c *sigmap.Coder) { CodeShares(c, &age, &shares) }, func(c *sigmap.Coder) { CodeOffer(c, &offer) }} {
-		b, _ := sigmap.Payload(put)
+	charges, _ := CallCharge.Payload([]Charge{{Realm: "a", Used: 1, Prepaid: 2, Ended: 3, Whole: 4}})
+	shares, _ := CallShares.Payload(Shares{time.Second, []sigmap.RealmShares{{Realm: "a", Shares: 2}}})
+	offer, _ := CallPull.Payload(Offer{Memory: 5, Load: 6, Ask: true})
+	for _, b := range [][]byte{charges, shares, offer} {
 		f.Add(b)
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		c := NewCore()
 		c.Attend(life("m"), 1000, sigma.GiB)
-		var cs []Charge
-		var rs []sigmap.RealmShares
-		var d time.Duration
-		var o Offer
 		var qs []Queued
 		var p Pulled
-		sigmap.Parse(b, func(x *sigmap.Coder) { CodeQueues(x, &qs) })
-		sigmap.Parse(b, p.Code)
-		if sigmap.Parse(b, func(x *sigmap.Coder) { CodeShares(x, &d, &rs) }) == nil {
+		sigmap.Parse(b, func(x *sigmap.Coder) { codeQueues(x, &qs) })
+		sigmap.Parse(b, func(x *sigmap.Coder) { codePulled(x, &p) })
+		if told, err := CallShares.Parse(b); err == nil {
 			of := map[sigma.RealmID]uint32{}
-			for _, r := range rs {
+			for _, r := range told.Of {
 				of[r.Realm] = r.Shares
 			}
 			c.Shares(of)
 		}
-		if sigmap.Parse(b, func(x *sigmap.Coder) { CodeCharges(x, &cs) }) == nil {
+		if cs, err := CallCharge.Parse(b); err == nil {
 			c.Charge("m", cs)
 		}
-		if sigmap.Parse(b, func(x *sigmap.Coder) { CodeOffer(x, &o) }) == nil {
+		if o, err := CallPull.Parse(b); err == nil {
 			c.Park(1, "m", o)
 		}
 		for realm, q := range c.turns.accounts {

@@ -325,10 +325,7 @@ func TestOlderSharesAreIgnored(t *testing.T) {
 		tell := func(age time.Duration, shares uint32, want uint32) {
 			t.Helper()
 			of := []sigmap.RealmShares{{Realm: "r", Shares: shares}}
-			payload, err := sigmap.Payload(func(c *sigmap.Coder) { CodeShares(c, &age, &of) })
-			if err == nil {
-				_, err = m.account(t.Context(), CallShares, payload)
-			}
+			err := m.shares(t.Context(), Shares{age, of})
 			if got := s.core.turns.shares["r"]; err != nil || got != want {
 				t.Errorf("%d shares, told %v later: %d hold (%v), want %d", shares, age, got, err, want)
 			}

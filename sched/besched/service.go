@@ -11,101 +11,6 @@ import (
 	"sigmaos.dev/wire/sigmap"
 )
 
-// Methods of the service's root file. The machine that calls is the Principal's, stamped from its
-// link.
-//
-//	attend   incarnation, cpu, memory -> -    makes the machine known, and lasts until its end, or until the machine attends anew; then all that it has here is dropped.
-//	                                          The other calls wait for the one of their session
-//	enqueue  []Job, whose home is ignored: it is the caller -> -
-//	cancel   ProcID -> -
-//	pull     Offer -> []Job, lease, kind, kept, largest    waits until there is a job that fits; or answers with a lease (not 0) if one was asked for and no job waits; or tells whether the
-//	                                          machine is kept for a job, if the offer says that it must know. Largest is the most memory that a machine has
-//	hold     lease -> -                       waits until the lease is recalled
-//	charge   []Charge -> -                    what the procs used that ran on the machine, and how the memory that they hold has changed
-//	shares   age, []RealmShares -> -          of all realms that have not 1, as they were so long ago; what is older than what is known is ignored
-//	queues   - -> []Queued                    what waits; of anybody, who need not attend
-const (
-	CallAttend  = "attend"
-	CallEnqueue = "enqueue"
-	CallCancel  = "cancel"
-	CallPull    = "pull"
-	CallHold    = "hold"
-	CallCharge  = "charge"
-	CallShares  = "shares"
-	CallQueues  = "queues"
-)
-
-// CodeJobs is the payload of jobs.
-func CodeJobs(c *sigmap.Coder, js *[]Job) {
-	sigmap.List(c, js, 40, func(j *Job) {
-		c.ProcID(&j.ID)
-		c.RealmID(&j.Realm)
-		c.U64((*uint64)(&j.Memory))
-		c.Str((*string)(&j.Home.Machine))
-		c.U64((*uint64)(&j.Home.Incarnation))
-		c.U64(&j.Program)
-		c.Str((*string)(&j.Near))
-		c.Duration(&j.Prepaid)
-	})
-}
-
-// CodeCharges is the payload of charge.
-func CodeCharges(c *sigmap.Coder, cs *[]Charge) {
-	sigmap.List(c, cs, 38, func(ch *Charge) {
-		c.RealmID(&ch.Realm)
-		c.Duration(&ch.Used)
-		c.Duration(&ch.Prepaid)
-		c.U32(&ch.Ended)
-		c.Duration(&ch.Whole)
-		held := uint64(ch.Held)
-		c.U64(&held)
-		ch.Held = int64(held)
-	})
-}
-
-// CodeShares is the payload of shares.
-func CodeShares(c *sigmap.Coder, age *time.Duration, rs *[]sigmap.RealmShares) {
-	c.Duration(age)
-	c.RealmsShares(rs)
-}
-
-// CodeQueues is the answer to queues.
-func CodeQueues(c *sigmap.Coder, qs *[]Queued) {
-	sigmap.List(c, qs, 18, func(q *Queued) {
-		c.RealmID(&q.Realm)
-		c.U32(&q.Jobs)
-		c.U64((*uint64)(&q.Memory))
-		c.U32(&q.Shares)
-	})
-}
-
-// CodeOffer is the payload of pull.
-func CodeOffer(c *sigmap.Coder, o *Offer) {
-	c.U64((*uint64)(&o.Memory))
-	c.U32(&o.Load)
-	c.Bool(&o.Ask)
-	c.Bool(&o.Elsewhere)
-	c.Bool(&o.Kept)
-}
-
-// Pulled is the answer to pull.
-type Pulled struct {
-	Jobs    []Job
-	Lease   Ticket // 0 if there are jobs
-	Kind    Lease
-	Kept    bool // the machine is kept for a job here; told if there are neither jobs nor a lease
-	Largest sigma.Bytes
-}
-
-// Code is its payload.
-func (p *Pulled) Code(c *sigmap.Coder) {
-	CodeJobs(c, &p.Jobs)
-	c.U64((*uint64)(&p.Lease))
-	c.U8((*uint8)(&p.Kind))
-	c.Bool(&p.Kept)
-	c.U64((*uint64)(&p.Largest))
-}
-
 // memoryMax is more than any machine has, and so little that sums of what is told do not overflow.
 const memoryMax = 1 << 20 * sigma.GiB
 
@@ -153,7 +58,7 @@ func (s *Service) Attach(_ context.Context, p sigma.Principal, _ string) (sigma.
 	if !p.System {
 		return nil, sigma.Errorf("besched.Attach", sigma.KindPermission, "besched is for machines")
 	}
-	return treeserver.Answers("besched", s.visit(p.Machine).call), nil
+	return treeserver.Methods("besched", 1, s.visit(p.Machine), methods), nil
 }
 
 // Offers counts the machines that have an offer parked, for tests.
@@ -167,108 +72,54 @@ func (s *Service) visit(m sigma.MachineID) *visit {
 	return &visit{s: s, machine: m, begun: make(chan struct{}), over: make(chan struct{})}
 }
 
-func (v *visit) call(ctx context.Context, method string, payload []byte) ([]byte, error) {
-	switch method {
-	case CallAttend:
-		var life sigma.Life
-		var cpu sigma.MilliCPU
-		var memory sigma.Bytes
-		if err := sigmap.Parse(payload, func(c *sigmap.Coder) {
-			c.U64((*uint64)(&life.Incarnation))
-			c.U32((*uint32)(&cpu))
-			c.U64((*uint64)(&memory))
-		}); err != nil {
-			return nil, err
-		}
-		life.Machine = v.machine
-		memory = min(memory, memoryMax)
-		return nil, v.attend(ctx, life, cpu, memory)
-	case CallEnqueue:
-		var jobs []Job
-		if err := sigmap.Parse(payload, func(c *sigmap.Coder) { CodeJobs(c, &jobs) }); err != nil {
-			return nil, err
-		}
-		for i := range jobs {
-			jobs[i].Memory = min(jobs[i].Memory, memoryMax)
-		}
-		return nil, v.enqueue(ctx, jobs)
-	case CallCancel:
-		var id sigma.ProcID
-		if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.ProcID(&id) }); err != nil {
-			return nil, err
-		}
-		return nil, v.cancel(ctx, id)
-	case CallPull:
-		var o Offer
-		if err := sigmap.Parse(payload, func(c *sigmap.Coder) { CodeOffer(c, &o) }); err != nil {
-			return nil, err
-		}
-		o.Memory = min(o.Memory, memoryMax)
-		p, err := v.pull(ctx, o)
-		if err != nil {
-			return nil, err
-		}
-		return sigmap.Payload(p.Code)
-	case CallHold:
-		var lease Ticket
-		if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.U64((*uint64)(&lease)) }); err != nil {
-			return nil, err
-		}
-		return nil, v.hold(ctx, lease)
+// methods answers the calls of one machine's session.
+var methods = sigmap.Table(
+	sigmap.Do(CallAttend, func(v *visit, ctx context.Context, a Attendance) error {
+		return v.attend(ctx, sigma.Life{Machine: v.machine, Incarnation: a.Incarnation}, a.CPU,
+			min(a.Memory, memoryMax))
+	}),
+	sigmap.Do(CallEnqueue, (*visit).enqueue), sigmap.Do(CallCancel, (*visit).cancel),
+	sigmap.On(CallPull, (*visit).pull), sigmap.Do(CallHold, (*visit).hold),
+	sigmap.Do(CallCharge, (*visit).charge), sigmap.Do(CallShares, (*visit).shares),
+	sigmap.On(CallQueues, func(v *visit, _ context.Context, _ sigmap.None) ([]Queued, error) {
+		v.s.mu.Lock()
+		defer v.s.mu.Unlock()
+		return v.s.core.Queues(), nil
+	}),
+)
+
+// charge takes note of what realms used.
+func (v *visit) charge(ctx context.Context, cs []Charge) error {
+	if err := v.attends(ctx); err != nil {
+		return err
 	}
-	return v.account(ctx, method, payload)
+	v.s.mu.Lock()
+	defer v.s.mu.Unlock()
+	if v.s.attending[v.machine] == v { // else it attends anew, and has told all of it again
+		v.s.core.Charge(v.machine, cs)
+	}
+	return nil
 }
 
-// account answers the calls that tell what realms used and what they have a right to.
-func (v *visit) account(ctx context.Context, method string, payload []byte) ([]byte, error) {
-	switch method {
-	case CallCharge:
-		var cs []Charge
-		if err := sigmap.Parse(payload, func(c *sigmap.Coder) { CodeCharges(c, &cs) }); err != nil {
-			return nil, err
-		}
-		if err := v.attends(ctx); err != nil {
-			return nil, err
-		}
-		v.s.mu.Lock()
-		defer v.s.mu.Unlock()
-		if v.s.attending[v.machine] == v { // else it attends anew, and has told all of it again
-			v.s.core.Charge(v.machine, cs)
-		}
-		return nil, nil
-	case CallShares:
-		var age time.Duration
-		var rs []sigmap.RealmShares
-		if err := sigmap.Parse(payload, func(c *sigmap.Coder) { CodeShares(c, &age, &rs) }); err != nil {
-			return nil, err
-		}
-		at := time.Now().Add(-max(0,
-			// by this clock, for those of machines differ; how long the call was under way is not
-			// known, so that one which was late may count until the next, a second later
-			age))
-		if err := v.attends(ctx); err != nil {
-			return nil, err
-		}
-		of := make(map[sigma.RealmID]uint32, len(rs))
-		for _, r := range rs {
-			of[r.Realm] = min(r.Shares, sigma.SharesMax)
-		}
-		v.s.mu.Lock()
-		defer v.s.mu.Unlock()
-		if at.Before(v.s.sharesAt) {
-			return nil, nil
-		}
+// shares takes note of what realms have a right to.
+func (v *visit) shares(ctx context.Context, told Shares) error {
+	// by this clock, for those of machines differ; how long the call was under way is not known, so
+	// that one which was late may count until the next, a second later
+	at := time.Now().Add(-max(0, told.Age))
+	if err := v.attends(ctx); err != nil {
+		return err
+	}
+	of := make(map[sigma.RealmID]uint32, len(told.Of))
+	for _, r := range told.Of {
+		of[r.Realm] = min(r.Shares, sigma.SharesMax)
+	}
+	v.s.mu.Lock()
+	defer v.s.mu.Unlock()
+	if !at.Before(v.s.sharesAt) {
 		v.s.sharesAt = at
 		v.s.core.Shares(of)
-		return nil, nil
 	}
-	if method == CallQueues {
-		v.s.mu.Lock()
-		qs := v.s.core.Queues()
-		v.s.mu.Unlock()
-		return sigmap.Payload(func(c *sigmap.Coder) { CodeQueues(c, &qs) })
-	}
-	return nil, sigma.Errorf("besched.Call", sigma.KindUnsupported, "no method %.50q", method)
+	return nil
 }
 
 // attend makes the machine known until ctx ends.
@@ -329,7 +180,7 @@ func (v *visit) enqueue(ctx context.Context, jobs []Job) error {
 	v.s.mu.Lock()
 	defer v.s.mu.Unlock()
 	for i := range jobs {
-		jobs[i].Home = v.life
+		jobs[i].Home, jobs[i].Memory = v.life, min(jobs[i].Memory, memoryMax)
 	}
 	v.s.doneLocked(v.s.core.Enqueue(jobs))
 	v.s.tellLocked(jobs)
@@ -438,6 +289,7 @@ func (v *visit) pull(ctx context.Context, o Offer) (Pulled, error) {
 	if err := v.attends(ctx); err != nil {
 		return Pulled{}, err
 	}
+	o.Memory = min(o.Memory, memoryMax)
 	s, ch := v.s, make(chan Grant, 1)
 	s.mu.Lock()
 	s.next++

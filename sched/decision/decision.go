@@ -93,7 +93,10 @@ func (r *Record) bound() {
 	}
 }
 
-// Code is the payload of records, as programs that decide tell them. Who keeps them sets the rest.
+// CallNote of /sys/decisions tells the machine of besched and lcsched what these decide.
+var CallNote = sigmap.Method[[]Record, sigmap.None]{Name: "note", Request: Code}
+
+// Code is the layout of records, as programs that decide tell them. Who keeps them sets the rest.
 func Code(c *sigmap.Coder, rs *[]Record) {
 	sigmap.List(c, rs, 22, func(e *Record) {
 		e.code(c)

@@ -96,14 +96,11 @@ func NewSender() *Sender { return &Sender{newInbox()} }
 func (s *Sender) Run(ctx context.Context, t Tree) {
 	s.each(ctx, sendDelay, func() {
 		for rs := s.take(); len(rs) > 0; {
-			n := max(1, sigmap.Fit(len(rs), func(c *sigmap.Coder, n int) { some := rs[:n]; Code(c, &some) }))
-			some := rs[:n]
-			rs = rs[n:]
-			if payload, err := sigmap.Payload(func(c *sigmap.Coder) { Code(c, &some) }); err == nil {
-				within, cancel := context.WithTimeout(ctx, sendMax)
-				_, _ = t.Call(within, "/sys/"+sigmap.FileDecisions, sigmap.CallNote, payload)
-				cancel()
-			}
+			some := rs[:sigmap.Fit(rs, Code)]
+			rs = rs[len(some):]
+			within, cancel := context.WithTimeout(ctx, sendMax)
+			_ = CallNote.Tell(within, sigmap.At(t, "/sys/"+sigmap.FileDecisions), some)
+			cancel()
 		}
 	})
 }

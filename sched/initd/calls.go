@@ -9,14 +9,14 @@ import (
 
 // Methods of /sys/init that are the leader's. They carry its epoch: a machine that has heard of a
 // newer one answers KindStale.
-//
-//	look   epoch, []Question -> []Seen                 what became of procs, on all machines, each of which knows the epoch from then on
-//	spawn  epoch, RealmID, ProcID, Descriptor -> -     makes a proc of that id
-//	stop   epoch, RealmID, ProcID -> -                 asks it to go, and kills it if it does not
-const (
-	CallLook  = "look"
-	CallSpawn = "spawn"
-	CallStop  = "stop"
+var (
+	// CallLook says what became of procs, on all machines, each of which knows the epoch from then
+	// on.
+	CallLook = sigmap.Method[Look, []Seen]{Name: "look", Request: CodeLook, Reply: CodeSeen}
+	// CallSpawn makes a proc of that id.
+	CallSpawn = sigmap.Method[Spawning, sigmap.None]{Name: "spawn", Request: codeSpawning}
+	// CallStop asks it to go, and kills it if it does not. Its descriptor is empty.
+	CallStop = sigmap.Method[Spawning, sigmap.None]{Name: "stop", Request: codeSpawning}
 )
 
 // LookMax questions are in one look, whose answer fits a message.
@@ -41,8 +41,8 @@ type Look struct {
 	Questions []Question
 }
 
-// Code is its payload.
-func (l *Look) Code(c *sigmap.Coder) {
+// CodeLook is its layout.
+func CodeLook(c *sigmap.Coder, l *Look) {
 	c.U64((*uint64)(&l.Epoch))
 	n := len(l.Questions)
 	if c.Count(&n, 4); n > LookMax {
@@ -83,8 +83,7 @@ type Spawning struct {
 	Descriptor sigma.Descriptor
 }
 
-// Code is its payload.
-func (s *Spawning) Code(c *sigmap.Coder) {
+func codeSpawning(c *sigmap.Coder, s *Spawning) {
 	c.U64((*uint64)(&s.Epoch))
 	c.RealmID(&s.Realm)
 	c.ProcID(&s.Proc)

@@ -150,39 +150,25 @@ const forgetMost = 10 * time.Second
 
 // Look implements System.
 func (c *Client) Look(ctx context.Context, qs []Question) (ss []Seen, err error) {
-	l := Look{c.Epoch, qs}
-	err = c.call(ctx, CallLook, l.Code, func(d *sigmap.Coder) { CodeSeen(d, &ss) })
-	return ss, err
+	return CallLook.Ask(ctx, c.file(), Look{c.Epoch, qs})
 }
 
 // Spawn implements System. It has no deadline of its own: one that was given up could still be
 // carried out.
 func (c *Client) Spawn(ctx context.Context, realm sigma.RealmID, id sigma.ProcID, d sigma.Descriptor) error {
-	s := Spawning{c.Epoch, realm, id, d}
-	return c.call(ctx, CallSpawn, s.Code, nil)
+	return CallSpawn.Tell(ctx, c.file(), Spawning{c.Epoch, realm, id, d})
 }
 
 // Stop implements System.
 func (c *Client) Stop(ctx context.Context, realm sigma.RealmID, id sigma.ProcID) error {
-	s := Spawning{Epoch: c.Epoch, Realm: realm, Proc: id}
-	err := c.call(ctx, CallStop, s.Code, nil)
+	err := CallStop.Tell(ctx, c.file(), Spawning{Epoch: c.Epoch, Realm: realm, Proc: id})
 	if sigma.KindOf(err) == sigma.KindNotFound {
 		return nil
 	}
 	return err
 }
 
-func (c *Client) call(ctx context.Context, method string, encode, decode func(*sigmap.Coder)) error {
-	payload, err := sigmap.Payload(encode)
-	if err != nil {
-		return err
-	}
-	reply, err := c.Tree.Call(ctx, initFile, method, payload)
-	if err != nil || decode == nil {
-		return err
-	}
-	return sigmap.Parse(reply, decode)
-}
+func (c *Client) file() sigma.Caller { return sigmap.At(c.Tree, initFile) }
 
 // StopGrace is what an instance of a removed registration gets to end in good order.
 const StopGrace = 5 * time.Second

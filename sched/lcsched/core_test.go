@@ -385,24 +385,22 @@ func TestCoreRandom(t *testing.T) {
 
 func FuzzCodes(f *testing.F) {
 	a := Attendance{CPU: 1000, Labels: map[string]string{"zone": "a"}}
-	b, _ := sigmap.Payload(a.Code)
+	b, _ := CallAttend.Payload(a)
 	f.Add(b)
-	held := []Held{{ID: "p", Realm: "r"}}
-	b, _ = sigmap.Payload(func(c *sigmap.Coder) { CodeHeld(c, &held) })
+	b, _ = CallHeld.Payload([]Held{{ID: "p", Realm: "r"}})
 	f.Add(b)
 	x := Next{Jobs: []Job{job("a", 1, 1, where("zone=a"))}, Refused: []Refusal{{"b", "why"}}}
-	b, _ = sigmap.Payload(x.Code)
+	b, _ = sigmap.Payload(func(c *sigmap.Coder) { codeNext(c, &x) })
 	f.Add(b)
 	f.Fuzz(func(t *testing.T, b []byte) {
-		var a Attendance
 		var x Next
 		var ws []Waits
-		var held []Held
-		errs := []error{sigmap.Parse(b, a.Code), sigmap.Parse(b, func(c *sigmap.Coder) {
-			CodeHeld(c, &held)
-		}), sigmap.Parse(b, x.Code), sigmap.Parse(b, func(c *sigmap.Coder) { CodeWaits(c, &ws) })}
+		_, err := CallAttend.Parse(b)
+		held, err2 := CallHeld.Parse(b)
+		err3 := sigmap.Parse(b, func(c *sigmap.Coder) { codeNext(c, &x) })
+		err4 := sigmap.Parse(b, func(c *sigmap.Coder) { codeWaits(c, &ws) })
 		if len(held) > len(b) || len(x.Jobs) > len(b) || len(ws) > len(b) {
-			t.Error("more entries than bytes", errs)
+			t.Error("more entries than bytes", err, err2, err3, err4)
 		}
 	})
 }
@@ -412,40 +410,29 @@ func TestServiceLeads(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := NewService()
 		defer s.Lead(false)
-		begin := func(m sigma.MachineID) (call func(string, func(*sigmap.Coder)) ([]byte, error), attended chan error) {
+		begin := func(m sigma.MachineID) (root sigma.Caller, attended chan error) {
 			f, err := s.Attach(t.Context(), sigma.Principal{System: true, Machine: m}, "")
 			if err != nil {
 				t.Fatal(err)
 			}
-			call = func(method string, encode func(*sigmap.Coder)) ([]byte, error) {
-				var payload []byte
-				if encode != nil {
-					payload, _ = sigmap.Payload(encode)
-				}
-				reply, _, err := f.(sigma.Caller).Call(t.Context(), method, payload, nil)
-				return reply, err
-			}
-			a := Attendance{Incarnation: 1, CPU: 2000, Memory: sigma.GiB}
-			attended = make(chan error, 1)
-			go func() { _, err := call(CallAttend, a.Code); attended <- err }()
+			root, attended = f.(sigma.Caller), make(chan error, 1)
+			go func() {
+				attended <- CallAttend.Tell(t.Context(), root, Attendance{Incarnation: 1, CPU: 2000, Memory: sigma.GiB})
+			}()
 			synctest.Wait()
-			return call, attended
+			return root, attended
 		}
 		if _, over := begin("m1"); sigma.KindOf(<-over) != sigma.KindUnavailable {
 			t.Error("it answers though it does not lead")
 		}
 		s.Lead(true)
-		call, over := begin("m1")
+		root, over := begin("m1")
 		jobs := []Job{job("a", 1000, 1), job("b", 9000, 1)}
-		if _, err := call(CallEnqueue, func(c *sigmap.Coder) { CodeJobs(c, &jobs) }); err != nil {
+		if err := CallEnqueue.Tell(t.Context(), root, jobs); err != nil {
 			t.Fatal(err)
 		}
 		for _, want := range []string{"a", "b"} { // b when the leader has settled
-			reply, err := call(CallNext, nil)
-			var x Next
-			if err == nil {
-				err = sigmap.Parse(reply, x.Code)
-			}
+			x, err := CallNext.Ask(t.Context(), root, sigmap.None{})
 			if err != nil || want == "a" && (len(x.Jobs) != 1 || x.Jobs[0].ID != "a") || want == "b" &&
 				(len(x.Refused) != 1 || x.Refused[0].ID != "b") {
 				t.Fatalf("%s: got %+v, %v", want, x, err)
@@ -455,7 +442,7 @@ func TestServiceLeads(t *testing.T) {
 		if err := <-over; err == nil {
 			t.Error("the machine attends one that leads no more")
 		}
-		if _, err := call(CallNext, nil); sigma.KindOf(err) != sigma.KindUnavailable {
+		if _, err := CallNext.Ask(t.Context(), root, sigmap.None{}); sigma.KindOf(err) != sigma.KindUnavailable {
 			t.Errorf("next: %v", err)
 		}
 	})

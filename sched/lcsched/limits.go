@@ -4,7 +4,6 @@ import (
 	"fmt"
 
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/wire/sigmap"
 )
 
 // Limits are those of a realm's reservations (sigma.RealmLimits); 0 = there is none.
@@ -131,15 +130,4 @@ func most(a Amount) string {
 		return fmt.Sprintf("%v cores", cpus(a.CPU))
 	}
 	return a.String()
-}
-
-// CodeLimits is the payload of limits.
-func CodeLimits(c *sigmap.Coder, ls *[]Limits) {
-	sigmap.List(c, ls, 38, func(l *Limits) {
-		c.RealmID(&l.Realm)
-		for _, a := range []*Amount{&l.Max, &l.Min, &l.Reservable} {
-			c.U32((*uint32)(&a.CPU))
-			c.U64((*uint64)(&a.Memory))
-		}
-	})
 }

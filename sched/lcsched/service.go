@@ -2,9 +2,6 @@ package lcsched
 
 import (
 	"context"
-	"maps"
-	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -13,127 +10,6 @@ import (
 	"sigmaos.dev/trees/treeserver"
 	"sigmaos.dev/wire/sigmap"
 )
-
-// Methods of the service's root file. The machine that calls is the Principal's, stamped from its
-// link. Those of an lcsched that does not lead answer KindUnavailable.
-//
-//	leads     - -> -           says whether this one leads; of anybody
-//	held      []Held -> -      what is reserved at the machine, or more of it; before attend
-//	attend    Attendance -> -  makes the machine known, and lasts until its end, or until the machine attends anew, or this lcsched leads no more. The other calls wait for the one of their session
-//	enqueue   []Job, whose home is ignored: it is the caller -> -
-//	cancel    ProcID -> -
-//	next      - -> Next        waits until there are grants for this machine, or refusals of what it enqueued
-//	released  []ProcID -> -    reservations that are over
-//	declined  ProcID -> -      what was granted has no room here
-//	lent      bytes -> -       memory that best-effort procs hold
-//	limits    more, []Limits -> -   of all realms that have any, in one call or several
-//	waiting   - -> []Waits     what waits; of anybody
-const (
-	CallLeads    = "leads"
-	CallHeld     = "held"
-	CallAttend   = "attend"
-	CallEnqueue  = "enqueue"
-	CallCancel   = "cancel"
-	CallNext     = "next"
-	CallReleased = "released"
-	CallDeclined = "declined"
-	CallLent     = "lent"
-	CallLimits   = "limits"
-	CallWaiting  = "waiting"
-)
-
-// Attendance is the payload of attend.
-type Attendance struct {
-	Incarnation sigma.Incarnation
-	CPU         sigma.MilliCPU
-	Memory      sigma.Bytes
-	Labels      map[string]string
-	Held        []Held // not in its payload: it was told before
-	Lent        sigma.Bytes
-	Closed      bool // it takes nothing new
-}
-
-// Code is its payload.
-func (a *Attendance) Code(c *sigmap.Coder) {
-	var labels []string
-	for _, name := range slices.Sorted(maps.Keys(a.Labels)) {
-		labels = append(labels, name+"="+a.Labels[name])
-	}
-	c.U64((*uint64)(&a.Incarnation))
-	c.U32((*uint32)(&a.CPU))
-	c.U64((*uint64)(&a.Memory))
-	c.Strs(&labels)
-	if c.Decoding() {
-		a.Labels = make(map[string]string, len(labels))
-		for _, l := range labels {
-			name, value, _ := strings.Cut(l, "=")
-			a.Labels[name] = value
-		}
-	}
-	c.U64((*uint64)(&a.Lent))
-	c.Bool(&a.Closed)
-}
-
-// CodeHeld is the payload of held.
-func CodeHeld(c *sigmap.Coder, hs *[]Held) {
-	sigmap.List(c, hs, 18, func(h *Held) {
-		c.ProcID(&h.ID)
-		c.RealmID(&h.Realm)
-		c.Str(&h.Name)
-		c.U32((*uint32)(&h.CPU))
-		c.U64((*uint64)(&h.Memory))
-	})
-}
-
-// CodeJobs is the payload of jobs.
-func CodeJobs(c *sigmap.Coder, js *[]Job) {
-	sigmap.List(c, js, 34, func(e *Job) {
-		codeJob(c, e)
-	})
-}
-
-func codeJob(c *sigmap.Coder, j *Job) {
-	c.ProcID(&j.ID)
-	c.RealmID(&j.Realm)
-	c.Str(&j.Name)
-	c.U32((*uint32)(&j.CPU))
-	c.U64((*uint64)(&j.Memory))
-	c.Strs(&j.Where)
-	c.Str(&j.Spread)
-	c.Str((*string)(&j.Near))
-	c.Str((*string)(&j.Home.Machine))
-	c.U64((*uint64)(&j.Home.Incarnation))
-}
-
-// Refusal is what a home is told of a job.
-type Refusal struct {
-	ID  sigma.ProcID
-	Why string
-}
-
-// Next is the answer to next.
-type Next struct {
-	Jobs    []Job
-	Refused []Refusal
-}
-
-// Code is its payload.
-func (x *Next) Code(c *sigmap.Coder) {
-	CodeJobs(c, &x.Jobs)
-	sigmap.List(c, &x.Refused, 4, func(e *Refusal) {
-		c.ProcID(&e.ID)
-		c.Str(&e.Why)
-	})
-}
-
-// CodeWaits is the answer to waiting.
-func CodeWaits(c *sigmap.Coder, ws *[]Waits) {
-	sigmap.List(c, ws, 42, func(w *Waits) {
-		codeJob(c, &w.Job)
-		c.Time(&w.Since)
-		c.Str(&w.Why)
-	})
-}
 
 // waitsMax jobs that wait are told of, as far as a message has room for them.
 const waitsMax = 256
@@ -200,7 +76,7 @@ func (s *Service) Attach(_ context.Context, p sigma.Principal, _ string) (sigma.
 	}
 	v := &visit{s: s, machine: p.Machine, begun: make(chan struct{}), over: make(chan struct{}),
 		news: make(chan struct{}, 1)}
-	return treeserver.Answers("lcsched", v.call), nil
+	return treeserver.Methods("lcsched", 1, v, methods), nil
 }
 
 func notLeading() error {
@@ -208,65 +84,70 @@ func notLeading() error {
 		Hint: "another does, or the names are away"}
 }
 
-func (v *visit) call(ctx context.Context, method string, payload []byte) ([]byte, error) {
-	s := v.s
-	switch method {
-	case CallHeld:
-		var held []Held
-		if err := sigmap.Parse(payload, func(c *sigmap.Coder) { CodeHeld(c, &held) }); err != nil {
-			return nil, err
+// methods answers the calls of one machine's session.
+var methods = sigmap.Table(
+	sigmap.Do(CallHeld, (*visit).tellHeld), sigmap.Do(CallAttend, (*visit).attend), sigmap.On(CallNext, (*visit).wait),
+	sigmap.Do(CallLeads, func(v *visit, _ context.Context, _ sigmap.None) error {
+		v.s.mu.Lock()
+		defer v.s.mu.Unlock()
+		if v.s.core == nil {
+			return notLeading()
 		}
+		return nil
+	}),
+	sigmap.On(CallWaiting, (*visit).waiting),
+	onEvent(CallEnqueue, func(v *visit, jobs []Job) Event {
+		for i := range jobs {
+			jobs[i].Home = v.life
+		}
+		return Enqueued{jobs}
+	}),
+	onEvent(CallCancel, func(v *visit, id sigma.ProcID) Event { return Canceled{v.life, id} }),
+	onEvent(CallReleased, func(v *visit, ids []sigma.ProcID) Event { return Released{v.life, ids} }),
+	onEvent(CallDeclined, func(v *visit, id sigma.ProcID) Event { return Declined{v.life, id} }),
+	onEvent(CallLent, func(v *visit, memory sigma.Bytes) Event { return Lent{v.life, memory} }),
+	onEvent(CallLimits, (*visit).limit),
+)
+
+// onEvent makes the handler of what a machine that attends says. nil is no event.
+func onEvent[Q any](m sigmap.Method[Q, sigmap.None], of func(*visit, Q) Event) sigmap.Handler[*visit] {
+	return sigmap.Do(m, func(v *visit, ctx context.Context, q Q) error {
+		if err := v.attends(ctx); err != nil {
+			return err
+		}
+		s := v.s
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		if len(v.held)+len(held) > heldMost {
-			return nil, sigma.Errorf("lcsched.held", sigma.KindTooBig, "a machine has no %d reservations", heldMost)
+		if s.attending[v.machine] != v {
+			return notLeading()
 		}
-		v.held = append(v.held, held...)
-		return nil, nil
-	case CallAttend:
-		var a Attendance
-		if err := sigmap.Parse(payload, a.Code); err != nil {
-			return nil, err
+		if e := of(v, q); e != nil {
+			s.stepLocked(e)
 		}
-		return nil, v.attend(ctx, &a)
-	case CallNext:
-		x, err := v.wait(ctx)
-		if err != nil {
-			return nil, err
-		}
-		return sigmap.Payload(x.Code)
-	case CallLeads, CallWaiting:
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		if s.core == nil {
-			return nil, notLeading()
-		}
-		if method == CallLeads {
-			return nil, nil
-		}
-		ws := s.core.Waiting()
-		ws = ws[:sigmap.Fit(min(len(ws), waitsMax), func(c *sigmap.Coder, n int) {
-			some := ws[:n]
-			CodeWaits(c, &some)
-		})]
-		return sigmap.Payload(func(c *sigmap.Coder) { CodeWaits(c, &ws) })
+		return nil
+	})
+}
+
+// tellHeld collects what is reserved at the machine, before it attends.
+func (v *visit) tellHeld(_ context.Context, held []Held) error {
+	v.s.mu.Lock()
+	defer v.s.mu.Unlock()
+	if len(v.held)+len(held) > heldMost {
+		return sigma.Errorf("lcsched.held", sigma.KindTooBig, "a machine has no %d reservations", heldMost)
 	}
-	e, err := v.event(method, payload)
-	if err != nil {
-		return nil, err
-	}
-	if err := v.attends(ctx); err != nil {
-		return nil, err
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.attending[v.machine] != v {
+	v.held = append(v.held, held...)
+	return nil
+}
+
+// waiting says what waits, as much as one answer has room for.
+func (v *visit) waiting(context.Context, sigmap.None) ([]Waits, error) {
+	v.s.mu.Lock()
+	defer v.s.mu.Unlock()
+	if v.s.core == nil {
 		return nil, notLeading()
 	}
-	if ev := e(v.life); ev != nil {
-		s.stepLocked(ev)
-	}
-	return nil, nil
+	ws := v.s.core.Waiting()
+	return ws[:sigmap.Fit(ws[:min(len(ws), waitsMax)], codeWaits)], nil
 }
 
 // heldMost bounds the reservations that a machine tells of: more than it has room for.
@@ -276,8 +157,8 @@ const heldMost = 1 << 20
 const limitsMost = 1 << 20
 
 // limit collects what a machine tells of limits; nil: there is more to come. Service.mu is held.
-func (v *visit) limit(more bool, ls []Limits) Event {
-	if v.limits = append(v.limits, ls...); more && len(v.limits) < limitsMost {
+func (v *visit) limit(p LimitsPage) Event {
+	if v.limits = append(v.limits, p.Limits...); p.More && len(v.limits) < limitsMost {
 		return nil
 	}
 	all := v.limits
@@ -285,46 +166,8 @@ func (v *visit) limit(more bool, ls []Limits) Event {
 	return Limited{all}
 }
 
-// event reads what a machine says, in whatever life it is.
-func (v *visit) event(method string, payload []byte) (of func(sigma.Life) Event, err error) {
-	var id sigma.ProcID
-	switch method {
-	case CallEnqueue:
-		var jobs []Job
-		err = sigmap.Parse(payload, func(c *sigmap.Coder) { CodeJobs(c, &jobs) })
-		of = func(l sigma.Life) Event {
-			for i := range jobs {
-				jobs[i].Home = l
-			}
-			return Enqueued{jobs}
-		}
-	case CallCancel:
-		err = sigmap.Parse(payload, func(c *sigmap.Coder) { c.ProcID(&id) })
-		of = func(l sigma.Life) Event { return Canceled{l, id} }
-	case CallReleased:
-		var ids []sigma.ProcID
-		err = sigmap.Parse(payload, func(c *sigmap.Coder) { c.ProcIDs(&ids) })
-		of = func(l sigma.Life) Event { return Released{l, ids} }
-	case CallDeclined:
-		err = sigmap.Parse(payload, func(c *sigmap.Coder) { c.ProcID(&id) })
-		of = func(l sigma.Life) Event { return Declined{l, id} }
-	case CallLent:
-		var memory sigma.Bytes
-		err = sigmap.Parse(payload, func(c *sigmap.Coder) { c.U64((*uint64)(&memory)) })
-		of = func(l sigma.Life) Event { return Lent{l, memory} }
-	case CallLimits:
-		var more bool
-		var ls []Limits
-		err = sigmap.Parse(payload, func(c *sigmap.Coder) { c.Bool(&more); CodeLimits(c, &ls) })
-		of = func(sigma.Life) Event { return v.limit(more, ls) }
-	default:
-		err = sigma.Errorf("lcsched.Call", sigma.KindUnsupported, "no method %.50q", method)
-	}
-	return of, err
-}
-
 // attend makes the machine known until ctx ends.
-func (v *visit) attend(ctx context.Context, a *Attendance) error {
+func (v *visit) attend(ctx context.Context, a Attendance) error {
 	const op = "lcsched.attend"
 	s := v.s
 	s.mu.Lock()
@@ -445,22 +288,19 @@ func (v *visit) tell() {
 
 // wait gives what the machine is to be told. What was given to a caller who gave up meanwhile is
 // lost with the session, which the machine ends then.
-func (v *visit) wait(ctx context.Context) (x Next, err error) {
+func (v *visit) wait(ctx context.Context, _ sigmap.None) (x Next, err error) {
 	if err := v.attends(ctx); err != nil {
 		return x, err
 	}
 	for {
 		v.s.mu.Lock()
-		jobs := sigmap.Fit(min(len(v.next.Jobs), nextMax), func(c *sigmap.Coder, n int) {
-			some := Next{Jobs: v.next.Jobs[:n]}
-			some.Code(c)
+		jobs := sigmap.Fit(v.next.Jobs[:min(len(v.next.Jobs), nextMax)], func(c *sigmap.Coder, some *[]Job) {
+			codeNext(c, &Next{Jobs: *some})
 		})
 		refused := 0
 		if jobs == 0 {
-			refused = sigmap.Fit(min(len(v.next.Refused), nextMax), func(c *sigmap.Coder, n int) {
-				some := Next{Refused: v.next.Refused[:n]}
-				some.Code(c)
-			})
+			refused = sigmap.Fit(v.next.Refused[:min(len(v.next.Refused), nextMax)],
+				func(c *sigmap.Coder, some *[]Refusal) { codeNext(c, &Next{Refused: *some}) })
 		}
 		x.Jobs, v.next.Jobs = v.next.Jobs[:jobs:jobs], v.next.Jobs[jobs:]
 		x.Refused, v.next.Refused = v.next.Refused[:refused:refused], v.next.Refused[refused:]

@@ -1,6 +1,7 @@
 package lcsched
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"testing"
@@ -22,25 +23,23 @@ func TestLongJobs(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		call := func(method string, encode, decode func(*sigmap.Coder)) {
+		root := sigmap.Via(func(ctx context.Context, method string, payload []byte) ([]byte, error) {
+			reply, _, err := f.(sigma.Caller).Call(ctx, method, payload, nil)
+			if len(reply) > sigmap.DataMax {
+				t.Fatalf("%s: an answer of %d bytes", method, len(reply))
+			}
+			return reply, err
+		})
+		done := func(err error) {
 			t.Helper()
-			payload, err := sigmap.Payload(encode)
-			var reply []byte
-			if err == nil {
-				reply, _, err = f.(sigma.Caller).Call(t.Context(), method, payload, nil)
-			}
-			if err == nil && decode != nil {
-				err = sigmap.Parse(reply, decode)
-			}
-			if err != nil || len(reply) > sigmap.DataMax {
-				t.Fatalf("%s: an answer of %d bytes, %v", method, len(reply), err)
+			if err != nil {
+				t.Fatal(err)
 			}
 		}
-		none := func(*sigmap.Coder) {}
 		const many = 200
 		for i := range many { // two calls would do; each has as much as it may
 			held := []Held{{ID: sigma.ProcID(fmt.Sprint("h", i)), Realm: "r", Name: "h", CPU: 1, Memory: 1}}
-			call(CallHeld, func(c *sigmap.Coder) { CodeHeld(c, &held) }, nil)
+			done(CallHeld.Tell(t.Context(), root, held))
 		}
 		labels := map[string]string{}
 		var has, lacks []string
@@ -50,11 +49,7 @@ func TestLongJobs(t *testing.T) {
 			has, lacks = append(has, name+"="+value), append(lacks, name+"=y"+value[1:])
 		}
 		a := Attendance{Incarnation: 1, CPU: 1000 * many, Memory: sigma.GiB, Labels: labels}
-		go func() {
-			if payload, err := sigmap.Payload(a.Code); err == nil {
-				f.(sigma.Caller).Call(t.Context(), CallAttend, payload, nil)
-			}
-		}()
+		go func() { CallAttend.Tell(t.Context(), root, a) }()
 		synctest.Wait()
 		if cpu, _ := s.core.Held("m1"); cpu != many {
 			t.Errorf("%v is held of what was told", cpu)
@@ -62,16 +57,15 @@ func TestLongJobs(t *testing.T) {
 		for i := range many {
 			jobs := []Job{job(fmt.Sprint("g", i), 1, 1, where(has...)), job(fmt.Sprint("n", i), 1, 1, where(lacks...)),
 				job(fmt.Sprint("w", i), 1000*many-1, 1, where(has...))}
-			call(CallEnqueue, func(c *sigmap.Coder) { CodeJobs(c, &jobs) }, nil)
+			done(CallEnqueue.Tell(t.Context(), root, jobs))
 		}
-		var ws []Waits
-		if call(CallWaiting, none, func(c *sigmap.Coder) { CodeWaits(c, &ws) }); len(ws) == 0 {
+		if ws, err := CallWaiting.Ask(t.Context(), root, sigmap.None{}); err != nil || len(ws) == 0 {
 			t.Error("nothing is said to wait")
 		}
 		granted, refused := 0, 0
 		for granted+refused < 2*many {
-			var x Next
-			call(CallNext, none, x.Code)
+			x, err := CallNext.Ask(t.Context(), root, sigmap.None{})
+			done(err)
 			granted, refused = granted+len(x.Jobs), refused+len(x.Refused)
 		}
 		if granted != many || refused != many {

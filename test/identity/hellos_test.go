@@ -113,8 +113,9 @@ func (w *world) tryOperator() {
 			return thirdOf(f.(sigma.Caller).Call(w.ctx, method, nil, nil))
 		}
 	}
-	w.try("the authority, by an operator", call(machines.CallTokens), call(machines.CallAuthority), "no method")
-	w.try("to beat for another machine, by an operator", call(machines.CallTokens), call(machines.CallReport),
+	w.try("the authority, by an operator", call(machines.CallTokens.Name), call(machines.CallAuthority.Name),
+		"no method")
+	w.try("to beat for another machine, by an operator", call(machines.CallTokens.Name), call(machines.CallReport.Name),
 		"no method")
 	w.try("the state of the machines, by an operator", func() error {
 		return second(c.ReadDir(w.ctx, "/sys"))

@@ -210,49 +210,33 @@ func (f *file) Call(ctx context.Context, method string, payload []byte, files []
 	if !f.root || !f.system {
 		return nil, nil, &sigma.Error{Op: op, Kind: sigma.KindUnsupported, Msg: "this file answers no calls"}
 	}
-	var reply []byte
-	var err error
-	switch method {
-	case sigmap.CallFeed:
-		reply, err = f.callFeed(ctx, payload)
-	case sigmap.CallLook:
-		reply, err = f.callLook(ctx, payload)
-	case sigmap.CallLookDir:
-		reply, err = f.callLookDir(ctx, payload)
-	case sigmap.CallUse:
-		reply, err = f.callUse(ctx)
-	case sigmap.CallForget:
-		var clients []uint64
-		if err = sigmap.Parse(payload, func(c *sigmap.Coder) { c.Clients(&clients) }); err == nil {
-			err = f.mutate(ctx, forgetOp{clients[:min(len(clients), sigmap.ForgetMax)]}).err
-		}
-	default:
-		err = sigma.Errorf(op, sigma.KindUnsupported, "a realm's root has no method %.50q", method)
+	m, ok := rootMethods[method]
+	if !ok {
+		return nil, nil, sigma.Errorf(op, sigma.KindUnsupported, "a realm's root has no method %.50q", method)
 	}
-	return reply, nil, err
+	return m.Call(f, ctx, payload)
 }
 
-func (f *file) callFeed(ctx context.Context, payload []byte) ([]byte, error) {
-	var p sigmap.NamesPoll
-	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.NamesPoll(&p) }); err != nil {
-		return nil, err
-	}
+// rootMethods are those of a realm's root.
+var rootMethods = sigmap.Table(sigmap.On(sigmap.CallFeed, (*file).callFeed),
+	sigmap.On(sigmap.CallLook, (*file).callLook), sigmap.On(sigmap.CallLookDir, (*file).callLookDir),
+	sigmap.On(sigmap.CallUse, (*file).callUse),
+	sigmap.Do(sigmap.CallForget, func(f *file, ctx context.Context, clients []uint64) error {
+		return f.mutate(ctx, forgetOp{clients[:min(len(clients), sigmap.ForgetMax)]}).err
+	}))
+
+func (f *file) callFeed(ctx context.Context, p sigmap.NamesPoll) (answer sigmap.NamesFeed, err error) {
 	if err := f.checkClosed(); err != nil {
-		return nil, err
+		return answer, err
 	}
 	for {
 		l, err := f.slot.leader(ctx)
 		if err != nil {
-			return nil, err
+			return answer, err
 		}
-		answer, err := l.poll(ctx, p)
-		if errors.Is(err, errEnded) {
-			continue
+		if answer, err = l.poll(ctx, p); !errors.Is(err, errEnded) {
+			return answer, err
 		}
-		if err != nil {
-			return nil, err
-		}
-		return sigmap.Payload(func(c *sigmap.Coder) { c.NamesFeed(&answer) })
 	}
 }
 
@@ -260,14 +244,9 @@ func (f *file) callFeed(ctx context.Context, payload []byte) ([]byte, error) {
 // fit beside it.
 const lookMaxData = 32 << 10
 
-func (f *file) callLook(ctx context.Context, payload []byte) ([]byte, error) {
-	var q sigmap.NamesLook
-	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.NamesLook(&q) }); err != nil {
-		return nil, err
-	}
-	var found sigmap.NamesFound
+func (f *file) callLook(ctx context.Context, q sigmap.NamesLook) (found sigmap.NamesFound, err error) {
 	var last *node
-	err := f.readLed(ctx, func(l *leader, t *tree) error {
+	err = f.readLed(ctx, func(l *leader, t *tree) error {
 		found.Number, found.At = l.feed.number, sigma.Version(t.rec.seq)
 		if last = t.node(q.From); last == nil {
 			found.Why = sigma.KindStale
@@ -286,26 +265,18 @@ func (f *file) callLook(ctx context.Context, payload []byte) ([]byte, error) {
 		}
 		return nil
 	})
-	if err != nil {
-		return nil, err
-	}
-	if last != nil && last.kind != sigma.KindDir && len(last.data) <= int(min(q.Max, lookMaxData)) {
+	if err == nil && last != nil && last.kind != sigma.KindDir && len(last.data) <= int(min(q.Max, lookMaxData)) {
 		found.HasData, found.Data = true, last.data
 	}
-	return sigmap.Payload(func(c *sigmap.Coder) { c.NamesFound(&found) })
+	return found, err
 }
 
-func (f *file) callLookDir(ctx context.Context, payload []byte) ([]byte, error) {
+func (f *file) callLookDir(ctx context.Context, q sigmap.NamesLookDir) (got sigmap.NamesListing, err error) {
 	const op = "named.ReadDir"
-	var q sigmap.NamesLookDir
-	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.NamesLookDir(&q) }); err != nil {
-		return nil, err
-	}
 	if q.Max == 0 {
-		return nil, sigma.Errorf(op, sigma.KindInvalid, "a listing of no entries")
+		return got, sigma.Errorf(op, sigma.KindInvalid, "a listing of no entries")
 	}
-	var got sigmap.NamesListing
-	err := f.readLed(ctx, func(l *leader, t *tree) error {
+	err = f.readLed(ctx, func(l *leader, t *tree) error {
 		got.Number, got.At = l.feed.number, sigma.Version(t.rec.seq)
 		c := t.cells[q.Dir]
 		switch {
@@ -319,7 +290,7 @@ func (f *file) callLookDir(ctx context.Context, payload []byte) ([]byte, error) 
 		return nil
 	})
 	if err != nil {
-		return nil, err
+		return got, err
 	}
 	room := feedRoom - 1024 // of the directory's own description
 	for i, e := range got.Entries {
@@ -328,7 +299,7 @@ func (f *file) callLookDir(ctx context.Context, payload []byte) ([]byte, error) 
 			break
 		}
 	}
-	return sigmap.Payload(func(c *sigmap.Coder) { c.NamesListing(&got) })
+	return got, nil
 }
 
 // readLed is read that also tells whose tree it is.

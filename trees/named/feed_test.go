@@ -38,7 +38,7 @@ func call(t testing.TB, f *file, method string, ask, answer func(*sigmap.Coder))
 
 func pollFeed(t testing.TB, f *file, p sigmap.NamesPoll) (a sigmap.NamesFeed) {
 	t.Helper()
-	if err := call(t, f, sigmap.CallFeed, func(c *sigmap.Coder) {
+	if err := call(t, f, sigmap.CallFeed.Name, func(c *sigmap.Coder) {
 		c.NamesPoll(&p)
 	}, func(c *sigmap.Coder) { c.NamesFeed(&a) }); err != nil {
 		t.Fatal(err)
@@ -254,7 +254,7 @@ func TestLook(t *testing.T) {
 	} {
 		q := sigmap.NamesLook{From: root.id, Names: strings.Fields(c.names), Max: c.max}
 		var got sigmap.NamesFound
-		err := call(t, root, sigmap.CallLook, func(e *sigmap.Coder) {
+		err := call(t, root, sigmap.CallLook.Name, func(e *sigmap.Coder) {
 			e.NamesLook(&q)
 		}, func(d *sigmap.Coder) { d.NamesFound(&got) })
 		data := "-"
@@ -267,7 +267,7 @@ func TestLook(t *testing.T) {
 	}
 	q := sigmap.NamesLookDir{Dir: root.id, Max: 1}
 	var got sigmap.NamesListing
-	if err := call(t, root, sigmap.CallLookDir, func(e *sigmap.Coder) {
+	if err := call(t, root, sigmap.CallLookDir.Name, func(e *sigmap.Coder) {
 		e.NamesLookDir(&q)
 	}, func(d *sigmap.Coder) { d.NamesListing(&got) }); err != nil || len(got.Entries) != 1 || !got.More ||
 		got.Entries[0].Name != "d" {
@@ -286,13 +286,13 @@ func TestFeedIsForMachines(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, f := range []sigma.Caller{root, below.(*file)} {
-		for _, m := range []string{sigmap.CallFeed, sigmap.CallLook, sigmap.CallLookDir} {
+		for _, m := range []string{sigmap.CallFeed.Name, sigmap.CallLook.Name, sigmap.CallLookDir.Name} {
 			if _, _, err := f.Call(t.Context(), m, nil, nil); sigma.KindOf(err) != sigma.KindUnsupported {
 				t.Errorf("%s was answered %v", m, err)
 			}
 		}
 	}
-	for _, m := range []string{sigmap.CallFeed, sigmap.CallLook, sigmap.CallLookDir} { // nonsense
+	for _, m := range []string{sigmap.CallFeed.Name, sigmap.CallLook.Name, sigmap.CallLookDir.Name} { // nonsense
 		if _, _, err := machine.Call(t.Context(), m, []byte{1, 2}, nil); sigma.KindOf(err) != sigma.KindInvalid {
 			t.Errorf("nonsense for %s was answered %v", m, err)
 		}

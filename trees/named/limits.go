@@ -101,15 +101,12 @@ func (s *slot) limitsInForce() sigma.RealmLimits {
 }
 
 // callUse answers what a realm may have and has.
-func (f *file) callUse(ctx context.Context) ([]byte, error) {
-	limits, use := f.slot.limitsInForce(), sigma.RealmLimits{}
-	err := f.readLed(ctx, func(l *leader, t *tree) error {
-		use = sigma.RealmLimits{Names: uint64(len(t.cells)), Bytes: sigma.Bytes(t.bytes),
+func (f *file) callUse(ctx context.Context, _ sigmap.None) (u sigmap.RealmUse, err error) {
+	u.Limits = f.slot.limitsInForce()
+	err = f.readLed(ctx, func(l *leader, t *tree) error {
+		u.Use = sigma.RealmLimits{Names: uint64(len(t.cells)), Bytes: sigma.Bytes(t.bytes),
 			Watches: uint64(l.watching.Load()), Leases: uint64(len(t.leases))}
 		return nil
 	})
-	if err != nil {
-		return nil, err
-	}
-	return sigmap.Payload(func(c *sigmap.Coder) { c.RealmLimits(&limits); c.RealmLimits(&use) })
+	return u, err
 }

@@ -31,6 +31,18 @@ func Answers(name string, answer func(ctx context.Context, method string, payloa
 	}}
 }
 
+// Methods makes a Callable of methods, which are asked by who.
+func Methods[Who any](name string, id uint64, who Who, methods sigmap.Handlers[Who]) *Callable {
+	return &Callable{Name: name, ID: id, Handle: func(ctx context.Context, method string, payload []byte) ([]byte,
+		[]*os.File, error) {
+		m, ok := methods[method]
+		if !ok {
+			return nil, nil, NoMethod(name, method)
+		}
+		return m.Call(who, ctx, payload)
+	}}
+}
+
 // prompter is a Caller that says which calls it answers without waiting.
 type prompter interface {
 	IsPrompt(method string, payload []byte) bool

@@ -8,16 +8,8 @@ import (
 
 // Well-known callable files of the tree that sigmad serves, and their methods (architecture §4:
 // system calls are calls on files). The layouts below are their payloads; an empty payload is
-// written as -.
+// written as -. Those of /sys/procs and /sys/self are in syscalls.go.
 //
-//	/sys/procs      spawn      []Descriptor -> []ProcID        wait-start  ProcID -> -
-//	                wait-exit  ProcID -> Status                evict       ProcID, grace -> -
-//	                kill       ProcID -> -                     list        all, at, after -> []ProcInfo, more, at, after
-//	                freeze     ProcID -> -                     thaw        ProcID -> -
-//	                usage      []ProcID -> []Usage (of running procs: now; provider)
-//	                caps       ProcID -> Caps (provider, and a proc about itself)
-//	/sys/self       started    - -> -                          exited      Status -> -
-//	                wait-evict - -> -                          info        - -> Info
 //	/sys/endpoints  listen     form, pushed, again -> Endpoint accept      EndpointID -> Principal + socket
 //	                           (pushed: + a socket, on which an Arrival comes for each accept that would be; again: the
 //	                           EndpointID that an earlier sigmad made for the proc, to listen there again)
@@ -51,21 +43,8 @@ const (
 
 // Methods of the well-known files.
 const (
-	CallSpawn       = "spawn"
-	CallWaitStart   = "wait-start"
-	CallWaitExit    = "wait-exit"
-	CallEvict       = "evict"
-	CallKill        = "kill"
-	CallFreeze      = "freeze"
-	CallThaw        = "thaw"
 	CallList        = "list"
 	CallUsage       = "usage"
-	CallCaps        = "caps"
-	CallStarted     = "started"
-	CallExited      = "exited"
-	CallWaitEvict   = "wait-evict"
-	CallWorked      = "worked" // of services: the report's number, what was done for realms -> the realms' shares
-	CallInfo        = "info"
 	CallListen      = "listen"
 	CallAccept      = "accept"
 	CallDial        = "dial"
@@ -96,7 +75,6 @@ const (
 	CallInitRemove  = "rm"
 	CallInitRestart = "restart"
 	CallEvents      = "events"
-	CallNote        = "note" // of besched and lcsched: []decision.Record -> -
 )
 
 // RealmsPage is how many realms one list has; after fewer there are no more.
@@ -104,12 +82,6 @@ const RealmsPage = 400
 
 // HashMax is the largest range that hash takes.
 const HashMax = 1 << 20
-
-// Info tells a program who and where it is.
-type Info struct {
-	Principal sigma.Principal
-	Version   string // of sigmad
-}
 
 // Service is one line of a machine's status.
 type Service struct {
@@ -125,19 +97,24 @@ type Service struct {
 func Payload(f func(*Coder)) ([]byte, error) {
 	c := NewEncoder(nil)
 	f(c)
+	return payloadOf(c)
+}
+
+func payloadOf(c *Coder) ([]byte, error) {
 	if len(c.buf) > DataMax {
 		c.Fail("the call's payload exceeds 60 KiB; split the request")
 	}
 	return c.buf, c.Finish()
 }
 
-// Fit is how many of the first n items go in one payload, as code encodes so many of them: all n,
-// or about half of them, and so on, but one at least. Whoever sends items whose length others
-// choose must use it: one payload that is too large would end the session that it is sent by, for
-// everybody's items.
-func Fit(n int, code func(c *Coder, n int)) int {
+// Fit is how many of the first items go in one payload, as code encodes them: all, or about half of
+// them, and so on, but one at least. Whoever sends items whose length others choose must use it:
+// one payload that is too large would end the session that it is sent by, for everybody's items.
+func Fit[T any](items []T, code func(*Coder, *[]T)) int {
+	n := len(items)
 	for ; n > 1; n = (n + 1) / 2 {
-		if _, err := Payload(func(c *Coder) { code(c, n) }); err == nil {
+		some := items[:n]
+		if _, err := encode(&Coder{}, code, &some); err == nil {
 			break
 		}
 	}

@@ -144,6 +144,15 @@ func (c *Coder) Data(v *[]byte) {
 	*v = c.take(int(n))
 }
 
+// Rest is all bytes that are left, without a length. Decoded bytes alias the input.
+func Rest(c *Coder, v *[]byte) {
+	if !c.decoding {
+		c.buf = append(c.buf, *v...)
+	} else if c.err == nil {
+		*v, c.buf = c.buf, nil
+	}
+}
+
 // Count is a 16-bit number of elements; least is the size of the smallest element, so that a lying
 // count cannot make the decoder allocate.
 func (c *Coder) Count(n *int, least int) {

@@ -10,17 +10,26 @@ const AsOwner = "/owner"
 // What a machine asks of named for its cache of names: calls of a realm's root, which named answers
 // to System principals. A realm's changes have one order, that of its versions; an answer is the
 // state at one version of it.
-//
-//	feed       NamesPoll -> NamesFeed        what changed since; waits for a change
-//	look       NamesLook -> NamesFound       the files along a path, and the content of the last if it is small
-//	look-dir   NamesLookDir -> NamesListing  a piece of a listing
-const (
-	CallFeed    = "feed"
-	CallLook    = "look"
-	CallLookDir = "look-dir"
-	CallUse     = "use"    // - -> RealmLimits in force, RealmLimits: how much of them is used, as far as named knows
-	CallForget  = "forget" // n*(client u64) -> -; these clients (sigma.Once) are gone
+var (
+	// CallFeed says what changed since; it waits for a change.
+	CallFeed = Method[NamesPoll, NamesFeed]{Name: "feed", Request: (*Coder).NamesPoll, Reply: (*Coder).NamesFeed}
+	// CallLook finds the files along a path, and the content of the last if it is small.
+	CallLook = Method[NamesLook, NamesFound]{Name: "look", Request: (*Coder).NamesLook, Reply: (*Coder).NamesFound}
+	// CallLookDir finds a piece of a listing.
+	CallLookDir = Method[NamesLookDir, NamesListing]{Name: "look-dir", Request: (*Coder).NamesLookDir,
+		Reply: (*Coder).NamesListing}
+	CallUse = Method[None, RealmUse]{Name: "use", Reply: codeRealmUse}
+	// CallForget names clients (sigma.Once) that are gone.
+	CallForget = Method[[]uint64, None]{Name: "forget", Request: (*Coder).Clients}
 )
+
+// RealmUse is what a realm may have of names, and has, as far as named knows.
+type RealmUse struct{ Limits, Use sigma.RealmLimits }
+
+func codeRealmUse(c *Coder, u *RealmUse) {
+	c.RealmLimits(&u.Limits)
+	c.RealmLimits(&u.Use)
+}
 
 // NamesPoll asks for the changes after a version. Number is what the feed said before, 0 at first.
 type NamesPoll struct {

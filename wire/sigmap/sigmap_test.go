@@ -204,8 +204,9 @@ func TestDocument(t *testing.T) {
 	for k := range sigma.KindLoop + 1 {
 		row(`^\| %d \| %s \| %d \|`, uint16(k), k, uint32(k.Errno()))
 	}
-	for _, name := range []string{CallSpawn, CallWaitStart, CallWaitExit, CallEvict, CallKill, CallList, CallStarted,
-		CallExited, CallWaitEvict, CallInfo, CallListen, CallAccept, CallDial,
+	for _, name := range []string{CallSpawn.Name, CallWaitStart.Name, CallWaitExit.Name, CallEvict.Name,
+		CallKill.Name, CallListProcs.Name, CallStarted.Name, CallExited.Name, CallWaitEvict.Name,
+		CallInfo.Name, CallListen, CallAccept, CallDial,
 		CallClose, CallCreate, CallRemove, CallStatus, CallDown} {
 		row("`%s`", name)
 	}

@@ -115,15 +115,23 @@ func TestActive(t *testing.T) {
 		"/proc/12/status": "Name:\tproc\nPPid:\t11\nNoNewPrivs:\t1\nSeccomp:\t0\nCapEff:\t0000000000000000\nUid:\t0\t0\t0\t0\n",
 		"/proc/13/status": "Name:\tdone\nState:\tZ (zombie)\nPPid:\t10\n",
 		"/proc/14/status": "Name:\tother\nPPid:\t1\n",
+		"/proc/15/status": "Name:\tplacer\nPPid:\t10\n" + strings.Replace(good, "0000000000000000", onlySysNice, 1),
+		"/proc/16/status": "Name:\tproc\nPPid:\t10\n" + strings.Replace(good, "0000000000000000", onlySysNice, 1),
 	})
 	ps := m.descendants(9)
-	if len(ps) != 2 || ps[0].pid != 11 || ps[1].pid != 12 {
+	if len(ps) != 4 || ps[0].pid != 11 || ps[1].pid != 12 || ps[2].pid != 15 {
 		t.Fatalf("got %+v", ps)
 	}
 	if got := ps[0].lacks(); len(got) != 0 {
 		t.Errorf("got %q", got)
 	}
 	if got := ps[1].lacks(); !slices.Equal(got, []string{"no filter", "it is root"}) {
+		t.Errorf("got %q", got)
+	}
+	if got := ps[2].lacks(); len(got) != 0 { // the placer keeps one capability
+		t.Errorf("got %q", got)
+	}
+	if got := ps[3].lacks(); !slices.Equal(got, []string{"no an empty set of capabilities"}) {
 		t.Errorf("got %q", got)
 	}
 }

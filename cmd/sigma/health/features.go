@@ -213,12 +213,16 @@ type hostProcess struct {
 // them change their uid first, and lose this one by it.
 const onlySetUID = "0000000000000080"
 
+// onlySysNice is what the launcher's placer keeps of them, so that it can place threads of others.
+const onlySysNice = "0000000000800000"
+
 // lacks names the walls that a process of the system should have and has not.
 func (p hostProcess) lacks() (out []string) {
 	capabilities := "0000000000000000"
 	seed := p.fields["Name"] == "launcher" && p.fields["CapEff"] == onlySetUID
-	if seed {
-		capabilities = onlySetUID
+	placer := p.fields["Name"] == "placer" && p.fields["CapEff"] == onlySysNice
+	if seed || placer {
+		capabilities = p.fields["CapEff"]
 	}
 	for _, w := range []struct {
 		field, want, what string

@@ -258,7 +258,6 @@ func NotThere(name string) error {
 }
 
 // Membership asks this machine's sigmad.
-func (m *Connection) Membership(ctx context.Context) (out machines.Membership, err error) {
-	err = m.served.Ask(ctx, machines.CallMembership, nil, func(c *sigmap.Coder) { machines.CodeMembership(c, &out) })
-	return out, err
+func (m *Connection) Membership(ctx context.Context) (machines.Membership, error) {
+	return machines.CallMembership.Ask(ctx, m.served, sigmap.None{})
 }

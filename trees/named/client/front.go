@@ -167,14 +167,11 @@ func (r *front) poll(ctx context.Context, wait time.Duration) bool {
 	if at == nil || !at.live() {
 		return false // the next read for which what is remembered is not enough sees to it
 	}
-	var err error
 	p := sigmap.NamesPoll{Wait: uint32(wait.Milliseconds())}
 	p.Number, p.Since = r.cache.Position()
 	asked := time.Now()
-	var answer sigmap.NamesFeed
-	if !r.call(ctx, at, sigmap.CallFeed, func(c *sigmap.Coder) {
-		c.NamesPoll(&p)
-	}, func(c *sigmap.Coder) { c.NamesFeed(&answer) }, &err) || err != nil {
+	answer, ok, err := call(ctx, r, at, sigmap.CallFeed, p)
+	if !ok || err != nil {
 		return false
 	}
 	r.cache.Apply(asked, &answer)
@@ -182,29 +179,19 @@ func (r *front) poll(ctx context.Context, wait time.Duration) bool {
 }
 
 // call asks a realm's root. It is false if the server has no such method.
-func (r *front) call(ctx context.Context, at *attachment, method string, ask, answer func(*sigmap.Coder),
-	err *error) bool {
+func call[Q, R any](ctx context.Context, r *front, at *attachment, m sigmap.Method[Q, R], q Q) (answer R, ok bool,
+	err error) {
 	if at.number <= r.without.Load() {
-		return false
+		return answer, false, nil
 	}
 	root, ok := at.Root.(sigma.Caller)
-	var payload, reply []byte
-	if payload, *err = sigmap.Payload(ask); *err != nil {
-		return true
-	}
 	if ok {
-		reply, _, *err = root.Call(ctx, method, payload, nil)
-		ok = *err == nil || sigma.KindOf(*err) != sigma.KindUnsupported
+		if answer, err = m.Ask(ctx, root, q); err == nil || sigma.KindOf(err) != sigma.KindUnsupported {
+			return answer, true, err
+		}
 	}
-	if !ok {
-		r.without.Store(at.number)
-		*err = nil
-		return false
-	}
-	if *err == nil {
-		*err = sigmap.Parse(reply, answer)
-	}
-	return true
+	r.without.Store(at.number)
+	return answer, false, nil
 }
 
 // found is what names lead to: the first file and those that were reached.
@@ -296,10 +283,7 @@ func (f *File) ask(ctx context.Context, names []string) (x found, ok bool, err e
 	q := sigmap.NamesLook{From: f.id, Names: names, Max: dataMax}
 	var got sigmap.NamesFound
 	err = f.realm.root.Load().read(ctx, func(ctx context.Context, b *binding) (err error) {
-		got = sigmap.NamesFound{}
-		ok = r.call(ctx, b.at, sigmap.CallLook, func(c *sigmap.Coder) {
-			c.NamesLook(&q)
-		}, func(c *sigmap.Coder) { c.NamesFound(&got) }, &err)
+		got, ok, err = call(ctx, r, b.at, sigmap.CallLook, q)
 		return err
 	})
 	switch {
@@ -491,10 +475,7 @@ func (f *File) askList(ctx context.Context, cookie uint64, most int) (l *cache.L
 	defer fetch.End()
 	var got sigmap.NamesListing
 	err = f.realm.root.Load().read(ctx, func(ctx context.Context, b *binding) (err error) {
-		got = sigmap.NamesListing{}
-		ok = r.call(ctx, b.at, sigmap.CallLookDir, func(c *sigmap.Coder) {
-			c.NamesLookDir(&q)
-		}, func(c *sigmap.Coder) { c.NamesListing(&got) }, &err)
+		got, ok, err = call(ctx, r, b.at, sigmap.CallLookDir, q)
 		return err
 	})
 	if err != nil || !ok {

@@ -37,11 +37,10 @@ func (r *Realm) tellGone() {
 	if now == nil || !now.live() {
 		return
 	}
-	payload, err := sigmap.Payload(func(c *sigmap.Coder) { c.Clients(&gone) })
-	if root, ok := now.Root.(sigma.Caller); ok && err == nil {
+	if root, ok := now.Root.(sigma.Caller); ok {
 		ctx, cancel := context.WithTimeout(context.Background(), resendMax)
 		defer cancel()
-		root.Call(ctx, sigmap.CallForget, payload, nil)
+		sigmap.CallForget.Tell(ctx, root, gone)
 	}
 }
 

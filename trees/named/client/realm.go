@@ -168,16 +168,15 @@ func (r *Realm) Recall(owner bool, names []string, offset uint64, count int) (g 
 
 // Use asks named what the realm may have, and how much of it it has, as far as named knows.
 func (f *File) Use(ctx context.Context) (limits, use sigma.RealmLimits, err error) {
+	var u sigmap.RealmUse
 	err = f.read(ctx, func(ctx context.Context, b *binding) (err error) {
-		if !f.realm.front.call(ctx, b.at, sigmap.CallUse, func(*sigmap.Coder) {}, func(c *sigmap.Coder) {
-			c.RealmLimits(&limits)
-			c.RealmLimits(&use)
-		}, &err) {
+		var ok bool
+		if u, ok, err = call(ctx, f.realm.front, b.at, sigmap.CallUse, sigmap.None{}); !ok {
 			return treeserver.Unsupported("use")
 		}
 		return err
 	})
-	return limits, use, err
+	return u.Limits, u.Use, err
 }
 
 // attached returns a session that has not ended, as far as is known.

@@ -48,7 +48,7 @@ func raw(args []string) error {
 	case "requests":
 		return r.pour(100_000, &sigmap.Tget{Fid: 1, Names: []string{"held", "secret"}, Count: 60000})
 	case "calls":
-		return r.pour(60000, &sigmap.Tcall{Fid: 9, Method: sigmap.CallWaitEvict})
+		return r.pour(60000, &sigmap.Tcall{Fid: 9, Method: sigmap.CallWaitEvict.Name})
 	case "versions":
 		if err := unix.SetNonblock(own, true); err != nil {
 			return err
