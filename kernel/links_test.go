@@ -300,7 +300,7 @@ func TestPeers(t *testing.T) {
 	hold := make(chan struct{})
 	w := newWorld(t, control, part{name: "m2", before: func(m *machine) {
 		call := func(name string) sigmap.Method[[]byte, []byte] {
-			return sigmap.Method[[]byte, []byte]{Name: name, Request: (*sigmap.Coder).Rest, Reply: (*sigmap.Coder).Rest}
+			return sigmap.Method[[]byte, []byte]{Name: name, Request: sigmap.Rest, Reply: sigmap.Rest}
 		}
 		m.k.reach.Answer(reach.From(call("who"), func(_ context.Context, from identity.Subject,
 			payload []byte) ([]byte, error) {

@@ -13,7 +13,7 @@ import (
 
 // callPart asks another machine for bytes of a program. Any machine of the system may ask for any
 // realm's: it may ask the object store too.
-var callPart = sigmap.Method[part, []byte]{Name: "program", Request: codePart, Reply: (*sigmap.Coder).Rest}
+var callPart = sigmap.Method[part, []byte]{Name: "program", Request: codePart, Reply: sigmap.Rest}
 
 // programsKey, which is no realm's name, keeps the session over which programs come apart from that
 // of the other calls among sigmads: a megabyte on its way must not hold up a kill or a report.
