@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"sigmaos.dev/internal/testenv"
+	"sigmaos.dev/kernel/hostsetup"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sdk/database"
 	"sigmaos.dev/sigma"
@@ -28,8 +29,8 @@ func recoverBench() Bench {
 	for _, f := range machineFaults {
 		metrics = append(metrics, f.metric)
 	}
-	for _, d := range daemonFaults {
-		metrics = append(metrics, d.metric)
+	for _, d := range daemons() {
+		metrics = append(metrics, d+"_killed_ms")
 	}
 	return Bench{Name: "recover", Question: "how long until those who wait hear of a failure?", Metrics: metrics,
 		run: runRecover}
@@ -56,11 +57,8 @@ var machineFaults = [...]struct {
 	}, func(_ *testenv.Cluster, v *testenv.Machine) error { return v.Restart() }},
 }
 
-var daemonFaults = [...]struct{ metric, daemon string }{
-	{"sigmad_killed_ms", "sigmad"}, {"named_killed_ms", "named"}, {"besched_killed_ms", "besched"},
-	{"lcsched_killed_ms", "lcsched"}, {"s3d_killed_ms", "s3d"}, {"dbd_killed_ms", "dbd"},
-	{"machined_killed_ms", "machined"}, {"launcher_killed_ms", "launcher"},
-}
+// daemons are what is killed of a machine, one at a time.
+func daemons() []string { return append(hostsetup.BootSet(), "launcher") }
 
 // recovery is one run of the bench.
 type recovery struct {
@@ -94,13 +92,14 @@ func runRecover(ctx context.Context, r *Run) (err error) {
 			return err
 		}
 	}
-	for _, f := range daemonFaults {
+	for _, d := range daemons() {
+		metric := d + "_killed_ms"
 		for range rounds {
-			if err := a.crash(ctx, f.metric, f.daemon); err != nil {
-				return fmt.Errorf("%s: %w", f.metric, err)
+			if err := a.crash(ctx, metric, d); err != nil {
+				return fmt.Errorf("%s: %w", metric, err)
 			}
 		}
-		if err := a.print(f.metric); err != nil {
+		if err := a.print(metric); err != nil {
 			return err
 		}
 	}

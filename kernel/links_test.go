@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"sigmaos.dev/kernel/dialproxy"
+	"sigmaos.dev/kernel/hostsetup"
 	"sigmaos.dev/kernel/identity"
 	"sigmaos.dev/kernel/link"
 	"sigmaos.dev/kernel/reach"
@@ -42,11 +43,11 @@ func TestMayReach(t *testing.T) {
 	targets := []link.Target{{Kind: link.ToEndpoint, Name: endpoint}, {Kind: link.ToBeat, Name: "beat"},
 		{Kind: link.ToStream, Name: "named"}, {Kind: link.ToStream, Name: "s3d"}, {Kind: link.ToStream, Name: "sigmad"},
 		{Kind: 0, Name: "named"}, {Kind: 9, Name: "named"}}
-	for _, name := range []string{"named", "besched", "s3d", "machined", "peer", "sigmad", "launcher", "../s3d", ""} {
+	for _, name := range append(hostsetup.BootSet(), "peer", "launcher", "../named", "") {
 		targets = append(targets, link.Target{Kind: link.ToService, Name: name})
 	}
 	machines := []string{"beat beat", "stream named", "service named", "service besched", "service s3d",
-		"service machined", "service peer", "service sigmad", "endpoint " + endpoint}
+		"service machined", "service lcsched", "service peer", "service sigmad", "endpoint " + endpoint}
 	procs := []string{"service sigmad", "endpoint " + endpoint}
 	allowed := map[string]bool{}
 	for _, target := range machines {

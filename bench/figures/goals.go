@@ -1,6 +1,10 @@
 package figures
 
-import "fmt"
+import (
+	"fmt"
+
+	"sigmaos.dev/kernel/hostsetup"
+)
 
 // Bound is the side on which a figure has to be.
 type Bound bool
@@ -96,7 +100,7 @@ func Goals() []Goal {
 	for _, m := range []string{"machine_killed_ms", "machine_cut_ms", "machine_paused_ms", "keeper_killed_ms"} {
 		all = append(all, Goal{"recover", m, "", AtMost, 2000})
 	}
-	for _, d := range []string{"sigmad", "named", "besched", "lcsched", "s3d", "dbd", "machined", "launcher"} {
+	for _, d := range append(hostsetup.BootSet(), "launcher") {
 		all = append(all, Goal{"recover", d + "_killed_ms", "", AtMost, 500})
 	}
 	return all

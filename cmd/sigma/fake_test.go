@@ -173,6 +173,20 @@ type fakeRoot struct {
 	realm sigma.RealmID
 }
 
+// Get implements sigma.Getter.
+func (r *fakeRoot) Get(ctx context.Context, names []string, offset uint64, count int) (sigma.GetResult, *sigma.Stopped,
+	error) {
+	if len(names) == 0 || names[0] != "sys" {
+		return r.memFile.Get(ctx, names, offset, count)
+	}
+	file, _, err := r.Walk(ctx, names)
+	if err != nil {
+		return sigma.GetResult{}, nil, err
+	}
+	defer file.Close()
+	return treeserver.Get(ctx, file, nil, offset, count)
+}
+
 func (r *fakeRoot) Walk(ctx context.Context, names []string) (sigma.File, []sigma.FileID, error) {
 	if len(names) == 0 {
 		file, ids, err := r.memFile.Walk(ctx, nil)

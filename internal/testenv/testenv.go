@@ -19,6 +19,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -151,6 +152,13 @@ func Root() (string, error) {
 }
 
 // systemPrograms are what a system consists of.
+// Daemons are the processes of a machine that run from its start on. A dbd runs once its realm uses
+// databases.
+func Daemons() []string {
+	all := append([]string{"keeper", "launcher"}, hostsetup.BootSet()...)
+	return slices.DeleteFunc(all, func(name string) bool { return name == "dbd" })
+}
+
 func systemPrograms() []string { return append([]string{"sigma", "launcher"}, hostsetup.BootSet()...) }
 
 func binDir() (string, error) {

@@ -236,15 +236,11 @@ func lines(t *testing.T, out string) (ls []line) {
 	return ls
 }
 
-// daemonNames are those that nothing may harm.
-func daemonNames() []string {
-	return []string{"keeper", "launcher", "sigmad", "named", "besched", "s3d", "machined"}
-}
-
-// daemons gives their processes.
-func (a *arena) daemons() (pids [7]int) {
-	for i, name := range daemonNames() {
-		pids[i] = a.PID(name)
+// daemons gives the processes that nothing may harm.
+func (a *arena) daemons() map[string]int {
+	pids := map[string]int{}
+	for _, name := range testenv.Daemons() {
+		pids[name] = a.PID(name)
 	}
 	return pids
 }
@@ -262,9 +258,9 @@ func (a *arena) harmless(ctx context.Context, t *testing.T, s *score, group stri
 		t.Errorf("%s was harmed by %s: %v", name, group, err)
 	}
 	after := a.daemons()
-	for i, name := range daemonNames() {
-		if after[i] != before[i] || after[i] == 0 {
-			harm(name, fmt.Errorf("it was process %d and is %d", before[i], after[i]))
+	for name, pid := range after {
+		if pid != before[name] || pid == 0 {
+			harm(name, fmt.Errorf("it was process %d and is %d", before[name], pid))
 		}
 	}
 	ctx, cancel := context.WithTimeout(ctx, answerMax)

@@ -138,7 +138,7 @@ func (x *tenant) works() {
 func unharmed(t *testing.T, s *testenv.System, but ...string) {
 	t.Helper()
 	before := map[string]int{}
-	for _, name := range []string{"launcher", "sigmad", "named", "besched", "s3d", "machined"} {
+	for _, name := range testenv.Daemons() {
 		before[name] = s.PID(name)
 	}
 	for _, name := range but {

@@ -13,8 +13,6 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-var daemons = []string{"keeper", "launcher", "sigmad", "named", "besched", "s3d", "machined"}
-
 // unharmed runs f and checks that no daemon died of it and nothing is left.
 func unharmed(t *testing.T, s *testenv.System, f func()) {
 	t.Helper()
@@ -23,11 +21,11 @@ func unharmed(t *testing.T, s *testenv.System, f func()) {
 	s.Must(t, "run", program(t, "hello.c"))
 	s.Must(t, "run", "--lc", "0.01", program(t, "hello.c"))
 	before, pids := s.Census(), map[string]int{}
-	for _, d := range daemons {
+	for _, d := range testenv.Daemons() {
 		pids[d] = s.PID(d)
 	}
 	f()
-	for _, d := range daemons {
+	for _, d := range testenv.Daemons() {
 		if pid := s.PID(d); pid != pids[d] || pid == 0 {
 			t.Errorf("%s died: its pid was %d and is %d", d, pids[d], pid)
 		}

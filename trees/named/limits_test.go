@@ -99,8 +99,7 @@ func TestRealmLimits(t *testing.T) {
 	if n, files := l.watching.Load(), len(l.watches); n != 0 || files != 0 {
 		t.Errorf("%d watches of %d files are left", n, files)
 	}
-	want := sigma.RealmLimits{Names: 5, Bytes: 100, Watches: watchesDefault, Leases: 3,
-		Sessions: sigma.LimitSessionsDefault, Handles: 7, Scratch: 9}
+	want := sigma.RealmLimits{Names: 5, Bytes: 100, Leases: 3, Handles: 7, Scratch: 9}.Or(s.cfg.limits())
 	check := func() {
 		t.Helper()
 		if infos, err := s.List(t.Context()); err != nil || len(infos) != 2 || infos[0].Limits != want ||

@@ -289,7 +289,7 @@ func (c *Coder) Endpoint(e *sigma.Endpoint) {
 	}
 }
 
-// RealmLimits are thirteen numbers.
+// RealmLimits are numbers, in the order in which they came to be.
 func (c *Coder) RealmLimits(l *sigma.RealmLimits) {
 	bytes, scratch := uint64(l.Bytes), uint64(l.Scratch)
 	c.U64(&l.Names)

@@ -69,7 +69,11 @@ func TestPages(t *testing.T) {
 			}
 			example += fmt.Sprintf("`%s`:\n\n```text\n%s```\n", m, text)
 		}
-		checkPage(t, page+".md", "# "+page+"\n\n"+madeBegin+madeEnd+"\n## DESCRIPTION\n\n"+madeBegin+madeEnd,
+		title := page
+		if len(messages) > 1 {
+			title += ", " + messages[1].String()
+		}
+		checkPage(t, page+".md", "# "+title+"\n\n"+madeBegin+madeEnd+"\n## DESCRIPTION\n\n"+madeBegin+madeEnd,
 			synopsis+"\n"+madeEnd, example+madeEnd)
 	}
 	checkPage(t, "README.md", "# Messages\n\n"+madeBegin+madeEnd, index+madeEnd)

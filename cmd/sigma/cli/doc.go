@@ -22,7 +22,7 @@
 // noun with verbs (sigma fleet apply) is one command, made by Parent. A verb is a file of its
 // package:
 //
-//	func newApplyCommand(a *App) *cobra.Command {
+//	func newApplyCommand(a *app) *cobra.Command {
 //		return &cobra.Command{
 //			Use:     "apply FILE",                  // usage, with the flags that matter
 //			Short:   "Make a fleet what FILE says", // one line
