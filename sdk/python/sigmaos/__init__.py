@@ -16,69 +16,24 @@ for asyncio is in :mod:`sigmaos.aio`. What goes wrong is raised as one tree::
     `-- Lost                    unknown whether the request took effect
 """
 
-from .blocking import (
-    CallClient,
-    CallServer,
-    Client,
-    File,
-    Leadership,
-    Lease,
-    Listener,
-    Membership,
-    connect,
-    open,
-)
-from .calls import Call, Trace
+from .blocking import CallClient, CallServer, Client, File, Leadership, Lease, Membership, connect, open
+from .calls import Call
 from .core import Change
 from .errors import (
-    Busy,
-    Canceled,
-    DirectoryNotEmpty,
-    Exists,
-    Invalid,
-    IsADirectory,
-    Lost,
-    NoSpace,
-    NotADirectory,
-    NotExecutable,
-    NotFound,
-    PermissionDenied,
-    Redirected,
-    Retryable,
-    SigmaError,
-    Stale,
-    Timeout,
-    TooBig,
-    TooManyLinks,
-    Unavailable,
-    Unsupported,
-    VersionMismatch,
+    Busy, Canceled, DirectoryNotEmpty, Exists, Invalid, IsADirectory, Lost, NoSpace, NotADirectory, NotExecutable,
+    NotFound, PermissionDenied, Redirected, Retryable, SigmaError, Stale, Timeout, TooBig, TooManyLinks, Unavailable,
+    Unsupported, VersionMismatch,
 )
 from .types import (
-    Descriptor,
-    DirEntry,
-    Endpoint,
-    Fence,
-    FileID,
-    FileKind,
-    Info,
-    Outcome,
-    Principal,
-    ProcInfo,
-    Stat,
-    State,
-    Status,
-    Usage,
-    ViewEntry,
+    Descriptor, DirEntry, Endpoint, Fence, FileID, FileKind, Info, Outcome, Principal, ProcInfo, Stat, State, Status,
+    Usage, ViewEntry,
 )
-
-__version__ = "0.1.0"
 
 __all__ = [
     "Busy", "Call", "CallClient", "CallServer", "Canceled", "Change", "Client", "Descriptor", "DirEntry",
     "DirectoryNotEmpty", "Endpoint", "Exists", "Fence", "File", "FileID", "FileKind", "Info", "Invalid",
-    "IsADirectory", "Leadership", "Lease", "Listener", "Lost", "Membership", "NoSpace", "NotADirectory",
+    "IsADirectory", "Leadership", "Lease", "Lost", "Membership", "NoSpace", "NotADirectory",
     "NotExecutable", "NotFound", "Outcome", "PermissionDenied", "Principal", "ProcInfo", "Redirected", "Retryable",
-    "SigmaError", "Stale", "Stat", "State", "Status", "Timeout", "TooBig", "TooManyLinks", "Trace", "Unavailable",
+    "SigmaError", "Stale", "Stat", "State", "Status", "Timeout", "TooBig", "TooManyLinks", "Unavailable",
     "Unsupported", "Usage", "VersionMismatch", "ViewEntry", "connect", "open",
 ]

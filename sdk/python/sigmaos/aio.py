@@ -6,20 +6,21 @@ import asyncio
 import contextlib
 import functools
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from . import calls, core, transport
+from . import calls, core, faces, transport
 from . import messages as p
 from .blocking import begin_again
 from .context import resolve
 from .errors import Canceled, Lost, SigmaError, Timeout, Unavailable
 from .session import Connect, Effect, Event, Link, Op, Pause, Request, Session, Start, Within
-from .types import Endpoint, Fence, Info, Principal
+from .types import Principal
 
 P = ParamSpec("P")
 T = TypeVar("T")
 X = TypeVar("X")
+F = TypeVar("F", bound="_Face")
 
 
 async def _happens(event: Event, seconds: float | None = None) -> bool:
@@ -48,42 +49,27 @@ async def _happens(event: Event, seconds: float | None = None) -> bool:
 class _Pipe:
     """A socket that the loop reads and writes."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, port: Session | calls.Connection, sock: socket.socket) -> None:
         sock.setblocking(False)
-        self.sock = sock
+        self.port, self.sock = port, sock
+        port.transmit, port.hang_up = self.transmit, self.close
         self.loop = asyncio.get_running_loop()
         self._open = True
         self._writing = False
         self.loop.add_reader(sock, self._readable)
 
-    def take(self) -> bool:
-        """Read once; False at the end."""
-        raise NotImplementedError
-
-    def pull(self) -> bytes:
-        """Take something to send off its queue."""
-        raise NotImplementedError
-
-    def back(self, rest: bytes) -> None:
-        """Put back what was not sent."""
-        raise NotImplementedError
-
-    def over(self, cause: SigmaError | None) -> None:
-        """Note that the socket has ended."""
-        raise NotImplementedError
-
     def transmit(self) -> None:
         """Send what waits, now or when there is room."""
-        while self._open and (data := self.pull()):
+        while self._open and self.port.transmit == self.transmit and (data := self.port.pull()):
             try:
                 n = self.sock.send(data)
                 if n < len(data):
-                    self.back(data[n:])
+                    self.port.back(data[n:])
             except (BlockingIOError, InterruptedError):
-                self.back(data)
+                self.port.back(data)
                 if not self._writing:
                     self._writing = True
-                    self.loop.add_writer(self.sock, self._writable)
+                    self.loop.add_writer(self.sock, self.transmit)
                 return
             except OSError:
                 return  # the reader finds out, too
@@ -91,16 +77,13 @@ class _Pipe:
             self._writing = False
             self.loop.remove_writer(self.sock)
 
-    def _writable(self) -> None:
-        self.transmit()
-
     def _readable(self) -> None:
         cause: SigmaError | None = None
         try:
             for _ in range(64):
                 if not self._open:
                     return
-                if not self.take():
+                if not transport.take(self.port, self.sock):
                     break
             else:
                 return
@@ -111,7 +94,8 @@ class _Pipe:
         except OSError as e:
             cause = Lost(str(e))
         self.close()
-        self.over(cause)
+        if self.port.transmit == self.transmit:
+            self.port.lost(cause)
 
     def close(self) -> None:
         """Let go of the socket."""
@@ -122,50 +106,6 @@ class _Pipe:
             self.loop.remove_reader(self.sock)
             self.loop.remove_writer(self.sock)
         self.sock.close()
-
-
-class _RecordPipe(_Pipe):
-    def __init__(self, session: Session, sock: socket.socket) -> None:
-        super().__init__(sock)
-        self.session = session
-
-    def take(self) -> bool:
-        record, fds = transport.receive(self.sock)
-        self.session.received(record, fds)
-        return True
-
-    def pull(self) -> bytes:
-        mine = self.session.outbox and self.session.transmit == self.transmit
-        return self.session.outbox.popleft() if mine else b""
-
-    def back(self, rest: bytes) -> None:
-        self.session.outbox.appendleft(rest)
-
-    def over(self, cause: SigmaError | None) -> None:
-        if self.session.transmit == self.transmit:
-            self.session.lost(cause)
-
-
-class _StreamPipe(_Pipe):
-    def __init__(self, connection: calls.Connection, sock: socket.socket) -> None:
-        super().__init__(sock)
-        self.connection = connection
-
-    def take(self) -> bool:
-        data = self.sock.recv(1 << 18)
-        self.connection.feed(data)
-        return bool(data)
-
-    def pull(self) -> bytes:
-        data = bytes(self.connection.out)
-        self.connection.out.clear()
-        return data
-
-    def back(self, rest: bytes) -> None:
-        self.connection.out[:0] = rest
-
-    def over(self, cause: SigmaError | None) -> None:
-        self.connection.fail(cause or Lost("the connection ended"))
 
 
 class _Shell:
@@ -264,20 +204,14 @@ class _Shell:
 
     def link(self, session: Session, sock: socket.socket) -> None:
         """Have a session use a socket."""
-        pipe = _RecordPipe(session, sock)
-        session.transmit, session.hang_up = pipe.transmit, pipe.close
-        session.resume = lambda: self._resume(session)
+        pipe = _Pipe(session, sock)
+        session.resume = lambda: self.start(begin_again(session))
         if session.broken is not None:
             pipe.close()
 
-    def _resume(self, session: Session) -> None:
-        self.start(begin_again(session))
-
     def link_stream(self, connection: calls.Connection, sock: socket.socket) -> None:
         """Have a connection of calls use a socket."""
-        pipe = _StreamPipe(connection, sock)
-        connection.transmit, connection.hang_up = pipe.transmit, pipe.close
-        pipe.transmit()
+        _Pipe(connection, sock).transmit()
 
 
 class _Face:
@@ -285,6 +219,19 @@ class _Face:
 
     def __init__(self, shell: _Shell, inner: Any) -> None:
         self._shell, self._inner = shell, inner
+
+
+class _Context(_Face):
+    """A face that is given up at the end of a context."""
+
+    async def _leave(self) -> None:
+        raise NotImplementedError
+
+    async def __aenter__(self: F) -> F:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._leave()
 
 
 def _do(f: Callable[Concatenate[Any, P], Op[T]]) -> Callable[Concatenate[_Face, P], Coroutine[Any, Any, T]]:
@@ -305,111 +252,39 @@ def _make(
     return run
 
 
-class Lease(_Face):
+class Lease(faces.OfLease, _Context):
     """A lease that is renewed until it is revoked or lost. As a context it is revoked at the end."""
-
-    _inner: core.Lease
-
-    @property
-    def id(self) -> int:
-        """What ``put`` takes."""
-        return self._inner.id
-
-    @property
-    def lost(self) -> bool:
-        """Whether it is not kept any more."""
-        return self._inner.lost.happened
 
     async def wait_lost(self) -> None:
         """Wait until it is not kept any more."""
         await _happens(self._inner.lost)
 
     revoke = _do(core.Lease.revoke)
-
-    async def __aenter__(self) -> Lease:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.revoke()
+    _leave = revoke
 
 
-class Leadership(_Face):
+class Leadership(faces.OfLeadership, _Context):
     """Won by ``campaign``. As a context it is resigned at the end."""
-
-    _inner: core.Leadership
-
-    @property
-    def fence(self) -> Fence:
-        """What the leader's requests carry."""
-        return self._inner.fence
-
-    @property
-    def lost(self) -> bool:
-        """Whether the program may lead no more."""
-        return self._inner.lost.happened
 
     async def wait_lost(self) -> None:
         """Wait until the program may lead no more."""
         await _happens(self._inner.lost)
 
     resign = _do(core.Leadership.resign)
-
-    async def __aenter__(self) -> Leadership:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.resign()
+    _leave = resign
 
 
-class Membership(_Face):
+class Membership(faces.OfMembership, _Context):
     """An endpoint that is published in a directory. As a context it is left at the end."""
 
-    _inner: core.Membership
-
-    @property
-    def path(self) -> str:
-        """Where it is published."""
-        return self._inner.path
-
     leave = _do(core.Membership.leave)
-
-    async def __aenter__(self) -> Membership:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.leave()
+    _leave = leave
 
 
-class Listener(_Face):
-    """An endpoint of this proc."""
-
-    _inner: core.Listener
-
-    @property
-    def endpoint(self) -> Endpoint:
-        """What others dial."""
-        assert self._inner.endpoint is not None
-        return self._inner.endpoint
-
-    accept = _do(core.Listener.accept)
-    close = _do(core.Listener.close)
-
-    async def __aenter__(self) -> Listener:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-
-class File(_Face):
+class File(_Context):
     """An open file with a position."""
 
     _inner: core.OpenFile
-
-    @property
-    def position(self) -> int:
-        """Where the next read or write is."""
-        return self._inner.position
 
     async def read(self, count: int = -1) -> bytes:
         """Read up to count bytes, or to the end."""
@@ -418,71 +293,44 @@ class File(_Face):
     write = _do(core.OpenFile.write)
     pread = _do(core.OpenFile.pread)
     pwrite = _do(core.OpenFile.pwrite)
-    read_if = _do(core.OpenFile.read_if)
-    write_if = _do(core.OpenFile.write_if)
     seek = _do(core.OpenFile.seek)
     truncate = _do(core.OpenFile.truncate)
     sync = _do(core.OpenFile.sync)
     close = _do(core.OpenFile.close)
-
-    async def __aenter__(self) -> File:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
+    _leave = close
 
 
-class CallClient(_Face):
+class CallClient(_Context):
     """Calls the methods of a service. Tasks may share it."""
 
     _inner: calls.CallCore
     call = _do(calls.CallCore.call)
     close = _do(calls.CallCore.close)
-
-    async def __aenter__(self) -> CallClient:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
+    _leave = close
 
 
-class CallServer:
-    """Answers calls: handlers take a Call and give bytes; what they raise goes to the caller."""
+class CallServer(calls.Server):
+    """Answers calls: handlers take a Call and give bytes, awaited; what they raise goes to the caller."""
 
     def __init__(self) -> None:
-        self._handlers: dict[str, Callable[[calls.Call], Awaitable[bytes]]] = {}
-        self._connections: list[calls.Connection] = []
+        super().__init__()
         self._tasks: set[asyncio.Task[None]] = set()
-
-    def handle(self, name: str, handler: Callable[[calls.Call], Awaitable[bytes]]) -> None:
-        """Register a method, as in ``kv.KV/Get``."""
-        self._handlers[name] = handler
-
-    async def serve(self, listener: Listener) -> None:
-        """Answer everybody who dials, until the listener is closed."""
-        while True:
-            try:
-                sock, who = await listener.accept()
-            except (Unavailable, Lost):
-                return
-            self.serve_socket(sock, who)
 
     def serve_socket(self, sock: socket.socket, caller: Principal | None = None) -> calls.Connection:
         """Answer the calls of one connection, in the background."""
-        def begin(call: calls.Call) -> None:
-            task = asyncio.get_running_loop().create_task(self._answer(c, call))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-            def cancel() -> None:
-                task.cancel()
-
-            call.canceled.tell(cancel)
-
-        c = calls.Connection(begin, frozenset(self._handlers), caller)
-        self._connections = [x for x in self._connections if x.error is None] + [c]
+        c = self._connection(self._begin, caller)
         _Shell().link_stream(c, sock)
         return c
+
+    def _begin(self, c: calls.Connection, call: calls.Call) -> None:
+        task = asyncio.get_running_loop().create_task(self._answer(c, call))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+        def cancel() -> None:
+            task.cancel()
+
+        call.canceled.tell(cancel)
 
     async def _answer(self, c: calls.Connection, call: calls.Call) -> None:
         try:
@@ -495,27 +343,11 @@ class CallServer:
         except Exception as e:
             c.answer(call, SigmaError(f"{type(e).__name__}: {e}"))
 
-    def close(self) -> None:
-        """End all connections."""
-        connections, self._connections = self._connections, []
-        for c in connections:
-            c.fail(Lost("the server was closed"))
 
-
-class Client(_Face):
+class Client(faces.OfClient, _Context):
     """A program's connection to a realm."""
 
     _inner: core.Core
-
-    @property
-    def info(self) -> Info:
-        """Who and where the program is."""
-        return self._inner.info
-
-    @property
-    def connected(self) -> bool:
-        """Whether the connection has not ended for good. It goes on when sigmad dies and comes back."""
-        return self._inner.session.broken is None
 
     get = _do(core.Core.get)
     get_versioned = _do(core.Core.get_versioned)
@@ -545,7 +377,6 @@ class Client(_Face):
     members = _do(core.Core.members)
     dial = _do(core.Core.dial)
     dial_path = _do(core.Core.dial_path)
-    listen = _make(core.Core.listen, Listener)
     open_file = _make(core.Core.open_file, File)
 
     spawn = _do(core.Core.spawn)
@@ -556,7 +387,6 @@ class Client(_Face):
     freeze = _do(core.Core.freeze)
     thaw = _do(core.Core.thaw)
     procs = _do(core.Core.procs)
-    usage = _do(core.Core.usage)
     logs = _do(core.Core.logs)
     started = _do(core.Core.started)
     exited = _do(core.Core.exited)
@@ -564,9 +394,7 @@ class Client(_Face):
 
     async def streams(self, path: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Connect to the endpoint or service at path; gives asyncio streams."""
-        sock = await self.dial_path(path)
-        return await asyncio.open_unix_connection(sock=sock) if sock.family == socket.AF_UNIX else (
-            await asyncio.open_connection(sock=sock))
+        return await asyncio.open_connection(sock=await self.dial_path(path))
 
     async def follow(self, path: str) -> AsyncIterator[core.Change]:
         """Tell what is in a directory, then what changes, for ever."""
@@ -580,18 +408,11 @@ class Client(_Face):
 
     async def close(self) -> None:
         """End the connection, and those to servers whose trees were walked through."""
-        self._inner.session.fail(Lost("the client was closed"))
-        for h in list(self._inner._mounts.values()):
-            h.session.fail(Lost("the client was closed"))
+        self._end()
         for task in list(self._shell._tasks):
             task.cancel()
         await asyncio.sleep(0)
-
-    async def __aenter__(self) -> Client:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
+    _leave = close
 
 
 async def _client(shell: _Shell, session: Session, sock: socket.socket, realm: str) -> Client:

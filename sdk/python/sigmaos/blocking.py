@@ -16,28 +16,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
-from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, overload
+from typing import Any, BinaryIO, Concatenate, Literal, ParamSpec, TypeVar, overload
 
-from . import calls, core, transport
+from . import calls, core, faces, transport
 from . import messages as p
 from .context import resolve
 from .errors import Canceled, Lost, SigmaError, Timeout, Unavailable
-from .session import (
-    Connect,
-    Effect,
-    Event,
-    Link,
-    Op,
-    Pause,
-    Request,
-    Session,
-    Start,
-    Within,
-    reconnect,
-)
+from .session import Connect, Effect, Event, Link, Op, Pause, Request, Session, Start, Within, reconnect
 from .session import begin as begin_session
-from .types import Endpoint, Fence, Info, Principal
+from .types import Principal
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -102,30 +89,13 @@ class _Wait:
 class _Pipe:
     """A socket that a thread reads, and whoever has something to send writes."""
 
-    def __init__(self, sock: socket.socket, name: str) -> None:
+    def __init__(self, port: Session | calls.Connection, sock: socket.socket) -> None:
         sock.setblocking(False)
-        self.sock = sock
-        self.thread = threading.Thread(target=self._read, name=name, daemon=True)
+        self.port, self.sock = port, sock
+        port.transmit, port.hang_up = self.transmit, self.hang_up
+        self.thread = threading.Thread(target=self._read, name="sigmaos reader", daemon=True)
         self._writing = threading.Lock()
         self._crowded = False
-
-    # What differs between records and bytes.
-
-    def take(self) -> bool:
-        """Read once; False at the end."""
-        raise NotImplementedError
-
-    def pull(self) -> bytes:
-        """Take something to send off its queue."""
-        raise NotImplementedError
-
-    def back(self, rest: bytes) -> None:
-        """Put back what was not sent."""
-        raise NotImplementedError
-
-    def over(self, cause: SigmaError | None) -> None:
-        """Note that the socket has ended."""
-        raise NotImplementedError
 
     def hang_up(self) -> None:
         """End the socket; its thread closes it."""
@@ -145,14 +115,14 @@ class _Pipe:
 
     def _drain(self, patient: bool) -> bool:
         sent = False
-        while data := self.pull():
+        while self.port.transmit == self.transmit and (data := self.port.pull()):
             try:
                 n = self.sock.send(data)
                 if n < len(data):
-                    self.back(data[n:])
+                    self.port.back(data[n:])
                 sent = True
             except (BlockingIOError, InterruptedError):
-                self.back(data)
+                self.port.back(data)
                 if not patient:
                     self._crowded = True
                     return False
@@ -179,61 +149,14 @@ class _Pipe:
                 if any(bits & ~select.POLLOUT for _, bits in ready):
                     with contextlib.suppress(BlockingIOError, InterruptedError):
                         while more:
-                            more = self.take()
+                            more = transport.take(self.port, self.sock)
         except SigmaError as e:
             cause = e
         except (OSError, ValueError) as e:
             cause = Lost(str(e))
-        self.over(cause)
+        if self.port.transmit == self.transmit:
+            self.port.lost(cause)
         self.sock.close()
-
-
-class _RecordPipe(_Pipe):
-    def __init__(self, session: Session, sock: socket.socket) -> None:
-        super().__init__(sock, "sigmaos session")
-        self.session = session
-
-    def take(self) -> bool:
-        record, fds = transport.receive(self.sock)
-        self.session.received(record, fds)
-        return True
-
-    def pull(self) -> bytes:
-        with self.session.lock:
-            mine = self.session.outbox and self.session.transmit == self.transmit
-            return self.session.outbox.popleft() if mine else b""
-
-    def back(self, rest: bytes) -> None:
-        with self.session.lock:
-            self.session.outbox.appendleft(rest)
-
-    def over(self, cause: SigmaError | None) -> None:
-        if self.session.transmit == self.transmit:
-            self.session.lost(cause)
-
-
-class _StreamPipe(_Pipe):
-    def __init__(self, connection: calls.Connection, sock: socket.socket) -> None:
-        super().__init__(sock, "sigmaos calls")
-        self.connection = connection
-
-    def take(self) -> bool:
-        data = self.sock.recv(1 << 18)
-        self.connection.feed(data)
-        return bool(data) and self.connection.error is None
-
-    def pull(self) -> bytes:
-        with self.connection.lock:
-            data = bytes(self.connection.out)
-            self.connection.out.clear()
-            return data
-
-    def back(self, rest: bytes) -> None:
-        with self.connection.lock:
-            self.connection.out[:0] = rest
-
-    def over(self, cause: SigmaError | None) -> None:
-        self.connection.fail(cause or Lost("the connection ended"))
 
 
 class _Shell:
@@ -320,20 +243,15 @@ class _Shell:
 
     def link(self, session: Session, sock: socket.socket) -> None:
         """Have a session use a socket."""
-        pipe = _RecordPipe(session, sock)
-        session.transmit, session.hang_up = pipe.transmit, pipe.hang_up
-        session.resume = lambda: self._resume(session)
+        pipe = _Pipe(session, sock)
+        session.resume = lambda: self.start(begin_again(session))
         pipe.thread.start()
         if session.broken is not None:
             pipe.hang_up()
 
-    def _resume(self, session: Session) -> None:
-        self.start(begin_again(session))
-
     def link_stream(self, connection: calls.Connection, sock: socket.socket) -> None:
         """Have a connection of calls use a socket."""
-        pipe = _StreamPipe(connection, sock)
-        connection.transmit, connection.hang_up = pipe.transmit, pipe.hang_up
+        pipe = _Pipe(connection, sock)
         pipe.thread.start()
         pipe.transmit()
 
@@ -366,6 +284,19 @@ class _Face:
         return other
 
 
+class _Context(_Face):
+    """A face that is given up at the end of a context."""
+
+    def _leave(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self: F) -> F:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._leave()
+
+
 def _do(f: Callable[Concatenate[Any, P], Op[T]]) -> Callable[Concatenate[_Face, P], T]:
     @functools.wraps(f)
     def run(self: _Face, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -384,20 +315,8 @@ def _make(
     return run
 
 
-class Lease(_Face):
+class Lease(faces.OfLease, _Context):
     """A lease that is renewed until it is revoked or lost. As a context it is revoked at the end."""
-
-    _inner: core.Lease
-
-    @property
-    def id(self) -> int:
-        """What ``put`` takes."""
-        return self._inner.id
-
-    @property
-    def lost(self) -> bool:
-        """Whether it is not kept any more."""
-        return self._inner.lost.happened
 
     def wait_lost(self, timeout: float | None = None) -> bool:
         """Wait until it is not kept any more; tells whether it is so."""
@@ -406,80 +325,25 @@ class Lease(_Face):
         return self.lost
 
     revoke = _do(core.Lease.revoke)
-
-    def __enter__(self) -> Lease:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.revoke()
+    _leave = revoke
 
 
-class Leadership(_Face):
+class Leadership(faces.OfLeadership, _Context):
     """Won by ``campaign``. As a context it is resigned at the end."""
-
-    _inner: core.Leadership
-
-    @property
-    def fence(self) -> Fence:
-        """What the leader's requests carry."""
-        return self._inner.fence
-
-    @property
-    def lost(self) -> bool:
-        """Whether the program may lead no more."""
-        return self._inner.lost.happened
 
     def wait_lost(self, timeout: float | None = None) -> bool:
         """Wait until the program may lead no more; tells whether it is so."""
         return Lease(self._shell, self._inner.lease).wait_lost(timeout)
 
     resign = _do(core.Leadership.resign)
-
-    def __enter__(self) -> Leadership:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.resign()
+    _leave = resign
 
 
-class Membership(_Face):
+class Membership(faces.OfMembership, _Context):
     """An endpoint that is published in a directory. As a context it is left at the end."""
 
-    _inner: core.Membership
-
-    @property
-    def path(self) -> str:
-        """Where it is published."""
-        return self._inner.path
-
     leave = _do(core.Membership.leave)
-
-    def __enter__(self) -> Membership:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.leave()
-
-
-class Listener(_Face):
-    """An endpoint of this proc."""
-
-    _inner: core.Listener
-
-    @property
-    def endpoint(self) -> Endpoint:
-        """What others dial."""
-        assert self._inner.endpoint is not None
-        return self._inner.endpoint
-
-    accept = _do(core.Listener.accept)
-    close = _do(core.Listener.close)
-
-    def __enter__(self) -> Listener:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    _leave = leave
 
 
 class File(io.RawIOBase):
@@ -532,14 +396,6 @@ class File(io.RawIOBase):
         """Write all of data at an offset."""
         return self._face._run(self._inner.pwrite(data, offset))
 
-    def read_if(self, count: int, offset: int, version: int) -> bytes:
-        """Read if the file is at a version, else VersionMismatch."""
-        return self._face._run(self._inner.read_if(count, offset, version))
-
-    def write_if(self, data: bytes, offset: int, version: int) -> int:
-        """Write if the file is at a version, else VersionMismatch; gives the version that it has by that."""
-        return self._face._run(self._inner.write_if(data, offset, version))
-
     def sync(self) -> None:
         """Make what was written durable."""
         self._face._run(self._inner.sync())
@@ -554,52 +410,30 @@ class File(io.RawIOBase):
             self._face._run(self._inner.close())
 
 
-class CallClient(_Face):
+class CallClient(_Context):
     """Calls the methods of a service. Threads may share it."""
 
     _inner: calls.CallCore
     call = _do(calls.CallCore.call)
     close = _do(calls.CallCore.close)
-
-    def __enter__(self) -> CallClient:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    _leave = close
 
 
-class CallServer:
+class CallServer(calls.Server):
     """Answers calls: handlers take a Call and give bytes; what they raise goes to the caller."""
 
     def __init__(self, threads: int = 32) -> None:
-        self._handlers: dict[str, Callable[[calls.Call], bytes]] = {}
+        super().__init__()
         self._pool = ThreadPoolExecutor(threads, "sigmaos handler")
-        self._connections: list[calls.Connection] = []
-        self._lock = threading.Lock()
-
-    def handle(self, name: str, handler: Callable[[calls.Call], bytes]) -> None:
-        """Register a method, as in ``kv.KV/Get``."""
-        self._handlers[name] = handler
-
-    def serve(self, listener: Listener) -> None:
-        """Answer everybody who dials, until the listener is closed."""
-        while True:
-            try:
-                sock, who = listener.accept()
-            except (Unavailable, Lost):
-                return
-            self.serve_socket(sock, who)
 
     def serve_socket(self, sock: socket.socket, caller: Principal | None = None) -> calls.Connection:
         """Answer the calls of one connection, in the background."""
-        def begin(call: calls.Call) -> None:
-            self._pool.submit(self._answer, c, call)
-
-        c = calls.Connection(begin, frozenset(self._handlers), caller)
-        with self._lock:
-            self._connections = [x for x in self._connections if x.error is None] + [c]
+        c = self._connection(self._begin, caller)
         _Shell().link_stream(c, sock)
         return c
+
+    def _begin(self, c: calls.Connection, call: calls.Call) -> None:
+        self._pool.submit(self._answer, c, call)
 
     def _answer(self, c: calls.Connection, call: calls.Call) -> None:
         try:
@@ -612,27 +446,14 @@ class CallServer:
 
     def close(self) -> None:
         """End all connections."""
-        with self._lock:
-            connections, self._connections = self._connections, []
-        for c in connections:
-            c.fail(Lost("the server was closed"))
+        super().close()
         self._pool.shutdown(wait=False)
 
 
-class Client(_Face):
+class Client(faces.OfClient, _Context):
     """A program's connection to a realm."""
 
     _inner: core.Core
-
-    @property
-    def info(self) -> Info:
-        """Who and where the program is."""
-        return self._inner.info
-
-    @property
-    def connected(self) -> bool:
-        """Whether the connection has not ended for good. It goes on when sigmad dies and comes back."""
-        return self._inner.session.broken is None
 
     get = _do(core.Core.get)
     get_versioned = _do(core.Core.get_versioned)
@@ -662,7 +483,6 @@ class Client(_Face):
     members = _do(core.Core.members)
     dial = _do(core.Core.dial)
     dial_path = _do(core.Core.dial_path)
-    listen = _make(core.Core.listen, Listener)
     open_file = _make(core.Core.open_file, File)
 
     spawn = _do(core.Core.spawn)
@@ -673,7 +493,6 @@ class Client(_Face):
     freeze = _do(core.Core.freeze)
     thaw = _do(core.Core.thaw)
     procs = _do(core.Core.procs)
-    usage = _do(core.Core.usage)
     logs = _do(core.Core.logs)
     started = _do(core.Core.started)
     exited = _do(core.Core.exited)
@@ -682,11 +501,7 @@ class Client(_Face):
     @overload
     def open(self, path: str, mode: Literal["r", "w", "a", "x", "r+", "w+", "a+", "x+"] = "r") -> io.TextIOWrapper: ...
     @overload
-    def open(self, path: str, mode: Literal["rb"]) -> io.BufferedReader: ...
-    @overload
-    def open(self, path: str, mode: Literal["wb", "ab", "xb"]) -> io.BufferedWriter: ...
-    @overload
-    def open(self, path: str, mode: Literal["r+b", "w+b", "a+b", "x+b"]) -> io.BufferedRandom: ...
+    def open(self, path: str, mode: Literal["rb", "wb", "ab", "xb", "r+b", "w+b", "a+b", "x+b"]) -> BinaryIO: ...
     def open(self, path: str, mode: str = "r") -> Any:
         """Open a file as the builtin does: text, or bytes with b."""
         raw = self.open_file(path, mode)
@@ -710,17 +525,9 @@ class Client(_Face):
 
     def close(self) -> None:
         """End the connection, and those to servers whose trees were walked through."""
-        self._inner.session.fail(Lost("the client was closed"))
-        for h in list(self._inner._mounts.values()):
-            h.session.fail(Lost("the client was closed"))
+        self._end()
 
-    def __enter__(self) -> Client:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, e: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    _leave = close
 
 
 def _client(shell: _Shell, session: Session, sock: socket.socket, realm: str) -> Client:

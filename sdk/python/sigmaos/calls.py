@@ -11,21 +11,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Any
 
 from .codec import STR, Reader
 from .errors import (
-    Busy,
-    Invalid,
-    Lost,
-    Redirected,
-    SigmaError,
-    Stale,
-    Timeout,
-    TooBig,
-    Unavailable,
-    Unsupported,
-    of_kind,
+    Busy, Invalid, Lost, Redirected, SigmaError, Stale, Timeout, TooBig, Unavailable, Unsupported, of_kind,
 )
 from .session import Effect, Event, Op, Pause, Within
 from .types import Principal
@@ -56,15 +46,6 @@ def _lane(n: int) -> int:
     return 1 if n > PIECE else 0
 
 
-@dataclass
-class Trace:
-    """A W3C trace context."""
-
-    id: bytes
-    span: bytes
-    flags: int
-
-
 class Pending:
     """A call that waits for its answer."""
 
@@ -79,13 +60,12 @@ class Pending:
 
 
 class Call:
-    """A call that a handler answers: its argument, who calls, and until when (monotonic time)."""
+    """A call that a handler answers: argument, who calls, until when (monotonic), bytes of a trace context."""
 
     def __init__(self, id: int, method: str, caller: Principal) -> None:
         self.id, self.method, self.caller = id, method, caller
         self.deadline: float | None = None
-        self.trace: Trace | None = None
-        self.forwarded = False
+        self.trace = b""
         #: Happens when nobody wants an answer any more.
         self.canceled = Event()
         self.total = 0
@@ -135,7 +115,7 @@ class Connection:
 
     # What is sent.
 
-    def begin(self, method: str, arg: bytes, left: float | None = None, trace: Trace | None = None) -> Pending:
+    def begin(self, method: str, arg: bytes, left: float | None = None) -> Pending:
         """Make a call."""
         if len(arg) > MESSAGE_MOST:
             raise TooBig(f"the argument has {len(arg)} bytes; {MESSAGE_MOST} are possible", method)
@@ -160,8 +140,6 @@ class Connection:
             flags, opening = 0, b""
             if left is not None:
                 flags, opening = DEADLINE, max(1, int(left * 1e9)).to_bytes(8, "little")
-            if trace is not None:
-                flags, opening = flags | TRACE, opening + trace.id + trace.span + bytes((trace.flags,))
             self._queue(p.id, HEAD.pack(0, CALL, flags, number, p.id) + opening, arg)
         self.transmit()
         return p
@@ -256,6 +234,22 @@ class Connection:
             self._on_call(call)
         if self.leaving and not self.pending:
             self.fail(Lost("the server has left"))
+
+    def pull(self) -> bytes:
+        """Take bytes to send."""
+        with self.lock:
+            data = bytes(self.out)
+            self.out.clear()
+            return data
+
+    def back(self, rest: bytes) -> None:
+        """Put back what could not be sent."""
+        with self.lock:
+            self.out[:0] = rest
+
+    def lost(self, cause: SigmaError | None = None) -> None:
+        """Note that the socket has ended."""
+        self.fail(cause or Lost("the connection ended"))
 
     def fail(self, e: SigmaError) -> None:
         """End the connection."""
@@ -414,7 +408,6 @@ class Connection:
         if name is None or id == 0 or id in self.calls:
             raise Invalid("a call that cannot be")
         call = Call(id, name, self._caller)
-        call.forwarded = bool(flags & BULK)
         if flags & DEADLINE:
             left, body = int.from_bytes(body[:8], "little"), body[8:]
             if not 0 < left <= 1 << 62:
@@ -423,7 +416,7 @@ class Connection:
         if flags & TRACE:
             if len(body) < 25:
                 raise Invalid("a call is cut off within its trace context")
-            call.trace, body = Trace(body[:16], body[16:24], body[24]), body[25:]
+            call.trace, body = body[:25], body[25:]
         call.total, piece = self._first(flags, body)
         self._receive(call.total)
         refusal: SigmaError | None = None
@@ -465,6 +458,28 @@ def _failure(flags: int, body: bytes) -> SigmaError:
     return of_kind(kind, message, path, hint)
 
 
+class Server:
+    """What the servers of both shells have in common."""
+
+    def __init__(self) -> None:
+        self._handlers: dict[str, Callable[[Call], Any]] = {}
+        self._connections: list[Connection] = []
+
+    def handle(self, name: str, handler: Callable[[Call], Any]) -> None:
+        """Register a method, as in ``kv.KV/Get``."""
+        self._handlers[name] = handler
+
+    def _connection(self, begin: Callable[[Connection, Call], None], caller: Principal | None) -> Connection:
+        c = Connection(lambda call: begin(c, call), frozenset(self._handlers), caller)
+        self._connections = [x for x in self._connections if x.error is None] + [c]
+        return c
+
+    def close(self) -> None:
+        """End all connections."""
+        for c in self._connections:
+            c.fail(Lost("the server was closed"))
+
+
 class LinkStream(Effect):
     """Have a connection of calls use a socket."""
 
@@ -478,18 +493,20 @@ class CallCore:
     def __init__(self, dial: Callable[[], Op[socket.socket]]) -> None:
         self._dial = dial
         self._conn: Connection | None = None
+        self._lock = threading.Lock()
+        self._dialing: Event | None = None
         self._closed = False
 
-    def call(self, method: str, arg: bytes = b"", *, timeout: float | None = None, idempotent: bool = False,
-             trace: Trace | None = None) -> Op[bytes]:
+    def call(self, method: str, arg: bytes = b"", *, timeout: float | None = None,
+             idempotent: bool = False) -> Op[bytes]:
         """Call a method, at most once unless it is ``idempotent``. Lost: unknown whether it took effect."""
         if timeout is None:
-            return (yield from self._try(method, arg, None, idempotent, trace))
+            return (yield from self._try(method, arg, None, idempotent))
         until = time.monotonic() + timeout
-        reply: bytes = yield Within(self._try(method, arg, until, idempotent, trace), timeout)
+        reply: bytes = yield Within(self._try(method, arg, until, idempotent), timeout)
         return reply
 
-    def _try(self, method: str, arg: bytes, until: float | None, idempotent: bool, trace: Trace | None) -> Op[bytes]:
+    def _try(self, method: str, arg: bytes, until: float | None, idempotent: bool) -> Op[bytes]:
         for rest in range(TRIES - 1, -1, -1):
             conn = yield from self._connect()
             left = None
@@ -499,7 +516,7 @@ class CallCore:
                     raise Timeout("", method)
             unseen, lost = False, False
             try:
-                p = conn.begin(method, arg, left, trace)
+                p = conn.begin(method, arg, left)
             except (Lost, Unavailable) as e:  # it ended just now
                 error: SigmaError = e
                 unseen = True
@@ -523,14 +540,20 @@ class CallCore:
             raise Unavailable("the client is closed")
         if self._conn is not None and self._conn.good:
             return self._conn
-        sock = yield from self._dial()
-        conn = Connection()
-        yield LinkStream(conn, sock)
-        if self._conn is not None and self._conn.good:  # another caller connected meanwhile
-            conn.fail(Lost("not needed"))
-            return self._conn
-        self._conn = conn
-        return conn
+        with self._lock:
+            turn = self._dialing
+            mine = self._dialing = turn or Event()
+        if turn is not None:  # another caller connects
+            yield Pause(None, turn)
+            return (yield from self._connect())
+        try:
+            conn = Connection()
+            yield LinkStream(conn, (yield from self._dial()))
+            self._conn = conn
+            return conn
+        finally:
+            self._dialing = None
+            mine.set()
 
     def close(self) -> Op[None]:
         """End the connection: calls under way are Lost."""

@@ -5,9 +5,19 @@ A message or payload is a dataclass derived from :class:`Struct`; its annotation
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Generic, TypeVar, get_origin, get_type_hints
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, TypeVar, get_origin, get_type_hints
 
 from .errors import Invalid
+
+if TYPE_CHECKING:
+    from typing_extensions import dataclass_transform
+else:
+
+    def dataclass_transform():
+        """Nothing at run time: for type checkers."""
+        return lambda cls: cls
+
 
 T = TypeVar("T")
 S = TypeVar("S", bound="Struct")
@@ -108,21 +118,6 @@ class _Data(Codec[bytes]):
         return r.bytes(r.int(4))
 
 
-class Fixed(Codec[bytes]):
-    """So many bytes."""
-
-    def __init__(self, size: int) -> None:
-        self.size = self.least = size
-
-    def put(self, out: bytearray, value: bytes) -> None:
-        if len(value) != self.size:
-            raise Invalid(f"{len(value)} bytes are not {self.size}")
-        out += value
-
-    def take(self, r: Reader) -> bytes:
-        return r.bytes(self.size)
-
-
 class ListOf(Codec[list[T]]):
     """A counted list; most bounds it."""
 
@@ -165,8 +160,13 @@ class Apart(Codec[Any]):
     """A field that its struct writes and reads itself."""
 
 
+@dataclass_transform()
 class Struct:
     """Fields in order. Derive a dataclass; annotate each field with how it goes over the wire."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        dataclass(cls)
 
     _known: ClassVar[tuple[tuple[str, Codec[Any]], ...] | None] = None
 

@@ -8,8 +8,6 @@ from pathlib import Path
 
 from .errors import Invalid
 
-CREDENTIAL_PREFIX = "sigma-credential-1."
-
 
 @dataclass(frozen=True)
 class Where:
@@ -42,7 +40,7 @@ def resolve(address: str | None, credential: str | None, realm: str | None) -> W
 
 
 def _text(credential: str) -> str:
-    if credential.strip().startswith(CREDENTIAL_PREFIX):
+    if credential.strip().startswith("sigma-credential-1."):
         return credential.strip()
     try:
         return Path(credential).read_text(encoding="utf-8").strip()

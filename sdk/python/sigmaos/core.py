@@ -12,37 +12,13 @@ from dataclasses import dataclass
 
 from . import messages as p
 from .codec import BOOL, STR, Int, Reader, pack
-from .errors import (
-    Exists,
-    Invalid,
-    Lost,
-    NotFound,
-    Retryable,
-    SigmaError,
-    Timeout,
-    Unavailable,
-)
-from .handle import Handle, attach, one_socket
+from .errors import Invalid, Lost, NotFound, Retryable, SigmaError, Timeout, Unavailable
+from .handle import Handle, attach
 from .session import Event, Op, Pause, Session, Start, Within, begin, close_all
 from .tree import Tree
 from .types import (
-    DESCRIPTORS,
-    ENDPOINT,
-    PROC_IDS,
-    PROC_INFOS,
-    USAGES,
-    Descriptor,
-    DirEntry,
-    Endpoint,
-    Fence,
-    FileKind,
-    Info,
-    Principal,
-    ProcInfo,
-    Status,
-    Usage,
-    join_path,
-    parse_path,
+    DESCRIPTORS, PROC_IDS, PROC_INFOS, Descriptor, DirEntry, Endpoint, Fence, FileKind, Info,
+    Principal, ProcInfo, Status, join_path, parse_path,
 )
 
 U64 = Int(8)
@@ -191,71 +167,6 @@ class Membership:
             pass
 
 
-class Listener:
-    """An endpoint of this proc. It outlives sigmad while somebody accepts."""
-
-    def __init__(self, core: Core, form: str) -> None:
-        self.core, self.form = core, form
-        self.endpoint: Endpoint | None = None
-        self._epoch = -1
-        self._closed = Event()
-
-    def listen(self) -> Op[None]:
-        """Make the endpoint, or listen at it again with the next sigmad."""
-        while True:
-            epoch = self.core.session.epoch
-            id = self.endpoint.id if self.endpoint else ""
-            try:
-                ask = pack((STR, self.form), (BOOL, False), (STR, id))
-                reply, fds = yield from self.core.system("endpoints", "listen", ask)
-            except Lost:
-                if self.core.session.epoch == epoch or self.core.session.broken is not None:
-                    raise
-                continue
-            except Exists:
-                yield from self._tell()
-                yield from self._tell()
-                continue
-            close_all(fds)
-            r = Reader(reply)
-            self.endpoint = ENDPOINT.take(r)
-            r.finish()
-            self._epoch = epoch
-            return
-
-    def accept(self) -> Op[tuple[socket.socket, Principal]]:
-        """Give the next connection, and who made it as its machine says."""
-        while True:
-            epoch = self._epoch
-            assert self.endpoint is not None
-            try:
-                reply, fds = yield from self.core.system("endpoints", "accept", pack((STR, self.endpoint.id)))
-                try:
-                    who = Principal.unpack(reply)
-                except SigmaError:
-                    close_all(fds)
-                    raise
-                return one_socket(fds), who
-            except (Lost, NotFound, Unavailable):
-                again = self.core.session.broken is None and self.core.session.epoch != epoch
-                if self._closed.happened or not again:
-                    raise
-                if self._epoch == epoch:
-                    yield from self.listen()
-
-    def _tell(self) -> Op[None]:
-        assert self.endpoint is not None
-        try:
-            yield from self.core.system("endpoints", "close", pack((STR, self.endpoint.id)))
-        except SigmaError:
-            pass
-
-    def close(self) -> Op[None]:
-        """Nobody can dial it any more; who had dialled can still be accepted."""
-        self._closed.set()
-        yield from self._tell()
-
-
 @dataclass(frozen=True)
 class Change:
     """What ``follow`` tells of a directory: ``what`` is created, changed (another file) or removed."""
@@ -331,17 +242,6 @@ class OpenFile:
     def pwrite(self, data: bytes, offset: int) -> Op[int]:
         """Write all of data at an offset."""
         return self.handle.pwrite(data, offset)
-
-    def read_if(self, count: int, offset: int, version: int) -> Op[bytes]:
-        """Read if the file is at a version, else VersionMismatch."""
-        h = self.handle
-        m = p.Treadif(h.fid, offset, min(count, p.DATA_MAX), version)
-        return (yield from h.ask(m, p.Rreadif)).data
-
-    def write_if(self, data: bytes, offset: int, version: int) -> Op[int]:
-        """Write if the file is at a version, else VersionMismatch; gives the version that it has by that."""
-        h = self.handle
-        return (yield from h.ask(p.Twriteif(h.fid, offset, version, data), p.Rwriteif)).version
 
     def seek(self, offset: int, whence: int = 0) -> Op[int]:
         """Move the position, as io does."""
@@ -508,12 +408,6 @@ class Core(Tree):
         text = yield from self.readlink(path)
         return (yield from self.dial(Endpoint.parse(text)))
 
-    def listen(self, form: str = "stream") -> Op[Listener]:
-        """Make an endpoint of this proc."""
-        listener = Listener(self, form)
-        yield from listener.listen()
-        return listener
-
     # Files and directories.
 
     def open_file(self, path: str, mode: str = "r", perm: int = 0o644) -> Op[OpenFile]:
@@ -605,15 +499,6 @@ class Core(Tree):
             out += page
             more = more and bool(page)
         return sorted(out, key=lambda i: i.times.spawned)
-
-    def usage(self, *ids: str) -> Op[list[Usage]]:
-        """Tell what procs consume; for the provider's programs and those with a credential."""
-        out: list[Usage] = []
-        for i in range(0, len(ids), 256):
-            r = Reader((yield from self._do("procs", "usage", pack((PROC_IDS, list(ids[i : i + 256]))))))
-            out += USAGES.take(r)
-            r.finish()
-        return out
 
     def logs(self, id: str, stream: str = "stdout") -> Op[bytes]:
         """Give what a proc has printed, to ``stdout`` or ``stderr``, as far as it is kept."""

@@ -31,11 +31,19 @@ from __future__ import annotations
 from typing import ClassVar
 
 
+_BY_KIND: dict[int, type[SigmaError]] = {}
+
+
 class SigmaError(Exception):
     """An error of sigmaOS: ``kind`` to decide by, ``path``, ``message`` and ``hint`` for people."""
 
     KIND: ClassVar[int] = 0
     WORDS: ClassVar[str] = "error"
+
+    def __init_subclass__(cls, kind: int | None = None, words: str = "") -> None:
+        if kind is not None:
+            cls.KIND, cls.WORDS = kind, words
+            _BY_KIND[kind] = cls
 
     def __init__(self, message: str = "", path: str = "", hint: str = "", kind: int | None = None) -> None:
         super().__init__(message, path, hint)
@@ -53,64 +61,44 @@ class SigmaError(Exception):
         return ": ".join(words) + (f" ({self.hint})" if self.hint else "")
 
 
-class Invalid(SigmaError):
+class Invalid(SigmaError, kind=1, words="invalid"):
     """The request makes no sense."""
 
-    KIND, WORDS = 1, "invalid"
 
-
-class NotFound(SigmaError):
+class NotFound(SigmaError, kind=2, words="not found"):
     """There is no such name, proc, realm or endpoint."""
 
-    KIND, WORDS = 2, "not found"
 
-
-class Exists(SigmaError):
+class Exists(SigmaError, kind=3, words="exists"):
     """The name is taken."""
 
-    KIND, WORDS = 3, "exists"
 
-
-class PermissionDenied(SigmaError):
+class PermissionDenied(SigmaError, kind=4, words="permission denied"):
     """The caller may not."""
 
-    KIND, WORDS = 4, "permission denied"
 
-
-class NotADirectory(SigmaError):
+class NotADirectory(SigmaError, kind=5, words="not a directory"):
     """A component of the path is not a directory."""
 
-    KIND, WORDS = 5, "not a directory"
 
-
-class IsADirectory(SigmaError):
+class IsADirectory(SigmaError, kind=6, words="is a directory"):
     """The file is a directory."""
 
-    KIND, WORDS = 6, "is a directory"
 
-
-class DirectoryNotEmpty(SigmaError):
+class DirectoryNotEmpty(SigmaError, kind=7, words="directory not empty"):
     """The directory has entries."""
 
-    KIND, WORDS = 7, "directory not empty"
 
-
-class TooBig(SigmaError):
+class TooBig(SigmaError, kind=8, words="too big"):
     """A limit on a size."""
 
-    KIND, WORDS = 8, "too big"
 
-
-class VersionMismatch(SigmaError):
+class VersionMismatch(SigmaError, kind=9, words="version mismatch"):
     """The file is not at the expected version."""
 
-    KIND, WORDS = 9, "version mismatch"
 
-
-class Stale(SigmaError):
+class Stale(SigmaError, kind=10, words="stale"):
     """The request is of a deposed leader, or the file is gone."""
-
-    KIND, WORDS = 10, "stale"
 
 
 class Redirected(Stale):
@@ -125,68 +113,40 @@ class Retryable(SigmaError):
     """Nothing was done: the same request may be made again."""
 
 
-class Unavailable(Retryable):
+class Unavailable(Retryable, kind=11, words="unavailable"):
     """The server cannot be reached now."""
 
-    KIND, WORDS = 11, "unavailable"
 
-
-class Timeout(SigmaError):
+class Timeout(SigmaError, kind=12, words="timeout"):
     """A deadline passed."""
 
-    KIND, WORDS = 12, "timeout"
 
-
-class Canceled(SigmaError):
+class Canceled(SigmaError, kind=13, words="canceled"):
     """The caller gave up."""
 
-    KIND, WORDS = 13, "canceled"
 
-
-class NoSpace(SigmaError):
+class NoSpace(SigmaError, kind=14, words="no space"):
     """A quota or a disk is full."""
 
-    KIND, WORDS = 14, "no space"
 
-
-class Unsupported(SigmaError):
+class Unsupported(SigmaError, kind=15, words="not supported"):
     """This server does not do that."""
 
-    KIND, WORDS = 15, "not supported"
 
-
-class Lost(SigmaError):
+class Lost(SigmaError, kind=16, words="lost"):
     """Somebody died with the outcome: unknown whether the request took effect."""
 
-    KIND, WORDS = 16, "lost"
 
-
-class NotExecutable(SigmaError):
+class NotExecutable(SigmaError, kind=17, words="not executable"):
     """The program cannot be executed."""
 
-    KIND, WORDS = 17, "not executable"
 
-
-class Busy(Retryable):
+class Busy(Retryable, kind=18, words="busy"):
     """A limit on concurrency."""
 
-    KIND, WORDS = 18, "busy"
 
-
-class TooManyLinks(SigmaError):
+class TooManyLinks(SigmaError, kind=19, words="too many links"):
     """More than 40 links are on a path."""
-
-    KIND, WORDS = 19, "too many links"
-
-
-_BY_KIND: dict[int, type[SigmaError]] = {
-    c.KIND: c
-    for c in (
-        *(Invalid, NotFound, Exists, PermissionDenied, NotADirectory, IsADirectory, DirectoryNotEmpty, TooBig),
-        *(VersionMismatch, Stale, Unavailable, Timeout, Canceled, NoSpace, Unsupported, Lost, NotExecutable, Busy),
-        TooManyLinks,
-    )
-}
 
 
 def of_kind(kind: int, message: str = "", path: str = "", hint: str = "") -> SigmaError:

@@ -161,7 +161,9 @@ def one_socket(fds: list[int]) -> socket.socket:
     if len(fds) != 1:
         close_all(fds)
         raise Invalid(f"sigmad passed {len(fds)} sockets, not one")
-    return socket.socket(fileno=fds[0])
+    sock = socket.socket(fileno=fds[0])
+    sock.setblocking(True)  # sigmad's sockets are not
+    return sock
 
 
 def stoppable(f: Handle, m: p.Message, want: type[M]) -> Op[M | Stopped]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
-from .codec import U8, U16, U32, U64, Apart, Bool, Data, Int, ListOf, Names, Reader, Str, Struct
+from .codec import Bool, Codec, Data, ListOf, Names, Reader, Str, Struct, U8, U16, U32, U64
 from .errors import Invalid, SigmaError, of_kind
 from .types import PATH_MAX, QID, DirEntry, Fence, FileID, Once, Qid, Stat, WholeID
 
@@ -13,7 +12,6 @@ MESSAGE_MAX = 65536
 DATA_MAX = 61440
 WALK_MAX = 64
 NO_TAG = 0xFFFF
-NO_ONCE, NO_FENCE = Once(), Fence("", 0)
 NO_FID = 0xFFFFFFFF
 SIGMA1, SIGMA2 = "9P2000.L.sigma1", "9P2000.L.sigma2"
 
@@ -29,48 +27,50 @@ class Message(Struct):
     def __init_subclass__(cls, type: int = 0) -> None:
         super().__init_subclass__()
         cls.TYPE = type
-        MESSAGES[type] = cls
+        if type:
+            MESSAGES[type] = cls
+
+    def check(self) -> None:
+        """Refuse what servers refuse."""
 
 
 MESSAGES: dict[int, type[Message]] = {}
 
 
-@dataclass
-class Rlerror(Message, type=7):
-    errno: U32
-
-
-@dataclass
-class Tstatfs(Message, type=8):
+class _OfFid(Message):
     fid: U32
 
 
-@dataclass
-class Rstatfs(Message, type=9):
-    fs_type: U32
-    block_size: U32
-    blocks: U64
-    blocks_free: U64
-    blocks_avail: U64
-    files: U64
-    files_free: U64
-    fsid: U64
-    name_len: U32
+class _OfID(Message):
+    id: Qid
 
 
-@dataclass
+class _OfWholeID(Message):
+    id: WholeID
+
+
+class _OfData(Message):
+    data: Data
+
+
+class _Opened(Message):
+    id: Qid
+    io_unit: U32
+
+
+class _Version(Message):
+    msize: U32
+    version: Str
+
+
 class Tlopen(Message, type=12):
     fid: U32
     flags: U32
 
 
-@dataclass
-class Rlopen(Message, type=13):
-    id: Qid
-    io_unit: U32
+class Rlopen(_Opened, type=13): ...
 
 
-@dataclass
 class Tlcreate(Message, type=14):
     fid: U32
     name: Str
@@ -79,13 +79,9 @@ class Tlcreate(Message, type=14):
     gid: U32 = 0
 
 
-@dataclass
-class Rlcreate(Message, type=15):
-    id: Qid
-    io_unit: U32
+class Rlcreate(_Opened, type=15): ...
 
 
-@dataclass
 class Tsymlink(Message, type=16):
     fid: U32
     name: Str
@@ -93,52 +89,14 @@ class Tsymlink(Message, type=16):
     gid: U32 = 0
 
 
-@dataclass
-class Rsymlink(Message, type=17):
-    id: Qid
+class Rsymlink(_OfID, type=17): ...
+class Treadlink(_OfFid, type=22): ...
 
 
-@dataclass
-class Treadlink(Message, type=22):
-    fid: U32
-
-
-@dataclass
 class Rreadlink(Message, type=23):
     target: Str
 
 
-@dataclass
-class Tgetattr(Message, type=24):
-    fid: U32
-    mask: U64
-
-
-@dataclass
-class Rgetattr(Message, type=25):
-    valid: U64
-    id: Qid
-    mode: U32
-    uid: U32
-    gid: U32
-    nlink: U64
-    rdev: U64
-    size: U64
-    block_size: U64
-    blocks: U64
-    atime: U64
-    atime_nsec: U64
-    mtime: U64
-    mtime_nsec: U64
-    ctime: U64
-    ctime_nsec: U64
-    btime: U64
-    btime_nsec: U64
-    gen: U64
-    data_version: U64
-
-
-@dataclass
 class Tsetattr(Message, type=26):
     fid: U32
     valid: U32 = 0
@@ -152,46 +110,17 @@ class Tsetattr(Message, type=26):
     mtime_nsec: U64 = 0
 
 
-@dataclass
-class Rsetattr(Message, type=27):
-    pass
+class Rsetattr(Message, type=27): ...
 
 
-@dataclass
-class Treaddir(Message, type=40):
-    fid: U32
-    offset: U64
-    count: U32
-
-
-@dataclass
-class Rreaddir(Message, type=41):
-    data: Data
-
-
-@dataclass
 class Tfsync(Message, type=50):
     fid: U32
-    data_sync: Annotated[int, Apart()] = 0
-
-    def put(self, out: bytearray) -> None:
-        super().put(out)
-        out += self.data_sync.to_bytes(4, "little")
-
-    @classmethod
-    def take(cls, r: Reader) -> Tfsync:
-        m = super().take(r)
-        if r.left:  # some clients leave it out
-            m.data_sync = r.int(4)
-        return m
+    data_sync: U32 = 0
 
 
-@dataclass
-class Rfsync(Message, type=51):
-    pass
+class Rfsync(Message, type=51): ...
 
 
-@dataclass
 class Tmkdir(Message, type=72):
     fid: U32
     name: Str
@@ -199,12 +128,9 @@ class Tmkdir(Message, type=72):
     gid: U32 = 0
 
 
-@dataclass
-class Rmkdir(Message, type=73):
-    id: Qid
+class Rmkdir(_OfID, type=73): ...
 
 
-@dataclass
 class Trenameat(Message, type=74):
     old_dir: U32
     old_name: Str
@@ -212,36 +138,20 @@ class Trenameat(Message, type=74):
     new_name: Str
 
 
-@dataclass
-class Rrenameat(Message, type=75):
-    pass
+class Rrenameat(Message, type=75): ...
 
 
-@dataclass
 class Tunlinkat(Message, type=76):
     dir: U32
     name: Str
     flags: U32 = 0
 
 
-@dataclass
-class Runlinkat(Message, type=77):
-    pass
+class Runlinkat(Message, type=77): ...
+class Tversion(_Version, type=100): ...
+class Rversion(_Version, type=101): ...
 
 
-@dataclass
-class Tversion(Message, type=100):
-    msize: U32
-    version: Str
-
-
-@dataclass
-class Rversion(Message, type=101):
-    msize: U32
-    version: Str
-
-
-@dataclass
 class Tattach(Message, type=104):
     fid: U32
     afid: U32 = NO_FID
@@ -250,78 +160,49 @@ class Tattach(Message, type=104):
     n_uname: U32 = NO_FID
 
 
-@dataclass
-class Rattach(Message, type=105):
-    id: Qid
+class Rattach(_OfID, type=105): ...
 
 
-@dataclass
 class Tflush(Message, type=108):
     old_tag: U16
 
 
-@dataclass
-class Rflush(Message, type=109):
-    pass
+class Rflush(Message, type=109): ...
 
 
-@dataclass
 class Twalk(Message, type=110):
     fid: U32
     new_fid: U32
     names: Names
 
 
-@dataclass
 class Rwalk(Message, type=111):
     ids: Annotated[list[FileID], ListOf(QID)]
 
 
-@dataclass
 class Tread(Message, type=116):
     fid: U32
     offset: U64
     count: U32
 
 
-@dataclass
-class Rread(Message, type=117):
-    data: Data
+class Rread(_OfData, type=117): ...
 
 
-@dataclass
 class Twrite(Message, type=118):
     fid: U32
     offset: U64
     data: Data
 
 
-@dataclass
 class Rwrite(Message, type=119):
     count: U32
 
 
-@dataclass
-class Tclunk(Message, type=120):
-    fid: U32
+class Tclunk(_OfFid, type=120): ...
+class Rclunk(Message, type=121): ...
 
 
-@dataclass
-class Rclunk(Message, type=121):
-    pass
-
-
-@dataclass
-class Tremove(Message, type=122):
-    fid: U32
-
-
-@dataclass
-class Rremove(Message, type=123):
-    pass
-
-
-@dataclass
 class Rfail(Message, type=129):
     kind: U16
     path: Str
@@ -329,19 +210,16 @@ class Rfail(Message, type=129):
     hint: Str
 
 
-@dataclass
 class Rstop(Message, type=131):
     walked: U16
     kind: U8
     target: Str
 
 
-@dataclass
 class Rreset(Message, type=157):
     nonce: U64
 
 
-@dataclass
 class Tget(Message, type=132):
     fid: U32
     names: Names
@@ -349,14 +227,12 @@ class Tget(Message, type=132):
     count: U32
 
 
-@dataclass
 class Rget(Message, type=133):
     id: WholeID
     size: U64
     data: Data
 
 
-@dataclass
 class Tput(Message, type=134):
     fid: U32
     names: Names
@@ -368,229 +244,105 @@ class Tput(Message, type=134):
     data: Data
 
     def check(self) -> None:
-        """Refuse what servers refuse."""
         if self.flags > 15 or self.kind not in (0, 2, 3, 6):
             raise Invalid("put has unknown flags or a kind that cannot be put")
 
 
-@dataclass
-class Rput(Message, type=135):
-    id: WholeID
+class Rput(_OfWholeID, type=135): ...
 
 
-@dataclass
 class Twatch(Message, type=136):
     fid: U32
     since: U64
 
 
-@dataclass
 class Rwatch(Message, type=137):
     version: U64
 
 
-@dataclass
 class Tlease(Message, type=138):
     fid: U32
     id: U64
     ttl: U64
 
 
-@dataclass
 class Rlease(Message, type=139):
     id: U64
 
 
-@dataclass
 class Tcall(Message, type=140):
     fid: U32
     method: Str
     payload: Data
 
 
-@dataclass
 class Rcall(Message, type=141):
     payload: Data
 
 
-@dataclass
-class Tpass(Message, type=142):
-    fid: U32
-
-
-@dataclass
-class Rpass(Message, type=143):
-    pass
-
-
-@dataclass
-class Treadif(Message, type=146):
-    fid: U32
-    offset: U64
-    count: U32
-    version: U64
-
-
-@dataclass
-class Rreadif(Message, type=147):
-    data: Data
-
-
-@dataclass
-class Twriteif(Message, type=148):
-    fid: U32
-    offset: U64
-    version: U64
-    data: Data
-
-
-@dataclass
-class Rwriteif(Message, type=149):
-    count: U32
-    version: U64
-
-
-@dataclass
-class Tfind(Message, type=150):
-    fid: U32
-    new_fid: U32
-    path: U64
-
-
-@dataclass
-class Rfind(Message, type=151):
-    pass
-
-
-@dataclass
 class Tlist(Message, type=152):
     fid: U32
     cookie: U64
     max: U32
 
 
-@dataclass
 class Rlist(Message, type=153):
     next: U64
     more: Bool
     entries: Annotated[list[DirEntry], ListOf(DirEntry)]
 
 
-@dataclass
-class Tdescribe(Message, type=154):
-    fid: U32
+class Tdescribe(_OfFid, type=154): ...
 
 
-@dataclass
 class Rdescribe(Message, type=155):
     stat: Stat
 
 
-@dataclass
-class Tbulk(Message, type=158):
-    fid: U32
+class _Inside(Codec[Message]):
+    """A message within another: its type, then its fields."""
+
+    def put(self, out: bytearray, value: Message) -> None:
+        out.append(value.TYPE)
+        value.check()
+        value.put(out)
+
+    def take(self, r: Reader) -> Message:
+        return _new(r.int(1), r)
 
 
-@dataclass
-class Rbulk(Message, type=159):
-    ticket: Data
+AGAIN, SYNC, STALE = 1, 2, 4
 
 
-_AGAIN, _SYNC, _STALE = 1, 2, 4
-
-
-@dataclass
 class Twith(Message, type=144):
     """A request together with what it carries."""
 
-    once: Annotated[Once, Apart()] = NO_ONCE
-    fence: Annotated[Fence, Apart()] = NO_FENCE
-    sync: Annotated[bool, Apart()] = False
-    stale: Annotated[bool, Apart()] = False
-    request: Annotated[Message, Apart()] = field(default_factory=Rflush)
+    flags: U8
+    client: U64
+    seq: U64
+    done: U64
+    fence: Str
+    epoch: U64
+    request: Annotated[Message, _Inside()]
 
-    def put(self, out: bytearray) -> None:
-        o, f = self.once, self.fence
-        out.append(o.again * _AGAIN | self.sync * _SYNC | self.stale * _STALE)
-        Int(8).put(out, o.client)
-        Int(8).put(out, o.seq)
-        Int(8).put(out, o.done)
-        _name(out, f.name)
-        Int(8).put(out, f.epoch)
-        out.append(self.request.TYPE)
-        self._check(self.request.TYPE)
-        _check(self.request)
-        self.request.put(out)
-
-    @classmethod
-    def take(cls, r: Reader) -> Twith:
-        flags, client, seq, done = r.int(1), r.int(8), r.int(8), r.int(8)
-        name, epoch, type = r.bytes(r.int(2)).decode("utf-8", "surrogateescape"), r.int(8), r.int(1)
-        if flags > 7:
-            raise Invalid("a request carries what is not known")
-        once = Once(client, seq, done, bool(flags & _AGAIN))
-        m = cls(once, Fence(name, epoch), bool(flags & _SYNC), bool(flags & _STALE))
-        m._check(type)
-        m.request = _new(type, r)
-        return m
-
-    def _check(self, type: int) -> None:
-        o, f = self.once, self.fence
-        if (o.client == 0 and o != Once()) or (o.client and o.seq <= o.done):
+    def check(self) -> None:
+        type, numbered = self.request.TYPE, self.seq or self.done or self.flags & AGAIN
+        if (not self.client and numbered) or (self.client and self.seq <= self.done):
             raise Invalid("a number of a mutation that cannot be")
-        if (not f.name and f.epoch) or len(f.name) > PATH_MAX:
+        if (not self.fence and self.epoch) or len(self.fence) > PATH_MAX:
             raise Invalid("a fence that cannot be")
-        if not (o.client or f.name or self.sync or self.stale):
-            raise Invalid("nothing goes with the request")
+        if self.flags > 7 or not (self.client or self.fence or self.flags & (SYNC | STALE)):
+            raise Invalid("nothing goes with the request, or what is not known")
         if type % 2 or type in (Twith.TYPE, Tversion.TYPE, Tflush.TYPE):
             raise Invalid("a message that nothing can go with")
 
 
-@dataclass
-class Rwith(Message, type=145):
-    """A reply that may be old: all that had changed ``age`` nanoseconds before is in it."""
-
-    age: Annotated[int, Apart()] = 0
-    reply: Annotated[Message, Apart()] = field(default_factory=Rflush)
-
-    def put(self, out: bytearray) -> None:
-        self._check(self.reply.TYPE)
-        Int(8).put(out, self.age)
-        out.append(self.reply.TYPE)
-        self.reply.put(out)
-
-    @classmethod
-    def take(cls, r: Reader) -> Rwith:
-        m = cls(r.int(8))
-        type = r.int(1)
-        m._check(type)
-        m.reply = _new(type, r)
-        return m
-
-    def _check(self, type: int) -> None:
-        if not 0 < self.age < 1 << 63:
-            raise Invalid("an age that cannot be")
-        if type % 2 == 0 or type in (Rwith.TYPE, Rversion.TYPE, Rflush.TYPE, Rreset.TYPE):
-            raise Invalid("a message that nothing can go with")
-
-
-def _name(out: bytearray, name: str) -> None:
-    b = name.encode("utf-8", "surrogateescape")
-    Int(2).put(out, len(b))
-    out += b
-
-
-def _check(m: Message) -> None:
-    if isinstance(m, Tput):
-        m.check()
-
-
 def _new(type: int, r: Reader) -> Message:
     cls = MESSAGES.get(type)
-    if cls is None or type == 0:
+    if cls is None:
         raise Invalid(f"there is no message of type {type}")
     m = cls.take(r)
-    _check(m)
+    m.check()
     return m
 
 
@@ -599,7 +351,7 @@ def encode(tag: int, m: Message) -> bytes:
     out = bytearray(4)
     out.append(m.TYPE)
     out += tag.to_bytes(2, "little")
-    _check(m)
+    m.check()
     m.put(out)
     if len(out) > MESSAGE_MAX:
         raise Invalid(f"a message of {len(out)} bytes; {MESSAGE_MAX} are possible")
@@ -628,11 +380,7 @@ def cut(record: memoryview) -> tuple[memoryview, memoryview]:
 
 def error_of(m: Message) -> SigmaError | None:
     """Turn an error reply into an exception; None for others."""
-    if isinstance(m, Rfail):
-        return of_kind(m.kind, m.msg, m.path, m.hint)
-    if isinstance(m, Rlerror):
-        return SigmaError(f"errno {m.errno}")
-    return None
+    return of_kind(m.kind, m.msg, m.path, m.hint) if isinstance(m, Rfail) else None
 
 
 def mutates(m: Message) -> bool:
@@ -641,9 +389,7 @@ def mutates(m: Message) -> bool:
         return bool(m.flags & 0o1000)
     if isinstance(m, Tlease):
         return m.id == 0 or m.ttl == 0  # to renew one twice is as good as once
-    return isinstance(
-        m, (Tput, Twrite, Twriteif, Tlcreate, Tmkdir, Tsymlink, Trenameat, Tunlinkat, Tsetattr)
-    )
+    return isinstance(m, (Tput, Twrite, Tlcreate, Tmkdir, Tsymlink, Trenameat, Tunlinkat, Tsetattr))
 
 
 def carrying(m: Message, once: Once | None = None, fence: Fence | None = None, sync: bool = False) -> Message:
@@ -652,4 +398,5 @@ def carrying(m: Message, once: Once | None = None, fence: Fence | None = None, s
     sync = sync and not mutates(m)
     if not (once or fence or sync):
         return m
-    return Twith(once or Once(), fence or Fence("", 0), sync, False, m)
+    o, f = once or Once(), fence or Fence("", 0)
+    return Twith(o.again * AGAIN | sync * SYNC, o.client, o.seq, o.done, f.name, f.epoch, m)

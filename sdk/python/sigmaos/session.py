@@ -173,7 +173,7 @@ class Session:
         self.lock = threading.RLock()
         self.outbox: deque[bytes] = deque()
         self.transmit: Callable[[], None] = lambda: None
-        self.resume: Callable[[], None] = lambda: None
+        self.resume: Callable[[], object] = lambda: None
         self.hang_up: Callable[[], None] = lambda: None
         self.epoch = 0
         self.nonce: int | None = None
@@ -305,13 +305,13 @@ class Session:
         if r is None or (r.flushed and r.answered):
             raise Invalid("the server answered a request that was not made")
         asked = inner(r.message)
-        allowed = (asked.TYPE + 1, p.Rfail.TYPE, p.Rlerror.TYPE)
+        allowed = (asked.TYPE + 1, p.Rfail.TYPE)
         stops = isinstance(m, p.Rstop) and isinstance(asked, (p.Tget, p.Tput))
         if m.TYPE not in allowed and not stops:
             raise Invalid(f"the server answered with an unexpected {type(m).__name__}")
         if not r.flushed:
             del self._pending[tag]
-        if isinstance(asked, (p.Tclunk, p.Tremove)):
+        if isinstance(asked, p.Tclunk):
             self._free_fids.append(asked.fid)
         if not isinstance(asked, p.Tflush):
             return r, m
@@ -336,6 +336,16 @@ class Session:
         for r in [*pending.values(), *stale]:
             r.finish(None, [], Lost(text, "", "open files again"))
         return again
+
+    def pull(self) -> bytes:
+        """Take a record to send."""
+        with self.lock:
+            return self.outbox.popleft() if self.outbox else b""
+
+    def back(self, record: bytes) -> None:
+        """Put back what could not be sent."""
+        with self.lock:
+            self.outbox.appendleft(record)
 
     def lost(self, cause: SigmaError | None = None) -> None:
         """Note that the connection has ended."""

@@ -9,9 +9,10 @@ import struct
 import time
 
 from . import messages as p
+from .calls import Connection
 from .codec import BOOL, STR, Int, Reader, pack
 from .errors import Busy, Invalid, Lost, PermissionDenied, SigmaError, Unavailable, of_kind
-from .session import close_all
+from .session import Session, close_all
 
 FDS_MOST = 17
 CONNECT_MOST = 10.0  # seconds that a program waits for its turn among all that connect
@@ -106,3 +107,13 @@ def receive(sock: socket.socket) -> tuple[bytes, list[int]]:
         close_all(list(fds))
         raise Invalid("a record is too long")
     return data, list(fds)
+
+
+def take(port: Session | Connection, sock: socket.socket) -> bool:
+    """Give a session a record, or a connection of calls bytes; False at the end."""
+    if isinstance(port, Session):
+        port.received(*receive(sock))
+        return True
+    data = sock.recv(1 << 18)
+    port.feed(data)
+    return bool(data) and port.error is None

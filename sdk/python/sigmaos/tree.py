@@ -2,44 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from . import messages as p
 from .codec import BOOL, pack
 from .errors import (
-    Busy,
-    DirectoryNotEmpty,
-    Exists,
-    Invalid,
-    Lost,
-    NotFound,
-    SigmaError,
-    Stale,
-    TooBig,
-    TooManyLinks,
-    Unavailable,
-    Unsupported,
-    VersionMismatch,
+    Busy, DirectoryNotEmpty, Exists, Invalid, Lost, NotFound, SigmaError, Stale, TooBig, TooManyLinks, Unavailable,
+    Unsupported, VersionMismatch,
 )
 from .handle import Handle, Stopped, attach, one_socket, stoppable
 from .session import Link, Op, Request, Session, Within, begin
-from .types import (
-    ENDPOINT,
-    DirEntry,
-    Endpoint,
-    Fence,
-    FileID,
-    FileKind,
-    Once,
-    Principal,
-    Stat,
-    join_path,
-    parse_path,
-)
+from .types import ENDPOINT, DirEntry, Endpoint, Fence, FileID, FileKind, Once, Principal, Stat, join_path, parse_path
 
 T = TypeVar("T")
 M = TypeVar("M", bound=p.Message)
@@ -329,13 +307,8 @@ class Tree:
     def _in_parent(self, path: str, want: type[M], make: Callable[[Handle, str], p.Message]) -> Op[None]:
         def change(n: _Change) -> Op[None]:
             dir, name, c = yield from self._parent(path)
-            try:
+            with using(path, dir):
                 yield from n.do(not c.mount, lambda once: dir.ask(make(dir, name), want, once))
-            except SigmaError as e:
-                _about(e, path)
-                raise
-            finally:
-                dir.close()
 
         return self._changing(change)
 
@@ -359,7 +332,7 @@ class Tree:
 
     def _get_large(self, path: str) -> Op[tuple[bytes, FileID]]:
         f, _ = yield from self._walk(path)
-        try:
+        with using(path, f):
             yield from f.open(0)
             before = yield from f.stat()
             for _ in range(5):
@@ -373,11 +346,6 @@ class Tree:
                     return bytes(data), after.id
                 before = after
             raise Busy("the file changes while it is read")
-        except SigmaError as e:
-            _about(e, path)
-            raise
-        finally:
-            f.close()
 
     def get(self, path: str, sync: bool = False) -> Op[bytes]:
         """Read a whole file. With ``sync`` it is what the leading name service has, not what is remembered."""
@@ -418,7 +386,7 @@ class Tree:
     def _put_large(self, path: str, data: bytes, perm: int) -> Op[FileID]:
         dir, name, _ = yield from self._parent(path)
         temp = f"put-{secrets.token_hex(6)}~"
-        try:
+        with using(path, dir):
             f = yield from dir.create(temp, 1 | 0o200, perm)
             try:
                 yield from f.pwrite(data, 0)
@@ -430,11 +398,6 @@ class Tree:
                 raise
             finally:
                 f.close()
-        except SigmaError as e:
-            _about(e, path)
-            raise
-        finally:
-            dir.close()
 
     def _reading(self, path: str, follow: bool, do: Callable[[Handle], Op[T]]) -> Op[T]:
         def op(f: Handle, names: list[str]) -> Op[T | Stopped]:
@@ -529,19 +492,13 @@ class Tree:
         except SigmaError:
             source.close()
             raise
-        try:
+        with using(old, source, to):
             if a.mount != b.mount:
                 raise Unsupported("a rename cannot go to another server", old, "copy the file, then remove it")
             if source.fence != to.fence:
                 raise Unsupported("a rename cannot go from under one fence to under another", old)
             m = p.Trenameat(source.fid, old_name, to.fid, new_name)
             yield from n.do(not a.mount, lambda once: source.ask(m, p.Rrenameat, once))
-        except SigmaError as e:
-            _about(e, old)
-            raise
-        finally:
-            source.close()
-            to.close()
 
     def set_stat(self, path: str, *, perm: int | None = None, size: int | None = None,
                  modified: int | None = None) -> Op[None]:
@@ -555,13 +512,8 @@ class Tree:
                 m.valid, m.size = m.valid | p.SET_SIZE, size
             if modified is not None:
                 m.valid, m.mtime, m.mtime_nsec = m.valid | p.SET_MTIME, *divmod(modified, 10**9)
-            try:
+            with using(path, f):
                 yield from n.do(not c.mount, lambda once: f.ask(m, p.Rsetattr, once))
-            except SigmaError as e:
-                _about(e, path)
-                raise
-            finally:
-                f.close()
 
         return self._changing(change)
 
@@ -610,13 +562,8 @@ class Tree:
     def call_file(self, path: str, method: str, payload: bytes = b"") -> Op[bytes]:
         """Run a method of a callable file."""
         f, _ = yield from self._walk(path)
-        try:
+        with using(path, f):
             return (yield from f.ask(p.Tcall(f.fid, method, payload), p.Rcall)).payload
-        except SigmaError as e:
-            _about(e, path)
-            raise
-        finally:
-            f.close()
 
     def open_handle(self, path: str, flags: int, perm: int, create: bool) -> Op[Handle]:
         """Open a file, with flags of open(2); with ``create`` make it if it is missing."""
@@ -712,6 +659,19 @@ class Tree:
         """Connect to an endpoint; the socket is between the two procs, sigmad is not on its way."""
         _, fds = yield from self.system("endpoints", "dial", pack((ENDPOINT, endpoint), (BOOL, False)))
         return one_socket(fds)
+
+
+@contextlib.contextmanager
+def using(path: str, *handles: Handle) -> Iterator[None]:
+    """Make errors speak of the path that the program gave, and give handles up at the end."""
+    try:
+        yield
+    except SigmaError as e:
+        e.path = path
+        raise
+    finally:
+        for h in handles:
+            h.close()
 
 
 def _about(e: SigmaError, path: str) -> SigmaError:

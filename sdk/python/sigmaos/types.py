@@ -8,27 +8,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from .codec import (
-    BOOL,
-    I32,
-    I64,
-    STR,
-    U8,
-    U16,
-    U32,
-    U64,
-    Apart,
-    Bool,
-    Codec,
-    Data,
-    Int,
-    ListOf,
-    Nested,
-    Reader,
-    Str,
-    Strs,
-    Struct,
-)
+from .codec import (I32, I64, STR, U8, U16, U32, U64, Apart, Bool, Codec, Data, Int, ListOf, Reader, Str, Strs, Struct)
 from .errors import Invalid, SigmaError, of_kind
 
 NAME_MAX = 255
@@ -95,7 +75,6 @@ Qid = Annotated[FileID, QID]
 WholeID = Annotated[FileID, FILEID]
 
 
-@dataclass
 class Stat(Struct):
     """What is known of a file."""
 
@@ -124,7 +103,6 @@ class Stat(Struct):
         return self.id.kind == FileKind.DIR
 
 
-@dataclass
 class DirEntry(Struct):
     """An entry of a directory; the size is 0 where the server would have to look it up."""
 
@@ -183,7 +161,6 @@ class _Endpoint(Codec[Endpoint]):
 ENDPOINT = _Endpoint()
 
 
-@dataclass
 class Principal(Struct):
     """Who a program is, as its machine says."""
 
@@ -193,7 +170,6 @@ class Principal(Struct):
     system: Bool = False
 
 
-@dataclass
 class Info(Struct):
     """Who and where the program is, and the version of its sigmad."""
 
@@ -222,7 +198,6 @@ class State(enum.IntEnum):
     ENDED = 3
 
 
-@dataclass
 class Status(Struct):
     """How a proc ended."""
 
@@ -248,7 +223,6 @@ class Status(Struct):
         return None if self.ok else of_kind(self.kind, self.msg or self.outcome.name.lower().replace("_", " "))
 
 
-@dataclass
 class Traffic(Struct):
     """What a proc's connections carried."""
 
@@ -259,7 +233,6 @@ class Traffic(Struct):
     ingress: U64 = 0
 
 
-@dataclass
 class Usage(Struct):
     """What a proc consumes: nanoseconds and bytes."""
 
@@ -272,7 +245,6 @@ class Usage(Struct):
     traffic: Traffic
 
 
-@dataclass
 class Times(Struct):
     """When a proc came how far."""
 
@@ -284,7 +256,6 @@ class Times(Struct):
     ended: I64
 
 
-@dataclass
 class ProcInfo(Struct):
     """What is known of a proc."""
 
@@ -307,7 +278,6 @@ class ProcInfo(Struct):
     usage: Usage
 
 
-@dataclass
 class ViewEntry(Struct):
     """A path that a proc sees; rights are 0 none, 1 ro, 3 rc, 7 rw."""
 
@@ -319,7 +289,6 @@ class ViewEntry(Struct):
 VIEW = ListOf[Any](ViewEntry)
 
 
-@dataclass
 class Descriptor(Struct):
     """A proc to start. ``latency_critical`` ones reserve ``cpu`` (in thousandths)."""
 
@@ -359,8 +328,8 @@ class Descriptor(Struct):
         return d
 
 
-DESCRIPTORS, PROC_INFOS, USAGES = ListOf[Any](Descriptor), ListOf[Any](ProcInfo), ListOf[Any](Usage)
-DESCRIPTORS.each.least, PROC_INFOS.each.least, USAGES.each.least = 29, 144, 84
+DESCRIPTORS, PROC_INFOS = ListOf[Any](Descriptor), ListOf[Any](ProcInfo)
+DESCRIPTORS.each.least, PROC_INFOS.each.least = 29, 144
 
 
 @dataclass(frozen=True)
@@ -379,29 +348,6 @@ class Once:
     seq: int = 0
     done: int = 0
     again: bool = False
-
-
-# What sigmad and the system's services tell each other; programs rarely need it.
-
-
-@dataclass
-class Caps(Struct):
-    """What a proc may reach."""
-
-    id: Str
-    realm: Str
-    machine: Str
-    profile: Str
-    all: Bool
-    view: Annotated[list[ViewEntry], VIEW]
-    kin: Strs
-    listens: Annotated[list[Endpoint], ListOf(ENDPOINT)]
-    read: Annotated[list[Endpoint], ListOf(ENDPOINT)]
-    entered: U32
-    leases: Annotated[list[int], ListOf(Int(8))]
-    memory: U64
-    tasks: U32
-    files: U32
 
 
 def parse_path(path: str) -> list[str]:
@@ -432,5 +378,3 @@ def join_path(names: list[str]) -> str:
 
 
 PROC_IDS = ListOf(STR)
-INFO_MORE = (BOOL, STR, Int(8))
-NESTED_STATUS = Nested(Status)

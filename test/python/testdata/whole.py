@@ -86,9 +86,6 @@ def files(c):
         c.remove_tree(dir + "/big")
     with c.open_file("/py/g", "r+") as raw:
         assert raw.pread(2, 3) == b"th"
-        v = raw.write_if(b"BY", 0, c.stat("/py/g").version)
-        assert raw.read_if(2, 0, v) == b"BY"
-        fails(sigmaos.VersionMismatch, raw.write_if, b"x", 0, v + 1)
     c.remove_tree("/py/a")
     c.remove_tree("/py/a")
     many = [f"/py/{i}" for i in range(700)]
@@ -192,7 +189,6 @@ def procs(c):
     c.freeze(id)
     assert [p.frozen for p in c.procs() if p.id == id] == [True]
     c.thaw(id)
-    assert c.usage(id)[0].memory > 0
     sock = c.dial_path("/served")
     with sock:
         sock.settimeout(10)
