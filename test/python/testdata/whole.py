@@ -197,6 +197,13 @@ def procs(c):
         while piece := sock.recv(4096):
             got += piece
     assert b"hello /you, this is " + id.encode() in got, got
+    endpoint = sigmaos.Endpoint.parse(c.readlink("/served"))
+    with c.join("/members/of", endpoint) as membership:
+        assert membership.path == "/members/of/" + id and c.members("/members/of") == [id]
+        c.dial_path("/members/of").close()
+    assert c.members("/members/of") == []
+    c.publish("/members/kept", endpoint)
+    c.dial(endpoint).close()
     c.evict(id)
     assert c.wait_exit(id).outcome in (sigmaos.Outcome.OK, sigmaos.Outcome.EVICTED)
     (id,) = c.spawn(sigmaos.Descriptor(KV, args=["/nobody"], start=1))
