@@ -76,7 +76,8 @@ func TestCallsFromGo(t *testing.T) {
 	if sigma.KindOf(err) != sigma.KindNoSpace || sigma.HintOf(err) != "buy more" {
 		t.Error(err)
 	}
-	if _, err = c.Call(t.Context(), &call.Method{Name: "kv/None"}, nil, nil); sigma.KindOf(err) != sigma.KindUnsupported {
+	_, err = c.Call(t.Context(), &call.Method{Name: "kv/None"}, nil, nil)
+	if sigma.KindOf(err) != sigma.KindUnsupported {
 		t.Error(err)
 	}
 }
