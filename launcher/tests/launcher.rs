@@ -166,7 +166,8 @@ fn fork_bombs_are_killed_for_sure() {
         (bomb.targets, bomb.pids_max) = (vec![1], 100);
         machine.start(&bomb, &victim(), &[writer.as_raw_fd()]);
         drop(writer);
-        assert!(matches!(machine.reply(), Reply::Started { .. }));
+        let reply = machine.reply();
+        assert!(matches!(reply, Reply::Started { .. }), "{reply:?}");
         let mut up = [0; 2];
         reader.read_exact(&mut up).unwrap();
         machine.kill(id);

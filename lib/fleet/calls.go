@@ -124,9 +124,13 @@ func (c *Client) Close() error {
 	return c.calls.Close()
 }
 
-// Apply puts a Spec in force, or with plan only tells what would change.
+// Apply puts a Spec in force, or with plan only tells what would change. Without a generation it is
+// made again if the coordinator died under it: to apply a Spec twice is to apply it once, and the
+// answer may say then that nothing was changed.
 func (c *Client) Apply(ctx context.Context, arg ApplyArg) (r ApplyReply, err error) {
-	return r, c.Call(ctx, ApplyMethod, arg, &r)
+	m := *ApplyMethod
+	m.Idempotent = arg.Generation == 0
+	return r, c.Call(ctx, &m, arg, &r)
 }
 
 // Scale sets the bounds of a fleet's size.
