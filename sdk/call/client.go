@@ -248,9 +248,21 @@ type pending struct {
 	replies bool    // the reply has begun
 }
 
-var pendings = sync.Pool{New: func() any { return &pending{waiter: newWaiter()} }}
-
 func newWaiter() waiter { return waiter{wake: make(chan struct{}, 1)} }
+
+// pending gives a pending of this connection, recycle takes it back. They stay with their connection:
+// a channel of one of testing/synctest's bubbles must not get into another.
+func (c *conn) pending() *pending {
+	if p, ok := c.spent.Get().(*pending); ok {
+		return p
+	}
+	return &pending{waiter: newWaiter()}
+}
+
+func (c *conn) recycle(p *pending) {
+	*p = pending{waiter: waiter{wake: p.wake}}
+	c.spent.Put(p)
+}
 
 func newClientConn(nc net.Conn, cfg Config, st *stats) *clientConn {
 	c := &clientConn{cfg: cfg, stats: st, names: map[string]uint16{}}
@@ -279,11 +291,8 @@ func (c *clientConn) ended() bool {
 // call makes a call.
 func (c *clientConn) call(ctx context.Context, m *Method, o *opening, arg, reply []byte) (out []byte, how outcome,
 	err error) {
-	p := pendings.Get().(*pending)
-	defer func() {
-		*p = pending{waiter: waiter{wake: p.wake}}
-		pendings.Put(p)
-	}()
+	p := c.pending()
+	defer c.recycle(p)
 	p.reply = reply
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -61,6 +61,7 @@ type conn struct {
 	nc    net.Conn
 	side  side
 	tasks sync.WaitGroup // goroutines of the connection
+	spent sync.Pool      // of *pending, to be used again
 
 	credit [2]atomic.Int64 // what may be sent; small, bulk
 

@@ -243,11 +243,8 @@ func (c *serverCall) answer(reply []byte, err error) {
 	if err == nil && len(reply) > conn.server.cfg.MessageMax {
 		err = tooBig("the answer", len(reply), conn.server.cfg.MessageMax)
 	}
-	p := pendings.Get().(*pending)
-	defer func() {
-		*p = pending{waiter: waiter{wake: p.wake}}
-		pendings.Put(p)
-	}()
+	p := conn.pending()
+	defer conn.recycle(p)
 	w := &p.waiter
 	conn.mu.Lock()
 	defer conn.mu.Unlock()
