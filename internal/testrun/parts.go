@@ -131,7 +131,8 @@ func cargoTest(flag string) command {
 
 // systemPackages are those of test/, in the order in which they are started: those that take
 // longest first. What is not named comes after them.
-var systemPackages = []string{"./test/cluster", "./test/machine", "./test/mount", "./test/..."}
+var systemPackages = []string{"./test/cluster", "./test/machine", "./test/walks", "./test/reference", "./test/mount",
+	"./test/..."}
 
 // How many system packages are tested at a time, and how many tests of one that say so. All mostly
 // wait.
