@@ -263,8 +263,8 @@ impl Placing {
             match sent {
                 Ok(true) => drop(self.waiting.pop_front()),
                 Ok(false) => break,
-                // It is dead, which will be seen.
-                Err(_) => self.waiting.clear(),
+                // It is dead, or would not learn of this: another is told all.
+                Err(_) => return self.end(epoll),
             }
         }
         if self.waiting.len() > WAITING_MAX {
@@ -317,12 +317,15 @@ impl Placing {
         }
         self.waiting.clear();
         self.full = false;
+        self.heard = (0, 0);
         (self.before, self.sums) = (self.before.plus(&self.sums), Sums::default());
         let now = sys::monotonic_ns();
         let pause = self.deaths.died(now);
         log(&format!("the placer has died ({}); another is started in {} ms", how(status), pause / 1_000_000));
         self.start_at = Some(now + pause);
         if let Some((first, second)) = &self.pair {
+            // Version 1 refuses to a group within more than the bound that the dead one may have set.
+            let _ = cgroups.lift_bound(second);
             let moved = [beside(first, second), second].into_iter();
             let held = self.told.keys().map(String::as_str).filter(|group| is_child(group, second));
             for group in moved.chain(held) {

@@ -250,10 +250,10 @@ type pending struct {
 
 func newWaiter() waiter { return waiter{wake: make(chan struct{}, 1)} }
 
-// pending gives a pending of this connection, recycle takes it back. They stay with their connection:
-// a channel of one of testing/synctest's bubbles must not get into another.
+// pending gives a pending of this connection, recycle takes it back. They stay with their
+// connection: a channel of one of testing/synctest's bubbles must not get into another.
 func (c *conn) pending() *pending {
-	if p, ok := c.spent.Get().(*pending); ok {
+	if p, ok := c.reuse.pendings.Get().(*pending); ok {
 		return p
 	}
 	return &pending{waiter: newWaiter()}
@@ -261,7 +261,7 @@ func (c *conn) pending() *pending {
 
 func (c *conn) recycle(p *pending) {
 	*p = pending{waiter: waiter{wake: p.wake}}
-	c.spent.Put(p)
+	c.reuse.pendings.Put(p)
 }
 
 func newClientConn(nc net.Conn, cfg Config, st *stats) *clientConn {

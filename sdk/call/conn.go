@@ -50,6 +50,12 @@ type side interface {
 	endedLocked()
 }
 
+// reusable is what a connection uses again.
+type reusable struct {
+	buffer   []byte    // conn.mu; it was written
+	pendings sync.Pool // of *pending
+}
+
 // conn moves frames over a connection. Whoever has something to send queues it, and writes all that
 // is queued unless somebody is doing so already; so one who is alone does not wait, and many share
 // a system call.
@@ -61,14 +67,13 @@ type conn struct {
 	nc    net.Conn
 	side  side
 	tasks sync.WaitGroup // goroutines of the connection
-	spent sync.Pool      // of *pending, to be used again
 
 	credit [2]atomic.Int64 // what may be sent; small, bulk
 
 	mu       sync.Mutex
-	err      error     // mu; why it has ended
-	out      []byte    // mu; frames that nobody has begun to write
-	spare    []byte    // mu; a buffer that was written
+	err      error  // mu; why it has ended
+	out      []byte // mu; frames that nobody has begun to write
+	reuse    reusable
 	writing  bool      // mu; somebody writes
 	kicked   bool      // mu; who writes is to leave the rest to a goroutine of its own
 	writes   uint64    // mu; that have begun
@@ -355,7 +360,7 @@ func (c *conn) flushLocked() {
 			return
 		}
 		buf := c.out
-		c.out, c.spare = c.spare[:0], nil
+		c.out, c.reuse.buffer = c.reuse.buffer[:0], nil
 		c.writes++
 		c.handed += uint64(len(buf))
 		c.admitLocked()
@@ -366,8 +371,8 @@ func (c *conn) flushLocked() {
 			c.resumeLocked(buf[n:], err)
 			return
 		}
-		if cap(buf) <= kept && c.spare == nil {
-			c.spare = buf[:0]
+		if cap(buf) <= kept && c.reuse.buffer == nil {
+			c.reuse.buffer = buf[:0]
 		}
 	}
 	c.writing = false
