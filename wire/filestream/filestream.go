@@ -8,8 +8,8 @@
 // piece is asked for before; an error is that of the request, with its words. What fails otherwise
 // breaks the stream (ErrBroken), and the same can be done by messages. It assumes that the version
 // of the file changes with each of its changes, and that the stream is this file's and nobody
-// else's: whoever has it may do with the file what its handle may. Users: namespace, treeserver,
-// kernel.
+// else's: whoever has it may do with the file what its handle may. Users: trees/resolve,
+// trees/treeserver.
 //
 // Numbers are little-endian. A request is op[1] 0[3] count[4] offset[8], of a write with count
 // bytes after it; an answer is status[4] count[4] version[8] and, of a read, count bytes. A status

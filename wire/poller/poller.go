@@ -3,7 +3,8 @@
 // sleep, and a proc that never says anything should cost nothing for being listened to.
 //
 // It promises to call back once for each time that it was asked, when the descriptor can be read or
-// its other end is closed. Users: kernel, output.
+// its other end is closed. Users: kernel/runner,
+// kernel/proclog.
 package poller
 
 import (

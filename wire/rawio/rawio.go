@@ -5,8 +5,8 @@
 // calls for a request this is more work than the calls.
 //
 // It assumes that the caller passes descriptors that do not block and stay open during the call.
-// Nothing here may be used for files on a disk. Users: session, launch, readiness, output, kernel,
-// ring, sdk, dialproxy.
+// Nothing here may be used for files on a disk. Users: connections and rings in wire,
+// sdk, and of the kernel proclog, runner and dialproxy.
 package rawio
 
 import (

@@ -18,7 +18,7 @@
 // It assumes that files' ids are never used twice, that a file has one place, and that the change
 // of a directory's entries changes the directory's version.
 //
-// Users: names. Lock: Cache.mu alone; it is held for moments, by readers shared.
+// Users: trees/named/client. Lock: Cache.mu alone; it is held for moments, by readers shared.
 package cache
 
 import (
