@@ -12,7 +12,7 @@ use crate::factory::Factory;
 use crate::keeper::how;
 use crate::namespaces::{self, Templates};
 use crate::notes::{Note, Sums, beside, is_child, is_within};
-use crate::plan::legal_shares;
+use crate::plan::{check_group, legal_shares};
 use crate::proc::Proc;
 use crate::protocol::GroupShare;
 use crate::sys::{self, Epoll, Pointers, cred, socket};
@@ -95,7 +95,9 @@ impl Placing {
         cgroups: &Cgroups,
         procs: impl Iterator<Item = &'a Proc>,
     ) {
-        let [first, second] = [first, second].map(|group| String::from_utf8_lossy(group).into_owned());
+        let (Ok(first), Ok(second)) = (check_group(first), check_group(second)) else {
+            return log("procs do not stand aside for others: that is no name of a group");
+        };
         self.pair = Some((first, second));
         (self.before, self.sums) = (Sums::default(), Sums::default());
         if self.process.is_none() && self.start_at.is_none() {
@@ -187,7 +189,7 @@ impl Placing {
     /// A group is gone.
     pub fn drop(&mut self, group: &str) {
         self.told.remove(group);
-        if self.process.is_some() {
+        if self.process.is_some() && check_group(group.as_bytes()).is_ok() {
             self.waiting.push_back(Note::Drop { group: group.to_string() });
         }
     }
