@@ -149,15 +149,7 @@ func memberAdd(ctx context.Context, c *session.Client, m sigma.MachineID) (text 
 	if err != nil {
 		return "", err
 	}
-	payload, err := sigmap.Payload(func(e *sigmap.Coder) { e.MachineID(&m) })
-	if err != nil {
-		return "", err
-	}
-	reply, _, err := root.Call(ctx, sigmap.CallMemberAdd, payload, nil)
-	if err != nil {
-		return "", err
-	}
-	return text, sigmap.Parse(reply, func(d *sigmap.Coder) { d.Str(&text) })
+	return sigmap.CallMemberAdd.Ask(ctx, root, m)
 }
 
 // takeControl has a machine that joined as one count as a control machine, now that its part of the

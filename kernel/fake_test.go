@@ -454,6 +454,14 @@ func (p *fakeProc) open(ctx context.Context) error {
 	return err
 }
 
+// endpointsOf is /sys/endpoints of a tree, to be called.
+type endpointsOf struct{ root sigma.File }
+
+func (e endpointsOf) Call(ctx context.Context, method string, payload []byte, _ []*os.File) ([]byte, []*os.File,
+	error) {
+	return call(ctx, e.root, sigmap.FileEndpoints, method, func(c *sigmap.Coder) { sigmap.Rest(c, &payload) })
+}
+
 // call runs a system call of a program.
 func call(ctx context.Context, root sigma.File, file, method string, encode func(*sigmap.Coder)) ([]byte, []*os.File,
 	error) {
@@ -500,29 +508,18 @@ func (p *fakeProc) serve() {
 	if err := p.open(ctx); err != nil {
 		return // killed early
 	}
-	form := sigma.FormTree
-	reply, _, err := call(ctx, p.root, sigmap.FileEndpoints, sigmap.CallListen, func(c *sigmap.Coder) {
-		c.Str((*string)(&form))
-	})
-	var e sigma.Endpoint
-	if err == nil {
-		err = sigmap.Parse(reply, func(c *sigmap.Coder) { c.Endpoint(&e) })
-	}
+	e, err := sigmap.CallListen.Ask(ctx, endpointsOf{p.root}, sigmap.ListenAsk{Form: sigma.FormTree})
 	if err == nil {
 		_, _, err = call(ctx, p.root, sigmap.FileSelf, sigmap.CallStarted.Name, nil)
 	}
 	for err == nil {
+		var got sigmap.Accepted
 		var files []*os.File
-		reply, files, err = call(ctx, p.root, sigmap.FileEndpoints, sigmap.CallAccept, func(c *sigmap.Coder) {
-			c.Str((*string)(&e.ID))
-		})
+		got, files, err = sigmap.CallAccept.AskFiles(ctx, endpointsOf{p.root}, sigmap.AcceptAsk{ID: e.ID})
 		if err != nil {
 			break
 		}
-		var from sigma.Principal
-		if err = sigmap.Parse(reply, func(c *sigmap.Coder) { c.Principal(&from) }); err != nil {
-			break
-		}
+		from := got.From
 		conn, err := session.FromFile(files[0])
 		if err != nil {
 			continue

@@ -45,7 +45,7 @@ func (c *keptCredentials) call(method string, payload []byte) (reply []byte, err
 	var n sigmap.NewCredential
 	var ps []sigmap.Presented
 	switch method {
-	case sigmap.CallCredentialCheck:
+	case sigmap.CallCredentialCheck.Name:
 		err = sigmap.Parse(payload, func(c *sigmap.Coder) { c.Presented(&ps) })
 		vs := make([]sigmap.Verdict, len(ps))
 		for i, p := range ps {
@@ -59,7 +59,7 @@ func (c *keptCredentials) call(method string, payload []byte) (reply []byte, err
 		if err == nil {
 			return sigmap.Payload(func(c *sigmap.Coder) { c.Verdicts(&vs) })
 		}
-	case sigmap.CallCredentialAdd:
+	case sigmap.CallCredentialAdd.Name:
 		if err = sigmap.Parse(payload, func(c *sigmap.Coder) { c.RealmID(&realm); c.NewCredential(&n) }); err != nil {
 			return nil, err
 		}
@@ -72,13 +72,13 @@ func (c *keptCredentials) call(method string, payload []byte) (reply []byte, err
 		c.all[realm][n.Name] = n
 		made := sigma.Credential{Name: n.Name, Role: n.Role, Created: time.Unix(1, 0)}
 		return sigmap.Payload(func(c *sigmap.Coder) { c.Credential(&made) })
-	case sigmap.CallCredentialRevoke:
+	case sigmap.CallCredentialRevoke.Name:
 		if err = sigmap.Parse(payload, func(c *sigmap.Coder) { c.RealmID(&realm); c.Str(&name) }); err == nil {
 			delete(c.all[realm], name)
 			gone := []string{name}
 			return sigmap.Payload(func(c *sigmap.Coder) { c.Strs(&gone) })
 		}
-	case sigmap.CallCredentials:
+	case sigmap.CallCredentials.Name:
 		if err = sigmap.Parse(payload, func(c *sigmap.Coder) { c.RealmID(&realm) }); err == nil {
 			var all []sigma.Credential
 			for name, n := range c.all[realm] {
@@ -105,7 +105,8 @@ func (w withCredentials) Attach(ctx context.Context, p sigma.Principal, name str
 	own := *c
 	own.Handle = func(ctx context.Context, method string, payload []byte) ([]byte, []*os.File, error) {
 		switch method {
-		case sigmap.CallCredentials, sigmap.CallCredentialAdd, sigmap.CallCredentialRevoke, sigmap.CallCredentialCheck:
+		case sigmap.CallCredentials.Name, sigmap.CallCredentialAdd.Name, sigmap.CallCredentialRevoke.Name,
+			sigmap.CallCredentialCheck.Name:
 			reply, err := w.kept.call(method, payload)
 			return reply, nil, err
 		}
@@ -137,17 +138,16 @@ func openHouseAs(t *testing.T, prepare func(*machine)) (*machine, string) {
 		path
 }
 
+// credentialsOf is /sys/credentials of a session, to be called.
+func credentialsOf(c *sdk.Client) sigma.Caller {
+	return sigmap.At(c, sigma.JoinPath(sigma.NameSys, sigmap.FileCredentials))
+}
+
 // credential has a session make one, and gives its text.
 func credential(ctx context.Context, c *sdk.Client, name string, role sigma.Role) (text string, err error) {
 	n := sigmap.NewCredential{Name: name, Role: role}
-	reply, _, err := call(ctx, c.Root(), sigmap.FileCredentials, sigmap.CallCreate, func(c *sigmap.Coder) {
-		c.NewCredential(&n)
-	})
-	if err == nil {
-		var made sigma.Credential
-		err = sigmap.Parse(reply, func(c *sigmap.Coder) { c.Credential(&made); c.Str(&text) })
-	}
-	return text, err
+	made, err := sigmap.CallCreateCredential.Ask(ctx, credentialsOf(c), n)
+	return made.Text, err
 }
 
 func (m *machine) guest(t *testing.T, path, text string) *sdk.Client {
@@ -262,10 +262,7 @@ func governingActs(ctx context.Context) []deed {
 			return err
 		}},
 		{"revoke a credential", sigma.RoleOwner, func(c *sdk.Client) error {
-			return about(ctx, c, sigmap.FileCredentials, sigmap.CallCredentialRevoke, func(c *sigmap.Coder) {
-				name := "more"
-				c.Str(&name)
-			})
+			return sigmap.CallRevokeCredential.Tell(ctx, credentialsOf(c), "more")
 		}},
 		{"make a realm", roles.Nobody, func(c *sdk.Client) error {
 			return c.Realms().Create(ctx, func() sigma.RealmID { n++; return sigma.RealmID(fmt.Sprintf("r%d", n)) }())
@@ -282,7 +279,7 @@ func governingActs(ctx context.Context) []deed {
 			return c.Realms().SetLimits(ctx, sigma.DefaultRealm, sigma.RealmLimits{Names: 9000})
 		}},
 		{"status of the machine", roles.Nobody, func(c *sdk.Client) error {
-			return about(ctx, c, sigmap.FileMachine, sigmap.CallStatus, none)
+			return about(ctx, c, sigmap.FileMachine, sigmap.CallStatus.Name, none)
 		}},
 		{"metrics", roles.Nobody, reads(ctx, "/sys/metrics")},
 	}
@@ -347,15 +344,11 @@ func TestRoles(t *testing.T) {
 		}
 	}
 	for role, client := range of {
-		if _, _, err := call(ctx, client.Root(), sigmap.FileEndpoints, sigmap.CallListen, func(c *sigmap.Coder) {
-			f := sigma.FormTree
-			c.Str((*string)(&f))
-		}); sigma.KindOf(err) != sigma.KindPermission {
+		if err := sigmap.CallListen.Tell(ctx, endpointsOf{client.Root()}, sigmap.ListenAsk{
+			Form: sigma.FormTree}); sigma.KindOf(err) != sigma.KindPermission {
 			t.Errorf("%v listens: %v", role, err)
 		}
-		if _, _, err := call(ctx, client.Root(), sigmap.FileEndpoints, sigmap.CallDial, func(c *sigmap.Coder) {
-			c.Endpoint(&e)
-		}); err == nil {
+		if err := sigmap.CallDial.Tell(ctx, endpointsOf{client.Root()}, sigmap.DialAsk{To: e}); err == nil {
 			t.Errorf("%v dials", role)
 		}
 		reply, files, err := answered(client)
@@ -430,10 +423,7 @@ func TestRevokedGuests(t *testing.T) {
 		t.Fatal(err)
 	}
 	first, second, owner := m.guest(t, path, one), m.guest(t, path, one), m.guest(t, path, two)
-	if _, _, err := call(ctx, owner.Root(), sigmap.FileCredentials, sigmap.CallCredentialRevoke, func(c *sigmap.Coder) {
-		name := "one"
-		c.Str(&name)
-	}); err != nil {
+	if err := sigmap.CallRevokeCredential.Tell(ctx, credentialsOf(owner), "one"); err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range []*sdk.Client{first, second} {
@@ -565,9 +555,7 @@ func TestCredentialsMaker(t *testing.T) {
 	}{{m.connect(sigma.DefaultRealm), "one", "", sigma.CredentialHash{}}, {m.guest(t, path, text), "two", "owner",
 		secret.Hash()}} {
 		n := sigmap.NewCredential{Name: c.name, Role: sigma.RoleViewer, By: "somebody", ByHash: sigma.CredentialHash{1}}
-		if err := about(t.Context(), c.by, sigmap.FileCredentials, sigmap.CallCreate, func(c *sigmap.Coder) {
-			c.NewCredential(&n)
-		}); err != nil {
+		if err := sigmap.CallCreateCredential.Tell(t.Context(), credentialsOf(c.by), n); err != nil {
 			t.Fatal(err)
 		}
 		m.credentials.mu.Lock()

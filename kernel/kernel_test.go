@@ -89,13 +89,13 @@ func TestLife(t *testing.T) {
 	}
 	form := sigma.FormStream
 	for range 3 {
-		if _, _, err := call(t.Context(), p.root, sigmap.FileEndpoints, sigmap.CallListen, func(c *sigmap.Coder) {
+		if _, _, err := call(t.Context(), p.root, sigmap.FileEndpoints, sigmap.CallListen.Name, func(c *sigmap.Coder) {
 			c.Str((*string)(&form))
 		}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if _, _, err := call(t.Context(), p.root, sigmap.FileMachine, sigmap.CallDown,
+	if _, _, err := call(t.Context(), p.root, sigmap.FileMachine, sigmap.CallDown.Name,
 		nil); sigma.KindOf(err) != sigma.KindPermission {
 		t.Errorf("a proc may stop the machine: %v", err)
 	}

@@ -371,14 +371,9 @@ func rawLink(t *testing.T, m *machine, to sigma.MachineID, target link.Target, p
 }
 
 // listen makes an endpoint of a program.
-func listen(t *testing.T, root sigma.File, form sigma.ConnForm) (e sigma.Endpoint) {
+func listen(t *testing.T, root sigma.File, form sigma.ConnForm) sigma.Endpoint {
 	t.Helper()
-	reply, _, err := call(t.Context(), root, sigmap.FileEndpoints, sigmap.CallListen, func(c *sigmap.Coder) {
-		c.Str((*string)(&form))
-	})
-	if err == nil {
-		err = sigmap.Parse(reply, func(c *sigmap.Coder) { c.Endpoint(&e) })
-	}
+	e, err := sigmap.CallListen.Ask(t.Context(), endpointsOf{root}, sigmap.ListenAsk{Form: form})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -386,7 +381,7 @@ func listen(t *testing.T, root sigma.File, form sigma.ConnForm) (e sigma.Endpoin
 }
 
 func dialTo(ctx context.Context, root sigma.File, e sigma.Endpoint) (net.Conn, error) {
-	_, files, err := call(ctx, root, sigmap.FileEndpoints, sigmap.CallDial, func(c *sigmap.Coder) { c.Endpoint(&e) })
+	_, files, err := sigmap.CallDial.AskFiles(ctx, endpointsOf{root}, sigmap.DialAsk{To: e})
 	if err != nil {
 		return nil, err
 	}
@@ -410,17 +405,11 @@ type stream interface {
 
 func accept(t *testing.T, root sigma.File, e sigma.Endpoint) (*os.File, sigma.Principal) {
 	t.Helper()
-	reply, files, err := call(t.Context(), root, sigmap.FileEndpoints, sigmap.CallAccept, func(c *sigmap.Coder) {
-		c.Str((*string)(&e.ID))
-	})
-	var from sigma.Principal
-	if err == nil {
-		err = sigmap.Parse(reply, func(c *sigmap.Coder) { c.Principal(&from) })
-	}
+	got, files, err := sigmap.CallAccept.AskFiles(t.Context(), endpointsOf{root}, sigmap.AcceptAsk{ID: e.ID})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return files[0], from
+	return files[0], got.From
 }
 
 // TestDialAcross: a proc reaches an endpoint of its realm on another machine, bytes go both ways,
@@ -581,7 +570,7 @@ func TestTreeAcross(t *testing.T) {
 			return fmt.Append(nil, method, " ", files), nil, nil
 		}}, Principal: from, KeepFiles: true})
 	}()
-	_, files, err := call(ctx, client, sigmap.FileEndpoints, sigmap.CallDial, func(c *sigmap.Coder) { c.Endpoint(&e) })
+	_, files, err := sigmap.CallDial.AskFiles(ctx, endpointsOf{client}, sigmap.DialAsk{To: e})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -644,7 +633,7 @@ func TestStreamsAcross(t *testing.T) {
 	m1, m2 := w.machines["m1"], w.machines["m2"]
 	ctx := t.Context()
 	stream := func(root sigma.File, m sigma.MachineID, name string) (*os.File, error) {
-		_, files, err := call(ctx, root, sigmap.FileEndpoints, sigmap.CallDialStream, func(c *sigmap.Coder) {
+		_, files, err := call(ctx, root, sigmap.FileEndpoints, sigmap.CallDialStream.Name, func(c *sigmap.Coder) {
 			c.MachineID(&m)
 			c.Str(&name)
 		})

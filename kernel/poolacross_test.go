@@ -21,14 +21,8 @@ import (
 // listenPushed listens with a socket for what arrives.
 func listenPushed(t *testing.T, root sigma.File) (e sigma.Endpoint, arrivals session.Conn) {
 	t.Helper()
-	form, pushed := sigma.FormStream, true
-	reply, files, err := call(t.Context(), root, sigmap.FileEndpoints, sigmap.CallListen, func(c *sigmap.Coder) {
-		c.Str((*string)(&form))
-		c.Bool(&pushed)
-	})
-	if err == nil {
-		err = sigmap.Parse(reply, func(c *sigmap.Coder) { c.Endpoint(&e) })
-	}
+	e, files, err := sigmap.CallListen.AskFiles(t.Context(), endpointsOf{root}, sigmap.ListenAsk{
+		Form: sigma.FormStream, Pushed: true})
 	if err == nil {
 		arrivals, err = session.FromFile(files[0])
 	}
@@ -39,15 +33,8 @@ func listenPushed(t *testing.T, root sigma.File) (e sigma.Endpoint, arrivals ses
 	return e, arrivals
 }
 
-func askPool(ctx context.Context, root sigma.File, ask sigmap.PoolAsk) (g sigmap.PoolGrant, files []*os.File,
-	err error) {
-	reply, files, err := call(ctx, root, sigmap.FileEndpoints, sigmap.CallPool, func(c *sigmap.Coder) {
-		c.PoolAsk(&ask)
-	})
-	if err == nil {
-		err = sigmap.Parse(reply, func(c *sigmap.Coder) { c.PoolGrant(&g) })
-	}
-	return g, files, err
+func askPool(ctx context.Context, root sigma.File, ask sigmap.PoolAsk) (sigmap.PoolGrant, []*os.File, error) {
+	return sigmap.CallPool.AskFiles(ctx, endpointsOf{root}, ask)
 }
 
 // arrives receives a part of a pool.

@@ -47,7 +47,7 @@ func (m *machine) started(id sigma.ProcID) *prog {
 
 // dial asks sigmad for a connection.
 func (g *prog) dial(ctx context.Context, e sigma.Endpoint) (*os.File, error) {
-	_, files, err := call(ctx, g.root, sigmap.FileEndpoints, sigmap.CallDial, func(c *sigmap.Coder) { c.Endpoint(&e) })
+	_, files, err := sigmap.CallDial.AskFiles(ctx, endpointsOf{g.root}, sigmap.DialAsk{To: e})
 	if err != nil {
 		return nil, err
 	}
@@ -71,14 +71,8 @@ func (g *prog) enter(ctx context.Context, e sigma.Endpoint) (sigma.File, <-chan 
 	return root, c.Done(), err
 }
 
-func (g *prog) listen(ctx context.Context, form sigma.ConnForm) (e sigma.Endpoint, err error) {
-	reply, _, err := call(ctx, g.root, sigmap.FileEndpoints, sigmap.CallListen, func(c *sigmap.Coder) {
-		c.Str((*string)(&form))
-	})
-	if err == nil {
-		err = sigmap.Parse(reply, func(c *sigmap.Coder) { c.Endpoint(&e) })
-	}
-	return e, err
+func (g *prog) listen(ctx context.Context, form sigma.ConnForm) (sigma.Endpoint, error) {
+	return sigmap.CallListen.Ask(ctx, endpointsOf{g.root}, sigmap.ListenAsk{Form: form})
 }
 
 func (g *prog) spawn(ctx context.Context, d sigma.Descriptor) (ids []sigma.ProcID, err error) {
@@ -134,17 +128,12 @@ func (g *prog) serveTree(t *testing.T, tree sigma.Tree) sigma.Endpoint {
 	}
 	go func() {
 		for {
-			reply, files, err := call(t.Context(), g.root, sigmap.FileEndpoints, sigmap.CallAccept,
-				func(c *sigmap.Coder) {
-					c.Str((*string)(&e.ID))
-				})
+			got, files, err := sigmap.CallAccept.AskFiles(t.Context(), endpointsOf{g.root}, sigmap.AcceptAsk{ID: e.ID})
 			if err != nil {
 				return
 			}
-			var from sigma.Principal
-			sigmap.Parse(reply, func(c *sigmap.Coder) { c.Principal(&from) })
 			if conn, err := session.FromFile(files[0]); err == nil {
-				go treeserver.Serve(t.Context(), conn, treeserver.Config{Tree: tree, Principal: from})
+				go treeserver.Serve(t.Context(), conn, treeserver.Config{Tree: tree, Principal: got.From})
 			}
 		}
 	}()

@@ -22,29 +22,18 @@ func (c *Client) Dial(ctx context.Context, e sigma.Endpoint) (net.Conn, error) {
 	if conn := c.begin(ctx, e); conn != nil {
 		return conn, nil
 	}
-	rings := true
-	reply, files, err := c.call(ctx, sigmap.FileEndpoints, sigmap.CallDial, func(enc *sigmap.Coder) {
-		enc.Endpoint(&e)
-		enc.Bool(&rings)
-	})
+	shared, files, err := sigmap.CallDial.AskFiles(ctx, endpoints{c}, sigmap.DialAsk{To: e, Rings: true})
 	if err != nil {
 		return nil, err
 	}
-	var ticket string
-	if err := sigmap.Parse(reply, func(d *sigmap.Coder) { d.Last(func() { d.Str(&ticket) }) }); err != nil {
-		session.CloseFiles(files)
-		return nil, err
-	}
-	return c.streamOf(e.Form, files, ring.Dialled, ticket, CallerAddr{c.info.Principal}, EndpointAddr{e})
+	return c.streamOf(e.Form, files, ring.Dialled, shared.Ticket, CallerAddr{c.info.Principal}, EndpointAddr{e})
 }
 
 // DialStream connects a service of the system to the service of the same name on another machine,
 // where the connection arrives at the endpoint of FormStream that it listens at last.
 func (c *Client) DialStream(ctx context.Context, machine sigma.MachineID, service string) (net.Conn, error) {
-	_, files, err := c.call(ctx, sigmap.FileEndpoints, sigmap.CallDialStream, func(enc *sigmap.Coder) {
-		enc.MachineID(&machine)
-		enc.Str(&service)
-	})
+	_, files, err := sigmap.CallDialStream.AskFiles(ctx, endpoints{c}, sigmap.StreamAsk{Machine: machine,
+		Service: service})
 	if err != nil {
 		return nil, err
 	}
@@ -54,19 +43,12 @@ func (c *Client) DialStream(ctx context.Context, machine sigma.MachineID, servic
 
 // Etcd says in which etcd named keeps the names; nil: in one of its own. Only named may ask.
 func (c *Client) Etcd(ctx context.Context) (*sigmap.Etcd, error) {
-	reply, files, err := c.call(ctx, sigmap.FileEndpoints, sigmap.CallEtcd, nil)
-	session.CloseFiles(files)
-	if err != nil {
-		return nil, err
-	}
-	var e *sigmap.Etcd
-	err = sigmap.Parse(reply, func(d *sigmap.Coder) { d.Etcd(&e) })
-	return e, err
+	return sigmap.CallEtcd.Ask(ctx, endpoints{c}, sigmap.None{})
 }
 
 // DialEtcd connects named to a member of that etcd.
 func (c *Client) DialEtcd(ctx context.Context, name string) (net.Conn, error) {
-	_, files, err := c.call(ctx, sigmap.FileEndpoints, sigmap.CallDialEtcd, func(enc *sigmap.Coder) { enc.Str(&name) })
+	_, files, err := sigmap.CallDialEtcd.AskFiles(ctx, endpoints{c}, name)
 	if err != nil {
 		return nil, err
 	}
@@ -76,10 +58,7 @@ func (c *Client) DialEtcd(ctx context.Context, name string) (net.Conn, error) {
 
 // DialServer connects dbd to the server of a realm's database, of which the provider told sigmad.
 func (c *Client) DialServer(ctx context.Context, realm sigma.RealmID, name string) (net.Conn, error) {
-	_, files, err := c.call(ctx, sigmap.FileEndpoints, sigmap.CallDialServer, func(enc *sigmap.Coder) {
-		enc.RealmID(&realm)
-		enc.Str(&name)
-	})
+	_, files, err := sigmap.CallDialServer.AskFiles(ctx, endpoints{c}, sigmap.ServerName{Realm: realm, Name: name})
 	if err != nil {
 		return nil, err
 	}
@@ -110,15 +89,13 @@ func (c *Client) DialPath(ctx context.Context, path string) (net.Conn, error) {
 // the connections that were made to it are ended, on this machine and with others. They have been
 // when it returns.
 func (c *Client) Revoke(ctx context.Context, e sigma.Endpoint) error {
-	return c.do(ctx, sigmap.FileEndpoints, sigmap.CallRevoke, func(enc *sigmap.Coder) { enc.Endpoint(&e) }, nil)
+	return sigmap.CallRevoke.Tell(ctx, endpoints{c}, e)
 }
 
 // ConnectionLog gives the latest things that happened to connections of this machine's procs, as
 // JSON lines (report.ConnectionEvent).
 func (c *Client) ConnectionLog(ctx context.Context) ([]byte, error) {
-	reply, files, err := c.call(ctx, sigmap.FileEndpoints, sigmap.CallLog, nil)
-	session.CloseFiles(files)
-	return reply, err
+	return sigmap.CallLog.Ask(ctx, endpoints{c}, sigmap.None{})
 }
 
 // Publish writes e into the file at path, replacing what is there.
@@ -128,12 +105,12 @@ func (c *Client) Publish(ctx context.Context, path string, e sigma.Endpoint, lea
 }
 
 func connOf(files []*os.File, local, remote net.Addr) (net.Conn, error) {
-	if len(files) != 1 {
-		session.CloseFiles(files)
-		return nil, sigma.Errorf("sdk.Dial", sigma.KindInvalid, "sigmad passed %d sockets, not one", len(files))
+	socket, err := oneOf("sdk.Dial", files, nil)
+	if err != nil {
+		return nil, err
 	}
-	defer files[0].Close()
-	c, err := net.FileConn(files[0])
+	defer socket.Close()
+	c, err := net.FileConn(socket)
 	if err != nil {
 		return nil, err
 	}
@@ -199,16 +176,8 @@ func (c *Client) UseTransport(t ring.Transport) { c.rings.Use(t) }
 
 // claimRing asks for the memory of a connection.
 func (c *Client) claimRing(ctx context.Context, ticket []byte) (*os.File, error) {
-	t := string(ticket)
-	_, files, err := c.call(ctx, sigmap.FileEndpoints, sigmap.CallRing, func(e *sigmap.Coder) { e.Str(&t) })
-	if err != nil {
-		return nil, err
-	}
-	if len(files) != 1 {
-		session.CloseFiles(files)
-		return nil, sigma.Errorf("sdk.claimRing", sigma.KindInvalid, "sigmad passed %d files, not one", len(files))
-	}
-	return files[0], nil
+	_, files, err := sigmap.CallRing.AskFiles(ctx, endpoints{c}, string(ticket))
+	return oneOf("sdk.claimRing", files, err)
 }
 
 // claimMeter asks for the proc's meter. Of a program that is no proc nothing is counted.
@@ -217,13 +186,18 @@ func (c *Client) claimMeter(ctx context.Context) (*os.File, error) {
 		return nil, &sigma.Error{Op: "sdk.claimMeter", Kind: sigma.KindUnsupported,
 			Msg: "only what procs of realms carry is counted"}
 	}
-	_, files, err := c.call(ctx, sigmap.FileEndpoints, sigmap.CallMeter, nil)
+	_, files, err := sigmap.CallMeter.AskFiles(ctx, endpoints{c}, sigmap.None{})
+	return oneOf("sdk.claimMeter", files, err)
+}
+
+// oneOf is the file that an answer has.
+func oneOf(op string, files []*os.File, err error) (*os.File, error) {
+	if err == nil && len(files) != 1 {
+		session.CloseFiles(files)
+		err = sigma.Errorf(op, sigma.KindInvalid, "sigmad passed %d files, not one", len(files))
+	}
 	if err != nil {
 		return nil, err
-	}
-	if len(files) != 1 {
-		session.CloseFiles(files)
-		return nil, sigma.Errorf("sdk.claimMeter", sigma.KindInvalid, "sigmad passed %d files, not one", len(files))
 	}
 	return files[0], nil
 }
@@ -235,7 +209,7 @@ func (c *Client) releaseRing(ticket []byte) {
 	go func() {
 		ctx, cancel := context.WithTimeout(context.Background(), drainMax)
 		defer cancel()
-		c.do(ctx, sigmap.FileEndpoints, sigmap.CallEndRing, func(e *sigmap.Coder) { e.Str(&t) }, nil)
+		sigmap.CallEndRing.Tell(ctx, endpoints{c}, t)
 	}()
 }
 
@@ -319,15 +293,12 @@ func (c *Client) keep(s *session.Client) bool {
 
 // DialTree dials an endpoint of FormTree and starts a session.
 func (c *Client) DialTree(ctx context.Context, e sigma.Endpoint) (*session.Client, error) {
-	_, files, err := c.call(ctx, sigmap.FileEndpoints, sigmap.CallDial, func(enc *sigmap.Coder) { enc.Endpoint(&e) })
+	_, files, err := sigmap.CallDial.AskFiles(ctx, endpoints{c}, sigmap.DialAsk{To: e})
+	socket, err := oneOf("sdk.DialTree", files, err)
 	if err != nil {
 		return nil, err
 	}
-	if len(files) != 1 {
-		session.CloseFiles(files)
-		return nil, sigma.Errorf("sdk.DialTree", sigma.KindInvalid, "sigmad passed %d sockets, not one", len(files))
-	}
-	conn, err := session.FromFile(files[0])
+	conn, err := session.FromFile(socket)
 	if err != nil {
 		return nil, err
 	}

@@ -110,11 +110,8 @@ func (l *listener) listen(ctx context.Context) error {
 	pushed := l.endpoint.ID == "" || l.wait != nil
 	for {
 		epoch := l.c.session.Epoch()
-		reply, files, err := l.c.call(ctx, sigmap.FileEndpoints, sigmap.CallListen, func(e *sigmap.Coder) {
-			e.Str((*string)(&l.endpoint.Form))
-			e.Bool(&pushed)
-			e.Str((*string)(&l.endpoint.ID))
-		})
+		e, files, err := sigmap.CallListen.AskFiles(ctx, endpoints{l.c}, sigmap.ListenAsk{Form: l.endpoint.Form,
+			Pushed: pushed, Again: l.endpoint.ID})
 		switch kind := sigma.KindOf(err); {
 		case err == nil:
 		case kind == sigma.KindLost && l.c.session.Epoch() != epoch:
@@ -124,7 +121,7 @@ func (l *listener) listen(ctx context.Context) error {
 			continue
 		}
 		if err == nil {
-			err = sigmap.Parse(reply, func(d *sigmap.Coder) { d.Endpoint(&l.endpoint) })
+			l.endpoint = e
 		}
 		if err == nil && len(files) == 1 {
 			err = l.watch(files[0])
@@ -282,23 +279,8 @@ func (l *listener) arrival(ctx context.Context) (a arrived, err error) {
 
 // ask has sigmad answer when somebody dials.
 func (l *listener) ask(ctx context.Context) (a arrived, err error) {
-	rings := true
-	reply, files, err := l.c.call(ctx, sigmap.FileEndpoints, sigmap.CallAccept, func(e *sigmap.Coder) {
-		e.Str((*string)(&l.endpoint.ID))
-		e.Bool(&rings)
-	})
-	if err != nil {
-		return a, err
-	}
-	a.files = files
-	if err := sigmap.Parse(reply, func(d *sigmap.Coder) {
-		d.Principal(&a.from)
-		d.Last(func() { d.Str(&a.ticket) })
-	}); err != nil {
-		a.close()
-		return a, err
-	}
-	return a, nil
+	got, files, err := sigmap.CallAccept.AskFiles(ctx, endpoints{l.c}, sigmap.AcceptAsk{ID: l.endpoint.ID, Rings: true})
+	return arrived{files: files, from: got.From, ticket: got.Ticket}, err
 }
 
 // errEnded says that nothing comes on the listener's socket any more.
@@ -642,7 +624,5 @@ func (l *listener) Close() error {
 
 // tell has sigmad close the listener, or if it is closed already send those away who wait.
 func (l *listener) tell() error {
-	return l.c.do(context.Background(), sigmap.FileEndpoints, sigmap.CallClose, func(e *sigmap.Coder) {
-		e.Str((*string)(&l.endpoint.ID))
-	}, nil)
+	return sigmap.CallClose.Tell(context.Background(), endpoints{l.c}, l.endpoint.ID)
 }

@@ -272,11 +272,7 @@ func (p *pool) ask() {
 	if over { // sigmad knows a line that has ended
 		p.tell(ctx, &sigmap.PoolAsk{Endpoint: p.e, Over: true, Unused: never})
 	}
-	var grant sigmap.PoolGrant
-	reply, files, err := p.c.call(ctx, sigmap.FileEndpoints, sigmap.CallPool, func(c *sigmap.Coder) { c.PoolAsk(&ask) })
-	if err == nil {
-		err = sigmap.Parse(reply, func(c *sigmap.Coder) { c.PoolGrant(&grant) })
-	}
+	grant, files, err := sigmap.CallPool.AskFiles(ctx, endpoints{p.c}, ask)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	defer p.askedLocked()
@@ -371,7 +367,7 @@ func (p *pool) numbersLocked() (unused []uint64) {
 
 // tell is a call that gives nothing.
 func (p *pool) tell(ctx context.Context, ask *sigmap.PoolAsk) {
-	p.c.do(ctx, sigmap.FileEndpoints, sigmap.CallPool, func(c *sigmap.Coder) { c.PoolAsk(ask) }, nil)
+	sigmap.CallPool.Tell(ctx, endpoints{p.c}, *ask)
 }
 
 // look tells sigmad what has begun, and closes what is not needed any more, or has ended.

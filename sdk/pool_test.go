@@ -268,7 +268,7 @@ type released struct {
 }
 
 func (r *released) Call(_ context.Context, method string, payload []byte, _ []*os.File) ([]byte, []*os.File, error) {
-	if method == sigmap.CallEndRing {
+	if method == sigmap.CallEndRing.Name {
 		var t string
 		err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Str(&t) })
 		r.tickets <- t

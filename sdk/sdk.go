@@ -293,32 +293,6 @@ func (c *Client) Info() sigmap.Info { return c.info }
 // Root returns the root handle of the tree; it stays the Client's.
 func (c *Client) Root() sigma.File { return c.root }
 
-// call runs a method of a well-known file.
-func (c *Client) call(ctx context.Context, file, method string, encode func(*sigmap.Coder)) ([]byte, []*os.File,
-	error) {
-	f, err := c.wellKnown(ctx, file)
-	if err != nil {
-		return nil, nil, err
-	}
-	var payload []byte
-	if encode != nil {
-		if payload, err = sigmap.Payload(encode); err != nil {
-			return nil, nil, err
-		}
-	}
-	return f.Call(ctx, method, payload, nil)
-}
-
-// do is call for methods that answer without file descriptors; decode may be nil.
-func (c *Client) do(ctx context.Context, file, method string, encode, decode func(*sigmap.Coder)) error {
-	reply, files, err := c.call(ctx, file, method, encode)
-	session.CloseFiles(files)
-	if err != nil || decode == nil {
-		return err
-	}
-	return sigmap.Parse(reply, decode)
-}
-
 // file is a well-known file, to be called.
 type file struct {
 	c    *Client
@@ -332,6 +306,15 @@ func (f file) Call(ctx context.Context, method string, payload []byte, files []*
 		return nil, nil, err
 	}
 	return at.Call(ctx, method, payload, files)
+}
+
+// endpoints is /sys/endpoints. It is called for each connection, and costs no allocation.
+type endpoints struct{ c *Client }
+
+// Call implements sigma.Caller.
+func (e endpoints) Call(ctx context.Context, method string, payload []byte, files []*os.File) ([]byte, []*os.File,
+	error) {
+	return file{e.c, sigmap.FileEndpoints}.Call(ctx, method, payload, files)
 }
 
 // waiting is file for a request that does nothing but wait: it is made again, as often as sigmad
@@ -491,8 +474,7 @@ func (c *Client) Caps(ctx context.Context, id sigma.ProcID) (caps sigmap.Caps, e
 
 // ServicesUsage tells what the services use, in the order of Services.
 func (c *Client) ServicesUsage(ctx context.Context) (us []sigma.Usage, err error) {
-	err = c.do(ctx, sigmap.FileMachine, sigmap.CallUsage, nil, func(d *sigmap.Coder) { d.Usages(&us) })
-	return us, err
+	return sigmap.CallServicesUsage.Ask(ctx, file{c, sigmap.FileMachine}, sigmap.None{})
 }
 
 // Started implements sigma.Self.
@@ -516,32 +498,26 @@ func (c *Client) Realms() sigma.Realms { return realms{c} }
 
 type realms struct{ c *Client }
 
+func (r realms) at() sigma.Caller { return file{r.c, sigmap.FileRealms} }
+
 func (r realms) Create(ctx context.Context, id sigma.RealmID) error {
-	return r.c.do(ctx, sigmap.FileRealms, sigmap.CallCreate, func(e *sigmap.Coder) { e.RealmID(&id) }, nil)
+	return sigmap.CallCreateRealm.Tell(ctx, r.at(), id)
 }
 
 func (r realms) Remove(ctx context.Context, id sigma.RealmID) error {
-	return r.c.do(ctx, sigmap.FileRealms, sigmap.CallRemove, func(e *sigmap.Coder) { e.RealmID(&id) }, nil)
+	return sigmap.CallRemoveRealm.Tell(ctx, r.at(), id)
 }
 
 func (r realms) SetShares(ctx context.Context, id sigma.RealmID, shares uint32) error {
-	return r.c.do(ctx, sigmap.FileRealms, sigmap.CallSetShares, func(e *sigmap.Coder) {
-		e.RealmID(&id)
-		e.U32(&shares)
-	}, nil)
+	return sigmap.CallSetShares.Tell(ctx, r.at(), sigmap.RealmShares{Realm: id, Shares: shares})
 }
 
 func (r realms) SetLimits(ctx context.Context, id sigma.RealmID, limits sigma.RealmLimits) error {
-	return r.c.do(ctx, sigmap.FileRealms, sigmap.CallSetLimits, func(e *sigmap.Coder) {
-		e.RealmID(&id)
-		e.RealmLimits(&limits)
-	}, nil)
+	return sigmap.CallSetLimits.Tell(ctx, r.at(), sigmap.LimitsOfRealm{Realm: id, Limits: limits})
 }
 
-func (r realms) List(ctx context.Context) (out []sigma.RealmInfo, err error) {
-	return sigmap.ListRealms(func(encode, decode func(*sigmap.Coder)) error {
-		return r.c.do(ctx, sigmap.FileRealms, sigmap.CallList, encode, decode)
-	})
+func (r realms) List(ctx context.Context) ([]sigma.RealmInfo, error) {
+	return sigmap.ListRealms(ctx, r.at())
 }
 
 // Register has a proc of the realm kept running, as its policy says, until Unregister. KindExists:
@@ -566,49 +542,40 @@ func (c *Client) register(ctx context.Context, r sigma.Registration, replace boo
 	for i := range d.View {
 		d.View[i].Target = c.Real(d.View[i].Target)
 	}
-	return c.do(ctx, sigmap.FileInit, sigmap.CallInitAdd, func(e *sigmap.Coder) {
-		e.Registration(&r)
-		e.Bool(&replace)
-	}, nil)
+	return sigmap.CallInitAdd.Tell(ctx, file{c, sigmap.FileInit}, sigmap.InitAdd{Registration: r, Replace: replace})
 }
 
 // Restart ends the proc of a registration and starts another, even if the policy allows no more
 // starts or its pause has not passed. The proc is asked to end and killed if it does not. Restart
 // returns when the request is noted, before the proc has ended.
 func (c *Client) Restart(ctx context.Context, name string) error {
-	return c.do(ctx, sigmap.FileInit, sigmap.CallInitRestart, func(e *sigmap.Coder) { e.Str(&name) }, nil)
+	return sigmap.CallInitRestart.Tell(ctx, file{c, sigmap.FileInit}, name)
 }
 
 // Unregister ends the proc of a registration and forgets the registration when the proc has ended.
 // The proc is asked to end and killed if it does not. Unregister returns when the request is noted,
 // before the proc has ended.
 func (c *Client) Unregister(ctx context.Context, name string) error {
-	return c.do(ctx, sigmap.FileInit, sigmap.CallInitRemove, func(e *sigmap.Coder) { e.Str(&name) }, nil)
+	return sigmap.CallInitRemove.Tell(ctx, file{c, sigmap.FileInit}, name)
 }
 
 // Events tells what happened lately on all machines after a position (report.Cursor as text; "" =
 // the oldest that is remembered), oldest first, as JSON lines (report.Event): a page, or nothing if
 // there is nothing new. A tenant is told of its realm.
 func (c *Client) Events(ctx context.Context, after string) ([]byte, error) {
-	reply, files, err := c.call(ctx, sigmap.FileEvents, sigmap.CallEvents, func(e *sigmap.Coder) { e.Str(&after) })
-	session.CloseFiles(files)
-	return reply, err
+	return sigmap.CallEvents.Ask(ctx, file{c, sigmap.FileEvents}, after)
 }
 
 // Services tells what runs on the machine besides procs.
-func (c *Client) Services(ctx context.Context) (out []sigmap.Service, err error) {
-	err = c.do(ctx, sigmap.FileMachine, sigmap.CallStatus, nil, func(d *sigmap.Coder) { d.Services(&out) })
-	return out, err
+func (c *Client) Services(ctx context.Context) ([]sigmap.Service, error) {
+	return sigmap.CallStatus.Ask(ctx, file{c, sigmap.FileMachine}, sigmap.None{})
 }
 
 // SetServer tells the machine where the server of a realm's database is, an IP address and a port;
 // "" = it has none any more. It is for the provider's programs.
 func (c *Client) SetServer(ctx context.Context, realm sigma.RealmID, name, address string) error {
-	return c.do(ctx, sigmap.FileMachine, sigmap.CallServer, func(e *sigmap.Coder) {
-		e.RealmID(&realm)
-		e.Str(&name)
-		e.Str(&address)
-	}, nil)
+	return sigmap.CallServer.Tell(ctx, file{c, sigmap.FileMachine}, sigmap.ServerAt{
+		ServerName: sigmap.ServerName{Realm: realm, Name: name}, Address: address})
 }
 
 // SetStore has the objects of a realm, or with the system's of all realms that have no store of
@@ -616,35 +583,26 @@ func (c *Client) SetServer(ctx context.Context, realm sigma.RealmID, name, addre
 // the local disk again), and addresses, IP addresses with a port, are where it is. It is for the
 // provider's programs. Open objects of all realms are lost.
 func (c *Client) SetStore(ctx context.Context, realm sigma.RealmID, text string, addresses []string) error {
-	return c.do(ctx, sigmap.FileMachine, sigmap.CallSetStore, func(e *sigmap.Coder) {
-		e.RealmID(&realm)
-		e.Str(&text)
-		e.Strs(&addresses)
-	}, nil)
+	return sigmap.CallSetStore.Tell(ctx, file{c, sigmap.FileMachine}, sigmap.StoreAt{
+		UseStore: sigmap.UseStore{Realm: realm, Text: text}, Addresses: addresses})
 }
 
 // Stores lists the stores that were set, after that of a realm, as JSON (s3/store.Info); ask has
 // each asked how it is. It is for the provider's programs.
 func (c *Client) Stores(ctx context.Context, after sigma.RealmID, ask bool) ([]byte, error) {
-	reply, _, err := c.call(ctx, sigmap.FileMachine, sigmap.CallStores, func(e *sigmap.Coder) {
-		e.RealmID(&after)
-		e.Bool(&ask)
-	})
-	return reply, err
+	return sigmap.CallStores.Ask(ctx, file{c, sigmap.FileMachine}, sigmap.StoresAsk{After: after, Ask: ask})
 }
 
 // Leave says that this machine is going to be stopped: for some seconds from now on it takes no new
 // procs. With evict those that run here are asked to go, too. It returns how many run, and some of
 // them. Only the admin socket may.
 func (c *Client) Leave(ctx context.Context, evict bool) (n uint32, some []sigma.ProcInfo, err error) {
-	err = c.do(ctx, sigmap.FileMachine, sigmap.CallLeave, func(e *sigmap.Coder) {
-		e.Bool(&evict)
-	}, func(d *sigmap.Coder) { d.U32(&n); d.ProcInfos(&some) })
-	return n, some, err
+	l, err := sigmap.CallLeave.Ask(ctx, file{c, sigmap.FileMachine}, evict)
+	return l.Running, l.Some, err
 }
 
 // Down stops sigmaOS on this machine, when the procs that run here have had their grace, or now.
 // Only the admin socket may.
 func (c *Client) Down(ctx context.Context, now bool) error {
-	return c.do(ctx, sigmap.FileMachine, sigmap.CallDown, func(e *sigmap.Coder) { e.Bool(&now) }, nil)
+	return sigmap.CallDown.Tell(ctx, file{c, sigmap.FileMachine}, now)
 }

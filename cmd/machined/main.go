@@ -98,58 +98,36 @@ func awaitNames(ctx context.Context, c *sdk.Client, log *slog.Logger) error {
 
 // fetch gets the authority from the machined that decides, and keeps it.
 func fetch(ctx context.Context, c *sdk.Client) error {
-	reply, err := ask(ctx, c, sigmap.FileMachines, machines.CallAuthority.Name, nil)
+	text, err := machines.CallAuthority.Ask(ctx, sigmap.At(c, sigma.JoinPath(sigma.NameSys, sigmap.FileMachines)),
+		sigmap.None{})
 	if err != nil {
 		return err
 	}
-	a, err := identity.ParseAuthority(reply)
+	a, err := identity.ParseAuthority(text)
 	if err != nil {
 		return err
 	}
 	return identity.KeepAuthority(authorityFile, a)
 }
 
-// ask makes a call of a file of /sys.
-func ask(ctx context.Context, c *sdk.Client, file, method string, payload []byte) ([]byte, error) {
-	f, _, err := c.Root().Walk(ctx, []string{sigma.NameSys, file})
-	if err != nil {
-		return nil, err
-	}
-	if f == nil {
-		return nil, sigma.PathError("machined.ask", sigma.KindNotFound, sigma.JoinPath(sigma.NameSys, file))
-	}
-	defer f.Close()
-	caller, ok := f.(sigma.Caller)
-	if !ok {
-		return nil, sigma.PathError("machined.ask", sigma.KindUnsupported, sigma.JoinPath(sigma.NameSys, file))
-	}
-	reply, _, err := caller.Call(ctx, method, payload, nil)
-	return reply, err
-}
-
 // names is the store of names, by way of sigmad.
 type names struct{ c *sdk.Client }
 
-func (n names) about(ctx context.Context, method string, m sigma.MachineID) error {
-	payload, err := sigmap.Payload(func(c *sigmap.Coder) { c.MachineID(&m) })
-	if err != nil {
-		return err
-	}
-	_, err = ask(ctx, n.c, sigmap.FileNames, method, payload)
-	return err
+func (n names) at() sigma.Caller {
+	return sigmap.At(n.c, sigma.JoinPath(sigma.NameSys, sigmap.FileNames))
 }
 
 // Expel implements machines.Fence.
 func (n names) Expel(ctx context.Context, m sigma.MachineID) error {
-	return n.about(ctx, sigmap.CallExpel, m)
+	return sigmap.CallExpel.Tell(ctx, n.at(), m)
 }
 
 // Admit implements machines.Fence.
 func (n names) Admit(ctx context.Context, m sigma.MachineID) error {
-	return n.about(ctx, sigmap.CallAdmit, m)
+	return sigmap.CallAdmit.Tell(ctx, n.at(), m)
 }
 
 // RemoveMember implements machines.Names.
 func (n names) RemoveMember(ctx context.Context, m sigma.MachineID) error {
-	return n.about(ctx, sigmap.CallMemberRemove, m)
+	return sigmap.CallMemberRemove.Tell(ctx, n.at(), m)
 }

@@ -47,39 +47,23 @@ func run(log *slog.Logger) error {
 	return sdk.ServeClient(ctx, func(_ context.Context, c *sdk.Client) (sigma.Tree, error) {
 		client = c
 		return treeserver.Admin{Tree: store, Realms: remover{store}, Changes: board.File,
-			Calls: map[string]func(context.Context, []byte) ([]byte, error){
-				sigmap.CallSetStore: func(ctx context.Context, payload []byte) ([]byte, error) {
-					return setStore(ctx, store, payload)
-				},
-				sigmap.CallStores: func(ctx context.Context, payload []byte) ([]byte, error) {
-					return stores(ctx, store, payload)
-				},
-			}}, nil
+			Calls: storeMethods(store)}, nil
 	})
 }
 
-// setStore is the call set-store: realm, a store as JSON.
-func setStore(ctx context.Context, t *s3.Tree, payload []byte) ([]byte, error) {
-	var realm sigma.RealmID
-	var text string
-	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.RealmID(&realm); c.Str(&text) }); err != nil {
-		return nil, err
-	}
-	return nil, t.SetStore(ctx, realm, text)
-}
-
-// stores is the call stores: the realm after which the list begins, whether each is asked -> JSON.
-func stores(ctx context.Context, t *s3.Tree, payload []byte) ([]byte, error) {
-	var after sigma.RealmID
-	var ask bool
-	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.RealmID(&after); c.Bool(&ask) }); err != nil {
-		return nil, err
-	}
-	list, err := t.Stores(ctx, after, ask)
-	if err != nil {
-		return nil, err
-	}
-	return json.Marshal(list)
+// storeMethods are what sigmad asks of the realms' object stores.
+func storeMethods(t *s3.Tree) sigmap.Handlers[sigma.Realms] {
+	return sigmap.Table(
+		sigmap.Do(sigmap.CallUseStore, func(_ sigma.Realms, ctx context.Context, u sigmap.UseStore) error {
+			return t.SetStore(ctx, u.Realm, u.Text)
+		}),
+		sigmap.On(sigmap.CallStores, func(_ sigma.Realms, ctx context.Context, a sigmap.StoresAsk) ([]byte, error) {
+			list, err := t.Stores(ctx, a.After, a.Ask)
+			if err != nil {
+				return nil, err
+			}
+			return json.Marshal(list)
+		}))
 }
 
 // remover is what the store knows of realms: they need no making.

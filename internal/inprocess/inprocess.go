@@ -95,7 +95,6 @@ func info(_ context.Context, method string, _ []byte) ([]byte, []*os.File, error
 	if method != sigmap.CallInfo.Name {
 		return nil, nil, sigma.Errorf("inprocess.info", sigma.KindUnsupported, "there is no sigmad")
 	}
-	i := sigmap.Info{Principal: sigma.Principal{Realm: "r", Machine: "m"}}
-	reply, err := sigmap.Payload(func(c *sigmap.Coder) { c.Info(&i) })
+	reply, err := sigmap.CallInfo.Answer(sigmap.Info{Principal: sigma.Principal{Realm: "r", Machine: "m"}})
 	return reply, nil, err
 }

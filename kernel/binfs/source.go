@@ -303,26 +303,14 @@ func (o *treeObject) Hash(ctx context.Context, offset int64, size int) (h Hash, 
 		if !ok {
 			return sigma.PathError("binfs.Hash", sigma.KindUnsupported, o.name.Path)
 		}
-		at, n := uint64(offset), uint32(size)
-		payload, err := sigmap.Payload(func(c *sigmap.Coder) { c.U64(&at); c.U32(&n) })
+		d, err := sigmap.CallHash.Ask(ctx, c, sigmap.HashAsk{Offset: uint64(offset), Count: uint32(size)})
 		if err != nil {
 			return err
 		}
-		answer, files, err := c.Call(ctx, sigmap.CallHash, payload, nil)
-		for _, f := range files {
-			f.Close()
-		}
-		if err != nil {
-			return err
-		}
-		id, all, sum := sigma.FileID{}, uint64(0), []byte(nil)
-		if err := sigmap.Parse(answer, func(c *sigmap.Coder) { c.FileID(&id); c.U64(&all); c.Data(&sum) }); err != nil {
-			return err
-		}
-		if id != o.name.ID || all != uint64(o.name.Size) || len(sum) != len(h) {
+		if d.ID != o.name.ID || d.Size != uint64(o.name.Size) || len(d.Sum) != len(h) {
 			return o.replaced()
 		}
-		copy(h[:], sum)
+		copy(h[:], d.Sum)
 		return nil
 	})
 	return h, err

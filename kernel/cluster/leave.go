@@ -3,7 +3,6 @@ package cluster
 import (
 	"context"
 	"fmt"
-	"os"
 	"slices"
 	"sync"
 	"time"
@@ -19,7 +18,7 @@ import (
 
 // How a machine is stopped while all of it still works: it takes no new procs, asks those that it
 // runs to go, waits until they have gone or were killed at the end of their grace, and until who
-// waited for them knows. Whoever stops several machines says so to all of them (LeaveCall) before
+// waited for them knows. Whoever stops several machines says so to all of them (BeginLeave) before
 // the procs of any are asked, and stops the first when the procs of the last have gone: they may
 // need all of the machines.
 
@@ -43,23 +42,16 @@ type leaver struct {
 	at   time.Time
 }
 
-// LeaveCall answers whoever is about to stop this machine, and says what runs here.
-func (x *Cluster) LeaveCall(_ context.Context, payload []byte) ([]byte, []*os.File, error) {
-	var evict bool
-	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Bool(&evict) }); err != nil {
-		return nil, nil, err
-	}
+// BeginLeave is for whoever is about to stop this machine. It says what runs here.
+func (x *Cluster) BeginLeave(evict bool) (l sigmap.Leaving) {
 	x.setLeaving()
 	if evict {
 		x.cfg.Procs.Step(schedd.Drained{Why: x.leaveWords()})
 	} else {
 		x.tellLeave()
 	}
-	var n uint32
-	var some []sigma.ProcInfo
-	x.cfg.Procs.With(func(v procs.View) { n, some = uint32(v.Running()), v.Here(leaveShown) })
-	reply, err := sigmap.Payload(func(c *sigmap.Coder) { c.U32(&n); c.ProcInfos(&some) })
-	return reply, nil, err
+	x.cfg.Procs.With(func(v procs.View) { l.Running, l.Some = uint32(v.Running()), v.Here(leaveShown) })
+	return l
 }
 
 func (x *Cluster) leaveWords() string {

@@ -113,35 +113,9 @@ func (l *Lines[C]) ReadAt(ctx context.Context, p []byte, offset uint64) (n int, 
 	return n, nil
 }
 
-// Handler is one method of a file that answers calls.
-type Handler func(ctx context.Context, payload []byte) (reply []byte, files []*os.File, err error)
-
-// Answer makes a handler of a method that passes no files.
-func Answer(f func(ctx context.Context, payload []byte) ([]byte, error)) Handler {
-	return func(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
-		reply, err := f(ctx, payload)
-		return reply, nil, err
-	}
-}
-
-// On makes a handler of a method.
-func On[Q, R any](m sigmap.Method[Q, R], f func(context.Context, Q) (R, error)) Handler {
-	h := sigmap.On(m, func(_ sigmap.None, ctx context.Context, q Q) (R, error) { return f(ctx, q) })
-	return func(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
-		return h.Call(sigmap.None{}, ctx, payload)
-	}
-}
-
-// Calls makes a file of /sys that answers calls of those methods.
-func Calls(name string, methods map[string]Handler) *treeserver.Callable {
-	return &treeserver.Callable{Name: name, ID: viewfs.PathID("/sys/" + name), Handle: func(ctx context.Context,
-		method string, payload []byte) ([]byte, []*os.File, error) {
-		h := methods[method]
-		if h == nil {
-			return nil, nil, treeserver.NoMethod(name, method)
-		}
-		return h(ctx, payload)
-	}}
+// Calls makes a file of /sys that answers calls.
+func Calls[Who any](name string, who Who, methods sigmap.Handlers[Who]) *treeserver.Callable {
+	return treeserver.Methods(name, viewfs.PathID("/sys/"+name), who, methods)
 }
 
 // Sys makes a file of /sys of one page.

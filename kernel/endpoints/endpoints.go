@@ -5,6 +5,8 @@ package endpoints
 
 import (
 	"context"
+	"iter"
+	"maps"
 	"os"
 	"time"
 
@@ -41,14 +43,6 @@ type scope struct {
 	sessions.Scope
 }
 
-// ofService makes a handler of a method that is told which service calls, nil for other callers.
-func (r scope) ofService(f func(context.Context, *services.Service, []byte) ([]byte, []*os.File,
-	error)) computed.Handler {
-	return func(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
-		return f(ctx, r.Services.Of(r.Principal), payload)
-	}
-}
-
 // endpointsPage endpoints are told at a time.
 const endpointsPage = 256
 
@@ -82,133 +76,113 @@ func (x *Endpoints) File(s sessions.Scope) sigma.File {
 // endpointsCallable answers a dial to an endpoint of this machine at once, and one for connections
 // in advance: dialproxy does not wait.
 func (r scope) endpointsCallable() sigma.File {
-	c := computed.Calls(sigmap.FileEndpoints, r.Calls(r.Scope))
+	c := computed.Calls(sigmap.FileEndpoints, r, methods)
 	c.Prompt = func(method string, payload []byte) bool {
-		var e sigma.Endpoint
-		if method == sigmap.CallPool {
-			var ask sigmap.PoolAsk
-			return sigmap.Parse(payload, func(c *sigmap.Coder) {
-				c.PoolAsk(&ask)
-			}) == nil && ask.Endpoint.Machine == r.Machine
+		switch {
+		case method == sigmap.CallPool.Name:
+			ask, err := sigmap.CallPool.Parse(payload)
+			return err == nil && ask.Endpoint.Machine == r.Machine
+		case method == sigmap.CallDial.Name && r.View == nil:
+			ask, err := sigmap.CallDial.Parse(payload)
+			return err == nil && ask.To.Machine == r.Machine
 		}
-		return method == sigmap.CallDial && r.View == nil && sigmap.Parse(payload, func(c *sigmap.Coder) {
-			c.Endpoint(&e)
-			c.Last(func() { var rings bool; c.Bool(&rings) })
-		}) == nil && e.Machine == r.Machine
+		return false
 	}
 	return c
 }
 
-// Calls are the methods of /sys/endpoints.
-func (x *Endpoints) Calls(s sessions.Scope) map[string]computed.Handler {
-	r := scope{x, s}
-	who := r.Principal
-	who.Realm = r.Realm
-	text := func(do func(s string) (*os.File, error)) computed.Handler { // the request is one string
-		return func(_ context.Context, payload []byte) ([]byte, []*os.File, error) {
-			var s string
-			err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Str(&s) })
-			if err != nil {
-				return nil, nil, err
-			}
-			return passed(do(s))
+// methods are those of /sys/endpoints.
+var methods = sigmap.Table(
+	sigmap.OnFiles(sigmap.CallListen, scope.listen), sigmap.OnFiles(sigmap.CallAccept, scope.accept),
+	sigmap.OnFiles(sigmap.CallDial, scope.dial), sigmap.OnFiles(sigmap.CallPool, scope.pool),
+	sigmap.Do(sigmap.CallClose, func(r scope, _ context.Context, id sigma.EndpointID) error {
+		return r.Proxy.Close(r.who(), id)
+	}),
+	sigmap.Do(sigmap.CallRevoke, func(r scope, ctx context.Context, e sigma.Endpoint) error {
+		return r.Connect.Revoke(ctx, r.Principal, e)
+	}),
+	sigmap.On(sigmap.CallLog, scope.log),
+	onFile(sigmap.CallRing, func(r scope, _ context.Context, ticket string) (*os.File, error) {
+		return r.Proxy.Ring(r.who(), dialproxy.Ticket(ticket))
+	}),
+	sigmap.Do(sigmap.CallEndRing, func(r scope, _ context.Context, ticket string) error {
+		return r.Proxy.EndRing(r.who(), dialproxy.Ticket(ticket))
+	}),
+	onFile(sigmap.CallMeter, func(r scope, _ context.Context, _ sigmap.None) (*os.File, error) {
+		return r.Traffic.GiveMeter(r.who(), time.Now())
+	}),
+	onFile(sigmap.CallDialStream, func(r scope, ctx context.Context, a sigmap.StreamAsk) (*os.File, error) {
+		return r.Connect.DialStream(ctx, r.Principal, a.Machine, a.Service)
+	}),
+	sigmap.On(sigmap.CallEtcd, func(r scope, _ context.Context, _ sigmap.None) (*sigmap.Etcd, error) {
+		return r.Outside.EtcdFor(r.Services.Of(r.Principal))
+	}),
+	onFile(sigmap.CallDialEtcd, func(r scope, ctx context.Context, name string) (*os.File, error) {
+		return r.Outside.DialEtcd(ctx, r.Services.Of(r.Principal), name)
+	}),
+	onFile(sigmap.CallDialServer, func(r scope, ctx context.Context, to sigmap.ServerName) (*os.File, error) {
+		return r.Outside.DialServer(ctx, r.Services.Of(r.Principal), to)
+	}),
+)
+
+// Methods are the names of the methods of /sys/endpoints.
+func Methods() iter.Seq[string] { return maps.Keys(methods) }
+
+// onFile makes a handler of a method that is answered with one file.
+func onFile[Q any](m sigmap.Method[Q, sigmap.None],
+	f func(scope, context.Context, Q) (*os.File, error)) sigmap.Handler[scope] {
+	return sigmap.OnFiles(m, func(r scope, ctx context.Context, q Q) (none sigmap.None, files []*os.File, err error) {
+		file, err := f(r, ctx, q)
+		if err == nil {
+			files = []*os.File{file}
 		}
-	}
-	return map[string]computed.Handler{
-		sigmap.CallListen: r.listenCall,
-		sigmap.CallPool:   r.poolCall,
-		sigmap.CallAccept: func(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
-			var l sigma.EndpointID
-			var rings bool
-			if err := sigmap.Parse(payload, func(c *sigmap.Coder) {
-				c.Str((*string)(&l))
-				c.Last(func() { c.Bool(&rings) })
-			}); err != nil {
-				return nil, nil, err
-			}
-			f, from, ticket, err := r.Proxy.Accept(ctx, who, l)
-			if err != nil {
-				return nil, nil, err
-			}
-			reply, err := sigmap.Payload(func(c *sigmap.Coder) {
-				if c.Principal(&from); rings {
-					c.Str((*string)(&ticket))
-				}
-			})
-			return reply, withMemory(f, r.Proxy.Early(who, ticket, rings)), err
-		},
-		sigmap.CallRing: text(func(s string) (*os.File, error) { return r.Proxy.Ring(who, dialproxy.Ticket(s)) }),
-
-		sigmap.CallEndRing: text(func(s string) (*os.File, error) {
-			return nil, r.Proxy.EndRing(who, dialproxy.Ticket(s))
-		}),
-
-		sigmap.CallMeter:      r.meterCall,
-		sigmap.CallDialStream: r.dialStreamCall,
-		sigmap.CallEtcd:       r.ofService(r.Outside.EtcdCall),
-		sigmap.CallDialEtcd:   r.ofService(r.Outside.DialEtcdCall),
-		sigmap.CallDialServer: r.ofService(r.Outside.DialServerCall),
-		sigmap.CallDial: func(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
-			var e sigma.Endpoint
-			var rings bool
-			if err := sigmap.Parse(payload, func(c *sigmap.Coder) {
-				c.Endpoint(&e)
-				c.Last(func() { c.Bool(&rings) })
-			}); err != nil {
-				return nil, nil, err
-			}
-			if v := r.View; v != nil {
-				if err := v.MayDial(e); err != nil {
-					return nil, nil, err
-				}
-			}
-			f, ticket, err := r.Connect.DialEndpoint(ctx, who, e)
-			if err != nil {
-				return nil, nil, err
-			}
-			var reply []byte
-			if rings {
-				reply, err = sigmap.Payload(func(c *sigmap.Coder) { c.Str((*string)(&ticket)) })
-			}
-			return reply, withMemory(f, r.Proxy.Early(who, ticket, rings)), err
-		},
-		sigmap.CallClose: text(func(s string) (*os.File, error) {
-			return nil, r.Proxy.Close(who, sigma.EndpointID(s))
-		}),
-
-		sigmap.CallRevoke: r.revokeCall,
-		sigmap.CallLog:    r.logCall,
-	}
+		return none, files, err
+	})
 }
 
-// listenCall is the call listen.
-func (r scope) listenCall(_ context.Context, payload []byte) ([]byte, []*os.File, error) {
+// who is the session's principal in the realm that it works in.
+func (r scope) who() sigma.Principal {
 	who := r.Principal
 	who.Realm = r.Realm
-	var form sigma.ConnForm
-	var pushed bool
-	var again sigma.EndpointID
-	if err := sigmap.Parse(payload, func(c *sigmap.Coder) {
-		c.Str((*string)(&form))
-		c.Last(func() { c.Bool(&pushed) })
-		c.Last(func() { c.Str((*string)(&again)) })
-	}); err != nil {
-		return nil, nil, err
+	return who
+}
+
+func (r scope) accept(ctx context.Context, a sigmap.AcceptAsk) (got sigmap.Accepted, files []*os.File, err error) {
+	f, from, ticket, err := r.Proxy.Accept(ctx, r.who(), a.ID)
+	if err != nil {
+		return got, nil, err
 	}
+	got = sigmap.Accepted{From: from, Shared: sigmap.Shared{Rings: a.Rings, Ticket: string(ticket)}}
+	return got, withMemory(f, r.Proxy.Early(r.who(), ticket, a.Rings)), nil
+}
+
+func (r scope) dial(ctx context.Context, a sigmap.DialAsk) (shared sigmap.Shared, files []*os.File, err error) {
+	if v := r.View; v != nil {
+		if err := v.MayDial(a.To); err != nil {
+			return shared, nil, err
+		}
+	}
+	f, ticket, err := r.Connect.DialEndpoint(ctx, r.who(), a.To)
+	if err != nil {
+		return shared, nil, err
+	}
+	shared = sigmap.Shared{Rings: a.Rings, Ticket: string(ticket)}
+	return shared, withMemory(f, r.Proxy.Early(r.who(), ticket, a.Rings)), nil
+}
+
+func (r scope) listen(_ context.Context, a sigmap.ListenAsk) (e sigma.Endpoint, files []*os.File, err error) {
+	who := r.who()
 	s := r.Services.Of(who)
 	public := s != nil && reach.OfRealms(s.Name)
-	var e sigma.Endpoint
-	var err error
-	if again != "" {
-		e, err = r.Proxy.ListenAgain(who, again, form, public)
+	if a.Again != "" {
+		e, err = r.Proxy.ListenAgain(who, a.Again, a.Form, public)
 	} else {
-		e, err = r.Proxy.Listen(who, form, public)
+		e, err = r.Proxy.Listen(who, a.Form, public)
 	}
 	if err != nil {
-		return nil, nil, err
+		return e, nil, err
 	}
-	var files []*os.File
-	if pushed {
+	if a.Pushed {
 		socket, pump, err := r.Proxy.Push(who, e.ID)
 		switch {
 		case err == nil:
@@ -216,50 +190,32 @@ func (r scope) listenCall(_ context.Context, payload []byte) ([]byte, []*os.File
 			files = []*os.File{socket}
 		case sigma.KindOf(err) != sigma.KindBusy: // or it asks for each connection
 			r.Proxy.Close(who, e.ID)
-			return nil, nil, err
+			return e, nil, err
 		}
 	}
 	if s != nil {
 		s.Listening(e)
 	}
-	reply, err := sigmap.Payload(func(c *sigmap.Coder) { c.Endpoint(&e) })
-	return reply, files, err
+	return e, files, nil
 }
 
-// poolCall is the call pool.
-func (r scope) poolCall(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
-	who := r.Principal
-	who.Realm = r.Realm
-	var ask sigmap.PoolAsk
-	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.PoolAsk(&ask) }); err != nil {
-		return nil, nil, err
-	}
+func (r scope) pool(ctx context.Context, ask sigmap.PoolAsk) (grant sigmap.PoolGrant, files []*os.File, err error) {
 	if r.View != nil { // it may change, and what was made in advance would not know
-		return nil, nil, sigma.Errorf("kernel.Pool", sigma.KindUnsupported,
+		return grant, nil, sigma.Errorf("kernel.Pool", sigma.KindUnsupported,
 			"for a proc with a view no connections are made in advance")
 	}
 	if ask.Endpoint.Machine != r.Machine {
-		grant, files, err := r.Connect.PoolAway(ctx, who, ask)
+		far, files, err := r.Connect.PoolAway(ctx, r.who(), ask)
 		if err != nil {
-			return nil, nil, err
+			return grant, nil, err
 		}
-		reply, err := sigmap.Payload(func(c *sigmap.Coder) { c.PoolGrant(grant) })
-		return reply, files, err
+		return *far, files, nil
 	}
-	b, err := r.Proxy.Pool(who, ask)
+	b, err := r.Proxy.Pool(r.who(), ask)
 	if err != nil {
-		return nil, nil, err
+		return grant, nil, err
 	}
-	reply, err := sigmap.Payload(func(c *sigmap.Coder) { c.PoolGrant(&b.Grant) })
-	return reply, b.Files, err
-}
-
-// passed is a reply of a file, if there is one.
-func passed(f *os.File, err error) ([]byte, []*os.File, error) {
-	if f == nil || err != nil {
-		return nil, nil, err
-	}
-	return nil, []*os.File{f}, nil
+	return b.Grant, b.Files, nil
 }
 
 // withMemory is what is passed of a connection.
@@ -270,43 +226,13 @@ func withMemory(sock, memory *os.File) []*os.File {
 	return []*os.File{sock, memory}
 }
 
-// dialStreamCall is the call dial-stream.
-func (r scope) dialStreamCall(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
-	var m sigma.MachineID
-	var name string
-	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.MachineID(&m); c.Str(&name) }); err != nil {
-		return nil, nil, err
-	}
-	return passed(r.Connect.DialStream(ctx, r.Principal, m, name))
-}
-
-// revokeCall is the call revoke.
-func (r scope) revokeCall(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
-	var e sigma.Endpoint
-	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Endpoint(&e) }); err != nil {
-		return nil, nil, err
-	}
-	return nil, nil, r.Connect.Revoke(ctx, r.Principal, e)
-}
-
-// meterCall is the call meter.
-func (r scope) meterCall(_ context.Context, payload []byte) ([]byte, []*os.File, error) {
-	if err := sigmap.Parse(payload, func(*sigmap.Coder) {}); err != nil {
-		return nil, nil, err
-	}
-	who := r.Principal
-	who.Realm = r.Realm
-	return passed(r.Traffic.GiveMeter(who, time.Now()))
-}
-
-// logCall is the call log: the latest things that happened to connections.
-func (r scope) logCall(context.Context, []byte) ([]byte, []*os.File, error) {
+// log gives the latest things that happened to connections.
+func (r scope) log(context.Context, sigmap.None) ([]byte, error) {
 	if r.View != nil {
-		return nil, nil, sigma.Errorf("kernel.log", sigma.KindPermission,
+		return nil, sigma.Errorf("kernel.log", sigma.KindPermission,
 			"a proc with a view is not told of others' connections")
 	}
-	text, err := report.Lines(r.Talk.Log(r.shownTo))
-	return text, nil, err
+	return report.Lines(r.Talk.Log(r.shownTo))
 }
 
 // shownTo says which connections who reads may know of: the provider of all, a tenant of those that

@@ -29,61 +29,38 @@ const (
 var peerCredentials = sigmap.Method[sigmap.None, sigmap.None]{Name: "credentials"}
 
 // All are the credentials of a realm.
-func (g *Guests) All(ctx context.Context, realm sigma.RealmID) (all []sigma.Credential, err error) {
-	reply, err := g.cfg.Reach.Admin(ctx, services.Named, sigmap.CallCredentials, realm)
-	if err == nil {
-		err = sigmap.Parse(reply, func(c *sigmap.Coder) { c.Credentials(&all) })
-	}
-	return all, err
+func (g *Guests) All(ctx context.Context, realm sigma.RealmID) ([]sigma.Credential, error) {
+	return sigmap.CallCredentials.Ask(ctx, g.cfg.Reach.Root(services.Named), realm)
 }
 
 // Create is the call create of a realm, by a guest or, nil, the provider.
-func (g *Guests) Create(ctx context.Context, realm sigma.RealmID, by *Granted, payload []byte) ([]byte, error) {
-	var n sigmap.NewCredential
-	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.NewCredential(&n) }); err != nil {
-		return nil, err
-	}
+func (g *Guests) Create(ctx context.Context, realm sigma.RealmID, by *Granted,
+	n sigmap.NewCredential) (made sigmap.MadeCredential, err error) {
 	if err := sigma.CheckCredential(n.Name, n.Role); err != nil {
-		return nil, err
+		return made, err
 	}
 	secret := identity.NewSecret(realm, n.Name)
 	n.Hash, n.By, n.ByHash = secret.Hash(), "", sigma.CredentialHash{}
 	if by != nil {
 		n.By, n.ByHash = by.Presented.Name, by.Presented.Hash
 	}
-	reply, err := g.cfg.Reach.AskRoot(ctx, services.Named, sigmap.CallCredentialAdd, func(c *sigmap.Coder) {
-		c.RealmID(&realm)
-		c.NewCredential(&n)
-	})
+	made.Credential, err = sigmap.CallCredentialAdd.Ask(ctx, g.cfg.Reach.Root(services.Named),
+		sigmap.AddCredential{Realm: realm, New: n})
 	if err != nil {
-		return nil, err
-	}
-	var made sigma.Credential
-	if err := sigmap.Parse(reply, func(c *sigmap.Coder) { c.Credential(&made) }); err != nil {
-		return nil, err
+		return made, err
 	}
 	g.cfg.Log.Info("credential made", "realm", realm, "name", n.Name, "role", n.Role.String(), "by",
 		by.Holder())
-	text := secret.Text()
-	return sigmap.Payload(func(c *sigmap.Coder) { c.Credential(&made); c.Str(&text) })
+	made.Text = secret.Text()
+	return made, nil
 }
 
 // Revoke is the call credential-revoke. When it returns, this machine has been told;
 // others are being told.
-func (g *Guests) Revoke(ctx context.Context, realm sigma.RealmID, by *Granted, payload []byte) ([]byte, error) {
-	var name string
-	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Str(&name) }); err != nil {
-		return nil, err
-	}
-	reply, err := g.cfg.Reach.AskRoot(ctx, services.Named, sigmap.CallCredentialRevoke, func(c *sigmap.Coder) {
-		c.RealmID(&realm)
-		c.Str(&name)
-	})
+func (g *Guests) Revoke(ctx context.Context, realm sigma.RealmID, by *Granted, name string) ([]string, error) {
+	gone, err := sigmap.CallCredentialRevoke.Ask(ctx, g.cfg.Reach.Root(services.Named),
+		sigmap.OfCredential{Realm: realm, Name: name})
 	if err != nil {
-		return nil, err
-	}
-	var gone []string // with those that it made
-	if err := sigmap.Parse(reply, func(c *sigmap.Coder) { c.Strs(&gone) }); err != nil {
 		return nil, err
 	}
 	for _, name := range gone {
@@ -97,19 +74,14 @@ func (g *Guests) Revoke(ctx context.Context, realm sigma.RealmID, by *Granted, p
 			peerCredentials.Tell(ctx, g.cfg.Reach.At(m), sigmap.None{})
 		})
 	}
-	return reply, nil
+	return gone, nil
 }
 
 // verdicts asks named what credentials are good for.
 func (g *Guests) verdicts(ctx context.Context, ps []sigmap.Presented) (vs []sigmap.Verdict, err error) {
 	ctx, cancel := context.WithTimeout(ctx, reach.AnswerMax)
 	defer cancel()
-	reply, err := g.cfg.Reach.AskRoot(ctx, services.Named, sigmap.CallCredentialCheck, func(c *sigmap.Coder) {
-		c.Presented(&ps)
-	})
-	if err == nil {
-		err = sigmap.Parse(reply, func(c *sigmap.Coder) { c.Verdicts(&vs) })
-	}
+	vs, err = sigmap.CallCredentialCheck.Ask(ctx, g.cfg.Reach.Root(services.Named), ps)
 	if err == nil && len(vs) != len(ps) {
 		err = sigma.Errorf("kernel.credentials", sigma.KindOther, "%d answers about %d credentials", len(vs), len(ps))
 	}

@@ -3,7 +3,6 @@ package history
 import (
 	"context"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"time"
@@ -160,16 +159,12 @@ func (x *History) DecisionsFile(of sigma.RealmID) *computed.Lines[decisionsAt] {
 		})
 }
 
-// NoteCall keeps what a scheduler of this machine decided.
-func (x *History) NoteCall(_ context.Context, payload []byte) ([]byte, []*os.File, error) {
-	rs, err := decision.CallNote.Parse(payload)
-	if err != nil {
-		return nil, nil, err
-	}
+// Note keeps what a scheduler of this machine decided.
+func (x *History) Note(_ context.Context, rs []decision.Record) error {
 	for _, one := range rs {
 		x.Decisions.Note(one)
 	}
-	return nil, nil, nil
+	return nil
 }
 
 // decisionsOf are those that a machine keeps.

@@ -80,12 +80,8 @@ func (x *History) EventsFile(q eventlog.Asked) *computed.Lines[eventsAt] {
 		})
 }
 
-// EventsCall is the call events, for who goes on from where it was.
-func (x *History) EventsCall(ctx context.Context, q eventlog.Asked, payload []byte) ([]byte, error) {
-	var text string
-	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Str(&text) }); err != nil {
-		return nil, err
-	}
+// EventsAfter are the events after a report.Cursor, given as text.
+func (x *History) EventsAfter(ctx context.Context, q eventlog.Asked, text string) ([]byte, error) {
 	after, err := report.ParseCursor(text)
 	if err != nil {
 		return nil, err

@@ -49,28 +49,19 @@ func namedOnly(op string, s *services.Service) error {
 	return nil
 }
 
-// EtcdCall is the call etcd.
-func (x *Outside) EtcdCall(_ context.Context, s *services.Service, payload []byte) ([]byte, []*os.File, error) {
+// EtcdFor tells named in which etcd the names are; nil = in its own.
+func (x *Outside) EtcdFor(s *services.Service) (*sigmap.Etcd, error) {
 	if err := namedOnly("kernel.Etcd", s); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	if err := sigmap.Parse(payload, func(*sigmap.Coder) {}); err != nil {
-		return nil, nil, err
-	}
-	e := x.etcd
-	reply, err := sigmap.Payload(func(c *sigmap.Coder) { c.Etcd(&e) })
-	return reply, nil, err
+	return x.etcd, nil
 }
 
-// DialEtcdCall is the call dial-etcd.
-func (x *Outside) DialEtcdCall(ctx context.Context, s *services.Service, payload []byte) ([]byte, []*os.File, error) {
+// DialEtcd connects named to a member of the etcd.
+func (x *Outside) DialEtcd(ctx context.Context, s *services.Service, name string) (*os.File, error) {
 	const op = "kernel.DialEtcd"
 	if err := namedOnly(op, s); err != nil {
-		return nil, nil, err
-	}
-	var name string
-	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Str(&name) }); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	address := ""
 	if x.etcd != nil {
@@ -81,17 +72,13 @@ func (x *Outside) DialEtcdCall(ctx context.Context, s *services.Service, payload
 		}
 	}
 	if address == "" || x.cfg.Connect == nil {
-		return nil, nil, sigma.Errorf(op, sigma.KindPermission, "%.80q is no member of the etcd that keeps the names",
-			name)
+		return nil, sigma.Errorf(op, sigma.KindPermission, "%.80q is no member of the etcd that keeps the names", name)
 	}
 	f, err := x.relayTo(ctx, op, []string{address}, etcdDialMax, func() {})
-	if err != nil {
-		if e, ok := err.(*sigma.Error); ok && e.Kind == sigma.KindUnavailable {
-			e.Msg = "no etcd answers at " + name
-		}
-		return nil, nil, err
+	if e, ok := err.(*sigma.Error); ok && e.Kind == sigma.KindUnavailable {
+		e.Msg = "no etcd answers at " + name
 	}
-	return nil, []*os.File{f}, nil
+	return f, err
 }
 
 // HasEtcd says whether the names are in an etcd of the operator's.

@@ -89,34 +89,22 @@ func New(cfg Config) (*Outside, error) {
 // Begin sets the context of connections. It is called before there is one.
 func (x *Outside) Begin(ctx context.Context) { x.ctx = ctx }
 
-// SetCall is the call server: realm, name, address ("" = none any more) of a database's. It is the
-// provider's.
-func (x *Outside) SetCall(_ context.Context, payload []byte) ([]byte, []*os.File, error) {
+// SetServer notes where the server of a realm's database is. The provider says so.
+func (x *Outside) SetServer(s sigmap.ServerAt) error {
 	const op = "kernel.Server"
-	var realm sigma.RealmID
-	var name, address string
-	if err := sigmap.Parse(payload, func(c *sigmap.Coder) {
-		c.RealmID(&realm)
-		c.Str(&name)
-		c.Str(&address)
-	}); err != nil {
-		return nil, nil, err
-	}
-	if name == "" || len(name) > serverNameMax {
-		return nil, nil, sigma.Errorf(op, sigma.KindInvalid, "a server of a database has a name of at most %d bytes",
-			serverNameMax)
+	if s.Name == "" || len(s.Name) > serverNameMax {
+		return sigma.Errorf(op, sigma.KindInvalid, "a server of a database has a name of at most %d bytes", serverNameMax)
 	}
 	if !x.cfg.Services.HasDatabases() {
-		return nil, nil, &sigma.Error{Op: op, Kind: sigma.KindUnsupported,
-			Msg:  "this machine does not serve the databases",
+		return &sigma.Error{Op: op, Kind: sigma.KindUnsupported, Msg: "this machine does not serve the databases",
 			Hint: "ask on the first machine of the system: sigma machine ls shows them"}
 	}
 	var at []string
-	if address != "" {
-		at = []string{address}
+	if s.Address != "" {
+		at = []string{s.Address}
 	}
-	_, err := x.note(op, services.DB, realm, name, at)
-	return nil, nil, err
+	_, err := x.note(op, services.DB, s.Realm, s.Name, at)
+	return err
 }
 
 // note notes where a server is, and returns where it was. No address = it has none any more.
@@ -205,36 +193,31 @@ func (x *Outside) RemoveRealm(ctx context.Context, realm sigma.RealmID) error {
 	if x.cfg.Reach.Unused(ctx, realm) {
 		return x.ForgetRealm(services.DB, realm)
 	}
-	if _, err := x.cfg.Reach.Admin(ctx, services.DatabaseService(realm), sigmap.CallRemove, realm); err != nil &&
-		sigma.KindOf(err) != sigma.KindNotFound {
+	root := x.cfg.Reach.Root(services.DatabaseService(realm))
+	if err := sigmap.CallRemoveRealm.Tell(ctx, root, realm); err != nil && sigma.KindOf(err) != sigma.KindNotFound {
 		return err
 	}
 	return x.ForgetRealm(services.DB, realm)
 }
 
-// DialServerCall is the call dial-server.
-func (x *Outside) DialServerCall(ctx context.Context, s *services.Service, payload []byte) ([]byte, []*os.File, error) {
+// DialServer connects a service to a server.
+func (x *Outside) DialServer(ctx context.Context, s *services.Service, to sigmap.ServerName) (*os.File, error) {
 	const op = "kernel.DialServer"
 	if s == nil || s.Realm == "" && s.Name != services.S3 {
-		return nil, nil, sigma.Errorf(op, sigma.KindPermission, "only dbd and s3d may ask this")
+		return nil, sigma.Errorf(op, sigma.KindPermission, "only dbd and s3d may ask this")
 	}
-	var realm sigma.RealmID
-	var name string
-	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.RealmID(&realm); c.Str(&name) }); err != nil {
-		return nil, nil, err
-	}
-	if s.Realm != "" && realm != s.Realm {
-		return nil, nil, sigma.Errorf(op, sigma.KindPermission, "a dbd reaches the servers of its own realm only")
+	if s.Realm != "" && to.Realm != s.Realm {
+		return nil, sigma.Errorf(op, sigma.KindPermission, "a dbd reaches the servers of its own realm only")
 	}
 	service := s.Program()
 	x.mu.Lock()
-	at, full := x.known[service][realm][name], x.links[service] >= serverLinksMax
+	at, full := x.known[service][to.Realm][to.Name], x.links[service] >= serverLinksMax
 	if !full {
 		x.links[service]++
 	}
 	x.mu.Unlock()
 	if full {
-		return nil, nil, sigma.Errorf(op, sigma.KindBusy,
+		return nil, sigma.Errorf(op, sigma.KindBusy,
 			"there are %d connections with servers outside, which is the limit", serverLinksMax)
 	}
 	done := func() {
@@ -244,14 +227,10 @@ func (x *Outside) DialServerCall(ctx context.Context, s *services.Service, paylo
 	}
 	if len(at) == 0 || x.cfg.Connect == nil {
 		done()
-		return nil, nil, sigma.Errorf(op, sigma.KindPermission, "the provider named no server %.80q of the realm %s",
-			name, realm)
+		return nil, sigma.Errorf(op, sigma.KindPermission, "the provider named no server %.80q of the realm %s",
+			to.Name, to.Realm)
 	}
-	f, err := x.relayTo(ctx, op, at, serverDialMax, done)
-	if err != nil {
-		return nil, nil, err
-	}
-	return nil, []*os.File{f}, nil
+	return x.relayTo(ctx, op, at, serverDialMax, done)
 }
 
 // relayTo connects to the first of some addresses outside that answers, and gives the near end of a

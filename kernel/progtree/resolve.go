@@ -244,7 +244,7 @@ func boardOf(ctx context.Context, s *session.Client) *changeboard.View {
 	if !ok {
 		return nil
 	}
-	_, files, err := c.Call(ctx, sigmap.CallChanges, nil, nil)
+	_, files, err := sigmap.CallChanges.AskFiles(ctx, c, sigmap.None{})
 	defer session.CloseFiles(files)
 	if err != nil || len(files) != 1 {
 		return nil

@@ -122,37 +122,26 @@ func (x *Reach) FindElsewhere(ctx context.Context, name string,
 	return nil, "", err
 }
 
-// Admin calls a method about a realm of a service's root.
-func (x *Reach) Admin(ctx context.Context, service, method string, id sigma.RealmID) ([]byte, error) {
-	return x.AskRoot(ctx, service, method, func(e *sigmap.Coder) { e.RealmID(&id) })
-}
-
-// AskRoot calls the root of a service that is found, once.
-func (x *Reach) AskRoot(ctx context.Context, service, method string, encode func(*sigmap.Coder)) ([]byte, error) {
-	var root sigma.Caller
-	s, err := x.Find(ctx, service, func(ctx context.Context, s *session.Client) (err error) {
-		root, err = cluster.Callee(ctx, s, service)
-		return err
+// Root is the root of a service, to be called: the service is found anew for each call, which is
+// made once.
+func (x *Reach) Root(service string) sigma.Caller {
+	return sigmap.Via(func(ctx context.Context, method string, payload []byte) ([]byte, error) {
+		var root sigma.Caller
+		s, err := x.Find(ctx, service, func(ctx context.Context, s *session.Client) (err error) {
+			root, err = cluster.Callee(ctx, s, service)
+			return err
+		})
+		if err != nil {
+			return nil, err
+		}
+		defer s.Close()
+		reply, files, err := root.Call(ctx, method, payload, nil)
+		session.CloseFiles(files)
+		return reply, err
 	})
-	if err != nil {
-		return nil, err
-	}
-	defer s.Close()
-	payload, err := sigmap.Payload(encode)
-	if err != nil {
-		return nil, err
-	}
-	reply, _, err := root.Call(ctx, method, payload, nil)
-	return reply, err
 }
 
 // Realms asks named which realms there are.
 func (x *Reach) Realms(ctx context.Context) ([]sigma.RealmInfo, error) {
-	return sigmap.ListRealms(func(encode, decode func(*sigmap.Coder)) error {
-		reply, err := x.AskRoot(ctx, services.Named, sigmap.CallList, encode)
-		if err != nil {
-			return err
-		}
-		return sigmap.Parse(reply, decode)
-	})
+	return sigmap.ListRealms(ctx, x.Root(services.Named))
 }

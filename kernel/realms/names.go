@@ -314,7 +314,7 @@ func (r forSession) Create(ctx context.Context, id sigma.RealmID) error {
 	if err := r.x.MayAttach(id); err != nil {
 		return err
 	}
-	_, err := r.x.cfg.Reach.Admin(ctx, services.Named, sigmap.CallCreate, id)
+	err := sigmap.CallCreateRealm.Tell(ctx, r.x.cfg.Reach.Root(services.Named), id)
 	if err != nil && sigma.KindOf(err) != sigma.KindExists {
 		return err
 	}
@@ -397,7 +397,7 @@ func (r forSession) Remove(ctx context.Context, id sigma.RealmID) error {
 	if err := r.x.leaveRealmElsewhere(ctx, id); err != nil {
 		return err
 	}
-	if _, err := r.x.cfg.Reach.Admin(ctx, services.S3, sigmap.CallRemove, id); err != nil &&
+	if err := sigmap.CallRemoveRealm.Tell(ctx, r.x.cfg.Reach.Root(services.S3), id); err != nil &&
 		sigma.KindOf(err) != sigma.KindNotFound {
 		return err
 	}
@@ -411,8 +411,8 @@ func (r forSession) Remove(ctx context.Context, id sigma.RealmID) error {
 	if err := r.x.cfg.Registrations.Forget(ctx, id); err != nil {
 		return err
 	}
-	_, err = r.x.cfg.Reach.Admin(ctx, services.Named, sigmap.CallRemove,
-		id) // last, so that a removal that was interrupted can be repeated
+	// last, so that a removal that was interrupted can be repeated
+	err = sigmap.CallRemoveRealm.Tell(ctx, r.x.cfg.Reach.Root(services.Named), id)
 	r.x.Drop(id)
 	if err != nil {
 		return err
@@ -429,10 +429,8 @@ func (r forSession) SetShares(ctx context.Context, id sigma.RealmID, shares uint
 		return sigma.Errorf("kernel.realms", sigma.KindPermission,
 			"the realm system is the provider's and has no shares")
 	}
-	_, err := r.x.cfg.Reach.AskRoot(ctx, services.Named, sigmap.CallSetShares, func(e *sigmap.Coder) {
-		e.RealmID(&id)
-		e.U32(&shares)
-	})
+	err := sigmap.CallSetShares.Tell(ctx, r.x.cfg.Reach.Root(services.Named), sigmap.RealmShares{Realm: id,
+		Shares: shares})
 	r.x.cfg.Shares.Touch()
 	r.x.cfg.Memo.Forget(memoRealms)
 	r.x.cfg.Placing.SharesChanged()
@@ -445,11 +443,8 @@ func (r forSession) SetLimits(ctx context.Context, id sigma.RealmID, limits sigm
 		return err
 	}
 	defer r.x.cfg.Shares.Touch()
-	_, err := r.x.cfg.Reach.AskRoot(ctx, services.Named, sigmap.CallSetLimits, func(e *sigmap.Coder) {
-		e.RealmID(&id)
-		e.RealmLimits(&limits)
-	})
-	return err
+	return sigmap.CallSetLimits.Tell(ctx, r.x.cfg.Reach.Root(services.Named), sigmap.LimitsOfRealm{Realm: id,
+		Limits: limits})
 }
 
 // List implements sigma.Realms.
@@ -469,7 +464,7 @@ func (x *Realms) System(ctx context.Context) (*client.File, error) {
 	if err == nil || sigma.KindOf(err) != sigma.KindNotFound {
 		return n, err
 	}
-	if _, err := x.cfg.Reach.Admin(ctx, services.Named, sigmap.CallCreate, sigma.SystemRealm); err != nil &&
+	if err := sigmap.CallCreateRealm.Tell(ctx, x.cfg.Reach.Root(services.Named), sigma.SystemRealm); err != nil &&
 		sigma.KindOf(err) != sigma.KindExists {
 		return nil, err
 	}

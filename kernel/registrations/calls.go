@@ -91,13 +91,9 @@ func (x *Registrations) Lines(ctx context.Context, of sigma.RealmID) ([]byte, er
 
 // Add registers a proc of a realm: in place of what is registered under the name if
 // that is wished, or was removed and its proc has not ended yet, or cannot be read.
-func (x *Registrations) Add(ctx context.Context, realm sigma.RealmID, payload []byte) error {
+func (x *Registrations) Add(ctx context.Context, realm sigma.RealmID, a sigmap.InitAdd) error {
 	const op = "kernel.initAdd"
-	var g sigma.Registration
-	var replace bool
-	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Registration(&g); c.Bool(&replace) }); err != nil {
-		return err
-	}
+	g, replace := a.Registration, a.Replace
 	if err := g.Check(); err != nil {
 		return err
 	}
@@ -148,8 +144,8 @@ func (x *Registrations) Add(ctx context.Context, realm sigma.RealmID, payload []
 
 // Remove marks a registration as removed; the leader ends its proc and drops it. A damaged one
 // is dropped here.
-func (x *Registrations) Remove(ctx context.Context, realm sigma.RealmID, payload []byte) error {
-	t, key, err := x.registered(ctx, realm, payload)
+func (x *Registrations) Remove(ctx context.Context, realm sigma.RealmID, name string) error {
+	t, key, err := x.registered(ctx, realm, name)
 	if err != nil {
 		return err
 	}
@@ -167,8 +163,8 @@ func (x *Registrations) Remove(ctx context.Context, realm sigma.RealmID, payload
 }
 
 // Restart has the instance of a registration end, and another started at once.
-func (x *Registrations) Restart(ctx context.Context, realm sigma.RealmID, payload []byte) error {
-	t, key, err := x.registered(ctx, realm, payload)
+func (x *Registrations) Restart(ctx context.Context, realm sigma.RealmID, name string) error {
+	t, key, err := x.registered(ctx, realm, name)
 	if err != nil {
 		return err
 	}
@@ -182,16 +178,13 @@ func (x *Registrations) Restart(ctx context.Context, realm sigma.RealmID, payloa
 	}))
 }
 
-// registered finds where the record of the name in a payload is.
-func (x *Registrations) registered(ctx context.Context, realm sigma.RealmID, payload []byte) (t *resolve.Tree,
+// registered finds where the record of a registration is.
+func (x *Registrations) registered(ctx context.Context, realm sigma.RealmID, name string) (t *resolve.Tree,
 	key initd.Key, err error) {
-	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Str(&key.Name) }); err != nil {
-		return nil, key, err
-	}
-	if _, err := sigma.ParsePath("/" + key.Name); err != nil || len(key.Name) > 64 {
+	if _, err := sigma.ParsePath("/" + name); err != nil || len(name) > 64 {
 		return nil, key, Unknown(sigma.PathError("kernel.init", sigma.KindNotFound, ""))
 	}
-	key.Realm = realm
+	key = initd.Key{Realm: realm, Name: name}
 	t, err = x.cfg.Names(ctx)
 	return t, key, err
 }
@@ -302,25 +295,25 @@ func (x *Registrations) lookFar(ctx context.Context, l *initd.Look, at []int, ss
 }
 
 // Spawn spawns a proc of an id that the leader has drawn and saved.
-func (x *Registrations) Spawn(ctx context.Context, s initd.Spawning) (none sigmap.None, err error) {
+func (x *Registrations) Spawn(ctx context.Context, s initd.Spawning) error {
 	const op = "kernel.initSpawn"
 	if err := s.Descriptor.Check(); err != nil {
-		return none, err
+		return err
 	}
 	if err := s.Realm.Check(); err != nil {
-		return none, err
+		return err
 	}
 	if !procs.IsID(s.Proc) || s.Realm == sigma.SystemRealm {
-		return none, sigma.Errorf(op, sigma.KindInvalid, "%.64q is no proc's id", string(s.Proc))
+		return sigma.Errorf(op, sigma.KindInvalid, "%.64q is no proc's id", string(s.Proc))
 	}
 	if err := x.cfg.HasRealm(ctx, s.Realm); err != nil { // is there such a realm?
-		return none, err
+		return err
 	}
 	by := sigma.Principal{Realm: s.Realm, Machine: x.cfg.Machine}
 	ds := []sigma.Descriptor{s.Descriptor}
 	views, err := x.cfg.Views(ctx, by, ds)
 	if err != nil {
-		return none, err
+		return err
 	}
 	var starts []procs.Start
 	stale := x.epoch.Admit(s.Epoch, func() {
@@ -328,13 +321,13 @@ func (x *Registrations) Spawn(ctx context.Context, s initd.Spawning) (none sigma
 			Views: views})
 	})
 	x.cfg.Runner.Spawned(starts)
-	return none, cmp.Or(stale, err)
+	return cmp.Or(stale, err)
 }
 
 // Stop asks a proc of a registration that was removed to go.
-func (x *Registrations) Stop(ctx context.Context, s initd.Spawning) (none sigmap.None, err error) {
+func (x *Registrations) Stop(ctx context.Context, s initd.Spawning) error {
 	if err := x.epoch.Admit(s.Epoch, func() {}); err != nil {
-		return none, err
+		return err
 	}
-	return none, x.cfg.Remote.Tell(ctx, s.Realm, s.Proc, remote.Evict, initd.StopGrace)
+	return x.cfg.Remote.Tell(ctx, s.Realm, s.Proc, remote.Evict, initd.StopGrace)
 }

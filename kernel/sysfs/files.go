@@ -8,10 +8,11 @@ import (
 
 	"sigmaos.dev/kernel/computed"
 	"sigmaos.dev/kernel/eventlog"
-	"sigmaos.dev/kernel/guests"
+	"sigmaos.dev/kernel/history"
 	"sigmaos.dev/kernel/machines"
 	"sigmaos.dev/kernel/memo"
 	"sigmaos.dev/kernel/procs"
+	"sigmaos.dev/kernel/registrations"
 	"sigmaos.dev/kernel/report"
 	"sigmaos.dev/kernel/roles"
 	"sigmaos.dev/kernel/services"
@@ -22,49 +23,68 @@ import (
 	"sigmaos.dev/wire/sigmap"
 )
 
-func (r scope) machineCalls() map[string]computed.Handler {
-	provider := func(h computed.Handler) computed.Handler {
-		return func(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
-			if !r.Principal.System {
-				return nil, nil, sigma.Errorf("kernel.machine", sigma.KindPermission, "only the provider may ask this")
-			}
-			return h(ctx, payload)
-		}
+var machineMethods = sigmap.Table(sigmap.Guarded(scope.provider,
+	sigmap.Do(sigmap.CallServer, func(r scope, _ context.Context, s sigmap.ServerAt) error {
+		return r.Outside.SetServer(s)
+	}),
+	sigmap.Do(sigmap.CallSetStore, func(r scope, ctx context.Context, s sigmap.StoreAt) error {
+		return r.Outside.SetStore(ctx, s)
+	}),
+	sigmap.On(sigmap.CallStores, func(r scope, ctx context.Context, a sigmap.StoresAsk) ([]byte, error) {
+		return sigmap.CallStores.Ask(ctx, r.Reach.Root(services.S3), a)
+	}),
+	sigmap.On(sigmap.CallStatus, func(r scope, ctx context.Context, _ sigmap.None) ([]sigmap.Service, error) {
+		return r.Services.Status(ctx), nil
+	}),
+	sigmap.On(sigmap.CallServicesUsage, func(r scope, ctx context.Context, _ sigmap.None) ([]sigma.Usage, error) {
+		return r.Accounts.ServicesUsage(ctx), nil
+	}),
+	sigmap.On(sigmap.CallLeave, func(r scope, _ context.Context, evict bool) (sigmap.Leaving, error) {
+		return r.Cluster.BeginLeave(evict), nil
+	}),
+	sigmap.Do(sigmap.CallDown, func(r scope, _ context.Context, now bool) error {
+		time.AfterFunc(10*time.Millisecond, func() { r.Down(now) }) // after the answer is on its way
+		return nil
+	}),
+)...)
+
+// provider is an error for others than the provider.
+func (r scope) provider() error {
+	if !r.Principal.System {
+		return sigma.Errorf("kernel.machine", sigma.KindPermission, "only the provider may ask this")
 	}
-	return map[string]computed.Handler{
-		sigmap.CallServer:   provider(r.Outside.SetCall),
-		sigmap.CallSetStore: provider(r.Outside.SetStoreCall),
-		sigmap.CallStores:   provider(r.Outside.StoresCall),
-		sigmap.CallStatus: provider(computed.Answer(func(ctx context.Context, _ []byte) ([]byte, error) {
-			ss := r.Services.Status(ctx)
-			return sigmap.Payload(func(c *sigmap.Coder) { c.Services(&ss) })
-		})),
-		sigmap.CallUsage: provider(computed.Answer(func(ctx context.Context, _ []byte) ([]byte, error) {
-			us := r.Accounts.ServicesUsage(ctx)
-			return sigmap.Payload(func(c *sigmap.Coder) { c.Usages(&us) })
-		})),
-		sigmap.CallLeave: provider(r.Cluster.LeaveCall),
-		sigmap.CallDown: provider(computed.Answer(func(_ context.Context, payload []byte) ([]byte, error) {
-			var now bool
-			if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Bool(&now) }); err != nil {
-				return nil, err
-			}
-			time.AfterFunc(10*time.Millisecond, func() { r.Down(now) }) // after the answer is on its way
-			return nil, nil
-		})),
-	}
+	return nil
 }
 
-// pass makes handlers of methods that a service answers.
-func (r scope) pass(service string, methods ...string) map[string]computed.Handler {
-	out := map[string]computed.Handler{}
+// passed makes handlers of methods that a service answers.
+func passed(service string, methods ...string) (hs []sigmap.Handler[scope]) {
 	for _, method := range methods {
-		out[method] = computed.Answer(func(ctx context.Context, payload []byte) ([]byte, error) {
-			return r.Reach.AskService(ctx, service, method, payload)
-		})
+		hs = append(hs, sigmap.Handler[scope]{Name: method, Call: func(r scope, ctx context.Context,
+			payload []byte) ([]byte, []*os.File, error) {
+			reply, err := r.Reach.AskService(ctx, service, method, payload)
+			return reply, nil, err
+		}})
 	}
-	return out
+	return hs
 }
+
+var (
+	// machinesMethods are what operators ask about machines.
+	machinesMethods = sigmap.Table(append(passed(services.Machined, machines.CallToken.Name, machines.CallTokens.Name,
+		machines.CallRevoke.Name, machines.CallList.Name, machines.CallCordon.Name, machines.CallDrain.Name,
+		machines.CallLabel.Name, machines.CallControl.Name, machines.CallRemove.Name),
+		sigmap.On(machines.CallMembership, func(r scope, _ context.Context, _ sigmap.None) (machines.Membership,
+			error) {
+			if r.Cluster.Registered() {
+				return machines.Describe(r.Cluster.Identity(), r.Address, r.Cluster.IsSilent), nil
+			}
+			return machines.Membership{Address: r.Address}, nil
+		}))...)
+	authorityMethods = sigmap.Table(passed(services.Machined, machines.CallAuthority.Name)...)
+	namesMethods     = sigmap.Table(passed(services.Named, sigmap.CallMembers.Name, sigmap.CallMemberAdd.Name,
+		sigmap.CallMemberRemove.Name, sigmap.CallExpel.Name, sigmap.CallAdmit.Name, sigmap.CallSnapshotOpen.Name,
+		sigmap.CallSnapshotRead.Name, sigmap.CallSnapshotClose.Name)...)
+)
 
 // machinesFile is /sys/machines: what operators ask about machines, passed on to the machined that
 // decides. What the machines themselves say to machined does not come this way, and an operator
@@ -72,31 +92,13 @@ func (r scope) pass(service string, methods ...string) map[string]computed.Handl
 // are.
 func (r scope) machinesFile() sigma.File {
 	file := r.machineLines()
-	if !r.Principal.System {
-		if r.Realm == sigma.SystemRealm && r.IsService(services.Machined) {
-			file.Answering(computed.Calls(sigmap.FileMachines,
-				r.pass(services.Machined, machines.CallAuthority.Name)))
-		}
-		return file
+	if r.Principal.System {
+		return file.Answering(computed.Calls(sigmap.FileMachines, r, machinesMethods))
 	}
-	methods := r.pass(services.Machined, machines.CallToken.Name, machines.CallTokens.Name,
-		machines.CallRevoke.Name, machines.CallList.Name, machines.CallCordon.Name, machines.CallDrain.Name,
-		machines.CallLabel.Name, machines.CallControl.Name, machines.CallRemove.Name)
-	methods[machines.CallMembership.Name] = computed.Answer(func(context.Context, []byte) ([]byte, error) {
-		m := machines.Membership{Address: r.Address}
-		if r.Cluster.Registered() {
-			m = machines.Describe(r.Cluster.Identity(), r.Address, r.Cluster.IsSilent)
-		}
-		return sigmap.Payload(func(c *sigmap.Coder) { machines.CallMembership.Reply(c, &m) })
-	})
-	return file.Answering(computed.Calls(sigmap.FileMachines, methods))
-}
-
-// namesFile is /sys/names: calls of the leading named about its members and who may write.
-func (r scope) namesFile() sigma.File {
-	return computed.Calls(sigmap.FileNames, r.pass(services.Named, sigmap.CallMembers, sigmap.CallMemberAdd,
-		sigmap.CallMemberRemove, sigmap.CallExpel, sigmap.CallAdmit,
-		sigmap.CallSnapshotOpen, sigmap.CallSnapshotRead, sigmap.CallSnapshotClose))
+	if r.Realm == sigma.SystemRealm && r.IsService(services.Machined) {
+		file.Answering(computed.Calls(sigmap.FileMachines, r, authorityMethods))
+	}
+	return file
 }
 
 // mayOwn says whether the session may make and revoke credentials of its realm: the provider's may,
@@ -106,30 +108,33 @@ func (r scope) mayOwn() bool {
 		r.Granted != nil && r.Granted.Role >= sigma.RoleOwner)
 }
 
+// owner is an error for whoever may not own.
+func (r scope) owner() error {
+	if r.mayOwn() {
+		return nil
+	}
+	return sigma.Errorf("kernel.credentials", sigma.KindPermission,
+		"credentials are the provider's and of owners of the realm")
+}
+
+var credentialsMethods = sigmap.Table(sigmap.Guarded(scope.owner,
+	sigmap.On(sigmap.CallCreateCredential, func(r scope, ctx context.Context,
+		n sigmap.NewCredential) (sigmap.MadeCredential, error) {
+		return r.Guests.Create(ctx, r.Realm, r.Granted, n)
+	}),
+	sigmap.On(sigmap.CallRevokeCredential, func(r scope, ctx context.Context, name string) ([]string, error) {
+		return r.Guests.Revoke(ctx, r.Realm, r.Granted, name)
+	}),
+)...)
+
 // credentialsFile is /sys/credentials: the credentials of the session's realm, a line each, and
 // calls to make and revoke them.
 func (r scope) credentialsFile() sigma.File {
-	owned := func() error {
-		if r.mayOwn() {
-			return nil
-		}
-		return sigma.Errorf("kernel.credentials", sigma.KindPermission,
-			"credentials are the provider's and of owners of the realm")
-	}
-	owner := func(f func(context.Context, sigma.RealmID, *guests.Granted, []byte) ([]byte, error)) computed.Handler {
-		return computed.Answer(func(ctx context.Context, payload []byte) ([]byte, error) {
-			if err := owned(); err != nil {
-				return nil, err
-			}
-			return f(ctx, r.Realm, r.Granted, payload)
-		})
-	}
-	x := r.Guests
 	return computed.Sys(sigmap.FileCredentials, func(ctx context.Context) ([]byte, error) {
-		if err := owned(); err != nil {
+		if err := r.owner(); err != nil {
 			return nil, err
 		}
-		all, err := x.All(ctx, r.Realm)
+		all, err := r.Guests.All(ctx, r.Realm)
 		if err != nil {
 			return nil, err
 		}
@@ -138,41 +143,57 @@ func (r scope) credentialsFile() sigma.File {
 			out[i] = report.OfCredential(r.Realm, c)
 		}
 		return report.Lines(out)
-	}).Answering(computed.Calls(sigmap.FileCredentials, map[string]computed.Handler{sigmap.CallCreate: owner(x.Create),
-		sigmap.CallCredentialRevoke: owner(x.Revoke)}))
+	}).Answering(computed.Calls(sigmap.FileCredentials, r, credentialsMethods))
 }
+
+var (
+	initMethods = sigmap.Table(
+		sigmap.Do(sigmap.CallInitAdd, func(r scope, ctx context.Context, a sigmap.InitAdd) error {
+			return r.Registrations.Add(ctx, r.Realm, a)
+		}),
+		sigmap.Do(sigmap.CallInitRemove, func(r scope, ctx context.Context, name string) error {
+			return r.Registrations.Remove(ctx, r.Realm, name)
+		}),
+		sigmap.Do(sigmap.CallInitRestart, func(r scope, ctx context.Context, name string) error {
+			return r.Registrations.Restart(ctx, r.Realm, name)
+		}),
+	)
+	// leaderMethods are those of the leader of initd.
+	leaderMethods = sigmap.Table(sigmap.On(initd.CallLook, (*registrations.Registrations).Look),
+		sigmap.Do(initd.CallSpawn, (*registrations.Registrations).Spawn),
+		sigmap.Do(initd.CallStop, (*registrations.Registrations).Stop))
+)
 
 // initFile is /sys/init: what is registered in the realm, a line each; calls of who registers; and
 // of the leader of initd.
 func (r scope) initFile() sigma.File {
 	x := r.Registrations
-	change := func(f func(context.Context, sigma.RealmID, []byte) error) computed.Handler {
-		return computed.Answer(func(ctx context.Context, payload []byte) ([]byte, error) {
-			return nil, f(ctx, r.Realm, payload)
-		})
-	}
-	methods := map[string]computed.Handler{sigmap.CallInitAdd: change(x.Add), sigmap.CallInitRemove: change(x.Remove),
-		sigmap.CallInitRestart: change(x.Restart)}
+	calls := computed.Calls(sigmap.FileInit, r, initMethods)
 	if r.Realm == sigma.SystemRealm && r.IsService(services.Lcsched) {
-		methods = map[string]computed.Handler{initd.CallLook.Name: computed.On(initd.CallLook, x.Look),
-			initd.CallSpawn.Name: computed.On(initd.CallSpawn, x.Spawn),
-			initd.CallStop.Name:  computed.On(initd.CallStop, x.Stop)}
+		calls = computed.Calls(sigmap.FileInit, x, leaderMethods)
 	}
 	return computed.Sys(sigmap.FileInit, func(ctx context.Context) ([]byte, error) { return x.Lines(ctx, r.Realm) }).
-		Answering(computed.Calls(sigmap.FileInit, methods))
+		Answering(calls)
 }
 
-// eventsFile is /sys/events, and the call events. A tenant is told of its realm's; the provider of
-// the system's and of the realm's that it works in, or in that of the system of all.
-func (r scope) eventsFile() sigma.File {
+// asked are the events that the session is told of: a tenant of its realm's; the provider of the
+// system's and of the realm's that it works in, or in that of the system of all.
+func (r scope) asked() eventlog.Asked {
 	p := r.Principal.System
-	q := eventlog.Asked{System: p, All: p && r.Realm == sigma.SystemRealm, Realm: r.Realm}
-	return r.History.EventsFile(q).Answering(computed.Calls(sigmap.FileEvents,
-		map[string]computed.Handler{sigmap.CallEvents: computed.Answer(func(ctx context.Context,
-			payload []byte) ([]byte, error) {
-			return r.History.EventsCall(ctx, q, payload)
-		})}))
+	return eventlog.Asked{System: p, All: p && r.Realm == sigma.SystemRealm, Realm: r.Realm}
 }
+
+var eventsMethods = sigmap.Table(sigmap.On(sigmap.CallEvents, func(r scope, ctx context.Context,
+	after string) ([]byte, error) {
+	return r.History.EventsAfter(ctx, r.asked(), after)
+}))
+
+// eventsFile is /sys/events, and the call events.
+func (r scope) eventsFile() sigma.File {
+	return r.History.EventsFile(r.asked()).Answering(computed.Calls(sigmap.FileEvents, r, eventsMethods))
+}
+
+var decisionsMethods = sigmap.Table(sigmap.Do(decision.CallNote, (*history.History).Note))
 
 // decisionsFile is /sys/decisions: a tenant is told of its own realm, the provider of the realm
 // that it works in, and in that of the system of all. Schedulers note in it what they decide.
@@ -183,8 +204,7 @@ func (r scope) decisionsFile() sigma.File {
 	}
 	f := r.History.DecisionsFile(of)
 	if r.Realm == sigma.SystemRealm && r.Services.Of(r.Principal) != nil {
-		return f.Answering(computed.Calls(sigmap.FileDecisions,
-			map[string]computed.Handler{decision.CallNote.Name: r.History.NoteCall}))
+		return f.Answering(computed.Calls(sigmap.FileDecisions, r.History, decisionsMethods))
 	}
 	return f
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"slices"
 
-	"sigmaos.dev/kernel/computed"
 	"sigmaos.dev/kernel/procs"
 	"sigmaos.dev/kernel/remote"
 	"sigmaos.dev/sched/schedd"
@@ -12,55 +11,52 @@ import (
 	"sigmaos.dev/wire/sigmap"
 )
 
-func (r scope) procsCalls() map[string]computed.Handler {
-	act := func(m sigmap.Method[sigma.ProcID, sigmap.None], a remote.Act) computed.Handler {
-		return aboutProc(r, m, sigma.RightWrite, func(ctx context.Context, id sigma.ProcID) (sigmap.None, error) {
-			return sigmap.None{}, r.Remote.Tell(ctx, r.Realm, id, a, 0)
-		})
-	}
-	return map[string]computed.Handler{
-		sigmap.CallSpawn.Name:      computed.On(sigmap.CallSpawn, r.spawn),
-		sigmap.CallListProcs.Name:  computed.On(sigmap.CallListProcs, r.list),
-		sigmap.CallProcsUsage.Name: computed.On(sigmap.CallProcsUsage, r.usage),
-		sigmap.CallCaps.Name:       aboutProc(r, sigmap.CallCaps, sigma.RightRead, r.caps),
-		sigmap.CallWaitStart.Name: aboutProc(r, sigmap.CallWaitStart, sigma.RightRead, func(ctx context.Context,
-			id sigma.ProcID) (none sigmap.None, err error) {
-			p, err := r.Remote.Await(ctx, r.Realm, id, procs.Started)
-			if err == nil && p.Times.Started.IsZero() {
-				err = &sigma.Error{Op: "kernel.WaitStart", Kind: max(p.Status.Kind, sigma.KindOther),
-					Msg: p.Status.Code.String() + ": " + p.Status.Msg}
-			}
-			return none, err
-		}),
-		sigmap.CallWaitExit.Name: aboutProc(r, sigmap.CallWaitExit, sigma.RightRead, func(ctx context.Context,
-			id sigma.ProcID) (sigma.Status, error) {
-			p, err := r.Remote.Await(ctx, r.Realm, id, procs.Ended)
-			if err == nil {
-				r.AwaitsEnd()
-			}
-			return p.Status, err
-		}),
-		sigmap.CallKill.Name:   act(sigmap.CallKill, remote.Kill),
-		sigmap.CallFreeze.Name: act(sigmap.CallFreeze, remote.Freeze),
-		sigmap.CallThaw.Name:   act(sigmap.CallThaw, remote.Thaw),
-		sigmap.CallEvict.Name: computed.On(sigmap.CallEvict, func(ctx context.Context,
-			e sigmap.Eviction) (none sigmap.None, err error) {
-			if err := r.MayProc(ctx, e.ID, sigma.RightWrite); err != nil {
-				return none, err
-			}
-			return none, r.Remote.Tell(ctx, r.Realm, e.ID, remote.Evict, e.Grace)
-		}),
-	}
-}
+var procsMethods = sigmap.Table(
+	sigmap.On(sigmap.CallSpawn, scope.spawn),
+	sigmap.On(sigmap.CallListProcs, scope.list),
+	sigmap.On(sigmap.CallProcsUsage, scope.usage),
+	aboutProc(sigmap.CallCaps, sigma.RightRead, scope.caps),
+	aboutProc(sigmap.CallWaitStart, sigma.RightRead, func(r scope, ctx context.Context,
+		id sigma.ProcID) (none sigmap.None, err error) {
+		p, err := r.Remote.Await(ctx, r.Realm, id, procs.Started)
+		if err == nil && p.Times.Started.IsZero() {
+			err = &sigma.Error{Op: "kernel.WaitStart", Kind: max(p.Status.Kind, sigma.KindOther),
+				Msg: p.Status.Code.String() + ": " + p.Status.Msg}
+		}
+		return none, err
+	}),
+	aboutProc(sigmap.CallWaitExit, sigma.RightRead, func(r scope, ctx context.Context,
+		id sigma.ProcID) (sigma.Status, error) {
+		p, err := r.Remote.Await(ctx, r.Realm, id, procs.Ended)
+		if err == nil {
+			r.AwaitsEnd()
+		}
+		return p.Status, err
+	}),
+	act(sigmap.CallKill, remote.Kill), act(sigmap.CallFreeze, remote.Freeze), act(sigmap.CallThaw, remote.Thaw),
+	sigmap.Do(sigmap.CallEvict, func(r scope, ctx context.Context, e sigmap.Eviction) error {
+		if err := r.MayProc(ctx, e.ID, sigma.RightWrite); err != nil {
+			return err
+		}
+		return r.Remote.Tell(ctx, r.Realm, e.ID, remote.Evict, e.Grace)
+	}),
+)
 
 // aboutProc makes a handler of a method whose request is one proc of the caller's realm.
-func aboutProc[R any](r scope, m sigmap.Method[sigma.ProcID, R], need sigma.Rights, f func(ctx context.Context,
-	id sigma.ProcID) (R, error)) computed.Handler {
-	return computed.On(m, func(ctx context.Context, id sigma.ProcID) (none R, err error) {
+func aboutProc[R any](m sigmap.Method[sigma.ProcID, R], need sigma.Rights,
+	f func(scope, context.Context, sigma.ProcID) (R, error)) sigmap.Handler[scope] {
+	return sigmap.On(m, func(r scope, ctx context.Context, id sigma.ProcID) (none R, err error) {
 		if err := r.MayProc(ctx, id, need); err != nil {
 			return none, err
 		}
-		return f(ctx, id)
+		return f(r, ctx, id)
+	})
+}
+
+// act makes a handler of a method that does something to a proc.
+func act(m sigmap.Method[sigma.ProcID, sigmap.None], a remote.Act) sigmap.Handler[scope] {
+	return aboutProc(m, sigma.RightWrite, func(r scope, ctx context.Context, id sigma.ProcID) (sigmap.None, error) {
+		return sigmap.None{}, r.Remote.Tell(ctx, r.Realm, id, a, 0)
 	})
 }
 
@@ -151,58 +147,55 @@ func (r scope) caps(ctx context.Context, id sigma.ProcID) (sigmap.Caps, error) {
 	return r.Remote.Caps(ctx, r.Realm, id)
 }
 
-func (r scope) selfCalls() map[string]computed.Handler {
-	who := r.Principal
-	return map[string]computed.Handler{
-		sigmap.CallInfo.Name: computed.On(sigmap.CallInfo, func(context.Context, sigmap.None) (sigmap.Info, error) {
-			p := who
-			p.Realm = r.Realm
-			if r.Granted != nil {
-				p.Proc = ""
-			}
-			return sigmap.Info{Principal: p, Version: r.Version}, nil
-		}),
-		sigmap.CallStarted.Name: ofProc(r, sigmap.CallStarted, func(context.Context, sigmap.None) error {
-			if s := r.Services.Of(who); s != nil {
-				s.Started(who.Proc)
-				return nil
-			}
-			r.Procs.Step(schedd.CalledStarted{ID: who.Proc})
+var selfMethods = sigmap.Table(append(sigmap.Guarded(scope.proc,
+	sigmap.Do(sigmap.CallStarted, func(r scope, _ context.Context, _ sigmap.None) error {
+		who := r.Principal
+		if s := r.Services.Of(who); s != nil {
+			s.Started(who.Proc)
 			return nil
-		}),
-		sigmap.CallWorked.Name: computed.On(sigmap.CallWorked, func(ctx context.Context,
-			w sigmap.Worked) ([]sigmap.RealmShares, error) {
-			return r.Accounts.Worked(ctx, r.Services.Of(who), w)
-		}),
-		sigmap.CallExited.Name: ofProc(r, sigmap.CallExited, func(_ context.Context, s sigma.Status) error {
-			if s.Code == sigma.StatusNone || s.Code > sigma.StatusLost {
-				return sigma.Errorf("kernel.Exited", sigma.KindInvalid, "status code %d", s.Code)
-			}
-			if len(s.Data) > sigma.StatusDataMax || len(s.Msg) > 4096 {
-				return &sigma.Error{Op: "kernel.Exited", Kind: sigma.KindTooBig, Msg: "status is too big",
-					Hint: "write results to a file of the realm and give its path"}
-			}
-			s.Data = slices.Clone(s.Data)
-			s.Kind = sigma.KindOther // a kind says why a proc could not be started, and this one was
-			r.Procs.Step(schedd.CalledExited{ID: who.Proc, Status: s})
-			if !s.OK() || s.Msg != "" || len(s.Data) > 0 { // what its exit code will not say
-				r.Runner.Keep(r.Realm, who.Proc)
-			}
-			return nil
-		}),
-		// KindNotFound: a service, or a request that was still on its way when its proc ended.
-		sigmap.CallWaitEvict.Name: ofProc(r, sigmap.CallWaitEvict, func(ctx context.Context, _ sigmap.None) error {
-			return r.Procs.WaitEvict(ctx, r.Realm, who.Proc)
-		}),
+		}
+		r.Procs.Step(schedd.CalledStarted{ID: who.Proc})
+		return nil
+	}),
+	sigmap.Do(sigmap.CallExited, scope.exited),
+	// KindNotFound: a service, or a request that was still on its way when its proc ended.
+	sigmap.Do(sigmap.CallWaitEvict, func(r scope, ctx context.Context, _ sigmap.None) error {
+		return r.Procs.WaitEvict(ctx, r.Realm, r.Principal.Proc)
+	})),
+	sigmap.On(sigmap.CallInfo, func(r scope, _ context.Context, _ sigmap.None) (sigmap.Info, error) {
+		p := r.Principal
+		p.Realm = r.Realm
+		if r.Granted != nil {
+			p.Proc = ""
+		}
+		return sigmap.Info{Principal: p, Version: r.Version}, nil
+	}),
+	sigmap.On(sigmap.CallWorked, func(r scope, ctx context.Context, w sigmap.Worked) ([]sigmap.RealmShares, error) {
+		return r.Accounts.Worked(ctx, r.Services.Of(r.Principal), w)
+	}),
+)...)
+
+// proc is an error for programs that are no procs.
+func (r scope) proc() error {
+	if r.Principal.Proc == "" {
+		return &sigma.Error{Op: "kernel.self", Kind: sigma.KindPermission, Msg: "this program is not a proc"}
 	}
+	return nil
 }
 
-// ofProc makes a handler of what procs alone may call.
-func ofProc[Q any](r scope, m sigmap.Method[Q, sigmap.None], f func(context.Context, Q) error) computed.Handler {
-	return computed.On(m, func(ctx context.Context, q Q) (none sigmap.None, err error) {
-		if r.Principal.Proc == "" {
-			return none, &sigma.Error{Op: "kernel.self", Kind: sigma.KindPermission, Msg: "this program is not a proc"}
-		}
-		return none, f(ctx, q)
-	})
+func (r scope) exited(_ context.Context, s sigma.Status) error {
+	if s.Code == sigma.StatusNone || s.Code > sigma.StatusLost {
+		return sigma.Errorf("kernel.Exited", sigma.KindInvalid, "status code %d", s.Code)
+	}
+	if len(s.Data) > sigma.StatusDataMax || len(s.Msg) > 4096 {
+		return &sigma.Error{Op: "kernel.Exited", Kind: sigma.KindTooBig, Msg: "status is too big",
+			Hint: "write results to a file of the realm and give its path"}
+	}
+	s.Data = slices.Clone(s.Data)
+	s.Kind = sigma.KindOther // a kind says why a proc could not be started, and this one was
+	r.Procs.Step(schedd.CalledExited{ID: r.Principal.Proc, Status: s})
+	if !s.OK() || s.Msg != "" || len(s.Data) > 0 { // what its exit code will not say
+		r.Runner.Keep(r.Realm, r.Principal.Proc)
+	}
+	return nil
 }

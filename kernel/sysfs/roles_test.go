@@ -4,12 +4,13 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"iter"
+	"maps"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"testing"
 
-	"sigmaos.dev/kernel/computed"
 	"sigmaos.dev/kernel/endpoints"
 	"sigmaos.dev/kernel/roles"
 	"sigmaos.dev/kernel/sessions"
@@ -59,8 +60,8 @@ func TestRolesTable(t *testing.T) {
 		}
 	}
 	elsewhere := []string{ // methods of other files than those of /sys, or of files of which no method is allowed
-		sigmap.CallStatus, sigmap.CallLeave, sigmap.CallDown, sigmap.CallServer, sigmap.CallSetStore, sigmap.CallStores,
-		sigmap.CallChanges, sigmap.CallHash}
+		sigmap.CallStatus.Name, sigmap.CallLeave.Name, sigmap.CallDown.Name, sigmap.CallServer.Name,
+		sigmap.CallSetStore.Name, sigmap.CallStores.Name, sigmap.CallChanges.Name, sigmap.CallHash.Name}
 	for _, path := range []string{"../../wire/sigmap/calls.go", "../../wire/sigmap/syscalls.go",
 		"../../sched/initd/calls.go", "../../sched/decision/decision.go"} {
 		for _, method := range callNames(t, filepath.FromSlash(path)) {
@@ -75,10 +76,11 @@ func TestRolesTable(t *testing.T) {
 			}
 		}
 	}
-	for file, handlers := range map[string]map[string]computed.Handler{sigmap.FileProcs: r.procsCalls(),
-		sigmap.FileSelf: r.selfCalls(), sigmap.FileMachine: r.machineCalls(),
-		sigmap.FileEndpoints: (&endpoints.Endpoints{}).Calls(r.Scope)} {
-		for method := range handlers {
+	for file, methods := range map[string]iter.Seq[string]{sigmap.FileProcs: maps.Keys(procsMethods),
+		sigmap.FileSelf: maps.Keys(selfMethods), sigmap.FileMachine: maps.Keys(machineMethods),
+		sigmap.FileEndpoints: endpoints.Methods(), sigmap.FileInit: maps.Keys(initMethods),
+		sigmap.FileEvents: maps.Keys(eventsMethods), sigmap.FileCredentials: maps.Keys(credentialsMethods)} {
+		for method := range methods {
 			if _, known := roles.Permissions[file][method]; !known && file != sigmap.FileMachine {
 				t.Errorf("%s of /sys/%s has no row in permissions (kernel/roles)", method, file)
 			}
@@ -108,8 +110,8 @@ func TestRolesTable(t *testing.T) {
 	}
 	changes := []struct{ file, method string }{{sigmap.FileProcs, sigmap.CallSpawn.Name},
 		{sigmap.FileProcs, sigmap.CallKill.Name}, {sigmap.FileProcs, sigmap.CallEvict.Name},
-		{sigmap.FileProcs, sigmap.CallFreeze.Name}, {sigmap.FileInit, sigmap.CallInitAdd},
-		{sigmap.FileCredentials, sigmap.CallCreate}}
+		{sigmap.FileProcs, sigmap.CallFreeze.Name}, {sigmap.FileInit, sigmap.CallInitAdd.Name},
+		{sigmap.FileCredentials, sigmap.CallCreateCredential.Name}}
 	for _, c := range changes {
 		if roles.Allows(sigma.RoleViewer, c.file, c.method) {
 			t.Errorf("a viewer may %s %s", c.method, c.file)

@@ -115,13 +115,13 @@ func (r scope) names() []string {
 func (r scope) file(name string) sigma.File {
 	switch name {
 	case sigmap.FileProcs:
-		return computed.Calls(name, r.procsCalls())
+		return computed.Calls(name, r, procsMethods)
 	case sigmap.FileSelf:
-		return computed.Calls(name, r.selfCalls())
+		return computed.Calls(name, r, selfMethods)
 	case sigmap.FileEndpoints:
 		return r.Endpoints.File(r.Scope)
 	case sigmap.FileMachine:
-		return computed.Calls(name, r.machineCalls())
+		return computed.Calls(name, r, machineMethods)
 	case sigmap.FileMachines:
 		return r.machinesFile()
 	case sigmap.FileRealms:
@@ -129,7 +129,7 @@ func (r scope) file(name string) sigma.File {
 	case sigmap.FileCredentials:
 		return r.credentialsFile()
 	case sigmap.FileNames:
-		return r.namesFile()
+		return computed.Calls(name, r, namesMethods) // of the leading named
 	case sigmap.FileInit:
 		return r.initFile()
 	case sigmap.FileEvents:

@@ -31,20 +31,19 @@ var buffers = sync.Pool{New: func() any { return new([256 << 10]byte) }}
 // by 0 bytes.
 func Answer(payload []byte, id sigma.FileID, size uint64, read func(p []byte, at uint64) (int, error)) ([]byte,
 	error) {
-	var offset uint64
-	var count uint32
-	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.U64(&offset); c.U32(&count) }); err != nil {
+	ask, err := sigmap.CallHash.Parse(payload)
+	if err != nil {
 		return nil, err
 	}
-	if count > sigmap.HashMax {
+	if ask.Count > sigmap.HashMax {
 		return nil, sigma.Errorf("digest.Answer", sigma.KindTooBig, "the hash of at most %d bytes can be asked for",
 			sigmap.HashMax)
 	}
-	end := offset + min(uint64(count), size-min(size, offset))
+	end := ask.Offset + min(uint64(ask.Count), size-min(size, ask.Offset))
 	room := buffers.Get().(*[256 << 10]byte)
 	defer buffers.Put(room)
 	all := blake3.New(Size, nil)
-	for at := offset; at < end; {
+	for at := ask.Offset; at < end; {
 		got, err := read(room[:min(uint64(len(room)), end-at)], at)
 		if err != nil {
 			return nil, err
@@ -55,6 +54,5 @@ func Answer(payload []byte, id sigma.FileID, size uint64, read func(p []byte, at
 		all.Write(room[:got])
 		at += uint64(got)
 	}
-	hash := all.Sum(nil)
-	return sigmap.Payload(func(c *sigmap.Coder) { c.FileID(&id); c.U64(&size); c.Data(&hash) })
+	return sigmap.CallHash.Answer(sigmap.Hashed{ID: id, Size: size, Sum: all.Sum(nil)})
 }

@@ -17,7 +17,7 @@ import (
 func (f *file) Call(ctx context.Context, method string, payload []byte, files []*os.File) ([]byte, []*os.File, error) {
 	const op = "diskfs.Call"
 	session.CloseFiles(files)
-	if !f.sp.t.cfg.Policy.Objects || method != sigmap.CallHash {
+	if !f.sp.t.cfg.Policy.Objects || method != sigmap.CallHash.Name {
 		return nil, nil, sigma.Errorf(op, sigma.KindUnsupported, "the file has no method %.50q", method)
 	}
 	n, err := f.checkNode(ctx, op)

@@ -1,6 +1,7 @@
 package treeserver
 
 import (
+	"cmp"
 	"context"
 	"os"
 	"slices"
@@ -85,61 +86,51 @@ func NoMethod(file, method string) error {
 
 // RealmsFile makes the callable face of r. allowed says whether the caller may use it.
 func RealmsFile(name string, id uint64, r sigma.Realms, allowed bool) *Callable {
-	return &Callable{Name: name, ID: id, Handle: func(ctx context.Context, method string, payload []byte) ([]byte,
-		[]*os.File, error) {
-		if !allowed {
+	f := Methods(name, id, r, realmMethods)
+	if !allowed {
+		f.Handle = func(context.Context, string, []byte) ([]byte, []*os.File, error) {
 			return nil, nil, sigma.Errorf("treeserver.RealmsFile", sigma.KindPermission,
 				"realms are made by the provider")
 		}
-		if method == sigmap.CallList {
-			var after sigma.RealmID
-			if len(payload) > 0 {
-				if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.RealmID(&after) }); err != nil {
-					return nil, nil, err
-				}
-			}
-			rs, err := r.List(ctx)
-			if err != nil {
-				return nil, nil, err
-			}
-			rs = realmsPage(rs, after)
-			reply, err := sigmap.Payload(func(c *sigmap.Coder) { c.RealmInfos(&rs) })
-			return reply, nil, err
+	}
+	return f
+}
+
+var realmMethods = sigmap.Table(
+	sigmap.On(sigmap.CallListRealms, func(r sigma.Realms, ctx context.Context, after sigma.RealmID) ([]sigma.RealmInfo,
+		error) {
+		rs, err := r.List(ctx)
+		return realmsPage(rs, after), err
+	}),
+	aboutRealm(sigmap.CallCreateRealm, sigma.Realms.Create),
+	aboutRealm(sigmap.CallRemoveRealm, sigma.Realms.Remove),
+	sigmap.Do(sigmap.CallSetShares, func(r sigma.Realms, ctx context.Context, s sigmap.RealmShares) error {
+		if err := s.Realm.Check(); err != nil {
+			return err
 		}
-		var realm sigma.RealmID
-		var shares uint32
-		var limits sigma.RealmLimits
-		err := sigmap.Parse(payload, func(c *sigmap.Coder) {
-			switch c.RealmID(&realm); method {
-			case sigmap.CallSetShares:
-				c.U32(&shares)
-			case sigmap.CallSetLimits:
-				c.RealmLimits(&limits)
-			}
-		})
-		if err == nil {
-			err = realm.Check()
+		if s.Shares == 0 || s.Shares > sigma.SharesMax {
+			return sigma.Errorf("treeserver.RealmsFile", sigma.KindInvalid, "a realm has 1 to %d shares, not %d",
+				sigma.SharesMax, s.Shares)
 		}
-		switch {
-		case err != nil:
-		case method == sigmap.CallCreate:
-			err = r.Create(ctx, realm)
-		case method == sigmap.CallRemove:
-			err = r.Remove(ctx, realm)
-		case method == sigmap.CallSetShares && (shares == 0 || shares > sigma.SharesMax):
-			err = sigma.Errorf("treeserver.RealmsFile", sigma.KindInvalid, "a realm has 1 to %d shares, not %d",
-				sigma.SharesMax, shares)
-		case method == sigmap.CallSetShares:
-			err = r.SetShares(ctx, realm, shares)
-		case method == sigmap.CallSetLimits:
-			if err = limits.Check(); err == nil {
-				err = r.SetLimits(ctx, realm, limits)
-			}
-		default:
-			err = NoMethod(name, method)
+		return r.SetShares(ctx, s.Realm, s.Shares)
+	}),
+	sigmap.Do(sigmap.CallSetLimits, func(r sigma.Realms, ctx context.Context, l sigmap.LimitsOfRealm) error {
+		if err := cmp.Or(l.Realm.Check(), l.Limits.Check()); err != nil {
+			return err
 		}
-		return nil, nil, err
-	}}
+		return r.SetLimits(ctx, l.Realm, l.Limits)
+	}),
+)
+
+// aboutRealm answers a method that takes the id of a realm.
+func aboutRealm(m sigmap.Method[sigma.RealmID, sigmap.None],
+	do func(sigma.Realms, context.Context, sigma.RealmID) error) sigmap.Handler[sigma.Realms] {
+	return sigmap.Do(m, func(r sigma.Realms, ctx context.Context, id sigma.RealmID) error {
+		if err := id.Check(); err != nil {
+			return err
+		}
+		return do(r, ctx, id)
+	})
 }
 
 // realmsPage is what is listed after a realm at once; lists are in order of names.
@@ -159,8 +150,8 @@ type Admin struct {
 	sigma.Tree
 	Realms  sigma.Realms
 	Changes func() (*os.File, error) // the server's board of changes, see changeboard; nil = none
-	// Calls are what else the provider may ask, by method.
-	Calls map[string]func(ctx context.Context, payload []byte) ([]byte, error)
+	// Calls are what else the provider may ask.
+	Calls sigmap.Handlers[sigma.Realms]
 }
 
 // Attach implements sigma.Tree.
@@ -169,11 +160,10 @@ func (a Admin) Attach(ctx context.Context, p sigma.Principal, name string) (sigm
 		f := RealmsFile("realms", 1, a.Realms, true)
 		realms := f.Handle
 		f.Handle = func(ctx context.Context, method string, payload []byte) ([]byte, []*os.File, error) {
-			if call := a.Calls[method]; call != nil {
-				reply, err := call(ctx, payload)
-				return reply, nil, err
+			if call, ok := a.Calls[method]; ok {
+				return call.Call(a.Realms, ctx, payload)
 			}
-			if method != sigmap.CallChanges || a.Changes == nil {
+			if method != sigmap.CallChanges.Name || a.Changes == nil {
 				return realms(ctx, method, payload)
 			}
 			board, err := a.Changes()

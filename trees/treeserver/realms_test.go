@@ -27,17 +27,7 @@ func TestManyRealms(t *testing.T) {
 				Shares: 1})
 		}
 		f := RealmsFile("realms", 1, m, true)
-		got, err := sigmap.ListRealms(func(encode, decode func(*sigmap.Coder)) error {
-			payload, err := sigmap.Payload(encode)
-			if err != nil {
-				return err
-			}
-			reply, _, err := f.Call(t.Context(), sigmap.CallList, payload, nil)
-			if err != nil {
-				return err
-			}
-			return sigmap.Parse(reply, decode)
-		})
+		got, err := sigmap.ListRealms(t.Context(), f)
 		same := slices.EqualFunc(got, m.all, func(a, b sigma.RealmInfo) bool { return a.ID == b.ID })
 		if err != nil || !same {
 			t.Errorf("%d realms: listed %d, %v", n, len(got), err)

@@ -1,34 +1,21 @@
 package sigmap
 
 import (
+	"context"
 	"time"
 
 	"sigmaos.dev/sigma"
 )
 
-// Well-known callable files of the tree that sigmad serves, and their methods (architecture §4:
-// system calls are calls on files). The layouts below are their payloads; an empty payload is
-// written as -. Those of /sys/procs and /sys/self are in syscalls.go.
+// Well-known callable files of the tree that sigmad serves: system calls are calls on files
+// (architecture §4). Their methods are below, but for those of
 //
-//	/sys/endpoints  listen     form, pushed, again -> Endpoint accept      EndpointID -> Principal + socket
-//	                           (pushed: + a socket, on which an Arrival comes for each accept that would be; again: the
-//	                           EndpointID that an earlier sigmad made for the proc, to listen there again)
-//	                dial       Endpoint -> - + socket          close       EndpointID -> -
-//	                pool       PoolAsk -> PoolGrant + sockets
-//	                dial-stream machine, service -> - + socket (of the system's services only: to the same service of another machine)
-//	                etcd       - -> Etcd (to named only: where the names are, if not in an etcd of its own)
-//	                dial-etcd  name of one of its members -> - + socket (of named only)
-//	                dial-server RealmID, name of a database -> - + socket (of dbd only: to the database's server)
-//	/sys/realms     create     RealmID -> -                    remove      RealmID -> -     list  RealmID -> []RealmInfo: up to RealmsPage after that one, by name
-//	                set-shares RealmID, shares -> -            set-limits RealmID, RealmLimits -> -
-//	/sys/init       add        Registration -> -               rm          name -> -
-//	                look, spawn, stop (of the leader of initd; sched/initd/calls.go)
-//	/sys/events     events     report.Cursor as text -> lines of report.Event after that, up to a page
-//	/sys/machine    status     - -> []Service                  down        - -> -
-//	                server     RealmID, name of a database, IP address and port of its server ("" = none) -> - (provider)
-//	                usage      - -> []Usage, in the order of status
-//	/sys/machines   to the provider: what machined answers operators (kernel/machines/service.go), and membership (kernel/machines/membership.go)
-//	objects of /s3  hash       offset, count (u32) -> FileID, size, BLAKE3 (data) of that range
+//	/sys/procs, /sys/self  syscalls.go
+//	/sys/names             names.go
+//	/sys/credentials       credentials.go
+//	/sys/machines          kernel/machines/calls.go
+//	/sys/init              of the leader of initd too: sched/initd/calls.go
+//	/sys/decisions         sched/decision
 const (
 	FileProcs     = "procs"
 	FileSelf      = "self"
@@ -41,41 +28,269 @@ const (
 	FileDecisions = "decisions"
 )
 
-// Methods of the well-known files.
-const (
-	CallList        = "list"
-	CallUsage       = "usage"
-	CallListen      = "listen"
-	CallAccept      = "accept"
-	CallDial        = "dial"
-	CallPool        = "pool"
-	CallClose       = "close"
-	CallRevoke      = "revoke"
-	CallLog         = "log"
-	CallRing        = "ring"
-	CallEndRing     = "end-ring"
-	CallMeter       = "meter"
-	CallDialStream  = "dial-stream"
-	CallEtcd        = "etcd"
-	CallDialEtcd    = "dial-etcd"
-	CallServer      = "server"
-	CallDialServer  = "dial-server"
-	CallSetStore    = "set-store"
-	CallStores      = "stores"
-	CallCreate      = "create"
-	CallRemove      = "remove"
-	CallSetShares   = "set-shares"
-	CallSetLimits   = "set-limits"
-	CallChanges     = "changes" // of named and s3d, to the provider: - -> - + file descriptor
-	CallStatus      = "status"
-	CallLeave       = "leave" // before down: bool evict -> u32 procs, ProcInfos
-	CallDown        = "down"  // bool now -> -
-	CallHash        = "hash"
-	CallInitAdd     = "add"
-	CallInitRemove  = "rm"
-	CallInitRestart = "restart"
-	CallEvents      = "events"
+// Methods of /sys/endpoints.
+var (
+	// CallListen is answered with a socket too if the listener is pushed to.
+	CallListen = Method[ListenAsk, sigma.Endpoint]{Name: "listen", Request: codeListenAsk, Reply: (*Coder).Endpoint}
+	// CallAccept and CallDial are answered with a socket, and perhaps its memory.
+	CallAccept = Method[AcceptAsk, Accepted]{Name: "accept", Request: codeAcceptAsk, Reply: codeAccepted}
+	CallDial   = Method[DialAsk, Shared]{Name: "dial", Request: codeDialAsk, Reply: codeShared}
+	// CallPool is answered with the sockets of a PoolGrant.
+	CallPool  = Method[PoolAsk, PoolGrant]{Name: "pool", Request: (*Coder).PoolAsk, Reply: (*Coder).PoolGrant}
+	CallClose = Method[sigma.EndpointID, None]{Name: "close", Request: codeEndpointID}
+	// CallRevoke ends the connections of the endpoint too.
+	CallRevoke = Method[sigma.Endpoint, None]{Name: "revoke", Request: (*Coder).Endpoint}
+	// CallLog is answered with lines of report.ConnectionEvent.
+	CallLog = Method[None, []byte]{Name: "log", Reply: Rest}
+	// CallRing takes a ticket, and is answered with the connection's memory.
+	CallRing    = Method[string, None]{Name: "ring", Request: (*Coder).Str}
+	CallEndRing = Method[string, None]{Name: "end-ring", Request: (*Coder).Str}
+	// CallMeter is answered with the memory in which the proc counts its traffic.
+	CallMeter = Method[None, None]{Name: "meter"}
+	// CallDialStream is of services of the system. It is answered with a socket.
+	CallDialStream = Method[StreamAsk, None]{Name: "dial-stream", Request: codeStreamAsk}
+	// CallEtcd is of named: where the names are, if not in an etcd of its own.
+	CallEtcd = Method[None, *Etcd]{Name: "etcd", Reply: (*Coder).Etcd}
+	// CallDialEtcd is of named. It takes the name of a member, and is answered with a socket.
+	CallDialEtcd = Method[string, None]{Name: "dial-etcd", Request: (*Coder).Str}
+	// CallDialServer is of dbd and s3d. It is answered with a socket to the server.
+	CallDialServer = Method[ServerName, None]{Name: "dial-server", Request: codeServerName}
 )
+
+// Methods of /sys/realms, and of the provider's roots of named, s3d and dbd.
+var (
+	CallCreateRealm = Method[sigma.RealmID, None]{Name: "create", Request: (*Coder).RealmID}
+	CallRemoveRealm = Method[sigma.RealmID, None]{Name: "remove", Request: (*Coder).RealmID}
+	// CallListRealms is answered with up to RealmsPage realms after one, by name.
+	CallListRealms = Method[sigma.RealmID, []sigma.RealmInfo]{Name: "list", Request: codeRealmAfter,
+		Reply: (*Coder).RealmInfos}
+	CallSetShares = Method[RealmShares, None]{Name: "set-shares", Request: codeRealmShares}
+	CallSetLimits = Method[LimitsOfRealm, None]{Name: "set-limits", Request: codeLimitsOfRealm}
+	// CallChanges is of named's and s3d's roots. It is answered with the board of changes, a file.
+	CallChanges = Method[None, None]{Name: "changes"}
+	// CallUseStore is of s3d's root: in which store the realm's objects are.
+	CallUseStore = Method[UseStore, None]{Name: "set-store", Request: codeUseStore}
+	// CallStores is of s3d's root too, which answers JSON.
+	CallStores = Method[StoresAsk, []byte]{Name: "stores", Request: codeStoresAsk, Reply: Rest}
+)
+
+// Methods of /sys/machine.
+var (
+	CallStatus = Method[None, []Service]{Name: "status", Reply: (*Coder).Services}
+	// CallServicesUsage is answered in the order of CallStatus.
+	CallServicesUsage = Method[None, []sigma.Usage]{Name: "usage", Reply: (*Coder).Usages}
+	CallServer        = Method[ServerAt, None]{Name: "server", Request: codeServerAt}
+	CallSetStore      = Method[StoreAt, None]{Name: "set-store", Request: codeStoreAt}
+	// CallLeave comes before CallDown. It says whether the procs are to be asked to go.
+	CallLeave = Method[bool, Leaving]{Name: "leave", Request: (*Coder).Bool, Reply: codeLeaving}
+	// CallDown says whether to stop now, without grace for procs.
+	CallDown = Method[bool, None]{Name: "down", Request: (*Coder).Bool}
+)
+
+// Methods of /sys/init, by the names of registrations.
+var (
+	CallInitAdd     = Method[InitAdd, None]{Name: "add", Request: codeInitAdd}
+	CallInitRemove  = Method[string, None]{Name: "rm", Request: (*Coder).Str}
+	CallInitRestart = Method[string, None]{Name: "restart", Request: (*Coder).Str}
+)
+
+// CallEvents is of /sys/events. It takes a report.Cursor as text, and is answered with lines of
+// report.Event after that, up to a page.
+var CallEvents = Method[string, []byte]{Name: "events", Request: (*Coder).Str, Reply: Rest}
+
+// CallHash is of objects of /s3: the digest of a range of at most HashMax bytes.
+var CallHash = Method[HashAsk, Hashed]{Name: "hash", Request: codeHashAsk, Reply: codeHashed}
+
+// ListenAsk asks for a listener.
+type ListenAsk struct {
+	Form   sigma.ConnForm
+	Pushed bool             // a socket is wanted, on which an Arrival comes for each connection
+	Again  sigma.EndpointID // that an earlier sigmad made for the proc, to listen there again; "" = a new one
+}
+
+// AcceptAsk asks for a connection that somebody has dialled.
+type AcceptAsk struct {
+	ID    sigma.EndpointID
+	Rings bool // the proc can share memory with the other end
+}
+
+// DialAsk asks for a connection.
+type DialAsk struct {
+	To    sigma.Endpoint
+	Rings bool // the proc can share memory with the other end
+}
+
+// Shared is told to a proc that can share memory.
+type Shared struct {
+	Rings  bool   // it can; else there is no ticket
+	Ticket string // for CallRing; "" = the other end is not on this machine
+}
+
+// Accepted is a connection.
+type Accepted struct {
+	From sigma.Principal
+	Shared
+}
+
+// StreamAsk names a service of another machine.
+type StreamAsk struct {
+	Machine sigma.MachineID
+	Service string
+}
+
+// ServerName names the server of a realm's database, or object store.
+type ServerName struct {
+	Realm sigma.RealmID
+	Name  string
+}
+
+// ServerAt says where the server of a realm's database is.
+type ServerAt struct {
+	ServerName
+	Address string // IP address and port; "" = there is none any more
+}
+
+// UseStore says which object store a realm has.
+type UseStore struct {
+	Realm sigma.RealmID // the system's = all that have none of their own
+	Text  string        // s3/store.Store as JSON; "" = the local disk
+}
+
+// StoreAt says where that store is too.
+type StoreAt struct {
+	UseStore
+	Addresses []string // IP addresses with a port
+}
+
+// StoresAsk asks for a page of the stores that were set.
+type StoresAsk struct {
+	After sigma.RealmID
+	Ask   bool // each store is to be asked how it is
+}
+
+// LimitsOfRealm are the limits that a realm is to have.
+type LimitsOfRealm struct {
+	Realm  sigma.RealmID
+	Limits sigma.RealmLimits
+}
+
+// Leaving is what runs on a machine that is about to be stopped.
+type Leaving struct {
+	Running uint32
+	Some    []sigma.ProcInfo // of those
+}
+
+// InitAdd registers a proc.
+type InitAdd struct {
+	Registration sigma.Registration
+	Replace      bool // what is registered under the name, if anything is
+}
+
+// HashAsk is a range of an object.
+type HashAsk struct {
+	Offset uint64
+	Count  uint32
+}
+
+// Hashed is the digest of a range, and of which object.
+type Hashed struct {
+	ID   sigma.FileID
+	Size uint64 // of the object
+	Sum  []byte // BLAKE3
+}
+
+func codeListenAsk(c *Coder, a *ListenAsk) {
+	c.Str((*string)(&a.Form))
+	c.Last(func() { c.Bool(&a.Pushed) })
+	c.Last(func() { codeEndpointID(c, &a.Again) })
+}
+
+func codeAcceptAsk(c *Coder, a *AcceptAsk) {
+	codeEndpointID(c, &a.ID)
+	codeRings(c, &a.Rings)
+}
+
+func codeDialAsk(c *Coder, a *DialAsk) {
+	c.Endpoint(&a.To)
+	codeRings(c, &a.Rings)
+}
+
+// codeRings is left out by programs that cannot share memory.
+func codeRings(c *Coder, rings *bool) {
+	there := *rings
+	optional(c, &there, func() { c.Bool(rings) })
+}
+
+func codeShared(c *Coder, s *Shared) { optional(c, &s.Rings, func() { c.Str(&s.Ticket) }) }
+
+func codeAccepted(c *Coder, a *Accepted) {
+	c.Principal(&a.From)
+	codeShared(c, &a.Shared)
+}
+
+func codeEndpointID(c *Coder, id *sigma.EndpointID) { c.Str((*string)(id)) }
+
+func codeStreamAsk(c *Coder, a *StreamAsk) {
+	c.MachineID(&a.Machine)
+	c.Str(&a.Service)
+}
+
+func codeServerName(c *Coder, s *ServerName) {
+	c.RealmID(&s.Realm)
+	c.Str(&s.Name)
+}
+
+func codeServerAt(c *Coder, s *ServerAt) {
+	codeServerName(c, &s.ServerName)
+	c.Str(&s.Address)
+}
+
+func codeUseStore(c *Coder, s *UseStore) {
+	c.RealmID(&s.Realm)
+	c.Str(&s.Text)
+}
+
+func codeStoreAt(c *Coder, s *StoreAt) {
+	codeUseStore(c, &s.UseStore)
+	c.Strs(&s.Addresses)
+}
+
+func codeStoresAsk(c *Coder, a *StoresAsk) {
+	c.RealmID(&a.After)
+	c.Bool(&a.Ask)
+}
+
+// codeRealmAfter is empty of a program that takes the first page only.
+func codeRealmAfter(c *Coder, id *sigma.RealmID) {
+	there := true
+	optional(c, &there, func() { c.RealmID(id) })
+}
+
+func codeLimitsOfRealm(c *Coder, l *LimitsOfRealm) {
+	c.RealmID(&l.Realm)
+	c.RealmLimits(&l.Limits)
+}
+
+func codeLeaving(c *Coder, l *Leaving) {
+	c.U32(&l.Running)
+	c.ProcInfos(&l.Some)
+}
+
+func codeInitAdd(c *Coder, a *InitAdd) {
+	c.Registration(&a.Registration)
+	c.Bool(&a.Replace)
+}
+
+func codeHashAsk(c *Coder, a *HashAsk) {
+	c.U64(&a.Offset)
+	c.U32(&a.Count)
+}
+
+func codeHashed(c *Coder, h *Hashed) {
+	c.FileID(&h.ID)
+	c.U64(&h.Size)
+	c.Data(&h.Sum)
+}
 
 // RealmsPage is how many realms one list has; after fewer there are no more.
 const RealmsPage = 400
@@ -310,21 +525,19 @@ func (c *Coder) RealmLimits(l *sigma.RealmLimits) {
 	}
 }
 
-// ListRealms asks for page after page.
-func ListRealms(ask func(encode, decode func(*Coder)) error) (all []sigma.RealmInfo, err error) {
+// ListRealms asks a file that answers CallListRealms for page after page.
+func ListRealms(ctx context.Context, to sigma.Caller) (all []sigma.RealmInfo, err error) {
+	var after sigma.RealmID
 	for {
-		var after sigma.RealmID
-		if len(all) > 0 {
-			after = all[len(all)-1].ID
-		}
-		var page []sigma.RealmInfo
-		if err := ask(func(c *Coder) { c.RealmID(&after) }, func(c *Coder) { c.RealmInfos(&page) }); err != nil {
+		page, err := CallListRealms.Ask(ctx, to, after)
+		if err != nil {
 			return nil, err
 		}
 		all = append(all, page...)
 		if len(page) < RealmsPage || page[len(page)-1].ID <= after {
 			return all, nil
 		}
+		after = page[len(page)-1].ID
 	}
 }
 
@@ -365,10 +578,12 @@ type RealmShares struct {
 
 // RealmsShares is a counted list.
 func (c *Coder) RealmsShares(rs *[]RealmShares) {
-	List(c, rs, 6, func(r *RealmShares) {
-		c.RealmID(&r.Realm)
-		c.U32(&r.Shares)
-	})
+	List(c, rs, 6, func(r *RealmShares) { codeRealmShares(c, r) })
+}
+
+func codeRealmShares(c *Coder, r *RealmShares) {
+	c.RealmID(&r.Realm)
+	c.U32(&r.Shares)
 }
 
 // Services is a counted list.

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"math"
 	"os"
+	"slices"
 	"time"
 
 	"sigmaos.dev/sigma"
@@ -51,6 +52,17 @@ func (c *Coder) Fail(msg string) {
 // Encoders that have one write it without Last.
 func (c *Coder) Last(f func()) {
 	if c.err == nil && len(c.buf) > 0 {
+		f()
+	}
+}
+
+// optional is a field at the end that may be left out: f is called if it is there. Decoding sets
+// there.
+func optional(c *Coder, there *bool, f func()) {
+	if c.decoding {
+		*there = c.err == nil && len(c.buf) > 0
+	}
+	if *there {
 		f()
 	}
 }
@@ -146,9 +158,12 @@ func (c *Coder) Data(v *[]byte) {
 	*v = c.take(int(n))
 }
 
-// Rest is all bytes that are left, without a length. Decoded bytes alias the input.
+// Rest is all bytes that are left, without a length. Decoded bytes alias the input, and if nothing
+// comes before them, so does what was encoded.
 func Rest(c *Coder, v *[]byte) {
-	if !c.decoding {
+	if !c.decoding && c.buf == nil {
+		c.buf = slices.Clip(*v)
+	} else if !c.decoding {
 		c.buf = append(c.buf, *v...)
 	} else if c.err == nil {
 		*v, c.buf = c.buf, nil
@@ -358,11 +373,22 @@ func (m Method[Q, R]) exchange() *exchange[Q, R] {
 }
 
 // Payload encodes a request.
-func (m Method[Q, R]) Payload(q Q) ([]byte, error) { return encode(&Coder{}, m.Request, &q) }
+func (m Method[Q, R]) Payload(q Q) ([]byte, error) {
+	x := &exchange[Q, None]{q: q}
+	return encode(&x.c, m.Request, &x.q)
+}
 
 // Parse decodes a request.
-func (m Method[Q, R]) Parse(payload []byte) (q Q, err error) {
-	return q, decode(&Coder{}, m.Request, &q, payload)
+func (m Method[Q, R]) Parse(payload []byte) (Q, error) {
+	var x exchange[Q, None]
+	err := decode(&x.c, m.Request, &x.q, payload)
+	return x.q, err
+}
+
+// Answer encodes a reply.
+func (m Method[Q, R]) Answer(r R) ([]byte, error) {
+	x := &exchange[None, R]{r: r}
+	return encode(&x.c, m.Reply, &x.r)
 }
 
 // Handler answers the calls of one method. Who says who asks whom.
@@ -381,6 +407,19 @@ func Table[Who any](hs ...Handler[Who]) Handlers[Who] {
 		t[h.Name] = h
 	}
 	return t
+}
+
+// Guarded has handlers answer those only whom may does not refuse.
+func Guarded[Who any](may func(Who) error, hs ...Handler[Who]) []Handler[Who] {
+	for i, h := range hs {
+		hs[i].Call = func(who Who, ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
+			if err := may(who); err != nil {
+				return nil, nil, err
+			}
+			return h.Call(who, ctx, payload)
+		}
+	}
+	return hs
 }
 
 // On makes a Handler of a function, as a rule of a method of Who.

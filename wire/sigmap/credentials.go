@@ -7,23 +7,64 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Credentials of realms: what /sys/credentials answers, what sigmads ask named, and the greeting of
-// a program that has one (docs/reference/credentials.md).
-//
-//	/sys/credentials  create             name, role, for how long -> Credential, the secret's text   (of the session's realm)
-//	                  credential-revoke  name -> names that went   (reading it lists them)
-//	named, to sigmads credential-add     RealmID, name, role, for how long, hash -> Credential
-//	                  credential-revoke  RealmID, name -> names that went: it, and what it made
-//	                  credentials        RealmID -> []Credential
-//	                  credential-check   []Presented -> []Verdict, in the same order
-const (
-	FileCredentials = "credentials"
+// FileCredentials is /sys/credentials, by which owners make and revoke credentials of the session's
+// realm, and from which they read them (docs/reference/credentials.md).
+const FileCredentials = "credentials"
 
-	CallCredentials      = "credentials"
-	CallCredentialAdd    = "credential-add"
-	CallCredentialRevoke = "credential-revoke"
-	CallCredentialCheck  = "credential-check"
+// Methods of FileCredentials.
+var (
+	CallCreateCredential = Method[NewCredential, MadeCredential]{Name: "create", Request: (*Coder).NewCredential,
+		Reply: codeMadeCredential}
+	// CallRevokeCredential is answered with the names that went: it, and those that it made.
+	CallRevokeCredential = Method[string, []string]{Name: "credential-revoke", Request: (*Coder).Str,
+		Reply: (*Coder).Strs}
 )
+
+// Methods by which sigmads ask named.
+var (
+	CallCredentials = Method[sigma.RealmID, []sigma.Credential]{Name: "credentials", Request: (*Coder).RealmID,
+		Reply: (*Coder).Credentials}
+	CallCredentialAdd = Method[AddCredential, sigma.Credential]{Name: "credential-add", Request: codeAddCredential,
+		Reply: (*Coder).Credential}
+	CallCredentialRevoke = Method[OfCredential, []string]{Name: "credential-revoke", Request: codeOfCredential,
+		Reply: (*Coder).Strs}
+	// CallCredentialCheck is answered in the order of the request.
+	CallCredentialCheck = Method[[]Presented, []Verdict]{Name: "credential-check", Request: (*Coder).Presented,
+		Reply: (*Coder).Verdicts}
+)
+
+// MadeCredential is a credential with its secret.
+type MadeCredential struct {
+	Credential sigma.Credential
+	Text       string
+}
+
+// AddCredential says of which realm a new credential is.
+type AddCredential struct {
+	Realm sigma.RealmID
+	New   NewCredential
+}
+
+// OfCredential names one.
+type OfCredential struct {
+	Realm sigma.RealmID
+	Name  string
+}
+
+func codeMadeCredential(c *Coder, m *MadeCredential) {
+	c.Credential(&m.Credential)
+	c.Str(&m.Text)
+}
+
+func codeAddCredential(c *Coder, a *AddCredential) {
+	c.RealmID(&a.Realm)
+	c.NewCredential(&a.New)
+}
+
+func codeOfCredential(c *Coder, o *OfCredential) {
+	c.RealmID(&o.Realm)
+	c.Str(&o.Name)
+}
 
 // CheckMax is how many credentials are checked by one call.
 const CheckMax = 256

@@ -206,8 +206,8 @@ func TestDocument(t *testing.T) {
 	}
 	for _, name := range []string{CallSpawn.Name, CallWaitStart.Name, CallWaitExit.Name, CallEvict.Name,
 		CallKill.Name, CallListProcs.Name, CallStarted.Name, CallExited.Name, CallWaitEvict.Name,
-		CallInfo.Name, CallListen, CallAccept, CallDial,
-		CallClose, CallCreate, CallRemove, CallStatus, CallDown} {
+		CallInfo.Name, CallListen.Name, CallAccept.Name, CallDial.Name, CallClose.Name, CallCreateRealm.Name,
+		CallRemoveRealm.Name, CallStatus.Name, CallDown.Name} {
 		row("`%s`", name)
 	}
 }

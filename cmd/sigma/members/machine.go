@@ -39,7 +39,7 @@ type Connection struct {
 	*machines.Client
 	Self   sigma.MachineID
 	Realm  *sdk.Client // the system's
-	served cli.Service
+	served sigma.Caller
 }
 
 // Open connects to /sys/machines, until the command ends.

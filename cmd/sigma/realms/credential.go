@@ -115,12 +115,11 @@ func (a *app) credentialCreate(ctx context.Context, realm, roleText, name, expir
 		}()
 		to = w
 	}
-	var made sigma.Credential
-	text := ""
-	if err = served.Ask(ctx, sigmap.CallCreate, func(c *sigmap.Coder) { c.NewCredential(&n) },
-		func(c *sigmap.Coder) { c.Credential(&made); c.Str(&text) }); err != nil {
+	m, err := sigmap.CallCreateCredential.Ask(ctx, served, n)
+	if err != nil {
 		return err
 	}
+	made, text := m.Credential, m.Text
 	if file != "" || !a.JSON {
 		if _, err := fmt.Fprintln(to, text); err != nil {
 			return err
@@ -160,7 +159,7 @@ func freeName(ctx context.Context, c *sdk.Client, role sigma.Role) (string, erro
 }
 
 // credentials connects to a realm's /sys/credentials.
-func (a *app) credentials(ctx context.Context, realm string) (c *sdk.Client, served cli.Service, err error) {
+func (a *app) credentials(ctx context.Context, realm string) (c *sdk.Client, served sigma.Caller, err error) {
 	if c, err = a.ClientOf(ctx, sigma.RealmID(realm)); err != nil {
 		return nil, served, err
 	}
@@ -226,9 +225,7 @@ func (a *app) credentialRevoke(ctx context.Context, realm string, names []string
 		if went[n] { // with the one that made it
 			continue
 		}
-		var gone []string
-		err := served.Ask(ctx, sigmap.CallCredentialRevoke, func(c *sigmap.Coder) { c.Str(&n) },
-			func(c *sigmap.Coder) { c.Strs(&gone) })
+		gone, err := sigmap.CallRevokeCredential.Ask(ctx, served, n)
 		failed = errors.Join(failed, err) // others are to go all the same
 		for _, g := range gone {
 			went[g] = true

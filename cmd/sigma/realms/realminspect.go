@@ -112,8 +112,7 @@ func namesLeader(ctx context.Context, c *sdk.Client) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	var ms []sigmap.NamesMember
-	err = names.Ask(ctx, sigmap.CallMembers, nil, func(c *sigmap.Coder) { c.NamesMembers(&ms) })
+	ms, err := sigmap.CallMembers.Ask(ctx, names, sigmap.None{})
 	for _, m := range ms {
 		if m.Leads {
 			return string(m.Machine), err

@@ -148,25 +148,20 @@ func (a *app) say(s snapshotJSON, format string, args ...any) error {
 }
 
 // snapshotOnce writes one snapshot beside file, and puts it there when it is whole.
-func (a *app) snapshotOnce(ctx context.Context, names cli.Service, file string, realm sigma.RealmID) (keys uint64,
+func (a *app) snapshotOnce(ctx context.Context, names sigma.Caller, file string, realm sigma.RealmID) (keys uint64,
 	size int64, err error) {
-	var number uint64
-	which := func(c *sigmap.Coder) { c.RealmID(&realm) }
-	if realm == "" {
-		which = nil
-	}
-	opened := func(c *sigmap.Coder) { c.U64(&number); c.U64(&keys) }
-	if err := names.Ask(ctx, sigmap.CallSnapshotOpen, which, opened); err != nil {
+	s, err := sigmap.CallSnapshotOpen.Ask(ctx, names, realm)
+	if err != nil {
 		return 0, 0, err
 	}
-	defer names.Ask(context.WithoutCancel(ctx), sigmap.CallSnapshotClose, func(c *sigmap.Coder) { c.U64(&number) }, nil)
+	defer sigmap.CallSnapshotClose.Tell(context.WithoutCancel(ctx), names, s.Number)
 	out, err := hostdir.Create(file, 0o600) // names may hold secrets
 	if err != nil {
 		return 0, 0, datadir.Explain(file, err)
 	}
 	defer out.Drop()
 	sum := &tailSum{sum: sha256.New()}
-	if size, err = a.copySnapshot(ctx, names, number, io.MultiWriter(out, sum)); err != nil {
+	if size, err = a.copySnapshot(ctx, names, s.Number, io.MultiWriter(out, sum)); err != nil {
 		return 0, 0, err
 	}
 	if !sum.right() {
@@ -178,18 +173,16 @@ func (a *app) snapshotOnce(ctx context.Context, names cli.Service, file string, 
 	if err != nil {
 		return 0, 0, datadir.Explain(file, err)
 	}
-	return keys, size, nil
+	return s.Keys, size, nil
 }
 
-func (a *app) copySnapshot(ctx context.Context, names cli.Service, number uint64, w io.Writer) (size int64,
+func (a *app) copySnapshot(ctx context.Context, names sigma.Caller, number uint64, w io.Writer) (size int64,
 	err error) {
 	bar := a.ProgressBytes("saving names", 0)
 	defer bar.Done()
 	for {
-		offset := uint64(size)
-		var piece []byte
-		if err := names.Ask(ctx, sigmap.CallSnapshotRead, func(c *sigmap.Coder) { c.U64(&number); c.U64(&offset) },
-			func(c *sigmap.Coder) { c.Data(&piece) }); err != nil {
+		piece, err := sigmap.CallSnapshotRead.Ask(ctx, names, sigmap.SnapshotAt{Number: number, Offset: uint64(size)})
+		if err != nil {
 			return 0, err
 		}
 		if len(piece) == 0 {

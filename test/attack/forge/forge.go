@@ -273,17 +273,17 @@ func endpoints() []Attempt {
 			ep.Form = sigma.FormStream
 		}), Own: storeItself},
 		{Name: "accept at a sibling's listener", Try: func(ctx context.Context, e *Env) error {
-			return onEndpoints(ctx, e, sigmap.CallAccept, e.Sibling.Endpoint)
-		}, Own: mine(sigmap.CallAccept)},
+			return onEndpoints(ctx, e, sigmap.CallAccept.Name, e.Sibling.Endpoint)
+		}, Own: mine(sigmap.CallAccept.Name)},
 		{Name: "close a sibling's listener", Try: func(ctx context.Context, e *Env) error {
-			return onEndpoints(ctx, e, sigmap.CallClose, e.Sibling.Endpoint)
-		}, Own: mine(sigmap.CallClose)},
+			return onEndpoints(ctx, e, sigmap.CallClose.Name, e.Sibling.Endpoint)
+		}, Own: mine(sigmap.CallClose.Name)},
 		{Name: "accept at another realm's listener", Try: func(ctx context.Context, e *Env) error {
-			return onEndpoints(ctx, e, sigmap.CallAccept, e.Other.Endpoint)
-		}, Own: mine(sigmap.CallAccept)},
+			return onEndpoints(ctx, e, sigmap.CallAccept.Name, e.Other.Endpoint)
+		}, Own: mine(sigmap.CallAccept.Name)},
 		{Name: "close another realm's listener", Try: func(ctx context.Context, e *Env) error {
-			return onEndpoints(ctx, e, sigmap.CallClose, e.Other.Endpoint)
-		}, Own: mine(sigmap.CallClose)},
+			return onEndpoints(ctx, e, sigmap.CallClose.Name, e.Other.Endpoint)
+		}, Own: mine(sigmap.CallClose.Name)},
 	}
 }
 

@@ -23,7 +23,7 @@ func Bare(ctx context.Context, c *sdk.Client, id sigma.EndpointID) (ep sigma.End
 	if err != nil {
 		return ep, err
 	}
-	reply, err := c.Call(ctx, "/sys/endpoints", sigmap.CallListen, payload)
+	reply, err := c.Call(ctx, "/sys/endpoints", sigmap.CallListen.Name, payload)
 	if err == nil {
 		err = sigmap.Parse(reply, func(c *sigmap.Coder) { c.Endpoint(&ep) })
 	}
@@ -90,17 +90,17 @@ func ownAgain(ctx context.Context, e *Env) error {
 	if err != nil {
 		return err
 	}
-	if err := onEndpoints(ctx, e, sigmap.CallClose, ep.String()); err != nil {
+	if err := onEndpoints(ctx, e, sigmap.CallClose.Name, ep.String()); err != nil {
 		return err
 	}
-	if err := onEndpoints(ctx, e, sigmap.CallClose, ep.String()); err != nil &&
+	if err := onEndpoints(ctx, e, sigmap.CallClose.Name, ep.String()); err != nil &&
 		sigma.KindOf(err) != sigma.KindNotFound {
 		return err
 	}
 	if err := listenAgain(ctx, e.C, ep.String()); err != nil {
 		return err
 	}
-	return onEndpoints(ctx, e, sigmap.CallClose, ep.String())
+	return onEndpoints(ctx, e, sigmap.CallClose.Name, ep.String())
 }
 
 // acceptWaiting dials a proc, which does not accept, and takes the other end.
@@ -114,7 +114,7 @@ func acceptWaiting(ctx context.Context, e *Env, w World) error {
 		return err
 	}
 	defer conn.Close()
-	return onEndpoints(ctx, e, sigmap.CallAccept, w.Endpoint)
+	return onEndpoints(ctx, e, sigmap.CallAccept.Name, w.Endpoint)
 }
 
 func ownWaiting(ctx context.Context, e *Env) error {

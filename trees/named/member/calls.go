@@ -27,67 +27,75 @@ func (l *leadership) callable() *treeserver.Callable {
 		if err := l.authority.Hold(ctx); err != nil {
 			return nil, nil, err
 		}
-		if method == sigmap.CallChanges && l.m.cfg.Board != nil {
+		if method == sigmap.CallChanges.Name && l.m.cfg.Board != nil {
 			board, err := l.m.cfg.Board.File()
 			if err != nil {
 				return nil, nil, err
 			}
 			return nil, []*os.File{board}, nil
 		}
-		reply, ours, err := l.call(ctx, method, payload)
-		if ours {
-			return reply, nil, err
+		if m, ok := methods[method]; ok {
+			return m.Call(l, ctx, payload)
 		}
 		return realms(ctx, method, payload)
 	}
 	return f
 }
 
-// call answers the methods of sigmap.FileNames; ours is false for others.
-func (l *leadership) call(ctx context.Context, method string, payload []byte) (reply []byte, ours bool, err error) {
-	switch method {
-	case sigmap.CallMembers:
-		var ms []sigmap.NamesMember
-		if ms, err = l.members(ctx); err != nil {
-			return nil, true, err
+// methods are those of sigmap.FileNames, and about credentials.
+var methods = sigmap.Table(
+	sigmap.On(sigmap.CallMembers, func(l *leadership, ctx context.Context, _ sigmap.None) ([]sigmap.NamesMember,
+		error) {
+		return l.members(ctx)
+	}),
+	sigmap.On(sigmap.CallMemberAdd, func(l *leadership, ctx context.Context, m sigma.MachineID) (text string,
+		err error) {
+		if err := m.Check(); err != nil {
+			return "", err
 		}
-		reply, err = sigmap.Payload(func(c *sigmap.Coder) { c.NamesMembers(&ms) })
-	case sigmap.CallMemberAdd, sigmap.CallMemberRemove, sigmap.CallExpel, sigmap.CallAdmit:
-		var machine sigma.MachineID
-		if err = sigmap.Parse(payload, func(c *sigmap.Coder) { c.MachineID(&machine) }); err == nil {
-			err = machine.Check()
-		}
-		if err == nil {
-			reply, err = l.about(ctx, method, machine)
-		}
-	case sigmap.CallSnapshotOpen, sigmap.CallSnapshotRead, sigmap.CallSnapshotClose:
-		reply, err = l.snapshotCall(ctx, method, payload)
-	case sigmap.CallCredentials, sigmap.CallCredentialAdd, sigmap.CallCredentialRevoke, sigmap.CallCredentialCheck:
-		reply, err = l.server.CredentialCall(ctx, method, payload)
-	default:
-		return nil, false, nil
-	}
-	return reply, true, err
-}
+		err = l.change(ctx, func() (err error) {
+			text, err = l.addMember(ctx, m)
+			return err
+		})
+		return text, err
+	}),
+	aboutMachine(sigmap.CallMemberRemove, func(l *leadership, ctx context.Context, m sigma.MachineID) error {
+		return l.change(ctx, func() error { return l.removeMember(ctx, m) })
+	}),
+	aboutMachine(sigmap.CallExpel, (*leadership).expel), aboutMachine(sigmap.CallAdmit, (*leadership).admit),
+	sigmap.On(sigmap.CallSnapshotOpen, (*leadership).openSnapshot),
+	sigmap.On(sigmap.CallSnapshotRead, (*leadership).readSnapshot),
+	sigmap.Do(sigmap.CallSnapshotClose, func(l *leadership, _ context.Context, number uint64) error {
+		l.closeSnapshot(number)
+		return nil
+	}),
+	sigmap.On(sigmap.CallCredentials, func(l *leadership, ctx context.Context, r sigma.RealmID) ([]sigma.Credential,
+		error) {
+		return l.server.Credentials(ctx, r)
+	}),
+	sigmap.On(sigmap.CallCredentialAdd, func(l *leadership, ctx context.Context,
+		a sigmap.AddCredential) (sigma.Credential, error) {
+		return l.server.AddCredential(ctx, a.Realm, a.New)
+	}),
+	sigmap.On(sigmap.CallCredentialRevoke, func(l *leadership, ctx context.Context, o sigmap.OfCredential) ([]string,
+		error) {
+		return l.server.RevokeCredential(ctx, o.Realm, o.Name)
+	}),
+	sigmap.On(sigmap.CallCredentialCheck, func(l *leadership, ctx context.Context,
+		ps []sigmap.Presented) ([]sigmap.Verdict, error) {
+		return l.server.CheckCredentials(ctx, ps)
+	}),
+)
 
-func (l *leadership) about(ctx context.Context, method string, machine sigma.MachineID) ([]byte, error) {
-	switch method {
-	case sigmap.CallExpel:
-		return nil, l.expel(ctx, machine)
-	case sigmap.CallAdmit:
-		return nil, l.admit(ctx, machine)
-	case sigmap.CallMemberRemove:
-		return nil, l.change(ctx, func() error { return l.removeMember(ctx, machine) })
-	}
-	var text string
-	err := l.change(ctx, func() (err error) {
-		text, err = l.addMember(ctx, machine)
-		return err
+// aboutMachine answers a method that takes the id of a machine.
+func aboutMachine(m sigmap.Method[sigma.MachineID, sigmap.None],
+	do func(*leadership, context.Context, sigma.MachineID) error) sigmap.Handler[*leadership] {
+	return sigmap.Do(m, func(l *leadership, ctx context.Context, id sigma.MachineID) error {
+		if err := id.Check(); err != nil {
+			return err
+		}
+		return do(l, ctx, id)
 	})
-	if err != nil {
-		return nil, err
-	}
-	return sigmap.Payload(func(c *sigmap.Coder) { c.Str(&text) })
 }
 
 func (l *leadership) members(ctx context.Context) (out []sigmap.NamesMember, err error) {

@@ -332,7 +332,7 @@ func (x *testClient) ask(ctx context.Context, method string, encode, decode func
 }
 
 func (x *testClient) members(ctx context.Context, t testing.TB) (ms []sigmap.NamesMember) {
-	if err := x.ask(ctx, sigmap.CallMembers, nil, func(c *sigmap.Coder) { c.NamesMembers(&ms) }); err != nil {
+	if err := x.ask(ctx, sigmap.CallMembers.Name, nil, func(c *sigmap.Coder) { c.NamesMembers(&ms) }); err != nil {
 		t.Fatal(err)
 	}
 	return ms
@@ -354,7 +354,7 @@ func (x *testClient) until(ctx context.Context, t testing.TB, what string, is fu
 func (c *testCluster) add(ctx context.Context, x *testClient, m sigma.MachineID) {
 	c.t.Helper()
 	var text string
-	if err := x.ask(ctx, sigmap.CallMemberAdd, machineArg(m), func(d *sigmap.Coder) { d.Str(&text) }); err != nil {
+	if err := x.ask(ctx, sigmap.CallMemberAdd.Name, machineArg(m), textOf(&text)); err != nil {
 		c.t.Fatal(err)
 	}
 	c.mu.Lock()
@@ -460,7 +460,7 @@ func newTrial(ctx context.Context, t *testing.T) *trial {
 	r := &trial{testCluster: newTestCluster(t), ctx: ctx, writers: make([]*writer, 4)}
 	r.start("m1")
 	r.x = &testClient{c: r.testCluster}
-	if err := r.x.ask(ctx, sigmap.CallCreate, func(d *sigmap.Coder) {
+	if err := r.x.ask(ctx, sigmap.CallCreateRealm.Name, func(d *sigmap.Coder) {
 		r := testRealm
 		d.RealmID(&r)
 	}, nil); err != nil {
@@ -552,7 +552,7 @@ func (r *trial) shrink() {
 	for _, m := range []sigma.MachineID{r.leader(), "m1", "m2",
 		"m3"} { // the last of which there is, or which is gone already
 		if ms := r.x.members(r.ctx, r.t); len(ms) > 1 {
-			if err := r.x.ask(r.ctx, sigmap.CallMemberRemove, machineArg(m), nil); err != nil {
+			if err := r.x.ask(r.ctx, sigmap.CallMemberRemove.Name, machineArg(m), nil); err != nil {
 				r.t.Fatalf("removing %s of %+v: %v", m, ms, err)
 			}
 			r.kill(m)

@@ -166,7 +166,7 @@ func TestExternal(t *testing.T) {
 	}
 	m, stop := externalMember(t, dir, "m1", o.external())
 	realm := testRealm
-	if err := ask(t, m, sigmap.CallCreate, func(c *sigmap.Coder) { c.RealmID(&realm) }, nil); err != nil {
+	if err := ask(t, m, sigmap.CallCreateRealm.Name, realmArg(realm), nil); err != nil {
 		t.Fatal(err)
 	}
 	name(t, m, "kept", "1")
@@ -208,12 +208,12 @@ func TestExternalShared(t *testing.T) {
 	o := operatorsEtcd(t, nil)
 	m1, stop1 := externalMember(t, t.TempDir(), "m1", o.external())
 	realm := testRealm
-	if err := ask(t, m1, sigmap.CallCreate, func(c *sigmap.Coder) { c.RealmID(&realm) }, nil); err != nil {
+	if err := ask(t, m1, sigmap.CallCreateRealm.Name, realmArg(realm), nil); err != nil {
 		t.Fatal(err)
 	}
 	name(t, m1, "kept", "1")
 	var text string
-	if err := ask(t, m1, sigmap.CallMemberAdd, machineArg("m2"), func(c *sigmap.Coder) { c.Str(&text) }); err != nil {
+	if err := ask(t, m1, sigmap.CallMemberAdd.Name, machineArg("m2"), textOf(&text)); err != nil {
 		t.Fatal(err)
 	}
 	x2 := o.external()
@@ -227,7 +227,7 @@ func TestExternalShared(t *testing.T) {
 		t.Fatalf("the second: %v", err)
 	}
 	var ms []sigmap.NamesMember
-	if err := ask(t, m1, sigmap.CallMembers, nil, func(c *sigmap.Coder) {
+	if err := ask(t, m1, sigmap.CallMembers.Name, nil, func(c *sigmap.Coder) {
 		c.NamesMembers(&ms)
 	}); err != nil || len(ms) != 2 || !ms[0].Leads || ms[1].Leads {
 		t.Fatalf("members are %+v: %v", ms, err)
@@ -236,10 +236,10 @@ func TestExternalShared(t *testing.T) {
 	if got := name(t, m2, "kept", ""); got != "1" {
 		t.Errorf("the second has %q", got)
 	}
-	if err := ask(t, m2, sigmap.CallMemberRemove, machineArg("m1"), nil); err != nil {
+	if err := ask(t, m2, sigmap.CallMemberRemove.Name, machineArg("m1"), nil); err != nil {
 		t.Fatal(err)
 	}
-	if err := ask(t, m2, sigmap.CallMemberRemove, machineArg("m2"), nil); sigma.KindOf(err) != sigma.KindInvalid {
+	if err := ask(t, m2, sigmap.CallMemberRemove.Name, machineArg("m2"), nil); sigma.KindOf(err) != sigma.KindInvalid {
 		t.Errorf("removing the last: %v", err)
 	}
 	m1, _ = externalMember(t, m1.cfg.Dir, "m1", o.external())
@@ -272,7 +272,7 @@ func TestExternalFull(t *testing.T) {
 	root := memberRoot(t, m)
 	put(t, root, "kept", "1")
 	var text string
-	if err := ask(t, m, sigmap.CallMemberAdd, machineArg("m2"), func(c *sigmap.Coder) { c.Str(&text) }); err != nil {
+	if err := ask(t, m, sigmap.CallMemberAdd.Name, machineArg("m2"), textOf(&text)); err != nil {
 		t.Fatal(err)
 	}
 	x2 := o.external()
@@ -404,7 +404,7 @@ func TestExternalReplaced(t *testing.T) {
 	realm := testRealm
 	begin := func(o *operators) (*Member, func()) {
 		m, stop := externalMember(t, t.TempDir(), "m1", o.external())
-		if err := ask(t, m, sigmap.CallCreate, func(c *sigmap.Coder) { c.RealmID(&realm) }, nil); err != nil {
+		if err := ask(t, m, sigmap.CallCreateRealm.Name, realmArg(realm), nil); err != nil {
 			t.Fatal(err)
 		}
 		return m, stop
@@ -451,7 +451,7 @@ func TestExternalRefused(t *testing.T) {
 	o := operatorsEtcd(t, nil)
 	dir := t.TempDir()
 	m, stop := externalMember(t, dir, "m1", o.external())
-	if err := ask(t, m, sigmap.CallMembers, nil, nil); err != nil {
+	if err := ask(t, m, sigmap.CallMembers.Name, nil, nil); err != nil {
 		t.Fatal(err)
 	}
 	stop()

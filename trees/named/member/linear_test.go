@@ -64,7 +64,7 @@ func TestLinearizable(t *testing.T) {
 	r.testCluster.start("m1")
 	x := &testClient{c: r.testCluster}
 	defer x.close()
-	if err := x.ask(ctx, sigmap.CallCreate, func(d *sigmap.Coder) { r := testRealm; d.RealmID(&r) }, nil); err != nil {
+	if err := x.ask(ctx, sigmap.CallCreateRealm.Name, realmArg(testRealm), nil); err != nil {
 		t.Fatal(err)
 	}
 	r.add(ctx, x, "m2")
@@ -199,7 +199,7 @@ func (r *linearTrial) resign(m sigma.MachineID) {
 		return // it does not lead
 	}
 	defer s.Close()
-	askFile(ctx, admin, sigmap.CallMemberRemove, machineArg(m), nil)
+	askFile(ctx, admin, sigmap.CallMemberRemove.Name, machineArg(m), nil)
 }
 
 // round is one fault under load, and the check of what was said meanwhile.

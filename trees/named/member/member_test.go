@@ -49,7 +49,7 @@ func aloneWith(t testing.TB, cfg Config) (m *Member, stop func()) {
 // memberRoot makes the realm of the tests at a member and returns its root.
 func memberRoot(t testing.TB, m *Member) file {
 	t.Helper()
-	if err := ask(t, m, sigmap.CallCreate, func(c *sigmap.Coder) { r := testRealm; c.RealmID(&r) }, nil); err != nil {
+	if err := ask(t, m, sigmap.CallCreateRealm.Name, realmArg(testRealm), nil); err != nil {
 		t.Fatal(err)
 	}
 	f, err := m.Attach(t.Context(), sigma.Principal{Realm: testRealm}, "")
@@ -86,6 +86,10 @@ func askFile(ctx context.Context, f sigma.File, method string, encode, decode fu
 	return sigmap.Parse(reply, decode)
 }
 
+func realmArg(r sigma.RealmID) func(*sigmap.Coder) { return func(c *sigmap.Coder) { c.RealmID(&r) } }
+
+func textOf(s *string) func(*sigmap.Coder) { return func(c *sigmap.Coder) { c.Str(s) } }
+
 func machineArg(m sigma.MachineID) func(*sigmap.Coder) {
 	return func(c *sigmap.Coder) { c.MachineID(&m) }
 }
@@ -107,13 +111,13 @@ func TestMemberAlone(t *testing.T) {
 			t.Errorf("got %q", got)
 		}
 		var ms []sigmap.NamesMember
-		if err := ask(t, m, sigmap.CallMembers, nil, func(c *sigmap.Coder) {
+		if err := ask(t, m, sigmap.CallMembers.Name, nil, func(c *sigmap.Coder) {
 			c.NamesMembers(&ms)
 		}); err != nil || len(ms) != 1 || ms[0] != (sigmap.NamesMember{Machine: "m1", Started: true, Leads: true}) {
 			t.Errorf("members: %+v, %v", ms, err)
 		}
-		wantKind(t, ask(t, m, sigmap.CallMemberRemove, machineArg("m1"), nil), sigma.KindInvalid)
-		wantKind(t, ask(t, m, sigmap.CallMemberAdd, machineArg("m2"), nil), sigma.KindUnsupported)
+		wantKind(t, ask(t, m, sigmap.CallMemberRemove.Name, machineArg("m1"), nil), sigma.KindInvalid)
+		wantKind(t, ask(t, m, sigmap.CallMemberAdd.Name, machineArg("m2"), nil), sigma.KindUnsupported)
 		stop()
 		_, err = f.Stat(t.Context())
 		wantKind(t, err, sigma.KindUnavailable)
@@ -125,7 +129,7 @@ func TestMemberAlone(t *testing.T) {
 func TestExpel(t *testing.T) {
 	dir := t.TempDir()
 	m, stop := alone(t, dir)
-	if err := ask(t, m, sigmap.CallCreate, func(c *sigmap.Coder) { r := testRealm; c.RealmID(&r) }, nil); err != nil {
+	if err := ask(t, m, sigmap.CallCreateRealm.Name, realmArg(testRealm), nil); err != nil {
 		t.Fatal(err)
 	}
 	sessions := map[sigma.MachineID]context.Context{}
@@ -150,7 +154,7 @@ func TestExpel(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := ask(t, m, sigmap.CallExpel, machineArg("m2"), nil); err != nil {
+	if err := ask(t, m, sigmap.CallExpel.Name, machineArg("m2"), nil); err != nil {
 		t.Fatal(err)
 	}
 	if sessions["m2"].Err() == nil || sessions["m3"].Err() != nil {
@@ -177,13 +181,13 @@ func TestExpel(t *testing.T) {
 		t.Fatal(err)
 	}
 	check(m)
-	if err := ask(t, m, sigmap.CallExpel, machineArg("m3"),
+	if err := ask(t, m, sigmap.CallExpel.Name, machineArg("m3"),
 		nil); err != nil { // whose realm is loaded, with leases of the time before
 		t.Fatal(err)
 	}
 	for range 2 {
 		for _, machine := range []sigma.MachineID{"m2", "m3"} {
-			if err := ask(t, m, sigmap.CallAdmit, machineArg(machine), nil); err != nil {
+			if err := ask(t, m, sigmap.CallAdmit.Name, machineArg(machine), nil); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -201,7 +205,7 @@ func TestExpel(t *testing.T) {
 // snapshotOf reads a whole snapshot as sigma does.
 func snapshotOf(ctx context.Context, root sigma.File) ([]byte, error) {
 	var number, keys uint64
-	if err := askFile(ctx, root, sigmap.CallSnapshotOpen, nil, func(c *sigmap.Coder) {
+	if err := askFile(ctx, root, sigmap.CallSnapshotOpen.Name, nil, func(c *sigmap.Coder) {
 		c.U64(&number)
 		c.U64(&keys)
 	}); err != nil {
@@ -211,14 +215,14 @@ func snapshotOf(ctx context.Context, root sigma.File) ([]byte, error) {
 	for {
 		offset := uint64(all.Len())
 		var piece []byte
-		if err := askFile(ctx, root, sigmap.CallSnapshotRead, func(c *sigmap.Coder) {
+		if err := askFile(ctx, root, sigmap.CallSnapshotRead.Name, func(c *sigmap.Coder) {
 			c.U64(&number)
 			c.U64(&offset)
 		}, func(c *sigmap.Coder) { c.Data(&piece) }); err != nil {
 			return nil, err
 		}
 		if len(piece) == 0 {
-			return all.Bytes(), askFile(ctx, root, sigmap.CallSnapshotClose, func(c *sigmap.Coder) {
+			return all.Bytes(), askFile(ctx, root, sigmap.CallSnapshotClose.Name, func(c *sigmap.Coder) {
 				c.U64(&number)
 			}, nil)
 		}
@@ -231,14 +235,14 @@ func snapshotOf(ctx context.Context, root sigma.File) ([]byte, error) {
 func TestSnapshot(t *testing.T) {
 	dir := t.TempDir()
 	m, stop := alone(t, dir)
-	if err := ask(t, m, sigmap.CallCreate, func(c *sigmap.Coder) { r := testRealm; c.RealmID(&r) }, nil); err != nil {
+	if err := ask(t, m, sigmap.CallCreateRealm.Name, realmArg(testRealm), nil); err != nil {
 		t.Fatal(err)
 	}
 	f, err := m.Attach(t.Context(), sigma.Principal{Realm: testRealm}, "")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := ask(t, m, sigmap.CallCreate, func(c *sigmap.Coder) {
+	if err := ask(t, m, sigmap.CallCreateRealm.Name, func(c *sigmap.Coder) {
 		r := sigma.RealmID(sigma.SystemRealm)
 		c.RealmID(&r)
 	}, nil); err != nil {
@@ -360,7 +364,7 @@ func TestWatcher(t *testing.T) {
 func BenchmarkMemberAlone(b *testing.B) {
 	m, stop := alone(b, b.TempDir())
 	defer stop()
-	if err := ask(b, m, sigmap.CallCreate, func(c *sigmap.Coder) { r := testRealm; c.RealmID(&r) }, nil); err != nil {
+	if err := ask(b, m, sigmap.CallCreateRealm.Name, realmArg(testRealm), nil); err != nil {
 		b.Fatal(err)
 	}
 	f, err := m.Attach(b.Context(), sigma.Principal{Realm: testRealm}, "")

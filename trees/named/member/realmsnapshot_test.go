@@ -90,7 +90,7 @@ func TestRealmSnapshot(t *testing.T) {
 func realmSnapshotOf(t *testing.T, m *Member, realm sigma.RealmID) ([]byte, error) {
 	t.Helper()
 	var number, keys uint64
-	if err := ask(t, m, sigmap.CallSnapshotOpen, func(c *sigmap.Coder) {
+	if err := ask(t, m, sigmap.CallSnapshotOpen.Name, func(c *sigmap.Coder) {
 		c.RealmID(&realm)
 	}, func(c *sigmap.Coder) { c.U64(&number); c.U64(&keys) }); err != nil {
 		return nil, err
@@ -99,14 +99,14 @@ func realmSnapshotOf(t *testing.T, m *Member, realm sigma.RealmID) ([]byte, erro
 	for {
 		var piece []byte
 		offset := uint64(all.Len())
-		if err := ask(t, m, sigmap.CallSnapshotRead, func(c *sigmap.Coder) {
+		if err := ask(t, m, sigmap.CallSnapshotRead.Name, func(c *sigmap.Coder) {
 			c.U64(&number)
 			c.U64(&offset)
 		}, func(c *sigmap.Coder) { c.Data(&piece) }); err != nil {
 			return nil, err
 		}
 		if len(piece) == 0 {
-			return all.Bytes(), ask(t, m, sigmap.CallSnapshotClose, func(c *sigmap.Coder) { c.U64(&number) }, nil)
+			return all.Bytes(), ask(t, m, sigmap.CallSnapshotClose.Name, func(c *sigmap.Coder) { c.U64(&number) }, nil)
 		}
 		all.Write(piece)
 	}

@@ -118,59 +118,26 @@ func (s *etcdStore) snapshotAt(ctx context.Context) (revision int64, keys uint64
 	return r.Header.Revision, keys, nil
 }
 
-func (l *leadership) snapshotCall(ctx context.Context, method string, payload []byte) ([]byte, error) {
-	var number, offset uint64
-	if method == sigmap.CallSnapshotOpen {
-		var realm sigma.RealmID // "" = all of them
-		if len(payload) > 0 {
-			err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.RealmID(&realm) })
-			if err == nil {
-				err = realm.Check()
-			}
-			if err != nil {
-				return nil, err
-			}
-		}
-		number, keys, err := l.openSnapshot(ctx, realm)
-		if err != nil {
-			return nil, err
-		}
-		return sigmap.Payload(func(c *sigmap.Coder) { c.U64(&number); c.U64(&keys) })
-	}
-	err := sigmap.Parse(payload, func(c *sigmap.Coder) {
-		if c.U64(&number); method == sigmap.CallSnapshotRead {
-			c.U64(&offset)
-		}
-	})
-	if err != nil {
-		return nil, err
-	}
-	if method == sigmap.CallSnapshotClose {
-		l.closeSnapshot(number)
-		return nil, nil
-	}
-	piece, err := l.readSnapshot(ctx, number, offset)
-	if err != nil {
-		return nil, err
-	}
-	return sigmap.Payload(func(c *sigmap.Coder) { c.Data(&piece) })
-}
-
-// openSnapshot begins a snapshot. Nothing that it needs is compacted until it is closed.
-func (l *leadership) openSnapshot(ctx context.Context, realm sigma.RealmID) (number, keys uint64, err error) {
+// openSnapshot begins a snapshot of a realm; "" = of all. Nothing that it needs is compacted until
+// it is closed.
+func (l *leadership) openSnapshot(ctx context.Context, realm sigma.RealmID) (begun sigmap.Snapshot, err error) {
 	const op = "named.snapshot"
 	var revision int64
+	var keys uint64
 	var write func(w io.Writer) error
 	term, cancel := context.WithCancel(l.ctx)
 	if realm != "" {
-		if keys, write, err = l.server.OpenRealmSnapshot(ctx, realm); err != nil {
+		if err = realm.Check(); err == nil {
+			keys, write, err = l.server.OpenRealmSnapshot(ctx, realm)
+		}
+		if err != nil {
 			cancel()
-			return 0, 0, err
+			return begun, err
 		}
 	} else {
 		if revision, keys, err = l.store.snapshotAt(ctx); err != nil {
 			cancel()
-			return 0, 0, &sigma.Error{Op: op, Kind: sigma.KindUnavailable, Msg: "the store of names does not answer",
+			return begun, &sigma.Error{Op: op, Kind: sigma.KindUnavailable, Msg: "the store of names does not answer",
 				Err: err}
 		}
 		write = func(w io.Writer) error { return l.store.writeSnapshot(term, w, revision, keys) }
@@ -180,27 +147,27 @@ func (l *leadership) openSnapshot(ctx context.Context, realm sigma.RealmID) (num
 	defer l.mu.Unlock()
 	if len(l.snapshots) >= snapshotsMax {
 		cancel()
-		return 0, 0, &sigma.Error{Op: op, Kind: sigma.KindBusy, Msg: fmt.Sprintf("%d snapshots are being taken",
+		return begun, &sigma.Error{Op: op, Kind: sigma.KindBusy, Msg: fmt.Sprintf("%d snapshots are being taken",
 			snapshotsMax), Hint: "wait until they are done"}
 	}
 	if realm == "" && l.store.keep.Load() == 0 {
 		l.store.keep.Store(revision) // an earlier one that is still read keeps more
 	}
 	l.number++
-	number = l.number
+	number := l.number
 	s := &snapshot{out: out, cancel: cancel, busy: make(chan struct{}, 1), idle: time.AfterFunc(snapshotIdle, func() {
 		l.closeSnapshot(number)
 	})}
 	s.busy <- struct{}{}
 	l.snapshots[number] = s
 	go func() { in.CloseWithError(write(in)) }()
-	return number, keys, nil
+	return sigmap.Snapshot{Number: number, Keys: keys}, nil
 }
 
-func (l *leadership) readSnapshot(ctx context.Context, number, offset uint64) ([]byte, error) {
+func (l *leadership) readSnapshot(ctx context.Context, at sigmap.SnapshotAt) ([]byte, error) {
 	const op = "named.snapshot"
 	l.mu.Lock()
-	s := l.snapshots[number]
+	s := l.snapshots[at.Number]
 	l.mu.Unlock()
 	if s == nil {
 		return nil, sigma.Errorf(op, sigma.KindStale,
@@ -214,9 +181,9 @@ func (l *leadership) readSnapshot(ctx context.Context, number, offset uint64) ([
 	defer func() { s.busy <- struct{}{} }()
 	s.idle.Reset(snapshotIdle)
 	switch {
-	case offset == s.offset && s.piece != nil:
+	case at.Offset == s.offset && s.piece != nil:
 		return s.piece, nil
-	case offset != s.offset+uint64(len(s.piece)):
+	case at.Offset != s.offset+uint64(len(s.piece)):
 		return nil, sigma.Errorf(op, sigma.KindInvalid, "a snapshot is read in order; the next piece is at %d",
 			s.offset+uint64(len(s.piece)))
 	}
@@ -226,7 +193,7 @@ func (l *leadership) readSnapshot(ctx context.Context, number, offset uint64) ([
 		return nil, &sigma.Error{Op: op, Kind: sigma.KindUnavailable, Msg: "the snapshot cannot go on",
 			Hint: "begin it again", Err: err}
 	}
-	s.offset, s.piece = offset, piece[:n:n]
+	s.offset, s.piece = at.Offset, piece[:n:n]
 	return s.piece, nil
 }
 

@@ -353,7 +353,7 @@ func (f *file) Get(ctx context.Context, names []string, offset uint64, count int
 func (f *file) Call(ctx context.Context, method string, payload []byte, files []*os.File) ([]byte, []*os.File, error) {
 	const op = "remote.Call"
 	session.CloseFiles(files)
-	if method != sigmap.CallHash {
+	if method != sigmap.CallHash.Name {
 		return nil, nil, sigma.Errorf(op, sigma.KindUnsupported, "the file has no method %.50q", method)
 	}
 	err := f.checkMade(ctx, op)

@@ -61,7 +61,7 @@ func run(ctx context.Context) error {
 			if err != nil {
 				return err
 			}
-			_, files, err := endpoints.Call(ctx, sigmap.CallPool, payload, nil)
+			_, files, err := endpoints.Call(ctx, sigmap.CallPool.Name, payload, nil)
 			session.CloseFiles(files)
 			if err != nil && sigma.KindOf(err) == sigma.KindLost {
 				return err
@@ -79,7 +79,7 @@ func listen(ctx context.Context, endpoints sigma.Caller) error {
 		if err != nil {
 			return err
 		}
-		reply, files, err := endpoints.Call(ctx, sigmap.CallListen, payload, nil)
+		reply, files, err := endpoints.Call(ctx, sigmap.CallListen.Name, payload, nil)
 		if err != nil || len(files) == 0 {
 			return fmt.Errorf("listen: %d sockets: %w", len(files), err)
 		}

@@ -120,7 +120,7 @@ func eager(ctx context.Context, c *sdk.Client) error {
 	if err != nil {
 		return err
 	}
-	reply, files, err := f.(sigma.Caller).Call(ctx, sigmap.CallListen, payload, nil)
+	reply, files, err := f.(sigma.Caller).Call(ctx, sigmap.CallListen.Name, payload, nil)
 	if err != nil {
 		return err
 	}
@@ -159,7 +159,7 @@ func ticketOf(ctx context.Context, c *sdk.Client, endpoint string) (ticket strin
 		return "", err
 	}
 	rings := true
-	reply, err := call(ctx, c, sigmap.CallDial, func(c *sigmap.Coder) { c.Endpoint(&e); c.Bool(&rings) })
+	reply, err := call(ctx, c, sigmap.CallDial.Name, func(c *sigmap.Coder) { c.Endpoint(&e); c.Bool(&rings) })
 	if err == nil {
 		err = sigmap.Parse(reply, func(d *sigmap.Coder) { d.Str(&ticket) })
 	}

@@ -183,14 +183,14 @@ func (a *prober) listeners() (all []attempt) {
 		return func() error {
 			form := sigma.FormStream // without a socket, so that it can be accepted by a call
 			var e sigma.Endpoint
-			reply, err := call(a.ctx, a.c, sigmap.CallListen, func(c *sigmap.Coder) { c.Str((*string)(&form)) })
+			reply, err := call(a.ctx, a.c, sigmap.CallListen.Name, func(c *sigmap.Coder) { c.Str((*string)(&form)) })
 			if err == nil {
 				err = sigmap.Parse(reply, func(c *sigmap.Coder) { c.Endpoint(&e) })
 			}
 			if err != nil {
 				return err
 			}
-			if _, err := call(a.ctx, a.c, sigmap.CallDial, func(c *sigmap.Coder) {
+			if _, err := call(a.ctx, a.c, sigmap.CallDial.Name, func(c *sigmap.Coder) {
 				c.Endpoint(&e)
 			}); err != nil { // somebody waits there
 				return err
@@ -200,14 +200,14 @@ func (a *prober) listeners() (all []attempt) {
 	}
 	for what, endpoint := range map[string]string{"another realm's": a.Other.Stream,
 		"another realm's tree's": a.Other.Tree, "a sibling's": a.Sibling.Stream} {
-		for _, method := range []string{sigmap.CallAccept, sigmap.CallClose} {
+		for _, method := range []string{sigmap.CallAccept.Name, sigmap.CallClose.Name} {
 			all = append(all, attempt{method + " at " + what + " listener", mine(method), func() error {
 				return on(method, idOf(endpoint))
 			}})
 		}
 	}
-	return append(all, attempt{"accept at a listener that was closed", mine(sigmap.CallAccept), func() error {
-		return on(sigmap.CallAccept, idOf(a.Sibling.Closed))
+	return append(all, attempt{"accept at a listener that was closed", mine(sigmap.CallAccept.Name), func() error {
+		return on(sigmap.CallAccept.Name, idOf(a.Sibling.Closed))
 	}})
 }
 
@@ -249,7 +249,7 @@ func (a *prober) identities() (all []attempt) {
 	claim := func(p sigma.Principal) func() error {
 		return func() error {
 			rings := true
-			_, err := call(a.ctx, a.c, sigmap.CallDial, func(c *sigmap.Coder) {
+			_, err := call(a.ctx, a.c, sigmap.CallDial.Name, func(c *sigmap.Coder) {
 				c.Endpoint(&own)
 				c.Bool(&rings)
 				c.Principal(&p)
@@ -258,7 +258,7 @@ func (a *prober) identities() (all []attempt) {
 		}
 	}
 	plain := func() error {
-		_, err := call(a.ctx, a.c, sigmap.CallDial, func(c *sigmap.Coder) { c.Endpoint(&own) })
+		_, err := call(a.ctx, a.c, sigmap.CallDial.Name, func(c *sigmap.Coder) { c.Endpoint(&own) })
 		return err
 	}
 	for what, p := range map[string]sigma.Principal{
@@ -272,7 +272,7 @@ func (a *prober) identities() (all []attempt) {
 	listen := func(more func(*sigmap.Coder)) func() error {
 		return func() error {
 			form := sigma.FormStream
-			_, err := call(a.ctx, a.c, sigmap.CallListen, func(c *sigmap.Coder) {
+			_, err := call(a.ctx, a.c, sigmap.CallListen.Name, func(c *sigmap.Coder) {
 				if c.Str((*string)(&form)); more != nil {
 					more(c)
 				}
@@ -312,22 +312,22 @@ func (a *prober) tickets() (all []attempt) {
 			if err != nil {
 				return err
 			}
-			return ring(sigmap.CallRing, f(t))
+			return ring(sigmap.CallRing.Name, f(t))
 		}
 	}
-	memory, end := control(sigmap.CallRing), control(sigmap.CallRing, sigmap.CallEndRing)
+	memory, end := control(sigmap.CallRing.Name), control(sigmap.CallRing.Name, sigmap.CallEndRing.Name)
 	return append(all,
 		attempt{"the memory of another realm's connection", memory, func() error {
-			return ring(sigmap.CallRing, string(a.Other.Ticket))
+			return ring(sigmap.CallRing.Name, string(a.Other.Ticket))
 		}},
 		attempt{"the memory of siblings' connection", memory, func() error {
-			return ring(sigmap.CallRing, string(a.Sibling.Ticket))
+			return ring(sigmap.CallRing.Name, string(a.Sibling.Ticket))
 		}},
 		attempt{"to end the memory of another realm's connection", end, func() error {
-			return ring(sigmap.CallEndRing, string(a.Other.Ticket))
+			return ring(sigmap.CallEndRing.Name, string(a.Other.Ticket))
 		}},
 		attempt{"to end the memory of siblings' connection", end, func() error {
-			return ring(sigmap.CallEndRing, string(a.Sibling.Ticket))
+			return ring(sigmap.CallEndRing.Name, string(a.Sibling.Ticket))
 		}},
 		attempt{"memory by a ticket that names another realm", memory, changed(func(t string) string {
 			return strings.Replace(t, string(a.Sibling.Realm), string(a.Other.Realm), 1)
@@ -335,7 +335,7 @@ func (a *prober) tickets() (all []attempt) {
 		attempt{"memory by a ticket that names this proc in place of another", memory, func() error {
 			me := string(a.c.Info().Principal.Proc)
 			t := string(a.Sibling.Ticket)
-			return ring(sigmap.CallRing, strings.Replace(t, string(a.Sibling.Proc), me, 1))
+			return ring(sigmap.CallRing.Name, strings.Replace(t, string(a.Sibling.Proc), me, 1))
 		}},
 		attempt{"memory by a ticket with another number", memory, changed(func(t string) string {
 			b := []byte(t)
@@ -349,16 +349,16 @@ func (a *prober) tickets() (all []attempt) {
 			return string(a.Other.Ticket[:16]) + t[16:]
 		})},
 		attempt{"memory by half a ticket", memory, changed(func(t string) string { return t[:len(t)/2] })},
-		attempt{"memory by no ticket", memory, func() error { return ring(sigmap.CallRing, "") }},
+		attempt{"memory by no ticket", memory, func() error { return ring(sigmap.CallRing.Name, "") }},
 		attempt{"the same memory again, by a ticket that was used", memory, func() error {
 			t, err := own()
 			if err == nil {
-				err = ring(sigmap.CallRing, t)
+				err = ring(sigmap.CallRing.Name, t)
 			}
 			if err != nil {
 				return err
 			}
-			return ring(sigmap.CallRing, t)
+			return ring(sigmap.CallRing.Name, t)
 		}})
 }
 
@@ -372,14 +372,14 @@ func (a *prober) pools() (all []attempt) {
 	// cool dials until memory comes with no dial any more; before, nothing is made in advance.
 	cool := func() {
 		for i := 0; i < 20 && a.Here; i++ { // with another machine there is none
-			call(a.ctx, a.c, sigmap.CallDial, func(c *sigmap.Coder) { c.Endpoint(&own) })
+			call(a.ctx, a.c, sigmap.CallDial.Name, func(c *sigmap.Coder) { c.Endpoint(&own) })
 		}
 	}
 	// pool asks again while the listener has not taken what was dialled before.
 	pool := func(e *sigma.Endpoint, count uint32) (grant sigmap.PoolGrant, err error) {
 		for range 500 {
 			var reply []byte
-			reply, err = call(a.ctx, a.c, sigmap.CallPool, func(c *sigmap.Coder) {
+			reply, err = call(a.ctx, a.c, sigmap.CallPool.Name, func(c *sigmap.Coder) {
 				c.PoolAsk(&sigmap.PoolAsk{Endpoint: *e, Count: count})
 			})
 			if err == nil {
@@ -405,7 +405,7 @@ func (a *prober) pools() (all []attempt) {
 			if err != nil {
 				return err
 			}
-			defer call(a.ctx, a.c, sigmap.CallPool, func(c *sigmap.Coder) {
+			defer call(a.ctx, a.c, sigmap.CallPool.Name, func(c *sigmap.Coder) {
 				c.PoolAsk(&sigmap.PoolAsk{Endpoint: e, Over: true})
 			})
 			if len(grant.Tickets) == 0 {
@@ -467,7 +467,7 @@ func (a *prober) pools() (all []attempt) {
 	}
 	ticket := func(t func() string) func() error {
 		return func() error {
-			_, err := call(a.ctx, a.c, sigmap.CallRing, func(c *sigmap.Coder) { s := t(); c.Str(&s) })
+			_, err := call(a.ctx, a.c, sigmap.CallRing.Name, func(c *sigmap.Coder) { s := t(); c.Str(&s) })
 			return err
 		}
 	}
