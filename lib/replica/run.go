@@ -280,7 +280,10 @@ func (r *Replica) applyChange(e *pb.Entry) error {
 			return err
 		}
 	}
-	r.core.reconfigure(r.node.ApplyConfChange(&cc), x.names)
+	r.images.early = true
+	conf := r.node.ApplyConfChange(&cc)
+	r.images.early = false
+	r.core.reconfigure(conf, x.names)
 	r.leased.Store(0) // of a majority that may be one no more
 	r.tellLocked()
 	r.cfg.Logger.Info("members changed", "member", r.cfg.ID, "voters", r.core.conf.Voters, "learners",

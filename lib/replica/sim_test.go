@@ -132,7 +132,7 @@ func (p *port) Send(to Peer, message []byte) {
 	}
 	for range 1 + map[bool]int{true: 1}[twice] {
 		select {
-		case p.in <- func() { r.Step(context.Background(), bytes.Clone(message)) }:
+		case p.in <- func() { r.Step(context.Background(), p.from, bytes.Clone(message)) }:
 		default:
 		}
 	}
@@ -147,7 +147,7 @@ func (p *port) SendSnapshot(ctx context.Context, to Peer, message []byte, write 
 	if err := write(&b); err != nil {
 		return err
 	}
-	return r.StepSnapshot(ctx, message, &b)
+	return r.StepSnapshot(ctx, p.from, message, &b)
 }
 
 // isolate cuts a member off, or connects it again.

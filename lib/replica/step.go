@@ -24,8 +24,8 @@ var messages = map[pb.MessageType]bool{pb.MsgApp: true, pb.MsgAppResp: true, pb.
 	pb.MsgVoteResp: true, pb.MsgPreVote: true, pb.MsgPreVoteResp: true, pb.MsgHeartbeat: true,
 	pb.MsgHeartbeatResp: true, pb.MsgTimeoutNow: true}
 
-// parseMessage reads a message for member id.
-func parseMessage(b []byte, id uint64) (*pb.Message, error) {
+// parseMessage reads a message from one member to another.
+func parseMessage(b []byte, from, to uint64) (*pb.Message, error) {
 	const op = "replica.Step"
 	if len(b) > MessageMax {
 		return nil, sigma.Errorf(op, sigma.KindTooBig, "a message has %d bytes; the most are %d", len(b), MessageMax)
@@ -34,8 +34,8 @@ func parseMessage(b []byte, id uint64) (*pb.Message, error) {
 	if err := proto.Unmarshal(b, m); err != nil {
 		return nil, sigma.Errorf(op, sigma.KindInvalid, "what came is no message of a member")
 	}
-	if m.GetTo() != id || m.GetFrom() == id || m.GetFrom() == 0 || m.GetFrom() >= 1<<63 {
-		return nil, &sigma.Error{Op: op, Kind: sigma.KindInvalid, Msg: "the message is for another member",
+	if m.GetTo() != to || m.GetFrom() != from || from == to || from == 0 || from >= 1<<63 {
+		return nil, &sigma.Error{Op: op, Kind: sigma.KindInvalid, Msg: "the message is for, or from, another member",
 			Hint: "each id of a group belongs to one member"}
 	}
 	at := m.GetIndex()
@@ -48,9 +48,9 @@ func parseMessage(b []byte, id uint64) (*pb.Message, error) {
 }
 
 // Step takes a message of Transport.Send from another member. The caller has checked that it comes
-// from a member's proc. It keeps message. KindInvalid: it is no message for this member.
-func (r *Replica) Step(_ context.Context, message []byte) error {
-	m, err := parseMessage(message, r.cfg.ID)
+// from member from. It keeps message. KindInvalid: it is no message for this member.
+func (r *Replica) Step(_ context.Context, from uint64, message []byte) error {
+	m, err := parseMessage(message, from, r.cfg.ID)
 	if err == nil && !messages[m.GetType()] {
 		err = sigma.Errorf("replica.Step", sigma.KindInvalid, "members do not send messages of kind %d", m.GetType())
 	}
@@ -90,6 +90,7 @@ const (
 type images struct {
 	captured *image         // that raft was told of, for the next messages
 	incoming *incoming      // that came whole, and raft has not taken
+	early    bool           // a change of members is half applied: raft asks again for a snapshot
 	arriving bool           // one comes in
 	sending  sync.WaitGroup // goroutines that send or write one
 	done     chan written   // of the one that is being written; nil = none
@@ -119,6 +120,9 @@ func (in *incoming) close() {
 
 // capture is storage.snapshot: the state as it is now, for a member that needs it. r.mu is held.
 func (r *Replica) capture() (*pb.Snapshot, error) {
+	if r.images.early {
+		return nil, raft.ErrSnapshotTemporarilyUnavailable
+	}
 	if c := r.images.captured; c == nil || c.Meta.GetIndex() != r.core.index {
 		m, err := r.core.snapshot()
 		if err != nil {
@@ -160,11 +164,12 @@ func (r *Replica) sendImage(ctx context.Context, to Peer, m *pb.Message, capture
 	})
 }
 
-// StepSnapshot takes what Transport.SendSnapshot sent: the message, and what was written after it.
+// StepSnapshot takes what Transport.SendSnapshot of member from sent: the message, and what was
+// written after it.
 // KindBusy: another snapshot is coming in.
-func (r *Replica) StepSnapshot(_ context.Context, message []byte, state io.Reader) (err error) {
+func (r *Replica) StepSnapshot(_ context.Context, from uint64, message []byte, state io.Reader) (err error) {
 	const op = "replica.StepSnapshot"
-	m, err := parseMessage(message, r.cfg.ID)
+	m, err := parseMessage(message, from, r.cfg.ID)
 	if err == nil && (m.GetType() != pb.MsgSnap || raft.IsEmptySnap(m.GetSnapshot())) {
 		err = sigma.Errorf(op, sigma.KindInvalid, "the message is not that of a snapshot")
 	}
