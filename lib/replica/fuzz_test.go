@@ -35,7 +35,7 @@ func FuzzStep(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		r.Step(t.Context(), 2, b)
+		r.Step(t.Context(), Peer{2, "b"}, b)
 		var state bytes.Buffer
 		m, err := r.core.snapshot()
 		if err == nil {
@@ -44,7 +44,7 @@ func FuzzStep(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		r.StepSnapshot(t.Context(), 2, b, &state)
+		r.StepSnapshot(t.Context(), Peer{2, "b"}, b, &state)
 		for range 10 {
 			if again, err := r.turn(t.Context()); !again || err != nil {
 				break

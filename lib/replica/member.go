@@ -42,13 +42,14 @@ type Replica struct {
 	proposed proposals
 	reads    reads
 	images   images
-	err      error          // why the member has ended
-	soft     raft.SoftState // as Run knows it
-	lastTerm uint64         // likewise
-	noLease  uint64         // the term in which no lease counts any more
-	mute     int            // ticks during which no vote is given
-	changing bool           // a Change is under way
-	news     chan struct{}  // closed when leader, members or applied index change; nil = nobody waits
+	err      error             // why the member has ended
+	soft     raft.SoftState    // as Run knows it
+	lastTerm uint64            // likewise
+	noLease  uint64            // the term in which no lease counts any more
+	heard    map[uint64]string // names of members that sent messages before they were known
+	mute     int               // ticks during which no vote is given
+	changing bool              // a Change is under way
+	news     chan struct{}     // closed when leader, members or applied index change; nil = nobody waits
 }
 
 // Open makes a member and, with Dir, reads its snapshot and log. It starts nothing but the log's
@@ -62,7 +63,7 @@ func Open(cfg Config) (*Replica, error) {
 		ended: make(chan struct{})}
 	r.core = core{machine: cfg.Machine, sessions: newSessions(), conf: pb.EnsureConfState(nil)}
 	r.proposed.batches = make(map[uint64][]*proposal)
-	r.reads.rounds = make(map[uint64]*round)
+	r.reads.rounds, r.heard = make(map[uint64]*round), make(map[uint64]string)
 	var l logged
 	if cfg.Dir != "" {
 		var err error

@@ -242,7 +242,7 @@ func (r *Replica) renewLease() {
 // askLocked begins a round for the reads in the queue.
 func (r *Replica) askLocked() {
 	w := &r.reads
-	if len(w.queue) == 0 && !w.renew || len(w.rounds) >= roundsMax {
+	if len(w.queue) == 0 && !w.renew || len(w.rounds) >= roundsMax || r.soft.RaftState != raft.StateLeader {
 		return
 	}
 	w.last++

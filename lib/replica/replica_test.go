@@ -66,7 +66,7 @@ func TestBadInput(t *testing.T) {
 	if err := r.Change(t.Context(), map[uint64]string{1: "a", 2: "b"}); sigma.KindOf(err) != sigma.KindInvalid {
 		t.Errorf("change without transport: got %v", err)
 	}
-	if err := r.Step(t.Context(), 2, []byte("x")); sigma.KindOf(err) != sigma.KindInvalid {
+	if err := r.Step(t.Context(), Peer{2, "b"}, []byte("x")); sigma.KindOf(err) != sigma.KindInvalid {
 		t.Errorf("step: got %v", err)
 	}
 }
