@@ -164,8 +164,9 @@ func (r *Replica) guard(f func() error) (err error) {
 		switch p := recover().(type) {
 		case nil:
 		case refusal:
-			err = &sigma.Error{Op: "replica.Run", Kind: sigma.KindInvalid, Msg: fmt.Sprint("the log is broken: ", string(p)),
-				Hint: "add the member again, with a new id; a member that lost its memory or disk must not use its id again"}
+			err = &sigma.Error{Op: "replica.Run", Kind: sigma.KindInvalid,
+				Msg:  fmt.Sprint("the log is broken: ", string(p)),
+				Hint: "add the member again, with a new id; one that lost its memory or disk never uses its id again"}
 			r.failLocked(err)
 		default:
 			panic(p)

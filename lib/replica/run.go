@@ -136,7 +136,7 @@ func (r *Replica) turn(ctx context.Context) (again bool, err error) {
 	if !again || err != nil {
 		return false, err
 	}
-	// A leader's messages to followers need not wait for its own log: followers write at the same time.
+	// A leader's messages to followers need not wait for its own log: all write at the same time.
 	late := rd.Messages
 	if leads {
 		late = r.send(ctx, rd.Messages, capture, true)

@@ -165,7 +165,8 @@ func (r *Replica) sendImage(ctx context.Context, to Peer, m *pb.Message, capture
 		}
 	}
 	b, err := proto.Marshal(m)
-	if err != nil || to.Name == "" || capture == nil || capture.Meta.GetIndex() != m.GetSnapshot().GetMetadata().GetIndex() {
+	index := m.GetSnapshot().GetMetadata().GetIndex()
+	if err != nil || to.Name == "" || capture == nil || capture.Meta.GetIndex() != index {
 		report(raft.SnapshotFailure)
 		return
 	}
@@ -284,8 +285,8 @@ func (r *Replica) writeImage() error {
 func (r *Replica) wroteImage(w written) error {
 	r.images.done = nil
 	if w.err != nil {
-		return &sigma.Error{Op: "replica.Run", Kind: sigma.KindOf(w.err), Msg: "a snapshot cannot be written", Err: w.err,
-			Hint: "the member ends; open it again when the disk has space"}
+		return &sigma.Error{Op: "replica.Run", Kind: sigma.KindOf(w.err), Err: w.err,
+			Msg: "a snapshot cannot be written", Hint: "the member ends; open it again when the disk has space"}
 	}
 	if w.meta.GetIndex() <= r.disk.base.GetIndex() {
 		os.Remove(filepath.Join(r.cfg.Dir, ownTemp))
