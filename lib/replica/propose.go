@@ -82,8 +82,8 @@ func (w *proposals) failAll(err error) {
 // afterwards. Safe for concurrent use; commands that are proposed concurrently are applied in any
 // order.
 //
-// An error of call.Redirect, whose call.Owner is the leader's name: another member leads, and the
-// command was not taken. KindUnavailable: no leader is known; it was not taken. KindBusy: too much
+// An error for which call.Owner gives the leader's name (call.Redirect, of KindStale, too): another
+// member leads, and the command was not taken. KindUnavailable: no leader is known; it was not taken. KindBusy: too much
 // waits; it was not taken. KindTooBig. KindStale: the session's request was overtaken by a later
 // one, or the session was not used for so long that it is forgotten: what became of the request is
 // unknown then. KindLost, or the error of ctx: what became of the command is unknown; with a
