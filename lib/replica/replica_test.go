@@ -288,26 +288,3 @@ func TestBehind(t *testing.T) {
 		wait(t, "the member", func() bool { return away.machine.get("k") == "299" })
 	}
 }
-
-// A member that lost its memory and comes back with its old id would break the group's promise: it
-// ends, and says why.
-func TestLostMemory(t *testing.T) {
-	n := newNetwork(t, 1)
-	all := n.group(t, 3, "", nil)
-	for i := range 10 {
-		propose(t, all, Session{}, fmt.Sprint("k=", i))
-	}
-	id := leader(t, all).cfg.ID%3 + 1
-	wait(t, "the follower", func() bool { return all[id].machine.get("k") == "9" })
-	all[id].stop()
-	r, err := Open(Config{ID: id, Machine: newLedger(), Transport: n.port(id), Tick: 10 * time.Millisecond})
-	if err != nil {
-		t.Fatal(err)
-	}
-	n.mu.Lock()
-	n.members[id] = r
-	n.mu.Unlock()
-	if err := r.Run(within(t, time.Minute)); sigma.KindOf(err) != sigma.KindInvalid || sigma.HintOf(err) == "" {
-		t.Errorf("got %v, hint %q", err, sigma.HintOf(err))
-	}
-}
