@@ -1,10 +1,13 @@
 package replica
 
 import (
+	"cmp"
 	"context"
 	"io"
 	"log/slog"
 	"time"
+
+	"sigmaos.dev/sigma"
 )
 
 // Machine is the state that a group keeps. A replica calls its methods one at a time, under the
@@ -12,7 +15,8 @@ import (
 type Machine interface {
 	// Apply changes the state by a command. It must be deterministic: the result and the new state
 	// depend on the old state, index and command only. command is the machine's own to keep; nobody
-	// changes it. The result must not change afterwards. index grows with each call, by one or more.
+	// changes it. The result must not change afterwards. index is the command's number among those
+	// that were ever applied: 1 for the first, and one more with each call.
 	Apply(index uint64, command []byte) (result []byte)
 	// Snapshot gives a function that writes the state as it is now. The function is called once or
 	// never, on another goroutine, while commands are applied.
@@ -93,6 +97,43 @@ type Config struct {
 	Logger  *slog.Logger // nil = none
 }
 
+// commandMax bounds Config.CommandMax: a message has to take a command and what goes with it.
+const commandMax = 8 << 20
+
+// fill puts defaults in and refuses what makes no sense.
+func (c *Config) fill() error {
+	const op = "replica.Open"
+	c.Tick, c.ElectionTicks = cmp.Or(c.Tick, 50*time.Millisecond), cmp.Or(c.ElectionTicks, 10)
+	c.SnapshotEvery, c.LogKeep = cmp.Or(c.SnapshotEvery, 64<<20), cmp.Or(c.LogKeep, 8<<20)
+	c.CommandMax, c.PendingMax = cmp.Or(c.CommandMax, 1<<20), cmp.Or(c.PendingMax, 64<<20)
+	c.SnapshotMax = cmp.Or(c.SnapshotMax, 16<<30)
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	switch {
+	case c.ID == 0 || c.ID >= 1<<63:
+		return sigma.Errorf(op, sigma.KindInvalid, "a member's id is %d; ids are 1 to 2^63-1", c.ID)
+	case c.Machine == nil:
+		return sigma.Errorf(op, sigma.KindInvalid, "a member needs a machine")
+	case c.Tick < time.Millisecond || c.ElectionTicks < 3 || c.ElectionTicks > 1000:
+		return sigma.Errorf(op, sigma.KindInvalid, "a tick has 1 ms or more, and an election 3 to 1,000 ticks")
+	case c.CommandMax < 1 || c.CommandMax > commandMax:
+		return sigma.Errorf(op, sigma.KindInvalid, "commands have at most %d bytes, not %d", commandMax, c.CommandMax)
+	case c.SnapshotEvery < 0 || c.LogKeep < 0 || c.PendingMax < 0 || c.SnapshotMax < 0:
+		return sigma.Errorf(op, sigma.KindInvalid, "a bound is negative")
+	case c.Peers == nil:
+		return nil
+	case c.Transport == nil && len(c.Peers) > 1:
+		return sigma.Errorf(op, sigma.KindInvalid, "a group of %d needs a transport", len(c.Peers))
+	case c.Peers[c.ID] == "":
+		return sigma.Errorf(op, sigma.KindInvalid, "the member itself, %d, is not among its peers", c.ID)
+	}
+	return checkMembers(op, c.Peers)
+}
+
+// election is how long a member waits for its leader at least.
+func (c *Config) election() time.Duration { return time.Duration(c.ElectionTicks) * c.Tick }
+
 // Status is what a member knows of its group.
 type Status struct {
 	ID         uint64            `json:"id"`
@@ -109,61 +150,3 @@ type Status struct {
 	// Acknowledged is, at the leader, up to which index each other member has the log.
 	Acknowledged map[uint64]uint64 `json:"acknowledged,omitempty"`
 }
-
-// Replica is a member of a group. Its methods are safe for concurrent use.
-type Replica struct{}
-
-// Open makes a member and, with Dir, reads its snapshot and log. It starts nothing but the log's
-// preparation of files. Call Run, then Close. KindInvalid: the Config makes no sense, or Dir holds
-// what no member wrote; KindBusy: another program has Dir open.
-func Open(cfg Config) (*Replica, error) { return nil, nil }
-
-// Run works for the group until ctx ends, whose error it gives, or the log cannot be written. What
-// waits then fails with KindLost. A group of one in memory takes commands without it.
-func (r *Replica) Run(ctx context.Context) error { return nil }
-
-// Close ends the member: Run returns, and files are closed.
-func (r *Replica) Close() error { return nil }
-
-// Propose has a command applied, and gives its result. It keeps command, which must not change
-// afterwards. Safe for concurrent use; commands that are proposed concurrently are applied in any
-// order.
-//
-// An error of call.Redirect, whose call.Owner is the leader's name: another member leads, and the
-// command was not taken. KindUnavailable: no leader is known; it was not taken. KindBusy: too much
-// waits; it was not taken. KindTooBig. KindStale: the session's request was overtaken by a later
-// one, or the session was not used for so long that it is forgotten: what became of the request is
-// unknown then. KindLost, or the error of ctx: what became of the command is unknown; with a
-// Session it can be proposed again.
-func (r *Replica) Propose(ctx context.Context, s Session, command []byte) (result []byte, err error) { return nil, nil }
-
-// Read returns when the machine of this member, which leads, has all commands that were
-// acknowledged before Read was called. The caller reads the machine then, under the machine's own
-// lock. Errors are those of Propose.
-func (r *Replica) Read(ctx context.Context) error { return nil }
-
-// Change makes members, their names by ID, those of the group. Only the leader can. New ones are
-// added without a vote first, and vote when they have caught up; so they must run, and Change
-// waits for them until ctx ends. A Change that failed can be made again, or another one. The
-// leader may be left out, and stops leading then. KindBusy: another change is under way. Other
-// errors are those of Propose.
-func (r *Replica) Change(ctx context.Context, members map[uint64]string) error { return nil }
-
-// Transfer makes another member the leader, and returns when it leads. Only the leader can. Errors
-// are those of Propose; KindTimeout: the other one did not take it within an election's time, and
-// this one leads on.
-func (r *Replica) Transfer(ctx context.Context, to uint64) error { return nil }
-
-// Step takes a message of Transport.Send from another member. The caller has checked that it comes
-// from a member's proc. It keeps message. KindInvalid: it is no message for this member.
-func (r *Replica) Step(ctx context.Context, message []byte) error { return nil }
-
-// StepSnapshot takes what Transport.SendSnapshot sent: the message, and what was written after it.
-// KindBusy: another snapshot is coming in.
-func (r *Replica) StepSnapshot(ctx context.Context, message []byte, state io.Reader) error { return nil }
-
-// Leads tells whether this member leads, as far as it knows. It costs next to nothing.
-func (r *Replica) Leads() bool { return false }
-
-// Status tells what this member knows of its group.
-func (r *Replica) Status() Status { return Status{} }
