@@ -72,7 +72,7 @@ type Member struct {
 // the member serves.
 func Run(ctx context.Context, c *sdk.Client, name string, group uint32, memory int, log *slog.Logger,
 	started func() error) error {
-	m := &Member{c: c, name: name, group: group, limit: memory / 5 * 2, log: log, id: rand.Uint64() | 1,
+	m := &Member{c: c, name: name, group: group, limit: memory / 5 * 2, log: log, id: 1 + rand.Uint64N(1<<63-1),
 		store: store.New()}
 	l, err := c.Listen(ctx, sigma.FormStream)
 	if err != nil {

@@ -17,7 +17,7 @@ func (m *Member) open(ctx context.Context, found call.Find) error {
 	if err != nil {
 		return err
 	}
-	begins, err := m.begins(ctx, cfg.Replicas)
+	begins, err := m.begins(ctx)
 	if err != nil {
 		return err
 	}
