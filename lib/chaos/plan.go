@@ -60,7 +60,7 @@ func (c Config) filled() (Config, error) {
 	}
 	for _, k := range c.Kinds {
 		if !slices.Contains(Kinds(), k) {
-			return bad(fmt.Sprintf("one of %v", Kinds()), "%.40q is no fault", k)
+			return bad("one of kill, pause", "%.40q is no fault", k)
 		}
 	}
 	return c, nil

@@ -191,7 +191,8 @@ func (v *Violation) String() string {
 		fmt.Fprintf(&b, "%s\n", why)
 	}
 	if v.Total > 0 {
-		fmt.Fprintf(&b, "Before and beside it (the last %d of %d operations on this key):\n", len(v.Before), v.Total)
+		fmt.Fprintf(&b, "Before and beside it (the last %d of %s on this key):\n", len(v.Before),
+			count(v.Total, "operation"))
 	}
 	for i := range v.Before {
 		fmt.Fprintf(&b, "  %s\n", v.line(&v.Before[i]))
@@ -249,10 +250,17 @@ func (o *Op) answer() string {
 	return string(o.Result) + version
 }
 
+func count(n int, thing string) string {
+	if n == 1 {
+		return "1 " + thing
+	}
+	return fmt.Sprintf("%d %ss", n, thing)
+}
+
 // Text is the report in plain words.
 func (r *Report) Text() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s: %d operations on %d keys", r.Verdict, r.Ops, r.Keys)
+	fmt.Fprintf(&b, "%s: %s on %s", r.Verdict, count(r.Ops, "operation"), count(r.Keys, "key"))
 	if r.Unknown > 0 {
 		fmt.Fprintf(&b, ", %d of them with unknown result", r.Unknown)
 	}
@@ -261,7 +269,7 @@ func (r *Report) Text() string {
 		fmt.Fprintf(&b, "\n%v", v)
 	}
 	if more := len(r.Bad) - len(r.Violations); more > 0 {
-		fmt.Fprintf(&b, "\n%d more keys are not linearizable.\n", more)
+		fmt.Fprintf(&b, "\n%s more with an answer that no order explains.\n", count(more, "key"))
 	}
 	if len(r.Undecided) > 0 {
 		fmt.Fprintf(&b, "\nNot decided in time, or with too many operations: %v.\n",

@@ -2,8 +2,8 @@ package history
 
 import (
 	"fmt"
-	"maps"
 	"slices"
+	"strings"
 
 	"github.com/anishathalye/porcupine"
 
@@ -33,7 +33,7 @@ func ModelOf(name string) (Model, error) {
 		return m, nil
 	}
 	return Model{}, &sigma.Error{Op: "history.ModelOf", Kind: sigma.KindInvalid,
-		Msg: fmt.Sprintf("%.40q is no model", name), Hint: fmt.Sprintf("one of %v", slices.Sorted(maps.Keys(all)))}
+		Msg: fmt.Sprintf("%.40q is no model", name), Hint: "kv or register"}
 }
 
 // takes says whether the model has an operation.
@@ -42,7 +42,16 @@ func (m Model) takes(k Kind) error {
 		return nil
 	}
 	return &sigma.Error{Op: "history.Check", Kind: sigma.KindInvalid,
-		Msg: fmt.Sprintf("the model %s has no operation %s", m.name, k), Hint: fmt.Sprintf("it has %v", m.kinds)}
+		Msg: fmt.Sprintf("the model %s has no operation %s", m.name, k), Hint: "it has: " + list(m.kinds)}
+}
+
+// list joins words.
+func list[W ~string](words []W) string {
+	out := make([]string, len(words))
+	for i, w := range words {
+		out[i] = string(w)
+	}
+	return strings.Join(out, ", ")
 }
 
 // endKind comes after all operations. An operation with unknown result stands in the history as one

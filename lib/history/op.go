@@ -128,7 +128,7 @@ func (o *Op) check() error {
 	case !known:
 		return invalid("%.40q is no operation", "one of get, put, delete, cas, cas-value", o.Kind)
 	case o.Result != Failed && o.Result != Unknown && !slices.Contains(allowed, o.Result):
-		return invalid("%.40q is no result of a %s", fmt.Sprintf("one of %v, failed, unknown", allowed), o.Result,
+		return invalid("%.40q is no result of a %s", "one of "+list(allowed)+", failed, unknown", o.Result,
 			o.Kind)
 	case o.Client < 0:
 		return invalid("the client is %d", "clients are numbered from 0", o.Client)
