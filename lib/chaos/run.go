@@ -2,7 +2,6 @@ package chaos
 
 import (
 	"context"
-	"slices"
 	"sync"
 	"time"
 
@@ -75,11 +74,13 @@ func Run(ctx context.Context, cfg Config, procs Procs, match func(sigma.ProcInfo
 // now is the time as a history has it: that of the start, and from then on by the monotonic clock.
 func (r *runner) now() int64 { return r.began.UnixNano() + int64(time.Since(r.began)) }
 
-// Targets are the procs that match and run, and are not frozen.
-func Targets(ctx context.Context, procs Procs, match func(sigma.ProcInfo) bool) (ts []Target, err error) {
-	all, err := procs.List(ctx, false)
+// targets are the procs that match and run, and are not frozen.
+func (r *runner) targets(ctx context.Context) (ts []Target, err error) {
+	all, err := r.procs.List(ctx, false)
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	for _, p := range all {
-		if p.State == sigma.ProcRunning && !p.Frozen && match(p) {
+		if p.State == sigma.ProcRunning && !p.Frozen && !r.paused[p.ID] && r.match(p) {
 			ts = append(ts, Target{p.Name, p.ID})
 		}
 	}
@@ -90,11 +91,8 @@ func Targets(ctx context.Context, procs Procs, match func(sigma.ProcInfo) bool) 
 func (r *runner) do(ctx context.Context, s Step) {
 	within, cancel := context.WithTimeout(ctx, requestMax)
 	defer cancel()
-	f := Fault{Fault: s.Kind, At: r.now()}
-	ts, err := Targets(within, r.procs, r.match)
-	r.mu.Lock()
-	ts = slices.DeleteFunc(ts, func(t Target) bool { return r.paused[t.Proc] })
-	r.mu.Unlock()
+	f := Fault{Fault: s.Kind}
+	ts, err := r.targets(within)
 	t, ok := s.Choose(ts, r.spare)
 	if f.Target, f.Proc = t.Name, t.Proc; err == nil && !ok {
 		f.Error = "skipped: no more procs run than are to be spared"

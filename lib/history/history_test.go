@@ -32,15 +32,20 @@ func casValue(call, ret int64, in, old string, result Result) Op {
 	return o
 }
 
+func put(call, ret int64, in string, version uint64) Op { return op(0, call, ret, Put, in, OK, "", version) }
+
+func get(call, ret int64, out string, version uint64) Op {
+	return op(1, call, ret, Get, "", OK, out, version)
+}
+
+func none(call, ret int64) Op { return op(1, call, ret, Get, "", Absent, "", 0) }
+
+func lost(call int64, kind Kind, in string) Op { return op(2, call, 0, kind, in, Unknown, "", 0) }
+
+func del(call, ret int64, result Result) Op { return op(3, call, ret, Delete, "", result, "", 0) }
+
 // Goal: histories that cannot be are told from those that can, by each model.
 func TestCheck(t *testing.T) {
-	put := func(call, ret int64, in string, version uint64) Op { return op(0, call, ret, Put, in, OK, "", version) }
-	get := func(call, ret int64, out string, version uint64) Op {
-		return op(1, call, ret, Get, "", OK, out, version)
-	}
-	none := func(call, ret int64) Op { return op(1, call, ret, Get, "", Absent, "", 0) }
-	lost := func(call int64, kind Kind, in string) Op { return op(2, call, 0, kind, in, Unknown, "", 0) }
-	del := func(call, ret int64, result Result) Op { return op(3, call, ret, Delete, "", result, "", 0) }
 	for name, c := range map[string]struct {
 		ops  []Op
 		kv   bool // is linearizable

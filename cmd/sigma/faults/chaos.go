@@ -121,13 +121,19 @@ func (a *app) chaos(ctx context.Context, f *chaosFlags) error {
 	if err != nil {
 		return err
 	}
-	targets, err := chaos.Targets(ctx, c, match)
+	procs, err := c.List(ctx, false)
 	if err != nil {
 		return err
 	}
+	var targets []chaos.Target // also those that start
+	for _, p := range procs {
+		if match(p) {
+			targets = append(targets, chaos.Target{Name: p.Name, Proc: p.ID})
+		}
+	}
 	if len(targets) <= f.Spare {
 		return &sigma.Error{Op: "sigma.chaos", Kind: sigma.KindNotFound,
-			Msg:  fmt.Sprintf("running procs that match: %d; to be spared: %d", len(targets), f.Spare),
+			Msg:  fmt.Sprintf("procs that match: %d; to be spared: %d", len(targets), f.Spare),
 			Hint: "list procs with: sigma ps"}
 	}
 	a.Remark("seed %d: %s in %v, among %s", f.Seed, cli.Count(len(steps), "fault"), f.For,

@@ -1,6 +1,6 @@
 // Command history is a proc that puts and gets registers of a fleet for some time, and prints what
-// it asked and was told as a history. The fleet's program is examples/register. Each run has keys of
-// its own, since a history begins with keys that are not there.
+// it asked and was told as a history. The fleet's program is examples/register. Each run has keys
+// of its own, since a history begins with keys that are not there.
 //
 //	history FLEET CLIENTS TIME
 package main
