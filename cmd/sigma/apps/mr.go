@@ -28,7 +28,7 @@ type app struct{ *cli.App }
 func Commands(base *cli.App) []*cobra.Command {
 	a := &app{base}
 	return []*cobra.Command{
-		newMRCommand(a),
+		newMRCommand(a), newKVCommand(a),
 	}
 }
 

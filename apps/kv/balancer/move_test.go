@@ -1,0 +1,148 @@
+package balancer
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"sigmaos.dev/apps/kv/calls"
+	"sigmaos.dev/apps/kv/store"
+	"sigmaos.dev/sdk/call"
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/wire/sigmap"
+)
+
+// world is two groups in memory. Calls fail after a number of them, before or after they took
+// effect.
+type world struct {
+	stores [3]*store.Store // 1 and 2
+	left   int
+	after  bool
+	write  func()
+}
+
+var errKilled = sigma.Errorf("test", sigma.KindLost, "killed")
+
+func (w *world) AskGroup(ctx context.Context, group uint32, m *call.Method, arg []byte) (r store.Result, err error) {
+	if w.left--; w.left < 0 && !w.after {
+		return r, errKilled
+	}
+	if w.write != nil {
+		w.write()
+	}
+	s := w.stores[group]
+	if m == calls.Step {
+		store.Stamp(arg, time.Now())
+		err = r.Parse(s.Apply(0, arg))
+	} else {
+		var a calls.ExportArg
+		if err = sigmap.Parse(arg, a.Code); err == nil {
+			r = export(s, a)
+		}
+	}
+	if w.left < 0 {
+		return r, errKilled
+	}
+	return r, err
+}
+
+func export(s *store.Store, a calls.ExportArg) store.Result {
+	switch a.Part {
+	case calls.Items:
+		all, code := s.Export(a.Shard, a.After)
+		return store.Result{Code: code, Value: store.EncodeItems(all)}
+	case calls.Changes:
+		all, code := s.ExportChanges(a.Shard, a.Version)
+		return store.Result{Code: code, Value: store.EncodeChanges(all)}
+	}
+	all, code := s.ExportSessions(a.Shard)
+	return store.Result{Code: code, Value: store.EncodeSessions(all)}
+}
+
+// do makes a request of whichever group serves the shard, and reports how many do.
+func (w *world) do(t *testing.T, q store.Request) (r store.Result, serve int) {
+	t.Helper()
+	for _, s := range w.stores[1:] {
+		b, err := q.Append(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var one store.Result
+		if q.Op.Reads() {
+			b = s.Read(&q, time.Now(), nil)
+		} else {
+			b = s.Apply(0, b)
+		}
+		if err := one.Parse(b); err != nil {
+			t.Fatal(err)
+		}
+		if one.Code != store.NotHere {
+			r = one
+			serve++
+		}
+	}
+	return r, serve
+}
+
+// Goal: a mover that is killed before or after any of its calls is followed by another one that
+// finishes, and no write is lost or served by two groups, whenever it was made.
+func TestMoverKilled(t *testing.T) {
+	for _, after := range []bool{false, true} {
+		for kill := 0; kill < 200; kill++ {
+			w := &world{after: after, left: kill}
+			for i := range w.stores {
+				w.stores[i] = store.New()
+			}
+			for i, shards := range [][]uint16{{7}, {}} {
+				q := store.Request{Op: store.Found, Value: store.EncodeShards(shards)}
+				b, err := q.Append(nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				w.stores[1+i].Apply(0, b)
+			}
+			model := map[string]string{}
+			n := 0
+			w.write = func() {
+				for range 100 {
+					n++
+					key, value := fmt.Sprint(n%5000), fmt.Sprintf("%0100d", n)
+					r, serve := w.do(t, store.Request{Op: store.Put, Shard: 7, Key: []byte(key), Value: []byte(value)})
+					if serve > 1 {
+						t.Fatalf("%d calls: two groups serve the shard", kill)
+					}
+					if serve == 1 && r.Code == store.Done {
+						model[key] = value
+					}
+				}
+			}
+			for range 40 {
+				w.write()
+			}
+			m := mover{groups: w, shard: 7, from: 1, to: 2, epoch: 3}
+			err := m.move(t.Context())
+			if err == nil {
+				err = m.drop(t.Context())
+			}
+			done := err == nil
+			w.left = 1 << 30
+			if err := m.move(t.Context()); err != nil {
+				t.Fatalf("%d calls: the next mover: %v", kill, err)
+			}
+			if err := m.drop(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			w.write = nil
+			for key, value := range model {
+				r, serve := w.do(t, store.Request{Op: store.Get, Shard: 7, Key: []byte(key)})
+				if serve != 1 || r.Code != store.Done || string(r.Value) != value {
+					t.Fatalf("%d calls: %d serve, %s is %v %q", kill, serve, key, r.Code, r.Value)
+				}
+			}
+			if done {
+				break
+			}
+		}
+	}
+}

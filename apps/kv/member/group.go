@@ -1,0 +1,189 @@
+package member
+
+import (
+	"context"
+	"encoding/json"
+	"maps"
+	"time"
+
+	"sigmaos.dev/apps/kv/calls"
+	"sigmaos.dev/apps/kv/layout"
+	"sigmaos.dev/lib/replica"
+	"sigmaos.dev/sdk/call"
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigma/retry"
+	"sigmaos.dev/wire/sigmap"
+)
+
+// A group begins with one member: the one that makes the group's founder file. Every other member,
+// also one that is started again, is new to the group: it has an ID that was never used, and asks
+// the leader to join. The leader has it take the place of members whose names are gone, so that a
+// group has as many members as procs. The founder of a group of one replica that is started again
+// replaces its own file, and begins with nothing.
+
+// founder is what the founder's file has.
+type founder struct {
+	ID   uint64 `json:"id"`
+	Name string `json:"name"`
+}
+
+// begins reports whether this member begins the group.
+func (m *Member) begins(ctx context.Context, replicas int) (bool, error) {
+	path := layout.Founder(m.name, m.group)
+	text, err := json.Marshal(founder{m.id, m.self})
+	if err != nil {
+		return false, err
+	}
+	if err := m.c.MkdirAll(ctx, layout.Dir(m.name)+"/founders", 0o755); err != nil {
+		return false, err
+	}
+	_, err = m.c.Put(ctx, path, text, sigma.PutOptions{MustMake: true})
+	if err == nil {
+		return true, nil
+	}
+	if sigma.KindOf(err) != sigma.KindExists || replicas != 1 {
+		if sigma.KindOf(err) == sigma.KindExists {
+			err = nil
+		}
+		return false, err
+	}
+	_, err = m.c.Put(ctx, path, text, sigma.PutOptions{})
+	return err == nil, err
+}
+
+// enter returns when the member is one of its group.
+func (m *Member) enter(ctx context.Context) error {
+	arg := calls.JoinArg{ID: m.id, Name: m.self}
+	enc := sigmap.NewEncoder(nil)
+	arg.Code(enc)
+	for {
+		err := error(nil)
+		if m.replica.Leads() {
+			err = m.found(ctx)
+		}
+		if _, is := m.replica.Status().Members[m.id]; is && err == nil {
+			return nil
+		}
+		if !m.replica.Leads() {
+			within, cancel := context.WithTimeout(ctx, lonelyMost)
+			_, err = m.others.Call(within, calls.Join, calls.Leader, enc.Bytes(), nil)
+			cancel()
+		}
+		if err != nil {
+			m.log.Debug("waits to be a member", "err", err)
+		}
+		if !retry.Pause(ctx, againPause) {
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// join makes a new proc a member. The leader answers it when the new one has all that the others
+// have.
+func (m *Member) join(ctx context.Context, arg, reply []byte) ([]byte, error) {
+	var a calls.JoinArg
+	if err := sigmap.Parse(arg, a.Code); err != nil {
+		return reply, err
+	}
+	if err := m.replica.Read(ctx); err != nil {
+		return reply, err
+	}
+	if a.Name == m.self && a.ID != m.id || a.ID == 0 || a.Name == "" {
+		return reply, errRequest
+	}
+	m.joined.Lock()
+	defer m.joined.Unlock()
+	members := maps.Clone(m.replica.Status().Members)
+	if _, is := members[a.ID]; is {
+		return reply, nil
+	}
+	live, err := m.live(ctx)
+	if err != nil {
+		return reply, err
+	}
+	if !live[a.Name] {
+		return reply, sigma.Errorf("kv.Join", sigma.KindUnavailable, "no endpoint of %.80s is published", a.Name)
+	}
+	maps.DeleteFunc(members, func(id uint64, name string) bool { return id != m.id && (!live[name] || name == a.Name) })
+	members[a.ID] = a.Name
+	m.log.Info("a member joins", "proc", a.Name, "members", len(members))
+	return reply, m.replica.Change(ctx, members)
+}
+
+// live gives the names of procs that are published as members.
+func (m *Member) live(ctx context.Context) (map[string]bool, error) {
+	entries, err := m.c.ReadDir(sigma.WithSync(ctx), layout.Members(m.name, m.group))
+	if err != nil {
+		return nil, err
+	}
+	live := map[string]bool{}
+	for _, e := range entries {
+		live[e.Name] = true
+	}
+	return live, nil
+}
+
+// tend looks after the group until ctx ends, or the member is none any more.
+func (m *Member) tend(ctx context.Context) error {
+	missing := map[uint64]time.Time{}
+	led := time.Now()
+	looked := time.Time{}
+	for retry.Pause(ctx, tendEvery) {
+		m.full.Store(m.store.Bytes() > m.limit)
+		st := m.replica.Status()
+		if st.Leader != 0 {
+			led = time.Now()
+		} else if time.Since(led) > lonelyMost {
+			return &sigma.Error{Op: "kv.member", Kind: sigma.KindUnavailable,
+				Msg: "no leader of the group is known", Hint: "most of its members have ended at the same time, " +
+					"or this one was taken out of the group"}
+		}
+		if !st.Leads {
+			clear(missing)
+			continue
+		}
+		err := m.found(ctx)
+		if err == nil {
+			err = m.expire(ctx)
+		}
+		if err == nil && len(st.Members) > 1 && time.Since(looked) > time.Second {
+			looked = time.Now()
+			err = m.removeDead(ctx, st, missing)
+		}
+		if _, redirected := call.Owner(err); err != nil && !redirected && ctx.Err() == nil {
+			m.log.Debug("cannot tend the group now", "err", err)
+		}
+	}
+	return context.Cause(ctx)
+}
+
+// removeDead takes members out of the group whose names are missing for a while, if those that are
+// left are a majority.
+func (m *Member) removeDead(ctx context.Context, st replica.Status, missing map[uint64]time.Time) error {
+	live, err := m.live(ctx)
+	if err != nil {
+		return err
+	}
+	now := time.Now()
+	left := maps.Clone(st.Members)
+	for id, name := range st.Members {
+		since, is := missing[id]
+		switch {
+		case live[name] || id == m.id:
+			delete(missing, id)
+		case !is:
+			missing[id] = now
+		case now.Sub(since) > goneAfter:
+			delete(left, id)
+		}
+	}
+	if len(left) == len(st.Members) || 2*len(left) <= len(st.Members) {
+		return nil
+	}
+	m.joined.Lock()
+	defer m.joined.Unlock()
+	within, cancel := context.WithTimeout(ctx, lonelyMost)
+	defer cancel()
+	m.log.Info("members have ended", "left", len(left))
+	return m.replica.Change(within, left)
+}

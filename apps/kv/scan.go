@@ -1,0 +1,158 @@
+package kv
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"sigmaos.dev/apps/kv/store"
+)
+
+// shardsAtATime is how many shards one Scan reads at a time.
+const shardsAtATime = 16
+
+// item makes an Item of a member's.
+func item(i store.Item) Item {
+	out := Item{Key: i.Key, Value: []byte(i.Value), Version: i.Version}
+	if i.Expires != 0 {
+		out.Expires = time.UnixMilli(int64(i.Expires))
+	}
+	return out
+}
+
+// GetMany gives those of some keys that there are. The keys of one shard are read at one moment, as
+// far as they fit one answer.
+func (c *Clerk) GetMany(ctx context.Context, keys ...string) (map[string]Item, error) {
+	cfg, err := c.config(ctx)
+	if err != nil {
+		return nil, err
+	}
+	shards := map[uint16][]string{}
+	for _, key := range keys {
+		if len(key) > store.KeyMax {
+			return nil, store.TooBig(len(key), 0)
+		}
+		s := Shard(key, len(cfg.Owners))
+		shards[s] = append(shards[s], key)
+	}
+	found := map[string]Item{}
+	var mu sync.Mutex
+	err = each(ctx, shards, func(ctx context.Context, s uint16, keys []string) error {
+		for len(keys) > 0 {
+			some := keys[:min(len(keys), store.BatchMax)]
+			q := store.Request{Op: store.GetMany, Shard: s, Value: store.EncodeKeys(some)}
+			var items []store.Item
+			var bad error
+			r, err := c.do(ctx, &q, "", func(r store.Result) { items, bad = store.ParseItems(r.Value) })
+			if err == nil {
+				err = bad
+			}
+			if err != nil {
+				return err
+			}
+			keys = keys[min(max(int(r.Version), 1), len(some)):]
+			mu.Lock()
+			for _, i := range items {
+				found[i.Key] = item(i)
+			}
+			mu.Unlock()
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return found, nil
+}
+
+// each calls do for each shard, for some at a time, until one fails.
+func each[T any](ctx context.Context, shards map[uint16]T, do func(context.Context, uint16, T) error) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	room := make(chan struct{}, shardsAtATime)
+	var all sync.WaitGroup
+	for s, v := range shards {
+		room <- struct{}{}
+		all.Go(func() {
+			defer func() { <-room }()
+			if ctx.Err() != nil {
+				return
+			}
+			if err := do(ctx, s, v); err != nil {
+				cancel(err)
+			}
+		})
+	}
+	all.Wait()
+	return context.Cause(ctx)
+}
+
+// Range lists keys of one shard in order: from first on, up to last, which is not among them ("" =
+// to the end), limit of them at most. Each page of up to 256 KiB is read at one moment.
+func (c *Clerk) Range(ctx context.Context, shard uint16, first, last string, limit int) (items []Item, err error) {
+	for len(items) < limit {
+		q := store.Request{Op: store.Range, Shard: shard, If: uint64(min(limit-len(items), store.BatchMax)),
+			Value: []byte(last)}
+		var page []store.Item
+		var bad error
+		_, err := c.do(ctx, &q, first, func(r store.Result) { page, bad = store.ParseItems(r.Value) })
+		if err == nil {
+			err = bad
+		}
+		if err != nil {
+			return nil, err
+		}
+		if len(page) == 0 {
+			break
+		}
+		for _, i := range page {
+			items = append(items, item(i))
+		}
+		first = page[len(page)-1].Key + "\x00"
+		if len(first) > store.KeyMax {
+			break
+		}
+	}
+	return items, nil
+}
+
+// Scan lists the keys with a prefix in order, limit of them at most, all shards together. It is no
+// picture of one moment: keys that are written meanwhile may be as before or after.
+func (c *Clerk) Scan(ctx context.Context, prefix string, limit int) ([]Item, error) {
+	cfg, err := c.config(ctx)
+	if err != nil {
+		return nil, err
+	}
+	shards := map[uint16]struct{}{}
+	for s := range cfg.Owners {
+		shards[uint16(s)] = struct{}{}
+	}
+	var mu sync.Mutex
+	var all []Item
+	err = each(ctx, shards, func(ctx context.Context, s uint16, _ struct{}) error {
+		items, err := c.Range(ctx, s, prefix, after(prefix), limit)
+		mu.Lock()
+		defer mu.Unlock()
+		all = append(all, items...)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	slices.SortFunc(all, func(a, b Item) int { return strings.Compare(a.Key, b.Key) })
+	return all[:min(len(all), limit)], nil
+}
+
+// after is the first key behind all with a prefix; "" = there is none.
+func after(prefix string) string {
+	b := []byte(prefix)
+	for len(b) > 0 {
+		if b[len(b)-1]++; b[len(b)-1] != 0 {
+			return string(b)
+		}
+		b = b[:len(b)-1]
+	}
+	return ""
+}

@@ -1,0 +1,192 @@
+package store
+
+// A move of a shard from one group to another is a sequence of commands, of which each can be
+// repeated. The mover decides their order (apps/kv/balancer); the groups refuse what is out of
+// order, by the move's epoch and attempt:
+//
+//	from: Mark .......................... Freeze ................... Drop
+//	to:          Prepare, Import, ImportChanges   ImportChanges,
+//	                                              ImportSessions, Activate
+//
+// From Mark on the shard's changes are kept. Pages of keys are read while writes go on, and changes
+// after Mark are imported in their order, so that keys that were read early get their latest value.
+// After Freeze there are no further changes. A mover that begins anew does so by Mark and Prepare
+// with an attempt of its own, and then the earlier one's commands are refused. Only Freeze and
+// Activate count: between them nobody serves the shard.
+
+// away applies the commands of the group that a shard leaves.
+func (s *Store) away(h *shard, q *Request) Result {
+	if h == nil {
+		return Result{Code: NotHere}
+	}
+	switch q.Op {
+	case Mark:
+		if h.state == Gone && h.move.Epoch == q.Client {
+			return Result{Code: Already, Version: h.rev}
+		}
+		if h.state == Arriving || h.state == Gone || q.Client < h.move.Epoch || q.If == 0 || q.If > 1<<32-1 {
+			return Result{Code: Refused}
+		}
+		h.move = Move{Epoch: q.Client, Attempt: q.Seq, Other: uint32(q.If)}
+	case Freeze:
+		if h.state != Serving && h.state != Frozen || !h.move.same(q) || h.move.Other == 0 {
+			return Result{Code: Refused}
+		}
+		h.state = Frozen
+		h.wakeAll()
+	case Drop:
+		if h.state != Frozen || h.move.Epoch != q.Client {
+			return Result{Code: Refused}
+		}
+		waiters := h.waiters
+		*h = shard{id: h.id, state: Gone, move: h.move, rev: h.rev, waiters: waiters}
+	}
+	return Result{Version: h.rev}
+}
+
+// arrive applies the commands of the group that a shard comes to.
+func (s *Store) arrive(h *shard, q *Request) Result {
+	if q.Op == Prepare {
+		return s.prepare(h, q)
+	}
+	if h == nil || !h.move.same(q) {
+		return Result{Code: Refused}
+	}
+	if h.state == Serving && q.Op == Activate {
+		return Result{Code: Already, Version: h.rev}
+	}
+	if h.state != Arriving {
+		return Result{Code: Refused}
+	}
+	switch q.Op {
+	case Import:
+		items, err := ParseItems(q.Value)
+		if err != nil {
+			return Result{Code: Bad}
+		}
+		for _, i := range items {
+			h.set(i.Key, item{i.Value, i.Version, i.Expires})
+		}
+	case ImportChanges:
+		all, err := ParseChanges(q.Value)
+		if err != nil {
+			return Result{Code: Bad}
+		}
+		for _, c := range all {
+			h.follow(c)
+		}
+	case ImportSessions:
+		all, err := ParseSessions(q.Value)
+		if err != nil {
+			return Result{Code: Bad}
+		}
+		for _, one := range all {
+			h.sessions.put(one)
+		}
+	case Activate:
+		if h.rev != q.If {
+			return Result{Code: Refused}
+		}
+		h.state = Serving
+	}
+	return Result{Version: h.rev}
+}
+
+// prepare begins an arrival, with nothing of an earlier attempt.
+func (s *Store) prepare(h *shard, q *Request) Result {
+	if h != nil {
+		again, newer := q.Client == h.move.Epoch, q.Client > h.move.Epoch
+		switch h.state {
+		case Serving:
+			if again && h.move.Other == 0 {
+				return Result{Code: Already, Version: h.rev}
+			}
+			return Result{Code: Refused}
+		case Arriving:
+			newer = newer || again
+		}
+		if !newer {
+			return Result{Code: Refused}
+		}
+	}
+	now := newShard(q.Shard, Arriving)
+	now.move, now.rev = Move{Epoch: q.Client, Attempt: q.Seq}, q.If
+	if h != nil {
+		now.waiters = h.waiters
+	}
+	s.shards[q.Shard] = now
+	return Result{Version: now.rev}
+}
+
+// follow makes a change that was made where the shard is served.
+func (h *shard) follow(c Change) {
+	if c.Version != h.rev+1 {
+		return // it is repeated, or one is missing: Activate will find that
+	}
+	h.rev = c.Version
+	old, is := h.keys.Get(c.Key)
+	switch {
+	case is && old.version > c.Version: // the page was read later
+	case c.Gone && is:
+		h.remove(c.Key, old)
+	case !c.Gone:
+		h.set(c.Key, item{c.Value, c.Version, c.Expires})
+	}
+	h.tell(c)
+}
+
+// Page is a part of a shard for a move.
+type Page struct {
+	Items    []Item
+	Sessions []Session
+}
+
+// Export gives a page of a shard's keys after a key, "" = from the first on, expired ones included.
+// It is empty after the last.
+func (s *Store) Export(id uint16, after string) (items []Item, code Code) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	h := s.shards[id]
+	if h == nil || h.state == Gone || h.state == Arriving {
+		return nil, NotHere
+	}
+	size := 0
+	h.keys.Ascend(after, func(key string, i item) bool {
+		if key == after {
+			return true
+		}
+		if size > PageMax || len(items) == BatchMax {
+			return false
+		}
+		items = append(items, Item{key, i.value, i.version, i.expires})
+		size += len(key) + len(i.value) + itemLeast
+		return true
+	})
+	return items, Done
+}
+
+// ExportChanges gives a page of changes after a version, for a move.
+func (s *Store) ExportChanges(id uint16, after uint64) ([]Change, Code) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	h := s.shards[id]
+	if h == nil || h.state == Gone || h.state == Arriving {
+		return nil, NotHere
+	}
+	some, ok := h.since(after)
+	if !ok {
+		return nil, Trimmed
+	}
+	return some, Done
+}
+
+// ExportSessions gives the sessions of a shard, for a move.
+func (s *Store) ExportSessions(id uint16) ([]Session, Code) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	h := s.shards[id]
+	if h == nil || h.state != Frozen {
+		return nil, NotHere
+	}
+	return h.sessions.all(), Done
+}

@@ -1,0 +1,284 @@
+package apps
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"sigmaos.dev/apps/kv"
+	"sigmaos.dev/apps/kv/balancer"
+	"sigmaos.dev/apps/kv/layout"
+	"sigmaos.dev/cmd/sigma/cli"
+	"sigmaos.dev/cmd/sigma/programs"
+	"sigmaos.dev/sdk"
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigma/retry"
+)
+
+// kvPause is the time between two looks at a store that begins or changes.
+const kvPause = 50 * time.Millisecond
+
+func newKVCreateCommand(a *app) *cobra.Command {
+	shards, groups, replicas, memory, cores := 64, 1, 1, "256MiB", 0.1
+	cmd := &cobra.Command{
+		Use:   "create [--groups N] [--replicas N] [--shards N] [-m SIZE] [--lc CORES] STORE",
+		Short: "Make a store",
+		Long: `Make a store, and wait until it serves. Each group has one, three or five members, which are
+procs that initd keeps. Keys are in the memory of members: a group of one whose member ends begins
+again with nothing, a larger one keeps its keys as long as most of its members live. The program
+kv, which members run, must lie beside sigma.`,
+		Example: "  sudo sigma kv create orders\n  sudo sigma kv create --groups 2 --replicas 3 orders", Args: cli.Between(1, 1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			cfg := layout.New(args[0], cli.BinDir+"/kv", max(shards, 1), groups, replicas)
+			cfg.Memory, cfg.CPU = memory, uint32(cores*1000)
+			size, err := sigma.ParseBytes(memory)
+			if err == nil {
+				err = cfg.Check()
+			}
+			if err == nil && (groups < 1 || shards < 1 || cores < 0.001 || cores > 1000 || size < 16*sigma.MiB) {
+				err = cli.UsageError(cmd, "", "a store has at least one group and shard, members 0.001 cores and 16 MiB")
+			}
+			if err != nil {
+				return cli.WithCodeUnless(cli.ExitUsage, err)
+			}
+			return a.createKV(cmd.Context(), cfg)
+		},
+	}
+	f := cmd.Flags()
+	f.IntVar(&groups, "groups", groups, "`N` groups")
+	f.IntVar(&replicas, "replicas", replicas, "`N` members of each group: 1, 3 or 5")
+	f.IntVar(&shards, "shards", shards, "`N` shards, a power of two: how many groups there can be at most")
+	f.StringVarP(&memory, "memory", "m", memory, "`SIZE` of memory of each member; keys take two fifths at most")
+	f.Float64Var(&cores, "lc", cores, "`CORES` that each member reserves")
+	return cmd
+}
+
+func (a *app) createKV(ctx context.Context, cfg *layout.Config) error {
+	c, err := a.Client(ctx)
+	if err != nil {
+		return err
+	}
+	local, err := programs.Beside("kv")
+	if err != nil {
+		return err
+	}
+	defer local.Close()
+	if cfg.Program, err = programs.Put(ctx, a.App, c, local); err != nil {
+		return err
+	}
+	if err := c.MkdirAll(ctx, layout.Dir(cfg.Name), 0o755); err != nil {
+		return err
+	}
+	_, err = c.Put(ctx, layout.File(cfg.Name), cfg.Text(), sigma.PutOptions{MustMake: true})
+	if sigma.KindOf(err) == sigma.KindExists {
+		return &sigma.Error{Op: "sigma.kv", Kind: sigma.KindExists, Msg: "there is a store " + cfg.Name + " already",
+			Hint: "use it, or remove it with: sigma kv rm " + cfg.Name}
+	}
+	for i := 0; i < balancer.Procs && err == nil; i++ {
+		err = c.Register(ctx, sigma.Registration{Name: layout.BalancerProc(cfg.Name, i),
+			Descriptor: sigma.Descriptor{Program: cfg.Program, Name: "kv-" + cfg.Name + "-balancer",
+				Class: sigma.LatencyCritical, CPU: 10, Start: sigma.StartedByCall, Args: []string{"balancer", cfg.Name}}})
+	}
+	if err != nil {
+		return err
+	}
+	clerk, err := kv.Open(c, cfg.Name)
+	if err != nil {
+		return err
+	}
+	defer clerk.Close()
+	if err := a.settleKV(ctx, clerk, cfg.Epoch); err != nil {
+		return err
+	}
+	if a.JSON {
+		return a.PrintJSON(cfg)
+	}
+	_, err = fmt.Fprintf(a.Out, "store %s: %s of %s, %s\n", cfg.Name, cli.Count(cfg.Want, "group"),
+		cli.Count(cfg.Replicas, "member"), cli.Count(len(cfg.Owners), "shard"))
+	return err
+}
+
+// settleKV waits for a configuration, and until all groups have all members and no shard moves or
+// is to move.
+func (a *app) settleKV(ctx context.Context, clerk *kv.Clerk, epoch uint64) error {
+	for {
+		cfg, err := clerk.Config(ctx)
+		if err != nil {
+			return err
+		}
+		ready := cfg.Epoch >= epoch && len(cfg.Moves) == 0 && cfg.Step(nil) == nil
+		for g := range cfg.Groups {
+			within, cancel := context.WithTimeout(ctx, time.Second)
+			st, err := clerk.Group(within, g)
+			cancel()
+			ready = ready && err == nil && len(st.Members) == cfg.Replicas
+		}
+		if ready {
+			return nil
+		}
+		if !retry.Pause(ctx, kvPause) {
+			return ctx.Err()
+		}
+	}
+}
+
+func newKVRemoveCommand(a *app) *cobra.Command {
+	return &cobra.Command{Use: "rm STORE", Short: "Remove a store and all its keys",
+		Example: "  sudo sigma kv rm orders", Args: cli.Between(1, 1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := layout.CheckName(args[0]); err != nil {
+				return cli.WithCode(cli.ExitUsage, err)
+			}
+			ctx := cmd.Context()
+			c, err := a.Client(ctx)
+			if err != nil {
+				return err
+			}
+			text, _, err := c.Get(ctx, layout.File(args[0]))
+			if err != nil {
+				return noStore(args[0], err)
+			}
+			cfg, err := layout.Parse(text)
+			if err != nil {
+				return err
+			}
+			return removeKV(ctx, c, cfg)
+		}}
+}
+
+func noStore(name string, err error) error {
+	if sigma.KindOf(err) != sigma.KindNotFound {
+		return err
+	}
+	return &sigma.Error{Op: "sigma.kv", Kind: sigma.KindNotFound, Msg: "there is no store " + name,
+		Hint: "list stores with: sigma kv ls", Err: err}
+}
+
+// removeKV ends the procs of a store, its balancers first, and removes its directory.
+func removeKV(ctx context.Context, c *sdk.Client, cfg *layout.Config) error {
+	names := []string{}
+	for i := range balancer.Procs {
+		names = append(names, layout.BalancerProc(cfg.Name, i))
+	}
+	for g := uint32(1); g < cfg.Next; g++ {
+		for i := range cfg.Replicas {
+			names = append(names, layout.MemberProc(cfg.Name, g, i))
+		}
+	}
+	for _, name := range names {
+		if err := c.Unregister(ctx, name); err != nil && sigma.KindOf(err) != sigma.KindNotFound {
+			return err
+		}
+	}
+	return removeTree(ctx, c, layout.Dir(cfg.Name))
+}
+
+// removeTree removes a directory of names. Names of procs that have just ended may go meanwhile.
+func removeTree(ctx context.Context, c *sdk.Client, dir string) error {
+	entries, err := c.ReadDir(sigma.WithSync(ctx), dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		path := dir + "/" + e.Name
+		if e.ID.Kind == sigma.KindDir {
+			err = removeTree(ctx, c, path)
+		} else {
+			err = c.Remove(ctx, path)
+		}
+		if err != nil && sigma.KindOf(err) != sigma.KindNotFound {
+			return err
+		}
+	}
+	return c.Remove(ctx, dir)
+}
+
+// kvStore is a store as "kv ls" shows it.
+type kvStore struct {
+	Name     string `json:"name"`
+	Groups   int    `json:"groups"`
+	Replicas int    `json:"replicas"`
+	Shards   int    `json:"shards"`
+	Moves    int    `json:"moves"`
+}
+
+func newKVListCommand(a *app) *cobra.Command {
+	return cli.Listing(a.App, &cobra.Command{Use: "ls", Short: "List stores", Example: "  sudo sigma kv ls",
+		Args: cli.Between(0, 0)},
+		func(ctx context.Context, _ []string) (all []kvStore, err error) {
+			c, err := a.Client(ctx)
+			if err != nil {
+				return nil, err
+			}
+			entries, err := c.ReadDir(ctx, "/kv")
+			if sigma.KindOf(err) == sigma.KindNotFound {
+				return nil, nil
+			}
+			for _, e := range entries {
+				text, _, err := c.Get(ctx, layout.File(e.Name))
+				if err != nil {
+					continue // it is being made or removed
+				}
+				if cfg, err := layout.Parse(text); err == nil {
+					all = append(all, kvStore{cfg.Name, len(cfg.Groups), cfg.Replicas, len(cfg.Owners), len(cfg.Moves)})
+				}
+			}
+			return all, err
+		}, func(s kvStore) []any { return []any{s.Name, s.Groups, s.Replicas, s.Shards, s.Moves} },
+		"STORE", "GROUPS", "REPLICAS", "SHARDS", "MOVING")
+}
+
+// changeKV changes the configuration of a store, and waits until the store is as that says.
+func (a *app) changeKV(cmd *cobra.Command, name string, f func(*layout.Config) (*layout.Config, error)) error {
+	ctx := cmd.Context()
+	clerk, err := a.clerk(ctx, name)
+	if err != nil {
+		return err
+	}
+	defer clerk.Close()
+	c, err := a.Client(ctx)
+	if err != nil {
+		return err
+	}
+	epoch, err := balancer.Change(ctx, c, name, f)
+	if err != nil {
+		return noStore(name, err)
+	}
+	return a.settleKV(ctx, clerk, epoch)
+}
+
+func newKVMoveCommand(a *app) *cobra.Command {
+	cmd := &cobra.Command{Use: "move STORE SHARD GROUP", Short: "Move a shard to another group",
+		Long: `Move a shard to another group, and wait until it is there. Clients go on meanwhile. Afterwards the
+balancer leaves shards where they are, until "sigma kv scale" divides them evenly again.`,
+		Example: "  sudo sigma kv move orders 5 2", Args: cli.Between(3, 3)}
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		shard, err1 := strconv.ParseUint(args[1], 10, 16)
+		group, err2 := strconv.ParseUint(args[2], 10, 32)
+		if err1 != nil || err2 != nil {
+			return cli.UsageError(cmd, "", "SHARD and GROUP are numbers")
+		}
+		return a.changeKV(cmd, args[0], func(cfg *layout.Config) (*layout.Config, error) {
+			return cfg.Begin(int(shard), uint32(group))
+		})
+	}
+	return cmd
+}
+
+func newKVScaleCommand(a *app) *cobra.Command {
+	cmd := &cobra.Command{Use: "scale STORE GROUPS", Short: "Change how many groups a store has",
+		Long: `Change how many groups a store has, and wait until shards are divided evenly among them. Clients
+go on meanwhile. Groups that are too many give their shards to the others and end.`,
+		Example: "  sudo sigma kv scale orders 4", Args: cli.Between(2, 2)}
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		groups, err := strconv.ParseUint(args[1], 10, 16)
+		if err != nil || groups < 1 || groups > layout.GroupsMax {
+			return cli.UsageError(cmd, "", "GROUPS is a number from 1 to %d", layout.GroupsMax)
+		}
+		return a.changeKV(cmd, args[0], func(cfg *layout.Config) (*layout.Config, error) { return cfg.Scale(int(groups)) })
+	}
+	return cmd
+}
