@@ -32,7 +32,9 @@ func casValue(call, ret int64, in, old string, result Result) Op {
 	return o
 }
 
-func put(call, ret int64, in string, version uint64) Op { return op(0, call, ret, Put, in, OK, "", version) }
+func put(call, ret int64, in string, version uint64) Op {
+	return op(0, call, ret, Put, in, OK, "", version)
+}
 
 func get(call, ret int64, out string, version uint64) Op {
 	return op(1, call, ret, Get, "", OK, out, version)
