@@ -123,7 +123,8 @@ func (c *Clerk) config(ctx context.Context) (*layout.Config, error) {
 	}
 }
 
-var errClosed = &sigma.Error{Op: "kv.Clerk", Kind: sigma.KindUnavailable, Msg: "the clerk is closed", Err: net.ErrClosed}
+var errClosed = &sigma.Error{Op: "kv.Clerk", Kind: sigma.KindUnavailable, Msg: "the clerk is closed",
+	Err: net.ErrClosed}
 
 // follow keeps the configuration as the names have it.
 func (c *Clerk) follow() {
@@ -211,7 +212,7 @@ func (c *Clerk) ask(ctx context.Context, m *call.Method, shard uint16, arg, repl
 			return reply, store.Result{}, err
 		}
 		if int(shard) >= len(cfg.Owners) {
-			return reply, store.Result{}, sigma.Errorf("kv.Clerk", sigma.KindInvalid, "the store has no shard %d", shard)
+			return reply, store.Result{}, sigma.Errorf("kv.Clerk", sigma.KindInvalid, "there is no shard %d", shard)
 		}
 		if group == 0 || cfg.Epoch > epoch && cfg.Owners[shard] != group {
 			group, epoch = cfg.Owners[shard], cfg.Epoch
@@ -371,7 +372,8 @@ func (c *Clerk) Delete(ctx context.Context, key string) error {
 	return err
 }
 
-// DeleteIf is Delete of a key that has a version. KindVersion: it has another one, or there is none.
+// DeleteIf is Delete of a key that has a version. KindVersion: it has another one, or there is no
+// such key.
 func (c *Clerk) DeleteIf(ctx context.Context, key string, version uint64) error {
 	_, err := c.write(ctx, "kv.DeleteIf", key, store.Request{Op: store.Delete, Cond: store.IfVersion, If: version})
 	return err

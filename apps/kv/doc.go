@@ -11,7 +11,8 @@
 // store or older.
 //
 // It costs: an operation is one call, on a connection for each group. A clerk reads the
-// configuration once and follows it by a watch, in one goroutine. Users: procs of realms, cmd/sigma.
+// configuration once and follows it by a watch, in one goroutine. Users: procs of realms, and
+// cmd/sigma.
 //
 // Locks: Clerk.mu alone.
 package kv

@@ -169,7 +169,7 @@ func (w *watcher) take(ctx context.Context, places []store.At, news []store.News
 		i := slices.IndexFunc(places, func(at store.At) bool { return at.Shard == n.Shard })
 		switch {
 		case i < 0:
-			return sigma.Errorf("kv.Watch", sigma.KindInvalid, "an answer tells of shard %d, which was not asked for", n.Shard)
+			return sigma.Errorf("kv.Watch", sigma.KindInvalid, "an answer tells of shard %d unasked", n.Shard)
 		case n.Code == store.NotHere:
 			w.mu.Lock()
 			if n.Group != 0 {

@@ -42,7 +42,7 @@ func (r *Replica) Change(ctx context.Context, members map[uint64]string) error {
 		r.changing = false
 		r.signal()
 	}()
-	if maps.Equal(r.core.names, members) && r.core.alone(r.cfg.ID) {
+	if r.settledLocked(members) {
 		return nil
 	}
 	if err := r.leaveSoloLocked(); err != nil {
@@ -50,13 +50,13 @@ func (r *Replica) Change(ctx context.Context, members map[uint64]string) error {
 	}
 	var asked time.Time // when the last step was proposed
 	for {
-		next, done := r.nextLocked(members)
-		if done {
+		if r.settledLocked(members) {
 			return nil
 		}
 		if !r.leads.Load() {
 			return r.notLeaderLocked()
 		}
+		next := r.nextLocked(members)
 		// A step that raft refused, because another one was not over, is proposed again.
 		if next != nil && time.Since(asked) > r.cfg.election() && r.soft.RaftState == raft.StateLeader {
 			asked = time.Now()
@@ -79,19 +79,22 @@ func (r *Replica) Change(ctx context.Context, members map[uint64]string) error {
 	}
 }
 
+// settledLocked tells whether the wanted members are those of the group.
+func (r *Replica) settledLocked(wanted map[uint64]string) bool {
+	conf := r.core.conf
+	return maps.Equal(r.core.names, wanted) && len(conf.VotersOutgoing)+len(conf.LearnersNext)+len(conf.Learners) == 0
+}
+
 // nextLocked gives the next step from the members that there are to those that are wanted; nil = a
 // step is under way, or new members are catching up.
-func (r *Replica) nextLocked(wanted map[uint64]string) (next *pb.ConfChangeV2, done bool) {
+func (r *Replica) nextLocked(wanted map[uint64]string) *pb.ConfChangeV2 {
 	conf := r.core.conf
 	if len(conf.VotersOutgoing)+len(conf.LearnersNext) > 0 {
-		return nil, false
-	}
-	if maps.Equal(r.core.names, wanted) && len(conf.Learners) == 0 {
-		return nil, true
+		return nil
 	}
 	names := maps.Clone(r.core.names)
 	maps.Copy(names, wanted)
-	next = &pb.ConfChangeV2{}
+	next := &pb.ConfChangeV2{}
 	add := func(t pb.ConfChangeType, id uint64) {
 		next.Changes = append(next.Changes, &pb.ConfChangeSingle{Type: t.Enum(), NodeId: new(id)})
 	}
@@ -102,7 +105,7 @@ func (r *Replica) nextLocked(wanted map[uint64]string) (next *pb.ConfChangeV2, d
 	}
 	if len(next.Changes) == 0 {
 		if !r.caughtUpLocked(wanted) {
-			return nil, false
+			return nil
 		}
 		for _, id := range slices.Sorted(maps.Keys(names)) {
 			switch {
@@ -118,9 +121,9 @@ func (r *Replica) nextLocked(wanted map[uint64]string) (next *pb.ConfChangeV2, d
 	var err error
 	x := change{rand.Uint64(), names}
 	if next.Context, err = encode(x.code, 64*len(names)); err != nil {
-		return nil, false // names were checked
+		return nil // names were checked
 	}
-	return next, false
+	return next
 }
 
 // caughtUpLocked tells whether those of the wanted members that learn have almost all of the log.

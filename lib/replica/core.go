@@ -65,7 +65,8 @@ func (c *core) snapshot() (*image, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &image{Meta: c.meta(), commands: c.commands, names: maps.Clone(c.names), sessions: c.sessions.all(), write: write}, nil
+	return &image{Meta: c.meta(), commands: c.commands, names: maps.Clone(c.names), sessions: c.sessions.all(),
+		write: write}, nil
 }
 
 // meta tells which state this is.

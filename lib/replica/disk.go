@@ -117,7 +117,12 @@ func (d *disk) read() (owner []byte, l logged, err error) {
 			return nil, l, unreadable(err)
 		}
 	}
-	for _, e := range l.entries {
+	for i, e := range l.entries {
+		// What the member had when the leader's snapshot came, and the snapshot took the place of.
+		if e.GetTerm() < d.base.GetTerm() {
+			l.entries = l.entries[:i]
+			break
+		}
 		d.bytes += entrySize(e)
 	}
 	return owner, l, nil

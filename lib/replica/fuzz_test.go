@@ -25,7 +25,8 @@ func FuzzStep(f *testing.F) {
 	f.Add(message(&pb.Message{Type: pb.MsgHeartbeat.Enum(), Commit: new(uint64(1 << 60))}))
 	f.Add(message(&pb.Message{Type: pb.MsgVote.Enum(), Index: new(uint64(9)), LogTerm: new(uint64(4))}))
 	f.Add(message(&pb.Message{Type: pb.MsgApp.Enum(), Index: new(uint64(1)), LogTerm: new(uint64(1)),
-		Commit: new(uint64(2)), Entries: []*pb.Entry{{Index: new(uint64(2)), Term: new(uint64(5)), Data: []byte("bad")}}}))
+		Commit:  new(uint64(2)),
+		Entries: []*pb.Entry{{Index: new(uint64(2)), Term: new(uint64(5)), Data: []byte("bad")}}}))
 	f.Add(message(&pb.Message{Type: pb.MsgTimeoutNow.Enum()}))
 	f.Add(message(&pb.Message{Type: pb.MsgSnap.Enum(), Snapshot: &pb.Snapshot{Metadata: &pb.SnapshotMetadata{
 		Index: new(uint64(7)), Term: new(uint64(5)), ConfState: &pb.ConfState{Voters: []uint64{1, 2}}}}}))
@@ -35,7 +36,7 @@ func FuzzStep(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		r.Step(t.Context(), 2, b)
+		r.Step(t.Context(), Peer{2, "b"}, b)
 		var state bytes.Buffer
 		m, err := r.core.snapshot()
 		if err == nil {
@@ -44,7 +45,7 @@ func FuzzStep(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		r.StepSnapshot(t.Context(), 2, b, &state)
+		r.StepSnapshot(t.Context(), Peer{2, "b"}, b, &state)
 		for range 10 {
 			if again, err := r.turn(t.Context()); !again || err != nil {
 				break

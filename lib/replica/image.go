@@ -17,8 +17,8 @@ import (
 // A snapshot, as a file or on its way to a member, is
 //
 //	magic      8 bytes
-//	records    each with its length before it, 4 bytes: number of commands and members' names, then a
-//	           session each
+//	records    each with its length before it, 4 bytes: the number of commands and the members'
+//	           names, then a session each
 //	0          4 bytes
 //	state      what the machine wrote
 //	checksum   4 bytes, CRC-32C of all before it

@@ -42,13 +42,14 @@ type Replica struct {
 	proposed proposals
 	reads    reads
 	images   images
-	err      error          // why the member has ended
-	soft     raft.SoftState // as Run knows it
-	lastTerm uint64         // likewise
-	noLease  uint64         // the term in which no lease counts any more
-	mute     int            // ticks during which no vote is given
-	changing bool           // a Change is under way
-	news     chan struct{}  // closed when leader, members or applied index change; nil = nobody waits
+	err      error             // why the member has ended
+	soft     raft.SoftState    // as Run knows it
+	lastTerm uint64            // likewise
+	noLease  uint64            // the term in which no lease counts any more
+	heard    map[uint64]string // names of members that sent messages before they were known
+	mute     int               // ticks during which no vote is given
+	changing bool              // a Change is under way
+	news     chan struct{}     // closed when leader, members or applied index change; nil = nobody waits
 }
 
 // Open makes a member and, with Dir, reads its snapshot and log. It starts nothing but the log's
@@ -62,7 +63,7 @@ func Open(cfg Config) (*Replica, error) {
 		ended: make(chan struct{})}
 	r.core = core{machine: cfg.Machine, sessions: newSessions(), conf: pb.EnsureConfState(nil)}
 	r.proposed.batches = make(map[uint64][]*proposal)
-	r.reads.rounds = make(map[uint64]*round)
+	r.reads.rounds, r.heard = make(map[uint64]*round), make(map[uint64]string)
 	var l logged
 	if cfg.Dir != "" {
 		var err error
@@ -163,8 +164,9 @@ func (r *Replica) guard(f func() error) (err error) {
 		switch p := recover().(type) {
 		case nil:
 		case refusal:
-			err = &sigma.Error{Op: "replica.Run", Kind: sigma.KindInvalid, Msg: fmt.Sprint("the log is broken: ", string(p)),
-				Hint: "add the member again, with a new id; a member that lost its memory or disk must not use its id again"}
+			err = &sigma.Error{Op: "replica.Run", Kind: sigma.KindInvalid,
+				Msg:  fmt.Sprint("the log is broken: ", string(p)),
+				Hint: "add the member again, with a new id; one that lost its memory or disk never uses its id again"}
 			r.failLocked(err)
 		default:
 			panic(p)

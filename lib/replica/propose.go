@@ -94,7 +94,7 @@ func (r *Replica) Propose(ctx context.Context, s Session, data []byte) (result [
 			Hint: "divide it, or raise Config.CommandMax"}
 	}
 	if (s.Client == 0) != (s.Seq == 0) {
-		return nil, sigma.Errorf("replica.Propose", sigma.KindInvalid, "a session has both a client and a number from 1")
+		return nil, sigma.Errorf("replica.Propose", sigma.KindInvalid, "a session has a client and a number from 1")
 	}
 	r.mu.Lock()
 	if r.solo.Load() {
@@ -108,7 +108,8 @@ func (r *Replica) Propose(ctx context.Context, s Session, data []byte) (result [
 	case !r.leads.Load():
 		err = r.notLeaderLocked()
 	case r.proposed.bytes+p.size() > r.cfg.PendingMax && r.proposed.bytes > 0:
-		err = &sigma.Error{Op: "replica.Propose", Kind: sigma.KindBusy, Msg: "too many commands wait", Hint: "try again later"}
+		err = &sigma.Error{Op: "replica.Propose", Kind: sigma.KindBusy, Msg: "too many commands wait",
+			Hint: "try again later"}
 	default:
 		r.proposed.queue = append(r.proposed.queue, p)
 		r.proposed.bytes += p.size()
@@ -126,8 +127,8 @@ func (r *Replica) Propose(ctx context.Context, s Session, data []byte) (result [
 	}
 }
 
-// appendQueueLocked gives raft what is in the queue. A member that was alone until now takes commands
-// before raft has made it the leader.
+// appendQueueLocked gives raft what is in the queue. A member that was alone until now takes
+// commands before raft has made it the leader.
 func (r *Replica) appendQueueLocked() {
 	w := &r.proposed
 	for len(w.queue) > 0 && r.soft.RaftState == raft.StateLeader {
@@ -242,7 +243,7 @@ func (r *Replica) renewLease() {
 // askLocked begins a round for the reads in the queue.
 func (r *Replica) askLocked() {
 	w := &r.reads
-	if len(w.queue) == 0 && !w.renew || len(w.rounds) >= roundsMax {
+	if len(w.queue) == 0 && !w.renew || len(w.rounds) >= roundsMax || r.soft.RaftState != raft.StateLeader {
 		return
 	}
 	w.last++

@@ -58,11 +58,11 @@ type Transport interface {
 type Config struct {
 	// ID is this member's, not 0, and never used twice in a group.
 	ID uint64
-	// Dir holds log and snapshots, and belongs to this member alone; it is made. "" = in memory only.
+	// Dir holds log and snapshots, and belongs to this member alone; it is made. "" = in memory.
 	Dir string
-	// Peers are the members of a group that begins: the same at all of them, this one included. nil
-	// = go on from Dir or, if that is empty, wait to be added by another member's Change. A Dir that
-	// has a log wins over Peers.
+	// Peers are the members of a group that begins: the same at all of them, this one included.
+	// nil = go on from Dir or, if that is empty, wait to be added by another member's Change. A Dir
+	// that has a log wins over Peers.
 	Peers map[uint64]string
 	// Machine is the state, empty when the group begins.
 	Machine Machine

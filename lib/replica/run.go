@@ -1,6 +1,7 @@
 package replica
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -135,7 +136,7 @@ func (r *Replica) turn(ctx context.Context) (again bool, err error) {
 	if !again || err != nil {
 		return false, err
 	}
-	// A leader's messages to followers need not wait for its own log: followers write at the same time.
+	// A leader's messages to followers need not wait for its own log: all write at the same time.
 	late := rd.Messages
 	if leads {
 		late = r.send(ctx, rd.Messages, capture, true)
@@ -346,14 +347,14 @@ func (r *Replica) send(ctx context.Context, all []*pb.Message, capture *image, e
 			continue
 		}
 		r.mu.Lock()
-		to := Peer{m.GetTo(), r.core.names[m.GetTo()]}
+		to := Peer{m.GetTo(), cmp.Or(r.core.names[m.GetTo()], r.heard[m.GetTo()])}
 		r.mu.Unlock()
 		if m.GetType() == pb.MsgSnap {
 			r.sendImage(ctx, to, m, capture)
 			continue
 		}
-		if to.Name == "" {
-			continue // left a moment ago
+		if to.Name == "" || !messages[m.GetType()] { // who left a moment ago; what followers pass on
+			continue
 		}
 		b, err := proto.Marshal(m)
 		if err != nil {

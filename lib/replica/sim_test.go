@@ -125,6 +125,8 @@ func (n *network) fate(from, to uint64) (r *Replica, twice bool) {
 	return n.members[to], n.rand.Float64() < n.twice
 }
 
+func (p *port) peer() Peer { return Peer{p.from, fmt.Sprint("m", p.from)} }
+
 func (p *port) Send(to Peer, message []byte) {
 	r, twice := p.n.fate(p.from, to.ID)
 	if r == nil {
@@ -132,7 +134,7 @@ func (p *port) Send(to Peer, message []byte) {
 	}
 	for range 1 + map[bool]int{true: 1}[twice] {
 		select {
-		case p.in <- func() { r.Step(context.Background(), p.from, bytes.Clone(message)) }:
+		case p.in <- func() { r.Step(context.Background(), p.peer(), bytes.Clone(message)) }:
 		default:
 		}
 	}
@@ -147,7 +149,7 @@ func (p *port) SendSnapshot(ctx context.Context, to Peer, message []byte, write 
 	if err := write(&b); err != nil {
 		return err
 	}
-	return r.StepSnapshot(ctx, p.from, message, &b)
+	return r.StepSnapshot(ctx, p.peer(), message, &b)
 }
 
 // isolate cuts a member off, or connects it again.

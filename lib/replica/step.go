@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -49,8 +50,8 @@ func parseMessage(b []byte, from, to uint64) (*pb.Message, error) {
 
 // Step takes a message of Transport.Send from another member. The caller has checked that it comes
 // from member from. It keeps message. KindInvalid: it is no message for this member.
-func (r *Replica) Step(_ context.Context, from uint64, message []byte) error {
-	m, err := parseMessage(message, from, r.cfg.ID)
+func (r *Replica) Step(_ context.Context, from Peer, message []byte) error {
+	m, err := parseMessage(message, from.ID, r.cfg.ID)
 	if err == nil && !messages[m.GetType()] {
 		err = sigma.Errorf("replica.Step", sigma.KindInvalid, "members do not send messages of kind %d", m.GetType())
 	}
@@ -59,10 +60,22 @@ func (r *Replica) Step(_ context.Context, from uint64, message []byte) error {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.stepLocked(m)
+	return r.stepLocked(from, m)
 }
 
-func (r *Replica) stepLocked(m *pb.Message) error {
+// hear remembers the name of a member that this one does not know, to answer it. r.mu is held.
+func (r *Replica) hear(from Peer) {
+	if r.core.names[from.ID] != "" || len(from.Name) > nameMax {
+		return
+	}
+	if len(r.heard) >= membersMax {
+		clear(r.heard)
+	}
+	r.heard[from.ID] = from.Name
+}
+
+func (r *Replica) stepLocked(from Peer, m *pb.Message) error {
+	r.hear(from)
 	if r.err != nil {
 		return r.notLeaderLocked()
 	}
@@ -72,7 +85,14 @@ func (r *Replica) stepLocked(m *pb.Message) error {
 	if t := m.GetType(); r.mute > 0 && (t == pb.MsgVote || t == pb.MsgPreVote) {
 		return nil // the leader that this member heard before it was opened anew may hold a lease
 	}
-	err := r.guard(func() error { return r.node.Step(m) })
+	err := r.guard(func() error {
+		defer func() { // whatever a message makes raft do
+			if p := recover(); p != nil {
+				panic(refusal(fmt.Sprint(p)))
+			}
+		}()
+		return r.node.Step(m)
+	})
 	if err == nil || errors.Is(err, raft.ErrStepPeerNotFound) || errors.Is(err, raft.ErrProposalDropped) {
 		r.signal()
 		return nil
@@ -145,7 +165,8 @@ func (r *Replica) sendImage(ctx context.Context, to Peer, m *pb.Message, capture
 		}
 	}
 	b, err := proto.Marshal(m)
-	if err != nil || to.Name == "" || capture == nil || capture.Meta.GetIndex() != m.GetSnapshot().GetMetadata().GetIndex() {
+	index := m.GetSnapshot().GetMetadata().GetIndex()
+	if err != nil || to.Name == "" || capture == nil || capture.Meta.GetIndex() != index {
 		report(raft.SnapshotFailure)
 		return
 	}
@@ -167,9 +188,9 @@ func (r *Replica) sendImage(ctx context.Context, to Peer, m *pb.Message, capture
 // StepSnapshot takes what Transport.SendSnapshot of member from sent: the message, and what was
 // written after it.
 // KindBusy: another snapshot is coming in.
-func (r *Replica) StepSnapshot(_ context.Context, from uint64, message []byte, state io.Reader) (err error) {
+func (r *Replica) StepSnapshot(_ context.Context, from Peer, message []byte, state io.Reader) (err error) {
 	const op = "replica.StepSnapshot"
-	m, err := parseMessage(message, from, r.cfg.ID)
+	m, err := parseMessage(message, from.ID, r.cfg.ID)
 	if err == nil && (m.GetType() != pb.MsgSnap || raft.IsEmptySnap(m.GetSnapshot())) {
 		err = sigma.Errorf(op, sigma.KindInvalid, "the message is not that of a snapshot")
 	}
@@ -201,7 +222,7 @@ func (r *Replica) StepSnapshot(_ context.Context, from uint64, message []byte, s
 		return sigma.Wrap(op, "", err)
 	}
 	r.images.incoming = in
-	return r.stepLocked(m)
+	return r.stepLocked(from, m)
 }
 
 // read reads a snapshot into a file, or memory.
@@ -264,8 +285,8 @@ func (r *Replica) writeImage() error {
 func (r *Replica) wroteImage(w written) error {
 	r.images.done = nil
 	if w.err != nil {
-		return &sigma.Error{Op: "replica.Run", Kind: sigma.KindOf(w.err), Msg: "a snapshot cannot be written", Err: w.err,
-			Hint: "the member ends; open it again when the disk has space"}
+		return &sigma.Error{Op: "replica.Run", Kind: sigma.KindOf(w.err), Err: w.err,
+			Msg: "a snapshot cannot be written", Hint: "the member ends; open it again when the disk has space"}
 	}
 	if w.meta.GetIndex() <= r.disk.base.GetIndex() {
 		os.Remove(filepath.Join(r.cfg.Dir, ownTemp))

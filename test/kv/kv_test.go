@@ -112,7 +112,8 @@ func store(t *testing.T, s *testenv.System, c *sdk.Client, name string, args ...
 func TestClerk(t *testing.T) {
 	s := shared.Get(t)
 	ctx := testContext(t)
-	k := store(t, s, s.Connect(ctx, t, sigma.DefaultRealm), "clerk", "--groups", "2")
+	c := s.Connect(ctx, t, sigma.DefaultRealm)
+	k := store(t, s, c, "clerk", "--groups", "2")
 	keys := []string{"a", "a\x00b", "\xff", strings.Repeat("k", 1024)}
 	for i, key := range keys {
 		value := bytes.Repeat([]byte{byte(i)}, []int{0, 1, 1000, 1 << 20}[i])
@@ -130,6 +131,22 @@ func TestClerk(t *testing.T) {
 	}
 	if all, err := k.GetMany(ctx, append(keys, "none")...); err != nil || len(all) != 4 {
 		t.Error(len(all), err)
+	}
+	shard := fmt.Sprint("/kv/clerk/keys/", kv.Shard("by-path", 64))
+	if got := s.Must(t, "ls", "/kv/clerk/keys"); len(strings.Fields(got)) != 64 {
+		t.Errorf("the tree has %q", got)
+	}
+	if _, err := c.Put(ctx, shard+"/by-path", []byte("hello"), sigma.PutOptions{Perm: 0o644}); err != nil {
+		t.Error(err)
+	}
+	if got, _, err := k.Get(ctx, "by-path"); err != nil || string(got) != "hello" {
+		t.Errorf("%q, %v", got, err)
+	}
+	if got := s.Must(t, "cat", shard+"/by-path"); got != "hello" {
+		t.Errorf("cat prints %q", got)
+	}
+	if err := c.Remove(ctx, shard+"/by-path"); err != nil {
+		t.Error(err)
 	}
 	for want, err := range map[sigma.Kind]error{
 		sigma.KindTooBig:   put(ctx, k, strings.Repeat("k", 1025), nil),
@@ -161,12 +178,14 @@ func put(ctx context.Context, k *kv.Clerk, key string, value []byte) error {
 }
 
 // load increases counters by several clients, each its own, until stop, and checks that each
-// counts what it was told; it gives the longest time that one operation took.
+// reads what it wrote.
 type load struct {
-	all     sync.WaitGroup
-	stop    context.CancelFunc
-	longest atomic.Int64
-	ops     atomic.Int64
+	all  sync.WaitGroup
+	stop context.CancelFunc
+	ops  atomic.Int64
+
+	mu      sync.Mutex
+	longest time.Duration // mu; that one write and its read took
 }
 
 func begin(t *testing.T, ctx context.Context, k *kv.Clerk, clients int) *load {
@@ -187,9 +206,9 @@ func begin(t *testing.T, ctx context.Context, k *kv.Clerk, clients int) *load {
 					t.Errorf("client %d wrote %d at %d and read %s at %d, %v", i, n, version, value, now, err)
 					return
 				}
-				took := int64(time.Since(began))
-				for old := l.longest.Load(); took > old && !l.longest.CompareAndSwap(old, took); old = l.longest.Load() {
-				}
+				l.mu.Lock()
+				l.longest = max(l.longest, time.Since(began))
+				l.mu.Unlock()
 				last = version
 				l.ops.Add(2)
 			}
@@ -202,7 +221,7 @@ func (l *load) end(t *testing.T, what string) {
 	t.Helper()
 	l.stop()
 	l.all.Wait()
-	t.Logf("%s: %d operations, the longest pair took %v", what, l.ops.Load(), time.Duration(l.longest.Load()))
+	t.Logf("%s: %d operations, the longest pair took %v", what, l.ops.Load(), l.longest)
 	if l.ops.Load() == 0 {
 		t.Error("nothing was done")
 	}

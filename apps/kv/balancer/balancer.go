@@ -143,7 +143,10 @@ func (b *balancer) members(ctx context.Context, cfg *layout.Config) error {
 			var err error
 			if is {
 				err = Register(ctx, b.c, cfg, g, i)
-			} else if err = b.c.Unregister(ctx, layout.MemberProc(b.name, g, i)); sigma.KindOf(err) == sigma.KindNotFound {
+			} else {
+				err = b.c.Unregister(ctx, layout.MemberProc(b.name, g, i))
+			}
+			if err != nil && !is && sigma.KindOf(err) == sigma.KindNotFound {
 				err = nil
 			}
 			if err != nil {

@@ -33,12 +33,13 @@ const (
 	fewChanges = 64
 	// roundsMax bounds the pages of changes that are copied before that, for a shard that is
 	// written faster than it is copied.
-	roundsMax = 1000
+	roundsMax = 200
 )
 
 // overtaken is the error of a move that another mover, or another attempt, has in hand.
 func overtaken(what string, r store.Result) error {
-	return sigma.Errorf("kv.move", sigma.KindStale, "the group refused %s (%d): another attempt may be under way", what, r.Code)
+	return sigma.Errorf("kv.move", sigma.KindStale, "the group refused %s (%d): another attempt may be under way",
+		what, r.Code)
 }
 
 // move brings the shard to the group to, which serves it then. It can be called again, by whomever,

@@ -105,9 +105,9 @@ func TestMoverKilled(t *testing.T) {
 			model := map[string]string{}
 			n := 0
 			w.write = func() {
-				for range 100 {
+				for range 10 {
 					n++
-					key, value := fmt.Sprint(n%5000), fmt.Sprintf("%0100d", n)
+					key, value := fmt.Sprint(n%700), fmt.Sprintf("%01000d", n)
 					r, serve := w.do(t, store.Request{Op: store.Put, Shard: 7, Key: []byte(key), Value: []byte(value)})
 					if serve > 1 {
 						t.Fatalf("%d calls: two groups serve the shard", kill)
@@ -117,7 +117,7 @@ func TestMoverKilled(t *testing.T) {
 					}
 				}
 			}
-			for range 40 {
+			for range 100 {
 				w.write()
 			}
 			m := mover{groups: w, shard: 7, from: 1, to: 2, epoch: 3}

@@ -23,18 +23,6 @@ var (
 	Status = method("Status") // answers with JSON of Member
 )
 
-// What members of a group say to each other: messages of raft, and a stream with the message of a
-// snapshot and what follows it.
-var (
-	Messages = method("Messages")
-	Snapshot = method("Snapshot")
-)
-
-// CodeMessages reads or writes the argument of Messages.
-func CodeMessages(c *sigmap.Coder, all *[][]byte) {
-	sigmap.List(c, all, 4, func(b *[]byte) { c.Data(b) })
-}
-
 func method(name string) *call.Method {
 	return &call.Method{Name: "sigma.KV/" + name, Idempotent: true}
 }

@@ -83,8 +83,9 @@ func Parse(text []byte) (*Config, error) {
 		err = c.Check()
 	}
 	if err != nil {
-		return nil, &sigma.Error{Op: "layout.Parse", Kind: sigma.KindInvalid, Msg: "this is no configuration of a kv store",
-			Hint: "the file config of a store is written by its balancer only", Err: err}
+		return nil, &sigma.Error{Op: "layout.Parse", Kind: sigma.KindInvalid,
+			Msg: "this is no configuration of a kv store", Err: err,
+			Hint: "the file config of a store is written by sigma kv and its balancers only"}
 	}
 	return c, nil
 }
@@ -203,7 +204,8 @@ func (c *Config) Begin(shard int, to uint32) (*Config, error) {
 		return nil, sigma.Errorf("layout.Begin", sigma.KindInvalid, "there are the shards 0 to %d", len(c.Owners)-1)
 	case !is || g.Leaving:
 		return nil, &sigma.Error{Op: "layout.Begin", Kind: sigma.KindInvalid,
-			Msg: fmt.Sprintf("there is no group %d that takes shards", to), Hint: "list the groups with: sigma kv status NAME"}
+			Msg:  fmt.Sprintf("there is no group %d that takes shards", to),
+			Hint: "list the groups with: sigma kv status NAME"}
 	case c.Owners[shard] == to:
 		return nil, sigma.Errorf("layout.Begin", sigma.KindExists, "shard %d is at group %d already", shard, to)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"maps"
+	"slices"
 	"time"
 
 	"sigmaos.dev/apps/kv/calls"
@@ -18,37 +19,75 @@ import (
 // A group begins with one member: the one that makes the group's founder file. Every other member,
 // also one that is started again, is new to the group: it has an ID that was never used, and asks
 // the leader to join. The leader has it take the place of members whose names are gone, so that a
-// group has as many members as procs. The founder of a group of one replica that is started again
-// replaces its own file, and begins with nothing.
+// group has as many members as procs. A founder whose proc ends while it is alone takes all that
+// the group has with it: then another proc, or the same one started again, replaces the file and
+// begins with nothing. The file says when the group is not one of one any more, before it grows.
 
 // founder is what the founder's file has.
 type founder struct {
-	ID   uint64 `json:"id"`
-	Name string `json:"name"`
+	ID    uint64 `json:"id"`
+	Name  string `json:"name"`
+	Grown bool   `json:"grown,omitempty"`
+}
+
+func (f founder) text() []byte {
+	text, _ := json.Marshal(f) // which has no errors
+	return text
+}
+
+// founder reads the file.
+func (m *Member) founder(ctx context.Context) (f founder, id sigma.FileID, err error) {
+	text, id, err := m.c.Get(sigma.WithSync(ctx), layout.Founder(m.name, m.group))
+	if err == nil {
+		err = json.Unmarshal(text, &f)
+	}
+	return f, id, err
 }
 
 // begins reports whether this member begins the group.
-func (m *Member) begins(ctx context.Context, replicas int) (bool, error) {
-	path := layout.Founder(m.name, m.group)
-	text, err := json.Marshal(founder{m.id, m.self})
-	if err != nil {
-		return false, err
-	}
+func (m *Member) begins(ctx context.Context) (bool, error) {
+	path, text := layout.Founder(m.name, m.group), founder{ID: m.id, Name: m.self}.text()
 	if err := m.c.MkdirAll(ctx, layout.Dir(m.name)+"/founders", 0o755); err != nil {
 		return false, err
 	}
-	_, err = m.c.Put(ctx, path, text, sigma.PutOptions{MustMake: true})
-	if err == nil {
-		return true, nil
+	_, err := m.c.Put(ctx, path, text, sigma.PutOptions{MustMake: true})
+	if err == nil || sigma.KindOf(err) != sigma.KindExists {
+		return err == nil, err
 	}
-	if sigma.KindOf(err) != sigma.KindExists || replicas != 1 {
-		if sigma.KindOf(err) == sigma.KindExists {
-			err = nil
-		}
+	over, id, err := m.founderEnded(ctx)
+	if err != nil || !over {
 		return false, err
 	}
-	_, err = m.c.Put(ctx, path, text, sigma.PutOptions{})
+	_, err = m.c.Put(ctx, path, text, sigma.PutOptions{IfVersion: id.Version})
+	if err != nil && sigma.KindOf(err) == sigma.KindVersion {
+		return false, nil
+	}
 	return err == nil, err
+}
+
+// founderEnded reports whether the proc that began the group has ended while it was alone.
+func (m *Member) founderEnded(ctx context.Context) (bool, sigma.FileID, error) {
+	f, id, err := m.founder(ctx)
+	if err != nil || f.Grown {
+		return false, id, err
+	}
+	procs, err := m.c.List(ctx, false)
+	running := slices.ContainsFunc(procs, func(p sigma.ProcInfo) bool { return string(p.ID) == f.Name })
+	return err == nil && !running, id, err
+}
+
+// grow notes in the file that the group gets a second member.
+func (m *Member) grow(ctx context.Context) error {
+	f, id, err := m.founder(ctx)
+	if err != nil || f.Grown {
+		return err
+	}
+	if f.ID != m.id {
+		return sigma.Errorf("kv.Join", sigma.KindStale, "another member has begun the group anew")
+	}
+	f.Grown = true
+	_, err = m.c.Put(ctx, layout.Founder(m.name, m.group), f.text(), sigma.PutOptions{IfVersion: id.Version})
+	return err
 }
 
 // enter returns when the member is one of its group.
@@ -71,6 +110,9 @@ func (m *Member) enter(ctx context.Context) error {
 		}
 		if err != nil {
 			m.log.Debug("waits to be a member", "err", err)
+			if over, _, err := m.founderEnded(ctx); over && err == nil {
+				return sigma.Errorf("kv.member", sigma.KindStale, "the group has ended before it grew: it begins anew")
+			}
 		}
 		if !retry.Pause(ctx, againPause) {
 			return context.Cause(ctx)
@@ -106,6 +148,9 @@ func (m *Member) join(ctx context.Context, arg, reply []byte) ([]byte, error) {
 	}
 	maps.DeleteFunc(members, func(id uint64, name string) bool { return id != m.id && (!live[name] || name == a.Name) })
 	members[a.ID] = a.Name
+	if err := m.grow(ctx); err != nil {
+		return reply, err
+	}
 	m.log.Info("a member joins", "proc", a.Name, "members", len(members))
 	return reply, m.replica.Change(ctx, members)
 }

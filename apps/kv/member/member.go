@@ -27,6 +27,7 @@ import (
 	"sigmaos.dev/apps/kv/layout"
 	"sigmaos.dev/apps/kv/store"
 	"sigmaos.dev/lib/replica"
+	"sigmaos.dev/lib/replica/peer"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sdk/call"
 	"sigmaos.dev/sigma"
@@ -60,17 +61,18 @@ type Member struct {
 	self    string // the proc, by which others find it
 	store   *store.Store
 	replica *replica.Replica
-	peers   *peers // nil = the group has one replica
-	others  *call.Router
-	full    atomic.Bool
-	joined  sync.Mutex // one Join at a time
+	// transport reaches the other members; nil = the group has one.
+	transport *peer.Transport
+	others    *call.Router
+	full      atomic.Bool
+	joined    sync.Mutex // one Join at a time
 }
 
 // Run is the life of a member, until ctx ends. memory is what the proc has; started is called when
 // the member serves.
 func Run(ctx context.Context, c *sdk.Client, name string, group uint32, memory int, log *slog.Logger,
 	started func() error) error {
-	m := &Member{c: c, name: name, group: group, limit: memory / 5 * 2, log: log, id: rand.Uint64() | 1,
+	m := &Member{c: c, name: name, group: group, limit: memory / 5 * 2, log: log, id: 1 + rand.Uint64N(1<<63-1),
 		store: store.New()}
 	l, err := c.Listen(ctx, sigma.FormStream)
 	if err != nil {
@@ -92,8 +94,8 @@ func Run(ctx context.Context, c *sdk.Client, name string, group uint32, memory i
 		return err
 	}
 	var tasks sync.WaitGroup
-	if m.peers != nil {
-		defer m.peers.tasks.Wait()
+	if m.transport != nil {
+		defer m.transport.Close()
 	}
 	defer tasks.Wait()
 	defer cancel(nil)
@@ -126,13 +128,10 @@ func (m *Member) register(s *call.Server) error {
 			return err
 		}
 	}
-	if m.peers == nil {
+	if m.transport == nil {
 		return nil
 	}
-	if err := s.Handle(calls.Messages, m.messages); err != nil {
-		return err
-	}
-	return s.HandleStream(calls.Snapshot, m.snapshot)
+	return m.transport.Register(s, m.replica)
 }
 
 var errRequest = &sigma.Error{Op: "kv.member", Kind: sigma.KindInvalid, Msg: "that is no request of a kv store",

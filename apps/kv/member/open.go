@@ -2,9 +2,13 @@ package member
 
 import (
 	"context"
+	"fmt"
+	"net"
 
 	"sigmaos.dev/lib/replica"
+	"sigmaos.dev/lib/replica/peer"
 	"sigmaos.dev/sdk/call"
+	"sigmaos.dev/sigma"
 )
 
 // open makes the replica: of a group that begins with this member, or one that waits to be added.
@@ -13,7 +17,7 @@ func (m *Member) open(ctx context.Context, found call.Find) error {
 	if err != nil {
 		return err
 	}
-	begins, err := m.begins(ctx, cfg.Replicas)
+	begins, err := m.begins(ctx)
 	if err != nil {
 		return err
 	}
@@ -22,8 +26,20 @@ func (m *Member) open(ctx context.Context, found call.Find) error {
 		rc.Peers = map[uint64]string{m.id: m.self}
 	}
 	if cfg.Replicas > 1 {
-		m.peers = &peers{find: found, life: ctx, queues: map[string]chan []byte{}}
-		rc.Transport = m.peers
+		m.transport, err = peer.New(peer.Config{Group: fmt.Sprintf("kv/%s/%d", m.name, m.group),
+			Self: replica.Peer{ID: m.id, Name: m.self}, Realm: m.c.Info().Principal.Realm,
+			Dial: func(ctx context.Context, name string) (net.Conn, error) {
+				_, dial, err := found(ctx, name, "")
+				if err != nil {
+					return nil, err
+				}
+				return dial(ctx)
+			},
+			Is: func(p sigma.Principal, member replica.Peer) bool { return string(p.Proc) == member.Name }})
+		if err != nil {
+			return err
+		}
+		rc.Transport = m.transport
 	}
 	m.replica, err = replica.Open(rc)
 	return err

@@ -2,6 +2,7 @@ package store
 
 import (
 	"encoding/binary"
+	"fmt"
 	"time"
 
 	"sigmaos.dev/sigma"
@@ -126,8 +127,8 @@ func (r *Request) check() error {
 // TooBig is the error for a key or value beyond the bounds.
 func TooBig(key, value int) error {
 	return &sigma.Error{Op: "store.Request", Kind: sigma.KindTooBig,
-		Msg:  "a key of " + sigma.Bytes(key).String() + " or a value of " + sigma.Bytes(value).String() + " is too long",
-		Hint: "a key has up to 1 KiB and a value up to 1 MiB: put larger data into a file, and its path into the store"}
+		Msg:  fmt.Sprintf("a key of %s or a value of %s is too long", sigma.Bytes(key), sigma.Bytes(value)),
+		Hint: "a key has up to 1 KiB, a value up to 1 MiB: put larger data into a file, and its path here"}
 }
 
 // Stamp sets the clock of an encoded request.

@@ -303,8 +303,8 @@ func TestMoveOvertaken(t *testing.T) {
 func TestSnapshot(t *testing.T) {
 	g := newGroup(t, 1, 2)
 	for i := range 5000 {
-		g.do(Request{Op: Put, Shard: uint16(1 + i%2), Client: uint64(1 + i%50), Seq: uint64(i), Key: []byte(fmt.Sprint(i)),
-			Value: bytes.Repeat([]byte{byte(i)}, i%300), TTL: uint64(i%7) * 1000})
+		g.do(Request{Op: Put, Shard: uint16(1 + i%2), Client: uint64(1 + i%50), Seq: uint64(i),
+			Key: []byte(fmt.Sprint(i)), Value: bytes.Repeat([]byte{byte(i)}, i%300), TTL: uint64(i%7) * 1000})
 	}
 	write, err := g.Snapshot()
 	if err != nil {
@@ -363,7 +363,19 @@ func FuzzApply(f *testing.F) {
 		}
 		var r Result
 		r.Parse(b)
+		for _, parse := range []func([]byte) error{parses(ParseItems), parses(ParseChanges), parses(ParseSessions),
+			parses(ParseKeys), parses(ParseShards), parses(ParseNews)} {
+			parse(b)
+		}
 	})
+}
+
+// parses makes a parser one that gives its error only.
+func parses[T any](parse func([]byte) (T, error)) func([]byte) error {
+	return func(b []byte) error {
+		_, err := parse(b)
+		return err
+	}
 }
 
 func BenchmarkApply(b *testing.B) {

@@ -114,7 +114,8 @@ func newKVPutCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{Use: "put [--ttl DURATION] STORE KEY VALUE", Short: "Set the value of a key",
 		Long: `Set the value of a key, and print its version. If VALUE is - it is read from standard input.
 With --ttl the key is gone after that time.`,
-		Example: "  sudo sigma kv put orders order-7 paid\n  sudo sigma kv put --ttl 30s orders lock -", Args: cli.Between(2, 3)}
+		Example: "  sudo sigma kv put orders order-7 paid\n  sudo sigma kv put --ttl 30s orders lock -",
+		Args:    cli.Between(2, 3)}
 	cmd.RunE = a.withClerk(func(ctx context.Context, c *kv.Clerk, args []string) error {
 		if len(args) < 2 {
 			return cli.UsageError(cmd, "", "kv put: a VALUE is missing")

@@ -30,7 +30,8 @@ func newKVCreateCommand(a *app) *cobra.Command {
 procs that initd keeps. Keys are in the memory of members: a group of one whose member ends begins
 again with nothing, a larger one keeps its keys as long as most of its members live. The program
 kv, which members run, must lie beside sigma.`,
-		Example: "  sudo sigma kv create orders\n  sudo sigma kv create --groups 2 --replicas 3 orders", Args: cli.Between(1, 1),
+		Example: "  sudo sigma kv create orders\n  sudo sigma kv create --groups 2 --replicas 3 orders",
+		Args:    cli.Between(1, 1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			cfg := layout.New(args[0], cli.BinDir+"/kv", max(shards, 1), groups, replicas)
 			cfg.Memory, cfg.CPU = memory, uint32(cores*1000)
@@ -39,7 +40,7 @@ kv, which members run, must lie beside sigma.`,
 				err = cfg.Check()
 			}
 			if err == nil && (groups < 1 || shards < 1 || cores < 0.001 || cores > 1000 || size < 16*sigma.MiB) {
-				err = cli.UsageError(cmd, "", "a store has at least one group and shard, members 0.001 cores and 16 MiB")
+				err = cli.UsageError(cmd, "", "there is a group and a shard at least, and a member has 16 MiB")
 			}
 			if err != nil {
 				return cli.WithCodeUnless(cli.ExitUsage, err)
@@ -80,7 +81,8 @@ func (a *app) createKV(ctx context.Context, cfg *layout.Config) error {
 	for i := 0; i < balancer.Procs && err == nil; i++ {
 		err = c.Register(ctx, sigma.Registration{Name: layout.BalancerProc(cfg.Name, i),
 			Descriptor: sigma.Descriptor{Program: cfg.Program, Name: "kv-" + cfg.Name + "-balancer",
-				Class: sigma.LatencyCritical, CPU: 10, Start: sigma.StartedByCall, Args: []string{"balancer", cfg.Name}}})
+				Class: sigma.LatencyCritical, CPU: 10, Start: sigma.StartedByCall,
+				Args: []string{"balancer", cfg.Name}}})
 	}
 	if err != nil {
 		return err
@@ -278,7 +280,9 @@ go on meanwhile. Groups that are too many give their shards to the others and en
 		if err != nil || groups < 1 || groups > layout.GroupsMax {
 			return cli.UsageError(cmd, "", "GROUPS is a number from 1 to %d", layout.GroupsMax)
 		}
-		return a.changeKV(cmd, args[0], func(cfg *layout.Config) (*layout.Config, error) { return cfg.Scale(int(groups)) })
+		return a.changeKV(cmd, args[0], func(cfg *layout.Config) (*layout.Config, error) {
+			return cfg.Scale(int(groups))
+		})
 	}
 	return cmd
 }

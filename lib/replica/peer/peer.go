@@ -270,29 +270,29 @@ func (t *Transport) Register(server *call.Server, r *replica.Replica) error {
 }
 
 // greet reads the first message of a stream, and checks who it is from.
-func (t *Transport) greet(ctx context.Context, s *call.Stream) (from uint64, err error) {
+func (t *Transport) greet(ctx context.Context, s *call.Stream) (from replica.Peer, err error) {
 	const op = "peer.Register"
 	b, err := s.Recv(nil)
 	if err != nil {
-		return 0, err
+		return from, err
 	}
 	var h hello
 	dec := sigmap.NewDecoder(b)
 	h.code(dec)
 	if err := dec.Finish(); err != nil {
-		return 0, err
+		return from, err
 	}
 	p, known := call.Caller(ctx)
 	if t.cfg.Realm != "" && (!known || p.Realm != t.cfg.Realm) {
-		return 0, &sigma.Error{Op: op, Kind: sigma.KindPermission,
+		return from, &sigma.Error{Op: op, Kind: sigma.KindPermission,
 			Msg:  "messages are taken from procs of the group's realm only",
 			Hint: "a member is a proc of the realm that the group is in"}
 	}
 	if h.group != t.cfg.Group {
-		return 0, sigma.Errorf(op, sigma.KindNotFound, "this is a member of another group")
+		return from, sigma.Errorf(op, sigma.KindNotFound, "this is a member of another group")
 	}
 	if t.cfg.Is != nil && !t.cfg.Is(p, replica.Peer{ID: h.from, Name: h.name}) {
-		return 0, sigma.Errorf(op, sigma.KindPermission, "the caller is not member %d of the group", h.from)
+		return from, sigma.Errorf(op, sigma.KindPermission, "the caller is not member %d of the group", h.from)
 	}
-	return h.from, nil
+	return replica.Peer{ID: h.from, Name: h.name}, nil
 }

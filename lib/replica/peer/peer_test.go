@@ -140,20 +140,22 @@ func TestGroup(t *testing.T) {
 func TestRefused(t *testing.T) {
 	h := &host{servers: map[string]*call.Server{}}
 	h.member(t, 1, map[uint64]string{1: "m1"})
+	second := replica.Peer{ID: 2, Name: "m2"}
 	for name, c := range map[string]struct {
 		cfg  Config
 		want sigma.Kind
 	}{
-		"realm":  {Config{Group: "g", Self: replica.Peer{ID: 2, Name: "m2"}, Dial: h.dial("other")}, sigma.KindPermission},
-		"group":  {Config{Group: "h", Self: replica.Peer{ID: 2, Name: "m2"}, Dial: h.dial("r")}, sigma.KindNotFound},
+		"realm":  {Config{Group: "g", Self: second, Dial: h.dial("other")}, sigma.KindPermission},
+		"group":  {Config{Group: "h", Self: second, Dial: h.dial("r")}, sigma.KindNotFound},
 		"member": {Config{Group: "g", Self: replica.Peer{ID: 9, Name: "m9"}, Dial: h.dial("r")}, sigma.KindPermission},
-		"bytes":  {Config{Group: "g", Self: replica.Peer{ID: 2, Name: "m2"}, Dial: h.dial("r")}, sigma.KindInvalid},
+		"bytes":  {Config{Group: "g", Self: second, Dial: h.dial("r")}, sigma.KindInvalid},
 	} {
 		tr, err := New(c.cfg)
 		if err != nil {
 			t.Fatal(err)
 		}
-		err = tr.SendSnapshot(t.Context(), replica.Peer{ID: 1, Name: "m1"}, []byte("x"), func(io.Writer) error { return nil })
+		err = tr.SendSnapshot(t.Context(), replica.Peer{ID: 1, Name: "m1"}, []byte("x"),
+			func(io.Writer) error { return nil })
 		if sigma.KindOf(err) != c.want {
 			t.Errorf("%s: got %v", name, err)
 		}
