@@ -147,7 +147,8 @@ func (x *trial) do(ctx context.Context, rec *history.Recorder, op history.Op) (v
 		return err
 	})
 	switch kind := sigma.KindOf(err); {
-	case err == nil, kind == sigma.KindNotFound, kind == sigma.KindVersion, kind == sigma.KindTimeout:
+	case err == nil, kind == sigma.KindNotFound, kind == sigma.KindVersion, kind == sigma.KindTimeout,
+		kind == sigma.KindCanceled: // the test has failed
 	default:
 		x.t.Errorf("%v: %v", op.Kind, err)
 	}
@@ -162,6 +163,8 @@ func (x *trial) fault(ctx context.Context) {
 	case 0, 1:
 		f.Fault, f.Proc = "kill", x.member(ctx)
 		must(x.t, x.c.Kill(ctx, sigma.ProcID(f.Proc)))
+		_, err := x.c.WaitExit(ctx, sigma.ProcID(f.Proc)) // until then it may be listed as one that runs
+		must(x.t, err)
 	case 2, 3:
 		f.Fault, f.Proc = "pause", x.member(ctx)
 		must(x.t, x.c.Freeze(ctx, sigma.ProcID(f.Proc)))
