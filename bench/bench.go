@@ -39,7 +39,8 @@ type Bench struct {
 func List() []Bench {
 	return []Bench{startBench(), coldstartBench(), startRateBench(), densityBench(), mrBench(), sdkBench(),
 		recoverBench(), placementBench(), burstBench(), endpointBench(), dialBench(), callBench(), namesBench(),
-		filesBench(), lcbeBench(), fairBench(), neighbourBench(), fleetBench(), rollBench(), queueBench()}
+		filesBench(), lcbeBench(), fairBench(), neighbourBench(), fleetBench(), rollBench(), queueBench(),
+		kvBench()}
 }
 
 // Config says how to run a bench.

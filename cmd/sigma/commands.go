@@ -10,6 +10,7 @@ import (
 	"sigmaos.dev/cmd/sigma/apps"
 	"sigmaos.dev/cmd/sigma/cli"
 	"sigmaos.dev/cmd/sigma/databases"
+	"sigmaos.dev/cmd/sigma/faults"
 	"sigmaos.dev/cmd/sigma/fleets"
 	"sigmaos.dev/cmd/sigma/health"
 	"sigmaos.dev/cmd/sigma/host"
@@ -32,7 +33,7 @@ func groups(a *cli.App) []cli.Group {
 			health.Commands(a), members.Commands(a), realms.Commands(a), snapshots.Commands(a),
 			[]*cobra.Command{newVersionCommand(a)})},
 		{ID: "procs", Title: "Procs:", Commands: slices.Concat(procs.Commands(a), traces.Commands(a),
-			[]*cobra.Command{fleets.Command(a, fleetHost(a)), realms.Usage(a), topo.Command(a)})},
+			faults.Commands(a), []*cobra.Command{fleets.Command(a, fleetHost(a)), realms.Usage(a), topo.Command(a)})},
 		{ID: "files", Title: "Files of the realm:", Commands: slices.Concat(tree.Commands(a), mounts.Commands(a),
 			databases.Commands(a))},
 		{ID: "apps", Title: "Apps:", Commands: apps.Commands(a)},

@@ -41,33 +41,35 @@ func blocks(text, kind string) (out []string) {
 	return out
 }
 
-// Goal: who follows the guide gets what it promises: members that are checked, a fleet that grows
-// with its load, an update in which no request fails, and a bad version that is undone.
-func TestGuide(t *testing.T) {
+// follow runs the commands of a guide, of which program has the Go code, and gives what they print.
+// The programs are built before.
+func follow(t *testing.T, guide, program string, built ...string) string {
+	t.Helper()
 	s := shared.Get(t)
 	ctx := testContext(t)
-	guide, err := os.ReadFile("../../docs/guide/services.md")
+	text, err := os.ReadFile("../../docs/guide/" + guide)
 	if err != nil {
 		t.Fatal(err)
 	}
-	program, err := os.ReadFile("../../examples/web/main.go")
+	source, err := os.ReadFile("../../examples/" + program + "/main.go")
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, code := range blocks(string(guide), "go") {
-		if !strings.Contains(string(program), code) {
-			t.Errorf("examples/web has not:\n%s", code)
+	for _, code := range blocks(string(text), "go") {
+		if !strings.Contains(string(source), code) {
+			t.Errorf("examples/%s has not:\n%s", program, code)
 		}
 	}
 	dir := t.TempDir()
 	if err := os.Mkdir(filepath.Join(dir, "bin"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	testenv.BuildGo(t, filepath.Join(dir, "bin"), "../../examples/web")
-	testenv.BuildGo(t, filepath.Join(dir, "bin"), "../../examples/webload")
+	for _, name := range built {
+		testenv.BuildGo(t, filepath.Join(dir, "bin"), "../../examples/"+name)
+	}
 	sigmaProgram := s.Command(ctx).Path
 	var said strings.Builder
-	for i, block := range blocks(string(guide), "sh") {
+	for i, block := range blocks(string(text), "sh") {
 		// The programs are built, and this is root.
 		cmd := exec.CommandContext(ctx, "bash", "-euo", "pipefail", "-c",
 			"go() { :; }\nsudo() { shift; '"+sigmaProgram+"' \"$@\"; }\n"+block)
@@ -82,16 +84,38 @@ func TestGuide(t *testing.T) {
 		}
 		said.WriteString(out.String())
 	}
-	for _, want := range []string{`(?m)^web would be made, with 2 to 6 members`, `(?m)^web made, with 2 to 6 members`,
-		`(?m)^\d+ times answered: hello$`, `(?m)^\d+ times answered: good day$`, `(?m)^undone$`, `undone`,
-		`\bgrow\b|from [0-9] to [3-6] members`} {
-		if !regexp.MustCompile(want).MatchString(said.String()) {
+	return said.String()
+}
+
+// says fails the test unless a text has what each pattern means.
+func says(t *testing.T, text string, patterns ...string) {
+	t.Helper()
+	for _, want := range patterns {
+		if !regexp.MustCompile(want).MatchString(text) {
 			t.Errorf("nothing that the commands print is %s", want)
 		}
 	}
-	if strings.Contains(said.String(), "times failed") {
+}
+
+// Goal: who follows the guide gets what it promises: members that are checked, a fleet that grows
+// with its load, an update in which no request fails, and a bad version that is undone.
+func TestGuide(t *testing.T) {
+	said := follow(t, "services.md", "web", "web", "webload")
+	says(t, said, `(?m)^web would be made, with 2 to 6 members`, `(?m)^web made, with 2 to 6 members`,
+		`(?m)^\d+ times answered: hello$`, `(?m)^\d+ times answered: good day$`, `(?m)^undone$`, `undone`,
+		`\bgrow\b|from [0-9] to [3-6] members`)
+	if strings.Contains(said, "times failed") {
 		t.Error("requests failed")
 	}
+}
+
+// Goal: who follows the guide finds the mistake that shows under faults only: the history without
+// faults has one order, that with them has none, and that of the mended service has one again.
+func TestFaultsGuide(t *testing.T) {
+	said := follow(t, "faults.md", "register", "register", "toolkit/history")
+	says(t, said, `(?m)^linearizable: \d+ operations on 3 keys`, `(?m)^not linearizable: \d+ operations on 3 keys`,
+		`(?m)^It could have been answered: `, `(?m)^  kill of register@1 \(`,
+		`(?ms)^not linearizable: .*^linearizable: `)
 }
 
 // Goal: a call to all members of a fleet reaches all that serve, and each once.
