@@ -3,8 +3,8 @@
 //
 // It promises: items and all that finds them take no more than Config.Limit bytes, whatever is
 // stored. When the limit is reached the store evicts by S3-FIFO (Yang et al., SOSP 2023): a new
-// item enters a small queue, and gets into the main queue only if it is asked for twice meanwhile,
-// or again soon after it was evicted. An item of the main queue that was asked for goes round once
+// item enters a small queue, and gets into the main queue only if it is asked for meanwhile, or
+// again soon after it was evicted. An item of the main queue that was asked for goes round once
 // more. An item that has expired, or is older than Config.Floor, is not there. Update is atomic.
 //
 // It assumes that the caller gives the time, in milliseconds since 1970, which need not be exact.
