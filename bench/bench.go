@@ -39,7 +39,7 @@ type Bench struct {
 func List() []Bench {
 	return []Bench{startBench(), coldstartBench(), startRateBench(), densityBench(), mrBench(), sdkBench(),
 		recoverBench(), placementBench(), burstBench(), endpointBench(), dialBench(), callBench(), namesBench(),
-		filesBench(), lcbeBench(), fairBench(), neighbourBench(), fleetBench(), rollBench(), queueBench()}
+		filesBench(), lcbeBench(), fairBench(), neighbourBench(), fleetBench(), rollBench(), queueBench(), cacheBench()}
 }
 
 // Config says how to run a bench.

@@ -95,6 +95,12 @@ func Goals() []Goal {
 		{"fleet", "through_fleet_of_direct", "", AtLeast, 0.99},
 		{"roll", "failed_requests", "", AtMost, 0},
 		{"queue", "tasks_per_s", "redis_always", AtLeast, 1}, // as durable as ours
+
+		// A cache on one core, unpipelined.
+		{"cache", "100B_ops_per_s", "memcached", AtLeast, 1},
+		{"cache", "4KiB_ops_per_s", "memcached", AtLeast, 1},
+		{"cache", "bytes_per_item", "memcached", AtMost, 1.3},
+		{"cache", "hit_ratio", "memcached", AtLeast, 1},
 	}
 	// Whoever waits hears of a failure in time.
 	for _, m := range []string{"machine_killed_ms", "machine_cut_ms", "machine_paused_ms", "keeper_killed_ms"} {
