@@ -132,16 +132,8 @@ func (s *Server) ServeConn(ctx context.Context, nc net.Conn, p sigma.Principal) 
 	defer cancel()
 	in := input{limited: true}
 	nc.SetReadDeadline(time.Now().Add(helloMax))
-	if s.Other != nil {
-		if in.fill(nc) != nil {
-			nc.Close()
-			return
-		}
-		if in.buf[0] != helloFirst {
-			nc.SetReadDeadline(time.Time{})
-			s.Other(ctx, nc, in.buf[:in.w])
-			return
-		}
+	if s.Other != nil && !s.mine(ctx, nc, &in) {
+		return
 	}
 	c := &serverConn{server: s, ctx: ctx, caller: p, methods: map[uint16]*method{}, calls: map[uint32]*serverCall{}}
 	c.init(nc, c)
@@ -156,6 +148,22 @@ func (s *Server) ServeConn(ctx context.Context, nc net.Conn, p sigma.Principal) 
 	c.tasks.Go(r.run)
 	c.tasks.Wait()
 	s.remove(c)
+}
+
+// mine reads the beginning of a connection, which Other gets if it is of another protocol.
+func (s *Server) mine(ctx context.Context, nc net.Conn, in *input) bool {
+	stop := context.AfterFunc(ctx, func() { nc.Close() })
+	err := in.fill(nc)
+	if stop(); err != nil {
+		nc.Close()
+		return false
+	}
+	if in.buf[0] == helloFirst {
+		return true
+	}
+	nc.SetReadDeadline(time.Time{})
+	s.Other(ctx, nc, in.buf[:in.w])
+	return false
 }
 
 func (s *Server) add(c *serverConn) bool {

@@ -213,7 +213,6 @@ func Apply(s *store.Store, o *Op, now int64, buf []byte) (r Result, err error) {
 		return r, nil
 	}
 	r.Value = buf
-	var text [20]byte // of a number
 	err = s.Update(o.Key, now, func(old store.Item, found bool) (store.Item, store.Action) {
 		r.Found = found
 		if r.Status = o.Condition.check(o, &old, found); r.Status != OK {
@@ -222,7 +221,7 @@ func Apply(s *store.Store, o *Op, now int64, buf []byte) (r Result, err error) {
 			}
 			return old, store.Leave
 		}
-		return o.change(old, found, &r, text[:0])
+		return o.change(old, found, &r)
 	})
 	return r, err
 }
@@ -238,7 +237,7 @@ func (c Condition) check(o *Op, old *store.Item, found bool) Status {
 }
 
 // change says what becomes of an item.
-func (o *Op) change(old store.Item, found bool, r *Result, text []byte) (store.Item, store.Action) {
+func (o *Op) change(old store.Item, found bool, r *Result) (store.Item, store.Action) {
 	if o.Old {
 		r.Value = append(r.Value, old.Value...)
 	}
@@ -268,7 +267,7 @@ func (o *Op) change(old store.Item, found bool, r *Result, text []byte) (store.I
 		old.Expiry, r.Expiry = o.Expiry, o.Expiry
 		return old, store.Retime
 	case Add, Count:
-		if old.Value, r.Status = o.sum(old.Value, found, r, text); r.Status == OK {
+		if old.Value, r.Status = o.sum(old.Value, found, r); r.Status == OK {
 			return old, store.Put
 		}
 	}
@@ -276,7 +275,7 @@ func (o *Op) change(old store.Item, found bool, r *Result, text []byte) (store.I
 }
 
 // sum gives the number that Add and Count make, as text and in the result.
-func (o *Op) sum(old []byte, found bool, r *Result, text []byte) ([]byte, Status) {
+func (o *Op) sum(old []byte, found bool, r *Result) ([]byte, Status) {
 	if o.Kind == Count {
 		n, err := strconv.ParseUint(string(old), 10, 64)
 		if err != nil && found {
@@ -288,7 +287,7 @@ func (o *Op) sum(old []byte, found bool, r *Result, text []byte) ([]byte, Status
 		}
 		n += delta
 		r.Number = int64(n)
-		return strconv.AppendUint(text, n, 10), OK
+		return strconv.AppendUint(nil, n, 10), OK
 	}
 	n, err := strconv.ParseInt(string(old), 10, 64)
 	switch {
@@ -298,5 +297,5 @@ func (o *Op) sum(old []byte, found bool, r *Result, text []byte) ([]byte, Status
 		return nil, Overflow
 	}
 	r.Number = n + o.Delta
-	return strconv.AppendInt(text, r.Number, 10), OK
+	return strconv.AppendInt(nil, r.Number, 10), OK
 }

@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"net"
+	"syscall"
 	"time"
 
 	"sigmaos.dev/apps/cache/op"
 	"sigmaos.dev/apps/cache/store"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/wire/rawio"
 )
 
 // protocol is what differs between the two.
@@ -31,16 +33,22 @@ type conn struct {
 
 	in   []byte
 	r, w int // in[r:w] was read and not used
+	fd   int // while runTCP reads; else -1
 	need int // bytes that the next command has at least
 	long int64
 	out  []byte
 
 	now      int64 // ms; of the last read
-	limited  bool  // there is a deadline for reading
+	limited  bool  // there is a deadline for the rest of a command
+	unsure   bool  // there is one of runTCP
 	writable time.Time
 	value    []byte // scratch
+	op       op.Op  // scratch
 	ended    bool   // the client wants no more
 }
+
+// confirmAfter is short for a client that waits for the end, and long beside what it costs.
+const confirmAfter = 500 * time.Millisecond
 
 var (
 	errEnd      = errors.New("the client has ended the connection")
@@ -49,18 +57,81 @@ var (
 
 // run serves until the connection ends.
 func (c *conn) run() {
+	if c.w > 0 && !c.serve() { // the beginning was read before
+		return
+	}
+	if tcp, is := c.nc.(*net.TCPConn); is {
+		c.runTCP(tcp)
+		return
+	}
 	for {
-		if begun := c.now == 0 && c.w > 0; !begun {
-			if err := c.fill(); err != nil {
-				return
-			}
+		room, err := c.prepare()
+		if err != nil {
+			return
 		}
-		c.now = store.Now()
-		err := c.execute()
-		if ferr := c.flush(); err != nil || ferr != nil {
+		n, err := c.nc.Read(room)
+		if c.w += n; n == 0 && err != nil || !c.serve() {
 			return
 		}
 	}
+}
+
+// runTCP does the same with fewer system calls. net.Conn.Read asks the kernel before it waits, which
+// a client that waits for its answer has never anything for. A read that did not fill its buffer has
+// emptied the socket, so that this waits at once: what has come since wakes it. All of that is within
+// one call of RawConn.Read, which forgets wake-ups only when it begins.
+//
+// The end of the client's side may have come with its last bytes, and wakes nobody then. So a
+// connection that was silent for confirmAfter is read once more.
+func (c *conn) runTCP(tcp *net.TCPConn) {
+	raw, err := tcp.SyscallConn()
+	for err == nil {
+		over := false
+		err = raw.Read(func(fd uintptr) bool {
+			c.fd = int(fd)
+			over = c.readTCP()
+			return over
+		})
+		c.fd = -1
+		if over || !c.unsure || c.server.over() {
+			return
+		}
+		c.unsure = false
+		err = tcp.SetReadDeadline(time.Time{})
+	}
+}
+
+// readTCP reads and answers until the socket is empty, or else reports that the connection is over.
+func (c *conn) readTCP() (over bool) {
+	for {
+		room, err := c.prepare()
+		if err != nil {
+			return true
+		}
+		n, err := rawio.Read(c.fd, room)
+		if err == syscall.EAGAIN {
+			return false
+		}
+		if c.w += n; n == 0 || !c.serve() {
+			return true
+		}
+		if n == len(room) || c.limits() {
+			continue
+		}
+		if !c.unsure {
+			c.unsure = true
+			c.nc.SetReadDeadline(time.Now().Add(confirmAfter))
+			return c.server.over()
+		}
+		return false
+	}
+}
+
+// serve answers what was read. It reports false if the connection is to end.
+func (c *conn) serve() bool {
+	c.now = store.Now()
+	err := c.execute()
+	return c.flush() == nil && err == nil
 }
 
 // execute answers all commands that are whole.
@@ -108,32 +179,28 @@ func protocolOf(first byte) protocol {
 	return nil
 }
 
-// fill reads more.
-func (c *conn) fill() error {
-	if err := c.makeRoom(); err != nil {
-		return err
-	}
-	if part := c.w > c.r; part != c.limited || part {
-		c.limited = part
+// limits says whether the deadline for reading has to be set or removed.
+func (c *conn) limits() bool { return c.w > c.r || c.limited }
+
+// prepare gives the room for what is read next. Who has begun a command has to go on in time.
+func (c *conn) prepare() (room []byte, err error) {
+	if c.limits() {
+		c.limited, c.unsure = c.w > c.r, false
 		var at time.Time
-		if part {
+		if c.limited {
 			at = time.Now().Add(stallMax)
 		}
 		c.nc.SetReadDeadline(at)
-		if c.server.over(c) {
-			return errEnd
+		if c.server.over() {
+			return nil, errEnd
 		}
 	}
-	n, err := c.nc.Read(c.in[c.w:])
-	c.w += n
-	if n > 0 {
-		return nil
-	}
-	return err
+	err = c.makeRoom()
+	return c.in[c.w:], err
 }
 
 // over says whether the server ends; a deadline that was set since is not the one that it set.
-func (s *Server) over(c *conn) bool {
+func (s *Server) over() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.leaving
@@ -192,14 +259,23 @@ func (c *conn) flush() error {
 		c.writable = time.Now().Add(3 * stallMax / 2)
 		c.nc.SetWriteDeadline(c.writable)
 	}
-	_, err := c.nc.Write(c.out)
+	out := c.out
 	c.out = c.out[:0]
+	if c.fd >= 0 {
+		n, err := rawio.Write(c.fd, out)
+		if n == len(out) || err != nil && err != syscall.EAGAIN {
+			return err
+		}
+		out = out[max(n, 0):]
+	}
+	_, err := c.nc.Write(out)
 	return err
 }
 
 // do applies an operation; its value is in the connection's scratch memory.
 func (c *conn) do(o *op.Op) (op.Result, error) {
-	res, err := c.server.cfg.Backend.Do(c.ctx, o, c.value[:0])
+	c.op = *o // so that callers' need no memory of the heap
+	res, err := c.server.cfg.Backend.Do(c.ctx, &c.op, c.value[:0])
 	if res.Value != nil {
 		c.value = res.Value
 	}

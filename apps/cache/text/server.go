@@ -90,7 +90,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 // ServeConn serves a connection until it or ctx ends. first is what was read of it.
 func (s *Server) ServeConn(ctx context.Context, nc net.Conn, first []byte) {
 	defer nc.Close()
-	c := &conn{server: s, nc: nc, ctx: ctx, in: make([]byte, max(bufferFirst, 2*len(first)))}
+	c := &conn{server: s, nc: nc, ctx: ctx, fd: -1, in: make([]byte, max(bufferFirst, 2*len(first)))}
 	c.w = copy(c.in, first)
 	if err := s.add(c); err != nil {
 		nc.SetWriteDeadline(time.Now().Add(time.Second))

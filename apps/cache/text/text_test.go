@@ -229,6 +229,56 @@ func TestStallsAndCrowds(t *testing.T) {
 	})
 }
 
+// Goal: the same over TCP, where the socket is read and written in another way: a client that
+// pipelines without reading holds nothing up but itself, and half-closed ones get all answers.
+func TestTCP(t *testing.T) {
+	s := newServer(t, Config{})
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() { done <- s.Serve(context.Background(), l) }()
+	dial := func() *net.TCPConn {
+		c, err := net.Dial("tcp", l.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.SetDeadline(time.Now().Add(30 * time.Second))
+		t.Cleanup(func() { c.Close() })
+		return c.(*net.TCPConn)
+	}
+	deaf := dial()
+	value := strings.Repeat("v", 200_000)
+	go io.WriteString(deaf, array("SET", "k", value)+strings.Repeat(array("GET", "k"), 200)) // 40 MB of answers
+	c := dial()
+	for i := range 1000 {
+		fmt.Fprintf(c, "INCR n\r\n")
+		want := fmt.Sprintf(":%d\r\n", i+1)
+		if _, err := io.ReadFull(c, make([]byte, len(want))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	go func() {
+		io.WriteString(c, strings.Repeat(array("STRLEN", "k"), 50_000))
+		c.CloseWrite()
+	}()
+	if b, err := io.ReadAll(c); err != nil || len(b) != 50_000*len(":200000\r\n") {
+		t.Errorf("%d bytes, %v", len(b), err)
+	}
+	if n, err := io.Copy(io.Discard, io.LimitReader(deaf, 40_000_000)); n != 40_000_000 {
+		t.Errorf("the client that did not read first got %d bytes, %v", n, err)
+	}
+	l.Close()
+	if err := <-done; !errors.Is(err, net.ErrClosed) {
+		t.Error(err)
+	}
+	s.Shutdown(t.Context())
+	if _, err := deaf.Read(make([]byte, 1<<20)); err == nil {
+		io.Copy(io.Discard, deaf)
+	}
+}
+
 // repeat reads the same text without end.
 type repeat string
 
@@ -253,7 +303,7 @@ func FuzzCommands(f *testing.F) {
 		answers := func(pieces int) []byte {
 			s.cfg.Backend.Store().Flush()
 			sink := &memory{}
-			c := &conn{server: s, nc: sink, ctx: t.Context(), in: make([]byte, bufferFirst)}
+			c := &conn{server: s, nc: sink, ctx: t.Context(), fd: -1, in: make([]byte, bufferFirst)}
 			for rest := text; len(rest) > 0; {
 				n := min(pieces, len(rest))
 				if c.makeRoom() != nil {
