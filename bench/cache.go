@@ -18,10 +18,10 @@ import (
 )
 
 // cacheBench: what does a cache do on one core, beside memcached and Redis (Debian's)? All are
-// ordinary processes that listen on the loopback, pinned to the first core; cmd/cache is the program
-// that members of fleets run, with --listen. programs/cache is the client of all, on the last core:
-// one thread for 50 connections. Nine of ten commands are gets. memcached is compared in its
-// protocol, Redis in its own, and ours speaks both.
+// ordinary processes that listen on the loopback, pinned to the first core; cmd/cache is the
+// program that members of fleets run, with --listen. programs/cache is the client of all, on the
+// last core: one thread for 50 connections. Nine of ten commands are gets. memcached is compared in
+// its protocol, Redis in its own, and ours speaks both.
 //
 // ops_per_s is what comes out of client and server together. On two cores the client may be what
 // bounds it, so cpu_us_per_op tells what an operation costs the server.
@@ -90,7 +90,8 @@ func runCache(ctx context.Context, r *Run) error {
 // is skipped.
 func (r *Run) cacheServers(ctx context.Context) (servers []*cacheServer, err error) {
 	ours := func(port, memory string) *exec.Cmd {
-		cmd := exec.CommandContext(ctx, filepath.Join(r.Bin, "cache"), "--listen", "127.0.0.1:"+port, "--memory", memory+"MiB")
+		cmd := exec.CommandContext(ctx, filepath.Join(r.Bin, "cache"), "--listen", "127.0.0.1:"+port,
+			"--memory", memory+"MiB")
 		cmd.Env = append(os.Environ(), "GOMAXPROCS=1")
 		return cmd
 	}
@@ -103,7 +104,8 @@ func (r *Run) cacheServers(ctx context.Context) (servers []*cacheServer, err err
 	} else {
 		servers = append(servers, &cacheServer{name: "memcached", protocol: "memcached", peer: "sigma_memcached",
 			figures: map[string][]float64{}, start: func(port, memory string) *exec.Cmd {
-				return exec.CommandContext(ctx, path, "-l", "127.0.0.1", "-p", port, "-t", "1", "-m", memory, "-u", "root")
+				return exec.CommandContext(ctx, path, "-l", "127.0.0.1", "-p", port, "-t", "1", "-m", memory, "-u",
+					"root")
 			}})
 	}
 	if path, err := find(ctx, redisProgram, "redis-tools"); err != nil {
@@ -112,7 +114,8 @@ func (r *Run) cacheServers(ctx context.Context) (servers []*cacheServer, err err
 		servers = append(servers, &cacheServer{name: "redis", protocol: "resp", peer: "sigma_resp",
 			figures: map[string][]float64{}, start: func(port, memory string) *exec.Cmd {
 				cmd := exec.CommandContext(ctx, path)
-				cmd.Args = []string{"redis-server", "--bind", "127.0.0.1", "--port", port, "--save", "", "--appendonly", "no",
+				cmd.Args = []string{"redis-server", "--bind", "127.0.0.1", "--port", port, "--save", "",
+					"--appendonly", "no",
 					"--daemonize", "no", "--maxmemory", memory + "mb", "--maxmemory-policy", "allkeys-lru"}
 				return cmd
 			}})
@@ -128,7 +131,8 @@ func (s *cacheServer) with(ctx context.Context, memory int, do func(address stri
 	}
 	cmd := s.start(strconv.Itoa(port), strconv.Itoa(memory))
 	if runtime.NumCPU() > 1 { // bash's exec can give a program another name
-		cmd.Args = append([]string{"taskset", "-c", "0", "bash", "-c", `name=$1 path=$2; shift 2; exec -a "$name" "$path" "$@"`,
+		cmd.Args = append([]string{"taskset", "-c", "0", "bash", "-c",
+			`name=$1 path=$2; shift 2; exec -a "$name" "$path" "$@"`,
 			"bash", cmd.Args[0], cmd.Path}, cmd.Args[1:]...)
 		if cmd.Path, err = exec.LookPath("taskset"); err != nil {
 			return err
@@ -236,8 +240,8 @@ func (r *Run) measureItems(ctx context.Context, s *cacheServer, local string, us
 		return err
 	}
 	return s.with(ctx, limit, func(address string, _ int) error {
-		rep, err := r.cacheClient(ctx, local, "trace", s.protocol, address, "100", strconv.Itoa(cacheTraceKeys), cacheSkew,
-			strconv.Itoa(uses))
+		rep, err := r.cacheClient(ctx, local, "trace", s.protocol, address, "100",
+			strconv.Itoa(cacheTraceKeys), cacheSkew, strconv.Itoa(uses))
 		if err == nil {
 			s.add(r, "hit_ratio", rep.Hits/rep.Ops)
 		}

@@ -13,8 +13,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Clerk uses a cache. It sends each operation to the owner of its key, over shared memory where that
-// one is on the same machine. Safe for concurrent use.
+// Clerk uses a cache. It sends each operation to the owner of its key, over shared memory where
+// that one is on the same machine. Safe for concurrent use.
 //
 // An operation is made again if its owner left before it saw it. Get, Touch, and Set and Delete
 // without a condition are also made again if the connection broke; the others fail with KindLost
@@ -104,8 +104,8 @@ func (k *Clerk) Touch(ctx context.Context, key []byte, ttl time.Duration) (found
 func (k *Clerk) Count(ctx context.Context, key []byte, delta int64) (int64, error) {
 	r, err := k.do(ctx, op.Op{Kind: op.Add, Key: key, Delta: delta})
 	if err == nil && r.Status != op.OK {
-		err = &sigma.Error{Op: "cache.Count", Kind: sigma.KindInvalid, Msg: "the value is no number that can be added to",
-			Hint: "delete the key to begin at 0"}
+		err = &sigma.Error{Op: "cache.Count", Kind: sigma.KindInvalid,
+			Msg: "the value is no number that can be added to", Hint: "delete the key to begin at 0"}
 	}
 	return r.Number, err
 }
@@ -113,8 +113,8 @@ func (k *Clerk) Count(ctx context.Context, key []byte, delta int64) (int64, erro
 // Flush removes all items of all members.
 func (k *Clerk) Flush(ctx context.Context) error { return flush(ctx, k.all) }
 
-// Stats asks all members, by name. Of one that does not answer there is nothing; the error is one of
-// those.
+// Stats asks all members, by name. Of one that does not answer there is nothing; the error is one
+// of those.
 func (k *Clerk) Stats(ctx context.Context) (members map[string]MemberStats, err error) {
 	answers, err := k.all.Call(ctx, statsMethod, nil)
 	members = map[string]MemberStats{}

@@ -18,8 +18,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Ranges is how many ranges the keys are divided into: enough that members' parts differ little, and
-// few enough that a member that comes has its part within a second.
+// Ranges is how many ranges the keys are divided into: enough that members' parts differ little,
+// and few enough that a member that comes has its part within a second.
 const Ranges = 64
 
 // messageMax bounds messages of calls: a longest value with its key.

@@ -1,5 +1,5 @@
-// Command cache is a member of a cache: a proc of a fleet, or with --listen an ordinary program that
-// serves stock clients at an address of this host.
+// Command cache is a member of a cache: a proc of a fleet, or with --listen an ordinary program
+// that serves stock clients at an address of this host.
 package main
 
 import (

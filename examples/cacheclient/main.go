@@ -1,5 +1,5 @@
-// Command cacheclient is a proc that keeps what is slow to make in a cache (docs/guide/cache.md). Its
-// arguments are the fleet that the cache is, and a key.
+// Command cacheclient is a proc that keeps what is slow to make in a cache (docs/guide/cache.md).
+// Its arguments are the fleet that the cache is, and a key.
 package main
 
 import (

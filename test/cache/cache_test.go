@@ -98,8 +98,8 @@ func tool(ctx context.Context, t *testing.T, address, name string, args ...strin
 	return string(out)
 }
 
-// Goal: Redis's own tools, a Go client of Redis and one of memcached work at a fleet of two members,
-// wherever a key is.
+// Goal: Redis's own tools, a Go client of Redis and one of memcached work at a fleet of two
+// members, wherever a key is.
 func TestStockClients(t *testing.T) {
 	s := shared.Get(t)
 	ctx := testContext(t)
@@ -107,8 +107,10 @@ func TestStockClients(t *testing.T) {
 	start(ctx, t, s, c, "stock", 2)
 	address := proxy(ctx, t, s, "stock")
 	t.Run("redis-cli", func(t *testing.T) {
-		for _, x := range [][2]string{{"ping", "PONG"}, {"set k v ex 100", "OK"}, {"get k", "v"}, {"ttl k", "100"}, {"incrby n 5", "5"},
-			{"mset a 1 b 2 c 3", "OK"}, {"mget a b none c", "1\n2\n\n3"}, {"del a b none", "2"}, {"select 3", "ERR DB index is out of range: there is 0 only"}} {
+		for _, x := range [][2]string{{"ping", "PONG"}, {"set k v ex 100", "OK"}, {"get k", "v"}, {"ttl k", "100"},
+			{"incrby n 5", "5"},
+			{"mset a 1 b 2 c 3", "OK"}, {"mget a b none c", "1\n2\n\n3"}, {"del a b none", "2"},
+			{"select 3", "ERR DB index is out of range: there is 0 only"}} {
 			if got := strings.TrimSpace(tool(ctx, t, address, "redis-cli", strings.Fields(x[0])...)); got != x[1] {
 				t.Errorf("%s: %q, want %q", x[0], got, x[1])
 			}
@@ -118,7 +120,8 @@ func TestStockClients(t *testing.T) {
 		}
 	})
 	t.Run("redis-benchmark", func(t *testing.T) {
-		for _, args := range [][]string{{"-n", "2000", "-c", "20"}, {"-n", "4000", "-c", "4", "-P", "16", "-r", "1000"}} {
+		for _, args := range [][]string{{"-n", "2000", "-c", "20"},
+			{"-n", "4000", "-c", "4", "-P", "16", "-r", "1000"}} {
 			out := tool(ctx, t, address, "redis-benchmark", append(args, "-q", "-t", "ping,set,get,incr,mset")...)
 			if n := strings.Count(out, "requests per second"); n < 6 || strings.Contains(out, "rror") {
 				t.Errorf("redis-benchmark %q said %s", args, out)
@@ -261,8 +264,8 @@ func kept(ctx context.Context, t *testing.T, k *cache.Clerk, keys int) (n int) {
 	return n
 }
 
-// Goal: when a cache grows or shrinks in good order, the items of the ranges that move are lost, and
-// no others; no operation fails meanwhile.
+// Goal: when a cache grows or shrinks in good order, the items of the ranges that move are lost,
+// and no others; no operation fails meanwhile.
 func TestGrowAndShrink(t *testing.T) {
 	s := shared.Get(t)
 	ctx := testContext(t)

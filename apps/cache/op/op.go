@@ -89,8 +89,8 @@ type Result struct {
 
 // Keys is where operations are applied. Safe for concurrent use.
 type Keys interface {
-	// Do applies an operation; the result's value is appended to buf. Errors are those of the store,
-	// and of calls to other members.
+	// Do applies an operation; the result's value is appended to buf. Errors are those of the
+	// store, and of calls to other members.
 	Do(ctx context.Context, o *Op, buf []byte) (Result, error)
 }
 

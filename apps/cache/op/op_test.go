@@ -61,7 +61,8 @@ func FuzzDecode(f *testing.F) {
 	o := Op{Kind: Set, Condition: IfVersion, Key: []byte("key"), Value: []byte("value"), Flags: 1, Expiry: -2,
 		Version: 3, Delta: -4, Negative: true, KeepExpiry: true, Old: true}
 	f.Add(o.Encode(nil))
-	r := Result{Status: Overflow, Found: true, Value: []byte("v"), Length: 1, Flags: 2, Expiry: 3, Version: 4, Number: -5}
+	r := Result{Status: Overflow, Found: true, Value: []byte("v"), Length: 1, Flags: 2, Expiry: 3, Version: 4,
+		Number: -5}
 	f.Add(r.Encode(nil))
 	f.Add([]byte{1})
 	f.Fuzz(func(t *testing.T, b []byte) {

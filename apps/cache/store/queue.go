@@ -28,8 +28,8 @@ const (
 	// movesMost bounds them when dead records are among them. It is far more than stepsMost, as
 	// what is evicted then need not have been.
 	movesMost = 8192
-	// promoteUses is how often an item is asked for in the small queue to get into the main one. With
-	// 2, which the paper has, fewer uses hit on each Zipf trace of the tests.
+	// promoteUses is how often an item is asked for in the small queue to get into the main one.
+	// With 2, which the paper has, fewer uses hit on each Zipf trace of the tests.
 	promoteUses = 1
 )
 
@@ -43,8 +43,8 @@ func (sh *shard) queueOf(r record) *queue {
 // roomLocked gives room for a record at the end of a queue, for which it evicts if need be.
 func (sh *shard) roomLocked(q *queue, size int, now int64) (at uint32, err error) {
 	for steps := 0; ; steps++ {
-		// Records that moved may have taken what is reserved. Unless it comes back, insertions would
-		// use it up.
+		// Records that moved may have taken what is reserved. Unless it comes back, insertions
+		// would use it up.
 		borrowed, most := sh.usedLocked()+reserved*sh.segBytes > sh.budget, stepsMost
 		if sh.manyDeadLocked() {
 			most = movesMost

@@ -17,8 +17,8 @@ type Stats struct {
 	Deletes int64 `json:"deletes"`
 	Evicted int64 `json:"evicted"` // to make room
 	Expired int64 `json:"expired"` // that were found so
-	// Sizes counts items by the length of their value: Sizes[0] has those of 0 bytes, Sizes[n] those
-	// of at least 1<<(n-1) and less than 1<<n.
+	// Sizes counts items by the length of their value: Sizes[0] has those of 0 bytes, Sizes[n]
+	// those of at least 1<<(n-1) and less than 1<<n.
 	Sizes [sizeClasses]int64 `json:"sizes"`
 }
 

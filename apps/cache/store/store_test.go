@@ -112,7 +112,8 @@ func TestLimitHolds(t *testing.T) {
 		check(t, s)
 		st := s.Stats()
 		if most > 1 && st.Bytes+st.Items*60 < LimitMin*6/10 {
-			t.Errorf("values of up to %d bytes: %d items of %d bytes fill a store of %d", most, st.Items, st.Bytes, LimitMin)
+			t.Errorf("values of up to %d bytes: %d items of %d bytes fill a store of %d", most, st.Items, st.Bytes,
+				LimitMin)
 		}
 	}
 }

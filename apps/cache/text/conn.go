@@ -15,9 +15,9 @@ import (
 
 // protocol is what differs between the two.
 type protocol interface {
-	// command executes the command that b begins with, and gives how many bytes it has. If it is not
-	// whole, used is 0 and need is how many bytes it has at least. After an error nothing of the
-	// connection can be understood; it has been answered.
+	// command executes the command that b begins with, and gives how many bytes it has. If it is
+	// not whole, used is 0 and need is how many bytes it has at least. After an error nothing of
+	// the connection can be understood; it has been answered.
 	command(c *conn, b []byte) (used, need int, err error)
 	// busy answers that there is no memory for a long command.
 	busy(c *conn)
@@ -76,10 +76,10 @@ func (c *conn) run() {
 	}
 }
 
-// runTCP does the same with fewer system calls. net.Conn.Read asks the kernel before it waits, which
-// a client that waits for its answer has never anything for. A read that did not fill its buffer has
-// emptied the socket, so that this waits at once: what has come since wakes it. All of that is within
-// one call of RawConn.Read, which forgets wake-ups only when it begins.
+// runTCP does the same with fewer system calls. net.Conn.Read asks the kernel before it waits,
+// which a client that waits for its answer has never anything for. A read that did not fill its
+// buffer has emptied the socket, so that this waits at once: what has come since wakes it. All of
+// that is within one call of RawConn.Read, which forgets wake-ups only when it begins.
 //
 // The end of the client's side may have come with its last bytes, and wakes nobody then. So a
 // connection that was silent for confirmAfter is read once more.

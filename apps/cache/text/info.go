@@ -21,14 +21,14 @@ func (s *Server) info() []byte {
 	st := s.cfg.Backend.Store().Stats()
 	now, all := s.clients()
 	var b strings.Builder
-	fmt.Fprintf(&b, "# Server\r\nredis_version:%s\r\nredis_mode:standalone\r\nserver_name:sigma-cache\r\nprocess_id:%d\r\n"+
-		"uptime_in_seconds:%d\r\n", respVersion, os.Getpid(), int(time.Since(s.began).Seconds()))
+	fmt.Fprintf(&b, "# Server\r\nredis_version:%s\r\nredis_mode:standalone\r\nserver_name:sigma-cache\r\n"+
+		"process_id:%d\r\nuptime_in_seconds:%d\r\n", respVersion, os.Getpid(), int(time.Since(s.began).Seconds()))
 	fmt.Fprintf(&b, "\r\n# Clients\r\nconnected_clients:%d\r\nmaxclients:%d\r\n", now, s.cfg.ConnsMax)
-	fmt.Fprintf(&b, "\r\n# Memory\r\nused_memory:%d\r\nused_memory_dataset:%d\r\nmaxmemory:%d\r\nmaxmemory_policy:s3-fifo\r\n",
-		st.Memory, st.Bytes, st.Limit)
-	fmt.Fprintf(&b, "\r\n# Stats\r\ntotal_connections_received:%d\r\ntotal_commands_processed:%d\r\nkeyspace_hits:%d\r\n"+
-		"keyspace_misses:%d\r\nevicted_keys:%d\r\nexpired_keys:%d\r\n", all, s.count.Load(), st.Hits, st.Gets-st.Hits,
-		st.Evicted, st.Expired)
+	fmt.Fprintf(&b, "\r\n# Memory\r\nused_memory:%d\r\nused_memory_dataset:%d\r\nmaxmemory:%d\r\n"+
+		"maxmemory_policy:s3-fifo\r\n", st.Memory, st.Bytes, st.Limit)
+	fmt.Fprintf(&b, "\r\n# Stats\r\ntotal_connections_received:%d\r\ntotal_commands_processed:%d\r\n"+
+		"keyspace_hits:%d\r\nkeyspace_misses:%d\r\nevicted_keys:%d\r\nexpired_keys:%d\r\n", all,
+		s.count.Load(), st.Hits, st.Gets-st.Hits, st.Evicted, st.Expired)
 	fmt.Fprintf(&b, "\r\n# Sizes\r\n")
 	for i, n := range st.Sizes {
 		if n > 0 {

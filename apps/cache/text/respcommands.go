@@ -405,7 +405,8 @@ func (c *conn) ping(args [][]byte) {
 func (c *conn) config(args [][]byte) {
 	switch strings.ToUpper(clean(args[1])) {
 	case "GET":
-		known := []string{"maxmemory", fmt.Sprint(c.server.cfg.Backend.Store().Stats().Limit), "maxmemory-policy", "s3-fifo",
+		known := []string{"maxmemory", fmt.Sprint(c.server.cfg.Backend.Store().Stats().Limit),
+			"maxmemory-policy", "s3-fifo",
 			"maxclients", strconv.Itoa(c.server.cfg.ConnsMax), "save", "", "appendonly", "no", "databases", "1"}
 		var found []string
 		for _, p := range args[2:] {

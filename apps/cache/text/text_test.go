@@ -80,24 +80,37 @@ func TestRESP(t *testing.T) {
 	for _, c := range []struct{ say, want string }{
 		{"PING", "+PONG"}, {"ECHO hi", "$2\r\nhi"}, {"SET k v", "+OK"}, {"GET k", "$1\r\nv"}, {"get k", "$1\r\nv"},
 		{"GET none", "$-1"}, {"SET k w NX", "$-1"}, {"SET none w XX", "$-1"}, {"SET k w XX GET", "$1\r\nv"},
-		{"SET k v EX 0", "-ERR invalid expire time in 'set' command"}, {"SET k v EX x", "-ERR value is not an integer or out of range"},
-		{"SET k v EX 10 PX 10", "-ERR syntax error"}, {"SET k v NX XX", "-ERR syntax error"}, {"SET k v ZZ", "-ERR syntax error"},
-		{"SET k v EX", "-ERR syntax error"}, {"SET k v EX 9223372036854775807", "-ERR invalid expire time in 'set' command"},
-		{"SET k v EX 100", "+OK"}, {"TTL k", ":100"}, {"SET k x KEEPTTL", "+OK"}, {"TTL k", ":100"}, {"PERSIST k", ":1"},
+		{"SET k v EX 0", "-ERR invalid expire time in 'set' command"},
+		{"SET k v EX x", "-ERR value is not an integer or out of range"},
+		{"SET k v EX 10 PX 10", "-ERR syntax error"}, {"SET k v NX XX", "-ERR syntax error"},
+		{"SET k v ZZ", "-ERR syntax error"},
+		{"SET k v EX", "-ERR syntax error"},
+		{"SET k v EX 9223372036854775807", "-ERR invalid expire time in 'set' command"},
+		{"SET k v EX 100", "+OK"}, {"TTL k", ":100"}, {"SET k x KEEPTTL", "+OK"}, {"TTL k", ":100"},
+		{"PERSIST k", ":1"},
 		{"PERSIST k", ":0"}, {"TTL k", ":-1"}, {"TTL none", ":-2"}, {"EXPIRE k 50", ":1"}, {"EXPIRE none 50", ":0"},
 		{"PEXPIRE k 60000", ":1"}, {"TTL k", ":60"}, {"EXPIRE k -1", ":1"}, {"EXISTS k", ":0"}, {"SETNX k 1", ":1"},
 		{"SETNX k 1", ":0"}, {"INCR k", ":2"}, {"DECR k", ":1"}, {"INCRBY k 41", ":42"}, {"DECRBY k 2", ":40"},
-		{"INCRBY k x", "-ERR value is not an integer or out of range"}, {"DECRBY k -9223372036854775808", "-ERR value is not an integer or out of range"},
-		{"INCRBY k 9223372036854775807", "-ERR increment or decrement would overflow"}, {"APPEND k abc", ":5"}, {"STRLEN k", ":5"},
-		{"STRLEN none", ":0"}, {"INCR k", "-ERR value is not an integer or out of range"}, {"GETSET k z", "$5\r\n40abc"},
-		{"GETDEL k", "$1\r\nz"}, {"GETDEL k", "$-1"}, {"SETEX k 10 v", "+OK"}, {"SETEX k -1 v", "-ERR invalid expire time in 'setex' command"},
+		{"INCRBY k x", "-ERR value is not an integer or out of range"},
+		{"DECRBY k -9223372036854775808", "-ERR value is not an integer or out of range"},
+		{"INCRBY k 9223372036854775807", "-ERR increment or decrement would overflow"}, {"APPEND k abc", ":5"},
+		{"STRLEN k", ":5"},
+		{"STRLEN none", ":0"}, {"INCR k", "-ERR value is not an integer or out of range"},
+		{"GETSET k z", "$5\r\n40abc"},
+		{"GETDEL k", "$1\r\nz"}, {"GETDEL k", "$-1"}, {"SETEX k 10 v", "+OK"},
+		{"SETEX k -1 v", "-ERR invalid expire time in 'setex' command"},
 		{"PSETEX k 5000 v", "+OK"}, {"TTL k", ":5"}, {"TYPE k", "+string"}, {"TYPE none", "+none"},
 		{"MSET a 1 b 2", "+OK"}, {"MSET a", "-ERR wrong number of arguments for 'mset' command"},
-		{"MGET a none b", "*3\r\n$1\r\n1\r\n$-1\r\n$1\r\n2"}, {"EXISTS a b a none", ":3"}, {"DEL a b none", ":2"}, {"DBSIZE", ":1"},
-		{"SCAN 0", "*2\r\n$1\r\n0\r\n*1\r\n$1\r\nk"}, {"SCAN 0 MATCH x*", "*2\r\n$1\r\n0\r\n*0"}, {"SCAN x", "-ERR invalid cursor"},
-		{"SELECT 0", "+OK"}, {"SELECT 1", "-ERR DB index is out of range: there is 0 only"}, {"CLIENT SETNAME x", "+OK"},
-		{"HELLO 3", "-NOPROTO unsupported protocol version"}, {"COMMAND DOCS", "*0"}, {"CONFIG GET appendonly", "*2\r\n$10\r\nappendonly\r\n$2\r\nno"},
-		{"FLUSHALL", "+OK"}, {"DBSIZE", ":0"}, {"NONE", "-ERR unknown command 'NONE'"}, {"GET", "-ERR wrong number of arguments for 'get' command"},
+		{"MGET a none b", "*3\r\n$1\r\n1\r\n$-1\r\n$1\r\n2"}, {"EXISTS a b a none", ":3"}, {"DEL a b none", ":2"},
+		{"DBSIZE", ":1"},
+		{"SCAN 0", "*2\r\n$1\r\n0\r\n*1\r\n$1\r\nk"}, {"SCAN 0 MATCH x*", "*2\r\n$1\r\n0\r\n*0"},
+		{"SCAN x", "-ERR invalid cursor"},
+		{"SELECT 0", "+OK"}, {"SELECT 1", "-ERR DB index is out of range: there is 0 only"},
+		{"CLIENT SETNAME x", "+OK"},
+		{"HELLO 3", "-NOPROTO unsupported protocol version"}, {"COMMAND DOCS", "*0"},
+		{"CONFIG GET appendonly", "*2\r\n$10\r\nappendonly\r\n$2\r\nno"},
+		{"FLUSHALL", "+OK"}, {"DBSIZE", ":0"}, {"NONE", "-ERR unknown command 'NONE'"},
+		{"GET", "-ERR wrong number of arguments for 'get' command"},
 	} {
 		words := array(strings.Fields(c.say)...)
 		if got := say(t, s, words+"QUIT\r\n"); got != c.want+"\r\n+OK\r\n" {
@@ -110,16 +123,23 @@ func TestRESP(t *testing.T) {
 func TestMemcached(t *testing.T) {
 	s := newServer(t, Config{})
 	for _, c := range []struct{ say, want string }{
-		{"get k", "END"}, {"set k 7 0 1\r\nv", "STORED"}, {"get k none", "VALUE k 7 1\r\nv\r\nEND"}, {"add k 0 0 1\r\nw", "NOT_STORED"},
-		{"replace none 0 0 1\r\nw", "NOT_STORED"}, {"append k 0 0 2\r\nab", "STORED"}, {"prepend k 0 0 1\r\nc", "STORED"},
-		{"get k", "VALUE k 7 4\r\ncvab\r\nEND"}, {"append none 0 0 1\r\na", "NOT_STORED"}, {"cas none 0 0 1 1\r\na", "NOT_FOUND"},
-		{"cas k 0 0 1 1\r\na", "EXISTS"}, {"delete none", "NOT_FOUND"}, {"delete k", "DELETED"}, {"incr k 1", "NOT_FOUND"},
-		{"set k 0 0 2\r\n10", "STORED"}, {"incr k 5", "15"}, {"decr k 20", "0"}, {"incr k x", "CLIENT_ERROR invalid numeric delta argument"},
+		{"get k", "END"}, {"set k 7 0 1\r\nv", "STORED"}, {"get k none", "VALUE k 7 1\r\nv\r\nEND"},
+		{"add k 0 0 1\r\nw", "NOT_STORED"},
+		{"replace none 0 0 1\r\nw", "NOT_STORED"}, {"append k 0 0 2\r\nab", "STORED"},
+		{"prepend k 0 0 1\r\nc", "STORED"},
+		{"get k", "VALUE k 7 4\r\ncvab\r\nEND"}, {"append none 0 0 1\r\na", "NOT_STORED"},
+		{"cas none 0 0 1 1\r\na", "NOT_FOUND"},
+		{"cas k 0 0 1 1\r\na", "EXISTS"}, {"delete none", "NOT_FOUND"}, {"delete k", "DELETED"},
+		{"incr k 1", "NOT_FOUND"},
+		{"set k 0 0 2\r\n10", "STORED"}, {"incr k 5", "15"}, {"decr k 20", "0"},
+		{"incr k x", "CLIENT_ERROR invalid numeric delta argument"},
 		{"set k 0 0 1 noreply\r\nx", ""}, {"incr k 1", "CLIENT_ERROR cannot increment or decrement non-numeric value"},
 		{"touch k 100", "TOUCHED"}, {"touch none 100", "NOT_FOUND"}, {"gat 100 k", "VALUE k 0 1\r\nx\r\nEND"},
 		{"touch k -1", "TOUCHED"}, {"get k", "END"}, {"set k 0 0 0\r\n", "STORED"}, {"get k", "VALUE k 0 0\r\n\r\nEND"},
-		{"set " + strings.Repeat("k", 251) + " 0 0 1\r\nx", "CLIENT_ERROR bad key"}, {"verbosity 1", "OK"}, {"flush_all", "OK"},
-		{"get k", "END"}, {"nothing", "ERROR"}, {"version", "VERSION " + cachedVersion}, {"flush_all noreply", ""}, {"get", "ERROR"},
+		{"set " + strings.Repeat("k", 251) + " 0 0 1\r\nx", "CLIENT_ERROR bad key"}, {"verbosity 1", "OK"},
+		{"flush_all", "OK"},
+		{"get k", "END"}, {"nothing", "ERROR"}, {"version", "VERSION " + cachedVersion}, {"flush_all noreply", ""},
+		{"get", "ERROR"},
 		{"set k 0 0 9000000\r\n" + strings.Repeat("x", 9_000_000), "SERVER_ERROR object too large for cache"},
 	} {
 		want := c.want + "\r\n"
@@ -145,14 +165,16 @@ func TestMemcached(t *testing.T) {
 func TestMalformed(t *testing.T) {
 	s := newServer(t, Config{LongMax: 1 << 20})
 	for what, c := range map[string]struct{ say, want string }{
-		"another protocol":     {"\x16\x03\x01", "-ERR this is neither"},
-		"a bad count":          {"*x\r\n", "-ERR Protocol error: invalid length"},
-		"a count without end":  {"*" + strings.Repeat("1", 100), "-ERR Protocol error: too big count string"},
-		"too many arguments":   {"*1000000\r\n", "-ERR Protocol error: invalid multibulk length"},
-		"no bulk":              {"*1\r\nGET\r\n", "-ERR Protocol error: expected '$'"},
-		"a negative bulk":      {"*1\r\n$-1\r\n", "-ERR Protocol error: invalid bulk length"},
-		"64 MiB":               {"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$67108864\r\n", "-ERR Protocol error: invalid bulk length"},
-		"a bulk that is long":  {"*1\r\n$1\r\nPING\r\n", "-ERR Protocol error: a bulk string has another length than it says"},
+		"another protocol":    {"\x16\x03\x01", "-ERR this is neither"},
+		"a bad count":         {"*x\r\n", "-ERR Protocol error: invalid length"},
+		"a count without end": {"*" + strings.Repeat("1", 100), "-ERR Protocol error: too big count string"},
+		"too many arguments":  {"*1000000\r\n", "-ERR Protocol error: invalid multibulk length"},
+		"no bulk":             {"*1\r\nGET\r\n", "-ERR Protocol error: expected '$'"},
+		"a negative bulk":     {"*1\r\n$-1\r\n", "-ERR Protocol error: invalid bulk length"},
+		"64 MiB": {"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$67108864\r\n",
+			"-ERR Protocol error: invalid bulk length"},
+		"a bulk that is long": {"*1\r\n$1\r\nPING\r\n",
+			"-ERR Protocol error: a bulk string has another length than it says"},
 		"an endless word":      {"P" + strings.Repeat("I", 70_000), "-ERR Protocol error: too big inline request"},
 		"an endless line":      {"get " + strings.Repeat("k", 70_000), "CLIENT_ERROR line is too long"},
 		"a value without end":  {"set k 0 0 1\r\nxyz\r\n", "CLIENT_ERROR bad data chunk"},
@@ -160,7 +182,8 @@ func TestMalformed(t *testing.T) {
 		"a negative size":      {"set k 0 0 -1\r\n", "CLIENT_ERROR bad command line format"},
 		"2 GiB and more":       {"set k 0 0 4294967296\r\n", "CLIENT_ERROR bad command line format"},
 		"too few words":        {"set k 0\r\n", "ERROR"},
-		"too much on its way": {"*4\r\n$4\r\nMSET\r\n" + strings.Repeat("$400000\r\n"+strings.Repeat("x", 400_000)+"\r\n", 3),
+		"too much on its way": {"*4\r\n$4\r\nMSET\r\n" +
+			strings.Repeat("$400000\r\n"+strings.Repeat("x", 400_000)+"\r\n", 3),
 			"-ERR too many long commands"},
 	} {
 		if got := say(t, s, c.say); !strings.HasPrefix(got, c.want) || strings.Count(got, "\n") != 1 {
@@ -292,9 +315,12 @@ func (r repeat) Read(b []byte) (int, error) {
 
 // FuzzCommands: whatever is sent, however it is cut, is answered the same, without a panic.
 func FuzzCommands(f *testing.F) {
-	for _, text := range []string{array("SET", "k", "v") + array("GET", "k"), "PING\r\nSET k v\r\n", "*1\r\n$-1\r\n", "*0\r\n*-1\r\n",
-		"set k 0 0 1\r\nv\r\nget k\r\n", "cas k 0 0 1 18446744073709551616\r\nv\r\n", "gat 1\r\n", "touch\r\n", "set k 0 0 9999999\r\nx",
-		"incr k\r\ndelete\r\nflush_all 5\r\nstats x\r\n", array("SCAN", "0", "MATCH", "[", "COUNT", "-1"), array("SET", "k", "v", "EX"),
+	for _, text := range []string{array("SET", "k", "v") + array("GET", "k"), "PING\r\nSET k v\r\n", "*1\r\n$-1\r\n",
+		"*0\r\n*-1\r\n",
+		"set k 0 0 1\r\nv\r\nget k\r\n", "cas k 0 0 1 18446744073709551616\r\nv\r\n", "gat 1\r\n", "touch\r\n",
+		"set k 0 0 9999999\r\nx",
+		"incr k\r\ndelete\r\nflush_all 5\r\nstats x\r\n", array("SCAN", "0", "MATCH", "[", "COUNT", "-1"),
+		array("SET", "k", "v", "EX"),
 		array("MSET", "k"), array("CONFIG", "GET", "["), array("CLIENT", ""), array("")} {
 		f.Add([]byte(text), uint8(7))
 	}

@@ -1,6 +1,6 @@
-// Command cache is the client of bench cache: it loads a server that speaks RESP or memcached's text
-// protocol, with one thread that waits for all its connections at once, as the servers do, so that
-// it costs less than they.
+// Command cache is the client of bench cache: it loads a server that speaks RESP or memcached's
+// text protocol, with one thread that waits for all its connections at once, as the servers do, so
+// that it costs less than they.
 //
 //	cache load PROTOCOL ADDRESS CONNECTIONS DEPTH SIZE KEYS MILLISECONDS
 //	cache fill PROTOCOL ADDRESS SIZE KEYS
@@ -195,7 +195,8 @@ func (c *conn) receive(p protocol, each func(hit bool)) error {
 }
 
 // load has connections send commands, depth at a time, nine of ten of them gets, until time is up.
-func load(p protocol, address string, connections, depth, size, keys int, during time.Duration) (res result, err error) {
+func load(p protocol, address string, connections, depth, size, keys int, during time.Duration) (res result,
+	err error) {
 	if _, err = trace(p, address, size, fill(keys), keys); err != nil { // all keys are there
 		return res, err
 	}

@@ -81,7 +81,8 @@ func (p *proxy) run(ctx context.Context, c *sdk.Client, args []string) error {
 	}
 	address, err := netip.ParseAddrPort(p.listen)
 	if err != nil || !address.Addr().IsLoopback() {
-		return cli.UsageError(nil, "write for example 127.0.0.1:6379", "--listen %.100q is no address of the loopback", p.listen)
+		return cli.UsageError(nil, "write for example 127.0.0.1:6379", "--listen %.100q is no address of the loopback",
+			p.listen)
 	}
 	if _, err := c.Stat(ctx, path); err != nil {
 		var e *sigma.Error
@@ -146,8 +147,8 @@ func (r *relay) serve(ctx context.Context, l net.Listener) error {
 			})
 		default:
 			nc.Close()
-			r.failed(&sigma.Error{Op: "sigma.proxy", Kind: sigma.KindBusy, Msg: fmt.Sprintf("there are %d connections already", r.max),
-				Hint: "--connections allows more"})
+			r.failed(&sigma.Error{Op: "sigma.proxy", Kind: sigma.KindBusy,
+				Msg: fmt.Sprintf("there are %d connections already", r.max), Hint: "--connections allows more"})
 		}
 	}
 }
@@ -176,8 +177,8 @@ func (r *relay) connect(ctx context.Context, client net.Conn) {
 	back.Wait()
 }
 
-// pass copies from one side to the other until the first has said all, and then tells the second so.
-// If that is broken, the first is ended too, since nobody hears it any more.
+// pass copies from one side to the other until the first has said all, and then tells the second
+// so. If that is broken, the first is ended too, since nobody hears it any more.
 func pass(to, from net.Conn) {
 	_, err := io.Copy(to, from)
 	half, ok := to.(interface{ CloseWrite() error })

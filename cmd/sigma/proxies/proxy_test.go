@@ -59,8 +59,8 @@ func dial(t *testing.T, address string) *net.TCPConn {
 	return c.(*net.TCPConn)
 }
 
-// Goal: a client that has said all still gets the whole answer, and the end of each side reaches the
-// other.
+// Goal: a client that has said all still gets the whole answer, and the end of each side reaches
+// the other.
 func TestHalfClose(t *testing.T) {
 	address, _, end := start(t, 10, func(c net.Conn) {
 		defer c.Close()
