@@ -60,7 +60,7 @@ type cacheServer struct {
 func runCache(ctx context.Context, r *Run) error {
 	blocks, millis, uses := 5, 2000, 8_000_000
 	if r.Quick {
-		blocks, millis, uses = 2, 500, 1_500_000
+		blocks, millis, uses = 2, 400, 1_000_000
 	}
 	local := filepath.Join(r.dir, "cache-load")
 	if err := r.make(ctx, "env", "CGO_ENABLED=0", "go", "build", "-trimpath", "-o", local,
@@ -178,28 +178,28 @@ func (r *Run) cacheClient(ctx context.Context, local string, args ...string) (re
 func (r *Run) measureCache(ctx context.Context, s *cacheServer, local string, millis int) error {
 	return s.with(ctx, int(4*cacheLimit/sigma.MiB), func(address string, pid int) error {
 		for _, size := range []int{100, 4096} {
+			first, keys := "100B_", cacheKeys
+			if size == 4096 {
+				first, keys = "4KiB_", cacheKeys/5
+			}
+			if _, err := r.cacheClient(ctx, local, "fill", s.protocol, address, strconv.Itoa(size),
+				strconv.Itoa(keys)); err != nil {
+				return err
+			}
 			for _, depth := range []int{1, cacheDepth} {
-				metric, keys := "100B_", cacheKeys
-				if size == 4096 {
-					metric, keys = "4KiB_", cacheKeys/5
-				}
+				metric := first
 				if depth > 1 {
 					metric += "pipelined_"
 				}
-				args := []string{"load", s.protocol, address, strconv.Itoa(cacheConnections), strconv.Itoa(depth),
-					strconv.Itoa(size), strconv.Itoa(keys)}
-				if _, err := r.cacheClient(ctx, local, append(args, "1")...); err != nil { // its keys are there
-					return err
-				}
 				used := ownTime(pid)
-				rep, err := r.cacheClient(ctx, local, append(args, strconv.Itoa(millis))...)
+				rep, err := r.cacheClient(ctx, local, "load", s.protocol, address, strconv.Itoa(cacheConnections),
+					strconv.Itoa(depth), strconv.Itoa(size), strconv.Itoa(keys), strconv.Itoa(millis))
 				if err != nil {
 					return fmt.Errorf("%s%s: %w", metric, s.name, err)
 				}
 				used = ownTime(pid) - used
 				s.add(r, metric+"ops_per_s", rep.Ops/rep.Seconds)
-				// The client asked for all keys once more before it began.
-				s.add(r, metric+"cpu_us_per_op", used.Seconds()*1e6/(rep.Ops+float64(keys)/cacheDepth))
+				s.add(r, metric+"cpu_us_per_op", used.Seconds()*1e6/rep.Ops)
 				if depth == 1 && size == 100 {
 					s.add(r, metric+"p99_us", quantile(rep.Micros, 0.99))
 				}
@@ -225,7 +225,7 @@ func (r *Run) measureItems(ctx context.Context, s *cacheServer, local string, us
 		return nil
 	}
 	limit := int(cacheLimit / sigma.MiB)
-	fill := strconv.Itoa(int(cacheLimit) / 100)
+	fill := strconv.Itoa(int(cacheLimit) / 128)
 	if err := s.with(ctx, limit, func(address string, pid int) error {
 		if _, err := r.cacheClient(ctx, local, "fill", s.protocol, address, "100", fill); err != nil {
 			return err

@@ -5,6 +5,7 @@ import (
 	"io"
 	"net"
 	"testing"
+	"time"
 
 	"sigmaos.dev/sigma"
 )
@@ -30,7 +31,9 @@ func TestOther(t *testing.T) {
 	}
 	c := NewClient(dial, Config{})
 	defer c.Close()
-	if b, err := c.Call(t.Context(), echo, []byte("hello"), nil); err != nil || string(b) != "hello" {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // the call tells how much time is left
+	defer cancel()
+	if b, err := c.Call(ctx, echo, []byte("hello"), nil); err != nil || string(b) != "hello" {
 		t.Errorf("a caller got %q, %v", b, err)
 	}
 	other, _ := dial(t.Context())

@@ -144,7 +144,7 @@ func (s *Server) ServeConn(ctx context.Context, nc net.Conn, p sigma.Principal) 
 	}
 	stop := context.AfterFunc(ctx, func() { c.end(lost(context.Cause(ctx))) })
 	defer stop()
-	r := &reader{c: c, in: in, dirty: true}
+	r := &reader{c: c, in: in, dirty: true, now: time.Now()}
 	c.tasks.Go(r.run)
 	c.tasks.Wait()
 	s.remove(c)

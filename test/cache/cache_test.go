@@ -355,10 +355,11 @@ func TestGuide(t *testing.T) {
 	for _, block := range blocks(string(guide), "sh") {
 		script.WriteString(block)
 	}
-	// The programs are built, and this is root. Blocks share their shell, as the proxy runs in it.
+	// The programs are built, and this is root. Blocks share their shell, as the proxy runs in it; it
+	// goes with the shell.
 	cmd := exec.CommandContext(ctx, "bash", "-euo", "pipefail", "-c",
-		"go() { :; }\nsudo() { shift; '"+sigmaProgram+"' \"$@\"; }\n"+script.String())
-	cmd.Dir, cmd.Env = dir, s.Command(ctx).Env
+		"trap 'kill $(jobs -p) 2> /dev/null' EXIT\ngo() { :; }\nsudo() { shift; '"+sigmaProgram+"' \"$@\"; }\n"+script.String())
+	cmd.Dir, cmd.Env, cmd.WaitDelay = dir, s.Command(ctx).Env, 10*time.Second
 	out, err := cmd.CombinedOutput()
 	t.Logf("%s", out)
 	if err != nil {

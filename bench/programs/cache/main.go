@@ -57,7 +57,7 @@ func run(args []string) error {
 	case args[0] == "load" && len(n) == 5:
 		res, err = load(p, args[2], int(n[0]), int(n[1]), int(n[2]), int(n[3]), time.Duration(n[4])*time.Millisecond)
 	case args[0] == "fill" && len(n) == 2:
-		res, err = trace(p, args[2], int(n[0]), fill(int(n[1])), int(n[1]))
+		res, err = trace(p, args[2], int(n[0]), fill(), int(n[1]))
 	case args[0] == "trace" && len(n) == 4:
 		z := rand.NewZipf(rand.New(rand.NewPCG(1, 2)), n[2], 1, uint64(n[1])-1)
 		res, err = trace(p, args[2], int(n[0]), z.Uint64, int(n[3]))
@@ -71,7 +71,7 @@ func run(args []string) error {
 }
 
 // fill gives the keys one after another.
-func fill(int) func() uint64 {
+func fill() func() uint64 {
 	next := uint64(0)
 	return func() uint64 { next++; return next }
 }
@@ -84,8 +84,7 @@ type protocol struct {
 	answer func(b []byte) (n int, hit bool)
 }
 
-const keyBytes = 16
-
+// appendKey appends a key of 16 bytes.
 func appendKey(b []byte, key uint64) []byte { return fmt.Appendf(b, "key:%012d", key) }
 
 var protocols = map[string]protocol{
@@ -197,9 +196,6 @@ func (c *conn) receive(p protocol, each func(hit bool)) error {
 // load has connections send commands, depth at a time, nine of ten of them gets, until time is up.
 func load(p protocol, address string, connections, depth, size, keys int, during time.Duration) (res result,
 	err error) {
-	if _, err = trace(p, address, size, fill(keys), keys); err != nil { // all keys are there
-		return res, err
-	}
 	poll, err := unix.EpollCreate1(0)
 	if err != nil {
 		return res, err
