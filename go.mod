@@ -4,8 +4,10 @@ go 1.26.0
 
 require (
 	github.com/anishathalye/porcupine v1.3.1
+	github.com/bradfitz/gomemcache v0.0.0-20260422231931-4d751bb6e37c // a client of memcached, in tests
 	github.com/hanwen/go-fuse/v2 v2.12.1 // sigma mount
 	github.com/hugelgupf/p9 v0.4.1 // a plain 9P client, in tests
+	github.com/redis/go-redis/v9 v9.23.0 // a client of Redis, in tests
 	go.etcd.io/etcd/api/v3 v3.7.3
 	go.etcd.io/etcd/client/v3 v3.7.3
 	go.etcd.io/etcd/server/v3 v3.7.3
@@ -90,9 +92,7 @@ require (
 
 require (
 	github.com/BurntSushi/toml v1.6.0
-	github.com/bradfitz/gomemcache v0.0.0-20260422231931-4d751bb6e37c
 	github.com/hashicorp/golang-lru/v2 v2.0.7
-	github.com/redis/go-redis/v9 v9.23.0
 	github.com/robfig/cron/v3 v3.0.1
 	golang.org/x/sync v0.24.0
 	lukechampine.com/blake3 v1.4.1

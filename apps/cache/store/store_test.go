@@ -6,6 +6,8 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
+	"strconv"
+	"sync"
 	"testing"
 
 	"sigmaos.dev/sigma"
@@ -219,6 +221,50 @@ func TestScan(t *testing.T) {
 	check(t, s)
 	if s.Scan(0, 10, 1, func([]byte) { t.Error("a key is there after a flush") }) != 0 || s.Stats().Items != 0 {
 		t.Error("the store is not empty")
+	}
+}
+
+// Goal: a store of several shards is one store, also for those who use it at the same time.
+func TestShards(t *testing.T) {
+	s := newStore(t, 4*shardBudget)
+	if n := len(s.shards); n != 4 { // as many as the limit has room for, if there are cores
+		t.Fatalf("it has %d shards", n)
+	}
+	var tasks sync.WaitGroup
+	for g := range 4 {
+		tasks.Go(func() {
+			for i := range 5000 {
+				key := fmt.Append(nil, "key", g, i)
+				if err := s.Set(key, Item{Value: key}, 1); err != nil {
+					t.Error(err)
+				}
+				s.Update([]byte("count"), 1, func(old Item, _ bool) (Item, Action) {
+					n, _ := strconv.Atoi(string(old.Value))
+					return Item{Value: strconv.AppendInt(nil, int64(n)+1, 10)}, Put
+				})
+				if it, found := s.Get(key, nil, 1); !found || !bytes.Equal(it.Value, key) {
+					t.Errorf("%s is %q", key, it.Value)
+				}
+			}
+		})
+	}
+	tasks.Wait()
+	check(t, s)
+	if it, _ := s.Get([]byte("count"), nil, 1); string(it.Value) != "20000" {
+		t.Errorf("20000 additions make %s", it.Value)
+	}
+	seen, cursor := map[string]bool{}, s.Scan(0, 100, 1, func([]byte) {})
+	for cursor != 0 {
+		cursor = s.Scan(cursor, 100, 1, func(key []byte) { seen[string(key)] = true })
+	}
+	s.Scan(0, 100, 1, func(key []byte) { seen[string(key)] = true })
+	if len(seen) != 20_001 || s.Stats().Items != 20_001 {
+		t.Errorf("a scan tells %d keys of %d", len(seen), s.Stats().Items)
+	}
+	for i := range s.shards {
+		if n := s.shards[i].count; n < 4000 || n > 6000 {
+			t.Errorf("shard %d has %d items of 20001", i, n)
+		}
 	}
 }
 
