@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"path"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -327,7 +328,10 @@ func (c *conn) typeOf(args [][]byte) {
 	}
 }
 
-const scanMost = 1000 // keys of one answer
+const (
+	scanMost   = 1000 // keys of one answer
+	patternMax = 256  // bytes
+)
 
 // scan is SCAN cursor [MATCH pattern] [COUNT n] [TYPE type].
 func (c *conn) scan(args [][]byte) {
@@ -347,7 +351,7 @@ func (c *conn) scan(args [][]byte) {
 		case "MATCH":
 			pattern = string(args[i+1])
 			_, err := path.Match(pattern, "")
-			ok = err == nil && len(pattern) <= 1024
+			ok = err == nil && len(pattern) <= patternMax
 		case "COUNT":
 			count, ok = number(args[i+1])
 			ok = ok && count > 0
@@ -363,10 +367,10 @@ func (c *conn) scan(args [][]byte) {
 	}
 	var keys [][]byte
 	next := c.server.cfg.Backend.Store().Scan(cursor, int(min(count, scanMost)), c.now, func(key []byte) {
-		if !none && matches(pattern, key) {
-			keys = append(keys, bytes.Clone(key))
-		}
+		keys = append(keys, bytes.Clone(key))
 	})
+	// Not while the store is locked, as a pattern may take long.
+	keys = slices.DeleteFunc(keys, func(key []byte) bool { return none || !matches(pattern, key) })
 	c.array(2)
 	c.bulk(strconv.AppendUint(nil, next, 10))
 	c.array(len(keys))
