@@ -28,8 +28,8 @@ import (
 //
 // bytes_per_item: a server with a limit of 64 MiB gets more items of 100 bytes than fit; its
 // resident memory is divided by the items that it has then. hit_ratio: a trace by Zipf's law with
-// skew 1.01 over many more keys than fit; a miss stores the item. LRU on the same trace is in the
-// test of apps/cache/store.
+// skew 1.01 over many more keys than fit into 16 MiB; a miss stores the item. LRU on the same trace
+// is in the test of apps/cache/store.
 //
 // Expected: unpipelined, the kernel's part is most of an operation and the same for all; pipelined,
 // what is left is parsing and finding.
@@ -47,6 +47,7 @@ const (
 	cacheKeys        = 50_000 // of 100 bytes; of 4 KiB a fifth
 	cacheTraceKeys   = 4_000_000
 	cacheSkew        = "1.01"
+	cacheTracePart   = 4 // of the limit, which a quick run's trace is enough for
 )
 
 // cacheServer is one server.
@@ -239,7 +240,7 @@ func (r *Run) measureItems(ctx context.Context, s *cacheServer, local string, us
 	}); err != nil {
 		return err
 	}
-	return s.with(ctx, limit, func(address string, _ int) error {
+	return s.with(ctx, limit/cacheTracePart, func(address string, _ int) error {
 		rep, err := r.cacheClient(ctx, local, "trace", s.protocol, address, "100",
 			strconv.Itoa(cacheTraceKeys), cacheSkew, strconv.Itoa(uses))
 		if err == nil {
