@@ -350,16 +350,19 @@ func TestGuide(t *testing.T) {
 	}
 	testenv.BuildGo(t, filepath.Join(dir, "bin"), "../../cmd/cache")
 	testenv.BuildGo(t, filepath.Join(dir, "bin"), "../../examples/cacheclient")
-	sigmaProgram := s.Command(ctx).Path
+	sudo := "#!/bin/sh\nshift\nexec '" + s.Command(ctx).Path + "' \"$@\"\n"
+	if err := os.WriteFile(filepath.Join(dir, "sudo"), []byte(sudo), 0o700); err != nil {
+		t.Fatal(err)
+	}
 	var script strings.Builder
 	for _, block := range blocks(string(guide), "sh") {
 		script.WriteString(block)
 	}
-	// The programs are built, and this is root. Blocks share their shell, as the proxy runs in it; it
-	// goes with the shell.
+	// The programs are built, and this is root. Blocks share their shell, as the proxy runs in it.
 	cmd := exec.CommandContext(ctx, "bash", "-euo", "pipefail", "-c",
-		"trap 'kill $(jobs -p) 2> /dev/null' EXIT\ngo() { :; }\nsudo() { shift; '"+sigmaProgram+"' \"$@\"; }\n"+script.String())
-	cmd.Dir, cmd.Env, cmd.WaitDelay = dir, s.Command(ctx).Env, 10*time.Second
+		"trap 'kill $(jobs -p) 2> /dev/null || true' EXIT\ngo() { :; }\n"+script.String())
+	cmd.Dir, cmd.WaitDelay = dir, 10*time.Second
+	cmd.Env = append(s.Command(ctx).Env, "PATH="+dir+":"+os.Getenv("PATH"))
 	out, err := cmd.CombinedOutput()
 	t.Logf("%s", out)
 	if err != nil {
