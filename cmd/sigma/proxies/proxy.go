@@ -84,7 +84,7 @@ func (p *proxy) run(ctx context.Context, c *sdk.Client, args []string) error {
 		return cli.UsageError(nil, "write for example 127.0.0.1:6379", "--listen %.100q is no address of the loopback",
 			p.listen)
 	}
-	if _, err := c.Stat(ctx, path); err != nil {
+	if _, err := c.Lstat(ctx, path); err != nil {
 		var e *sigma.Error
 		if errors.As(err, &e) && e.Kind == sigma.KindNotFound && e.Hint == "" {
 			return &sigma.Error{Op: "sigma.proxy", Path: path, Kind: sigma.KindNotFound,
