@@ -40,7 +40,7 @@ func List() []Bench {
 	return []Bench{startBench(), coldstartBench(), startRateBench(), densityBench(), mrBench(), sdkBench(),
 		recoverBench(), placementBench(), burstBench(), endpointBench(), dialBench(), callBench(), namesBench(),
 		filesBench(), lcbeBench(), fairBench(), neighbourBench(), fleetBench(), rollBench(), queueBench(),
-		kvBench()}
+		kvBench(), cacheBench()}
 }
 
 // Config says how to run a bench.

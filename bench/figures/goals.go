@@ -105,6 +105,11 @@ func Goals() []Goal {
 		{"kv", "16_clients_put_per_s", "redis", AtLeast, 3},
 		{"kv", "50_clients_get_per_s", "redis", AtLeast, 3},
 		{"kv", "50_clients_put_per_s", "redis", AtLeast, 3},
+		// A cache on one core, unpipelined.
+		{"cache", "100B_ops_per_s", "memcached", AtLeast, 1},
+		{"cache", "4KiB_ops_per_s", "memcached", AtLeast, 1},
+		{"cache", "bytes_per_item", "memcached", AtMost, 1.3},
+		{"cache", "hit_ratio", "memcached", AtLeast, 1},
 	}
 	// Whoever waits hears of a failure in time.
 	for _, m := range []string{"machine_killed_ms", "machine_cut_ms", "machine_paused_ms", "keeper_killed_ms"} {

@@ -18,6 +18,7 @@ import (
 	"sigmaos.dev/cmd/sigma/mounts"
 	"sigmaos.dev/cmd/sigma/procs"
 	"sigmaos.dev/cmd/sigma/programs"
+	"sigmaos.dev/cmd/sigma/proxies"
 	"sigmaos.dev/cmd/sigma/realms"
 	"sigmaos.dev/cmd/sigma/snapshots"
 	"sigmaos.dev/cmd/sigma/topo"
@@ -33,7 +34,8 @@ func groups(a *cli.App) []cli.Group {
 			health.Commands(a), members.Commands(a), realms.Commands(a), snapshots.Commands(a),
 			[]*cobra.Command{newVersionCommand(a)})},
 		{ID: "procs", Title: "Procs:", Commands: slices.Concat(procs.Commands(a), traces.Commands(a),
-			faults.Commands(a), []*cobra.Command{fleets.Command(a, fleetHost(a)), realms.Usage(a), topo.Command(a)})},
+			faults.Commands(a), []*cobra.Command{fleets.Command(a, fleetHost(a)), realms.Usage(a), topo.Command(a),
+				proxies.Command(a)})},
 		{ID: "files", Title: "Files of the realm:", Commands: slices.Concat(tree.Commands(a), mounts.Commands(a),
 			databases.Commands(a))},
 		{ID: "apps", Title: "Apps:", Commands: apps.Commands(a)},

@@ -76,6 +76,7 @@ const (
 	// else up.
 	streamWindow = 256 << 10
 	magic        = "sigma call/1"
+	helloFirst   = byte(len(magic)) // the first byte of a connection: the size of the hello's body
 )
 
 func cost(bytes int) int { return bytes + messageCost }

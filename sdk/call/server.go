@@ -26,6 +26,11 @@ type Server struct {
 	// when that one has returned. Streams are not observed, as they may last for hours, nor
 	// StatsMethod. Set it before Serve.
 	Observe func() (end func(error))
+	// Other, unless nil, serves connections that begin as no client of this package does, so that a
+	// server can speak another protocol at the same endpoint. first is what was read of the
+	// connection. It closes the connection, and returns when it has ended, or soon after ctx. A
+	// connection that says nothing for 10 s is closed. Set it before Serve.
+	Other func(ctx context.Context, nc net.Conn, first []byte)
 
 	cfg   Config
 	stats stats
@@ -125,6 +130,11 @@ func (s *Server) serve(ctx context.Context, accept func() (net.Conn, sigma.Princ
 func (s *Server) ServeConn(ctx context.Context, nc net.Conn, p sigma.Principal) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	in := input{limited: true}
+	nc.SetReadDeadline(time.Now().Add(helloMax))
+	if s.Other != nil && !s.mine(ctx, nc, &in) {
+		return
+	}
 	c := &serverConn{server: s, ctx: ctx, caller: p, methods: map[uint16]*method{}, calls: map[uint32]*serverCall{}}
 	c.init(nc, c)
 	c.reading = true
@@ -134,11 +144,26 @@ func (s *Server) ServeConn(ctx context.Context, nc net.Conn, p sigma.Principal) 
 	}
 	stop := context.AfterFunc(ctx, func() { c.end(lost(context.Cause(ctx))) })
 	defer stop()
-	nc.SetReadDeadline(time.Now().Add(helloMax))
-	r := &reader{c: c, in: input{limited: true}, dirty: true}
+	r := &reader{c: c, in: in, dirty: true, now: time.Now()}
 	c.tasks.Go(r.run)
 	c.tasks.Wait()
 	s.remove(c)
+}
+
+// mine reads the beginning of a connection, which Other gets if it is of another protocol.
+func (s *Server) mine(ctx context.Context, nc net.Conn, in *input) bool {
+	stop := context.AfterFunc(ctx, func() { nc.Close() })
+	err := in.fill(nc)
+	if stop(); err != nil {
+		nc.Close()
+		return false
+	}
+	if in.buf[0] == helloFirst {
+		return true
+	}
+	nc.SetReadDeadline(time.Time{})
+	s.Other(ctx, nc, in.buf[:in.w])
+	return false
 }
 
 func (s *Server) add(c *serverConn) bool {

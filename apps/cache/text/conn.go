@@ -1,0 +1,329 @@
+package text
+
+import (
+	"context"
+	"errors"
+	"net"
+	"syscall"
+	"time"
+
+	"sigmaos.dev/apps/cache/op"
+	"sigmaos.dev/apps/cache/store"
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/wire/rawio"
+)
+
+// protocol is what differs between the two.
+type protocol interface {
+	// command executes the command that b begins with, and gives how many bytes it has. If it is
+	// not whole, used is 0 and need is how many bytes it has at least. After an error nothing of
+	// the connection can be understood; it has been answered.
+	command(c *conn, b []byte) (used, need int, err error)
+	// busy answers that there is no memory for a long command.
+	busy(c *conn)
+}
+
+// conn is a connection. All of it belongs to the goroutine that serves it.
+type conn struct {
+	server *Server
+	nc     net.Conn
+	ctx    context.Context
+	id     int64
+	talk   protocol // nil = it has not said anything
+
+	in   []byte
+	r, w int // in[r:w] was read and not used
+	fd   int // while runTCP reads; else -1
+	need int // bytes that the next command has at least
+	long int64
+	out  []byte
+
+	now      int64 // ms; of the last read
+	limited  bool  // there is a deadline for the rest of a command
+	unsure   bool  // there is one of runTCP
+	writable time.Time
+	value    []byte // scratch
+	op       op.Op  // scratch
+	ended    bool   // the client wants no more
+}
+
+// confirmAfter is short for a client that waits for the end, and long beside what it costs.
+const confirmAfter = 500 * time.Millisecond
+
+var (
+	errEnd      = errors.New("the client has ended the connection")
+	errProtocol = errors.New("what was sent is no command")
+)
+
+// run serves until the connection ends.
+func (c *conn) run() {
+	if c.w > 0 && !c.serve() { // the beginning was read before
+		return
+	}
+	if tcp, is := c.nc.(*net.TCPConn); is {
+		c.runTCP(tcp)
+		return
+	}
+	for {
+		room, err := c.prepare()
+		if err != nil {
+			return
+		}
+		n, err := c.nc.Read(room)
+		if c.w += n; n == 0 && err != nil || !c.serve() {
+			return
+		}
+	}
+}
+
+// runTCP does the same with fewer system calls. net.Conn.Read asks the kernel before it waits,
+// which a client that waits for its answer has never anything for. A read that did not fill its
+// buffer has emptied the socket, so that this waits at once: what has come since wakes it. All of
+// that is within one call of RawConn.Read, which forgets wake-ups only when it begins.
+//
+// The end of the client's side may have come with its last bytes, and wakes nobody then. So a
+// connection that was silent for confirmAfter is read once more.
+func (c *conn) runTCP(tcp *net.TCPConn) {
+	raw, err := tcp.SyscallConn()
+	for err == nil {
+		over := false
+		err = raw.Read(func(fd uintptr) bool {
+			c.fd = int(fd)
+			over = c.readTCP()
+			return over
+		})
+		c.fd = -1
+		if over || !c.unsure || c.server.over() {
+			return
+		}
+		c.unsure = false
+		err = tcp.SetReadDeadline(time.Time{})
+	}
+}
+
+// readTCP reads and answers until the socket is empty, or else reports that the connection is over.
+func (c *conn) readTCP() (over bool) {
+	for {
+		room, err := c.prepare()
+		if err != nil {
+			return true
+		}
+		n, err := rawio.Read(c.fd, room)
+		if err == syscall.EAGAIN {
+			return false
+		}
+		if c.w += n; n == 0 || !c.serve() {
+			return true
+		}
+		if n == len(room) || c.limits() {
+			continue
+		}
+		if !c.unsure {
+			c.unsure = true
+			c.nc.SetReadDeadline(time.Now().Add(confirmAfter))
+			return c.server.over()
+		}
+		return false
+	}
+}
+
+// serve answers what was read. It reports false if the connection is to end.
+func (c *conn) serve() bool {
+	c.now = store.Now()
+	err := c.execute()
+	return c.flush() == nil && err == nil
+}
+
+// execute answers all commands that are whole.
+func (c *conn) execute() error {
+	for c.r < c.w {
+		if c.w-c.r < c.need {
+			return nil
+		}
+		if c.talk == nil {
+			if c.talk = protocolOf(c.in[c.r]); c.talk == nil {
+				c.out = append(c.out, "-ERR this is neither RESP nor memcached's protocol\r\n"...)
+				return errProtocol
+			}
+		}
+		used, need, err := c.talk.command(c, c.in[c.r:c.w])
+		if err != nil {
+			return err
+		}
+		if c.need = need; used == 0 {
+			return nil
+		}
+		c.need = 0
+		c.server.count.Add(1)
+		c.r += used
+		if c.ended {
+			return errEnd
+		}
+		if len(c.out) >= flushAt {
+			if err := c.flush(); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// protocolOf tells by the first byte of a connection what it speaks.
+func protocolOf(first byte) protocol {
+	switch {
+	case first == '*' || first >= 'A' && first <= 'Z':
+		return &resp{}
+	case first >= 'a' && first <= 'z':
+		return &memcached{}
+	}
+	return nil
+}
+
+// limits says whether the deadline for reading has to be set or removed.
+func (c *conn) limits() bool { return c.w > c.r || c.limited }
+
+// prepare gives the room for what is read next. Who has begun a command has to go on in time.
+func (c *conn) prepare() (room []byte, err error) {
+	if c.limits() {
+		c.limited, c.unsure = c.w > c.r, false
+		var at time.Time
+		if c.limited {
+			at = time.Now().Add(stallMax)
+		}
+		c.nc.SetReadDeadline(at)
+		if c.server.over() {
+			return nil, errEnd
+		}
+	}
+	err = c.makeRoom()
+	return c.in[c.w:], err
+}
+
+// over says whether the server ends; a deadline that was set since is not the one that it set.
+func (s *Server) over() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.leaving
+}
+
+// makeRoom has the buffer have room for the command that has begun.
+func (c *conn) makeRoom() error {
+	if c.r == c.w {
+		c.r, c.w = 0, 0
+		if len(c.in) > longLeast { // it was for a long command
+			c.in = make([]byte, bufferFirst)
+			c.server.long.Add(-c.long)
+			c.long = 0
+		}
+		if cap(c.out) > 2*flushAt {
+			c.out = nil
+		}
+		if cap(c.value) > longLeast {
+			c.value = nil
+		}
+	}
+	want := max(c.need, c.w-c.r+1)
+	switch {
+	case want <= len(c.in)-c.r && c.w < len(c.in):
+		return nil
+	case want <= len(c.in):
+		c.w = copy(c.in, c.in[c.r:c.w])
+		c.r = 0
+		return nil
+	}
+	// The buffer grows as bytes come, so that who only announces a long command holds little.
+	size := min(max(2*len(c.in), bufferFirst), max(want, 2*(c.w-c.r)))
+	if size > longLeast {
+		more := int64(size) - c.long
+		if c.server.long.Add(more) > c.server.cfg.LongMax {
+			c.server.long.Add(-more)
+			c.talk.busy(c)
+			c.flush()
+			return errEnd
+		}
+		c.long += more
+	}
+	b := make([]byte, size)
+	c.w = copy(b, c.in[c.r:c.w])
+	c.in, c.r = b, 0
+	return nil
+}
+
+// flush sends the answers.
+func (c *conn) flush() error {
+	if len(c.out) == 0 {
+		return nil
+	}
+	// The deadline is renewed now and then only, as that costs about as much as a command.
+	if now := time.UnixMilli(c.now); now.Add(stallMax).After(c.writable) {
+		c.writable = time.Now().Add(3 * stallMax / 2)
+		c.nc.SetWriteDeadline(c.writable)
+	}
+	out := c.out
+	c.out = c.out[:0]
+	if c.fd >= 0 {
+		n, err := rawio.Write(c.fd, out)
+		if n == len(out) || err != nil && err != syscall.EAGAIN {
+			return err
+		}
+		out = out[max(n, 0):]
+	}
+	_, err := c.nc.Write(out)
+	return err
+}
+
+// do applies an operation; its value is in the connection's scratch memory.
+func (c *conn) do(o *op.Op) (op.Result, error) {
+	c.op = *o // so that callers' need no memory of the heap
+	res, err := c.server.cfg.Backend.Do(c.ctx, &c.op, c.value[:0])
+	if res.Value != nil {
+		c.value = res.Value
+	}
+	return res, err
+}
+
+// says is the text of an error for a client.
+func says(err error) string {
+	text := err.Error()
+	var e *sigma.Error
+	if errors.As(err, &e) && e.Msg != "" {
+		text = e.Msg
+	}
+	b := []byte(text)
+	for i, x := range b {
+		if x < ' ' {
+			b[i] = ' '
+		}
+	}
+	return string(b[:min(len(b), 400)])
+}
+
+// number reads a decimal number of a command.
+func number(b []byte) (n int64, ok bool) {
+	if len(b) == 0 || len(b) > 20 {
+		return 0, false
+	}
+	negative := b[0] == '-'
+	if negative || b[0] == '+' {
+		b = b[1:]
+	}
+	if len(b) == 0 {
+		return 0, false
+	}
+	limit := uint64(1<<63 - 1)
+	if negative {
+		limit++
+	}
+	u := uint64(0)
+	for _, x := range b {
+		d := uint64(x - '0')
+		if x < '0' || x > '9' || u > (limit-d)/10 {
+			return 0, false
+		}
+		u = u*10 + d
+	}
+	if negative {
+		return -int64(u), true
+	}
+	return int64(u), true
+}
