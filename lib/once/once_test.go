@@ -79,6 +79,7 @@ func TestDo(t *testing.T) {
 		if !got["third good <nil>"] || !got["second  /t: error: cannot"] {
 			t.Errorf("got %v", got)
 		}
+		synctest.Wait() // the former owner's watch has heard of it
 		close(goOn)
 		if got := <-results; got != "first good <nil>" {
 			t.Errorf("the former owner got %q", got)

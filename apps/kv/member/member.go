@@ -35,6 +35,9 @@ import (
 )
 
 const (
+	// A member that hears nothing of its leader for 350 to 700 ms stands for election.
+	tick          = 25 * time.Millisecond
+	electionTicks = 14
 	// tendEvery is the time between two looks at keys that expire, memory and members.
 	tendEvery = 250 * time.Millisecond
 	// againPause is the time before what failed is tried again.

@@ -21,7 +21,8 @@ func (m *Member) open(ctx context.Context, found call.Find) error {
 	if err != nil {
 		return err
 	}
-	rc := replica.Config{ID: m.id, Machine: m.store, CommandMax: commandMax, Lease: true, Logger: m.log}
+	rc := replica.Config{ID: m.id, Machine: m.store, CommandMax: commandMax, Lease: true, Logger: m.log,
+		Tick: tick, ElectionTicks: electionTicks}
 	if begins {
 		rc.Peers = map[uint64]string{m.id: m.self}
 	}

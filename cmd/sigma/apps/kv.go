@@ -164,8 +164,10 @@ means that there is no such key. If VALUE is - it is read from standard input.`,
 }
 
 func newKVDelCommand(a *app) *cobra.Command {
-	return &cobra.Command{Use: "del STORE KEY...", Short: "Remove keys", Example: "  sudo sigma kv del orders order-7",
-		Args: cli.Between(2, -1),
+	return &cobra.Command{Use: "del STORE KEY...", Short: "Remove keys",
+		Long:    "Remove keys from a store. One that is not there is an error; the others are removed.",
+		Example: "  sudo sigma kv del orders order-7",
+		Args:    cli.Between(2, -1),
 		RunE: a.withClerk(func(ctx context.Context, c *kv.Clerk, args []string) error {
 			var errs []error
 			for _, key := range args {

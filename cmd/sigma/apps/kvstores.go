@@ -129,6 +129,7 @@ func (a *app) settleKV(ctx context.Context, clerk *kv.Clerk, epoch uint64) error
 
 func newKVRemoveCommand(a *app) *cobra.Command {
 	return &cobra.Command{Use: "rm STORE", Short: "Remove a store and all its keys",
+		Long:    "Remove a store, its keys and its procs. There is no way back.",
 		Example: "  sudo sigma kv rm orders", Args: cli.Between(1, 1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := layout.CheckName(args[0]); err != nil {
@@ -208,8 +209,10 @@ type kvStore struct {
 }
 
 func newKVListCommand(a *app) *cobra.Command {
-	return cli.Listing(a.App, &cobra.Command{Use: "ls", Short: "List stores", Example: "  sudo sigma kv ls",
-		Args: cli.Between(0, 0)},
+	return cli.Listing(a.App, &cobra.Command{Use: "ls", Short: "List stores",
+		Long:    "List the realm's stores with their groups, replicas, shards and moves under way.",
+		Example: "  sudo sigma kv ls",
+		Args:    cli.Between(0, 0)},
 		func(ctx context.Context, _ []string) (all []kvStore, err error) {
 			c, err := a.Client(ctx)
 			if err != nil {
