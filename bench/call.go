@@ -286,8 +286,8 @@ func (a *callArms) client(ctx context.Context, kind, server string, flight, size
 	if err != nil {
 		return 0, 0, err
 	}
-	var made, took, used float64
-	if _, err := fmt.Sscan(string(out), &made, &took, &used); err != nil {
+	var created, took, used float64
+	if _, err := fmt.Sscan(string(out), &created, &took, &used); err != nil {
 		return 0, 0, fmt.Errorf("%q: %w", out, err)
 	}
 	if ours &&
@@ -296,7 +296,7 @@ func (a *callArms) client(ctx context.Context, kind, server string, flight, size
 		// the client
 		used += float64(a.daemons() - daemons)
 	}
-	return made / took * 1e9, used / made / 1e3, nil
+	return created / took * 1e9, used / created / 1e3, nil
 }
 
 // daemons is what has been used so far by the machines' daemons.

@@ -21,13 +21,13 @@ import (
 // processes, and those of containers, are in cgroups below one, by which its processor time is
 // counted.
 type dockerd struct {
-	r      *Run
-	dir    string
-	group  string // name of its cgroups
-	client string // path of the docker command
-	cmd    *exec.Cmd
-	ended  chan error
-	made   []string // directories of its programs that were not there before, deepest first
+	r       *Run
+	dir     string
+	group   string // name of its cgroups
+	client  string // path of the docker command
+	cmd     *exec.Cmd
+	ended   chan error
+	created []string // directories of its programs that were not there before, deepest first
 }
 
 const (
@@ -47,7 +47,7 @@ func (r *Run) startDocker(ctx context.Context, program string) (d *dockerd, err 
 	for _, dir := range []string{"/run/docker/plugins", "/run/docker", "/run/containerd/s", "/run/containerd",
 		"/etc/docker/key.json"} { // there is no option for them
 		if _, err := os.Stat(dir); err != nil {
-			d.made = append(d.made, dir)
+			d.created = append(d.created, dir)
 		}
 	}
 	if d.client, err = find(ctx, "docker", "docker.io"); err != nil {
@@ -244,7 +244,7 @@ func (d *dockerd) stop() {
 			unix.Unmount(f[4], unix.MNT_DETACH)
 		}
 	}
-	for _, dir := range d.made {
+	for _, dir := range d.created {
 		os.Remove(dir)
 	}
 	os.RemoveAll(d.dir)

@@ -135,23 +135,23 @@ var (
 
 // fileArms is one run.
 type fileArms struct {
-	r      *Run
-	s      *system // of the first machine, which alone takes procs
-	c      *testenv.Cluster
-	local  string            // the program
-	path   string            // and in the realm
-	host   string            // directory of native files
-	server map[string]string // addresses of the peers, by store
-	mount  string            // where the realm's tree is mounted
-	others []int             // processes that work for the arms, besides the system's daemons
-	ends   []func()
-	large  int
-	made   map[string]bool // files that are there
+	r       *Run
+	s       *system // of the first machine, which alone takes procs
+	c       *testenv.Cluster
+	local   string            // the program
+	path    string            // and in the realm
+	host    string            // directory of native files
+	server  map[string]string // addresses of the peers, by store
+	mount   string            // where the realm's tree is mounted
+	others  []int             // processes that work for the arms, besides the system's daemons
+	ends    []func()
+	large   int
+	created map[string]bool // files that are there
 }
 
 func runFiles(ctx context.Context, r *Run) (err error) {
 	blocks := 10
-	a := &fileArms{r: r, large: 256 << 20, server: map[string]string{}, made: map[string]bool{}}
+	a := &fileArms{r: r, large: 256 << 20, server: map[string]string{}, created: map[string]bool{}}
 	if r.Quick {
 		blocks, a.large = 3, 64<<20
 	}
@@ -361,14 +361,14 @@ func (a *fileArms) make(ctx context.Context, i filesItem) error {
 		case store != "hidden":
 			store, place = "native", filepath.Base(i.path)
 		}
-		if a.made[place] {
+		if a.created[place] {
 			continue
 		}
 		w := filesItem{what: "write", path: i.path, size: i.size, piece: min(i.size, 1<<20)}
 		if _, _, err := a.one(ctx, w, store, 1); err != nil {
 			return err
 		}
-		a.made[place] = true
+		a.created[place] = true
 	}
 	return nil
 }

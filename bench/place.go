@@ -117,9 +117,9 @@ func placeProcess(pid int, on unix.CPUSet) error {
 // beside each other. What a plain process does in one costs what the kernel takes for any
 // container.
 type twins struct {
-	name string
-	made []string
-	last [2][]string // one for each controller
+	name    string
+	created []string
+	last    [2][]string // one for each controller
 }
 
 // newTwins makes them like those of a process. name is that of the topmost.
@@ -160,7 +160,7 @@ func newTwins(pid int, name string) (t *twins, err error) {
 			t.last[i] = append(t.last[i], leaf)
 		}
 	}
-	if len(t.made) == 0 {
+	if len(t.created) == 0 {
 		return t, errors.New("procs are in no cgroups")
 	}
 	return t, nil
@@ -169,7 +169,7 @@ func newTwins(pid int, name string) (t *twins, err error) {
 func (t *twins) make(dir string) error {
 	err := os.Mkdir(dir, 0o755)
 	if err == nil {
-		t.made = append(t.made, dir)
+		t.created = append(t.created, dir)
 	}
 	return err
 }
@@ -182,7 +182,7 @@ func (t *twins) enter(i int) []string {
 
 // remove removes them, when nobody is in them any more.
 func (t *twins) remove() {
-	for _, dir := range slices.Backward(t.made) {
+	for _, dir := range slices.Backward(t.created) {
 		os.Remove(dir)
 	}
 }

@@ -70,13 +70,13 @@ type fakeProc struct {
 
 // memRealms keeps a tree in memory for each realm.
 type memRealms struct {
-	mu     sync.Mutex
-	trees  map[sigma.RealmID]*memfs.Tree       // mu
-	made   map[sigma.RealmID]time.Time         // mu
-	shares map[sigma.RealmID]uint32            // mu
-	limits map[sigma.RealmID]sigma.RealmLimits // mu
-	auto   bool                                // realms appear with their first use, as s3d's do
-	away   atomic.Bool                         // nobody is told which realms there are
+	mu      sync.Mutex
+	trees   map[sigma.RealmID]*memfs.Tree       // mu
+	created map[sigma.RealmID]time.Time         // mu
+	shares  map[sigma.RealmID]uint32            // mu
+	limits  map[sigma.RealmID]sigma.RealmLimits // mu
+	auto    bool                                // realms appear with their first use, as s3d's do
+	away    atomic.Bool                         // nobody is told which realms there are
 }
 
 func (r *memRealms) Attach(ctx context.Context, p sigma.Principal, name string) (sigma.File, error) {
@@ -103,10 +103,10 @@ func (r *memRealms) Create(_ context.Context, id sigma.RealmID) error {
 		return sigma.Errorf("test", sigma.KindExists, "there")
 	}
 	r.trees[id] = memfs.New(memfs.Config{})
-	if r.made == nil {
-		r.made = map[sigma.RealmID]time.Time{}
+	if r.created == nil {
+		r.created = map[sigma.RealmID]time.Time{}
 	}
-	r.made[id] = time.Now()
+	r.created[id] = time.Now()
 	return nil
 }
 
@@ -148,7 +148,7 @@ func (r *memRealms) List(context.Context) (out []sigma.RealmInfo, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for id := range r.trees {
-		out = append(out, sigma.RealmInfo{ID: id, Created: r.made[id], Shares: r.shares[id], Limits: r.limits[id]})
+		out = append(out, sigma.RealmInfo{ID: id, Created: r.created[id], Shares: r.shares[id], Limits: r.limits[id]})
 	}
 	return out, nil
 }

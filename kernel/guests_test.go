@@ -70,8 +70,8 @@ func (c *keptCredentials) call(method string, payload []byte) (reply []byte, err
 			c.all[realm] = map[string]sigmap.NewCredential{}
 		}
 		c.all[realm][n.Name] = n
-		made := sigma.Credential{Name: n.Name, Role: n.Role, Created: time.Unix(1, 0)}
-		return sigmap.Payload(func(c *sigmap.Coder) { c.Credential(&made) })
+		created := sigma.Credential{Name: n.Name, Role: n.Role, Created: time.Unix(1, 0)}
+		return sigmap.Payload(func(c *sigmap.Coder) { c.Credential(&created) })
 	case sigmap.CallCredentialRevoke.Name:
 		if err = sigmap.Parse(payload, func(c *sigmap.Coder) { c.RealmID(&realm); c.Str(&name) }); err == nil {
 			delete(c.all[realm], name)
@@ -146,8 +146,8 @@ func credentialsOf(c *sdk.Client) sigma.Caller {
 // credential has a session make one, and gives its text.
 func credential(ctx context.Context, c *sdk.Client, name string, role sigma.Role) (text string, err error) {
 	n := sigmap.NewCredential{Name: name, Role: role}
-	made, err := sigmap.CallCreateCredential.Ask(ctx, credentialsOf(c), n)
-	return made.Text, err
+	created, err := sigmap.CallCreateCredential.Ask(ctx, credentialsOf(c), n)
+	return created.Text, err
 }
 
 func (m *machine) guest(t *testing.T, path, text string) *sdk.Client {

@@ -144,26 +144,26 @@ func (d *Dialer) member(ctx context.Context, e sigma.DirEntry) *member {
 		return m
 	}
 	d.mu.Unlock()
-	made := &member{name: e.Name, version: e.ID.Version}
+	created := &member{name: e.Name, version: e.ID.Version}
 	text, err := d.c.ReadLink(ctx, within(d.path, e.Name))
 	if err == nil {
-		made.endpoint, err = sigma.ParseEndpoint(text)
+		created.endpoint, err = sigma.ParseEndpoint(text)
 	}
 	if err == nil {
-		err = unfit(made.endpoint)
+		err = unfit(created.endpoint)
 	}
-	made.err = err
+	created.err = err
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if m = d.known[e.Name]; err == nil && m != nil && m.err == nil && m.endpoint == made.endpoint {
+	if m = d.known[e.Name]; err == nil && m != nil && m.err == nil && m.endpoint == created.endpoint {
 		m.version = max(m.version, e.ID.Version)
 		return m
 	}
 	if kind := sigma.KindOf(err); err == nil || kind == sigma.KindInvalid ||
 		kind == sigma.KindUnsupported { // what else it is may pass
-		d.known[e.Name] = made
+		d.known[e.Name] = created
 	}
-	return made
+	return created
 }
 
 // rule gives the policy that is in a file, which it reads if it is new.

@@ -10,10 +10,10 @@ import (
 // were looked up least recently.
 func TestInodes(t *testing.T) {
 	c, dir := newInodes(), &node{}
-	made := make([]*node, inodesMax)
-	for i := range made {
-		made[i] = &node{}
-		if err := c.touch(dir, made[i]); err != nil {
+	created := make([]*node, inodesMax)
+	for i := range created {
+		created[i] = &node{}
+		if err := c.touch(dir, created[i]); err != nil {
 			t.Fatalf("node %d: %v", i, err)
 		}
 		if notice := len(c.full) > 0; notice != (i >= inodesFull) {
@@ -23,21 +23,21 @@ func TestInodes(t *testing.T) {
 	if err := c.touch(dir, &node{}); sigma.KindOf(err) != sigma.KindBusy {
 		t.Errorf("one too many: %v, want busy", err)
 	}
-	if err := c.touch(dir, made[0]); err != nil {
+	if err := c.touch(dir, created[0]); err != nil {
 		t.Errorf("one that is known: %v", err)
 	}
-	if got := c.oldest(); got != made[1] {
+	if got := c.oldest(); got != created[1] {
 		t.Error("the oldest is not the one that was looked up least recently")
 	}
-	c.forget(made[1])
-	c.forget(made[1])
-	if err := c.touch(made[2], &node{}); err != nil {
+	c.forget(created[1])
+	c.forget(created[1])
+	if err := c.touch(created[2], &node{}); err != nil {
 		t.Errorf("when one was forgotten: %v", err)
 	}
-	if got := c.oldest(); got != made[3] {
+	if got := c.oldest(); got != created[3] {
 		t.Error("a directory in which a name was looked up is the oldest")
 	}
-	for _, n := range made {
+	for _, n := range created {
 		c.forget(n)
 	}
 	if got := c.oldest(); got != nil || c.all.Len() != 1 {

@@ -91,7 +91,7 @@ type Mount struct {
 	handles   *handles
 	kept      *memfs.Tree // names that were removed while they are open (removed.go)
 	inodes    *inodes
-	made      atomic.Uint64 // how many nodes were made
+	created   atomic.Uint64 // how many nodes were made
 	tenants   bool          // a program of the realm serves what is mounted, not the system
 	uid, gid  uint32
 	canPass   atomic.Bool // the kernel reads passed descriptors by itself

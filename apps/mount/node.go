@@ -165,7 +165,7 @@ func (n *node) child(ctx context.Context, name string, f sigma.File, isOpen bool
 	to := n.known(name, id)
 	if to == nil {
 		to = &node{m: n.m, identity: id}
-		n.NewInode(ctx, to, fs.StableAttr{Mode: typeOf(id.kind), Ino: n.number(name, id.path), Gen: n.m.made.Add(1)})
+		n.NewInode(ctx, to, fs.StableAttr{Mode: typeOf(id.kind), Ino: n.number(name, id.path), Gen: n.m.created.Add(1)})
 		to.saw(st, 0)
 	}
 	if err := n.m.inodes.touch(n, to); err != nil {

@@ -220,18 +220,18 @@ func (n *node) Create(ctx context.Context, name string, linux uint32, mode uint3
 	if n.isObject() {
 		flags |= sigma.OpenReadWrite // also if it is to be read only: it is made nevertheless
 	}
-	var made sigma.File
+	var created sigma.File
 	var st sigma.Stat
 	known := false
 	err := n.with(ctx, true, func(dir sigma.File) (err error) {
-		if made, err = dir.Create(ctx, name, flags, mode&0o777); err != nil {
+		if created, err = dir.Create(ctx, name, flags, mode&0o777); err != nil {
 			return err
 		}
-		if st, known = asMade(made, flags, mode); known {
+		if st, known = asMade(created, flags, mode); known {
 			return nil
 		}
-		if st, err = made.Stat(ctx); err != nil {
-			made.Close()
+		if st, err = created.Stat(ctx); err != nil {
+			created.Close()
 		}
 		return err
 	})
@@ -240,10 +240,10 @@ func (n *node) Create(ctx context.Context, name string, linux uint32, mode uint3
 	}
 	l, err := n.m.realm.get(ctx)
 	if err != nil {
-		made.Close()
+		created.Close()
 		return nil, nil, 0, errnoOf(err)
 	}
-	to, err := n.child(ctx, name, made, true, l, st, out)
+	to, err := n.child(ctx, name, created, true, l, st, out)
 	if err != nil {
 		return nil, nil, 0, errnoOf(err)
 	}
@@ -251,15 +251,15 @@ func (n *node) Create(ctx context.Context, name string, linux uint32, mode uint3
 		to.changed(0)
 		out.SetAttrTimeout(time.Nanosecond) // 0 would be replaced by the default
 	}
-	fh, how := to.opened(ctx, &open{n: to, flags: flags &^ (sigma.OpenTruncate | sigma.OpenExclusive), file: made,
+	fh, how := to.opened(ctx, &open{n: to, flags: flags &^ (sigma.OpenTruncate | sigma.OpenExclusive), file: created,
 		life: l, asked: asked, object: n.isObject()})
 	return to.EmbeddedInode(), fh, how, 0
 }
 
 // asMade gives the attributes of a file that was made just now, if nobody can have made it before
 // and its handle knows which it is. It saves a request of each file that is made.
-func asMade(made sigma.File, flags sigma.OpenFlags, mode uint32) (sigma.Stat, bool) {
-	i, ok := made.(sigma.Identified)
+func asMade(created sigma.File, flags sigma.OpenFlags, mode uint32) (sigma.Stat, bool) {
+	i, ok := created.(sigma.Identified)
 	if !ok || flags&sigma.OpenExclusive == 0 {
 		return sigma.Stat{}, false
 	}

@@ -115,7 +115,7 @@ func (f *fakeProcs) Unregister(ctx context.Context, name string) error {
 func (f *fakeProcs) lead(ctx context.Context, path, _ string) (sigma.Epoch, <-chan struct{}, error) {
 	x, _ := f.leading.LoadOrStore(path, make(chan sigma.Epoch, 1))
 	turn := x.(chan sigma.Epoch)
-	if _, made := f.leading.LoadOrStore(path+" made", true); !made {
+	if _, created := f.leading.LoadOrStore(path+" made", true); !created {
 		turn <- 0
 	}
 	select {

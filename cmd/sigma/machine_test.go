@@ -122,13 +122,14 @@ func TestToken(t *testing.T) {
 		strings.Contains(got, "sigma-token") {
 		t.Errorf("ls: %q", got)
 	}
-	var made members.TokenJSON
-	if err := json.Unmarshal([]byte(f.ok("token", "create", "--json")), &made); err != nil || made.State != "good" ||
-		made.Uses != 1 || made.Join != "sigma join 10.0.0.1:7700 --token "+made.Token {
-		t.Errorf("create --json: %+v, %v", made, err)
+	var created members.TokenJSON
+	if err := json.Unmarshal([]byte(f.ok("token", "create", "--json")), &created); err != nil ||
+		created.State != "good" || created.Uses != 1 ||
+		created.Join != "sigma join 10.0.0.1:7700 --token "+created.Token {
+		t.Errorf("create --json: %+v, %v", created, err)
 	}
 	want(t, f.sigma("token", "revoke", id, "zzz"), 1, "", `there is no token "zzz"`)
-	if got := f.ok("token", "revoke", id[:9], made.Token); got != id+"\n"+made.ID+"\n" {
+	if got := f.ok("token", "revoke", id[:9], created.Token); got != id+"\n"+created.ID+"\n" {
 		t.Errorf("revoke: %q", got)
 	}
 	var list []members.TokenJSON

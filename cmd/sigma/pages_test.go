@@ -67,7 +67,7 @@ func TestPages(t *testing.T) {
 }
 
 // checkPage compares, or writes, what is made of a page, and returns the page.
-func checkPage(t *testing.T, name, made, fresh string) string {
+func checkPage(t *testing.T, name, created, fresh string) string {
 	file := filepath.Join(pagesDir, name)
 	b, err := os.ReadFile(file)
 	if os.IsNotExist(err) && *rewrite {
@@ -85,7 +85,7 @@ func checkPage(t *testing.T, name, made, fresh string) string {
 		t.Errorf("%s lacks the lines\n%s%s", file, madeBegin, madeEnd)
 		return string(b)
 	}
-	want := before + made + after
+	want := before + created + after
 	switch {
 	case want == string(b) && !*rewrite:
 	case *rewrite:

@@ -108,9 +108,9 @@ func New(n int, seed uint64) (*Lab, error) {
 	for i := range n {
 		m := &Machine{Addr: netip.AddrFrom4([4]byte{10, 77, 0, byte(i + 1)}), lab: l, work: make(chan func()),
 			gone: make(chan struct{})}
-		made := make(chan error)
-		go m.live(made)
-		if err = <-made; err == nil {
+		created := make(chan error)
+		go m.live(created)
+		if err = <-created; err == nil {
 			l.machines = append(l.machines, m)
 			err = l.poller.add(m.tun, i)
 		}
@@ -214,7 +214,7 @@ func (l *Lab) direction(from, to *Machine) *direction {
 // live is the thread that makes a namespace and starts programs there. It never leaves the
 // namespace, so it ends with its goroutine (runtime.LockOSThread without Unlock), and with it
 // whatever was started with Pdeathsig.
-func (m *Machine) live(made chan<- error) {
+func (m *Machine) live(created chan<- error) {
 	runtime.LockOSThread()
 	defer close(m.gone)
 	err := unix.Unshare(unix.CLONE_NEWNET)
@@ -224,7 +224,7 @@ func (m *Machine) live(made chan<- error) {
 	if err == nil {
 		m.tun, err = device(m.Addr)
 	}
-	made <- err
+	created <- err
 	if err != nil {
 		m.ns.Close() // of nil too
 		return

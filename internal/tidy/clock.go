@@ -38,7 +38,7 @@ var wallClock = map[string]string{
 	"kernel/meter/ledger.go":       "which hour it is, in which something is counted",
 	"kernel/meter/copies.go":       "which hour it is, in which something was counted, and when it was told, which is shown",
 	"kernel/meter/copyread.go":     "which hour it is, in which something was counted",
-	"kernel/meter/made.go":         "when a realm was made, which tells it from others of its name",
+	"kernel/meter/created.go":      "when a realm was created, which tells it from others of its name",
 	"kernel/meter/pages.go":        "when a proc began and ended, which is shown",
 	"kernel/eventlog/eventlog.go":  "numbers of events, which begin with the time",
 	"kernel/computed/dir.go":       "modification times",

@@ -105,12 +105,12 @@ func chain(deps []listed, from, to string) []string {
 			}
 		}
 	}
-	way := []string{to}
+	route := []string{to}
 	for p := by[to]; p != ""; p = by[p] {
-		way = append(way, p)
+		route = append(route, p)
 	}
-	slices.Reverse(way)
-	return way
+	slices.Reverse(route)
+	return route
 }
 
 // GoList asks the go command at root for the dependencies of dir.

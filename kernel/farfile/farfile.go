@@ -104,11 +104,11 @@ func (p *Place) ids(ids []sigma.FileID) []sigma.FileID {
 	return ids
 }
 
-func (p *Place) way(names []string) []string { return slices.Concat(p.names, names) }
+func (p *Place) route(names []string) []string { return slices.Concat(p.names, names) }
 
 // Walk goes on at the place. The ids begin with that of the place itself.
 func (p *Place) Walk(ctx context.Context, names []string) (sigma.File, []sigma.FileID, error) {
-	f, ids, err := p.root.Walk(ctx, p.way(names))
+	f, ids, err := p.root.Walk(ctx, p.route(names))
 	if ids = p.ids(ids); err == nil && len(ids) == 0 {
 		err = sigma.PathError("kernel.far", sigma.KindNotFound, p.path)
 	}
@@ -120,7 +120,7 @@ func (p *Place) Walk(ctx context.Context, names []string) (sigma.File, []sigma.F
 
 func (p *Place) Get(ctx context.Context, names []string, offset uint64, count int) (sigma.GetResult, *sigma.Stopped,
 	error) {
-	g, stop, err := p.root.Get(ctx, p.way(names), offset, count)
+	g, stop, err := p.root.Get(ctx, p.route(names), offset, count)
 	if stop != nil {
 		stop.Walked -= len(p.names) - 1
 	}
@@ -130,7 +130,7 @@ func (p *Place) Get(ctx context.Context, names []string, offset uint64, count in
 
 func (p *Place) Put(ctx context.Context, names []string, data []byte, o sigma.PutOptions) (sigma.FileID,
 	*sigma.Stopped, error) {
-	id, stop, err := p.root.Put(ctx, p.way(names), data, o)
+	id, stop, err := p.root.Put(ctx, p.route(names), data, o)
 	if stop != nil {
 		stop.Walked -= len(p.names) - 1
 	}

@@ -35,24 +35,24 @@ func (g *Guests) All(ctx context.Context, realm sigma.RealmID) ([]sigma.Credenti
 
 // Create is the call create of a realm, by a guest or, nil, the provider.
 func (g *Guests) Create(ctx context.Context, realm sigma.RealmID, by *Granted,
-	n sigmap.NewCredential) (made sigmap.MadeCredential, err error) {
+	n sigmap.NewCredential) (created sigmap.MadeCredential, err error) {
 	if err := sigma.CheckCredential(n.Name, n.Role); err != nil {
-		return made, err
+		return created, err
 	}
 	secret := identity.NewSecret(realm, n.Name)
 	n.Hash, n.By, n.ByHash = secret.Hash(), "", sigma.CredentialHash{}
 	if by != nil {
 		n.By, n.ByHash = by.Presented.Name, by.Presented.Hash
 	}
-	made.Credential, err = sigmap.CallCredentialAdd.Ask(ctx, g.cfg.Reach.Root(services.Named),
+	created.Credential, err = sigmap.CallCredentialAdd.Ask(ctx, g.cfg.Reach.Root(services.Named),
 		sigmap.AddCredential{Realm: realm, New: n})
 	if err != nil {
-		return made, err
+		return created, err
 	}
 	g.cfg.Log.Info("credential made", "realm", realm, "name", n.Name, "role", n.Role.String(), "by",
 		by.Holder())
-	made.Text = secret.Text()
-	return made, nil
+	created.Text = secret.Text()
+	return created, nil
 }
 
 // Revoke is the call credential-revoke. When it returns, this machine has been told;

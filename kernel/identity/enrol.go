@@ -201,8 +201,8 @@ func (c *Challenges) code(ch Challenge) []byte {
 // cannot be used.
 func (c *Challenges) Use(now time.Time, ch Challenge) error {
 	const op = "identity.Use"
-	made := c.start.Add(time.Duration(binary.LittleEndian.Uint64(ch[:])))
-	if !hmac.Equal(ch[16:], c.code(ch)) || now.Sub(made).Abs() > challengeAge {
+	created := c.start.Add(time.Duration(binary.LittleEndian.Uint64(ch[:])))
+	if !hmac.Equal(ch[16:], c.code(ch)) || now.Sub(created).Abs() > challengeAge {
 		return &sigma.Error{Op: op, Kind: sigma.KindPermission,
 			Msg: "the request answers no challenge of the last minute", Hint: "try again"}
 	}
@@ -224,7 +224,7 @@ func (c *Challenges) Use(now time.Time, ch Challenge) error {
 			return sigma.Errorf(op, sigma.KindBusy, "%d machines have registered within %v", usedMax, challengeAge)
 		}
 	}
-	c.used[ch] = made
+	c.used[ch] = created
 	return nil
 }
 

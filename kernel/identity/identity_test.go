@@ -93,14 +93,14 @@ func TestEnrolment(t *testing.T) {
 	a, key := authority(t), NewKey()
 	tok, other := NewToken(a.Fingerprint()), NewToken(a.Fingerprint())
 	chs := NewChallenges()
-	made := Enrolment{Challenge: chs.New(start), System: a.System(), Machine: "m2", Clock: start,
+	created := Enrolment{Challenge: chs.New(start), System: a.System(), Machine: "m2", Clock: start,
 		Address: "10.0.0.2:7700", Memory: sigma.GiB, Labels: []string{"zone=a"}}
-	if err := made.Sign(key, &tok); err != nil {
+	if err := created.Sign(key, &tok); err != nil {
 		t.Fatal(err)
 	}
 	send := func(change func(*Enrolment)) *Enrolment {
 		t.Helper()
-		e := made
+		e := created
 		change(&e)
 		payload, err := e.Encode()
 		if err != nil {

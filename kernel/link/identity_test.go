@@ -286,14 +286,14 @@ func tryCertificates(a *attempts, s, other *system, m2 *host_) {
 	good := dialer{chain: *cert}
 	control := func() error { return s.dial(good) }
 	pub := m2.key.Public()
-	made := func(subject string, change func(*x509.Certificate)) func() error {
+	created := func(subject string, change func(*x509.Certificate)) func() error {
 		return func() error { return s.dial(dialer{chain: forge(a.t, s.authority, subject, pub, m2.key, change)}) }
 	}
 	said := func(change func(*Hello)) func() error {
 		return func() error { return s.dial(dialer{chain: *cert, hello: change}) }
 	}
 	name := self.URI().String()
-	forged := func() error { return made(name, nil)() } // what forge makes is good when nothing is spoilt
+	forged := func() error { return created(name, nil)() } // what forge makes is good when nothing is spoilt
 
 	a.try("no certificate", control, func() error { return s.dial(dialer{}) }, "bad certificate")
 	a.try("a certificate signed by itself", control, func() error {
@@ -324,25 +324,25 @@ func tryCertificates(a *attempts, s, other *system, m2 *host_) {
 		}
 		return s.dial(dialer{chain: tls.Certificate{Certificate: [][]byte{der, cert.Certificate[0]}, PrivateKey: key}})
 	}, "bad certificate")
-	a.try("an expired certificate", forged, made(name, func(c *x509.Certificate) {
+	a.try("an expired certificate", forged, created(name, func(c *x509.Certificate) {
 		c.NotBefore, c.NotAfter = time.Now().Add(-2*time.Minute), time.Now().Add(-time.Minute)
 	}), "expired at")
-	a.try("a certificate of the future", forged, made(name, func(c *x509.Certificate) {
+	a.try("a certificate of the future", forged, created(name, func(c *x509.Certificate) {
 		c.NotBefore = time.Now().Add(30 * time.Minute)
 	}), "valid only from")
-	a.try("a host name for a name", forged, made(name, func(c *x509.Certificate) {
+	a.try("a host name for a name", forged, created(name, func(c *x509.Certificate) {
 		c.URIs, c.DNSNames = nil, []string{"m2"}
 	}), "bad certificate")
-	a.try("two names", forged, made(name, func(c *x509.Certificate) { c.URIs = append(c.URIs, m2.id.Self().URI()) }),
+	a.try("two names", forged, created(name, func(c *x509.Certificate) { c.URIs = append(c.URIs, m2.id.Self().URI()) }),
 		"bad certificate")
-	a.try("a name of another form", forged, made("spiffe://"+string(s.authority.System())+"/machine/m2/3/3", nil),
+	a.try("a name of another form", forged, created("spiffe://"+string(s.authority.System())+"/machine/m2/3/3", nil),
 		"bad certificate")
 	a.try("the name of another system", forged,
-		made(strings.Replace(name, string(s.authority.System()), string(other.authority.System()), 1), nil),
+		created(strings.Replace(name, string(s.authority.System()), string(other.authority.System()), 1), nil),
 		"belongs to system")
-	a.try("another machine's name for one's own key", forged, made(strings.Replace(name, "/m2/", "/m1/", 1), nil),
+	a.try("another machine's name for one's own key", forged, created(strings.Replace(name, "/m2/", "/m1/", 1), nil),
 		"another key")
-	a.try("a certificate for servers only", forged, made(name, func(c *x509.Certificate) {
+	a.try("a certificate for servers only", forged, created(name, func(c *x509.Certificate) {
 		c.ExtKeyUsage = c.ExtKeyUsage[1:]
 	}), "bad certificate")
 	a.try("a key of another kind", forged, func() error {

@@ -93,7 +93,7 @@ func (b *Beater) keep(ctx context.Context, m sigma.MachineID) {
 	defer all.Wait()
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	made := make(chan *pulse)
+	created := make(chan *pulse)
 	var now *pulse
 	defer func() {
 		if now != nil {
@@ -122,7 +122,7 @@ func (b *Beater) keep(ctx context.Context, m sigma.MachineID) {
 			p := b.try(ctx, m, limit)
 			p.long = long
 			select {
-			case made <- p:
+			case created <- p:
 			case <-ctx.Done():
 				if p.conn != nil {
 					p.conn.Close()
@@ -139,7 +139,7 @@ func (b *Beater) keep(ctx context.Context, m sigma.MachineID) {
 			if ear.changed(time.Now(), now, b.cfg.Timing) && b.cfg.Silent != nil {
 				b.cfg.Silent(m, ear.silent)
 			}
-		case p := <-made:
+		case p := <-created:
 			dials--
 			patient = patient && !p.long
 			if p.conn == nil {

@@ -338,7 +338,7 @@ func TestRandom(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		now, joins, made, over, newest := began, 0, 0, map[sigma.Incarnation]bool{}, uint64(0)
+		now, joins, created, over, newest := began, 0, 0, map[sigma.Incarnation]bool{}, uint64(0)
 		step := func(e Event) {
 			before := len(c.members)
 			effects, err := c.Step(now, e)
@@ -378,7 +378,7 @@ func TestRandom(t *testing.T) {
 			switch r.IntN(9) {
 			case 0:
 				if c.tokens[tok] == nil {
-					made += 2
+					created += 2
 				}
 				step(MakeToken{ID: tok, Uses: 2})
 			case 1:
@@ -397,8 +397,8 @@ func TestRandom(t *testing.T) {
 				step(Tick{})
 			}
 		}
-		if joins > made {
-			t.Fatalf("seed %d: %d joins with tokens for %d", seed, joins, made)
+		if joins > created {
+			t.Fatalf("seed %d: %d joins with tokens for %d", seed, joins, created)
 		}
 		again, err := New(now, Config{Self: "m0", State: k.state()})
 		if err != nil {

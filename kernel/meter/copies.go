@@ -192,7 +192,7 @@ func (c *Copies) Take(now time.Time, m sigma.MachineID, t *Telling) (held uint64
 // is gone.
 func (c *Copies) partLocked(one *ledgerCopy, h *toldHour) *copiedRealm {
 	realm := sigma.RealmID(h.Realm)
-	r, is := one.Realms[realm], c.there.made[realm]
+	r, is := one.Realms[realm], c.there.created[realm]
 	if h.Made != 0 && h.Made < is || h.Made == 0 && is.before(h.From.Unix()/3600) {
 		return nil
 	}

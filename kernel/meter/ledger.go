@@ -37,8 +37,8 @@ type Ledger struct {
 	kept  int                     // mu; in ended
 	spent map[Class]time.Duration // mu; processor time since this sigmad began
 	// mu; which realm of the name it is that something is kept of, as far as that is known
-	made   map[sigma.RealmID]Made
-	realms realmsThere // mu
+	created map[sigma.RealmID]Made
+	realms  realmsThere // mu
 	// mu; what another sigmad has kept was not compared yet with which realms there are
 	unsure bool
 	dirty  bool // mu
@@ -110,7 +110,7 @@ func OpenLedger(dir string, now time.Time) (*Ledger, error) {
 	l := &Ledger{path: filepath.Join(dir, "usage"), ID: rand.Uint64()>>1 + 1, version: uint64(max(1, now.UnixMicro())),
 		hours: map[ledgerKey]*ledgerHour{}, gone: map[sigma.RealmID]uint64{}, running: map[sigma.ProcID]*Proc{},
 		ended: map[sigma.RealmID][]*Proc{}, spent: map[Class]time.Duration{},
-		made: map[sigma.RealmID]Made{}}
+		created: map[sigma.RealmID]Made{}}
 	text, err := os.ReadFile(l.path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return l, nil
@@ -142,7 +142,7 @@ func OpenLedger(dir string, now time.Time) (*Ledger, error) {
 			l.kept++
 		}
 	}
-	maps.Copy(l.made, kept.Made)
+	maps.Copy(l.created, kept.Made)
 	l.unsure = len(l.hours)+len(l.ended) > 0
 	l.cutLocked()
 	return l, nil
@@ -350,7 +350,7 @@ func (l *Ledger) dropLocked(realm sigma.RealmID, until time.Time) {
 		}
 		delete(l.gone, oldest)
 	}
-	delete(l.made, realm)
+	delete(l.created, realm)
 	l.forgetLocked(realm)
 	for _, class := range []sigma.Class{sigma.BestEffort, sigma.LatencyCritical} {
 		delete(l.spent, Class{realm, class})
@@ -374,7 +374,7 @@ func (l *Ledger) Heard(now time.Time, there map[sigma.RealmID]Made) {
 	}
 	judge := l.realms.hear(now, there)
 	for realm := range of {
-		was := l.made[realm]
+		was := l.created[realm]
 		is, over := judge(string(realm), realm, was)
 		if over && is != 0 {
 			l.dropLocked(realm, time.Unix(0, int64(is)))
@@ -385,13 +385,13 @@ func (l *Ledger) Heard(now time.Time, there map[sigma.RealmID]Made) {
 			l.isLocked(realm, is)
 		}
 	}
-	maps.DeleteFunc(l.made, func(realm sigma.RealmID, _ Made) bool { return !of[realm] })
+	maps.DeleteFunc(l.created, func(realm sigma.RealmID, _ Made) bool { return !of[realm] })
 }
 
 // isLocked notes which realm it is, and forgets what was used by one before.
 func (l *Ledger) isLocked(realm sigma.RealmID, is Made) {
 	l.dirty = true
-	l.made[realm] = is
+	l.created[realm] = is
 	for key := range l.hours {
 		if key.realm == realm && is.before(key.hour) {
 			delete(l.hours, key)
@@ -435,7 +435,7 @@ func (l *Ledger) Since(version uint64) (text []byte, gone []sigma.RealmID, last 
 	for key, h := range l.hours {
 		if h.changed > version {
 			hours = append(hours, *h)
-			of[key.realm] = l.made[key.realm]
+			of[key.realm] = l.created[key.realm]
 		}
 	}
 	removed := maps.Clone(l.gone)
@@ -475,7 +475,7 @@ func (l *Ledger) Save() error {
 		return nil
 	}
 	file := ledgerFile{ID: l.ID, Hours: l.hoursLocked(""), Running: make(map[sigma.ProcID]*Proc, len(l.running)),
-		Made: maps.Clone(l.made)}
+		Made: maps.Clone(l.created)}
 	for id, p := range l.running {
 		now := *p
 		file.Running[id] = &now

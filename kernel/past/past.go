@@ -49,9 +49,9 @@ type Past struct {
 	// recalled says that what an earlier sigmad remembered is entered, or that it cannot be.
 	recalled atomic.Bool
 
-	mu    sync.Mutex
-	ended []ended                     // mu; not written yet
-	made  map[sigma.RealmID]time.Time // mu; when realms were
+	mu      sync.Mutex
+	ended   []ended                     // mu; not written yet
+	created map[sigma.RealmID]time.Time // mu; when realms were
 }
 
 type ended struct {
@@ -65,7 +65,7 @@ const (
 )
 
 func Open(cfg Config) *Past {
-	x := &Past{cfg: cfg, due: make(chan struct{}, 1), made: map[sigma.RealmID]time.Time{}}
+	x := &Past{cfg: cfg, due: make(chan struct{}, 1), created: map[sigma.RealmID]time.Time{}}
 	var err error
 	if x.archive, err = proclog.OpenArchive(filepath.Join(cfg.Data, "ended")); err != nil {
 		cfg.Log.Warn("procs that ended before are not remembered, or these will not be", "err", err)
@@ -137,7 +137,7 @@ func (x *Past) write() (err error) {
 // record is what is written of a proc; false if it is forgotten already, or nobody says when
 // its realm was made.
 func (x *Past) record(e ended) (proclog.Record, bool) {
-	made, ok := x.realmMade(e.realm)
+	created, ok := x.realmMade(e.realm)
 	if !ok {
 		return proclog.Record{}, false
 	}
@@ -151,7 +151,7 @@ func (x *Past) record(e ended) (proclog.Record, bool) {
 		return proclog.Record{}, false
 	}
 	c := sigmap.NewEncoder(nil)
-	code(c, &made, &p)
+	code(c, &created, &p)
 	printed := l != nil
 	if c.Bool(&printed); printed {
 		l.Both.Code(c)
@@ -159,8 +159,8 @@ func (x *Past) record(e ended) (proclog.Record, bool) {
 	return proclog.Record{ID: e.id, Data: c.Bytes()}, c.Finish() == nil
 }
 
-func code(c *sigmap.Coder, made *time.Time, p *schedd.Past) {
-	c.Time(made)
+func code(c *sigmap.Coder, created *time.Time, p *schedd.Past) {
+	c.Time(created)
 	c.ProcInfo(&p.Info)
 	c.U64(&p.Launch)
 	c.ProcIDs(&p.Kin)
@@ -173,10 +173,10 @@ func code(c *sigmap.Coder, made *time.Time, p *schedd.Past) {
 // realmMade tells when a realm was made. It asks named once.
 func (x *Past) realmMade(realm sigma.RealmID) (time.Time, bool) {
 	x.mu.Lock()
-	made, ok := x.made[realm]
+	created, ok := x.created[realm]
 	x.mu.Unlock()
 	if ok {
-		return made, true
+		return created, true
 	}
 	ctx, cancel := context.WithTimeout(x.ctx, reach.AnswerMax)
 	defer cancel()
@@ -188,7 +188,7 @@ func (x *Past) realmMade(realm sigma.RealmID) (time.Time, bool) {
 		if i.ID == realm {
 			x.mu.Lock()
 			defer x.mu.Unlock()
-			x.made[realm] = i.Created
+			x.created[realm] = i.Created
 			return i.Created, true
 		}
 	}
@@ -198,7 +198,7 @@ func (x *Past) realmMade(realm sigma.RealmID) (time.Time, bool) {
 // ForgetRealm drops what is kept of a realm that is gone, on the disk too. Its procs are forgotten.
 func (x *Past) ForgetRealm(realm sigma.RealmID) {
 	x.mu.Lock()
-	delete(x.made, realm)
+	delete(x.created, realm)
 	x.mu.Unlock()
 	if err := x.archive.Compact(); err != nil {
 		x.cfg.Log.Warn("what procs printed is still on the disk, though their realm is gone", "realm", realm, "err",
@@ -231,12 +231,12 @@ func (x *Past) recall(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	made := map[sigma.RealmID]time.Time{}
+	created := map[sigma.RealmID]time.Time{}
 	for _, i := range all {
-		made[i.ID] = i.Created
+		created[i.ID] = i.Created
 	}
 	is := func(realm sigma.RealmID, was time.Time) bool {
-		now, there := made[realm]
+		now, there := created[realm]
 		return there && now.Equal(was)
 	}
 	var ps []schedd.Past

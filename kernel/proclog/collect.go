@@ -23,7 +23,7 @@ type Collector struct {
 	set *poller.Set
 
 	mu    sync.Mutex
-	young []*Stream   // mu; oldest first; those that have ended too
+	newer []*Stream   // mu; oldest first; those that have ended too
 	timer *time.Timer // mu; nil = not set
 }
 
@@ -86,7 +86,7 @@ func (c *Collector) Begin(ss ...*Stream) {
 func (c *Collector) wait(ss ...*Stream) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.young = append(c.young, ss...)
+	c.newer = append(c.newer, ss...)
 	if c.timer == nil {
 		c.timer = time.AfterFunc(youngAge, c.grow)
 	}
@@ -96,15 +96,15 @@ func (c *Collector) wait(ss ...*Stream) {
 func (c *Collector) grow() {
 	c.mu.Lock()
 	limit, n := time.Now().Add(-youngAge), 0
-	for n < len(c.young) && !c.young[n].opened.After(limit) {
+	for n < len(c.newer) && !c.newer[n].opened.After(limit) {
 		n++
 	}
-	old := c.young[:n:n]
-	c.young = c.young[n:]
-	if len(c.young) > 0 {
-		c.timer.Reset(c.young[0].opened.Sub(limit))
+	old := c.newer[:n:n]
+	c.newer = c.newer[n:]
+	if len(c.newer) > 0 {
+		c.timer.Reset(c.newer[0].opened.Sub(limit))
 	} else {
-		c.young, c.timer = nil, nil
+		c.newer, c.timer = nil, nil
 	}
 	c.mu.Unlock()
 	for _, s := range old {
@@ -310,7 +310,7 @@ func (l *Log) Resume() error {
 		return sigma.Wrap("proclog.Resume", l.path, err)
 	}
 	l.bump(func() {
-		l.file, l.made, l.size = f, true, sizeOf(f, st.Size())
+		l.file, l.created, l.size = f, true, sizeOf(f, st.Size())
 		l.written.Store(l.size)
 		l.budget.used.Add(int64(kept(l.size)))
 		l.noteLocked(0, st.ModTime())

@@ -36,12 +36,13 @@ func (m *Merged) Code(c *sigmap.Coder) {
 func (l *Log) code(c *sigmap.Coder) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	size, dropped, written, made, memory, modified := l.size, l.dropped, l.written.Load(), l.made, l.memory, l.modified
+	size, dropped, written := l.size, l.dropped, l.written.Load()
+	created, memory, modified := l.created, l.memory, l.modified
 	stamps, gap := l.stamps, l.gap
 	c.U64(&size)
 	c.U64(&dropped)
 	c.U64(&written)
-	c.Bool(&made)
+	c.Bool(&created)
 	c.Data(&memory)
 	c.Time(&modified)
 	codeStamps(c, &stamps)
@@ -51,8 +52,8 @@ func (l *Log) code(c *sigmap.Coder) {
 	}
 	l.ended, l.modified, l.stamps, l.gap = true, modified, stamps, gap
 	l.written.Store(written)
-	if made {
-		l.size, l.made = l.found()
+	if created {
+		l.size, l.created = l.found()
 	} else {
 		l.size, l.memory = uint64(len(memory)), slices.Clone(memory)
 		l.budget.memory.Add(int64(len(memory)))
@@ -63,7 +64,7 @@ func (l *Log) code(c *sigmap.Coder) {
 }
 
 // found is how much was written to the stream that the log's file is of; false if there is none.
-func (l *Log) found() (size uint64, made bool) {
+func (l *Log) found() (size uint64, created bool) {
 	f, err := os.Open(l.path)
 	if err != nil {
 		return 0, false

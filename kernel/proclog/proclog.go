@@ -64,7 +64,7 @@ type Log struct {
 	// mu; open from the first byte to the end, as a machine remembers more procs than it can hold
 	// files open
 	file     *os.File
-	made     bool          // mu; there is a file at path
+	created  bool          // mu; there is a file at path
 	settled  bool          // mu; nothing is kept in memory any more
 	stamps   []Stamp       // mu; oldest first
 	gap      time.Duration // mu; between stamps
@@ -134,12 +134,12 @@ func (l *Log) write(p []byte) {
 
 // storeLocked adds p at the end and returns how much of it was stored.
 func (l *Log) storeLocked(p []byte) (n int) {
-	if !l.made && !l.settled && len(l.memory)+len(p) <= memoryMax && l.budget.memory.Load() < realmMemoryMax {
+	if !l.created && !l.settled && len(l.memory)+len(p) <= memoryMax && l.budget.memory.Load() < realmMemoryMax {
 		l.memory = append(l.memory, p...)
 		l.budget.memory.Add(int64(len(p)))
 		return len(p)
 	}
-	if len(p) == 0 || !l.made && !l.makeFileLocked() || l.file == nil {
+	if len(p) == 0 || !l.created && !l.makeFileLocked() || l.file == nil {
 		return 0
 	}
 	return writeFile(l.file, p, l.size)
@@ -160,7 +160,7 @@ func (l *Log) makeFileLocked() bool {
 		os.Remove(l.path)
 		return false
 	}
-	l.made, l.file = true, f
+	l.created, l.file = true, f
 	l.dropMemoryLocked()
 	return true
 }
@@ -200,7 +200,7 @@ func (l *Log) Dropped() uint64 {
 func (l *Log) InMemory() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return !l.made
+	return !l.created
 }
 
 // Remove deletes the log.
@@ -208,9 +208,9 @@ func (l *Log) Remove() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.endLocked()
-	if l.made {
+	if l.created {
 		os.Remove(l.path)
-		l.made = false
+		l.created = false
 	}
 	l.budget.used.Add(-int64(kept(l.size)))
 	l.budget.memory.Add(-stampBytes * int64(len(l.stamps)))
@@ -324,7 +324,7 @@ func (l *Log) read(p []byte, at uint64, name string) (int, error) {
 			Msg: fmt.Sprintf("%d bytes that follow went missing while it was read: the proc prints faster",
 				Head+gone-at), Hint: "sigma logs goes on behind them"}
 	}
-	if !l.made {
+	if !l.created {
 		return copy(p, l.memory[at:]), nil
 	}
 	from := l.file

@@ -79,19 +79,19 @@ func (t *Tree) Stat(ctx context.Context, path string) (sigma.Stat, error) {
 	if r := t.remembered(path); r != nil && r.stands() {
 		return r.stat, nil
 	}
-	way := &trail{seen: map[*source]*changeboard.Snapshot{}}
-	st, err := t.Tree.Stat(sigma.WithSync(context.WithValue(ctx, trailKey{}, way)),
+	route := &trail{seen: map[*source]*changeboard.Snapshot{}}
+	st, err := t.Tree.Stat(sigma.WithSync(context.WithValue(ctx, trailKey{}, route)),
 		path) // the boards tell of changes since then, not of those before
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if err != nil || way.uncovered || len(path) > sigma.NameMax { // longer ones are not worth the memory
+	if err != nil || route.uncovered || len(path) > sigma.NameMax { // longer ones are not worth the memory
 		delete(t.known, path)
 		return st, err
 	}
 	if len(t.known) >= knownMax {
 		clear(t.known)
 	}
-	t.known[path] = &resolved{stat: st, marks: way.marks}
+	t.known[path] = &resolved{stat: st, marks: route.marks}
 	return st, nil
 }
 

@@ -33,7 +33,7 @@ type Scratch struct {
 
 	mu      sync.Mutex
 	checked map[sigma.RealmID]sigma.Incarnation // mu; in which life
-	made    map[sigma.RealmID]time.Time         // mu; of realms that have files here, or may have
+	created map[sigma.RealmID]time.Time         // mu; of realms that have files here, or may have
 }
 
 // scratchFile is beside the directory of ux: a map of realms to when they were made.
@@ -56,13 +56,13 @@ func newScratch(x *Quotas) (*Scratch, error) {
 func (s *Scratch) Reload() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.checked, s.made = map[sigma.RealmID]sigma.Incarnation{}, map[sigma.RealmID]time.Time{}
+	s.checked, s.created = map[sigma.RealmID]sigma.Incarnation{}, map[sigma.RealmID]time.Time{}
 	text, err := os.ReadFile(s.file)
 	if os.IsNotExist(err) {
 		return nil
 	}
 	if err == nil {
-		err = json.Unmarshal(text, &s.made)
+		err = json.Unmarshal(text, &s.created)
 	}
 	return sigma.Wrap("kernel.scratch", s.file, err)
 }
@@ -71,7 +71,7 @@ func (s *Scratch) Reload() error {
 func (s *Scratch) Has(realm sigma.RealmID) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	_, there := s.made[realm]
+	_, there := s.created[realm]
 	return there
 }
 
@@ -121,8 +121,8 @@ func (s *Scratch) check(ctx context.Context, realm sigma.RealmID) error {
 	}
 	s.mu.Lock()
 	var gone []sigma.RealmID
-	for r, made := range s.made {
-		if at, there := now[r]; !there || !at.Equal(made) {
+	for r, created := range s.created {
+		if at, there := now[r]; !there || !at.Equal(created) {
 			gone = append(gone, r)
 		}
 	}
@@ -137,17 +137,17 @@ func (s *Scratch) check(ctx context.Context, realm sigma.RealmID) error {
 }
 
 // note remembers what is so now.
-func (s *Scratch) note(gone []sigma.RealmID, realm sigma.RealmID, made time.Time, life sigma.Incarnation) error {
+func (s *Scratch) note(gone []sigma.RealmID, realm sigma.RealmID, created time.Time, life sigma.Incarnation) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, r := range gone {
-		delete(s.made, r)
+		delete(s.created, r)
 		delete(s.checked, r)
 	}
-	if at, ok := s.made[realm]; !ok || !at.Equal(made) || len(gone) > 0 {
-		s.made[realm] = made
+	if at, ok := s.created[realm]; !ok || !at.Equal(created) || len(gone) > 0 {
+		s.created[realm] = created
 		if err := s.saveLocked(); err != nil {
-			delete(s.made, realm)
+			delete(s.created, realm)
 			return err
 		}
 	}
@@ -158,7 +158,7 @@ func (s *Scratch) note(gone []sigma.RealmID, realm sigma.RealmID, made time.Time
 // saveLocked writes the file, whole or not at all. It is small, and written when a realm's files
 // are first used here.
 func (s *Scratch) saveLocked() error {
-	text, err := json.Marshal(s.made)
+	text, err := json.Marshal(s.created)
 	if err != nil {
 		return err
 	}
@@ -175,10 +175,10 @@ func (s *Scratch) Remove(ctx context.Context, realm sigma.RealmID) error {
 	defer s.mu.Unlock()
 	delete(s.checked, realm)
 	s.limits.Delete(realm)
-	if _, ok := s.made[realm]; !ok {
+	if _, ok := s.created[realm]; !ok {
 		return nil
 	}
-	delete(s.made, realm)
+	delete(s.created, realm)
 	return s.saveLocked()
 }
 

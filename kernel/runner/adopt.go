@@ -145,7 +145,7 @@ func (x *Runner) Keep(realm sigma.RealmID, id sigma.ProcID, fds ...int) {
 	what, launched := Label{p.ProcInfo, gid, p.Said(), p.Home, p.View, p.Kin}, p.Launch
 	for i := range fds {
 		if fds[i] < 0 { // what it prints there is complete
-			fds[i] = x.nothing
+			fds[i] = x.ended
 		}
 	}
 	b, err := sigmap.Payload(what.Code)

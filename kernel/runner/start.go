@@ -77,7 +77,7 @@ type Runner struct {
 	outputs *proclog.Collector
 	ready   *poller.Set // procs that are silent
 	unkept  unkept
-	nothing int        // a pipe that has ended
+	ended   int        // the read end of a pipe whose writers have ended
 	keeping sync.Mutex // makes looking at a proc and telling the launcher of it one act
 }
 
@@ -85,7 +85,7 @@ type Runner struct {
 func New(cfg Config) (*Runner, error) {
 	x := &Runner{cfg: cfg, groups: realmGroups{first: cfg.FirstGroup, gids: map[sigma.RealmID]uint32{}}}
 	var err error
-	if x.nothing, err = atEnd(); err != nil {
+	if x.ended, err = atEnd(); err != nil {
 		return nil, sigma.Wrap("kernel.New", "", err)
 	}
 	if x.ready, err = poller.New(); err != nil {

@@ -149,7 +149,7 @@ func (f *viewFile) Get(ctx context.Context, names []string, offset uint64, count
 // outer makes a stop of a walk one of the names that were asked for.
 func (f *viewFile) outer(s location, stop *sigma.Stopped, names []string) *sigma.Stopped {
 	if stop != nil {
-		stop.Walked = min(stop.Walked+s.made, len(names))
+		stop.Walked = min(stop.Walked+s.created, len(names))
 	}
 	return stop
 }

@@ -20,13 +20,13 @@ import (
 type viewFile struct {
 	treeserver.PassingForward // to a hollow where the directory is made up
 
-	v     *Viewer
-	at    []string     // where it is in the view, if entries may be below; else nil: then the handle alone counts
-	entry *view.Entry  // whose rights hold; nil of a directory that is made up
-	by    sigma.ProcID // who serves File; "" = the system
-	id    sigma.FileID
-	list  []sigma.DirEntry // of a directory with entries below it: those, as of Open
-	made  bool             // by Create, for writing
+	v       *Viewer
+	at      []string     // where it is in the view, if entries may be below; else nil: then the handle alone counts
+	entry   *view.Entry  // whose rights hold; nil of a directory that is made up
+	by      sigma.ProcID // who serves File; "" = the system
+	id      sigma.FileID
+	list    []sigma.DirEntry // of a directory with entries below it: those, as of Open
+	created bool             // by Create, for writing
 }
 
 var (
@@ -70,7 +70,8 @@ func (f *viewFile) Enter(ctx context.Context, op treeserver.Op, name string) (co
 
 // Beyond implements treeserver.Gate, of what Create made.
 func (f *viewFile) Beyond(file sigma.File) sigma.File {
-	return handle(file, viewFile{v: f.v, entry: f.entry, by: f.by, id: sigma.FileID{Kind: sigma.KindFile}, made: true})
+	id := sigma.FileID{Kind: sigma.KindFile}
+	return handle(file, viewFile{v: f.v, entry: f.entry, by: f.by, id: id, created: true})
 }
 
 // hollow is a directory that is there only because entries are below it. It does not change.
@@ -149,11 +150,11 @@ func (f *viewFile) may(op treeserver.Op, name string, r sigma.Rights) error {
 // location is what names from a file lead to, before anybody is asked: the way to it, or a place
 // that is made up.
 type location struct {
-	at     []string // nil if nothing is below
-	entry  *view.Entry
-	walker *walker // nil of a place that is made up
-	made   int     // of the names, those that lead through the view itself, up to the entry's place
-	below  bool    // entries are below it
+	at      []string // nil if nothing is below
+	entry   *view.Entry
+	walker  *walker // nil of a place that is made up
+	created int     // of the names, those that lead through the view itself, up to the entry's place
+	below   bool    // entries are below it
 }
 
 // locate finds what decides about names.
@@ -175,16 +176,16 @@ func (f *viewFile) locate(op string, names []string) (location, error) {
 		own := &view.Entry{Path: at[:1], Target: at[:1],
 			Rights: sigma.RightsCall} // as the system makes it for the proc; the calls see to the rest
 		return location{entry: own, walker: &walker{v: v, f: v.cfg.Root(), names: at, real: 1},
-			made: max(0, 1-len(f.at))}, nil
+			created: max(0, 1-len(f.at))}, nil
 	}
 	switch {
 	case found && e.Rights != sigma.RightsNone && e == f.entry:
 		s.walker = &walker{v: v, f: f.File, by: f.by, names: names}
 	case found && e.Rights != sigma.RightsNone:
 		s.walker = &walker{v: v, f: v.cfg.Root(), names: slices.Concat(e.Target, rest), real: len(e.Target)}
-		s.made = max(0, len(names)-len(rest))
+		s.created = max(0, len(names)-len(rest))
 	case below, len(at) == 0:
-		s.entry, s.made = nil, len(names)
+		s.entry, s.created = nil, len(names)
 	default:
 		return s, sigma.PathError("kernel.view."+op, sigma.KindNotFound, sigma.JoinPath(at...))
 	}
@@ -237,10 +238,10 @@ func (f *viewFile) Walk(ctx context.Context, names []string) (sigma.File, []sigm
 		return f.partly(names, err)
 	}
 	ids := s.walker.ids
-	if s.made > 0 {
-		ids = append(append(f.madeIDs(names[:s.made-1]), s.walker.entry), ids...)
+	if s.created > 0 {
+		ids = append(append(f.madeIDs(names[:s.created-1]), s.walker.entry), ids...)
 		if len(s.entry.Target) == 0 {
-			ids[s.made-1] = madeID(slices.Concat(f.at, names[:s.made]))
+			ids[s.created-1] = madeID(slices.Concat(f.at, names[:s.created]))
 		}
 	}
 	if file == nil {
@@ -396,7 +397,7 @@ func (f *viewFile) PassFile(ctx context.Context) (*os.File, error) {
 			}
 		})
 	}
-	if err != nil || mode&unix.O_ACCMODE != unix.O_RDONLY && !f.made || mode&unix.O_PATH != 0 ||
+	if err != nil || mode&unix.O_ACCMODE != unix.O_RDONLY && !f.created || mode&unix.O_PATH != 0 ||
 		st.Mode&unix.S_IFMT != unix.S_IFREG {
 		file.Close()
 		return nil, f.refuse("PassFile", f.path())

@@ -190,9 +190,9 @@ impl Cgroups {
             frozen: None,
         };
         let dirs = &self.groups[group];
-        for (made, dir) in dirs.iter().enumerate() {
+        for (created, dir) in dirs.iter().enumerate() {
             if let Err(errno) = sys::mkdirat(dir.as_raw_fd(), &leaf.name, 0o755) {
-                for dir in &dirs[..made] {
+                for dir in &dirs[..created] {
                     let _ = sys::rmdirat(dir.as_raw_fd(), &leaf.name);
                 }
                 return Err(errno);

@@ -48,7 +48,7 @@ pub struct Factory {
     pub(crate) doomed: Vec<Leaf>,
     pub(crate) known: Vec<Known>,
     /// Process trees and seats so far, by which they are known on the status pipe.
-    pub(crate) made: u64,
+    pub(crate) created: u64,
 }
 
 impl Factory {
@@ -83,7 +83,7 @@ impl Factory {
             ended_seeds: HashSet::new(),
             doomed: Vec::new(),
             known: Vec::new(),
-            made: 0,
+            created: 0,
         })
     }
 
@@ -108,8 +108,8 @@ impl Factory {
             self.uids.hold(plan.uid);
         }
         let leaf = self.cgroups.make_leaf(&plan.group, &plan.leaf, &plan.limits).map_err(Error::Cgroup);
-        let made = leaf.and_then(|leaf| self.make(&plan, leaf, fds));
-        match made {
+        let created = leaf.and_then(|leaf| self.make(&plan, leaf, fds));
+        match created {
             Ok(tree) => Ok(Proc::new(plan.id, plan.uid, Body::Tree(tree), received, Vec::new())),
             Err(error) => {
                 self.uids.release(plan.uid);
@@ -120,8 +120,8 @@ impl Factory {
 
     /// Clones an init into the leaf, which is removed if that fails.
     fn make(&mut self, plan: &Plan, leaf: Leaf, fds: Vec<OwnedFd>) -> Result<Tree, Error> {
-        self.made += 1;
-        let key = self.made;
+        self.created += 1;
+        let key = self.created;
         let flags = if plan.weaken.has(Weaken::PIDS) { 0 } else { libc::CLONE_NEWPID };
         let cloned = socket::pair().map_err(Error::Pipe).and_then(|(report, reporter)| {
             socket::ask_credentials(&report).map_err(Error::Pipe)?;

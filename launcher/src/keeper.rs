@@ -359,7 +359,7 @@ impl<'a> Keeper<'a> {
     fn on_request(&mut self) {
         let Some(sigmad) = &self.to_sigmad else { return };
         let mut record = [0; 16];
-        let made = match socket::receive(sigmad.as_raw_fd(), &mut record) {
+        let created = match socket::receive(sigmad.as_raw_fd(), &mut record) {
             Err(Errno(libc::EAGAIN | libc::EINTR)) => return,
             Ok(received) if received.len > 0 => match protocol::socket_family(&record[..received.len]) {
                 Some(libc::AF_NETLINK) => socket::tcp_ends(),
@@ -372,8 +372,8 @@ impl<'a> Keeper<'a> {
                 return;
             }
         };
-        let errno = made.as_ref().err().map_or(0, |errno| errno.0);
-        let fds: Vec<_> = made.iter().map(|socket| socket.as_raw_fd()).collect();
+        let errno = created.as_ref().err().map_or(0, |errno| errno.0);
+        let fds: Vec<_> = created.iter().map(|socket| socket.as_raw_fd()).collect();
         if let Err(errno) = socket::send_with(sigmad.as_raw_fd(), [&protocol::socket(errno), &[]], &fds) {
             log(&format!("cannot give sigmad a socket: {errno}"));
         }
@@ -436,7 +436,7 @@ impl<'a> Keeper<'a> {
                 self.sigmad_at = self.next("sigmad has died", &how(wait_status));
                 return;
             }
-            Reply::Failed { error, .. } if self.phase == Phase::Running && !self.is_young() => {
+            Reply::Failed { error, .. } if self.phase == Phase::Running && !self.started_lately() => {
                 self.sigmad_at = self.next("sigmad did not start", &chain(&error));
                 return;
             }
@@ -474,7 +474,7 @@ impl<'a> Keeper<'a> {
         let now = sys::monotonic_ns();
         let pause = self.deaths.died(now);
         let count = self.deaths.count();
-        if count >= DEATHS_MAX && self.is_young() {
+        if count >= DEATHS_MAX && self.started_lately() {
             log(&format!("{what} ({how}), death {count} within 10 s of the start; the system ends"));
             self.code = EXIT_DEATHS;
             self.end();
@@ -485,7 +485,7 @@ impl<'a> Keeper<'a> {
     }
 
     /// Before it has run for a while a system that does not work is one that cannot.
-    fn is_young(&self) -> bool {
+    fn started_lately(&self) -> bool {
         sys::monotonic_ns() - self.born < YOUNG
     }
 }

@@ -67,7 +67,7 @@ pub enum Note {
         group: String,
     },
     /// A group within the second is given a share. The second's bound has been lifted for that.
-    Way {
+    Lifted {
         group: String,
     },
     Drop {
@@ -95,7 +95,7 @@ impl Note {
             }
             Note::Share { version, shares, group } => (2, of(version), *shares, group.as_str(), ""),
             Note::Unknown { group } => (3, 0, 0, group.as_str(), ""),
-            Note::Way { group } => (4, 0, 0, group.as_str(), ""),
+            Note::Lifted { group } => (4, 0, 0, group.as_str(), ""),
             Note::Drop { group } => (5, 0, 0, group.as_str(), ""),
             Note::Enter { group, leaf } => (6, 0, 0, group.as_str(), leaf.as_str()),
             Note::Leave { group, leaf } => (7, 0, 0, group.as_str(), leaf.as_str()),
@@ -122,7 +122,7 @@ impl Note {
             1 => Note::Yield { version, again: small & 2 != 0, knobs: number as u16, first, second },
             2 => Note::Share { version, shares: number, group: first },
             3 => Note::Unknown { group: first },
-            4 => Note::Way { group: first },
+            4 => Note::Lifted { group: first },
             5 => Note::Drop { group: first },
             6 => Note::Enter { group: first, leaf: second },
             7 => Note::Leave { group: first, leaf: second },
@@ -197,7 +197,7 @@ mod tests {
             Note::Yield { version: Version::V1, again: false, knobs: 0, first: text("lc"), second: text("be") },
             Note::Share { version: Version::V2, shares: u32::MAX, group: text("be/one") },
             Note::Unknown { group: text("be/one") },
-            Note::Way { group: text("be/one") },
+            Note::Lifted { group: text("be/one") },
             Note::Drop { group: text("be/one") },
             Note::Enter { group: text("lc/one"), leaf: text("spare-7") },
             Note::Leave { group: text("lc/one"), leaf: text("spare-7") },

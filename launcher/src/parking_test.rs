@@ -10,13 +10,13 @@ fn limits() -> Limits {
 
 /// Makes what is needed, as a loop at rest does.
 fn fill(parking: &mut Parking<u32>) -> usize {
-    let mut made = 0;
+    let mut created = 0;
     while parking.need().is_some() {
         let (purpose, _) = parking.neediest().unwrap();
-        parking.put(&purpose, made as u32);
-        made += 1;
+        parking.put(&purpose, created as u32);
+        created += 1;
     }
-    made
+    created
 }
 
 #[test]

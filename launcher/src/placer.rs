@@ -154,7 +154,9 @@ impl Placer {
                 }
             }
             Note::Unknown { group } => self.parts.iter_mut().for_each(|parts| parts.unknown(&group)),
-            Note::Way { group } => self.yielding.iter_mut().for_each(|leading| leading.yielding.make_way(&group)),
+            Note::Lifted { group } => {
+                self.yielding.iter_mut().for_each(|leading| leading.yielding.bound_lifted(&group))
+            }
             Note::Drop { group } => self.parts.iter_mut().for_each(|parts| parts.drop(&group)),
             Note::Enter { group, leaf } => {
                 if let Some(Leading { yielding, .. }) = &mut self.yielding {

@@ -145,21 +145,21 @@ impl Placing {
     /// placer's must not be in the way of sigmad's.
     pub fn share(&mut self, share: GroupShare, cgroups: &mut Cgroups) {
         let group = String::from_utf8_lossy(&share.group).into_owned();
-        let way = self.process.is_some() && cgroups.version() == Version::V1 && self.yields(&group);
+        let lifts = self.process.is_some() && cgroups.version() == Version::V1 && self.yields(&group);
         let lift = |cgroups: &Cgroups| {
-            if let (true, Some((_, second))) = (way, &self.pair) {
+            if let (true, Some((_, second))) = (lifts, &self.pair) {
                 let _ = cgroups.lift_bound(second);
             }
         };
         lift(cgroups);
         let mut given = cgroups.share_group(&share);
-        if way && given == Err(Errno(libc::EINVAL)) {
+        if lifts && given == Err(Errno(libc::EINVAL)) {
             // The placer may have set another bound in between.
             lift(cgroups);
             given = cgroups.share_group(&share);
         }
-        if way {
-            self.waiting.push_back(Note::Way { group: group.clone() });
+        if lifts {
+            self.waiting.push_back(Note::Lifted { group: group.clone() });
         }
         match given {
             Ok(()) => {

@@ -111,8 +111,8 @@ impl Factory {
         let (socket, orders) = socket::pair().map_err(Error::Pipe)?;
         socket::ask_credentials(&socket).map_err(Error::Pipe)?;
         let leaf = self.cgroups.make_seat_leaf(&purpose.group, limits).map_err(Error::Cgroup)?;
-        self.made += 1;
-        let key = self.made;
+        self.created += 1;
+        let key = self.created;
         match self.fork_seed(&plan, key, orders, &leaf) {
             Ok(pid) => {
                 self.seeds.insert(pid, key);

@@ -103,8 +103,8 @@ func (p *Party) change(ctx context.Context, do func(*state) bool) (state, error)
 	path := p.cfg.Dir + "/round"
 	for {
 		text, id, err := p.names.Get(sigma.WithSync(ctx), path)
-		made := err == nil
-		if !made && sigma.KindOf(err) != sigma.KindNotFound {
+		created := err == nil
+		if !created && sigma.KindOf(err) != sigma.KindNotFound {
 			return state{}, err
 		}
 		s, err := decode(text, p.cfg.N)
@@ -114,7 +114,7 @@ func (p *Party) change(ctx context.Context, do func(*state) bool) (state, error)
 		if text, err = json.Marshal(s); err != nil {
 			return s, err
 		}
-		_, err = p.names.Put(ctx, path, text, sigma.PutOptions{MustMake: !made, IfVersion: id.Version})
+		_, err = p.names.Put(ctx, path, text, sigma.PutOptions{MustMake: !created, IfVersion: id.Version})
 		switch kind := sigma.KindOf(err); {
 		case err == nil:
 			return s, nil

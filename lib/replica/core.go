@@ -54,6 +54,14 @@ func (c *core) named(ids []uint64) map[uint64]string {
 	return m
 }
 
+// voters are the ids of the members that vote. While members change, a majority of those before and
+// one of those after is needed, so both are voters.
+func (c *core) voters() []uint64 {
+	all := slices.Concat(c.conf.Voters, c.conf.VotersOutgoing)
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
 // alone tells whether id is the only member, and no change of members is under way.
 func (c *core) alone(id uint64) bool {
 	return len(c.names) == 1 && slices.Equal(c.conf.Voters, []uint64{id})

@@ -260,7 +260,7 @@ func (r *Replica) Status() Status {
 func (r *Replica) statusLocked() Status {
 	s := Status{ID: r.cfg.ID, Leads: r.leads.Load(), Leader: r.soft.Lead, LeaderName: r.core.names[r.soft.Lead],
 		Term: r.lastTerm, Committed: r.core.index, Applied: r.core.index, Sessions: r.core.sessions.lru.Len(),
-		Members: r.core.named(r.core.conf.Voters), Learners: r.core.named(r.core.conf.Learners)}
+		Members: r.core.named(r.core.voters()), Learners: r.core.named(r.core.conf.Learners)}
 	if r.node == nil {
 		return s
 	}

@@ -143,7 +143,7 @@ type Status struct {
 	Term       uint64            `json:"term"`
 	Committed  uint64            `json:"committed"`
 	Applied    uint64            `json:"applied"`
-	Members    map[uint64]string `json:"members"`            // that vote
+	Members    map[uint64]string `json:"members"`            // that vote, before or after a change
 	Learners   map[uint64]string `json:"learners,omitempty"` // that are catching up before they vote
 	LogBytes   int64             `json:"log_bytes"`          // in memory
 	Sessions   int               `json:"sessions"`

@@ -80,7 +80,7 @@ func (r *Replica) work(ctx context.Context) error {
 func (r *Replica) tellChanged(told Status) Status {
 	r.mu.Lock()
 	same := told.Term == r.lastTerm && told.Leader == r.soft.Lead && told.Leads == r.leads.Load() &&
-		len(told.Members) == len(r.core.conf.Voters) && len(told.Members)+len(told.Learners) == len(r.core.names)
+		len(told.Members) == len(r.core.voters()) && len(told.Learners) == len(r.core.conf.Learners)
 	for id, name := range told.Members {
 		same = same && r.core.names[id] == name
 	}

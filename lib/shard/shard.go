@@ -95,8 +95,8 @@ func reassign(ctx context.Context, c Client, cfg Config) error {
 	}
 	a := Assignment{Owners: make([]string, cfg.Shards)}
 	text, id, err := c.Get(sigma.WithSync(ctx), path)
-	made := err == nil
-	if made {
+	created := err == nil
+	if created {
 		if a, err = Decode(text); err == nil && len(a.Owners) != cfg.Shards {
 			err = &sigma.Error{Kind: sigma.KindInvalid, Path: path,
 				Msg:  fmt.Sprintf("there are %d shards, not %d", len(a.Owners), cfg.Shards),
@@ -109,12 +109,12 @@ func reassign(ctx context.Context, c Client, cfg Config) error {
 		return err
 	}
 	now := Assign(a.Owners, members)
-	if made && slices.Equal(now, a.Owners) {
+	if created && slices.Equal(now, a.Owners) {
 		return nil
 	}
 	text, err = json.Marshal(Assignment{Epoch: a.Epoch + 1, Owners: now})
 	if err == nil {
-		_, err = c.Put(ctx, path, text, sigma.PutOptions{MustMake: !made, IfVersion: id.Version})
+		_, err = c.Put(ctx, path, text, sigma.PutOptions{MustMake: !created, IfVersion: id.Version})
 	}
 	if kind := sigma.KindOf(err); err != nil && (kind == sigma.KindVersion || kind == sigma.KindExists) {
 		err = &sigma.Error{Kind: sigma.KindStale, Msg: "another program balances", Err: err}

@@ -376,12 +376,12 @@ func TestPrepaidIsBounded(t *testing.T) {
 // Goal: a newcomer starts even with those who were there, who had all for a long time: it neither
 // waits for what they did not need, nor keeps them from running.
 func TestNewcomer(t *testing.T) {
-	old, young := &tenant{length: 20 * time.Millisecond, memory: 1}, &tenant{length: 20 * time.Millisecond, memory: 1,
+	old, newer := &tenant{length: 20 * time.Millisecond, memory: 1}, &tenant{length: 20 * time.Millisecond, memory: 1,
 		from: 60 * time.Second}
-	p := newPlant(t, 1, 2, old, young)
+	p := newPlant(t, 1, 2, old, newer)
 	p.run(64 * time.Second)
 	for w := 61; w < 63; w++ {
-		if a, b := old.used[w].Seconds(), young.used[w].Seconds(); a < 0.9*b || b < 0.9*a {
+		if a, b := old.used[w].Seconds(), newer.used[w].Seconds(); a < 0.9*b || b < 0.9*a {
 			t.Errorf("in second %d the old realm used %.2f s and the new one %.2f s", w, a, b)
 		}
 	}

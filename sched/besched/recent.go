@@ -13,7 +13,7 @@ const (
 
 // recent is where programs ran last: there they start without being fetched.
 type recent struct {
-	young, old map[uint64]*[recentMachines]sigma.MachineID
+	newer, old map[uint64]*[recentMachines]sigma.MachineID
 }
 
 // ran notes that a machine runs a program.
@@ -22,7 +22,7 @@ func (r *recent) ran(program uint64, machine sigma.MachineID) {
 		return
 	}
 	where := r.on(program)
-	if where != nil && where[0] == machine && r.young[program] == where {
+	if where != nil && where[0] == machine && r.newer[program] == where {
 		return
 	}
 	next := [recentMachines]sigma.MachineID{machine}
@@ -35,15 +35,15 @@ func (r *recent) ran(program uint64, machine sigma.MachineID) {
 			}
 		}
 	}
-	if r.young == nil || len(r.young) >= recentMax {
-		r.old, r.young = r.young, map[uint64]*[recentMachines]sigma.MachineID{}
+	if r.newer == nil || len(r.newer) >= recentMax {
+		r.old, r.newer = r.newer, map[uint64]*[recentMachines]sigma.MachineID{}
 	}
-	r.young[program] = &next
+	r.newer[program] = &next
 }
 
 // on tells where a program ran, the last machine first; nil if that is not known.
 func (r *recent) on(program uint64) *[recentMachines]sigma.MachineID {
-	if where := r.young[program]; where != nil {
+	if where := r.newer[program]; where != nil {
 		return where
 	}
 	return r.old[program]

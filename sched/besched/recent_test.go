@@ -58,7 +58,7 @@ func TestRecentMachineIsPreferred(t *testing.T) {
 	for i := range uint64(3 * recentMax) {
 		c.recent.ran(100+i, "a")
 	}
-	if len(c.recent.young) > recentMax || len(c.recent.old) > recentMax || c.recent.on(7) != nil {
-		t.Errorf("%d and %d programs are remembered", len(c.recent.young), len(c.recent.old))
+	if len(c.recent.newer) > recentMax || len(c.recent.old) > recentMax || c.recent.on(7) != nil {
+		t.Errorf("%d and %d programs are remembered", len(c.recent.newer), len(c.recent.old))
 	}
 }

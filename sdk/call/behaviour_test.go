@@ -321,12 +321,12 @@ func TestShutdown(t *testing.T) {
 	const servers = 3
 	var at atomic.Int32
 	var all []*Server
-	var ways []func(context.Context) (net.Conn, error)
+	var routes []func(context.Context) (net.Conn, error)
 	for range servers {
 		s := echoServer(t, Config{})
-		all, ways = append(all, s), append(ways, serve(t, s))
+		all, routes = append(all, s), append(routes, serve(t, s))
 	}
-	c := client(t, func(ctx context.Context) (net.Conn, error) { return ways[at.Load()](ctx) }, Config{})
+	c := client(t, func(ctx context.Context) (net.Conn, error) { return routes[at.Load()](ctx) }, Config{})
 	ctx := testContext(t)
 	stop := callAlways(ctx, t, c)
 	for i := range servers - 1 {
@@ -344,9 +344,9 @@ func TestShutdown(t *testing.T) {
 // Goal: a server that has its connections made anew fails no call, and callers dial again.
 func TestRenew(t *testing.T) {
 	s := echoServer(t, Config{})
-	way := serve(t, s)
+	route := serve(t, s)
 	var dials atomic.Int32
-	c := client(t, func(ctx context.Context) (net.Conn, error) { dials.Add(1); return way(ctx) }, Config{})
+	c := client(t, func(ctx context.Context) (net.Conn, error) { dials.Add(1); return route(ctx) }, Config{})
 	ctx := testContext(t)
 	stop := callAlways(ctx, t, c)
 	for range 20 {

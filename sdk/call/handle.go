@@ -64,11 +64,11 @@ func (c *serverCall) Value(key any) any {
 	case callKey:
 		return c
 	}
-	return c.made().Value(key) // package context asks so whether it knows us
+	return c.created().Value(key) // package context asks so whether it knows us
 }
 
 // made makes the real context.
-func (c *serverCall) made() context.Context {
+func (c *serverCall) created() context.Context {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.real == nil {
@@ -90,7 +90,7 @@ func (c *serverCall) made() context.Context {
 }
 
 // Done implements context.Context.
-func (c *serverCall) Done() <-chan struct{} { return c.made().Done() }
+func (c *serverCall) Done() <-chan struct{} { return c.created().Done() }
 
 // Err implements context.Context.
 func (c *serverCall) Err() error {

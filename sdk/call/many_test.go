@@ -56,7 +56,7 @@ func TestCallManyLost(t *testing.T) {
 	for _, idempotent := range []bool{false, true} {
 		m := &Method{Name: "test.Test/End", Idempotent: idempotent}
 		var first *Server
-		made := func(ends bool) *Server {
+		created := func(ends bool) *Server {
 			s := NewServer(Config{})
 			handle(t, s, m, func(_ context.Context, arg, reply []byte) ([]byte, error) {
 				if ends {
@@ -66,8 +66,8 @@ func TestCallManyLost(t *testing.T) {
 			})
 			return s
 		}
-		first = made(true)
-		dial, other := serve(t, first), serve(t, made(false))
+		first = created(true)
+		dial, other := serve(t, first), serve(t, created(false))
 		var dials atomic.Int32
 		c := NewClient(func(ctx context.Context) (net.Conn, error) {
 			if dials.Add(1) == 1 {

@@ -124,8 +124,8 @@ type errand struct {
 	of        *methodStats
 	forwarded bool
 
-	last string   // the member that was asked last; "" = none
-	way  []string // the members that were asked
+	last  string   // the member that was asked last; "" = none
+	asked []string // the members that were asked
 }
 
 // route makes a call at one member after another, until one answers it.
@@ -156,7 +156,7 @@ func (r *Router) route(ctx context.Context, to *errand, reply []byte) (out []byt
 			r.forget(member)
 			member = ""
 		}
-		if to.way = append(to.way, to.last); hop == hopsMax {
+		if to.asked = append(to.asked, to.last); hop == hopsMax {
 			return reply, outcome{}, to.circle(err)
 		}
 		if hop > 2 && !retry.Pause(ctx, min(time.Millisecond<<(hop-3), hopPauseMost)) {
@@ -179,7 +179,7 @@ func (to *errand) circle(err error) error {
 	if _, redirected := Owner(err); !redirected {
 		return err
 	}
-	names := slices.Compact(slices.Sorted(slices.Values(to.way)))
+	names := slices.Compact(slices.Sorted(slices.Values(to.asked)))
 	return &sigma.Error{Op: "call.Router", Kind: sigma.KindLoop,
 		Msg:  fmt.Sprintf("the members redirect the call again and again: %.300s", strings.Join(names, ", ")),
 		Hint: "do all members follow one assignment of keys?"}

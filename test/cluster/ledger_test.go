@@ -178,19 +178,19 @@ func (x *ledger) write(ctx context.Context, client *sdk.Client, file string, e *
 	call, cancel := context.WithTimeout(context.WithoutCancel(ctx), openMost)
 	defer cancel()
 	b := x.bytesOf(file, n)
-	way, err := "put", error(nil)
+	route, err := "put", error(nil)
 	switch k := random.IntN(3); {
 	case strings.HasPrefix(file, "/ledger/") || len(b) <= 4000 && k > 0:
 		_, err = client.Put(call, file, b, sigma.PutOptions{})
 	case strings.HasPrefix(file, "/s3/") && k > 0:
-		way = "create"
+		route = "create"
 		err = x.stream(call, client, file, b, sigma.OpenWrite|sigma.OpenTruncate, random)
 	default:
-		way = "create hidden"
+		route = "create hidden"
 		err = x.stream(call, client, file, b, sigma.OpenWrite|sigma.OpenHidden, random)
 	}
 	if err != nil {
-		x.clear(way, file, err)
+		x.clear(route, file, err)
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -198,7 +198,7 @@ func (x *ledger) write(ctx context.Context, client *sdk.Client, file string, e *
 		e.over = true
 		return false
 	}
-	x.count[way]++
+	x.count[route]++
 	e.acked, e.removed, e.absent = n, false, false
 	clear(e.maybe)
 	return true

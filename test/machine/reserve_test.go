@@ -60,11 +60,11 @@ func TestPaperLCReservationTakesMemoryOfBestEffort(t *testing.T) {
 	d.Memory = memory / 5 * 2 &^ 0xffff
 	old := r.spawn(d)[0]
 	r.wrote(old, "ready")
-	young := r.spawn(d)[0]
-	r.wrote(young, "ready")
+	newer := r.spawn(d)[0]
+	r.wrote(newer, "ready")
 	lc := r.spawn(r.reserved(100, memory/2&^0xffff, "leave"))[0]
 	r.wrote(lc, "ready")
-	if st := r.wait(young); st.ExitCode != 3 {
+	if st := r.wait(newer); st.ExitCode != 3 {
 		t.Errorf("the youngest was not asked to go: %+v", st)
 	}
 	if p := r.info(old); p.State != sigma.ProcRunning {

@@ -61,11 +61,11 @@ func (x *soak) calm() bool {
 // spawn makes procs of random kinds, and a waiter or two for each.
 func (x *soak) spawn(n int) {
 	x.done["spawn"] += n
-	ds, made := make([]sigma.Descriptor, n), make([]*proc, n)
+	ds, created := make([]sigma.Descriptor, n), make([]*proc, n)
 	for i := range ds {
 		k := x.kinds[x.random.IntN(len(x.kinds))]
 		ds[i] = sigma.Descriptor{Program: x.program, Args: k.args, Memory: cmp.Or(k.memory, 8*sigma.MiB)}
-		made[i] = &proc{kind: k}
+		created[i] = &proc{kind: k}
 	}
 	fault := !x.calm()
 	ids, err := x.c.Spawn(x.ctx, ds...)
@@ -76,9 +76,9 @@ func (x *soak) spawn(n int) {
 		return
 	}
 	for i, id := range ids {
-		made[i].id, made[i].fault, made[i].launcher = id, fault, fault &&
+		created[i].id, created[i].fault, created[i].launcher = id, fault, fault &&
 			len(x.deaths) > 0 // sigmad may not have heard of that yet
-		x.live[id] = made[i]
+		x.live[id] = created[i]
 		for range 1 + x.random.IntN(2) {
 			x.wait(id)
 		}

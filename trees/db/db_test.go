@@ -156,9 +156,9 @@ func TestSession(t *testing.T) {
 	if end.Rows != 4 {
 		t.Fatalf("got %d rows, want 4", end.Rows)
 	}
-	made, _ := rows[0][2].(time.Time)
+	created, _ := rows[0][2].(time.Time)
 	if rows[0][0] != int64(9223372036854775807) || rows[0][1] != "grüße\x00<>" || rows[0][3] != true ||
-		made.UnixNano() != time.Date(2026, 11, 22, 3, 5, 6, 7, time.UTC).UnixNano() {
+		created.UnixNano() != time.Date(2026, 11, 22, 3, 5, 6, 7, time.UTC).UnixNano() {
 		t.Errorf("got %#v", rows[0])
 	}
 	if b, _ := rows[1][0].([]byte); !bytes.Equal(b, []byte{0, 255}) || rows[1][1] != "" || rows[1][2] != nil {

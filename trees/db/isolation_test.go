@@ -15,7 +15,7 @@ import (
 
 const (
 	hidden = "bytes of another realm"
-	ways   = 1000
+	routes = 1000
 )
 
 // asking asks for what another realm's databases hold in ways drawn by lot.
@@ -70,8 +70,8 @@ func (a *asking) statement() string {
 		f, name, a.random.IntN(5000))
 }
 
-func (a *asking) look(way string, values ...any) {
-	a.tried[way]++
+func (a *asking) look(route string, values ...any) {
+	a.tried[route]++
 	for _, v := range values {
 		text := fmt.Sprintf("%s", v)
 		if raw, err := base64.StdEncoding.DecodeString(text); err == nil {
@@ -179,7 +179,7 @@ func TestAnotherRealmsDatabases(t *testing.T) {
 			}
 			a := &asking{T: t, tree: trees[as], dir: dir, root: rootOf(t, trees[as]),
 				random: rand.New(rand.NewPCG(seed, 1)), tried: map[string]int{}}
-			for range ways {
+			for range routes {
 				a.once()
 			}
 			if (a.found > 0) != finds {

@@ -65,7 +65,7 @@ func (sp *space) absent(op string, dir *node, name string, kind sigma.FileKind) 
 func (f *file) Create(ctx context.Context, name string, flags sigma.OpenFlags, perm uint32) (sigma.File, error) {
 	const op = "diskfs.Create"
 	sp := f.sp
-	made, n := (*file)(nil), (*node)(nil)
+	created, n := (*file)(nil), (*node)(nil)
 	hidden := flags&sigma.OpenHidden != 0
 	err := f.inDir(ctx, op, name, func(dir *node) error {
 		in, err := look(dir.fd, name)
@@ -73,7 +73,7 @@ func (f *file) Create(ctx context.Context, name string, flags sigma.OpenFlags, p
 		case err == unix.ENOENT && (hidden || sp.t.cfg.Policy.Objects):
 			err = sp.admit(dir, name, sigma.KindFile)
 		case err == unix.ENOENT:
-			made, err = sp.createNow(op, dir, name, flags, perm)
+			created, err = sp.createNow(op, dir, name, flags, perm)
 		case err == nil && (flags&sigma.OpenExclusive != 0 || isLink(in.kind)):
 			err = sigma.PathError(op, sigma.KindExists, name)
 		case err == nil && hidden && in.kind == sigma.KindDir:
@@ -86,15 +86,15 @@ func (f *file) Create(ctx context.Context, name string, flags sigma.OpenFlags, p
 	switch {
 	case err != nil:
 		return nil, err
-	case made != nil:
-		return made, nil
+	case created != nil:
+		return created, nil
 	case n != nil:
-		made = &file{sp: sp, n: n}
-		if err := made.Open(ctx, flags); err != nil {
-			made.Close()
+		created = &file{sp: sp, n: n}
+		if err := created.Open(ctx, flags); err != nil {
+			created.Close()
 			return nil, err
 		}
-		return made, nil
+		return created, nil
 	}
 	b, err := sp.newBody(op)
 	if err != nil {

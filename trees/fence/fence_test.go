@@ -206,9 +206,9 @@ func TestBounds(t *testing.T) {
 	for _, size := range []int{4, sigma.PathMax} {
 		var e Epochs
 		var last error
-		made := 0
-		for ; made <= FencesMax; made++ {
-			f := sigma.Fence{Name: fmt.Sprintf("%0*d", size, made), Epoch: 1}
+		created := 0
+		for ; created <= FencesMax; created++ {
+			f := sigma.Fence{Name: fmt.Sprintf("%0*d", size, created), Epoch: 1}
 			var newer bool
 			if newer, last = e.Check(f); last != nil {
 				break
@@ -216,8 +216,8 @@ func TestBounds(t *testing.T) {
 				e.Raise(f)
 			}
 		}
-		if want := min(FencesMax, NamesMax/size); made != want || sigma.KindOf(last) != sigma.KindNoSpace {
-			t.Errorf("%d fences of %d bytes were noted, %v; want %d", made, size, last, want)
+		if want := min(FencesMax, NamesMax/size); created != want || sigma.KindOf(last) != sigma.KindNoSpace {
+			t.Errorf("%d fences of %d bytes were noted, %v; want %d", created, size, last, want)
 		}
 		if newer, err := e.Check(sigma.Fence{Name: fmt.Sprintf("%0*d", size, 0), Epoch: 2}); !newer || err != nil {
 			t.Errorf("a known fence in a full table: %v, %v", newer, err)

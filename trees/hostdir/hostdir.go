@@ -156,7 +156,7 @@ func (d *Dir) Walk(name string, visit func(name string, info fs.FileInfo) error)
 
 // Mkdir makes a directory with mode 0700, that only this user may work in, and tells which it is;
 // nil if there was one already, which stays as it is.
-func (d *Dir) Mkdir(name string) (made fs.FileInfo, err error) {
+func (d *Dir) Mkdir(name string) (created fs.FileInfo, err error) {
 	parent, err := d.Dir(filepath.Dir(name))
 	if err != nil {
 		return nil, err
@@ -225,13 +225,13 @@ func (d *Dir) chown(name string, id uint32) error {
 }
 
 // Finish gives a directory that Mkdir made its mode.
-func (d *Dir) Finish(name string, made fs.FileInfo, perm fs.FileMode) error {
+func (d *Dir) Finish(name string, created fs.FileInfo, perm fs.FileMode) error {
 	sub, err := d.Dir(name)
 	if err != nil {
 		return err
 	}
 	defer sub.Close()
-	if st, err := sub.f.Stat(); err != nil || !os.SameFile(st, made) {
+	if st, err := sub.f.Stat(); err != nil || !os.SameFile(st, created) {
 		return errors.Join(err, d.error("chmod", name, errors.New("another was put in its place")))
 	}
 	return sub.f.Chmod(perm)

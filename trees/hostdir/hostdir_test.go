@@ -81,7 +81,7 @@ func TestNothingLeadsOut(t *testing.T) {
 // steps.
 func TestReplacedMeanwhile(t *testing.T) {
 	d, in, out := world(t)
-	made, err := d.Mkdir("tree")
+	created, err := d.Mkdir("tree")
 	must(t, err)
 	tree := filepath.Join(in, "tree")
 	if st, err := os.Stat(tree); err != nil || st.Mode().Perm() != 0o700 {
@@ -95,14 +95,14 @@ func TestReplacedMeanwhile(t *testing.T) {
 		t.Errorf("a file below a link: %v", err)
 	}
 	must(t, f.Commit()) // in the directory that it was begun in
-	if err := d.Finish("tree", made, 0o755); !errors.Is(err, syscall.ELOOP) {
+	if err := d.Finish("tree", created, 0o755); !errors.Is(err, syscall.ELOOP) {
 		t.Errorf("a mode for a link: %v", err)
 	}
 	must(t, os.Remove(tree), os.Mkdir(tree, 0o700))
-	if err := d.Finish("tree", made, 0o755); err == nil {
+	if err := d.Finish("tree", created, 0o755); err == nil {
 		t.Error("another directory got the mode")
 	}
-	must(t, os.Remove(tree), os.Rename(tree+"2", tree), d.Finish("tree", made, 0o750))
+	must(t, os.Remove(tree), os.Rename(tree+"2", tree), d.Finish("tree", created, 0o750))
 	if st, err := os.Stat(tree); err != nil || st.Mode().Perm() != 0o750 {
 		t.Errorf("it ends as %v, %v", st.Mode(), err)
 	}

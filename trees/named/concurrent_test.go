@@ -163,7 +163,7 @@ func TestOneWinner(t *testing.T) {
 		v := put(t, root, source, "x").Version
 		put(t, root, "counter", "x")
 		counter := put(t, root, "counter", "x").Version
-		var moved, made, set atomic.Int32
+		var moved, created, set atomic.Int32
 		var group sync.WaitGroup
 		for w := range 16 {
 			group.Go(func() {
@@ -174,7 +174,7 @@ func TestOneWinner(t *testing.T) {
 				}
 				if _, err := root.Create(t.Context(), fmt.Sprint("new", round), sigma.OpenExclusive|sigma.OpenWrite,
 					0o600); err == nil {
-					made.Add(1)
+					created.Add(1)
 				} else {
 					wantKind(t, err, sigma.KindExists)
 				}
@@ -187,8 +187,8 @@ func TestOneWinner(t *testing.T) {
 			})
 		}
 		group.Wait()
-		if moved.Load() != 1 || made.Load() != 1 || set.Load() != 1 {
-			t.Fatalf("%d moved, %d made, %d set", moved.Load(), made.Load(), set.Load())
+		if moved.Load() != 1 || created.Load() != 1 || set.Load() != 1 {
+			t.Fatalf("%d moved, %d made, %d set", moved.Load(), created.Load(), set.Load())
 		}
 		if names := list(t, to, 100); len(names) != round+1 {
 			t.Fatalf("%d names", len(names))

@@ -48,36 +48,36 @@ type credentials struct {
 
 // with adds one.
 func (cs credentials) with(now time.Time, id sigma.RealmID, n sigmap.NewCredential) (out credentials,
-	made sigma.Credential, err error) {
+	created sigma.Credential, err error) {
 	const op = "named.credentials"
 	if err := sigma.CheckCredential(n.Name, n.Role); err != nil {
-		return cs, made, err
+		return cs, created, err
 	}
 	if n.TTL < 0 || n.TTL > sigma.CredentialAgeMax || n.TTL > 0 && n.TTL < time.Second {
-		return cs, made, &sigma.Error{Op: op, Kind: sigma.KindInvalid,
+		return cs, created, &sigma.Error{Op: op, Kind: sigma.KindInvalid,
 			Msg: fmt.Sprintf("a credential is good for a second to %d days, not %v",
 				int(sigma.CredentialAgeMax.Hours()/24), n.TTL)}
 	}
-	made = sigma.Credential{Name: n.Name, Role: n.Role, Created: now, By: n.By}
+	created = sigma.Credential{Name: n.Name, Role: n.Role, Created: now, By: n.By}
 	if n.TTL > 0 {
-		made.Expires = now.Add(n.TTL)
+		created.Expires = now.Add(n.TTL)
 	}
 	if n.By != "" { // nothing outlives who made it
 		i := slices.IndexFunc(cs.all, func(c credential) bool { return c.is(n.By, n.ByHash) && !c.expired(now) })
 		if i < 0 {
-			return cs, made, &sigma.Error{Op: op, Realm: id, Kind: sigma.KindPermission,
+			return cs, created, &sigma.Error{Op: op, Realm: id, Kind: sigma.KindPermission,
 				Msg:  fmt.Sprintf("the credential %.40q, which makes another, is not good any more", n.By),
 				Hint: "ask an owner of the realm for another: sigma realm credential create"}
 		}
-		if end := cs.all[i].Expires; !end.IsZero() && (made.Expires.IsZero() || end.Before(made.Expires)) {
-			made.Expires = end
+		if end := cs.all[i].Expires; !end.IsZero() && (created.Expires.IsZero() || end.Before(created.Expires)) {
+			created.Expires = end
 		}
 	}
 	out = credentials{realm: cs.realm}
 	for _, c := range cs.all {
 		switch {
 		case c.Name == n.Name && !c.expired(now):
-			return cs, made, &sigma.Error{Op: op, Realm: id, Kind: sigma.KindExists,
+			return cs, created, &sigma.Error{Op: op, Realm: id, Kind: sigma.KindExists,
 				Msg: fmt.Sprintf("realm %s has a credential %q already", id, n.Name),
 				Hint: "choose another --name, or revoke it first: sigma realm credential revoke " + string(id) + " " +
 					n.Name}
@@ -90,12 +90,12 @@ func (cs credentials) with(now time.Time, id sigma.RealmID, n sigmap.NewCredenti
 		out.all = slices.DeleteFunc(out.all, func(c credential) bool { return c.expired(now) })
 	}
 	if len(out.all) >= sigma.CredentialsMax {
-		return cs, made, &sigma.Error{Op: op, Realm: id, Kind: sigma.KindNoSpace,
+		return cs, created, &sigma.Error{Op: op, Realm: id, Kind: sigma.KindNoSpace,
 			Msg:  fmt.Sprintf("realm %s has %d credentials, which is the most", id, sigma.CredentialsMax),
 			Hint: "revoke one that nobody needs: sigma realm credential ls " + string(id)}
 	}
-	out.all = append(out.all, credential{made, n.Hash})
-	return out, made, nil
+	out.all = append(out.all, credential{created, n.Hash})
+	return out, created, nil
 }
 
 // without takes one away, with those that it made, and those that these made. gone are their names,
@@ -270,17 +270,17 @@ func (s *Server) changeCredentials(ctx context.Context, id sigma.RealmID, f func
 
 // AddCredential makes a credential of a realm. KindExists: there is one of that name; KindNoSpace:
 // there are as many as there may be.
-func (s *Server) AddCredential(ctx context.Context, id sigma.RealmID, n sigmap.NewCredential) (made sigma.Credential,
+func (s *Server) AddCredential(ctx context.Context, id sigma.RealmID, n sigmap.NewCredential) (created sigma.Credential,
 	err error) {
 	if id == sigma.SystemRealm {
-		return made, sigma.Errorf("named.AddCredential", sigma.KindPermission,
+		return created, sigma.Errorf("named.AddCredential", sigma.KindPermission,
 			"the realm system is the provider's and has no credentials")
 	}
 	err = s.changeCredentials(ctx, id, func(cs credentials) (out credentials, err error) {
-		out, made, err = cs.with(time.Now(), id, n)
+		out, created, err = cs.with(time.Now(), id, n)
 		return out, err
 	})
-	return made, err
+	return created, err
 }
 
 // RevokeCredential ends one for good, with all that it made, and says which went, the oldest first.

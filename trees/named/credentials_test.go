@@ -23,11 +23,11 @@ func TestCredentialsState(t *testing.T) {
 	cs := credentials{realm: 7}
 	add := func(at time.Time, name string, role sigma.Role, ttl time.Duration) (identity.Secret, error) {
 		s := identity.NewSecret(testRealm, name)
-		next, made, err := cs.with(at, testRealm, sigmap.NewCredential{Name: name, Role: role, TTL: ttl,
+		next, created, err := cs.with(at, testRealm, sigmap.NewCredential{Name: name, Role: role, TTL: ttl,
 			Hash: s.Hash()})
-		if err == nil && (made.Name != name || made.Role != role || !made.Created.Equal(at) ||
-			(ttl == 0) != made.Expires.IsZero()) {
-			t.Errorf("made %+v", made)
+		if err == nil && (created.Name != name || created.Role != role || !created.Created.Equal(at) ||
+			(ttl == 0) != created.Expires.IsZero()) {
+			t.Errorf("made %+v", created)
 		}
 		cs = next
 		return s, err
@@ -114,15 +114,15 @@ func TestCredentialsMadeByOthers(t *testing.T) {
 	secrets := map[string]sigma.CredentialHash{}
 	add := func(name, by string, ttl time.Duration) (sigma.Credential, error) {
 		hash := identity.NewSecret(testRealm, name).Hash()
-		next, made, err := cs.with(now, testRealm, sigmap.NewCredential{Name: name, Role: sigma.RoleOwner, TTL: ttl,
+		next, created, err := cs.with(now, testRealm, sigmap.NewCredential{Name: name, Role: sigma.RoleOwner, TTL: ttl,
 			Hash: hash, By: by, ByHash: secrets[by]})
 		if err == nil {
 			secrets[name] = hash
 		}
-		if cs = next; err == nil && made.By != by {
-			t.Errorf("%s was made by %q", name, made.By)
+		if cs = next; err == nil && created.By != by {
+			t.Errorf("%s was made by %q", name, created.By)
 		}
-		return made, err
+		return created, err
 	}
 	for _, c := range []struct {
 		name, by  string
@@ -137,9 +137,10 @@ func TestCredentialsMadeByOthers(t *testing.T) {
 		{"e", "ever", 0, 0},
 		{"f", "ever", time.Hour, time.Hour},
 	} {
-		made, err := add(c.name, c.by, c.ttl)
-		if err != nil || made.Expires.IsZero() != (c.want == 0) || c.want > 0 && !made.Expires.Equal(now.Add(c.want)) {
-			t.Errorf("%s: %+v, %v", c.name, made, err)
+		created, err := add(c.name, c.by, c.ttl)
+		if err != nil || created.Expires.IsZero() != (c.want == 0) ||
+			c.want > 0 && !created.Expires.Equal(now.Add(c.want)) {
+			t.Errorf("%s: %+v, %v", c.name, created, err)
 		}
 	}
 	now = now.Add(2 * time.Hour)

@@ -137,7 +137,7 @@ func TestFeedOverflow(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	made := func(n int) {
+	created := func(n int) {
 		for i := range n {
 			if _, _, err := root.Put(t.Context(), []string{fmt.Sprint(i, strings.Repeat("n", 200))}, nil,
 				sigma.PutOptions{Lease: lease}); err != nil {
@@ -145,7 +145,7 @@ func TestFeedOverflow(t *testing.T) {
 			}
 		}
 	}
-	made(1000)
+	created(1000)
 	seen := map[string]bool{}
 	p := sigmap.NamesPoll{Number: first.Number, Since: first.At}
 	for range 20 {

@@ -174,14 +174,14 @@ func TestWaitInOrder(t *testing.T) {
 		synctest.Wait()
 		go func() { removed <- root.Remove(t.Context(), "leader") }()
 		synctest.Wait()
-		made := make(chan error, 1)
+		created := make(chan error, 1)
 		go func() {
 			_, _, err := root.Put(t.Context(), []string{"leader"}, []byte("somebody"), sigma.PutOptions{MustMake: true})
-			made <- err
+			created <- err
 		}()
 		synctest.Wait()
 		close(store.gate)
-		if err := errors.Join(<-removed, <-made); err != nil || get(t, root, "leader") != "somebody" {
+		if err := errors.Join(<-removed, <-created); err != nil || get(t, root, "leader") != "somebody" {
 			t.Errorf("%v, and the leader is %q", err, get(t, root, "leader"))
 		}
 		remove("c")

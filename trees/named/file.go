@@ -270,9 +270,9 @@ func (f *file) Create(ctx context.Context, name string, flags sigma.OpenFlags, p
 	if rep.err != nil {
 		return nil, rep.err
 	}
-	made := &file{slot: f.slot, id: rep.id.Path, by: f.by, opened: true, flags: flags}
-	made.remember(ctx)
-	return made, nil
+	created := &file{slot: f.slot, id: rep.id.Path, by: f.by, opened: true, flags: flags}
+	created.remember(ctx)
+	return created, nil
 }
 
 // Reading is what OpenRead, the zero value, allows, and OpenReadWrite; writing what the others

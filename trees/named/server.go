@@ -342,21 +342,21 @@ func (s *Server) Create(ctx context.Context, id sigma.RealmID) error {
 	case count >= realmsMax:
 		return sigma.Errorf(op, sigma.KindNoSpace, "there are %d realms already", count)
 	}
-	rec, made, err := s.create(ctx, id)
+	rec, created, err := s.create(ctx, id)
 	if err != nil {
 		return err
 	}
 	s.mu.Lock()
 	s.realms[id] = s.newSlot(id, rec)
 	s.mu.Unlock()
-	if !made {
+	if !created {
 		return exists
 	}
 	return nil
 }
 
 // create stores a new realm. made is false if an earlier attempt was stored after all.
-func (s *Server) create(ctx context.Context, id sigma.RealmID) (rec realmRecord, made bool, err error) {
+func (s *Server) create(ctx context.Context, id sigma.RealmID) (rec realmRecord, created bool, err error) {
 	const op = "named.Create"
 	value, _, found, err := s.store.Get(ctx, realmKey(id))
 	if err != nil {

@@ -13,10 +13,10 @@ import (
 // the numbers of those that it has made.
 type losing struct {
 	sigma.File
-	lost  int
-	kept  bool // it remembers
-	made  map[sigma.Once]error
-	asked []sigma.Once
+	lost    int
+	kept    bool // it remembers
+	created map[sigma.Once]error
+	asked   []sigma.Once
 }
 
 // once makes a change unless it was made, and may lose the reply.
@@ -25,14 +25,14 @@ func (f *losing) once(ctx context.Context, do func() error) error {
 	f.asked = append(f.asked, o)
 	again := o.Again
 	o.Again = false
-	err, was := f.made[o]
+	err, was := f.created[o]
 	switch {
 	case was:
 	case again && !f.kept:
 		return sigma.Errorf("test", sigma.KindLost, "not remembered")
 	default:
 		if err = do(); f.kept {
-			f.made[o] = err
+			f.created[o] = err
 		}
 	}
 	if f.lost > 0 {
@@ -72,7 +72,7 @@ func TestOnce(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		f := &losing{File: root, kept: kept, made: map[sigma.Once]error{}}
+		f := &losing{File: root, kept: kept, created: map[sigma.Once]error{}}
 		tree := resolve.New(resolve.Config{Root: f})
 		want := map[bool]sigma.Kind{true: 0, false: sigma.KindLost}[kept]
 		for seq, op := range []func() error{

@@ -28,7 +28,7 @@ type server[T any] struct {
 }
 
 // state says whether the session was made, and whether it has ended.
-func (x *server[T]) state() (made, ended bool) {
+func (x *server[T]) state() (created, ended bool) {
 	select {
 	case <-x.ready:
 	default:
@@ -109,8 +109,8 @@ func (s *Servers[T]) Known(text string) (root T, ok bool) {
 	if x == nil {
 		return root, false
 	}
-	made, ended := x.state()
-	if !made || ended {
+	created, ended := x.state()
+	if !created || ended {
 		return root, false
 	}
 	return x.root, true
@@ -131,7 +131,7 @@ func (s *Servers[T]) Close() {
 	s.all = nil
 	s.mu.Unlock()
 	for _, x := range all {
-		if made, _ := x.state(); made && s.Drop != nil { // else Get sees that it is over
+		if created, _ := x.state(); created && s.Drop != nil { // else Get sees that it is over
 			s.Drop(x.root)
 		}
 	}

@@ -106,11 +106,11 @@ func (f *passing) Walk(ctx context.Context, names []string) (sigma.File, []sigma
 
 // Create implements sigma.File.
 func (f *passing) Create(ctx context.Context, name string, flags sigma.OpenFlags, perm uint32) (sigma.File, error) {
-	made, err := f.File.Create(ctx, name, flags, perm)
+	created, err := f.File.Create(ctx, name, flags, perm)
 	if err != nil {
 		return nil, err
 	}
-	return &passing{File: made, t: f.t, path: append(slices.Clip(f.path), name), server: f.server}, nil
+	return &passing{File: created, t: f.t, path: append(slices.Clip(f.path), name), server: f.server}, nil
 }
 
 // Rename implements sigma.File.

@@ -37,10 +37,10 @@ const (
 // stores is where the objects of realms are. It is read when the service starts, and what is set
 // counts from the next start: so no realm's objects are ever in two places at once.
 type stores struct {
-	dir    string // DIR/REALM, each a store.Store as JSON
-	remote *remote.Tree
-	dial   remote.Dial
-	made   []string
+	dir     string // DIR/REALM, each a store.Store as JSON
+	remote  *remote.Tree
+	dial    remote.Dial
+	created []string
 
 	mu      sync.Mutex
 	serving map[sigma.RealmID]store.Store // mu; what counts now; less those of realms that were removed
@@ -51,7 +51,7 @@ type stores struct {
 
 func openStores(cfg Config) (*stores, error) {
 	const op = "s3.New"
-	s := &stores{dir: filepath.Join(cfg.Elsewhere, "stores"), dial: cfg.Dial, made: cfg.Buckets,
+	s := &stores{dir: filepath.Join(cfg.Elsewhere, "stores"), dial: cfg.Dial, created: cfg.Buckets,
 		serving: map[sigma.RealmID]store.Store{}, noted: map[sigma.RealmID]store.Store{},
 		chosen: map[sigma.RealmID]bool{}, filled: map[sigma.RealmID]bool{}}
 	if err := os.MkdirAll(s.dir, 0o700); err != nil {
@@ -106,7 +106,7 @@ func (t *Tree) elsewhere(ctx context.Context, realm sigma.RealmID) (sigma.File, 
 	s.mu.Lock()
 	filled := s.filled[realm]
 	s.mu.Unlock()
-	for _, bucket := range s.made {
+	for _, bucket := range s.created {
 		if filled {
 			break
 		}

@@ -224,9 +224,9 @@ func TestBulkTicket(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(tree.Close)
-	made := make(chan func(net.Conn), 2)
+	created := make(chan func(net.Conn), 2)
 	root := attach(t, tree, treeserver.Config{BulkTicket: func(_ context.Context, s func(net.Conn)) ([]byte, error) {
-		made <- s
+		created <- s
 		return []byte("ticket"), nil
 	}})
 	f, err := root.Create(t.Context(), "f", sigma.OpenReadWrite, 0o644)
@@ -242,7 +242,7 @@ func TestBulkTicket(t *testing.T) {
 	if err != nil || string(name) != "ticket" {
 		t.Fatalf("%q, %v", name, err)
 	}
-	serve := <-made
+	serve := <-created
 	a, b := net.Pipe()
 	over := make(chan struct{})
 	go func() {

@@ -37,8 +37,8 @@ func TestFences(t *testing.T) {
 	at := func(epoch sigma.Epoch) context.Context {
 		return sigma.WithFence(t.Context(), sigma.Fence{Name: "/leader", Epoch: epoch})
 	}
-	made, asked := make(chan error, 1), make(chan error, 1)
-	go func() { made <- old.Mkdir(at(1), "d", 0) }()
+	created, asked := make(chan error, 1), make(chan error, 1)
+	go func() { created <- old.Mkdir(at(1), "d", 0) }()
 	<-tree.began
 	go func() { _, err := leader.Stat(at(2)); asked <- err }()
 	for cfg.Fences.Newest("/leader") != 2 {
@@ -50,7 +50,7 @@ func TestFences(t *testing.T) {
 		t.Error("the new leader was answered while the old one's request was under way")
 	}
 	close(tree.proceed)
-	if err := <-made; sigma.KindOf(err) != sigma.KindStale {
+	if err := <-created; sigma.KindOf(err) != sigma.KindStale {
 		t.Errorf("the request that was under way: %v", err)
 	}
 	if err := <-asked; err != nil {

@@ -273,17 +273,17 @@ func TestConcurrentCreate(t *testing.T) {
 // leaving makes files that somebody removes at once.
 type leaving struct {
 	treeserver.Base
-	made bool
+	created bool
 }
 
 func (leaving) Attach(context.Context, sigma.Principal, string) (sigma.File, error) {
 	return leaving{}, nil
 }
 func (leaving) Create(context.Context, string, sigma.OpenFlags, uint32) (sigma.File, error) {
-	return leaving{made: true}, nil
+	return leaving{created: true}, nil
 }
 func (l leaving) Stat(context.Context) (sigma.Stat, error) {
-	if !l.made {
+	if !l.created {
 		return sigma.Stat{ID: sigma.FileID{Kind: sigma.KindDir}}, nil
 	}
 	return sigma.Stat{}, sigma.Errorf("x", sigma.KindUnavailable, "")

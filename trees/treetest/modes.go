@@ -176,17 +176,17 @@ func modeCases(e *env) []modeCase {
 // openGoesOn checks that what is open stays so, whatever becomes of the mode, and that who creates
 // a file may write it, whatever mode it gave.
 func (e *env) openGoesOn() {
-	made, err := e.dir.Create(e.ctx, "ro", sigma.OpenReadWrite|sigma.OpenExclusive, 0o400)
+	created, err := e.dir.Create(e.ctx, "ro", sigma.OpenReadWrite|sigma.OpenExclusive, 0o400)
 	e.ok("Create with mode 0400", err)
-	defer made.Close()
+	defer created.Close()
 	none := uint32(0)
 	for i, mode := range []*uint32{nil, &none} {
 		if mode != nil {
-			e.ok("SetStat", made.SetStat(e.ctx, sigma.StatChange{Perm: mode}))
+			e.ok("SetStat", created.SetStat(e.ctx, sigma.StatChange{Perm: mode}))
 		}
-		_, err = made.WriteAt(e.ctx, []byte{byte('a' + i)}, 0)
+		_, err = created.WriteAt(e.ctx, []byte{byte('a' + i)}, 0)
 		e.ok("WriteAt by who has it open", err)
-		e.wantData("ReadAt by who has it open", e.readOpen(made), string(rune('a'+i)))
+		e.wantData("ReadAt by who has it open", e.readOpen(created), string(rune('a'+i)))
 		f := e.walk(e.dir, "ro")
 		e.fails("Open for writing by another", f.Open(e.ctx, sigma.OpenWrite), sigma.KindPermission)
 		f.Close()

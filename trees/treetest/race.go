@@ -82,17 +82,18 @@ func testRemoveOrMake(e *env) {
 	for round := range 30 {
 		name := fmt.Sprint(round)
 		d := e.mkdir(e.dir, name)
-		var made, removed error
-		both(func() { made = e.tryWrite(d, "f", "x", sigma.OpenWrite) }, func() { removed = e.dir.Remove(e.ctx, name) })
+		var created, removed error
+		both(func() { created = e.tryWrite(d, "f", "x", sigma.OpenWrite) },
+			func() { removed = e.dir.Remove(e.ctx, name) })
 		switch {
-		case (made == nil) == (removed == nil):
-			e.Errorf("round %d: make %v, remove %v, want one winner", round, made, removed)
-		case made == nil:
+		case (created == nil) == (removed == nil):
+			e.Errorf("round %d: make %v, remove %v, want one winner", round, created, removed)
+		case created == nil:
 			e.fails("the loser", removed, sigma.KindNotEmpty)
 			e.wantData("content", e.read(e.dir, name, "f"), "x")
 		default:
 			// A server where a file appears when its writer is done may notice only then.
-			e.fails("the loser", made, sigma.KindNotFound, sigma.KindStale)
+			e.fails("the loser", created, sigma.KindNotFound, sigma.KindStale)
 			e.missing(e.dir, name)
 		}
 	}

@@ -11,7 +11,7 @@ import (
 )
 
 // ways are how often a realm's bytes are asked for.
-const ways = 1000
+const routes = 1000
 
 // asking looks for files by everything that a tenant can do with names and handles, at random. It
 // knows what the names of the other realm's files are, and where they are on the disk.
@@ -140,7 +140,7 @@ func TestOtherRealm(t *testing.T) {
 		}
 		a := &asking{t: t, ctx: t.Context(), tree: tree, as: sigma.Principal{Realm: as},
 			random: rand.New(rand.NewPCG(seed, 1))}
-		for range ways {
+		for range routes {
 			a.once()
 		}
 		if (a.found > 0) != finds {

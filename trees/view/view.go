@@ -206,11 +206,11 @@ func Code(c *sigmap.Coder, t **Table) {
 	if !c.Decoding() {
 		return
 	}
-	made, err := fromEntries(entries)
+	created, err := fromEntries(entries)
 	if err != nil {
 		c.Fail("a view is not one: " + err.Error())
 	}
-	*t = made
+	*t = created
 }
 
 func fromEntries(entries []sigma.ViewEntry) (*Table, error) {

@@ -24,7 +24,7 @@ func entries(t *testing.T, words string) (out []sigma.ViewEntry) {
 	return out
 }
 
-func made(t *testing.T, words string, by *Table) *Table {
+func created(t *testing.T, words string, by *Table) *Table {
 	t.Helper()
 	v, err := Make(entries(t, words), by)
 	if err != nil {
@@ -43,7 +43,7 @@ func text(v *Table) string {
 
 // What a child is given is what its spawner has, by the realm's names.
 func TestMake(t *testing.T) {
-	parent := made(t,
+	parent := created(t,
 		"/in=/s3/data/7:ro /workdir=/jobs/7:rw /workdir/log=/logs/7:ro /workdir/.key=/:none /svc=/services:rc", nil)
 	for _, c := range []struct{ asks, gets string }{
 		{"", ""},
@@ -58,7 +58,7 @@ func TestMake(t *testing.T) {
 			"/in=/s3/data/7:ro /svc=/services:ro /workdir=/jobs/7:ro /workdir/.key=/:none /workdir/log=/logs/7:ro"},
 		{"/s=/svc/x:rc", "/s=/services/x:rc"},
 	} {
-		if got := text(made(t, c.asks, parent)); got != c.gets {
+		if got := text(created(t, c.asks, parent)); got != c.gets {
 			t.Errorf("%s gives %s, want %s", c.asks, got, c.gets)
 		}
 	}
@@ -78,10 +78,10 @@ func TestMake(t *testing.T) {
 	for i := range sigma.ViewMax - 1 {
 		wide += " /w/" + strings.Repeat("x", i+1) + "=/x:ro"
 	}
-	if _, err := Make(entries(t, "/a=/w:rw /b=/w:rw"), made(t, wide, nil)); sigma.KindOf(err) != sigma.KindTooBig {
+	if _, err := Make(entries(t, "/a=/w:rw /b=/w:rw"), created(t, wide, nil)); sigma.KindOf(err) != sigma.KindTooBig {
 		t.Errorf("a view that grows beyond its limit: %v", err)
 	}
-	all := made(t, "/all=/:rw", nil)
+	all := created(t, "/all=/:rw", nil)
 	if _, err := Make(entries(t, "/a=/all/sys/procs:rw"), all); sigma.KindOf(err) != sigma.KindPermission {
 		t.Errorf("the system's files as a target: %v", err)
 	}
@@ -110,7 +110,7 @@ func TestGenerations(t *testing.T) {
 		return int(next>>33) % n
 	}
 	for range 3000 {
-		v := made(t, "/a=/a:rw /a/b=/secret:ro /d=/a/b:rc /f=/a/b/c:none", nil)
+		v := created(t, "/a=/a:rw /a/b=/secret:ro /d=/a/b:rc /f=/a/b/c:none", nil)
 		for range 3 {
 			var ask []sigma.ViewEntry
 			for range 1 + random(3) {
@@ -143,7 +143,7 @@ func TestGenerations(t *testing.T) {
 }
 
 func TestLookup(t *testing.T) {
-	v := made(t, "/a=/x:ro /a/b/c=/y:rw", nil)
+	v := created(t, "/a=/x:ro /a/b/c=/y:rw", nil)
 	for _, c := range []struct{ path, target, rest string }{
 		{"/a", "/x", "/"}, {"/a/q/r", "/x", "/q/r"}, {"/a/b", "/x", "/b"}, {"/a/b/c", "/y", "/"},
 		{"/a/b/c/d", "/y", "/d"}, {"/", "", ""}, {"/ab", "", ""},
@@ -161,13 +161,13 @@ func TestLookup(t *testing.T) {
 			t.Errorf("Below(%s) = %s, want %s", path, got, want)
 		}
 	}
-	if !v.Writes() || made(t, "/a=/x:rc", nil).Writes() {
+	if !v.Writes() || created(t, "/a=/x:rc", nil).Writes() {
 		t.Error("Writes is wrong")
 	}
 }
 
 func TestCode(t *testing.T) {
-	for _, v := range []*Table{nil, made(t, "", nil), made(t, "/=/:ro /a=/x:rw /a-b=/y:ro /a/b=/q:none /proc=/proc:ro",
+	for _, v := range []*Table{nil, created(t, "", nil), created(t, "/=/:ro /a=/x:rw /a-b=/y:ro /a/b=/q:none /proc=/proc:ro",
 		nil)} {
 		b, err := sigmap.Payload(func(c *sigmap.Coder) { Code(c, &v) })
 		if err != nil {

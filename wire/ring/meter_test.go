@@ -192,8 +192,8 @@ func TestMeterRenewed(t *testing.T) {
 	short, other := metered(t, set)
 	say(t, short, other, "abc")
 	short.Close()
-	young, its := metered(t, set)
-	say(t, young, its, "after")
+	newer, its := metered(t, set)
+	say(t, newer, its, "after")
 	files <- second
 	set.tasks.Wait()
 	say(t, old, peer, "later")
@@ -201,7 +201,7 @@ func TestMeterRenewed(t *testing.T) {
 	if n := mappings(t, first); n != 0 {
 		t.Errorf("the one before, which nobody uses, is mapped %d times", n)
 	}
-	say(t, young, its, "again")
+	say(t, newer, its, "again")
 	for _, c := range []struct {
 		f    *os.File
 		want Carried

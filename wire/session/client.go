@@ -174,9 +174,9 @@ func (c *Client) hangUp() {
 	c.conn.Close()
 }
 
-// FlushWithin makes callers that gave up wait so long for the server to say what became of their
-// requests. It is for who answers others, who have given up too and wait for that answer. It is
-// called before any request that may be given up.
+// FlushWithin sets how long callers whose context ended wait for the server to tell what became of
+// their requests. Used by proxies: their own callers have given up and wait to learn whether the
+// request took effect. Call it before the first request.
 func (c *Client) FlushWithin(d time.Duration) { c.flushWait = d }
 
 // Done is closed when the session has ended, for whatever reason.

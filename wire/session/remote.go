@@ -170,13 +170,13 @@ func (r *remote) Create(ctx context.Context, name string, f sigma.OpenFlags, per
 	}
 	d := dir.(*remote)
 	d.appends.Store(f&sigma.OpenAppend != 0)
-	made, err := ask[*sigmap.Rlcreate](ctx, d, &sigmap.Tlcreate{Fid: d.fid, Name: name, Flags: LinuxFlags(f),
+	created, err := ask[*sigmap.Rlcreate](ctx, d, &sigmap.Tlcreate{Fid: d.fid, Name: name, Flags: LinuxFlags(f),
 		Mode: perm})
 	if err != nil {
 		d.Close()
 		return nil, err
 	}
-	d.id = made.ID
+	d.id = created.ID
 	d.writes.Store(true)
 	return d, nil
 }

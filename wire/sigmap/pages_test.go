@@ -89,7 +89,7 @@ func TestPages(t *testing.T) {
 }
 
 // checkPage compares, or writes, the made parts of a page.
-func checkPage(t *testing.T, name, fresh string, made ...string) {
+func checkPage(t *testing.T, name, fresh string, created ...string) {
 	file := filepath.Join(pagesDir, name)
 	b, err := os.ReadFile(file)
 	if os.IsNotExist(err) && *rewrite {
@@ -100,7 +100,7 @@ func checkPage(t *testing.T, name, fresh string, made ...string) {
 		return
 	}
 	want, rest := "", string(b)
-	for _, part := range made {
+	for _, part := range created {
 		before, after, ok := strings.Cut(rest, madeBegin)
 		_, after, ok2 := strings.Cut(after, madeEnd)
 		if !ok || !ok2 {

@@ -202,11 +202,11 @@ func readVectors(t testing.TB) (out []vector) {
 
 // TestVectors: the codec writes and reads the vectors of the file, and there is one of each type.
 func TestVectors(t *testing.T) {
-	made := makeVectors(t)
+	created := makeVectors(t)
 	if *rewrite {
 		var b strings.Builder
 		b.WriteString(vectorsHead)
-		for _, v := range made {
+		for _, v := range created {
 			fmt.Fprintf(&b, "%s\t%x\t%s\n", v.name, v.bytes, v.fields)
 		}
 		if err := os.WriteFile(vectorsFile, []byte(b.String()), 0o644); err != nil {
@@ -214,15 +214,15 @@ func TestVectors(t *testing.T) {
 		}
 	}
 	kept := readVectors(t)
-	if len(kept) != len(made) {
+	if len(kept) != len(created) {
 		t.Errorf("the file has %d vectors, the test %d; a change of the protocol needs a new version of it", len(kept),
-			len(made))
+			len(created))
 	}
 	seen := map[Type]bool{}
 	for i, v := range kept {
-		if i < len(made) && (v.name != made[i].name || v.fields != made[i].fields ||
-			!bytes.Equal(v.bytes, made[i].bytes)) {
-			t.Errorf("got  %s %x\nwant %s %x", made[i].name, made[i].bytes, v.name, v.bytes)
+		if i < len(created) && (v.name != created[i].name || v.fields != created[i].fields ||
+			!bytes.Equal(v.bytes, created[i].bytes)) {
+			t.Errorf("got  %s %x\nwant %s %x", created[i].name, created[i].bytes, v.name, v.bytes)
 		}
 		if !v.message() {
 			name, _, _ := strings.Cut(strings.TrimPrefix(v.name, "payload."), ".")

@@ -108,7 +108,7 @@ func measure(ctx context.Context, c caller, size, flight int, span time.Duration
 	for calls.Load() == first && failed.Load() == nil && time.Since(began) < patience { // the host is that busy
 		time.Sleep(span)
 	}
-	took, made := time.Since(began), calls.Load()-first
+	took, created := time.Since(began), calls.Load()-first
 	cpu := used() - own
 	after, err := c.used(ctx)
 	stop.Store(true)
@@ -116,13 +116,13 @@ func measure(ctx context.Context, c caller, size, flight int, span time.Duration
 	if e := failed.Load(); e != nil {
 		err = *e
 	}
-	if err == nil && made == 0 {
+	if err == nil && created == 0 {
 		err = errors.New("not one call was answered")
 	}
 	if err != nil {
 		return err
 	}
-	_, err = fmt.Println(made, took.Nanoseconds(), (cpu + after - before).Nanoseconds())
+	_, err = fmt.Println(created, took.Nanoseconds(), (cpu + after - before).Nanoseconds())
 	return err
 }
 

@@ -127,8 +127,8 @@ func run(ctx context.Context, what, network, address string) error {
 	}
 	ended, err := c.time()
 	used := ended - began
-	if c.made > 0 {
-		used = used * time.Duration(c.count) / time.Duration(c.made)
+	if c.created > 0 {
+		used = used * time.Duration(c.count) / time.Duration(c.created)
 	}
 	fmt.Fprintln(c.out, used.Nanoseconds())
 	return err
@@ -136,10 +136,10 @@ func run(ctx context.Context, what, network, address string) error {
 
 // client measures.
 type client struct {
-	dial  func() (net.Conn, error)
-	count int
-	made  int // messages, if other than count
-	out   *bufio.Writer
+	dial    func() (net.Conn, error)
+	count   int
+	created int // messages, if other than count
+	out     *bufio.Writer
 }
 
 // connect dials and waits until the server has accepted.
@@ -236,7 +236,7 @@ func (c *client) first() error {
 			times[at] = time.Since(began)
 		}
 		conn.Close()
-		c.made += n
+		c.created += n
 		for at, d := range times {
 			took[at] = append(took[at], d)
 		}

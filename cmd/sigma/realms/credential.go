@@ -119,20 +119,20 @@ func (a *app) credentialCreate(ctx context.Context, realm, roleText, name, expir
 	if err != nil {
 		return err
 	}
-	made, text := m.Credential, m.Text
+	created, text := m.Credential, m.Text
 	if file != "" || !a.JSON {
 		if _, err := fmt.Fprintln(to, text); err != nil {
 			return err
 		}
 	}
 	good := "until it is revoked"
-	if !made.Expires.IsZero() {
-		good = "until " + made.Expires.Format(time.RFC3339)
+	if !created.Expires.IsZero() {
+		good = "until " + created.Expires.Format(time.RFC3339)
 	}
-	a.Remark("credential %s of realm %s, %s, good %s; use it with: sigma --credential %s ls /", made.Name, realm,
-		made.Role, good, cli.OrElse(file, "FILE"))
+	a.Remark("credential %s of realm %s, %s, good %s; use it with: sigma --credential %s ls /", created.Name, realm,
+		created.Role, good, cli.OrElse(file, "FILE"))
 	if a.JSON {
-		out := credentialJSON{report.OfCredential(sigma.RealmID(realm), made), text}
+		out := credentialJSON{report.OfCredential(sigma.RealmID(realm), created), text}
 		if file != "" {
 			out.Text = ""
 		}

@@ -231,9 +231,9 @@ impl Yielding {
         self.unplaced = true;
     }
 
-    /// A group is about to get a share: where the kernel compares bounds with those of groups
-    /// within, ours must not be in the way of its own.
-    pub fn make_way(&mut self, group: &str) {
+    /// A group within the second has got a share, and the second's bound was lifted for that. The
+    /// bound is set anew at the next look.
+    pub fn bound_lifted(&mut self, group: &str) {
         if !self.rivals.bounds_nest() || !is_within(group, &self.second) {
             return;
         }
@@ -449,9 +449,9 @@ mod tests {
         let bound = yielding.pace.step(&sample(2, 7)).unwrap();
         yielding.bind(bound);
         assert!(yielding.refused && !yielding.pace.is_bound());
-        yielding.make_way("lc/one");
+        yielding.bound_lifted("lc/one");
         assert!(yielding.refused, "another group");
-        yielding.make_way("be/one");
+        yielding.bound_lifted("be/one");
         assert!(!yielding.refused, "it may be accepted now");
     }
 
@@ -464,7 +464,7 @@ mod tests {
             let bound = yielding.pace.step(&sample(2, 7)).unwrap();
             yielding.bind(bound);
             assert!(!yielding.refused && yielding.pace.is_bound());
-            yielding.make_way(group);
+            yielding.bound_lifted(group);
             yielding.pace.is_bound()
         };
         assert!(!held(Version::V1, "be/one"));

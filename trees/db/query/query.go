@@ -91,14 +91,14 @@ func Parse(text []byte) (*Request, error) {
 }
 
 func (r *Request) check() error {
-	ways := 0
+	routes := 0
 	for _, is := range []bool{r.SQL != "", len(r.Batch) > 0, r.Statement != 0, r.Release != 0, r.Transaction != ""} {
 		if is {
-			ways++
+			routes++
 		}
 	}
 	switch {
-	case ways != 1:
+	case routes != 1:
 		return invalid("a request has one of sql, batch, statement, release and transaction")
 	case strings.IndexByte(r.SQL, 0) >= 0:
 		return invalid("the statement has a NUL byte")

@@ -73,7 +73,7 @@ func TestAway(t *testing.T) {
 	began := time.Now()
 	w.kill()
 	w.waitFor("the feed is silent", func() error {
-		if _, silent := root.realm.front.cache.Silent(time.Now()); !silent {
+		if _, stale := root.realm.front.cache.Staleness(time.Now()); !stale {
 			return errors.New("it is not")
 		}
 		return nil

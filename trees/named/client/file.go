@@ -218,9 +218,9 @@ func (f *File) Walk(ctx context.Context, names []string) (out sigma.File, ids []
 		if len(ids) > 0 {
 			id = ids[len(ids)-1].Path
 		}
-		made, err := f.given(b, file, id)
+		created, err := f.given(b, file, id)
 		if err == nil {
-			out = made
+			out = created
 		}
 		return err
 	})
@@ -321,10 +321,10 @@ func (f *File) Create(ctx context.Context, name string, flags sigma.OpenFlags, p
 			if i, ok := file.(sigma.Identified); ok {
 				id = i.FileID().Path
 			}
-			made, err := f.given(b, file, id)
+			created, err := f.given(b, file, id)
 			if err == nil {
-				made.opened, made.flags = true, flags&^(sigma.OpenTruncate|sigma.OpenExclusive)
-				out = made
+				created.opened, created.flags = true, flags&^(sigma.OpenTruncate|sigma.OpenExclusive)
+				out = created
 			}
 			return err
 		})

@@ -136,8 +136,8 @@ func (r *front) follow() {
 			continue
 		}
 		pause := feedPause
-		if _,
-			silent := r.cache.Silent(time.Now()); silent { // those who read may all be content with what is remembered
+		// Readers may all be content with what is remembered.
+		if _, stale := r.cache.Staleness(time.Now()); stale {
 			pause = feedAway
 			if _, err := r.realm.attached(ctx); sigma.KindOf(err) == sigma.KindNotFound && err != nil {
 				break // the realm is gone
@@ -157,8 +157,8 @@ func (r *front) follow() {
 // those who would rather read that than nothing.
 func (r *front) over() bool {
 	now := time.Now()
-	_, silent := r.cache.Silent(now)
-	return r.ctx.Err() != nil || !silent && now.Sub(r.start)-time.Duration(r.used.Load()) > r.idle
+	_, stale := r.cache.Staleness(now)
+	return r.ctx.Err() != nil || !stale && now.Sub(r.start)-time.Duration(r.used.Load()) > r.idle
 }
 
 // poll asks the feed once. It is false if there was no answer.
@@ -243,11 +243,11 @@ func (r *front) askOrRecall(ctx context.Context, ask func(context.Context) error
 	}
 	remembered := func() bool {
 		now := time.Now()
-		age, silent := r.cache.Silent(now)
-		if silent = silent && recall(now); silent {
+		age, stale := r.cache.Staleness(now)
+		if stale = stale && recall(now); stale {
 			old.Note(age)
 		}
-		return silent
+		return stale
 	}
 	if remembered() {
 		return nil
@@ -403,8 +403,8 @@ func (r *front) ready(ctx context.Context) bool {
 		return false
 	}
 	now := time.Now()
-	_, silent := r.cache.Silent(now)
-	return r.cache.Fresh(now) || silent && sigma.AgeOf(ctx) != nil
+	_, stale := r.cache.Staleness(now)
+	return r.cache.Fresh(now) || stale && sigma.AgeOf(ctx) != nil
 }
 
 // roomNodes is for how many files on the way there is room on the stack.

@@ -154,21 +154,21 @@ func (c *testCluster) wireLocked(from, to sigma.MachineID) {
 		c.t.Fatal(err)
 	}
 	c.wires[[2]sigma.MachineID{from, to}] = l
-	pass := func(way [2]sigma.MachineID) bool { // waits while the way is cut
+	pass := func(route [2]sigma.MachineID) bool { // waits while the way is cut
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		for (c.cut[from] || c.cut[to] || c.cutWay[way]) && !c.closed {
+		for (c.cut[from] || c.cut[to] || c.cutWay[route]) && !c.closed {
 			c.heal.Wait()
 		}
 		return !c.closed
 	}
 	there, back := [2]sigma.MachineID{from, to}, [2]sigma.MachineID{to, from}
-	carry := func(way [2]sigma.MachineID, to, from net.Conn) {
+	carry := func(route [2]sigma.MachineID, to, from net.Conn) {
 		defer to.(interface{ CloseWrite() error }).CloseWrite()
 		b := make([]byte, 64<<10)
 		for {
 			n, err := from.Read(b)
-			if n == 0 || !pass(way) {
+			if n == 0 || !pass(route) {
 				return
 			}
 			if _, werr := to.Write(b[:n]); werr != nil || err != nil {

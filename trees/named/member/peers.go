@@ -204,14 +204,14 @@ func (n *network) join(near, far net.Conn) {
 	silent := time.AfterFunc(peerSilence, func() { near.Close(); far.Close() })
 	defer silent.Stop()
 	var both sync.WaitGroup
-	for _, way := range [][2]net.Conn{{near, far}, {far, near}} {
+	for _, route := range [][2]net.Conn{{near, far}, {far, near}} {
 		both.Go(func() {
 			b := make([]byte, peerChunk)
 			for {
-				k, err := way[0].Read(b)
+				k, err := route[0].Read(b)
 				if k > 0 {
 					silent.Reset(peerSilence)
-					if _, werr := way[1].Write(b[:k]); werr != nil {
+					if _, werr := route[1].Write(b[:k]); werr != nil {
 						break
 					}
 				}
@@ -219,8 +219,8 @@ func (n *network) join(near, far net.Conn) {
 					break
 				}
 			}
-			if half, ok := way[1].(interface{ CloseWrite() error }); !ok || half.CloseWrite() != nil {
-				way[1].Close()
+			if half, ok := route[1].(interface{ CloseWrite() error }); !ok || half.CloseWrite() != nil {
+				route[1].Close()
 			}
 		})
 	}

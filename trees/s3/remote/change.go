@@ -59,12 +59,12 @@ func (f *file) Create(ctx context.Context, name string, flags sigma.OpenFlags, _
 	case err == nil && flags&sigma.OpenExclusive != 0:
 		return nil, sigma.PathError(op, sigma.KindExists, name)
 	case err == nil:
-		made := &file{sp: f.sp, key: key}
-		if err := made.Open(ctx, flags); err != nil {
-			made.Close()
+		created := &file{sp: f.sp, key: key}
+		if err := created.Open(ctx, flags); err != nil {
+			created.Close()
 			return nil, err
 		}
-		return made, nil
+		return created, nil
 	case sigma.KindOf(err) != sigma.KindNotFound:
 		return nil, sigma.Wrap(op, name, err)
 	}
@@ -76,10 +76,10 @@ func (f *file) Create(ctx context.Context, name string, flags sigma.OpenFlags, _
 	if !flags.Writes() {
 		flags |= sigma.OpenReadWrite // it is new: who makes it may fill it
 	}
-	made := &file{sp: f.sp, key: up.key, open: true, flags: flags, up: up, dirKey: dirKey, name: name,
+	created := &file{sp: f.sp, key: up.key, open: true, flags: flags, up: up, dirKey: dirKey, name: name,
 		excl: flags&sigma.OpenExclusive != 0}
-	made.unmade.Store(true)
-	return made, nil
+	created.unmade.Store(true)
+	return created, nil
 }
 
 // Mkdir implements sigma.File. A directory is an object without bytes whose key ends with a slash,
@@ -306,60 +306,60 @@ func (p *put) run(ctx context.Context, write func(ctx context.Context, key strin
 		return none, err
 	}
 	defer unlock()
-	made, err := p.locked(ctx, key, write)
+	created, err := p.locked(ctx, key, write)
 	if err != nil {
 		return none, sigma.Wrap(p.op, p.sp.pathOf(key), err)
 	}
-	return made.fileID(key), nil
+	return created.fileID(key), nil
 }
 
 func (p *put) locked(ctx context.Context, key string, write func(ctx context.Context, key string, a attr,
-	cond condition) (attr, error)) (made attr, err error) {
+	cond condition) (attr, error)) (created attr, err error) {
 	sp := p.sp
 	if err := sp.alive(p.op); err != nil {
-		return made, err
+		return created, err
 	}
 	if err := sp.missed(ctx, p.op, p.dirKey); err != nil {
-		return made, err
+		return created, err
 	}
 	if err := sp.admit(p.dirKey, p.name, sigma.KindFile); err != nil {
-		return made, err
+		return created, err
 	}
 	_, old, err := sp.look(ctx, p.dirKey, p.name)
 	exists := err == nil
 	switch {
 	case err != nil && sigma.KindOf(err) != sigma.KindNotFound:
-		return made, err
+		return created, err
 	case exists && p.mustMake:
-		return made, sigma.PathError(p.op, sigma.KindExists, p.name)
+		return created, sigma.PathError(p.op, sigma.KindExists, p.name)
 	case exists && old.kind == sigma.KindDir:
-		return made, sigma.PathError(p.op, sigma.KindIsDir, p.name)
+		return created, sigma.PathError(p.op, sigma.KindIsDir, p.name)
 	case !exists && p.mustExist:
-		return made, sigma.PathError(p.op, sigma.KindNotFound, p.name)
+		return created, sigma.PathError(p.op, sigma.KindNotFound, p.name)
 	case p.ifVersion != 0 && (!exists || old.version != p.ifVersion):
-		return made, sigma.Errorf(p.op, sigma.KindVersion, "the object has changed")
+		return created, sigma.Errorf(p.op, sigma.KindVersion, "the object has changed")
 	}
 	a := attr{kind: sigma.KindFile, version: sp.after(old.version)}
 	cond := condition{absent: p.mustMake}
 	if p.ifVersion != 0 {
 		cond.etag = old.etag
 	}
-	made, err = write(ctx, key, a, cond)
+	created, err = write(ctx, key, a, cond)
 	if err != nil {
 		sp.doubt(key)
 		if p.mustMake && sigma.KindOf(err) == sigma.KindVersion {
 			err = sigma.PathError(p.op, sigma.KindExists, p.name)
 		}
-		return made, err
+		return created, err
 	}
-	if exists && made.version <= old.version { // a large one got its version when its first part was sent
-		made.version = sp.after(old.version)
+	if exists && created.version <= old.version { // a large one got its version when its first part was sent
+		created.version = sp.after(old.version)
 	}
-	sp.changed(key, made, false)
+	sp.changed(key, created, false)
 	if !exists {
 		sp.touch(p.dirKey)
 	}
-	return made, nil
+	return created, nil
 }
 
 // Put implements sigma.Putter.

@@ -471,7 +471,7 @@ func (a *prober) pools() (all []attempt) {
 			return err
 		}
 	}
-	made := func() string {
+	created := func() string {
 		cool()
 		grant, err := pool(&own, 1)
 		if err != nil || len(grant.Tickets) == 0 {
@@ -480,12 +480,12 @@ func (a *prober) pools() (all []attempt) {
 		return grant.Tickets[0]
 	}
 	return append(all,
-		attempt{"memory by the ticket of a connection made in advance, with another's realm", ticket(made),
+		attempt{"memory by the ticket of a connection made in advance, with another's realm", ticket(created),
 			ticket(func() string {
-				return strings.Replace(made(), string(me.Realm), string(a.Other.Realm), 1)
+				return strings.Replace(created(), string(me.Realm), string(a.Other.Realm), 1)
 			})},
-		attempt{"memory by one with another number", ticket(made), ticket(func() string {
-			b := []byte(made())
+		attempt{"memory by one with another number", ticket(created), ticket(func() string {
+			b := []byte(created())
 			if len(b) > 16 {
 				b[16]++
 			}

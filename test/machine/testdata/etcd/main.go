@@ -16,14 +16,14 @@ import (
 )
 
 func main() {
-	made, err := transport.SelfCert(zap.NewNop(), os.Args[1], []string{os.Args[2]}, 1, x509.ExtKeyUsageClientAuth)
+	created, err := transport.SelfCert(zap.NewNop(), os.Args[1], []string{os.Args[2]}, 1, x509.ExtKeyUsageClientAuth)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
 	c := embed.NewConfig()
 	c.Dir = filepath.Join(os.Args[1], "data")
-	c.ClientTLSInfo = transport.TLSInfo{CertFile: made.CertFile, KeyFile: made.KeyFile, TrustedCAFile: made.CertFile,
+	c.ClientTLSInfo = transport.TLSInfo{CertFile: created.CertFile, KeyFile: created.KeyFile, TrustedCAFile: created.CertFile,
 		ClientCertAuth: true}
 	c.ListenPeerUrls = nil
 	c.ListenClientUrls = []url.URL{{Scheme: "https", Host: os.Args[2]}}

@@ -256,10 +256,9 @@ func (it *item) touch() {
 	}
 }
 
-// Silent says how long ago the feed was asked last of what it has answered, if that is longer ago
-// than the lease, so that nothing is answered but to who wants what is old: all that had changed
-// then is known.
-func (c *Cache) Silent(now time.Time) (age time.Duration, silent bool) {
+// Staleness returns the age of the cache's last confirmed read from the feed, and whether it
+// exceeds the lease. A stale cache answers only reads that accept old data.
+func (c *Cache) Staleness(now time.Time) (age time.Duration, stale bool) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	age = now.Sub(c.asked)

@@ -29,8 +29,8 @@ const goneAfter = 10 * time.Second
 
 // realmsThere is which realms there are, as was heard last. Not safe for concurrent use.
 type realmsThere struct {
-	made   map[sigma.RealmID]Made // nil = nothing was heard yet
-	missed map[string]time.Time   // since when something that is kept is of none of them
+	created map[sigma.RealmID]Made // nil = nothing was heard yet
+	missed  map[string]time.Time   // since when something that is kept is of none of them
 }
 
 // hear takes which realms there are. judge is then to be called for each thing that is kept, by a
@@ -39,7 +39,7 @@ type realmsThere struct {
 func (r *realmsThere) hear(now time.Time, there map[sigma.RealmID]Made) (judge func(thing string, realm sigma.RealmID,
 	of Made) (is Made, over bool)) {
 	before := r.missed
-	r.made, r.missed = there, map[string]time.Time{}
+	r.created, r.missed = there, map[string]time.Time{}
 	return func(thing string, realm sigma.RealmID, of Made) (Made, bool) {
 		is, known := there[realm]
 		switch {
