@@ -326,7 +326,7 @@ impl Placing {
         log(&format!("the placer has died ({}); another is started in {} ms", how(status), pause / 1_000_000));
         self.start_at = Some(now + pause);
         if let Some((first, second)) = &self.pair {
-            // Version 1 refuses to a group within more than the bound that the dead one may have set.
+            // The dead placer may have set a bound. Version 1 refuses more to a group within.
             let _ = cgroups.lift_bound(second);
             let moved = [beside(first, second), second].into_iter();
             let held = self.told.keys().map(String::as_str).filter(|group| is_child(group, second));

@@ -179,7 +179,8 @@ impl Yielding {
         self.procs.iter().all(|count| *count > 0)
     }
 
-    /// A proc has left a group: each of the first, the last of any other. When one group is empty the other is free.
+    /// A proc has left a group: each of the first, the last of any other. When one group is empty
+    /// the other is free.
     pub fn leave(&mut self, group: &str) {
         for (count, name) in self.procs.iter_mut().zip([&self.first, &self.second]) {
             *count = count.saturating_sub(is_within(group, name) as usize);
@@ -231,8 +232,8 @@ impl Yielding {
         self.unplaced = true;
     }
 
-    /// A group within the second has got a share, and the second's bound was lifted for that. The
-    /// bound is set anew at the next look.
+    /// A group within the second has got a share, for which the second's bound was lifted. The
+    /// bound counts as none from now on; a later look may set another.
     pub fn bound_lifted(&mut self, group: &str) {
         if !self.rivals.bounds_nest() || !is_within(group, &self.second) {
             return;

@@ -1,7 +1,8 @@
 // Command flight puts descriptors in flight:
 //
 //	flight listen           listens at 16 endpoints whose sockets it never reads, and prints them
-//	flight ask ENDPOINT...    asks for connections in advance to all of them, again and again, and says that it used what it got
+//	flight ask ENDPOINT...  asks for connections in advance to all of them, again and again, and
+//	                        says that it used what it got
 package main
 
 import (

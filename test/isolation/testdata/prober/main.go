@@ -1,10 +1,11 @@
 // Command prober is the program of the procs of the isolation suite:
 //
-//	prober hold             listens, says what it has, tells who dials who it is taken for, and stays
+//	prober hold             listens, says what it has, tells callers whom it takes them for, stays
 //	prober client ENDPOINT  is connected to ENDPOINT, says by what ticket, and stays
 //	prober eager            listens, writes on all that it gets at once, and stays
-//	prober try              tries to reach what is another realm's, as the environment's WORLD tells it, and says how each attempt and its control went
-//	prober socket [FD]      misuses a socket that was passed to it, or as a control one that it makes
+//	prober try              tries to reach what is another realm's, as the environment's WORLD
+//	                        tells it, and says how each attempt and its control went
+//	prober socket [FD]      misuses a socket that was passed to it, or as a control its own
 package main
 
 import (
