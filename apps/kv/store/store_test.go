@@ -298,17 +298,23 @@ func TestMoveOvertaken(t *testing.T) {
 			if !overtaken {
 				t.Fatal("the move has no such step")
 			}
-			move(t, from, to, 5, 4, 2, whole)
-			for _, op := range []Op{Prepare, Freeze, Import, ImportChanges, ImportSessions} {
-				g := to
-				if op == Freeze {
-					g = from
-				}
-				r := g.do(Request{Op: op, Shard: 5, Client: 4, Seq: 1, Value: EncodeItems(nil)})
-				if r.Code != Refused && !(op == Prepare && r.Code == Already) {
-					t.Errorf("%d: %v", op, r.Code)
+			late := func(ops ...Op) {
+				for _, op := range ops {
+					g := to
+					if op == Freeze {
+						g = from
+					}
+					r := g.do(Request{Op: op, Shard: 5, Client: 4, Seq: 1, Value: EncodeItems(nil)})
+					if r.Code != Refused && !(op == Prepare && r.Code == Already) {
+						t.Errorf("%d: %v", op, r.Code)
+					}
 				}
 			}
+			move(t, from, to, 5, 4, 2, func(int) bool {
+				late(Freeze, Import, ImportChanges, ImportSessions)
+				return true
+			})
+			late(Prepare, Freeze, Import, ImportChanges, ImportSessions)
 			if n := to.shards[5].keys.Len(); n != keys || to.shards[5].state != Serving {
 				t.Errorf("%d keys of %d, state %d", n, keys, to.shards[5].state)
 			}
