@@ -11,6 +11,7 @@ use crate::plan::Limits;
 use crate::sys;
 use freezer::Frozen;
 use gauges::Gauges;
+use processor::ProcessorTime;
 use std::collections::{HashMap, HashSet};
 use std::ffi::{CStr, CString};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -24,6 +25,7 @@ pub mod knobs;
 mod knobs_test;
 pub mod meter;
 mod place;
+mod processor;
 mod share;
 
 pub use gauges::{list, text_of};
@@ -89,7 +91,7 @@ pub struct Leaf {
     limits: Limits,
     /// What it had counted when its present proc got it.
     oom_kills: u64,
-    cpu_us: (u64, u64),
+    processor: ProcessorTime,
     /// Of a seat's.
     gauges: Option<Gauges>,
     frozen: Option<Frozen>,
@@ -185,7 +187,7 @@ impl Cgroups {
             name,
             limits: limits_now,
             oom_kills: 0,
-            cpu_us: (0, 0),
+            processor: ProcessorTime::default(),
             gauges: None,
             frozen: None,
         };

@@ -1,6 +1,6 @@
 //! A seat's leaf: its files stay open, since each is read or written for every proc.
 
-use super::{Cgroups, Controller, INIT_TASKS, Leaf, Usage, Version, path_in, value_of, write_file};
+use super::{Cgroups, Controller, INIT_TASKS, Leaf, ProcessorTime, Usage, Version, path_in, value_of, write_file};
 use crate::error::Errno;
 use crate::plan::Limits;
 use crate::sys::{self, Result};
@@ -23,7 +23,7 @@ pub(super) struct Gauges {
     peak: OwnedFd,
     events: OwnedFd,
     memory: OwnedFd,
-    /// v1: user and system time, in nanoseconds. v2: one file with both.
+    /// v1: processor time in all, user's and system's, a file each. v2: one file with all three.
     cpu: Vec<OwnedFd>,
 }
 
@@ -57,7 +57,7 @@ impl Cgroups {
             Version::V2 => (open(Memory, c"memory.peak", libc::O_RDONLY)?, c"memory.events", c"memory.current"),
         };
         let cpu = match self.version {
-            Version::V1 => [c"cpuacct.usage_user", c"cpuacct.usage_sys"]
+            Version::V1 => [c"cpuacct.usage", c"cpuacct.usage_user", c"cpuacct.usage_sys"]
                 .into_iter()
                 .flat_map(|file| open(Accounting, file, libc::O_RDONLY))
                 .collect(),
@@ -102,20 +102,16 @@ impl Cgroups {
         let reopened = if leaf.gauges.is_none() { self.open_gauges(leaf).ok() } else { None };
         let Some(gauges) = leaf.gauges.as_ref().or(reopened.as_ref()) else { return Usage::default() };
         let oom_kills = text_of(&gauges.events, |text| value_of(text, "oom_kill ")).unwrap_or(leaf.oom_kills);
-        let cpu = match &gauges.cpu[..] {
-            [user, system] => number(user).zip(number(system)).map(|(user, system)| (user / 1000, system / 1000)),
-            [both] => text_of(both, |text| Some((value_of(text, "user_usec ")?, value_of(text, "system_usec ")?))),
-            _ => None,
-        };
-        let before = leaf.cpu_us;
+        let time = gauges.processor_time();
+        let before = leaf.processor;
         let usage = Usage {
             memory_peak: number(&gauges.peak).unwrap_or(0),
             oom_kills: oom_kills.saturating_sub(leaf.oom_kills),
             memory_left: number(&gauges.memory).unwrap_or(u64::MAX),
-            cpu_us: cpu.map(|(user, system)| (user.saturating_sub(before.0), system.saturating_sub(before.1))),
+            cpu_us: time.map(|time| time.since(before)),
         };
         leaf.oom_kills = oom_kills;
-        leaf.cpu_us = cpu.unwrap_or(before);
+        leaf.processor = time.unwrap_or(before);
         usage
     }
 
@@ -173,6 +169,18 @@ pub fn list(dir: RawFd, path: &CStr) -> Result<Vec<i32>> {
 
 /// In place of a limit on processes: none may be added. No START can ask for it.
 const STOPPED: u32 = u32::MAX - 1;
+
+impl Gauges {
+    fn processor_time(&self) -> Option<ProcessorTime> {
+        match &self.cpu[..] {
+            [total, user, system] => {
+                Some(ProcessorTime { total: number(total)?, user: number(user)?, system: number(system)? })
+            }
+            [all] => text_of(all, ProcessorTime::of_stat),
+            _ => None,
+        }
+    }
+}
 
 fn number(file: &OwnedFd) -> Option<u64> {
     text_of(file, |text| text.trim().parse().ok())

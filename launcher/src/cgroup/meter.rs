@@ -1,7 +1,7 @@
 //! What a running proc uses at this moment. Read only when somebody asks: it costs some ten system
 //! calls.
 
-use super::{Cgroups, Controller, Leaf, Version, path_in, read_file};
+use super::{Cgroups, Controller, Leaf, ProcessorTime, Version, path_in, read_file};
 use crate::sys;
 use std::os::fd::AsRawFd;
 
@@ -44,13 +44,16 @@ impl Cgroups {
     fn processor_time(&self, leaf: &Leaf) -> Option<(u64, u64)> {
         if self.version == Version::V2 {
             let text = read_file(self.dir_of(leaf, Controller::Cpu)?, &leaf.name, "cpu.stat").ok()?;
-            let of = |key: &str| text.lines().find_map(|line| line.strip_prefix(key)?.trim().parse().ok());
-            return Some((of("user_usec ")?, of("system_usec ")?));
+            return Some(ProcessorTime::of_stat(&text)?.since(leaf.processor));
         }
         if let Some(dir) = self.dir_of(leaf, Controller::Accounting) {
             let of = |file: &str| read_file(dir, &leaf.name, file).ok()?.trim().parse::<u64>().ok();
-            let (user, system) = (of("cpuacct.usage_user")? / 1000, of("cpuacct.usage_sys")? / 1000);
-            return Some((user.saturating_sub(leaf.cpu_us.0), system.saturating_sub(leaf.cpu_us.1)));
+            let time = ProcessorTime {
+                total: of("cpuacct.usage")?,
+                user: of("cpuacct.usage_user")?,
+                system: of("cpuacct.usage_sys")?,
+            };
+            return Some(time.since(leaf.processor));
         }
         let path = path_in(&leaf.name, c"cgroup.procs").ok()?;
         let file = sys::openat(self.dir_of(leaf, Controller::Pids)?, &path, libc::O_RDONLY).ok()?;
