@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -15,6 +16,7 @@ import (
 	"sigmaos.dev/kernel/sessions"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/wire/session"
 	"sigmaos.dev/wire/sigmap"
 )
 
@@ -469,3 +471,38 @@ func TestShutdown(t *testing.T) {
 
 // all matches each session.
 func all(*sessions.Session) bool { return true }
+
+// Failure: a proc's connection is inherited by the next sigmad while no name server answers for
+// longer than a request waits for one. The root is attached when one does, and the proc listens: a
+// root that was refused would be lost to it for as long as it lives.
+func TestInheritedRootsWaitForNames(t *testing.T) {
+	away := atomic.Bool{}
+	m := bootAs(t, Config{Machine: "m1"}, func(m *machine) { m.leads = func() bool { return !away.Load() } },
+		services.Named, services.Besched, services.S3)
+	id := m.spawn(m.connect(sigma.DefaultRealm), sigma.Descriptor{})
+	<-m.procs
+	away.Store(true)
+	m.k.realms.Drop(sigma.DefaultRealm)
+	theirs, ours, err := session.Pair()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	t.Cleanup(cancel)
+	who := sigma.Principal{Realm: sigma.DefaultRealm, Proc: id, Machine: "m1"}
+	go m.k.sessions.ServeProc(ctx, theirs, who, nil, nil, true)
+	c, err := session.DialSystem(ctx, ours)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+	refused := time.AfterFunc(services.ReconnectMax+time.Second, func() { away.Store(false) })
+	t.Cleanup(func() { refused.Stop() })
+	root, err := c.Attach(ctx, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := sigmap.CallListen.Ask(ctx, endpointsOf{root}, sigmap.ListenAsk{Form: sigma.FormStream}); err != nil {
+		t.Error(err)
+	}
+}

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"sigmaos.dev/kernel/guests"
 	"sigmaos.dev/kernel/procs"
@@ -18,6 +19,7 @@ import (
 	"sigmaos.dev/kernel/viewfs"
 	"sigmaos.dev/sched/schedd"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigma/retry"
 	"sigmaos.dev/trees/treeserver"
 	"sigmaos.dev/trees/view"
 	"sigmaos.dev/wire/sigmap"
@@ -30,6 +32,7 @@ type Session struct {
 	View      *viewfs.Viewer  // of a proc that does not see all of its realm; nil = it does
 	Granted   *guests.Granted // of a guest; nil = the session was not begun with a credential
 	Far       bool            // another machine's sigmad asks: it is shown only what is of this machine
+	Inherited bool            // it goes on with a proc of an earlier sigmad, which has roots attached
 
 	quota  *quotas.Quota          // nil = the session is not counted
 	end    context.CancelFunc     // ends the session
@@ -44,11 +47,24 @@ type Session struct {
 	waited atomic.Bool
 }
 
-// Attach implements sigma.Tree. A program of the admin socket chooses its realm by name; a proc has
+// reattachPause is the time between attempts to attach the roots of an inherited session.
+const reattachPause = 200 * time.Millisecond
+
+// Attach implements sigma.Tree. An inherited session waits until its realm can be entered: its
+// client attaches each root once, and a root that was refused would be lost to the proc for good.
+func (s *Session) Attach(ctx context.Context, p sigma.Principal, name string) (sigma.File, error) {
+	f, err := s.attach(ctx, p, name)
+	for s.Inherited && sigma.KindOf(err) == sigma.KindUnavailable && retry.Pause(ctx, reattachPause) {
+		f, err = s.attach(ctx, p, name)
+	}
+	return f, err
+}
+
+// attach gives the root of a realm. A program of the admin socket chooses its realm by name; a proc has
 // its own. Another machine's sigmad is shown what this machine has of one realm, and nothing else
 // of the realm's root, or there would be two ways to everything, and two machines could ask each
 // other in a circle.
-func (s *Session) Attach(ctx context.Context, p sigma.Principal, name string) (sigma.File, error) {
+func (s *Session) attach(ctx context.Context, p sigma.Principal, name string) (sigma.File, error) {
 	realm := p.Realm
 	if p.System && !s.Far {
 		if realm = sigma.RealmID(name); name == "" {

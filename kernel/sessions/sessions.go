@@ -110,12 +110,12 @@ func (x *Sessions) IsAttached(realm sigma.RealmID) bool {
 
 // Serve answers one program's session until it ends.
 func (x *Sessions) Serve(ctx context.Context, conn session.Conn, p sigma.Principal) {
-	x.serve(ctx, conn, x.Of(p), false)
+	x.serve(ctx, conn, x.Of(p))
 }
 
 // ServeFar answers another machine's sigmad, that asks for p, until the session ends.
 func (x *Sessions) ServeFar(ctx context.Context, conn session.Conn, p sigma.Principal) {
-	x.serve(ctx, conn, &Session{x: x, Principal: p, Far: true}, false)
+	x.serve(ctx, conn, &Session{x: x, Principal: p, Far: true})
 }
 
 // ServeProc answers a proc's session until it ends. v is nil if the proc sees all of its realm; kin
@@ -126,7 +126,8 @@ func (x *Sessions) ServeProc(ctx context.Context, conn session.Conn, who sigma.P
 	if v != nil {
 		s.View = s.viewer(viewfs.Config{Table: v, Kin: kin})
 	}
-	x.serve(ctx, conn, s, adopted)
+	s.Inherited = adopted
+	x.serve(ctx, conn, s)
 }
 
 // ServeGuest answers a guest's session until it ends. The session counts as a proc that nobody
@@ -134,13 +135,12 @@ func (x *Sessions) ServeProc(ctx context.Context, conn session.Conn, who sigma.P
 func (x *Sessions) ServeGuest(ctx context.Context, conn session.Conn, g *guests.Granted) {
 	s := x.Of(sigma.Principal{Realm: g.Presented.Realm, Proc: sigma.NewProcID(), Machine: x.cfg.Machine})
 	s.Granted, s.View = g, s.viewer(viewfs.Config{Table: g.View, Role: g.Role.String()})
-	x.serve(ctx, conn, s, false)
+	x.serve(ctx, conn, s)
 	x.cfg.Traffic.End(time.Now(), s.Principal.Proc)
 }
 
-// serve serves s, which is of this session alone. The connection may have been another sigmad's
-// (reset).
-func (x *Sessions) serve(ctx context.Context, conn session.Conn, s *Session, reset bool) {
+// serve serves s, which is of this session alone.
+func (x *Sessions) serve(ctx context.Context, conn session.Conn, s *Session) {
 	ctx, end := context.WithCancel(ctx)
 	defer end()
 	p := s.Principal
@@ -149,7 +149,7 @@ func (x *Sessions) serve(ctx context.Context, conn session.Conn, s *Session, res
 	x.open[s] = true
 	x.mu.Unlock()
 	conn.Passing().Charge(x.cfg.Passed, p.Realm, p.Proc)
-	cfg := treeserver.Config{Tree: s, Principal: p, Reset: reset, Turns: x.cfg.Turns, Events: x.Events(p)}
+	cfg := treeserver.Config{Tree: s, Principal: p, Reset: s.Inherited, Turns: x.cfg.Turns, Events: x.Events(p)}
 	cfg.Events.Numbered = s.numbered
 	if s.Granted != nil {
 		cfg.Requests = guests.RequestsMax
