@@ -60,10 +60,10 @@ func (s *Session) Attach(ctx context.Context, p sigma.Principal, name string) (s
 	return f, err
 }
 
-// attach gives the root of a realm. A program of the admin socket chooses its realm by name; a proc has
-// its own. Another machine's sigmad is shown what this machine has of one realm, and nothing else
-// of the realm's root, or there would be two ways to everything, and two machines could ask each
-// other in a circle.
+// attach gives the root of a realm. A program of the admin socket chooses its realm by name; a proc
+// has its own. Another machine's sigmad is shown what this machine has of one realm, and nothing
+// else of the realm's root, or there would be two ways to everything, and two machines could ask
+// each other in a circle.
 func (s *Session) attach(ctx context.Context, p sigma.Principal, name string) (sigma.File, error) {
 	realm := p.Realm
 	if p.System && !s.Far {
