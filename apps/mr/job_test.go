@@ -318,7 +318,13 @@ func realm(t testing.TB) *resolve.Tree {
 
 // fill stores texts below /in and returns the right counts.
 func fill(t *testing.T, names sigma.Namespace, texts map[string][]byte) map[string]uint64 {
-	want := map[string]uint64{}
+	t.Helper()
+	storeTexts(t, names, texts)
+	return countTexts(texts)
+}
+
+func storeTexts(t *testing.T, names sigma.Namespace, texts map[string][]byte) {
+	t.Helper()
 	for name, text := range texts {
 		path := "/in/" + name
 		if err := names.MkdirAll(t.Context(), path[:strings.LastIndexByte(path, '/')], 0o755); err != nil {
@@ -327,6 +333,12 @@ func fill(t *testing.T, names sigma.Namespace, texts map[string][]byte) map[stri
 		if _, err := names.Put(t.Context(), path, text, sigma.PutOptions{}); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+func countTexts(texts map[string][]byte) map[string]uint64 {
+	want := map[string]uint64{}
+	for _, text := range texts {
 		for w, n := range countNaively(text) {
 			want[w] += n
 		}
@@ -334,9 +346,18 @@ func fill(t *testing.T, names sigma.Namespace, texts map[string][]byte) map[stri
 	return want
 }
 
+// fillSome is fill of someTexts, which are counted once for all tests.
+func fillSome(t *testing.T, names sigma.Namespace) map[string]uint64 {
+	t.Helper()
+	storeTexts(t, names, someTexts())
+	return someCounts()
+}
+
+var someCounts = sync.OnceValue(func() map[string]uint64 { return countTexts(someTexts()) })
+
 // someTexts has small and large files, an empty one, names that need quoting and a word that spans
-// several bins.
-func someTexts() map[string][]byte {
+// several bins. No test changes it.
+var someTexts = sync.OnceValue(func() map[string][]byte {
 	r := rand.New(rand.NewPCG(3, 4))
 	texts := map[string][]byte{
 		"empty": nil, "one": []byte("word"), "odd names/new\nline \"q\" \xff": []byte("odd names"),
@@ -348,7 +369,7 @@ func someTexts() map[string][]byte {
 		texts[fmt.Sprintf("dir%d/sub/file%03d", i%7, i)] = randomText(r, r.IntN(20_000))
 	}
 	return texts
-}
+})
 
 // output reads all parts and checks that each is sorted.
 func output(t *testing.T, names sigma.Namespace) map[string]uint64 {
@@ -397,8 +418,7 @@ func TestWordCount(t *testing.T) {
 	for _, size := range []struct{ maps, reduces int }{{1, 1}, {4, 3}, {16, 2}, {0, 0}} {
 		t.Run(fmt.Sprintf("%d maps %d reduces", size.maps, size.reduces), func(t *testing.T) {
 			names := realm(t)
-			texts := someTexts()
-			want := fill(t, names, texts)
+			want := fillSome(t, names)
 			procs := newFakeProcs(t, names)
 			var last Progress
 			c := Client{Names: names, Procs: procs, Init: procs, Progress: func(p Progress) { last = p }}
@@ -407,7 +427,7 @@ func TestWordCount(t *testing.T) {
 				t.Fatal(err)
 			}
 			checkOutput(t, names, want)
-			if s.Files != int64(len(texts)) || s.Keys != int64(len(want)) || size.maps > 0 &&
+			if s.Files != int64(len(someTexts())) || s.Keys != int64(len(want)) || size.maps > 0 &&
 				s.Maps != int64(size.maps) || s.MapsRun != s.Maps || s.Leaders != 1 {
 				t.Errorf("summary %+v", s)
 			}
@@ -430,7 +450,7 @@ func TestWordCount(t *testing.T) {
 // TestMapFails lets the first two attempts of every map, and the first of every reduce, end badly.
 func TestMapFails(t *testing.T) {
 	names := realm(t)
-	want := fill(t, names, someTexts())
+	want := fillSome(t, names)
 	procs := newFakeProcs(t, names)
 	procs.onSpawn = func(d sigma.Descriptor, n int) sigma.Status {
 		if d.Args[0] == RoleMap && n <= 2 || d.Args[0] == RoleReduce && n == 1 {
@@ -452,7 +472,7 @@ func TestMapFails(t *testing.T) {
 // TestMapFailsForGood wants the last proc's message.
 func TestMapFailsForGood(t *testing.T) {
 	names := realm(t)
-	fill(t, names, someTexts())
+	fillSome(t, names)
 	procs := newFakeProcs(t, names)
 	procs.onSpawn = func(d sigma.Descriptor, n int) sigma.Status {
 		if d.Args[0] == RoleMap && d.Args[2] == "1" {
@@ -475,7 +495,7 @@ func TestMapFailsForGood(t *testing.T) {
 // map must not run again.
 func TestCoordinatorKilled(t *testing.T) {
 	names := realm(t)
-	want := fill(t, names, someTexts())
+	want := fillSome(t, names)
 	procs := newFakeProcs(t, names)
 	release := make(chan struct{})
 	kill := sync.OnceFunc(func() {
@@ -541,7 +561,7 @@ func (l *loses) ReadLink(ctx context.Context, path string) (string, error) {
 // TestIntermediateLost wants the map, and only that, to be repeated.
 func TestIntermediateLost(t *testing.T) {
 	names := realm(t)
-	want := fill(t, names, someTexts())
+	want := fillSome(t, names)
 	procs := newFakeProcs(t, names)
 	lossy := &loses{Namespace: names}
 	procs.names = func(role string) sigma.Namespace {
@@ -565,7 +585,7 @@ func TestIntermediateLost(t *testing.T) {
 // maps, and no others, are repeated, all at once; and nothing is left on the others.
 func TestMachines(t *testing.T) {
 	names := realm(t)
-	want := fill(t, names, someTexts())
+	want := fillSome(t, names)
 	procs := newFakeProcs(t, names)
 	var mu sync.Mutex
 	var views []*resolve.Tree
@@ -648,7 +668,7 @@ func TestCores(t *testing.T) {
 // a reducer holds it.
 func TestNoRoom(t *testing.T) {
 	names := realm(t)
-	want := fill(t, names, someTexts())
+	want := fillSome(t, names)
 	procs := newFakeProcs(t, names)
 	procs.room = 1
 	lossy := &loses{Namespace: names}
@@ -668,7 +688,7 @@ func TestNoRoom(t *testing.T) {
 // TestInterrupt wants all procs gone and nothing left when the caller gives up.
 func TestInterrupt(t *testing.T) {
 	names := realm(t)
-	fill(t, names, someTexts())
+	fillSome(t, names)
 	procs := newFakeProcs(t, names)
 	ctx, cancel := context.WithCancel(t.Context())
 	procs.onSpawn = func(d sigma.Descriptor, n int) sigma.Status {
@@ -749,7 +769,7 @@ func (u unreadable) Get(ctx context.Context, path string) ([]byte, sigma.FileID,
 
 func TestUnreadableInput(t *testing.T) {
 	names := realm(t)
-	fill(t, names, someTexts())
+	fillSome(t, names)
 	procs := newFakeProcs(t, unreadable{names})
 	c := Client{Names: names, Procs: procs, Init: procs}
 	_, err := c.Run(t.Context(), "job", testJob(2, 2))

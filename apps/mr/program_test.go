@@ -25,7 +25,7 @@ func sortLines(_ string, text []byte, out *Emitter) error {
 func TestSort(t *testing.T) {
 	names := realm(t)
 	texts := someTexts()
-	fill(t, names, texts)
+	storeTexts(t, names, texts)
 	var want []string
 	for _, text := range texts {
 		for line := range strings.Lines(string(text)) {
@@ -151,7 +151,7 @@ func TestInput(t *testing.T) {
 // TestAttach leaves a job and follows it again, and lists it meanwhile; its result is read once.
 func TestAttach(t *testing.T) {
 	names := realm(t)
-	want := fill(t, names, someTexts())
+	want := fillSome(t, names)
 	c := newFakeProcs(t, names).client()
 	job := testJob(3, 2)
 	job.Args = []string{"a b", "", "c\n"}

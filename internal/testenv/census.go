@@ -50,6 +50,8 @@ type process struct {
 	args   string
 }
 
+// readProcess reads what /proc tells of a process, and false if there is none, or it is a thread of
+// the kernel.
 func readProcess(pid int) (process, bool) {
 	dir := filepath.Join("/proc", strconv.Itoa(pid))
 	p := process{pid: pid}
@@ -68,6 +70,10 @@ func readProcess(pid int) (process, bool) {
 			p.name = fields[0]
 		case "State":
 			p.zombie = fields[0] == "Z" || fields[0] == "X"
+		case "Kthread": // of Linux 6.8 and newer
+			if fields[0] == "1" {
+				return p, false
+			}
 		case "PPid":
 			p.parent, _ = strconv.Atoi(fields[0])
 		case "Uid":
@@ -106,19 +112,25 @@ func (s *System) processes() (out []process) {
 		if !ok || p.zombie {
 			continue
 		}
-		owner := p.owner()
+		whole := p
 		group, in := strings.CutPrefix(p.cgroup, "/sigma-"+s.instance)
 		p.cgroup = strings.TrimPrefix(group, "/")
 		if !in {
 			p.cgroup = ""
 		}
-		if in || p.uid >= base && p.uid-base < uids && (owner == "" || owner == s.instance) ||
+		if in || p.uid >= base && p.uid-base < uids && s.owns(whole) ||
 			strings.Contains(p.args, "--instance "+s.instance) ||
 			strings.Contains(p.args, s.DataDir) && strings.HasPrefix(p.args, s.bin) {
 			out = append(out, p)
 		}
 	}
 	return out
+}
+
+// owns reports whether no other system owns a process with a uid of this one.
+func (s *System) owns(p process) bool {
+	owner := p.owner()
+	return owner == "" || owner == s.instance
 }
 
 // owner is the instance that a process says it is of, by its cgroup, or by its arguments or those

@@ -426,13 +426,24 @@ func Eventually(tb testing.TB, what string, check func() error) {
 	}
 }
 
+// pollTick is the time between two checks of poll, and pollRest how many times as long as a check
+// took the next one waits. A census reads all of /proc and of the control groups, which may take
+// longer than a tick: repeated at once, it keeps a processor from what the test waits for.
+const (
+	pollTick = 10 * time.Millisecond
+	pollRest = 4
+
+	pollRestMax = time.Second // so that a check during which the host stood still is not waited for
+)
+
 func poll(check func() error) error {
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
-	for deadline := time.Now().Add(pollMax * Slow()); ; <-tick.C {
+	for deadline := time.Now().Add(pollMax * Slow()); ; {
+		began := time.Now()
 		err := check()
+		took := time.Since(began)
 		if err == nil || time.Now().After(deadline) {
 			return err
 		}
+		<-time.After(min(max(pollTick, pollRest*took), pollRestMax))
 	}
 }

@@ -93,7 +93,7 @@ func (c *linearClient) run(ctx context.Context, t *testing.T) {
 		c.ask(ctx, t, c.history.Choose(c.rng, linearPairs), time.Duration(500+c.rng.IntN(2500))*time.Millisecond)
 		select {
 		case <-ctx.Done():
-		case <-time.After(2 * time.Millisecond):
+		case <-time.After(4 * time.Millisecond):
 		}
 	}
 }

@@ -23,9 +23,11 @@ const (
 	linearRoundsEnv = "SIGMA_LINEAR_ROUNDS"
 	linearSeedEnv   = "SIGMA_LINEAR_SEED"
 
+	// Of twelve faults, the next of which begins another run. SIGMA_LINEAR_ROUNDS=12 is all of them.
+	linearRounds    = 6
 	linearClients   = 6
-	linearPairs     = 3                // of names, new ones in each round
-	linearPause     = time.Millisecond // between a client's operations, at most twice as long
+	linearPairs     = 3                    // of names, new ones in each round
+	linearPause     = 10 * time.Millisecond // between a client's operations, at most twice as long
 	linearLoyal     = 20 * time.Millisecond
 	linearLoyalMost = 256
 )
@@ -50,7 +52,7 @@ func TestLinearizable(t *testing.T) {
 	if testing.Short() {
 		t.Skip("runs three processes and kills them in turn")
 	}
-	rounds, seed := 10, uint64(time.Now().UnixNano()%1e9)
+	rounds, seed := linearRounds, uint64(time.Now().UnixNano()%1e9)
 	if n, err := strconv.Atoi(os.Getenv(linearRoundsEnv)); err == nil {
 		rounds = n
 	}

@@ -293,7 +293,8 @@ func disk(t *testing.T, dir string) (n uint64) {
 // objects than the cache keeps files of, is bounded alone: in what it has open, in its part of the
 // disk, and in files.
 func TestOpenWithoutEnd(t *testing.T) {
-	w := newWorld(t, Config{})
+	const openMax = 200
+	w := newWorld(t, Config{OpenMax: openMax})
 	ctx, sp := t.Context(), w.tree.spaces["r"]
 	bucket, err := w.walk(ctx, "b")
 	if err != nil {

@@ -43,6 +43,7 @@ import (
 
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/trees/changeboard"
+	"sigmaos.dev/trees/diskfs"
 	"sigmaos.dev/trees/treeserver"
 )
 
@@ -64,8 +65,10 @@ type Config struct {
 	Dir string // for the cache, and for what is being written
 	// 0 means a quarter of the room on the disk, from 256 MiB to 4 GiB
 	Cache sigma.Bytes
-	Check func(top bool, name string, kind sigma.FileKind) error // whether an entry may be made; see diskfs.Policy
-	Dial  Dial
+	// OpenMax bounds the objects that one realm may have open; 0 means diskfs.OpenMaxDefault
+	OpenMax int
+	Check   func(top bool, name string, kind sigma.FileKind) error // whether an entry may be made; see diskfs.Policy
+	Dial    Dial
 	// Patience bounds one operation with all its repetitions, if nobody gives it less; 0 means 30
 	// s.
 	Patience time.Duration
@@ -97,6 +100,9 @@ func New(cfg Config) (*Tree, error) {
 	}
 	if cfg.Cache == 0 {
 		cfg.Cache = cacheSize(cfg.Dir)
+	}
+	if cfg.OpenMax == 0 {
+		cfg.OpenMax = diskfs.OpenMaxDefault
 	}
 	c, err := newCache(filepath.Join(cfg.Dir, "cache"), cfg.Cache)
 	if err != nil {

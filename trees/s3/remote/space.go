@@ -14,7 +14,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/trees/diskfs"
 	"sigmaos.dev/trees/diskspace"
 	"sigmaos.dev/trees/fence"
 )
@@ -49,16 +48,12 @@ type space struct {
 	dead  bool                           // mu
 }
 
-// Bounds of what one realm has open, and of what it makes of the disk here while it writes. What a
-// store says of sizes is believed up to the largest object that S3 has.
-const (
-	openMax = diskfs.OpenMaxDefault
-	sizeMax = 5 << 40
-)
+// sizeMax is the largest object that S3 has. No store is believed that says more.
+const sizeMax = 5 << 40
 
 // begin counts an object that is opened.
 func (sp *space) begin(path string) error {
-	if sp.opened.Add(1) <= openMax {
+	if sp.opened.Add(1) <= int64(sp.t.cfg.OpenMax) {
 		return nil
 	}
 	sp.opened.Add(-1)
