@@ -6,6 +6,8 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"strconv"
+	"strings"
 	"syscall"
 	"time"
 )
@@ -19,6 +21,9 @@ type command struct {
 	argv []string
 	env  []string // added to ours
 	dir  string
+	// charge is told the processor time of the command and of all processes that were waited for
+	// below it: not of daemons. nil = nobody is told
+	charge func(time.Duration)
 }
 
 // run starts the command, gives its standard output and error, as one stream, to read, and waits.
@@ -51,6 +56,9 @@ func (c command) run(ctx context.Context, read func(io.Reader)) error {
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }()
 	err = c.wait(ctx, cmd.Process.Pid, ended)
+	if c.charge != nil && cmd.ProcessState != nil {
+		c.charge(cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime())
+	}
 	// A process that left the group may still hold the pipe; what it says no longer matters.
 	select {
 	case <-readDone:
@@ -112,4 +120,13 @@ func (l *lineReader) next() ([]byte, bool) {
 			return line, true
 		}
 	}
+}
+
+// idleTime is how long the host's processors were idle since it booted, summed over them; 0 if
+// /proc does not tell.
+func idleTime() time.Duration {
+	text, _ := os.ReadFile("/proc/uptime")
+	_, idle, _ := strings.Cut(strings.TrimSpace(string(text)), " ")
+	seconds, _ := strconv.ParseFloat(idle, 64)
+	return time.Duration(seconds * float64(time.Second))
 }

@@ -71,7 +71,7 @@ var fuzzFlags = []string{"-vet=off", "-gcflags=" + goModule + "/...=-d=libfuzzer
 // fuzzer runs targets. A package is compiled once for all its targets: to have the go command do it
 // for each takes as long as the targets do. run removes the programs.
 type fuzzer struct {
-	each  time.Duration // for each target; 0 = its share of a minute
+	each  time.Duration // for each target; 0 = its share of fuzzTotal
 	dir   string        // of the programs; absolute
 	cache string        // where the go command keeps inputs that it found, one directory for each package
 
@@ -135,14 +135,14 @@ func (f *fuzzer) prepare(ctx context.Context) error {
 }
 
 // program compiles the tests of a package, for fuzzing, and returns the program's path.
-func (f *fuzzer) program(ctx context.Context, dir string) (string, error) {
+func (f *fuzzer) program(ctx context.Context, r *recorder, dir string) (string, error) {
 	f.mu.Lock()
 	compile := f.programs[dir]
 	if compile == nil {
 		compile = sync.OnceValues(func() (string, error) {
 			path := filepath.Join(f.dir, strings.ReplaceAll(strings.TrimPrefix(dir, "./"), "/", "-")+".test")
 			argv := slices.Concat([]string{"go", "test", "-c"}, goFlags, fuzzFlags, []string{"-o", path, dir})
-			out, err := command{argv: argv, env: goEnv}.output(ctx)
+			out, err := command{argv: argv, env: goEnv, charge: r.charge}.output(ctx)
 			if err != nil {
 				err = fmt.Errorf("%s%w", out, err)
 			}
@@ -160,14 +160,14 @@ func (f *fuzzer) one(ctx context.Context, r *recorder, t fuzzTarget, each time.D
 	if ctx.Err() != nil {
 		return // run tells that the part did not end
 	}
-	program, err := f.program(ctx, t.dir)
+	program, err := f.program(ctx, r, t.dir)
 	if err != nil {
 		r.fail(name, err.Error())
 		return
 	}
 	// Without a bound each input of interest is made smaller for up to a minute, which is all of
 	// the time there is. As go test starts it, in the package's directory, where testdata is.
-	c := command{dir: t.dir, argv: []string{program, "-test.paniconexit0", "-test.run", "^$", "-test.fuzz",
+	c := command{dir: t.dir, charge: r.charge, argv: []string{program, "-test.paniconexit0", "-test.run", "^$", "-test.fuzz",
 		"^" + t.name + "$", "-test.fuzzminimizetime", "10x", "-test.parallel", "1",
 		"-test.fuzzcachedir", filepath.Join(f.cache, goModule, pkg), "-test.timeout", (each + 5*time.Minute).String(),
 		"-test.fuzztime", each.String()}}

@@ -18,6 +18,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -26,7 +27,7 @@ import (
 )
 
 func main() {
-	fuzzTime := flag.Duration("fuzztime", 0, "time for each fuzz target; 0 shares a minute among all")
+	fuzzTime := flag.Duration("fuzztime", 0, "time for each fuzz target; 0 shares 40 s of two processors among all")
 	flag.Usage = func() {
 		fmt.Fprintf(os.Stderr, "usage: testrun [-fuzztime D] [part ...]\nparts: %s\n",
 			strings.Join(partNames(allParts(0)), " "))
@@ -44,9 +45,11 @@ func main() {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
-	tally, begin := &Tally{}, time.Now()
+	tally, begin, idle := &Tally{}, time.Now(), idleTime()
 	run(ctx, parts, tally)
-	fmt.Printf("== all parts in %s\n", time.Since(begin).Round(time.Second))
+	took := time.Since(begin)
+	fmt.Printf("== all parts in %s; the host's %d processors were idle for %s\n", took.Round(time.Second),
+		runtime.NumCPU(), (idleTime() - idle).Round(time.Second))
 	tally.Report(os.Stdout)
 	if !tally.OK() {
 		os.Exit(1)
@@ -148,5 +151,6 @@ func runPart(ctx context.Context, p part, r *recorder) {
 	if n := r.count(); n.Passed+n.Failed == 0 {
 		r.fail("nothing", "no test ran")
 	}
-	fmt.Fprintf(r.out, "== %s: %v in %s\n", p.name, r.count(), time.Since(begin).Round(100*time.Millisecond))
+	fmt.Fprintf(r.out, "== %s: %v in %s; %s of processor time\n", p.name, r.count(),
+		time.Since(begin).Round(100*time.Millisecond), r.processorTime().Round(time.Second))
 }

@@ -68,7 +68,7 @@ var (
 // runVet vets all files, those of the system tests too: no file is left out by that build tag.
 func runVet(ctx context.Context, r *recorder) {
 	argv := slices.Concat([]string{"go", "vet"}, goFlags, []string{"-tags", "system", "./..."})
-	if out, err := (command{argv: argv, env: goEnv}).output(ctx); err != nil {
+	if out, err := (command{argv: argv, env: goEnv, charge: r.charge}).output(ctx); err != nil {
 		r.fail("go vet", out+err.Error())
 	} else {
 		r.pass("go vet", 0)
@@ -98,7 +98,7 @@ func runUnit(ctx context.Context, r *recorder) {
 func runGoTest(ctx context.Context, r *recorder, args ...string) {
 	before := r.count()
 	argv := slices.Concat([]string{"go", "test", "-json", "-vet=off"}, goFlags, args)
-	err := command{argv: argv, env: goEnv}.run(ctx, newGoParser(r, goModule).parse)
+	err := command{argv: argv, env: goEnv, charge: r.charge}.run(ctx, newGoParser(r, goModule).parse)
 	// The go command exits with 1 for what was counted already; anything else must not pass in
 	// silence.
 	if err != nil && ctx.Err() == nil && r.count().Failed == before.Failed {
@@ -113,7 +113,7 @@ func runRust(ctx context.Context, r *recorder) {
 	}
 	var output string
 	var failed int
-	err := cargoTest("--no-fail-fast").run(ctx, func(in io.Reader) { output, failed = parseCargo(r, in) })
+	err := cargoTest("--no-fail-fast", r.charge).run(ctx, func(in io.Reader) { output, failed = parseCargo(r, in) })
 	switch {
 	case err != nil && failed == 0:
 		r.fail("cargo test", output+err.Error())
@@ -123,10 +123,11 @@ func runRust(ctx context.Context, r *recorder) {
 }
 
 // buildRust compiles what runRust runs.
-func buildRust(ctx context.Context) { cargoTest("--no-run").output(ctx) }
+func buildRust(ctx context.Context) { cargoTest("--no-run", nil).output(ctx) }
 
-func cargoTest(flag string) command {
-	return command{argv: []string{"cargo", "test", "--release", "--locked", "--color", "never", flag}, dir: "launcher"}
+func cargoTest(flag string, charge func(time.Duration)) command {
+	return command{argv: []string{"cargo", "test", "--release", "--locked", "--color", "never", flag}, dir: "launcher",
+		charge: charge}
 }
 
 // systemPackages are those of test/, in the order in which they are started: those that take

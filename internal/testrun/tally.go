@@ -128,7 +128,21 @@ type recorder struct {
 	part  string
 	tally *Tally
 	mu    sync.Mutex
-	out   io.Writer // guarded by mu
+	out   io.Writer     // guarded by mu
+	used  time.Duration // guarded by mu; processor time of the part's commands
+}
+
+// charge adds processor time of a command that ended.
+func (r *recorder) charge(d time.Duration) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.used += d
+}
+
+func (r *recorder) processorTime() time.Duration {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.used
 }
 
 func (r *recorder) count() Counts { return r.tally.count(r.part) }

@@ -330,10 +330,26 @@ func TestFuzzShare(t *testing.T) {
 	for _, c := range []struct {
 		targets int
 		want    time.Duration
-	}{{0, fuzzMost}, {1, fuzzMost}, {24, 5 * time.Second}, {40, 3 * time.Second}, {1000, fuzzLeast}} {
+	}{{0, fuzzMost}, {1, fuzzMost}, {16, 5 * time.Second}, {40, 2 * time.Second}, {1000, fuzzLeast}} {
 		if got := fuzzShare(c.targets); got != c.want {
 			t.Errorf("%d targets: got %v, want %v", c.targets, got, c.want)
 		}
+	}
+}
+
+// Goal: a part is charged for the processor time of its commands and of what they waited for.
+func TestCharge(t *testing.T) {
+	r := &recorder{part: "x", tally: &Tally{}, out: io.Discard}
+	c := command{argv: []string{"sh", "-c", "sh -c 'i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done'; true"},
+		charge: r.charge}
+	for range 2 {
+		before := r.processorTime()
+		if _, err := c.output(t.Context()); err != nil || r.processorTime() < before+10*time.Millisecond {
+			t.Errorf("%v after %v, %v", r.processorTime(), before, err)
+		}
+	}
+	if idleTime() == 0 {
+		t.Error("/proc does not tell for how long the processors were idle")
 	}
 }
 
@@ -430,8 +446,9 @@ func write(t *testing.T, path, text string) {
 // A target whose time was over while an input was in flight has failed at nothing.
 func TestFuzzClockRace(t *testing.T) {
 	const run = "fuzz: elapsed: 1s, gathering baseline coverage: 77/77 completed, now fuzzing with 1 workers\n"
+	const begun = "fuzz: elapsed: 0s, gathering baseline coverage: 0/77 completed\n"
 	const over = "--- FAIL: FuzzX (1.80s)\n    context deadline exceeded\nFAIL\n"
-	for output, want := range map[string]bool{run + over: true, over: false, run: false,
+	for output, want := range map[string]bool{run + over: true, begun + over: true, over: false, run: false,
 		run + "    Failing input written to testdata/fuzz/FuzzX/1\n" + over: false} {
 		if got := fuzzClockRace(output); got != want {
 			t.Errorf("%q: %v", output, got)

@@ -26,7 +26,7 @@ const (
 	// Of twelve faults, the next of which begins another run. SIGMA_LINEAR_ROUNDS=12 is all of them.
 	linearRounds    = 6
 	linearClients   = 6
-	linearPairs     = 3                    // of names, new ones in each round
+	linearPairs     = 3                     // of names, new ones in each round
 	linearPause     = 10 * time.Millisecond // between a client's operations, at most twice as long
 	linearLoyal     = 20 * time.Millisecond
 	linearLoyalMost = 256
