@@ -86,7 +86,7 @@ func (f *feed) addLocked(changes []sigmap.NamesChange) {
 	if over := len(f.changes) - feedMax; over > 0 {
 		for f.since = f.changes[over-1].At; over < len(f.changes) && f.changes[over].At == f.since; over++ {
 		}
-		f.changes = append([]sigmap.NamesChange(nil), f.changes[over:]...)
+		f.changes = f.changes[over:] // append copies them once for each quarter of feedMax
 	}
 	if f.wake != nil {
 		close(f.wake)

@@ -2,6 +2,7 @@ package named
 
 import (
 	"fmt"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -187,6 +188,24 @@ func TestFeedOverflow(t *testing.T) {
 	}
 	if a := pollFeed(t, root, sigmap.NamesPoll{Number: a.Number, Since: first.At}); !a.Reset {
 		t.Error("what was too many is told in part")
+	}
+}
+
+// Goal: to keep one more change than the feed has room for costs no copy of all.
+func TestFeedFullIsCheap(t *testing.T) {
+	f := feed{kept: true, changes: make([]sigmap.NamesChange, feedMax)}
+	const more = 2 * feedMax
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	for i := range more {
+		f.addLocked([]sigmap.NamesChange{{At: sigma.Version(i + 1)}})
+	}
+	runtime.ReadMemStats(&after)
+	if first := f.changes[0].At; len(f.changes) != feedMax || first != more-feedMax+1 || f.since != first-1 {
+		t.Errorf("%d changes are kept, from %d, since %d", len(f.changes), first, f.since)
+	}
+	if n := (after.TotalAlloc - before.TotalAlloc) / more; n > 16<<10 {
+		t.Errorf("a change takes %d bytes", n)
 	}
 }
 
