@@ -228,15 +228,6 @@ func (c *serverCall) runStream() {
 	c.answer(nil, err)
 }
 
-// learn notes how long a handler took.
-func (m *method) learn(took time.Duration) {
-	if took > inlineMost {
-		m.slow.Store(slowCalls)
-	} else if m.slow.Load() > 0 {
-		m.slow.Add(-1)
-	}
-}
-
 // answer ends a call that has a goroutine of its own. It waits for room for the answer.
 func (c *serverCall) answer(reply []byte, err error) {
 	conn := c.conn

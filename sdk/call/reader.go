@@ -105,7 +105,7 @@ func (c *serverConn) replaceLocked() {
 	old := c.tending.reader
 	if old.call != nil {
 		c.adoptLocked(old.call)
-		old.call.method.slow.Store(slowCalls)
+		old.call.method.score.Store(slowMost)
 	}
 	c.out = append(c.out, old.batch[:old.done]...)
 	c.queued += uint64(old.done)
@@ -199,7 +199,7 @@ func (r *reader) handle(f frame) (gone bool, err error) {
 	if o.left > 0 {
 		call.at = r.now.Add(o.left)
 	}
-	if m.unary == nil || f.flags&(flagStream|flagMore) != 0 || m.slow.Load() > 0 {
+	if m.unary == nil || f.flags&(flagStream|flagMore) != 0 || m.slow() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		r.dirty = true
@@ -239,9 +239,7 @@ func (r *reader) inline(m *method, call *serverCall, arg []byte) (gone bool, err
 	now := time.Now()
 	took := now.Sub(r.now)
 	r.now, r.call = now, nil
-	if took > inlineMost {
-		m.slow.Store(slowCalls)
-	}
+	m.learn(took)
 	owner := call.owner.Load()
 	m.stats.answered(took, len(arg), len(reply), owner != nil, failed)
 	switch {

@@ -49,19 +49,34 @@ type method struct {
 	unary  Unary
 	stream Streaming
 	stats  *methodStats
-	// slow is for how many more calls the handler gets a goroutine of its own, because it took
-	// long; else the goroutine that reads runs it.
-	slow atomic.Int32
+	// score tells how often the handler took long lately, see learn.
+	score atomic.Int32
 }
 
 const (
 	// inlineMost is how long a handler may take to be run by the goroutine that reads, which takes
 	// fewer microseconds than a hand-over to another one.
 	inlineMost = 20 * time.Microsecond
-	// slowCalls is how many calls of a handler that took longer get goroutines before it is tried
-	// again.
-	slowCalls = 8
+	// A call that took longer adds slowStep to its method's score, up to slowMost, any other one
+	// takes 1 away. From slowFrom on calls get goroutines: where more than one of seven takes long,
+	// and not where the processor was taken away in the middle of one.
+	slowStep = 6
+	slowFrom = 8
+	slowMost = slowFrom + 7
 )
+
+// slow says whether calls get goroutines of their own; else the goroutine that reads runs them.
+func (m *method) slow() bool { return m.score.Load() >= slowFrom }
+
+// learn notes how long a handler took. Calls that end at the same time may count as one.
+func (m *method) learn(took time.Duration) {
+	switch score := m.score.Load(); {
+	case took > inlineMost:
+		m.score.Store(min(score+slowStep, slowMost))
+	case score > 0:
+		m.score.Store(score - 1)
+	}
+}
 
 // NewServer makes a server that has StatsMethod only. It starts nothing.
 func NewServer(cfg Config) *Server {
@@ -84,7 +99,7 @@ func (s *Server) register(m *method) error {
 		return sigma.Errorf("call.Handle", sigma.KindInvalid, "a method's name has %d bytes", n)
 	}
 	m.stats = s.stats.of(m.name)
-	m.slow.Store(1) // the first call tells
+	m.score.Store(slowFrom) // the first call tells
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.methods[m.name] != nil {
