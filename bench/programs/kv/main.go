@@ -33,6 +33,7 @@ const (
 	keys       = 10_000
 	valueBytes = 100
 	socket     = "socket" // the store, and the kind, without rings
+	shared     = "shared" // the kind with one clerk for all clients
 )
 
 // client is one connection.
@@ -109,6 +110,10 @@ func sigmaClient(ctx context.Context, kind, store string) (func(context.Context)
 	}
 	if kind == socket {
 		c.UseTransport(ring.Socket)
+	}
+	if kind == shared {
+		clerk, err := kv.Open(c, store)
+		return func(context.Context) (client, error) { return sigmaConn{clerk}, err }, nil
 	}
 	return func(context.Context) (client, error) {
 		clerk, err := kv.Open(c, store)
