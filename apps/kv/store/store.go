@@ -168,8 +168,12 @@ func (s *Store) write(h *shard, q *Request) Result {
 func (h *shard) change(q *Request, clock uint64) Result {
 	h.ops++
 	key := string(q.Key)
-	old, is := h.keys.Get(key)
-	live := is && !past(old, clock)
+	var old item
+	is, live := false, false
+	if q.Cond != Always || q.Op == Delete { // a Put finds what it replaces by itself
+		old, is = h.keys.Get(key)
+		live = is && !past(old, clock)
+	}
 	if q.Cond == IfVersion {
 		if has := old.version; live && has != q.If || !live && q.If != 0 {
 			if !live {
