@@ -6,28 +6,46 @@ import (
 	"io"
 	"net"
 	"net/url"
+	"strings"
 	"time"
 
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/zap"
 )
 
-// ServeEtcd runs an etcd of one member in dir, on a port of the loopback that it prints, until ctx
-// ends: of the version that named embeds, and with its way of writing to disk.
-func ServeEtcd(ctx context.Context, dir string, out io.Writer) error {
-	var urls []url.URL
-	for range 2 {
-		port, err := freePort()
-		if err != nil {
-			return err
+// EtcdMember is one of an etcd's members, by what ServeEtcd needs of it.
+type EtcdMember struct {
+	Dir            string
+	Number         int      // among Peers and Clients
+	Peers, Clients []string // addresses that members have for each other, and for clients; nil = one member
+}
+
+// ServeEtcd runs a member of an etcd until ctx ends, and prints its address for clients. An etcd of
+// one member takes ports of the loopback. It is of the version that named embeds, with its way of
+// writing to disk.
+func ServeEtcd(ctx context.Context, m EtcdMember, out io.Writer) error {
+	for _, list := range []*[]string{&m.Clients, &m.Peers} {
+		if len(*list) == 0 {
+			port, err := freePort()
+			if err != nil {
+				return err
+			}
+			*list = []string{fmt.Sprint("127.0.0.1:", port)}
 		}
-		urls = append(urls, url.URL{Scheme: "http", Host: fmt.Sprint("127.0.0.1:", port)})
 	}
+	if n := len(m.Peers); m.Number < 0 || m.Number >= n || len(m.Clients) != n {
+		return fmt.Errorf("member %d of %d, with %d addresses for clients", m.Number, n, len(m.Clients))
+	}
+	var cluster []string
+	for i, p := range m.Peers {
+		cluster = append(cluster, fmt.Sprintf("%d=http://%s", i, p))
+	}
+	at := func(list []string) []url.URL { return []url.URL{{Scheme: "http", Host: list[m.Number]}} }
 	c := embed.NewConfig()
-	c.Dir = dir
-	c.ListenClientUrls, c.AdvertiseClientUrls = urls[:1], urls[:1]
-	c.ListenPeerUrls, c.AdvertisePeerUrls = urls[1:], urls[1:]
-	c.InitialCluster = c.InitialClusterFromName(c.Name)
+	c.Dir, c.Name = m.Dir, fmt.Sprint(m.Number)
+	c.ListenClientUrls, c.AdvertiseClientUrls = at(m.Clients), at(m.Clients)
+	c.ListenPeerUrls, c.AdvertisePeerUrls = at(m.Peers), at(m.Peers)
+	c.InitialCluster = strings.Join(cluster, ",")
 	c.MaxRequestBytes, c.MaxTxnOps = 8<<20, 16896 // what sigma up --etcd asks for
 	c.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.NewNop())
 	e, err := embed.StartEtcd(c)
@@ -40,7 +58,7 @@ func ServeEtcd(ctx context.Context, dir string, out io.Writer) error {
 	case err := <-e.Err():
 		return err
 	}
-	fmt.Fprintln(out, urls[0].Host)
+	fmt.Fprintln(out, m.Clients[m.Number])
 	select {
 	case err := <-e.Err():
 		return err

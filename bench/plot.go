@@ -75,15 +75,17 @@ func step(most float64) float64 {
 	return 10 * power
 }
 
-// keepPlot writes a plot beside the raw samples, if these are kept.
-func (r *Run) keepPlot(svg string) error {
+// keepPlot writes a plot beside the raw samples, if these are kept. A bench of more than one plot
+// names the part.
+func (r *Run) keepPlot(svg string, part ...string) error {
 	if r.Results == "" {
 		return nil
 	}
 	if err := os.MkdirAll(r.Results, 0o755); err != nil {
 		return err
 	}
-	path := filepath.Join(r.Results, r.bench+"-"+time.Now().UTC().Format("20060102-150405")+".svg")
+	name := strings.Join(append([]string{r.bench}, part...), "-")
+	path := filepath.Join(r.Results, name+"-"+time.Now().UTC().Format("20060102-150405")+".svg")
 	r.note("plot: %s", path)
 	return os.WriteFile(path, []byte(svg), 0o644)
 }

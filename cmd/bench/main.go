@@ -66,11 +66,7 @@ func command() *cobra.Command {
 		_ []string) error {
 		return bench.ServeBesched(cmd.Context())
 	}}
-	etcd := &cobra.Command{Use: "serve-etcd DIR", Hidden: true, Args: cobra.ExactArgs(1), RunE: func(cmd *cobra.Command,
-		args []string) error {
-		return bench.ServeEtcd(cmd.Context(), args[0], os.Stdout)
-	}}
-	root.AddCommand(list, all, table(&cfg), serve, etcd)
+	root.AddCommand(list, all, table(&cfg), serve, serveEtcd())
 	for _, b := range bench.List() {
 		cmd := &cobra.Command{Use: b.Name, Short: b.Question, Args: cobra.NoArgs, RunE: func(cmd *cobra.Command,
 			_ []string) error {
@@ -92,6 +88,20 @@ func command() *cobra.Command {
 		root.AddCommand(cmd)
 	}
 	return root
+}
+
+// serveEtcd is the command that is a member of an etcd.
+func serveEtcd() *cobra.Command {
+	var m bench.EtcdMember
+	cmd := &cobra.Command{Use: "serve-etcd DIR", Hidden: true, Args: cobra.ExactArgs(1), RunE: func(cmd *cobra.Command,
+		args []string) error {
+		m.Dir = args[0]
+		return bench.ServeEtcd(cmd.Context(), m, os.Stdout)
+	}}
+	cmd.Flags().IntVar(&m.Number, "member", 0, "be the member of this `NUMBER`")
+	cmd.Flags().StringSliceVar(&m.Peers, "peers", nil, "`ADDRESSES` of all members for each other")
+	cmd.Flags().StringSliceVar(&m.Clients, "clients", nil, "`ADDRESSES` of all members for clients")
+	return cmd
 }
 
 // table is the command that makes the page of figures.

@@ -1,18 +1,22 @@
 // Command kv is the client, and for sigmaOS the servers, of the bench of key-value stores:
 //
-//	kv run ring|socket STORE CLIENTS SPAN        measures a store of sigmaOS, as a proc
-//	kv run redis NETWORK:ADDRESS CLIENTS SPAN    measures a Redis
-//	kv member STORE GROUP MEMORY                 is a member of a store, as a proc
-//	kv balancer STORE                            is a balancer of a store, as a proc
+//	kv run ring|shared|socket STORE CLIENTS SPAN    measures a store of sigmaOS, as a proc
+//	kv run redis NETWORK:ADDRESS CLIENTS SPAN       measures a Redis
+//	kv run etcd ADDRESS,... CLIENTS SPAN            measures an etcd
+//	kv follow KIND STORE CLIENTS SPAN SIZE          measures in the course of time (series.go)
+//	kv member STORE GROUP MEMORY                    is a member of a store, as a proc
+//	kv balancer STORE                               is a balancer of a store, as a proc
 //
-// Each client has a connection of its own and makes one request at a time: for one SPAN puts, then
-// for one SPAN gets, of values of 100 bytes at random among 10,000 keys. It prints what was done in
-// a second, and how long a request took, as JSON. Members of the store "socket" use sockets alone.
+// Each client makes one request at a time: for one SPAN puts, then for one SPAN gets, of values of
+// 100 bytes at random among 10,000 keys. Clients have a connection each; those of the kinds shared
+// and etcd share one. It prints what was done in a second, and how long a request took, as JSON.
+// Members of the store "socket" use sockets alone.
 package main
 
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
@@ -61,17 +65,35 @@ func run(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	connect := redisClient(args[2])
-	if args[1] != "redis" {
-		if connect, err = sigmaClient(ctx, args[1], args[2]); err != nil {
-			return err
-		}
+	connect, err := connector(ctx, args[1], args[2])
+	if err != nil {
+		return err
 	}
-	rep, err := measure(ctx, connect, n, span)
+	var rep any
+	if args[0] == "follow" {
+		size, bad := strconv.Atoi(args[5])
+		if bad != nil {
+			return bad
+		}
+		rep, err = follow(ctx, connect, n, size, span)
+	} else {
+		rep, err = measure(ctx, connect, n, span)
+	}
 	if err != nil {
 		return err
 	}
 	return json.NewEncoder(os.Stdout).Encode(rep)
+}
+
+// connector gives what connects to a service of a kind.
+func connector(ctx context.Context, kind, address string) (func(context.Context) (client, error), error) {
+	switch kind {
+	case "redis":
+		return redisClient(address), nil
+	case "etcd":
+		return etcdClient(address)
+	}
+	return sigmaClient(ctx, kind, address)
 }
 
 // serve is a proc of a store.
@@ -139,7 +161,7 @@ type report struct {
 	Gets float64 `json:"get_per_s"`
 	Put  float64 `json:"put_p50_us"`
 	Get  float64 `json:"get_p50_us"`
-	Ops  int     `json:"ops"` // of both, those of the warming included
+	Ops  int     `json:"ops"` // of both, and those of the filling and warming
 }
 
 func measure(ctx context.Context, connect func(context.Context) (client, error), n int, span time.Duration) (r report,
@@ -155,8 +177,12 @@ func measure(ctx context.Context, connect func(context.Context) (client, error),
 			return r, err
 		}
 	}
-	for i, name := range names { // so that all are there
-		if err := clients[i%n].put(ctx, name, value); err != nil {
+	filled, err := fill(ctx, connect, clients[0], names, value)
+	if err != nil {
+		return r, err
+	}
+	for _, c := range clients { // so that all are connected
+		if _, err := c.get(ctx, names[0]); err != nil {
 			return r, err
 		}
 	}
@@ -167,7 +193,7 @@ func measure(ctx context.Context, connect func(context.Context) (client, error),
 	if err != nil {
 		return r, err
 	}
-	r.Ops = keys + ops
+	r.Ops = filled + n + ops
 	r.Gets, r.Get, ops, err = load(clients, names, span, func(c client, key string) error {
 		got, err := c.get(ctx, key)
 		if err == nil && len(got) != valueBytes {
@@ -177,6 +203,31 @@ func measure(ctx context.Context, connect func(context.Context) (client, error),
 	})
 	r.Ops += ops
 	return r, err
+}
+
+// fill puts a value of each key, unless the last key has one already, and tells how many it put.
+func fill(ctx context.Context, connect func(context.Context) (client, error), first client, names []string,
+	value []byte) (n int, err error) {
+	last := len(names) - 1
+	if got, err := first.get(ctx, names[last]); err == nil && len(got) == len(value) {
+		return 0, nil
+	}
+	const fillers = 32
+	errs := make([]error, fillers)
+	var all sync.WaitGroup
+	for i := range fillers {
+		c, err := connect(ctx)
+		if err != nil {
+			return 0, err
+		}
+		all.Go(func() {
+			for k := i; k < last && errs[i] == nil; k += fillers {
+				errs[i] = c.put(ctx, names[k], value)
+			}
+		})
+	}
+	all.Wait()
+	return len(names), errors.Join(append(errs, first.put(ctx, names[last], value))...)
 }
 
 // load has each client make requests, one after the other. The first fifth of the time warms up.
