@@ -43,7 +43,6 @@ import (
 	"sigmaos.dev/kernel/sysfs"
 	"sigmaos.dev/kernel/talk"
 	"sigmaos.dev/kernel/uxfs"
-	"sigmaos.dev/kernel/viewfs"
 	"sigmaos.dev/sched/schedd"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/trees/resolve"
@@ -203,7 +202,7 @@ func (k *making) makeSessions() {
 	k.sessions = sessions.New(sessions.Config{Machine: k.cfg.Machine, Log: k.cfg.Log, Passed: k.meters.passed,
 		Turns: k.meters.turns, Traffic: k.meters.traffic, Proxy: k.proxy, Procs: k.procs, Cluster: k.cluster,
 		Services: k.services, Connect: k.connect, Quotas: k.quotas, Remote: k.remote, Realms: k.realms,
-		Root:   func(s sessions.Scope) viewfs.Realm { return k.root.Root(s) },
+		Root:   func(s sessions.Scope) sigma.File { return k.root.Root(s) },
 		Shared: func(s sessions.Scope) sigma.File { return k.root.Shared(s) }})
 	k.guests = guests.New(guests.Config{Log: k.cfg.Log, Reach: k.reach, Cluster: k.cluster, Go: k.life.Go,
 		MayLog: k.sessions.MayLog, Serve: k.sessions.ServeGuest})

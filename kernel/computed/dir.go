@@ -63,26 +63,15 @@ func WalkOn(ctx context.Context, child sigma.File, names []string) (sigma.File, 
 	return f, append([]sigma.FileID{st.ID}, ids...), err
 }
 
-// GetOn is treeserver.Get from child, which it closes, for who has walked one name to it.
-func GetOn(ctx context.Context, child sigma.File, names []string, offset uint64, count int) (sigma.GetResult,
-	*sigma.Stopped, error) {
+// On carries out Get or Put at child, which it closes and to which the first of the names has led.
+func On(ctx context.Context, child sigma.File, r sigma.Request) (sigma.Reply, error) {
 	defer child.Close()
-	g, stop, err := treeserver.Get(ctx, child, names, offset, count)
-	if stop != nil {
-		stop.Walked++
+	r.Names = r.Names[1:]
+	a, err := treeserver.Do(ctx, child, r)
+	if a.Stop != nil {
+		a.Stop.Walked++
 	}
-	return g, stop, err
-}
-
-// PutOn is treeserver.Put likewise.
-func PutOn(ctx context.Context, child sigma.File, names []string, data []byte, o sigma.PutOptions) (sigma.FileID,
-	*sigma.Stopped, error) {
-	defer child.Close()
-	id, stop, err := treeserver.Put(ctx, child, names, data, o)
-	if stop != nil {
-		stop.Walked++
-	}
-	return id, stop, err
+	return a, err
 }
 
 // Stat implements sigma.File.

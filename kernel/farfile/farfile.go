@@ -12,10 +12,10 @@ import (
 	"sigmaos.dev/kernel/cluster"
 	"sigmaos.dev/kernel/connect"
 	"sigmaos.dev/kernel/link"
-	"sigmaos.dev/kernel/progtree"
 	"sigmaos.dev/kernel/reach"
 	"sigmaos.dev/kernel/viewfs"
 	"sigmaos.dev/trees/treeserver"
+	"sigmaos.dev/wire/session"
 
 	"sigmaos.dev/sigma"
 )
@@ -31,16 +31,17 @@ type Far struct {
 	Connect *connect.Connect
 }
 
-// Place is a directory of another machine, as its sigmad shows it to one program here.
+// Place is a directory of another machine, as its sigmad shows it to one program here. It is there
+// to be walked from, and for Get and Put.
 type Place struct {
+	sigma.Stub
 	x       *Far
 	machine sigma.MachineID
 	realm   sigma.RealmID
-	root    progtree.Root
+	root    sigma.File
 	names   []string // of the place, from the root
 	seed    uint64   // of ids
 	path    string
-	leave   func(error) error // fail
 }
 
 // At gives a place of a realm at machine m, as p's program sees it; nil if there is no such
@@ -66,13 +67,9 @@ func (x *Far) At(ctx context.Context, p sigma.Principal, realm sigma.RealmID, m 
 	if err != nil {
 		return nil, err
 	}
-	all, ok := f.(progtree.Root)
-	if !ok {
-		return nil, sigma.Errorf(op, sigma.KindUnsupported, "the session's root is no remote file")
-	}
-	at := &Place{x: x, machine: m, realm: realm, root: all, names: names,
+	at := &Place{x: x, machine: m, realm: realm, root: f, names: names,
 		seed: viewfs.PathID(path + "@" + string(m)), path: path}
-	at.leave = at.fail
+	at.Handler = at
 	return at, nil
 }
 
@@ -95,146 +92,100 @@ func (p *Place) id(id sigma.FileID) sigma.FileID {
 	return id
 }
 
-// ids drops those of the way to the place, and makes the others ours.
-func (p *Place) ids(ids []sigma.FileID) []sigma.FileID {
-	ids = ids[min(len(p.names)-1, len(ids)):]
-	for i := range ids {
-		ids[i] = p.id(ids[i])
+// ours makes what the other machine answered ours: its ids, its files and its errors. skip is how
+// many names were put before those that were asked for.
+func (p *Place) ours(a sigma.Reply, err error, skip int) (sigma.Reply, error) {
+	a.IDs = a.IDs[min(skip, len(a.IDs)):]
+	for i := range a.IDs {
+		a.IDs[i] = p.id(a.IDs[i])
 	}
-	return ids
-}
-
-func (p *Place) route(names []string) []string { return slices.Concat(p.names, names) }
-
-// Walk goes on at the place. The ids begin with that of the place itself.
-func (p *Place) Walk(ctx context.Context, names []string) (sigma.File, []sigma.FileID, error) {
-	f, ids, err := p.root.Walk(ctx, p.route(names))
-	if ids = p.ids(ids); err == nil && len(ids) == 0 {
-		err = sigma.PathError("kernel.far", sigma.KindNotFound, p.path)
+	for i := range a.Entries {
+		a.Entries[i].ID = p.id(a.Entries[i].ID)
 	}
-	if f == nil || err != nil {
-		return nil, ids, p.fail(err)
+	a.ID, a.Stat.ID = p.id(a.ID), p.id(a.Stat.ID)
+	if a.Stop != nil {
+		a.Stop.Walked -= skip
 	}
-	return p.Beyond(f), ids, nil
-}
-
-func (p *Place) Get(ctx context.Context, names []string, offset uint64, count int) (sigma.GetResult, *sigma.Stopped,
-	error) {
-	g, stop, err := p.root.Get(ctx, p.route(names), offset, count)
-	if stop != nil {
-		stop.Walked -= len(p.names) - 1
+	if a.File != nil {
+		f := &file{at: p, next: a.File}
+		f.Handler = f
+		a.File = f
 	}
-	g.ID = p.id(g.ID)
-	return g, stop, p.fail(err)
+	return a, p.fail(err)
 }
 
-func (p *Place) Put(ctx context.Context, names []string, data []byte, o sigma.PutOptions) (sigma.FileID,
-	*sigma.Stopped, error) {
-	id, stop, err := p.root.Put(ctx, p.route(names), data, o)
-	if stop != nil {
-		stop.Walked -= len(p.names) - 1
+// Handle implements sigma.Handler: names go on at the place. The ids of a walk begin with that of
+// the place itself.
+func (p *Place) Handle(ctx context.Context, r sigma.Request) (a sigma.Reply, err error) {
+	switch r.Op {
+	case sigma.OpWalk, sigma.OpGet, sigma.OpPut:
+		r.Names = slices.Concat(p.names, r.Names)
+		a, err = treeserver.Do(ctx, p.root, r)
+		if a, err = p.ours(a, err, len(p.names)-1); r.Op == sigma.OpWalk && err == nil && len(a.IDs) == 0 {
+			err = sigma.PathError("kernel.far", sigma.KindNotFound, p.path)
+		}
+		return a, err
 	}
-	return p.id(id), stop, p.fail(err)
+	return a, treeserver.Unsupported(r.Op.String())
 }
 
-// File is a file of another machine. Its Gate is the Place by which it was reached. Everything of
-// it goes over the link in messages; file descriptors do not, so it passes none.
-type File struct{ treeserver.Forward }
+// file is a file of another machine. Everything of it goes over the link in messages, or a stream;
+// file descriptors do not, so it passes none.
+type file struct {
+	sigma.Stub
+	at   *Place // by which it was reached
+	next sigma.File
+}
 
-// Enter implements treeserver.Gate: errors speak of the machine.
-func (p *Place) Enter(ctx context.Context, op treeserver.Op, _ string) (context.Context, func(error) error, error) {
-	if op == treeserver.OpCall {
-		return nil, nil, treeserver.Unsupported("call")
+// Handle implements sigma.Handler.
+func (f *file) Handle(ctx context.Context, r sigma.Request) (a sigma.Reply, err error) {
+	switch r.Op {
+	case sigma.OpRecall, sigma.OpRemembers, sigma.OpStreams: // the numbers of changes are not sent on
+		return a, nil
+	case sigma.OpCall, sigma.OpPassFile, sigma.OpFind, sigma.OpLease, sigma.OpRenew, sigma.OpRevoke:
+		session.CloseFiles(r.Files)
+		return a, treeserver.Unsupported(r.Op.String())
+	case sigma.OpPassBulk:
+		return f.stream(ctx, r)
+	case sigma.OpRename:
+		to, ok := r.Dir.(*file)
+		if !ok || to.at.machine != f.at.machine {
+			return a, &sigma.Error{Op: "kernel.far", Kind: sigma.KindUnsupported,
+				Msg: "a rename cannot go to another machine", Hint: "copy the file, then remove it"}
+		}
+		r.Dir = to.next
 	}
-	return ctx, p.leave, nil
+	a, err = treeserver.Do(ctx, f.next, r)
+	return f.at.ours(a, err, 0)
 }
 
-// Beyond implements treeserver.Gate.
-func (p *Place) Beyond(f sigma.File) sigma.File { return &File{treeserver.Forward{File: f, Gate: p}} }
-
-func (f *File) at() *Place { return f.Gate.(*Place) }
-
-// Walk implements sigma.File.
-func (f *File) Walk(ctx context.Context, names []string) (sigma.File, []sigma.FileID, error) {
-	file, ids, err := f.Forward.Walk(ctx, names)
-	for i := range ids {
-		ids[i] = f.at().id(ids[i])
-	}
-	return file, ids, err
-}
-
-// Stat implements sigma.File.
-func (f *File) Stat(ctx context.Context) (sigma.Stat, error) {
-	st, err := f.Forward.Stat(ctx)
-	st.ID = f.at().id(st.ID)
-	return st, err
-}
-
-// ReadDir implements sigma.File.
-func (f *File) ReadDir(ctx context.Context, cookie uint64, n int) ([]sigma.DirEntry, uint64, bool, error) {
-	es, next, more, err := f.Forward.ReadDir(ctx, cookie, n)
-	for i := range es {
-		es[i].ID = f.at().id(es[i].ID)
-	}
-	return es, next, more, err
-}
-
-// Rename implements sigma.File, within the machine.
-func (f *File) Rename(ctx context.Context, name string, newDir sigma.File, newName string) error {
-	to, ok := newDir.(*File)
-	if !ok || to.at().machine != f.at().machine {
-		return &sigma.Error{Op: "kernel.far", Kind: sigma.KindUnsupported, Msg: "a rename cannot go to another machine",
-			Hint: "copy the file, then remove it"}
-	}
-	return f.Forward.Rename(ctx, name, to, newName)
-}
-
-// Get implements sigma.Getter.
-func (f *File) Get(ctx context.Context, names []string, offset uint64, count int) (sigma.GetResult, *sigma.Stopped,
-	error) {
-	g, stop, err := f.Forward.Get(ctx, names, offset, count)
-	g.ID = f.at().id(g.ID)
-	return g, stop, err
-}
-
-// Put implements sigma.Putter.
-func (f *File) Put(ctx context.Context, names []string, data []byte, o sigma.PutOptions) (sigma.FileID,
-	*sigma.Stopped, error) {
-	id, stop, err := f.Forward.Put(ctx, names, data, o)
-	return f.at().id(id), stop, err
-}
-
-// Remembers implements sigma.Rememberer: the numbers of changes are not sent on.
-func (f *File) Remembers() bool { return false }
-
-// FileID implements sigma.Identified.
-func (f *File) FileID() sigma.FileID { return f.at().id(f.Forward.FileID()) }
-
-// PassBulk implements sigma.BulkPasser: what is passed leads to the file's machine.
-func (f *File) PassBulk(ctx context.Context) (*os.File, error) {
-	p := f.at()
-	r, ok := f.File.(interface {
-		BulkTicket(ctx context.Context) ([]byte, error)
-	})
-	if !ok {
-		return nil, treeserver.Unsupported("a stream")
-	}
+// stream passes a connection that leads to the file's machine.
+func (f *file) stream(ctx context.Context, r sigma.Request) (a sigma.Reply, err error) {
+	p := f.at
 	ctx, cancel := context.WithTimeout(ctx, farMax)
 	defer cancel()
-	name, err := r.BulkTicket(ctx)
-	if err != nil {
-		return nil, p.fail(err)
+	ticket, err := treeserver.Do(ctx, f.next, r)
+	session.CloseFiles(ticket.Files)
+	switch {
+	case err != nil:
+		return a, p.fail(err)
+	case len(ticket.Data) == 0:
+		return a, treeserver.Unsupported("a stream")
 	}
 	who := sigma.Principal{Realm: p.realm, System: true}
 	conn, err := p.x.Connect.DialDirect(ctx, who, p.machine, link.Target{Kind: link.ToService,
 		Name: connect.Files})
 	if err != nil { // by messages it goes another way
-		return nil, &sigma.Error{Op: "kernel.bulk", Path: p.path, Kind: sigma.KindUnsupported,
+		return a, &sigma.Error{Op: "kernel.bulk", Path: p.path, Kind: sigma.KindUnsupported,
 			Msg: "there is no direct connection with machine " + string(p.machine), Err: err}
 	}
-	if _, err := conn.Write(name); err != nil {
+	if _, err := conn.Write(ticket.Data); err != nil {
 		conn.Close()
-		return nil, treeserver.Unsupported("a stream")
+		return a, treeserver.Unsupported("a stream")
 	}
-	return connect.FileOf(conn)
+	socket, err := connect.FileOf(conn)
+	if err != nil {
+		return a, err
+	}
+	return sigma.Reply{Files: []*os.File{socket}}, nil
 }

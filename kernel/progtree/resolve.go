@@ -12,6 +12,7 @@ import (
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/trees/changeboard"
 	"sigmaos.dev/trees/resolve"
+	"sigmaos.dev/trees/treeserver"
 	"sigmaos.dev/wire/session"
 	"sigmaos.dev/wire/sigmap"
 )
@@ -179,30 +180,17 @@ func Leave(ctx context.Context) {
 	}
 }
 
-// Root is all that the root of a session to a system server is.
-type Root interface {
-	sigma.File
-	sigma.Getter
-	sigma.Putter
-	sigma.Watcher
-	sigma.Leaser
-	sigma.Finder
-	sigma.Caller
-	sigma.FilePasser
-	sigma.Publisher
-	sigma.Conditional
-}
-
 // Followed is a realm's root at a server, whose walks leave a trail.
 type Followed struct {
-	Root
+	sigma.Stub
 	source
-	id uint64
+	next sigma.File
+	id   uint64
 }
 
 // RenameTarget gives the session's own handle of the root, for a rename into it.
 func (f *Followed) RenameTarget(context.Context, string) (sigma.File, error) {
-	return f.Root, nil
+	return f.next, nil
 }
 
 // Attach attaches to a realm at a system server.
@@ -211,26 +199,27 @@ func Attach(ctx context.Context, s *session.Client, realm sigma.RealmID) (*Follo
 	if err != nil {
 		return nil, err
 	}
-	all, ok := root.(Root)
-	if !ok {
-		return nil, sigma.Errorf("kernel.attachFollowed", sigma.KindUnsupported, "the session's root is no remote file")
-	}
 	st, err := root.Stat(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return &Followed{all, source{boardOf(ctx, s), s.Done()}, st.ID.Path}, nil
+	f := &Followed{source: source{boardOf(ctx, s), s.Done()}, next: root, id: st.ID.Path}
+	f.Handler = f
+	return f, nil
 }
 
-// Walk implements sigma.File.
-func (f *Followed) Walk(ctx context.Context, names []string) (sigma.File, []sigma.FileID, error) {
+// Handle implements sigma.Handler.
+func (f *Followed) Handle(ctx context.Context, r sigma.Request) (sigma.Reply, error) {
+	if r.Op != sigma.OpWalk {
+		return treeserver.Do(ctx, f.next, r)
+	}
 	t := trailOf(ctx)
 	t.begin(&f.source)
-	file, ids, err := f.Root.Walk(ctx, names)
+	a, err := treeserver.Do(ctx, f.next, r)
 	if err == nil { // else it may be asked again over another session
-		t.add(&f.source, f.id, ids)
+		t.add(&f.source, f.id, a.IDs)
 	}
-	return file, ids, err
+	return a, err
 }
 
 // boardOf asks a server for its board; nil if it has none, as one in tests.

@@ -4,11 +4,11 @@ package roles
 
 import (
 	"context"
-	"os"
 
 	"sigmaos.dev/sched/decision"
 	"sigmaos.dev/sched/initd"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/trees/treeserver"
 	"sigmaos.dev/trees/view"
 	"sigmaos.dev/wire/session"
 	"sigmaos.dev/wire/sigmap"
@@ -141,16 +141,19 @@ func View(role sigma.Role) (*view.Table, error) {
 }
 
 // Limit is a file of /sys, of that name, as a session with a role has it.
-func Limit(f sigma.File, name string, role sigma.Role) sigma.File { return &limited{f, name, role} }
+func Limit(f sigma.File, name string, role sigma.Role) sigma.File {
+	l := &limited{next: f, name: name, role: role}
+	l.Handler = l
+	return l
+}
 
 // limited is a file of /sys as a session with a role has it.
 type limited struct {
-	sigma.File
+	sigma.Stub
+	next sigma.File
 	name string
 	role sigma.Role
 }
-
-var _ sigma.Caller = (*limited)(nil)
 
 func (f *limited) refuse(op, method string) error {
 	what := "reading /sys/" + f.name
@@ -165,45 +168,29 @@ func (f *limited) refuse(op, method string) error {
 		Msg: "the credential's role " + f.role.String() + " does not allow " + what, Hint: hint}
 }
 
-// Walk clones.
-func (f *limited) Walk(ctx context.Context, names []string) (sigma.File, []sigma.FileID, error) {
-	inner, ids, err := f.File.Walk(ctx, names)
-	if inner != nil {
-		inner = &limited{inner, f.name, f.role}
+// Handle implements sigma.Handler. What is not named here is not to be had of /sys.
+func (f *limited) Handle(ctx context.Context, r sigma.Request) (a sigma.Reply, err error) {
+	method := Reading
+	switch r.Op {
+	case sigma.OpClose, sigma.OpIdentify, sigma.OpWalk, sigma.OpStat, sigma.OpReadDir, sigma.OpReadLink, sigma.OpSync,
+		sigma.OpSpace:
+	case sigma.OpCall: // descriptors are not passed, as for a view
+		session.CloseFiles(r.Files)
+		r.Files, method = nil, r.Name
+		fallthrough
+	case sigma.OpOpen, sigma.OpReadAt, sigma.OpGet:
+		if r.Flags.Writes() || !Allows(f.role, f.name, method) {
+			return a, f.refuse(r.Op.String(), method)
+		}
+	case sigma.OpRecall, sigma.OpRemembers, sigma.OpStreams:
+		return a, nil
+	default:
+		return a, treeserver.Unsupported(r.Op.String())
 	}
-	return inner, ids, err
-}
-
-// Open implements sigma.File.
-func (f *limited) Open(ctx context.Context, flags sigma.OpenFlags) error {
-	if flags.Writes() || !Allows(f.role, f.name, Reading) {
-		return f.refuse("Open", Reading)
+	a, err = treeserver.Do(ctx, f.next, r)
+	session.CloseFiles(a.Files)
+	if a.Files = nil; a.File != nil {
+		a.File = Limit(a.File, f.name, f.role)
 	}
-	return f.File.Open(ctx, flags)
-}
-
-// ReadAt implements sigma.File.
-func (f *limited) ReadAt(ctx context.Context, p []byte, offset uint64) (int, error) {
-	if !Allows(f.role, f.name, Reading) {
-		return 0, f.refuse("ReadAt", Reading)
-	}
-	return f.File.ReadAt(ctx, p, offset)
-}
-
-// Call implements sigma.Caller.
-func (f *limited) Call(ctx context.Context, method string, payload []byte, files []*os.File) ([]byte, []*os.File,
-	error) {
-	for _, file := range files {
-		file.Close()
-	}
-	if !Allows(f.role, f.name, method) {
-		return nil, nil, f.refuse("Call", method)
-	}
-	c, ok := f.File.(sigma.Caller)
-	if !ok {
-		return nil, nil, f.refuse("Call", method)
-	}
-	reply, back, err := c.Call(ctx, method, payload, nil)
-	session.CloseFiles(back) // as for viewFile.Call
-	return reply, nil, err
+	return a, err
 }

@@ -21,6 +21,7 @@ import (
 
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/trees/treeserver"
+	"sigmaos.dev/wire/session"
 )
 
 // FS is what a root is made of.
@@ -33,7 +34,11 @@ type FS struct {
 }
 
 // Root is the root of a realm as a session has it.
-func (x *FS) Root(s sessions.Scope) viewfs.Realm { return &root{x, s} }
+func (x *FS) Root(s sessions.Scope) sigma.File {
+	r := &root{x: x, s: s}
+	r.Handler = r
+	return r
+}
 
 // Shared is what a session of another machine is shown of a realm: what this machine has of it, to
 // be read, and its scratch storage.
@@ -52,23 +57,10 @@ func (x *FS) Shared(s sessions.Scope) sigma.File {
 
 // root is the root of a realm: what named keeps, and the places the kernel provides.
 type root struct {
+	sigma.Stub
 	x *FS
 	s sessions.Scope
 }
-
-var (
-	_ sigma.File     = (*root)(nil)
-	_ sigma.Getter   = (*root)(nil)
-	_ sigma.Recaller = (*root)(nil)
-	_ sigma.Putter   = (*root)(nil)
-	_ sigma.Watcher  = (*root)(nil)
-	_ sigma.Leaser   = (*root)(nil)
-
-	_ sigma.Rememberer = (*root)(nil)
-)
-
-// Remembers implements sigma.Rememberer, since what changes in it changes at named.
-func (r *root) Remembers() bool { return true }
 
 // RenameTarget gives the handle at named in which a rename from any of named's directories may put
 // name.
@@ -115,225 +107,143 @@ func (r *root) taken(name string) error {
 	return nil
 }
 
-func (r *root) Walk(ctx context.Context, names []string) (sigma.File, []sigma.FileID, error) {
-	if len(names) == 0 {
-		return &root{r.x, r.s}, nil, nil
-	}
-	if f := r.provided(names[0]); f != nil {
-		if _, ok := f.(*storeLink); !ok { // where that leads ends with the session there
-			progtree.Leave(ctx)
+// Handle implements sigma.Handler: what is not of the kernel's own entries is asked of named.
+func (r *root) Handle(ctx context.Context, q sigma.Request) (a sigma.Reply, err error) {
+	switch q.Op {
+	case sigma.OpClose, sigma.OpSync, sigma.OpIdentify, sigma.OpStreams, sigma.OpSpace, sigma.OpPublish:
+		return a, nil
+	case sigma.OpRemembers: // what changes in it changes at named
+		return sigma.Reply{Yes: true}, nil
+	case sigma.OpReadAt, sigma.OpWriteAt:
+		return a, r.isDir(q)
+	case sigma.OpReadLink:
+		return a, sigma.PathError("kernel.root.ReadLink", sigma.KindInvalid, "/")
+	case sigma.OpOpen:
+		if q.Flags.Writes() {
+			err = r.isDir(q)
 		}
-		return computed.WalkOn(ctx, f, names[1:])
+		return a, err
+	case sigma.OpRecall:
+		return r.recall(ctx, q)
+	case sigma.OpWalk:
+		if len(q.Names) == 0 {
+			a.File = r.x.Root(r.s)
+			return a, nil
+		}
+		if f := r.provided(q.Names[0]); f != nil {
+			if _, ok := f.(*storeLink); !ok { // where that leads ends with the session there
+				progtree.Leave(ctx)
+			}
+			a.File, a.IDs, err = computed.WalkOn(ctx, f, q.Names[1:])
+			return a, err
+		}
+	case sigma.OpGet, sigma.OpPut:
+		if len(q.Names) == 0 {
+			return a, r.isDir(q)
+		}
+		if f := r.provided(q.Names[0]); f != nil {
+			return r.whole(ctx, f, q)
+		}
+	case sigma.OpReadDir:
+		return r.readDir(ctx, q)
+	case sigma.OpCreate, sigma.OpMkdir, sigma.OpSymlink, sigma.OpRemove, sigma.OpRename:
+		err = r.taken(q.Name)
+	case sigma.OpRevoke:
+		r.s.Revoked(q.Lease)
+	case sigma.OpStat, sigma.OpSetStat, sigma.OpWatch, sigma.OpLease, sigma.OpRenew:
+	default:
+		session.CloseFiles(q.Files)
+		err = treeserver.Unsupported(q.Op.String())
+	}
+	if err != nil {
+		return a, err
 	}
 	n, err := r.s.Named(ctx)
-	if err != nil {
-		return nil, nil, err
-	}
-	return n.Walk(ctx, names)
-}
-
-func (r *root) Stat(ctx context.Context) (sigma.Stat, error) {
-	n, err := r.s.Named(ctx)
-	if err != nil {
-		if r.s.Realm == sigma.SystemRealm {
-			return sigma.Stat{ID: sigma.FileID{Kind: sigma.KindDir, Path: viewfs.PathID("/")}, Perm: 0o555,
-				Modified: time.Unix(0, 0)}, nil
+	switch {
+	case err == nil:
+		if a, err = treeserver.Do(ctx, n, q); err == nil && q.Op == sigma.OpLease {
+			r.s.Leased(a.Lease, r.s.Realm)
 		}
-		return sigma.Stat{}, err
+	case q.Op == sigma.OpStat && r.s.Realm == sigma.SystemRealm:
+		a.Stat = sigma.Stat{ID: sigma.FileID{Kind: sigma.KindDir, Path: viewfs.PathID("/")}, Perm: 0o555,
+			Modified: time.Unix(0, 0)}
+		err = nil
 	}
-	return n.Stat(ctx)
+	return a, err
 }
 
-func (r *root) SetStat(ctx context.Context, c sigma.StatChange) error {
-	return r.change(ctx, "", func(n sigma.File) error { return n.SetStat(ctx, c) })
-}
-
-func (r *root) Open(_ context.Context, f sigma.OpenFlags) error {
-	if f.Writes() {
-		return sigma.PathError("kernel.root.Open", sigma.KindIsDir, "/")
-	}
-	return nil
-}
-
-func (r *root) Create(ctx context.Context, name string, f sigma.OpenFlags, perm uint32) (file sigma.File, err error) {
-	err = r.change(ctx, name, func(n sigma.File) (err error) { file, err = n.Create(ctx, name, f, perm); return err })
-	return file, err
-}
-
-func (r *root) ReadAt(context.Context, []byte, uint64) (int, error) {
-	return 0, sigma.PathError("kernel.root.ReadAt", sigma.KindIsDir, "/")
-}
-
-func (r *root) WriteAt(context.Context, []byte, uint64) (int, error) {
-	return 0, sigma.PathError("kernel.root.WriteAt", sigma.KindIsDir, "/")
+func (r *root) isDir(q sigma.Request) error {
+	return sigma.PathError("kernel.root."+q.Op.String(), sigma.KindIsDir, "/")
 }
 
 // namedCookies marks cookies of named's part of the listing, which comes after the kernel's.
 const namedCookies = 1 << 63
 
-func (r *root) ReadDir(ctx context.Context, cookie uint64, count int) ([]sigma.DirEntry, uint64, bool, error) {
-	if provided := r.providedNames(); cookie < uint64(len(provided)) {
-		var out []sigma.DirEntry
-		last := min(cookie+uint64(max(count, 1)), uint64(len(provided)))
-		for i := cookie; i < last; i++ {
+func (r *root) readDir(ctx context.Context, q sigma.Request) (a sigma.Reply, err error) {
+	if provided := r.providedNames(); q.Offset < uint64(len(provided)) {
+		a.Next = min(q.Offset+uint64(max(q.Count, 1)), uint64(len(provided)))
+		for i := q.Offset; i < a.Next; i++ {
 			st, err := r.provided(provided[i]).Stat(ctx)
 			if err != nil {
-				return nil, cookie, false, err
+				return a, err
 			}
-			out = append(out, sigma.DirEntry{Name: provided[i], ID: st.ID, Next: i + 1})
+			a.Entries = append(a.Entries, sigma.DirEntry{Name: provided[i], ID: st.ID, Next: i + 1})
 		}
-		return out, last, last < uint64(len(provided)) || r.s.Realm != sigma.SystemRealm, nil
+		a.More = a.Next < uint64(len(provided)) || r.s.Realm != sigma.SystemRealm
+		return a, nil
 	}
 	n, err := r.s.Named(ctx)
 	if err != nil {
-		return nil, cookie, false, err
+		return a, err
 	}
 	d, _, err := n.Walk(ctx, nil)
 	if err != nil {
-		return nil, cookie, false, err
+		return a, err
 	}
 	defer d.Close()
 	if err := d.Open(ctx, sigma.OpenRead); err != nil {
-		return nil, cookie, false, err
+		return a, err
 	}
-	if cookie&namedCookies == 0 {
-		cookie = namedCookies // the kernel's part is done
+	if q.Offset&namedCookies == 0 { // the kernel's part is done
+		q.Offset = 0
 	}
-	es, next, more, err := d.ReadDir(ctx, cookie&^namedCookies, count)
-	for i := range es {
-		es[i].Next |= namedCookies
+	q.Offset &^= namedCookies
+	a, err = treeserver.Do(ctx, d, q)
+	for i := range a.Entries {
+		a.Entries[i].Next |= namedCookies
 	}
-	return es, next | namedCookies, more, err
+	a.Next |= namedCookies
+	return a, err
 }
 
-func (r *root) Mkdir(ctx context.Context, name string, perm uint32) error {
-	return r.change(ctx, name, func(n sigma.File) error { return n.Mkdir(ctx, name, perm) })
-}
-
-func (r *root) Symlink(ctx context.Context, name, target string) error {
-	return r.change(ctx, name, func(n sigma.File) error { return n.Symlink(ctx, name, target) })
-}
-
-func (r *root) Remove(ctx context.Context, name string) error {
-	return r.change(ctx, name, func(n sigma.File) error { return n.Remove(ctx, name) })
-}
-
-func (r *root) Rename(ctx context.Context, name string, newDir sigma.File, newName string) error {
-	return r.change(ctx, name, func(n sigma.File) error { return n.Rename(ctx, name, newDir, newName) })
-}
-
-// change runs a change of the entry name at named, "" = of the directory itself.
-func (r *root) change(ctx context.Context, name string, f func(sigma.File) error) error {
-	if err := r.taken(name); err != nil {
-		return err
+// whole carries out Get and Put at the kernel's own entry f, and in one hop for links.
+func (r *root) whole(ctx context.Context, f sigma.File, q sigma.Request) (a sigma.Reply, err error) {
+	l, ok := f.(*storeLink)
+	switch {
+	case q.Op == sigma.OpPut && len(q.Names) == 1:
+		err = r.taken(q.Names[0])
+	case ok:
+		a.Stop, err = l.stop(ctx)
+	case q.Op == sigma.OpPut && sigma.OnceOf(ctx).Again:
+		err = treeserver.NotRemembered()
+	default:
+		return computed.On(ctx, f, q)
 	}
-	n, err := r.s.Named(ctx)
-	if err != nil {
-		return err
-	}
-	return f(n)
+	f.Close()
+	return a, err
 }
 
-func (r *root) ReadLink(context.Context) (string, error) {
-	return "", sigma.PathError("kernel.root.ReadLink", sigma.KindInvalid, "/")
-}
-func (r *root) Sync(context.Context) error { return nil }
-func (r *root) Close()                     {}
-
-// Get implements sigma.Getter in one hop for named's files and for links.
-func (r *root) Get(ctx context.Context, names []string, offset uint64, count int) (sigma.GetResult, *sigma.Stopped,
-	error) {
-	if len(names) == 0 {
-		return sigma.GetResult{}, nil, sigma.PathError("kernel.root.Get", sigma.KindIsDir, "/")
-	}
-	f := r.provided(names[0])
-	if l, ok := f.(*storeLink); ok {
-		s, err := l.stop(ctx)
-		return sigma.GetResult{}, s, err
-	}
-	if f != nil {
-		return computed.GetOn(ctx, f, names[1:], offset, count)
-	}
-	n, err := r.s.Named(ctx)
-	if err != nil {
-		return sigma.GetResult{}, nil, err
-	}
-	return treeserver.Get(ctx, n, names, offset, count)
-}
-
-// Recall implements sigma.Recaller for named's files.
-func (r *root) Recall(names []string, offset uint64, count int) (g sigma.GetResult, stop *sigma.Stopped, known bool,
-	err error) {
-	if len(names) == 0 || r.s.Realm == sigma.SystemRealm || slices.Contains(r.providedNames(), names[0]) {
-		return g, nil, false, nil
+// recall answers for named's files.
+func (r *root) recall(ctx context.Context, q sigma.Request) (a sigma.Reply, err error) {
+	if len(q.Names) == 0 || r.s.Realm == sigma.SystemRealm || slices.Contains(r.providedNames(), q.Names[0]) {
+		return a, nil
 	}
 	n := r.x.Realms.Known(r.s.Realm)
 	if n == nil {
-		return g, nil, false, nil
+		return a, nil
 	}
-	return n.Recall(!r.s.Principal.System, names, offset, count)
-}
-
-// Put implements sigma.Putter.
-func (r *root) Put(ctx context.Context, names []string, data []byte, o sigma.PutOptions) (sigma.FileID, *sigma.Stopped,
-	error) {
-	if len(names) == 0 {
-		return sigma.FileID{}, nil, sigma.PathError("kernel.root.Put", sigma.KindIsDir, "/")
-	}
-	if len(names) == 1 {
-		if err := r.taken(names[0]); err != nil {
-			return sigma.FileID{}, nil, err
-		}
-	}
-	f := r.provided(names[0])
-	if l, ok := f.(*storeLink); ok {
-		s, err := l.stop(ctx)
-		return sigma.FileID{}, s, err
-	}
-	if f != nil {
-		if sigma.OnceOf(ctx).Again {
-			f.Close()
-			return sigma.FileID{}, nil, treeserver.NotRemembered()
-		}
-		return computed.PutOn(ctx, f, names[1:], data, o)
-	}
-	n, err := r.s.Named(ctx)
-	if err != nil {
-		return sigma.FileID{}, nil, err
-	}
-	return treeserver.Put(ctx, n, names, data, o)
-}
-
-// Watch implements sigma.Watcher; the kernel's own entries do not change.
-func (r *root) Watch(ctx context.Context, since sigma.Version) (v sigma.Version, err error) {
-	err = r.change(ctx, "", func(n sigma.File) (err error) { v, err = n.(sigma.Watcher).Watch(ctx, since); return err })
-	return v, err
-}
-
-// Lease implements sigma.Leaser.
-func (r *root) Lease(ctx context.Context, ttl time.Duration) (sigma.LeaseID, error) {
-	n, err := r.s.Named(ctx)
-	if err != nil {
-		return 0, err
-	}
-	id, err := n.(sigma.Leaser).Lease(ctx, ttl)
-	if err == nil {
-		r.s.Leased(id, r.s.Realm)
-	}
-	return id, err
-}
-
-// Renew implements sigma.Leaser.
-func (r *root) Renew(ctx context.Context, id sigma.LeaseID) error {
-	return r.change(ctx, "", func(n sigma.File) error { return n.(sigma.Leaser).Renew(ctx, id) })
-}
-
-// Revoke implements sigma.Leaser.
-func (r *root) Revoke(ctx context.Context, id sigma.LeaseID) error {
-	return r.change(ctx, "", func(n sigma.File) error {
-		r.s.Revoked(id)
-		return n.(sigma.Leaser).Revoke(ctx, id)
-	})
+	g, stop, known, err := n.Recall(!r.s.Principal.System, q.Names, q.Offset, q.Count)
+	return sigma.Reply{Data: g.Data, ID: g.ID, Size: g.Size, Stop: stop, Yes: known}, err
 }
 
 // storeLink is /s3 or /db: an endpoint whose content is where the object store listens now, or the

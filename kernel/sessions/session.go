@@ -222,7 +222,7 @@ func (s *Session) IsService(name string) bool {
 // viewer makes the viewer of the session: cfg says what it sees.
 func (s *Session) viewer(cfg viewfs.Config) *viewfs.Viewer {
 	cfg.Who = s.Principal
-	cfg.Root = func() viewfs.Realm { return s.x.cfg.Root(Scope{Session: s, Realm: s.Principal.Realm}) }
+	cfg.Root = func() sigma.File { return s.x.cfg.Root(Scope{Session: s, Realm: s.Principal.Realm}) }
 	cfg.Dial = func(ctx context.Context, e sigma.Endpoint) (*os.File, error) {
 		socket, _, err := s.x.cfg.Connect.DialEndpoint(ctx, s.Principal, e)
 		return socket, err

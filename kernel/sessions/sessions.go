@@ -49,7 +49,7 @@ type Config struct {
 	Remote   *remote.Remote
 	Realms   *realms.Realms
 	// Root is the root of a realm as a session has it, before its view.
-	Root func(s Scope) viewfs.Realm
+	Root func(s Scope) sigma.File
 	// Shared is what a session of another machine is shown of a realm.
 	Shared func(s Scope) sigma.File
 }

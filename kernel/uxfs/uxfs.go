@@ -15,6 +15,7 @@ import (
 	"sigmaos.dev/kernel/viewfs"
 
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/trees/treeserver"
 )
 
 // FS is where scratch storage is.
@@ -27,15 +28,17 @@ type FS struct {
 
 // dir is /ux. ~any means this machine's storage: it is as good as any, and nearest.
 type dir struct {
-	computed.Dir
-	x *FS
-	s sessions.Scope
+	sigma.Stub
+	list computed.Dir
+	x    *FS
+	s    sessions.Scope
 }
 
 // Dir is /ux as a session has it.
 func (x *FS) Dir(s sessions.Scope) sigma.File {
 	d := &dir{x: x, s: s}
-	d.Dir = computed.Dir{Path: "/" + sigma.NameUX, Names: d.names, Child: d.child}
+	d.Handler = d
+	d.list = computed.Dir{Path: "/" + sigma.NameUX, Names: d.names, Child: d.child}
 	return d
 }
 
@@ -78,77 +81,52 @@ func (d *dir) far(ctx context.Context, name string) (*farfile.Place, error) {
 	return d.x.Far.At(ctx, d.s.Principal, d.s.Realm, m, sigma.NameUX, name)
 }
 
-// Walk implements sigma.File: one hop, however long the path is.
-func (d *dir) Walk(ctx context.Context, names []string) (sigma.File, []sigma.FileID, error) {
-	if len(names) == 0 {
-		c := *d
-		c.Listed = nil
-		return &c, nil, nil
+// Handle implements sigma.Handler. What has a path is one hop, however long the path is.
+func (d *dir) Handle(ctx context.Context, r sigma.Request) (a sigma.Reply, err error) {
+	switch n := len(r.Names); {
+	case r.Op == sigma.OpOpen:
+		return a, d.open(ctx, r.Flags)
+	case r.Op == sigma.OpWalk && n == 0:
+		a.File = d.x.Dir(d.s)
+		return a, nil
+	case r.Op == sigma.OpGet && n == 0:
+		return a, sigma.PathError("kernel.ux.Get", sigma.KindIsDir, d.list.Path)
+	case r.Op == sigma.OpPut && n < 2:
+		return a, d.list.ReadOnly()
+	case r.Op != sigma.OpWalk && r.Op != sigma.OpGet && r.Op != sigma.OpPut:
+		return treeserver.Do(ctx, &d.list, r)
 	}
-	at, err := d.far(ctx, names[0])
+	at, err := d.far(ctx, r.Names[0])
 	switch {
 	case err != nil:
-		return nil, nil, err
+		return a, err
 	case at != nil:
-		return at.Walk(ctx, names[1:])
+		r.Names = r.Names[1:]
+		return at.Handle(ctx, r)
+	case r.Op == sigma.OpWalk:
+		return treeserver.Do(ctx, &d.list, r)
 	}
-	return d.Dir.Walk(ctx, names)
+	f, err := d.child(ctx, r.Names[0])
+	if err != nil {
+		return a, err
+	}
+	return computed.On(ctx, f, r)
 }
 
-// Open implements sigma.File. No other machine is asked to list who there is.
-func (d *dir) Open(ctx context.Context, f sigma.OpenFlags) error {
+// open lists who there is. No other machine is asked.
+func (d *dir) open(ctx context.Context, f sigma.OpenFlags) error {
 	if f.Writes() {
-		return sigma.PathError("kernel.ux.Open", sigma.KindIsDir, d.Path)
+		return sigma.PathError("kernel.ux.Open", sigma.KindIsDir, d.list.Path)
 	}
 	names, err := d.names(ctx)
 	if err != nil || d.s.Realm == sigma.SystemRealm {
 		return err
 	}
-	d.Listed = make([]sigma.DirEntry, len(names))
+	d.list.Listed = make([]sigma.DirEntry, len(names))
 	slices.Sort(names)
 	for i, n := range names {
-		d.Listed[i] = sigma.DirEntry{Name: n, ID: sigma.FileID{Kind: sigma.KindDir,
+		d.list.Listed[i] = sigma.DirEntry{Name: n, ID: sigma.FileID{Kind: sigma.KindDir,
 			Path: viewfs.PathID(sigma.JoinPath(sigma.NameUX, n))}, Next: uint64(i + 1)}
 	}
 	return nil
-}
-
-// Get implements sigma.Getter.
-func (d *dir) Get(ctx context.Context, names []string, offset uint64, count int) (sigma.GetResult, *sigma.Stopped,
-	error) {
-	if len(names) == 0 {
-		return sigma.GetResult{}, nil, sigma.PathError("kernel.ux.Get", sigma.KindIsDir, d.Path)
-	}
-	at, err := d.far(ctx, names[0])
-	if err != nil {
-		return sigma.GetResult{}, nil, err
-	}
-	if at != nil {
-		return at.Get(ctx, names[1:], offset, count)
-	}
-	f, err := d.child(ctx, names[0])
-	if err != nil {
-		return sigma.GetResult{}, nil, err
-	}
-	return computed.GetOn(ctx, f, names[1:], offset, count)
-}
-
-// Put implements sigma.Putter.
-func (d *dir) Put(ctx context.Context, names []string, data []byte, o sigma.PutOptions) (sigma.FileID, *sigma.Stopped,
-	error) {
-	if len(names) < 2 {
-		return sigma.FileID{}, nil, d.ReadOnly()
-	}
-	at, err := d.far(ctx, names[0])
-	if err != nil {
-		return sigma.FileID{}, nil, err
-	}
-	if at != nil {
-		return at.Put(ctx, names[1:], data, o)
-	}
-	f, err := d.child(ctx, names[0])
-	if err != nil {
-		return sigma.FileID{}, nil, err
-	}
-	return computed.PutOn(ctx, f, names[1:], data, o)
 }

@@ -44,12 +44,6 @@ type entered struct {
 	by     sigma.ProcID // who serves it; "" = the system
 }
 
-// Realm is the root of a realm as a session without a view has it.
-type Realm interface {
-	sigma.File
-	sigma.Leaser
-}
-
 // Config says whose session it is and what it reaches. The functions are safe for concurrent use.
 type Config struct {
 	Who   sigma.Principal
@@ -59,7 +53,7 @@ type Config struct {
 	// proc's.
 	Role string
 	// Root gives the root of the realm. Its calls know of the view.
-	Root func() Realm
+	Root func() sigma.File
 	// Dial connects to an endpoint as the session's principal.
 	Dial func(ctx context.Context, e sigma.Endpoint) (*os.File, error)
 	// Holds reports whether the session was granted the lease.

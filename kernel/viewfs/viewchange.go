@@ -3,7 +3,6 @@ package viewfs
 import (
 	"context"
 	"slices"
-	"time"
 
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/trees/treeserver"
@@ -33,27 +32,28 @@ func (v *Viewer) fenced(ctx context.Context) (context.Context, error) {
 
 // mayChange says whether the name here may be changed: the rights allow it and the name is not one
 // of the view.
-func (f *viewFile) mayChange(op treeserver.Op, name string) error {
+func (f *viewFile) mayChange(op sigma.Op, name string) error {
 	if f.covered(name) {
-		return &sigma.Error{Op: "kernel.view." + string(op), Path: name, Kind: sigma.KindPermission,
+		return &sigma.Error{Op: "kernel.view." + op.String(), Path: name, Kind: sigma.KindPermission,
 			Msg:  "the name is one of the proc's view",
 			Hint: "what a view shows can be changed, where it shows it cannot"}
 	}
 	return f.may(op, name, sigma.RightWrite)
 }
 
-// Create implements sigma.File. Where the name is that of an entry, the file is made where the
-// entry leads.
-func (f *viewFile) Create(ctx context.Context, name string, flags sigma.OpenFlags, perm uint32) (sigma.File, error) {
-	if e := f.entryAt(name); e != nil {
-		dir, last, err := f.v.parentOf(ctx, e, e.Target)
-		if err != nil {
-			return nil, sigma.Wrap("kernel.view.Create", name, err)
-		}
-		defer dir.Close()
-		return dir.Create(ctx, last, flags, perm)
+// makeAt makes what is to have the name of an entry where the entry leads.
+func (f *viewFile) makeAt(ctx context.Context, e *view.Entry, r sigma.Request) (a sigma.Reply, err error) {
+	op, name := "kernel.view."+r.Op.String(), r.Name
+	if r.Op == sigma.OpMkdir {
+		return a, sigma.Wrap(op, name, f.v.mkdirAt(ctx, e, e.Target, r.Perm))
 	}
-	return f.Forward.Create(ctx, name, flags, perm)
+	dir, last, err := f.v.parentOf(ctx, e, e.Target)
+	if err != nil {
+		return a, sigma.Wrap(op, name, err)
+	}
+	defer dir.Close()
+	r.Name = last
+	return dir.Handle(ctx, r)
 }
 
 // entryAt returns the entry whose name this is, if what it leads to may be made. nil: there is
@@ -105,77 +105,30 @@ func orNotFound(err error) error {
 	return err
 }
 
-// Mkdir implements sigma.File. Where the name is that of an entry, the directory is made where the
-// entry leads.
-func (f *viewFile) Mkdir(ctx context.Context, name string, perm uint32) error {
-	if e := f.entryAt(name); e != nil {
-		return sigma.Wrap("kernel.view.Mkdir", name, f.v.mkdirAt(ctx, e, e.Target, perm))
-	}
-	if f.covered(name) {
-		return sigma.PathError("kernel.view.Mkdir", sigma.KindExists, name)
-	}
-	return f.Forward.Mkdir(ctx, name, perm)
-}
-
-// Rename implements sigma.File. Both directories must be open to changes, and be of one server.
-func (f *viewFile) Rename(ctx context.Context, name string, newDir sigma.File, newName string) error {
-	to, ok := newDir.(*viewFile)
-	if !ok {
-		return f.refuse(treeserver.OpRename, newName)
-	}
-	if err := to.mayChange(treeserver.OpRename, newName); err != nil {
-		return err
-	}
-	return f.Forward.Rename(ctx, name, to, newName)
-}
-
-// Get implements sigma.Getter.
-func (f *viewFile) Get(ctx context.Context, names []string, offset uint64, count int) (sigma.GetResult, *sigma.Stopped,
-	error) {
-	s, err := f.locate("Get", names)
+// whole carries out Get and Put.
+func (f *viewFile) whole(ctx context.Context, r sigma.Request) (a sigma.Reply, err error) {
+	names := r.Names
+	s, err := f.locate(r.Op, names)
 	if err != nil {
-		return sigma.GetResult{}, nil, err
+		return a, err
 	}
-	if s.walker == nil {
-		return sigma.GetResult{}, nil, sigma.PathError("kernel.view.Get", sigma.KindIsDir, sigma.JoinPath(names...))
+	if s.walker == nil || s.below && r.Op == sigma.OpPut {
+		return a, sigma.PathError("kernel.view."+r.Op.String(), sigma.KindIsDir, sigma.JoinPath(names...))
 	}
-	if ctx, err = f.v.fenced(ctx); err != nil {
-		return sigma.GetResult{}, nil, err
+	if r.Op == sigma.OpPut {
+		target := &viewFile{v: f.v, entry: s.entry}
+		if err := target.may(r.Op, sigma.JoinPath(names...), sigma.RightWrite); err != nil {
+			return a, err
+		}
+		if err := f.v.mayPublish(r.Put, r.Data); err != nil {
+			return a, err
+		}
 	}
-	g, stop, err := s.walker.get(ctx, offset, count)
-	return g, f.outer(s, stop, names), err
-}
-
-// outer makes a stop of a walk one of the names that were asked for.
-func (f *viewFile) outer(s location, stop *sigma.Stopped, names []string) *sigma.Stopped {
-	if stop != nil {
-		stop.Walked = min(stop.Walked+s.created, len(names))
+	a, err = s.walker.whole(ctx, r)
+	if a.Stop != nil { // of the names that were asked for
+		a.Stop.Walked = min(a.Stop.Walked+s.created, len(names))
 	}
-	return stop
-}
-
-// Put implements sigma.Putter.
-func (f *viewFile) Put(ctx context.Context, names []string, data []byte, o sigma.PutOptions) (id sigma.FileID,
-	stop *sigma.Stopped, err error) {
-	s, err := f.locate("Put", names)
-	if err != nil {
-		return id, nil, err
-	}
-	if s.walker == nil || s.below {
-		return id, nil, sigma.PathError("kernel.view.Put", sigma.KindIsDir, sigma.JoinPath(names...))
-	}
-	target := &viewFile{v: f.v, entry: s.entry}
-	if err := target.may("Put", sigma.JoinPath(names...), sigma.RightWrite); err != nil {
-		return id, nil, err
-	}
-	if err := f.v.mayPublish(o, data); err != nil {
-		return id, nil, err
-	}
-	if ctx, err = f.v.fenced(ctx); err != nil {
-		return id, nil, err
-	}
-	id, stop, err = s.walker.put(ctx, data, o)
-	return id, f.outer(s, stop, names), err
+	return a, err
 }
 
 // mayPublish says whether a proc may make such a file: of an endpoint, one that it may dial, or
@@ -202,33 +155,15 @@ func (v *Viewer) holds(id sigma.LeaseID) bool {
 	return v.cfg.Holds(id)
 }
 
-// Lease implements sigma.Leaser, at the root of a view that lets anything be made.
-func (f *viewFile) Lease(ctx context.Context, ttl time.Duration) (sigma.LeaseID, error) {
-	if f.at == nil || len(f.at) > 0 {
-		return 0, treeserver.Unsupported("lease")
+// lease grants leases at the root of a view that lets anything be made.
+func (f *viewFile) lease(ctx context.Context, r sigma.Request) (a sigma.Reply, err error) {
+	switch {
+	case r.Op != sigma.OpLease && !f.v.holds(r.Lease):
+		return a, sigma.Errorf("kernel.view.Lease", sigma.KindNotFound, "no lease %d of this proc", uint64(r.Lease))
+	case r.Op == sigma.OpLease && (f.at == nil || len(f.at) > 0):
+		return a, treeserver.Unsupported("lease")
+	case r.Op == sigma.OpLease && !f.v.Table().Writes():
+		return a, f.refuse(r.Op, "/")
 	}
-	if !f.v.Table().Writes() {
-		return 0, f.refuse("Lease", "/")
-	}
-	return f.v.cfg.Root().Lease(ctx, ttl)
-}
-
-// Renew implements sigma.Leaser.
-func (f *viewFile) Renew(ctx context.Context, id sigma.LeaseID) error {
-	if !f.v.holds(id) {
-		return noLease(id)
-	}
-	return f.v.cfg.Root().Renew(ctx, id)
-}
-
-// Revoke implements sigma.Leaser.
-func (f *viewFile) Revoke(ctx context.Context, id sigma.LeaseID) error {
-	if !f.v.holds(id) {
-		return noLease(id)
-	}
-	return f.v.cfg.Root().Revoke(ctx, id)
-}
-
-func noLease(id sigma.LeaseID) error {
-	return sigma.Errorf("kernel.view.Lease", sigma.KindNotFound, "no lease %d of this proc", uint64(id))
+	return treeserver.Do(ctx, f.v.cfg.Root(), r)
 }

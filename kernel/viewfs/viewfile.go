@@ -18,25 +18,20 @@ import (
 // entry by which it was reached, or a directory that is there only because entries are below it. It
 // is its own Gate.
 type viewFile struct {
-	treeserver.PassingForward // to a hollow where the directory is made up
-
+	sigma.Stub
+	next    sigma.File // a hollow where the directory is made up
 	v       *Viewer
 	at      []string     // where it is in the view, if entries may be below; else nil: then the handle alone counts
 	entry   *view.Entry  // whose rights hold; nil of a directory that is made up
-	by      sigma.ProcID // who serves File; "" = the system
+	by      sigma.ProcID // who serves next; "" = the system
 	id      sigma.FileID
 	list    []sigma.DirEntry // of a directory with entries below it: those, as of Open
 	created bool             // by Create, for writing
 }
 
-var (
-	_ sigma.Leaser     = (*viewFile)(nil)
-	_ sigma.FilePasser = (*viewFile)(nil)
-)
-
 // handle makes a handle of f that stands before file.
 func handle(file sigma.File, f viewFile) *viewFile {
-	f.PassingForward = treeserver.Passing(file, &f)
+	f.next, f.Handler = file, &f
 	return &f
 }
 
@@ -45,33 +40,131 @@ func (v *Viewer) hollow(at []string, id sigma.FileID) *viewFile {
 	return handle(hollow{at: at, id: id}, viewFile{v: v, at: at, id: id})
 }
 
-// Enter implements treeserver.Gate: the rights of the entry decide, and a fence is what it is in
-// the realm.
-func (f *viewFile) Enter(ctx context.Context, op treeserver.Op, name string) (context.Context, func(error) error,
-	error) {
-	var err error
-	switch op {
-	case treeserver.OpCreate, treeserver.OpMkdir, treeserver.OpSymlink, treeserver.OpRemove, treeserver.OpRename:
-		err = f.mayChange(op, name)
-	case treeserver.OpSetStat, treeserver.OpWriteAt:
-		err = f.may(op, f.path(), sigma.RightWrite)
-	case treeserver.OpCall:
-		err = f.may(op, f.path(), sigma.RightCall)
-	case treeserver.OpPassBulk, treeserver.OpPassFile:
-		if f.v.cfg.Role != "" {
-			err = treeserver.Unsupported("passing it to a guest") // whose credential it would outlive
+// Handle implements sigma.Handler: the rights of the entry decide, and a fence is what it is in the
+// realm.
+func (f *viewFile) Handle(ctx context.Context, r sigma.Request) (a sigma.Reply, err error) {
+	switch {
+	case r.Op == sigma.OpRecall:
+		return a, nil
+	case r.Op.OfHandle():
+		return treeserver.Do(ctx, f.next, r)
+	case r.Op == sigma.OpCall: // no descriptors are passed on
+		session.CloseFiles(r.Files)
+		r.Files = nil
+	case r.Op == sigma.OpCreate, r.Op == sigma.OpMkdir:
+		if e := f.entryAt(r.Name); e != nil {
+			return f.makeAt(ctx, e, r)
 		}
 	}
-	if err == nil {
-		ctx, err = f.v.fenced(ctx)
+	if err = f.admit(&r); err != nil {
+		return a, err
 	}
-	return ctx, treeserver.Admit, err
+	if r.Op == sigma.OpOpen {
+		f.list = f.entries(ctx)
+	}
+	if ctx, err = f.v.fenced(ctx); err != nil {
+		return a, err
+	}
+	switch r.Op {
+	case sigma.OpWalk:
+		a.File, a.IDs, err = f.walk(ctx, r.Names)
+	case sigma.OpGet, sigma.OpPut:
+		a, err = f.whole(ctx, r)
+	case sigma.OpReadDir:
+		a, err = f.readDir(ctx, r)
+	case sigma.OpSpace: // a view does not show how much room the realm has
+	case sigma.OpLease, sigma.OpRenew, sigma.OpRevoke:
+		a, err = f.lease(ctx, r)
+	default:
+		if a, err = treeserver.Do(ctx, f.next, r); err == nil {
+			err = f.show(r.Op, &a)
+		}
+	}
+	return a, err
 }
 
-// Beyond implements treeserver.Gate, of what Create made.
-func (f *viewFile) Beyond(file sigma.File) sigma.File {
-	id := sigma.FileID{Kind: sigma.KindFile}
-	return handle(file, viewFile{v: f.v, entry: f.entry, by: f.by, id: id, created: true})
+// admit says whether the view lets a request pass.
+func (f *viewFile) admit(r *sigma.Request) error {
+	switch r.Op {
+	case sigma.OpMkdir:
+		if f.covered(r.Name) {
+			return sigma.PathError("kernel.view.Mkdir", sigma.KindExists, r.Name)
+		}
+		return f.may(r.Op, r.Name, sigma.RightWrite)
+	case sigma.OpCreate, sigma.OpSymlink, sigma.OpRemove:
+		return f.mayChange(r.Op, r.Name)
+	case sigma.OpRename: // its directories are of the same view, but not always of the same server
+		to, ok := r.Dir.(*viewFile)
+		if !ok {
+			return f.refuse(r.Op, r.Text)
+		}
+		if err := to.mayChange(r.Op, r.Text); err != nil {
+			return err
+		}
+		r.Dir = to.next
+		return f.mayChange(r.Op, r.Name)
+	case sigma.OpSetStat, sigma.OpWriteAt, sigma.OpWriteAtIf:
+		return f.may(r.Op, f.path(), sigma.RightWrite)
+	case sigma.OpOpen:
+		if r.Flags.Writes() {
+			return f.may(r.Op, f.path(), sigma.RightWrite)
+		}
+	case sigma.OpCall:
+		return f.may(r.Op, f.path(), sigma.RightCall)
+	case sigma.OpPassBulk, sigma.OpPassFile:
+		if f.v.cfg.Role != "" {
+			return treeserver.Unsupported("passing it to a guest") // whose credential it would outlive
+		}
+	case sigma.OpFind:
+		return treeserver.Unsupported("find")
+	}
+	return nil
+}
+
+// show makes of a reply what the view shows of it.
+func (f *viewFile) show(op sigma.Op, a *sigma.Reply) error {
+	switch op {
+	case sigma.OpCreate:
+		a.File = handle(a.File, viewFile{v: f.v, entry: f.entry, by: f.by, id: sigma.FileID{Kind: sigma.KindFile},
+			created: true})
+	case sigma.OpStat:
+		if f.entry != nil && f.entry.Rights&sigma.RightWrite == 0 {
+			a.Stat.Perm &^= 0o222
+		}
+	case sigma.OpReadLink:
+		if f.id.Kind == sigma.KindEndpoint {
+			(&walker{v: f.v, by: f.by}).tell(a.Text)
+		}
+	case sigma.OpCall:
+		if f.v.cfg.Role != "" { // what a proc answers with would outlive a guest's credential
+			session.CloseFiles(a.Files)
+			a.Files = nil
+		}
+	case sigma.OpPassFile:
+		if !f.passable(a.Files[0]) {
+			session.CloseFiles(a.Files)
+			a.Files = nil
+			return f.refuse(op, f.path())
+		}
+	}
+	return nil
+}
+
+// passable says whether a descriptor may be passed: it was opened for reading only, unless the proc
+// made the file. A server of a tenant's might say so and pass another.
+func (f *viewFile) passable(file *os.File) bool {
+	raw, err := file.SyscallConn()
+	if err != nil {
+		return false
+	}
+	mode, st := 0, unix.Stat_t{}
+	raw.Control(func(fd uintptr) {
+		if mode, err = unix.FcntlInt(fd, unix.F_GETFL, 0); err == nil {
+			err = unix.Fstat(int(fd), &st)
+		}
+	})
+	return err == nil && (mode&unix.O_ACCMODE == unix.O_RDONLY || f.created) && mode&unix.O_PATH == 0 &&
+		st.Mode&unix.S_IFMT == unix.S_IFREG
 }
 
 // hollow is a directory that is there only because entries are below it. It does not change.
@@ -125,9 +218,9 @@ func (f *viewFile) path() string {
 	return ""
 }
 
-func (f *viewFile) refuse(op treeserver.Op, name string) error {
+func (f *viewFile) refuse(op sigma.Op, name string) error {
 	if role := f.v.cfg.Role; role != "" {
-		return &sigma.Error{Op: "kernel.view." + string(op), Path: name, Kind: sigma.KindPermission,
+		return &sigma.Error{Op: "kernel.view." + op.String(), Path: name, Kind: sigma.KindPermission,
 			Msg:  "the credential's role " + role + " does not allow it",
 			Hint: "a developer may change names and files; ask an owner of the realm"}
 	}
@@ -135,12 +228,12 @@ func (f *viewFile) refuse(op treeserver.Op, name string) error {
 	if f.entry != nil {
 		msg = "the proc's view gives " + f.entry.Rights.String() + " at " + sigma.JoinPath(f.entry.Path...)
 	}
-	return &sigma.Error{Op: "kernel.view." + string(op), Path: name, Kind: sigma.KindPermission, Msg: msg,
+	return &sigma.Error{Op: "kernel.view." + op.String(), Path: name, Kind: sigma.KindPermission, Msg: msg,
 		Hint: "sigma caps PID shows what a proc may reach"}
 }
 
 // may says whether the rights here include r.
-func (f *viewFile) may(op treeserver.Op, name string, r sigma.Rights) error {
+func (f *viewFile) may(op sigma.Op, name string, r sigma.Rights) error {
 	if f.entry != nil && f.entry.Rights&r == r {
 		return nil
 	}
@@ -158,10 +251,10 @@ type location struct {
 }
 
 // locate finds what decides about names.
-func (f *viewFile) locate(op string, names []string) (location, error) {
+func (f *viewFile) locate(op sigma.Op, names []string) (location, error) {
 	v := f.v
 	if f.at == nil {
-		return location{entry: f.entry, walker: &walker{v: v, f: f.File, by: f.by, names: names}}, nil
+		return location{entry: f.entry, walker: &walker{v: v, f: f.next, by: f.by, names: names}}, nil
 	}
 	at := append(slices.Clip(f.at), names...) // not nil, also at the root
 	e, rest, found := v.Table().Lookup(at)
@@ -180,14 +273,14 @@ func (f *viewFile) locate(op string, names []string) (location, error) {
 	}
 	switch {
 	case found && e.Rights != sigma.RightsNone && e == f.entry:
-		s.walker = &walker{v: v, f: f.File, by: f.by, names: names}
+		s.walker = &walker{v: v, f: f.next, by: f.by, names: names}
 	case found && e.Rights != sigma.RightsNone:
 		s.walker = &walker{v: v, f: v.cfg.Root(), names: slices.Concat(e.Target, rest), real: len(e.Target)}
 		s.created = max(0, len(names)-len(rest))
 	case below, len(at) == 0:
 		s.entry, s.created = nil, len(names)
 	default:
-		return s, sigma.PathError("kernel.view."+op, sigma.KindNotFound, sigma.JoinPath(at...))
+		return s, sigma.PathError("kernel.view."+op.String(), sigma.KindNotFound, sigma.JoinPath(at...))
 	}
 	return s, nil
 }
@@ -213,18 +306,14 @@ func madeID(at []string) sigma.FileID {
 	return sigma.FileID{Kind: sigma.KindDir, Path: PathID("view:" + sigma.JoinPath(at...))}
 }
 
-// Walk implements sigma.File. Trees behind endpoints are gone through.
-func (f *viewFile) Walk(ctx context.Context, names []string) (sigma.File, []sigma.FileID, error) {
-	s, err := f.locate("Walk", names)
+// walk is File.Walk. Trees behind endpoints are gone through.
+func (f *viewFile) walk(ctx context.Context, names []string) (sigma.File, []sigma.FileID, error) {
+	s, err := f.locate(sigma.OpWalk, names)
 	if err != nil {
 		return f.partly(names, err)
 	}
 	if s.walker == nil {
 		return f.v.hollow(s.at, madeID(s.at)), f.madeIDs(names), nil
-	}
-	ctx, err = f.v.fenced(ctx)
-	if err != nil {
-		return nil, nil, err
 	}
 	file, err := s.walker.walk(ctx)
 	if s.below && !s.walker.atDir(file, err) {
@@ -269,36 +358,22 @@ func (f *viewFile) partly(names []string, err error) (sigma.File, []sigma.FileID
 	return nil, nil, err
 }
 
-// Stat implements sigma.File.
-func (f *viewFile) Stat(ctx context.Context) (sigma.Stat, error) {
-	st, err := f.Forward.Stat(ctx)
-	if f.entry != nil && f.entry.Rights&sigma.RightWrite == 0 {
-		st.Perm &^= 0o222
+// entries lists what the view has in the directory, which is opened.
+func (f *viewFile) entries(ctx context.Context) (list []sigma.DirEntry) {
+	if f.at == nil || f.id.Kind != sigma.KindDir {
+		return nil
 	}
-	return st, err
-}
-
-// Open implements sigma.File.
-func (f *viewFile) Open(ctx context.Context, flags sigma.OpenFlags) error {
-	if flags.Writes() {
-		if err := f.may("Open", f.path(), sigma.RightWrite); err != nil {
-			return err
-		}
-	}
-	f.list = nil
-	if f.at != nil && f.id.Kind == sigma.KindDir {
-		for _, n := range f.shown() {
-			id := madeID(slices.Concat(f.at, []string{n}))
-			if file, ids, err := f.Walk(ctx, []string{n}); err == nil && len(ids) == 1 {
-				id = ids[0]
-				if file != nil {
-					file.Close()
-				}
+	for _, n := range f.shown() {
+		id := madeID(slices.Concat(f.at, []string{n}))
+		if file, ids, err := f.Walk(ctx, []string{n}); err == nil && len(ids) == 1 {
+			id = ids[0]
+			if file != nil {
+				file.Close()
 			}
-			f.list = append(f.list, sigma.DirEntry{Name: n, ID: id, Next: uint64(len(f.list) + 1)})
 		}
+		list = append(list, sigma.DirEntry{Name: n, ID: id, Next: uint64(len(list) + 1)})
 	}
-	return f.Forward.Open(ctx, flags)
+	return list
 }
 
 // shown are the names of entries here, and at the root those of the system, without those that
@@ -331,76 +406,27 @@ func (f *viewFile) covered(name string) bool {
 // own.
 const viewCookies = 1 << 62
 
-// ReadDir implements sigma.File.
-func (f *viewFile) ReadDir(ctx context.Context, cookie uint64, n int) ([]sigma.DirEntry, uint64, bool, error) {
-	ctx, _, err := f.Enter(ctx, treeserver.OpReadDir, "")
-	if err != nil {
-		return nil, cookie, false, err
-	}
+// readDir lists what the view has here, as of Open, and then what is there.
+func (f *viewFile) readDir(ctx context.Context, r sigma.Request) (a sigma.Reply, err error) {
 	if f.at == nil {
-		return f.File.ReadDir(ctx, cookie, n)
+		return treeserver.Do(ctx, f.next, r)
 	}
+	cookie := r.Offset
 	if own := uint64(len(f.list)); cookie < own {
-		to := min(cookie+uint64(max(n, 1)), own)
-		return slices.Clone(f.list[cookie:to]), to, to < own || f.entry != nil, nil
+		to := min(cookie+uint64(max(r.Count, 1)), own)
+		return sigma.Reply{Entries: slices.Clone(f.list[cookie:to]), Next: to, More: to < own || f.entry != nil}, nil
 	}
 	if cookie&viewCookies == 0 {
 		cookie = viewCookies // the view's part is done
 	}
-	es, next, more, err := f.File.ReadDir(ctx, cookie&^viewCookies, n)
-	es = slices.DeleteFunc(es, func(e sigma.DirEntry) bool { return f.covered(e.Name) })
-	for i := range es {
-		if es[i].Next != 0 {
-			es[i].Next = es[i].Next | viewCookies
+	r.Offset = cookie &^ viewCookies
+	a, err = treeserver.Do(ctx, f.next, r)
+	a.Entries = slices.DeleteFunc(a.Entries, func(e sigma.DirEntry) bool { return f.covered(e.Name) })
+	for i := range a.Entries {
+		if a.Entries[i].Next != 0 {
+			a.Entries[i].Next |= viewCookies
 		}
 	}
-	return es, next | viewCookies, more, err
-}
-
-// ReadLink implements sigma.File. Reading an endpoint allows to dial it.
-func (f *viewFile) ReadLink(ctx context.Context) (string, error) {
-	text, err := f.Forward.ReadLink(ctx)
-	if err == nil && f.id.Kind == sigma.KindEndpoint {
-		(&walker{v: f.v, by: f.by}).tell(text)
-	}
-	return text, err
-}
-
-// Call implements sigma.Caller. It passes no descriptors on.
-func (f *viewFile) Call(ctx context.Context, method string, payload []byte, files []*os.File) ([]byte, []*os.File,
-	error) {
-	session.CloseFiles(files)
-	reply, back, err := f.Forward.Call(ctx, method, payload, nil)
-	if f.v.cfg.Role != "" { // what a proc answers with would outlive a guest's credential
-		session.CloseFiles(back)
-		back = nil
-	}
-	return reply, back, err
-}
-
-// Space implements sigma.Spacious: a view does not show how much room the realm has.
-func (f *viewFile) Space(context.Context) (room sigma.Space, err error) { return room, nil }
-
-// PassFile implements sigma.FilePasser. What is passed was opened for reading only, unless the proc
-// made the file; a server of a tenant's might say so and pass another.
-func (f *viewFile) PassFile(ctx context.Context) (*os.File, error) {
-	file, err := f.PassingForward.PassFile(ctx)
-	if err != nil {
-		return nil, err
-	}
-	raw, err := file.SyscallConn()
-	mode, st := unix.O_RDWR, unix.Stat_t{}
-	if err == nil {
-		raw.Control(func(fd uintptr) {
-			if mode, err = unix.FcntlInt(fd, unix.F_GETFL, 0); err == nil {
-				err = unix.Fstat(int(fd), &st)
-			}
-		})
-	}
-	if err != nil || mode&unix.O_ACCMODE != unix.O_RDONLY && !f.created || mode&unix.O_PATH != 0 ||
-		st.Mode&unix.S_IFMT != unix.S_IFREG {
-		file.Close()
-		return nil, f.refuse("PassFile", f.path())
-	}
-	return file, nil
+	a.Next |= viewCookies
+	return a, err
 }

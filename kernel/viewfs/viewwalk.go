@@ -187,21 +187,12 @@ func notThere(ids []sigma.FileID, names []string) error {
 	return sigma.PathError("kernel.view", sigma.KindNotFound, sigma.JoinPath(names...))
 }
 
-// get and put are ways of one round trip, if no endpoint is on them.
-func (w *walker) get(ctx context.Context, offset uint64, count int) (g sigma.GetResult, stop *sigma.Stopped,
-	err error) {
-	stop, err = w.run(ctx, func(f sigma.File, names []string) (s *sigma.Stopped, err error) {
-		g, s, err = treeserver.Get(ctx, f, names, offset, count)
-		return s, err
+// whole carries out Get and Put of what the names lead to.
+func (w *walker) whole(ctx context.Context, r sigma.Request) (a sigma.Reply, err error) {
+	a.Stop, err = w.run(ctx, func(f sigma.File, names []string) (_ *sigma.Stopped, err error) {
+		r.Names = names
+		a, err = treeserver.Do(ctx, f, r)
+		return a.Stop, err
 	})
-	return g, stop, err
-}
-
-func (w *walker) put(ctx context.Context, data []byte, o sigma.PutOptions) (id sigma.FileID, stop *sigma.Stopped,
-	err error) {
-	stop, err = w.run(ctx, func(f sigma.File, names []string) (s *sigma.Stopped, err error) {
-		id, s, err = treeserver.Put(ctx, f, names, data, o)
-		return s, err
-	})
-	return id, stop, err
+	return a, err
 }

@@ -158,9 +158,9 @@ func (f *file) writePipeLocked(ctx context.Context, op string, data []byte) (int
 	}
 }
 
-// FileKind tells who uses the tree without a session which of its files are pipes.
-func (f *file) FileKind() sigma.FileKind {
+// FileID implements sigma.Identified.
+func (f *file) FileID() sigma.FileID {
 	f.t.mu.Lock()
 	defer f.t.mu.Unlock()
-	return f.n.kind
+	return f.n.fileID()
 }

@@ -7,38 +7,39 @@ import (
 	"sigmaos.dev/trees/treeserver"
 )
 
-// guarded is a file whose requests carry a fence, unless their context has one. Its Gate is the
-// fencedDir.
-type guarded struct{ treeserver.PassingForward }
-
-// Enter implements treeserver.Gate.
-func (d *fencedDir) Enter(ctx context.Context, _ treeserver.Op, _ string) (context.Context, func(error) error, error) {
-	if sigma.FenceOf(ctx).Name == "" {
-		ctx = sigma.WithFence(ctx, d.fence)
-	}
-	return ctx, treeserver.Admit, nil
+// guarded is a file whose requests carry the fence of a directory, unless their context has one.
+type guarded struct {
+	sigma.Stub
+	by   *fencedDir
+	next sigma.File
 }
 
-// Beyond implements treeserver.Gate.
-func (d *fencedDir) Beyond(f sigma.File) sigma.File { return &guarded{treeserver.Passing(f, d)} }
+// guard gives file the directory's fence.
+func (d *fencedDir) guard(file sigma.File) sigma.File {
+	g := &guarded{by: d, next: file}
+	g.Handler = g
+	return g
+}
 
-// by is the directory under which the requests are fenced.
-func (g *guarded) by() *fencedDir { return g.Gate.(*fencedDir) }
-
-// RenameTarget gives what stands behind the guard, for a rename into it (session.remote).
-func (g *guarded) RenameTarget(ctx context.Context, name string) (sigma.File, error) {
-	if u, ok := g.File.(interface {
-		RenameTarget(ctx context.Context, name string) (sigma.File, error)
-	}); ok {
-		return u.RenameTarget(ctx, name)
+// Handle implements sigma.Handler.
+func (g *guarded) Handle(ctx context.Context, r sigma.Request) (sigma.Reply, error) {
+	if !r.Op.OfHandle() && sigma.FenceOf(ctx).Name == "" {
+		ctx = sigma.WithFence(ctx, g.by.fence)
 	}
-	return g.File, nil
+	if r.Dir != nil {
+		r.Dir = bare(r.Dir)
+	}
+	a, err := treeserver.Do(ctx, g.next, r)
+	if a.File != nil {
+		a.File = g.by.guard(a.File)
+	}
+	return a, err
 }
 
 // bare is a file without the guard that it may have.
 func bare(f sigma.File) sigma.File {
 	if g, ok := f.(*guarded); ok {
-		return g.File
+		return g.next
 	}
 	return f
 }

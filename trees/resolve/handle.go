@@ -25,7 +25,7 @@ type handle struct {
 // newHandle makes a handle of an open file.
 func newHandle(ctx context.Context, file sigma.File, path string, writes bool) *handle {
 	h := &handle{ctx: context.WithoutCancel(ctx), file: file, path: path, writes: writes}
-	if k, ok := file.(interface{ FileKind() sigma.FileKind }); ok && k.FileKind() == sigma.KindPipe {
+	if f, ok := file.(sigma.Identified); ok && f.FileID().Kind == sigma.KindPipe {
 		h.ctx, h.stop = context.WithCancel(h.ctx)
 	}
 	return h

@@ -386,11 +386,11 @@ func (t *Tree) rename(ctx context.Context, n *change, oldPath, newPath string) e
 			Msg: "a rename cannot go to another server", Hint: "copy the file, then remove it"}
 	}
 	if g, ok := to.(*guarded); ok { // a request carries one fence
-		if old, ok := from.(*guarded); ok && old.by().fence != g.by().fence {
+		if old, ok := from.(*guarded); ok && old.by.fence != g.by.fence {
 			return &sigma.Error{Op: "resolve.Rename", Path: oldPath, Kind: sigma.KindUnsupported,
 				Msg: "a rename cannot go from under one fence to under another"}
 		}
-		from = g.by().Beyond(bare(from))
+		from = g.by.guard(bare(from))
 	}
 	return withPathOrNil(n.do(ctx, c.mount == "", func(ctx context.Context) error {
 		return from.Rename(ctx, oldName, to, newName)

@@ -579,5 +579,5 @@ func (t *Tree) guard(ctx context.Context, file sigma.File, path []string) sigma.
 	if by == nil {
 		return file
 	}
-	return by.Beyond(bare(file))
+	return by.guard(bare(file))
 }

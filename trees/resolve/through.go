@@ -5,6 +5,8 @@ import (
 	"slices"
 
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/trees/treeserver"
+	"sigmaos.dev/wire/session"
 )
 
 // Through is what is at a path and below as a tree of files that knows no endpoints: behind one
@@ -33,28 +35,73 @@ func (t Through) Attach(ctx context.Context, _ sigma.Principal, _ string) (sigma
 	if err != nil {
 		return nil, err
 	}
-	return &passing{File: f, t: &t, path: names}, nil
+	return t.handle(f, names, ""), nil
 }
 
-// passing is a handle of such a file. What it does not have of its own, such as passing a
-// descriptor, is asked of File.
+// handle makes a handle of such a file.
+func (t *Through) handle(file sigma.File, path []string, server string) *passing {
+	f := &passing{next: file, t: t, path: path, server: server}
+	f.Handler = f
+	return f
+}
+
+// passing is a handle of such a file. What is to reach its server only, such as passing a
+// descriptor, is asked of Unwrap.
 type passing struct {
-	sigma.File
+	sigma.Stub
+	next   sigma.File
 	t      *Through
 	path   []string // by which it was walked to
 	server string   // the path of the last endpoint on the way; "" = the root's server
 }
 
 // Unwrap gives the handle that the server of the file gave.
-func (f *passing) Unwrap() sigma.File { return f.File }
+func (f *passing) Unwrap() sigma.File { return f.next }
 
 // Server says which server's the file is: two files with one FileID.Path of one server are the
 // same.
 func (f *passing) Server() string { return f.server }
 
-// Walk implements sigma.File.
-func (f *passing) Walk(ctx context.Context, names []string) (sigma.File, []sigma.FileID, error) {
-	got, ids, err := f.File.Walk(ctx, names)
+// Handle implements sigma.Handler. Get and Put of a path go through endpoints, as walks do.
+func (f *passing) Handle(ctx context.Context, r sigma.Request) (a sigma.Reply, err error) {
+	switch r.Op {
+	case sigma.OpWalk:
+		a.File, a.IDs, err = f.walk(ctx, r.Names)
+		return a, err
+	case sigma.OpGet, sigma.OpPut:
+		if len(r.Names) > 0 {
+			return treeserver.Plainly(ctx, f, r)
+		}
+	case sigma.OpRename:
+		if to, ok := r.Dir.(*passing); ok {
+			r.Dir = bare(to.next)
+		}
+	case sigma.OpPublish:
+		if len(f.path) == 0 || !slices.Contains(f.t.Objects, f.path[0]) {
+			return a, nil
+		}
+		r.Op = sigma.OpSync
+	case sigma.OpRecall, sigma.OpRemembers, sigma.OpStreams:
+		return a, nil
+	case sigma.OpReadAtIf, sigma.OpWriteAtIf, sigma.OpWatch, sigma.OpCall, sigma.OpPassFile, sigma.OpPassBulk,
+		sigma.OpLease, sigma.OpRenew, sigma.OpRevoke, sigma.OpFind:
+		session.CloseFiles(r.Files)
+		return a, treeserver.Unsupported(r.Op.String())
+	}
+	a, err = treeserver.Do(ctx, f.next, r)
+	if a.File != nil {
+		a.File = f.t.handle(a.File, append(slices.Clip(f.path), r.Name), f.server)
+	}
+	for i := range a.Entries { // what is behind an endpoint looks like a directory
+		if e := &a.Entries[i]; e.ID.Kind == sigma.KindEndpoint && f.leadsOn(ctx, e.Name) {
+			e.ID.Kind = sigma.KindDir
+		}
+	}
+	return a, err
+}
+
+func (f *passing) walk(ctx context.Context, names []string) (sigma.File, []sigma.FileID, error) {
+	got, ids, err := f.next.Walk(ctx, names)
 	n := len(ids)
 	met := err == nil && n > 0 && ids[n-1].Kind == sigma.KindEndpoint
 	choice := (err == nil && got == nil || sigma.KindOf(err) == sigma.KindNotFound) && !met && n < len(names) &&
@@ -66,14 +113,14 @@ func (f *passing) Walk(ctx context.Context, names []string) (sigma.File, []sigma
 	case !met && got == nil:
 		return nil, ids, err
 	case !met:
-		return &passing{File: got, t: f.t, path: slices.Concat(f.path, names), server: f.server}, ids, nil
+		return f.t.handle(got, slices.Concat(f.path, names), f.server), ids, nil
 	}
 	at := slices.Concat(f.path, names[:n])
 	next, herr := f.t.Tree.Handle(ctx, sigma.JoinPath(at...))
 	if herr != nil {
 		if met && got != nil &&
 			sigma.KindOf(herr) == sigma.KindUnsupported { // nothing is served there that one could walk to
-			return &passing{File: got, t: f.t, path: at, server: f.server}, ids, nil
+			return f.t.handle(got, at, f.server), ids, nil
 		}
 		if got != nil {
 			got.Close()
@@ -83,7 +130,7 @@ func (f *passing) Walk(ctx context.Context, names []string) (sigma.File, []sigma
 	if got != nil {
 		got.Close()
 	}
-	to := &passing{File: next, t: f.t, path: at, server: sigma.JoinPath(at...)}
+	to := f.t.handle(next, at, sigma.JoinPath(at...))
 	if choice {
 		to.server = f.server
 	}
@@ -104,37 +151,9 @@ func (f *passing) Walk(ctx context.Context, names []string) (sigma.File, []sigma
 	return last, append(ids, rest...), err
 }
 
-// Create implements sigma.File.
-func (f *passing) Create(ctx context.Context, name string, flags sigma.OpenFlags, perm uint32) (sigma.File, error) {
-	created, err := f.File.Create(ctx, name, flags, perm)
-	if err != nil {
-		return nil, err
-	}
-	return &passing{File: created, t: f.t, path: append(slices.Clip(f.path), name), server: f.server}, nil
-}
-
-// Rename implements sigma.File.
-func (f *passing) Rename(ctx context.Context, name string, newDir sigma.File, newName string) error {
-	if to, ok := newDir.(*passing); ok {
-		newDir = to.File
-	}
-	return f.File.Rename(ctx, name, newDir, newName)
-}
-
-// ReadDir implements sigma.File: what is behind an endpoint looks like a directory.
-func (f *passing) ReadDir(ctx context.Context, cookie uint64, most int) ([]sigma.DirEntry, uint64, bool, error) {
-	es, next, more, err := f.File.ReadDir(ctx, cookie, most)
-	for i := range es {
-		if es[i].ID.Kind == sigma.KindEndpoint && f.leadsOn(ctx, es[i].Name) {
-			es[i].ID.Kind = sigma.KindDir
-		}
-	}
-	return es, next, more, err
-}
-
 // leadsOn says whether an endpoint is one of a tree, whose server need not be there.
 func (f *passing) leadsOn(ctx context.Context, name string) bool {
-	link, _, err := f.File.Walk(ctx, []string{name})
+	link, _, err := f.next.Walk(ctx, []string{name})
 	if err != nil || link == nil {
 		return false
 	}
@@ -145,28 +164,4 @@ func (f *passing) leadsOn(ctx context.Context, name string) bool {
 	}
 	e, err := sigma.ParseEndpoint(text)
 	return err == nil && e.Form == sigma.FormTree
-}
-
-// FileID implements sigma.Identified, where the server's handle does.
-func (f *passing) FileID() sigma.FileID {
-	if i, ok := f.File.(sigma.Identified); ok {
-		return i.FileID()
-	}
-	return sigma.FileID{}
-}
-
-// Space implements sigma.Spacious.
-func (f *passing) Space(ctx context.Context) (sigma.Space, error) {
-	if s, ok := f.File.(sigma.Spacious); ok {
-		return s.Space(ctx)
-	}
-	return sigma.Space{}, nil
-}
-
-// Publish implements sigma.Publisher.
-func (f *passing) Publish(ctx context.Context) error {
-	if len(f.path) > 0 && slices.Contains(f.t.Objects, f.path[0]) {
-		return f.File.Sync(ctx)
-	}
-	return nil
 }

@@ -30,22 +30,21 @@ func (s *server) passBulk(ctx context.Context, f *fid) (sigmap.Message, []*os.Fi
 		return nil, nil, sigma.Errorf(op, sigma.KindUnsupported,
 			"what is written under a fence, or to the end, goes by messages")
 	}
-	if p, ok := f.file.(sigma.BulkPasser); ok && s.cfg.BulkTicket == nil {
-		file, err := p.PassBulk(ctx)
-		if sigma.KindOf(err) != sigma.KindUnsupported || err == nil {
-			return &sigmap.Rbulk{}, []*os.File{file}, err
+	if s.cfg.BulkTicket == nil {
+		a, err := f.do(ctx, sigma.Request{Op: sigma.OpPassBulk})
+		if err == nil && len(a.Files) == 1 || err != nil && sigma.KindOf(err) != sigma.KindUnsupported {
+			return &sigmap.Rbulk{}, a.Files, err
 		}
 	}
-	p, ok := f.file.(sigma.FilePasser)
-	if !ok {
+	if !f.ask(sigma.Request{Op: sigma.OpStreams}).Yes {
 		return nil, nil, Unsupported("a stream")
 	}
 	if !f.mode.Writes() { // else others may see the file, or there is a limit to descriptors for writing
-		file, err := p.PassFile(ctx)
+		a, err := f.do(ctx, sigma.Request{Op: sigma.OpPassFile})
 		if err != nil {
 			return nil, nil, err
 		}
-		file.Close()
+		session.CloseFiles(a.Files)
 	}
 	serve := s.stream(f)
 	if s.cfg.BulkTicket != nil {

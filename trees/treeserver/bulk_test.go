@@ -236,32 +236,30 @@ func TestBulkTicket(t *testing.T) {
 	if _, err := streamOf(t, f); sigma.KindOf(err) != sigma.KindUnsupported {
 		t.Errorf("PassBulk: %v", err)
 	}
-	name, err := f.(interface {
-		BulkTicket(ctx context.Context) ([]byte, error)
-	}).BulkTicket(t.Context())
-	if err != nil || string(name) != "ticket" {
-		t.Fatalf("%q, %v", name, err)
+	a, err := treeserver.Do(t.Context(), f, sigma.Request{Op: sigma.OpPassBulk})
+	if err != nil || string(a.Data) != "ticket" {
+		t.Fatalf("%q, %v", a.Data, err)
 	}
 	serve := <-created
-	a, b := net.Pipe()
+	near, b := net.Pipe()
 	over := make(chan struct{})
 	go func() {
 		defer close(over)
 		serve(b)
 	}()
-	c := filestream.New(a)
+	c := filestream.New(near)
 	if n, err := c.WriteAt([]byte("hello"), 0, false); n != 5 || err != nil {
 		t.Error(n, err)
 	}
 	c.Close()
 	<-over
 	f.Close()
-	a, b = net.Pipe() // a ticket that is shown too late
-	for {             // the clunk is not waited for
+	near, b = net.Pipe() // a ticket that is shown too late
+	for {                // the clunk is not waited for
 		go serve(b)
-		if _, err := filestream.New(a).ReadAt(make([]byte, 1), 0); errors.Is(err, filestream.ErrBroken) {
+		if _, err := filestream.New(near).ReadAt(make([]byte, 1), 0); errors.Is(err, filestream.ErrBroken) {
 			break
 		}
-		a, b = net.Pipe()
+		near, b = net.Pipe()
 	}
 }

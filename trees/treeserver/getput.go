@@ -66,6 +66,22 @@ func Get(ctx context.Context, f sigma.File, names []string, offset uint64, count
 	if g, ok := f.(sigma.Getter); ok {
 		return g.Get(ctx, names, offset, count)
 	}
+	return plainGet(ctx, f, names, offset, count)
+}
+
+// Plainly carries out Get or Put by plain calls of f, whatever f has of its own. It is for a
+// handler whose walks lead to other servers.
+func Plainly(ctx context.Context, f sigma.File, r sigma.Request) (a sigma.Reply, err error) {
+	if r.Op == sigma.OpPut {
+		a.ID, a.Stop, err = plainPut(ctx, f, r.Names, r.Data, r.Put)
+		return a, err
+	}
+	g, stop, err := plainGet(ctx, f, r.Names, r.Offset, r.Count)
+	return sigma.Reply{Data: g.Data, ID: g.ID, Size: g.Size, Stop: stop}, err
+}
+
+func plainGet(ctx context.Context, f sigma.File, names []string, offset uint64, count int) (sigma.GetResult,
+	*sigma.Stopped, error) {
 	file, stop, err := WalkTo(ctx, f, names, true)
 	if err != nil || stop != nil {
 		return sigma.GetResult{}, stop, err
@@ -113,6 +129,11 @@ func Put(ctx context.Context, f sigma.File, names []string, data []byte, o sigma
 	if p, ok := f.(sigma.Putter); ok {
 		return p.Put(ctx, names, data, o)
 	}
+	return plainPut(ctx, f, names, data, o)
+}
+
+func plainPut(ctx context.Context, f sigma.File, names []string, data []byte, o sigma.PutOptions) (sigma.FileID,
+	*sigma.Stopped, error) {
 	if len(names) == 0 {
 		return sigma.FileID{}, nil, Unsupported("put")
 	}

@@ -72,14 +72,25 @@ func (s *server) do(ctx context.Context, m sigmap.Message, files []*os.File) (si
 	return r, nil, err
 }
 
+// do has the fid's file carry out a request.
+func (f *fid) do(ctx context.Context, r sigma.Request) (sigma.Reply, error) {
+	return Do(ctx, f.file, r)
+}
+
+// ask asks what concerns only the handle.
+func (f *fid) ask(r sigma.Request) sigma.Reply {
+	a, _ := f.do(context.Background(), r)
+	return a
+}
+
 // call runs a method. The files are the tree's as soon as it is called.
 func (s *server) call(ctx context.Context, m *sigmap.Tcall, files []*os.File) (sigmap.Message, []*os.File, error) {
 	f, err := s.get(m.Fid)
 	if err == nil {
 		defer s.put(f)
-		if c, ok := f.file.(sigma.Caller); ok && !s.plain {
-			reply, back, err := c.Call(ctx, m.Method, m.Payload, files)
-			return &sigmap.Rcall{Payload: reply}, back, err
+		if !s.plain {
+			a, err := f.do(ctx, sigma.Request{Op: sigma.OpCall, Name: m.Method, Data: m.Payload, Files: files})
+			return &sigmap.Rcall{Payload: a.Data}, a.Files, err
 		}
 		err = Unsupported("call")
 	}
@@ -155,7 +166,7 @@ func (s *server) remembers(m sigmap.Message) error {
 		return err
 	}
 	defer s.put(f)
-	if r, ok := f.file.(sigma.Rememberer); !ok || !r.Remembers() {
+	if !f.ask(sigma.Request{Op: sigma.OpRemembers}).Yes {
 		return NotRemembered()
 	}
 	return nil
@@ -199,19 +210,19 @@ func (s *server) open(ctx context.Context, f *fid, m *sigmap.Tlopen) (sigmap.Mes
 	if f.open {
 		return nil, sigma.Errorf("treeserver.Serve", sigma.KindInvalid, "fid %d is open already", m.Fid)
 	}
-	st, err := f.file.Stat(ctx)
+	a, err := f.do(ctx, sigma.Request{Op: sigma.OpStat})
 	if err != nil {
 		return nil, err
 	}
-	flags := flagsOf(m.Flags)
+	st, flags := a.Stat, flagsOf(m.Flags)
 	if st.ID.Kind == sigma.KindEndpoint &&
 		!flags.Writes() { // a plain client takes it for a file and may see where it leads
-		text, err := f.file.ReadLink(ctx)
+		a, err := f.do(ctx, sigma.Request{Op: sigma.OpReadLink})
 		if err != nil {
 			return nil, err
 		}
-		f.text = []byte(text)
-	} else if err := f.file.Open(ctx, flags); err != nil {
+		f.text = []byte(a.Text)
+	} else if _, err := f.do(ctx, sigma.Request{Op: sigma.OpOpen, Flags: flags}); err != nil {
 		return nil, err
 	}
 	f.open, f.mode, f.dir, f.fence = true, flags, st.ID.Kind == sigma.KindDir, sigma.FenceOf(ctx)
@@ -230,23 +241,20 @@ func (s *server) create(ctx context.Context, f *fid, m *sigmap.Tlcreate) (sigmap
 		return nil, sigma.Errorf("treeserver.Serve", sigma.KindInvalid, "fid %d is open already", m.Fid)
 	}
 	flags := flagsOf(m.Flags)
-	file, err := f.file.Create(ctx, m.Name, flags, m.Mode&0o777)
+	a, err := f.do(ctx, sigma.Request{Op: sigma.OpCreate, Name: m.Name, Flags: flags, Perm: m.Mode & 0o777})
 	if err != nil {
 		return nil, err
 	}
+	created := &fid{file: a.File, uses: 1, open: true, mode: flags, fence: sigma.FenceOf(ctx)}
 	// The file is made: nothing that fails from here on may be answered as if it were not. Our own
 	// clients do not look at the id.
-	id := sigma.FileID{Kind: sigma.KindFile}
-	if known, ok := file.(sigma.Identified); ok {
-		id = known.FileID()
-	}
+	id := created.ask(sigma.Request{Op: sigma.OpIdentify}).ID
 	if s.plain {
-		if st, err := file.Stat(ctx); err == nil {
-			id = st.ID
+		if a, err := created.do(ctx, sigma.Request{Op: sigma.OpStat}); err == nil {
+			id = a.Stat.ID
 		}
 	}
-	err = s.replace(m.Fid, f, &fid{file: file, uses: 1, open: true, mode: flags, fence: sigma.FenceOf(ctx)})
-	return &sigmap.Rlcreate{ID: id, IOUnit: s.dataMax}, err
+	return &sigmap.Rlcreate{ID: id, IOUnit: s.dataMax}, s.replace(m.Fid, f, created)
 }
 
 func (s *server) rename(ctx context.Context, m *sigmap.Trenameat) (sigmap.Message, []*os.File, error) {
@@ -265,22 +273,19 @@ func (s *server) rename(ctx context.Context, m *sigmap.Trenameat) (sigmap.Messag
 		return nil, nil, err
 	}
 	defer s.put(to)
-	return &sigmap.Rrenameat{}, nil, from.file.Rename(ctx, m.OldName, to.file, m.NewName)
+	_, err = from.do(ctx, sigma.Request{Op: sigma.OpRename, Name: m.OldName, Dir: to.file, Text: m.NewName})
+	return &sigmap.Rrenameat{}, nil, err
 }
 
 func pass(ctx context.Context, f *fid) (sigmap.Message, []*os.File, error) {
-	p, ok := f.file.(sigma.FilePasser)
-	if !ok {
+	switch {
+	case !f.ask(sigma.Request{Op: sigma.OpStreams}).Yes:
 		return nil, nil, Unsupported("passing a file descriptor")
-	}
-	if !f.open {
+	case !f.open:
 		return nil, nil, sigma.Errorf("treeserver.Serve", sigma.KindInvalid, "the file is not open")
 	}
-	file, err := p.PassFile(ctx)
-	if err != nil {
-		return nil, nil, err
-	}
-	return &sigmap.Rpass{}, []*os.File{file}, nil
+	a, err := f.do(ctx, sigma.Request{Op: sigma.OpPassFile})
+	return &sigmap.Rpass{}, a.Files, err
 }
 
 var errNotPlain = sigma.Errorf("treeserver.Serve", sigma.KindUnsupported, "not a message of 9P2000.L")
@@ -293,7 +298,8 @@ func (s *server) plainly(ctx context.Context, f *fid, m sigmap.Message) (sigmap.
 	case *sigmap.Tgetattr:
 		return f.getattr(ctx)
 	case *sigmap.Tsetattr:
-		return &sigmap.Rsetattr{}, f.file.SetStat(ctx, changeOf(m))
+		_, err := f.do(ctx, sigma.Request{Op: sigma.OpSetStat, Change: changeOf(m)})
+		return &sigmap.Rsetattr{}, err
 	case *sigmap.Treaddir:
 		return s.readdir(ctx, f, m)
 	case *sigmap.Tread:
@@ -306,59 +312,60 @@ func (s *server) plainly(ctx context.Context, f *fid, m sigmap.Message) (sigmap.
 		}
 		return s.readAt(ctx, f, m.Offset, min(m.Count, s.dataMax, sigmap.DataMax))
 	case *sigmap.Twrite:
-		if err := f.check(true); err != nil {
-			return nil, err
-		}
-		if err := checkOffset(m.Offset, m.Data); err != nil {
-			return nil, err
-		}
-		n, err := f.file.WriteAt(ctx, m.Data, m.Offset)
-		return &sigmap.Rwrite{Count: uint32(n)}, err
+		a, err := f.write(ctx, sigma.Request{Op: sigma.OpWriteAt, Data: m.Data, Offset: m.Offset})
+		return &sigmap.Rwrite{Count: uint32(a.N)}, err
 	case *sigmap.Tsymlink:
-		if err := sigma.CheckName(m.Name); err != nil {
-			return nil, err
-		}
-		if err := f.file.Symlink(ctx, m.Name, m.Target); err != nil {
+		if err := f.entry(ctx, sigma.Request{Op: sigma.OpSymlink, Name: m.Name, Text: m.Target}); err != nil {
 			return nil, err
 		}
 		return &sigmap.Rsymlink{ID: s.idOf(ctx, f, m.Name, sigma.KindSymlink)}, nil
 	case *sigmap.Treadlink:
-		t, err := f.file.ReadLink(ctx)
-		return &sigmap.Rreadlink{Target: t}, err
+		a, err := f.do(ctx, sigma.Request{Op: sigma.OpReadLink})
+		return &sigmap.Rreadlink{Target: a.Text}, err
 	case *sigmap.Tmkdir:
-		if err := sigma.CheckName(m.Name); err != nil {
-			return nil, err
-		}
-		if err := f.file.Mkdir(ctx, m.Name, m.Mode&0o777); err != nil {
+		if err := f.entry(ctx, sigma.Request{Op: sigma.OpMkdir, Name: m.Name, Perm: m.Mode & 0o777}); err != nil {
 			return nil, err
 		}
 		return &sigmap.Rmkdir{ID: s.idOf(ctx, f, m.Name, sigma.KindDir)}, nil
 	case *sigmap.Tunlinkat:
-		if err := sigma.CheckName(m.Name); err != nil {
-			return nil, err
-		}
-		return &sigmap.Runlinkat{}, f.file.Remove(ctx, m.Name)
+		return &sigmap.Runlinkat{}, f.entry(ctx, sigma.Request{Op: sigma.OpRemove, Name: m.Name})
 	case *sigmap.Tfsync:
-		return &sigmap.Rfsync{}, f.file.Sync(ctx)
+		_, err := f.do(ctx, sigma.Request{Op: sigma.OpSync})
+		return &sigmap.Rfsync{}, err
 	case *sigmap.Tstatfs:
-		return statfs(ctx, f.file)
+		return f.statfs(ctx)
 	}
 	return nil, errNotPlain
 }
 
 // statfs tells how much room there is; zeros if the server does not know.
-func statfs(ctx context.Context, f sigma.File) (sigmap.Message, error) {
-	var room sigma.Space
-	if s, ok := f.(sigma.Spacious); ok {
-		var err error
-		if room, err = s.Space(ctx); err != nil {
-			return nil, err
-		}
-	}
+func (f *fid) statfs(ctx context.Context) (sigmap.Message, error) {
+	a, err := f.do(ctx, sigma.Request{Op: sigma.OpSpace})
+	room := a.Space
 	return &sigmap.Rstatfs{FSType: sigmap.FSType, BlockSize: sigmap.FSBlock,
 		Blocks: uint64(room.Total) / sigmap.FSBlock, BlocksFree: uint64(room.Free) / sigmap.FSBlock,
 		BlocksAvail: uint64(room.Free) / sigmap.FSBlock,
-		Files:       room.Files, FilesFree: room.Room, NameLen: sigma.NameMax}, nil
+		Files:       room.Files, FilesFree: room.Room, NameLen: sigma.NameMax}, err
+}
+
+// write has the fid's bytes changed.
+func (f *fid) write(ctx context.Context, r sigma.Request) (a sigma.Reply, err error) {
+	if err := f.check(true); err != nil {
+		return a, err
+	}
+	if r.Offset > 1<<62 || r.Offset+uint64(len(r.Data)) > 1<<62 {
+		return a, sigma.Errorf("treeserver.Serve", sigma.KindTooBig, "write at offset %d", r.Offset)
+	}
+	return f.do(ctx, r)
+}
+
+// entry changes the entry of a directory.
+func (f *fid) entry(ctx context.Context, r sigma.Request) error {
+	err := sigma.CheckName(r.Name)
+	if err == nil {
+		_, err = f.do(ctx, r)
+	}
+	return err
 }
 
 // idOf is the id of a name that was made just now. Our own clients do not look at it, so only plain
@@ -389,18 +396,14 @@ func (f *fid) check(write bool) error {
 }
 
 func (s *server) walk(ctx context.Context, f *fid, m *sigmap.Twalk) (sigmap.Message, error) {
-	if len(m.Names) > sigmap.WalkMax {
-		return nil, sigma.Errorf("treeserver.Serve", sigma.KindTooBig, "more than %d names in one walk", sigmap.WalkMax)
+	if err := checkNames(m.Names); err != nil {
+		return nil, err
 	}
-	for _, n := range m.Names {
-		if err := sigma.CheckName(n); err != nil {
-			return nil, err
-		}
-	}
-	file, ids, err := f.file.Walk(ctx, m.Names)
+	a, err := f.do(ctx, sigma.Request{Op: sigma.OpWalk, Names: m.Names})
 	if err != nil {
 		return nil, err
 	}
+	file, ids := a.File, a.IDs
 	if file != nil && m.NewFid == m.Fid {
 		err = s.replace(m.Fid, f, &fid{file: file, uses: 1, of: f.of})
 	} else if file != nil {
@@ -412,10 +415,11 @@ func (s *server) walk(ctx context.Context, f *fid, m *sigmap.Twalk) (sigmap.Mess
 }
 
 func (f *fid) getattr(ctx context.Context) (sigmap.Message, error) {
-	st, err := f.file.Stat(ctx)
+	a, err := f.do(ctx, sigma.Request{Op: sigma.OpStat})
 	if err != nil {
 		return nil, err
 	}
+	st := a.Stat
 	r := &sigmap.Rgetattr{Valid: sigmap.GetattrBasic | sigmap.GetattrVersion, ID: st.ID, Mode: modeOf(st), NLink: 1,
 		Size: st.Size, BlockSize: 4096, Blocks: st.Blocks(),
 		DataVersion: uint64(st.ID.Version)}
@@ -466,8 +470,7 @@ func (s *server) recall(m sigmap.Message) (reply sigmap.Message) {
 		return nil
 	}
 	defer s.put(f)
-	by, ok := f.file.(sigma.Recaller)
-	if !ok || !f.mu.TryRLock() {
+	if !f.mu.TryRLock() {
 		return nil
 	}
 	defer f.mu.RUnlock()
@@ -476,16 +479,15 @@ func (s *server) recall(m sigmap.Message) (reply sigmap.Message) {
 			reply = nil
 		}
 	}()
-	r, stop, known, err := by.Recall(get.Names, get.Offset, int(min(get.Count, sigmap.DataMax)))
+	a, err := f.do(context.Background(), sigma.Request{Op: sigma.OpRecall, Names: get.Names, Offset: get.Offset,
+		Count: int(min(get.Count, sigmap.DataMax))})
 	switch {
-	case !known:
+	case !a.Yes:
 		return nil
 	case err != nil:
 		return sigmap.Fail(err, false)
-	case stop != nil:
-		return rstop(stop)
 	}
-	return &sigmap.Rget{ID: r.ID, Size: r.Size, Data: r.Data}
+	return rget(a)
 }
 
 // isPrompt says that m is a call that is answered without waiting: it is handled by the reader of
@@ -510,66 +512,78 @@ func (s *server) extended(ctx context.Context, f *fid, m sigmap.Message) (sigmap
 	case *sigmap.Tlist:
 		return f.list(ctx, m)
 	case *sigmap.Tdescribe:
-		st, err := f.file.Stat(ctx)
-		return &sigmap.Rdescribe{Stat: st}, err
+		a, err := f.do(ctx, sigma.Request{Op: sigma.OpStat})
+		return &sigmap.Rdescribe{Stat: a.Stat}, err
 	case *sigmap.Tget:
 		if err := checkNames(m.Names); err != nil {
 			return nil, err
 		}
-		r, stop, err := Get(ctx, f.file, m.Names, m.Offset, int(min(m.Count, sigmap.DataMax)))
-		if err != nil || stop != nil {
-			return rstop(stop), err
+		a, err := f.do(ctx, sigma.Request{Op: sigma.OpGet, Names: m.Names, Offset: m.Offset,
+			Count: int(min(m.Count, sigmap.DataMax))})
+		if err != nil {
+			return nil, err
 		}
-		return &sigmap.Rget{ID: r.ID, Size: r.Size, Data: r.Data}, nil
+		return rget(a), nil
 	case *sigmap.Tput:
 		if err := checkNames(m.Names); err != nil {
 			return nil, err
 		}
-		id, stop, err := Put(ctx, f.file, m.Names, m.Data, m.Options)
-		if err != nil || stop != nil {
-			return rstop(stop), err
+		a, err := f.do(ctx, sigma.Request{Op: sigma.OpPut, Names: m.Names, Data: m.Data, Put: m.Options})
+		if err != nil || a.Stop != nil {
+			return rstop(a.Stop), err
 		}
-		return &sigmap.Rput{ID: id}, nil
+		return &sigmap.Rput{ID: a.ID}, nil
 	case *sigmap.Treadif:
-		return s.readIf(ctx, f, m)
+		if err := f.check(false); err != nil {
+			return nil, err
+		}
+		if f.text != nil {
+			return nil, Unsupported("reading a version")
+		}
+		buf := make([]byte, min(m.Count, s.dataMax, sigmap.DataMax))
+		a, err := f.do(ctx, sigma.Request{Op: sigma.OpReadAtIf, Data: buf, Offset: m.Offset, Version: m.Version})
+		return &sigmap.Rreadif{Data: buf[:a.N]}, err
 	case *sigmap.Twriteif:
-		return writeIf(ctx, f, m)
+		a, err := f.write(ctx, sigma.Request{Op: sigma.OpWriteAtIf, Data: m.Data, Offset: m.Offset, Version: m.Version})
+		return &sigmap.Rwriteif{Count: uint32(a.N), Version: a.Version}, err
 	case *sigmap.Twatch:
-		w, ok := f.file.(sigma.Watcher)
-		if !ok {
-			return nil, Unsupported("watch")
-		}
-		v, err := w.Watch(ctx, m.Since)
-		return &sigmap.Rwatch{Version: v}, err
+		a, err := f.do(ctx, sigma.Request{Op: sigma.OpWatch, Version: m.Since})
+		return &sigmap.Rwatch{Version: a.Version}, err
 	case *sigmap.Tfind:
-		d, ok := f.file.(sigma.Finder)
-		if !ok {
-			return nil, Unsupported("find")
-		}
-		file, err := d.Find(ctx, m.Path)
+		a, err := f.do(ctx, sigma.Request{Op: sigma.OpFind, Offset: m.Path})
 		if err != nil {
 			return nil, err
 		}
-		return &sigmap.Rfind{}, s.add(m.NewFid, file, f.of)
+		return &sigmap.Rfind{}, s.add(m.NewFid, a.File, f.of)
 	case *sigmap.Tlease:
-		l, ok := f.file.(sigma.Leaser)
-		if !ok {
-			return nil, Unsupported("lease")
-		}
-		var err error
-		switch {
-		case m.TTL < 0 || m.ID == 0 && m.TTL == 0:
-			return nil, sigma.Errorf("treeserver.Serve", sigma.KindInvalid, "a lease of %v", m.TTL)
-		case m.ID == 0:
-			m.ID, err = l.Lease(ctx, m.TTL)
-		case m.TTL == 0:
-			err = l.Revoke(ctx, m.ID)
-		default:
-			err = l.Renew(ctx, m.ID)
-		}
-		return &sigmap.Rlease{ID: m.ID}, err
+		return f.lease(ctx, m)
 	}
 	return nil, sigma.Errorf("treeserver.Serve", sigma.KindUnsupported, "%s is not served", m.Type())
+}
+
+func (f *fid) lease(ctx context.Context, m *sigmap.Tlease) (sigmap.Message, error) {
+	r := sigma.Request{Op: sigma.OpRenew, Lease: m.ID, TTL: m.TTL}
+	switch {
+	case m.TTL < 0 || m.ID == 0 && m.TTL == 0:
+		return nil, sigma.Errorf("treeserver.Serve", sigma.KindInvalid, "a lease of %v", m.TTL)
+	case m.ID == 0:
+		r.Op = sigma.OpLease
+	case m.TTL == 0:
+		r.Op = sigma.OpRevoke
+	}
+	a, err := f.do(ctx, r)
+	if m.ID != 0 {
+		a.Lease = m.ID
+	}
+	return &sigmap.Rlease{ID: a.Lease}, err
+}
+
+// rget answers a Tget that did not fail.
+func rget(a sigma.Reply) sigmap.Message {
+	if a.Stop != nil {
+		return rstop(a.Stop)
+	}
+	return &sigmap.Rget{ID: a.ID, Size: a.Size, Data: a.Data}
 }
 
 func rstop(s *sigma.Stopped) sigmap.Message {
@@ -589,4 +603,153 @@ func checkNames(names []string) error {
 		}
 	}
 	return nil
+}
+
+// Do has f carry out a request: by its Handle, or by the method that the request stands for. It is
+// the one place where requests become methods. Get and Put that f does not have are made of plain
+// calls; a question about the handle that f has no answer to is answered with zeros, as is
+// OpSpace; OpPublish does nothing then, and other requests are KindUnsupported.
+func Do(ctx context.Context, f sigma.File, r sigma.Request) (a sigma.Reply, err error) {
+	if h, ok := f.(sigma.Handler); ok {
+		return h.Handle(ctx, r)
+	}
+	switch r.Op {
+	case sigma.OpClose:
+		f.Close()
+	case sigma.OpWalk:
+		a.File, a.IDs, err = f.Walk(ctx, r.Names)
+	case sigma.OpStat:
+		a.Stat, err = f.Stat(ctx)
+	case sigma.OpSetStat:
+		err = f.SetStat(ctx, r.Change)
+	case sigma.OpOpen:
+		err = f.Open(ctx, r.Flags)
+	case sigma.OpCreate:
+		a.File, err = f.Create(ctx, r.Name, r.Flags, r.Perm)
+	case sigma.OpReadAt:
+		a.N, err = f.ReadAt(ctx, r.Data, r.Offset)
+	case sigma.OpWriteAt:
+		a.N, err = f.WriteAt(ctx, r.Data, r.Offset)
+	case sigma.OpReadDir:
+		a.Entries, a.Next, a.More, err = f.ReadDir(ctx, r.Offset, r.Count)
+	case sigma.OpMkdir:
+		err = f.Mkdir(ctx, r.Name, r.Perm)
+	case sigma.OpSymlink:
+		err = f.Symlink(ctx, r.Name, r.Text)
+	case sigma.OpReadLink:
+		a.Text, err = f.ReadLink(ctx)
+	case sigma.OpRemove:
+		err = f.Remove(ctx, r.Name)
+	case sigma.OpRename:
+		err = f.Rename(ctx, r.Name, r.Dir, r.Text)
+	case sigma.OpSync:
+		err = f.Sync(ctx)
+	case sigma.OpGet:
+		var g sigma.GetResult
+		g, a.Stop, err = Get(ctx, f, r.Names, r.Offset, r.Count)
+		a.Data, a.ID, a.Size = g.Data, g.ID, g.Size
+	case sigma.OpPut:
+		a.ID, a.Stop, err = Put(ctx, f, r.Names, r.Data, r.Put)
+	default:
+		return companion(ctx, f, r)
+	}
+	return a, err
+}
+
+// companion has f carry out a request that a plain file does not know.
+func companion(ctx context.Context, f sigma.File, r sigma.Request) (a sigma.Reply, err error) {
+	switch r.Op {
+	case sigma.OpReadAtIf:
+		if x, ok := f.(sigma.Conditional); ok {
+			a.N, err = x.ReadAtIf(ctx, r.Data, r.Offset, r.Version)
+			return a, err
+		}
+	case sigma.OpWriteAtIf:
+		if x, ok := f.(sigma.Conditional); ok {
+			a.N, a.Version, err = x.WriteAtIf(ctx, r.Data, r.Offset, r.Version)
+			return a, err
+		}
+	case sigma.OpWatch:
+		if x, ok := f.(sigma.Watcher); ok {
+			a.Version, err = x.Watch(ctx, r.Version)
+			return a, err
+		}
+	case sigma.OpCall:
+		if x, ok := f.(sigma.Caller); ok {
+			a.Data, a.Files, err = x.Call(ctx, r.Name, r.Data, r.Files)
+			return a, err
+		}
+		session.CloseFiles(r.Files)
+	case sigma.OpPassFile:
+		if x, ok := f.(sigma.FilePasser); ok {
+			return descriptor(x.PassFile(ctx))
+		}
+	case sigma.OpPassBulk:
+		if x, ok := f.(sigma.BulkPasser); ok {
+			return descriptor(x.PassBulk(ctx))
+		}
+	case sigma.OpPublish:
+		if x, ok := f.(sigma.Publisher); ok {
+			err = x.Publish(ctx)
+		}
+		return a, err
+	case sigma.OpSpace:
+		if x, ok := f.(sigma.Spacious); ok {
+			a.Space, err = x.Space(ctx)
+		}
+		return a, err
+	case sigma.OpFind:
+		if x, ok := f.(sigma.Finder); ok {
+			a.File, err = x.Find(ctx, r.Offset)
+			return a, err
+		}
+	case sigma.OpLease, sigma.OpRenew, sigma.OpRevoke:
+		if x, ok := f.(sigma.Leaser); ok {
+			return lease(ctx, x, r)
+		}
+	default:
+		return ofHandle(f, r)
+	}
+	return a, Unsupported(r.Op.String())
+}
+
+// ofHandle answers a question about the handle f.
+func ofHandle(f sigma.File, r sigma.Request) (a sigma.Reply, err error) {
+	switch r.Op {
+	case sigma.OpIdentify:
+		if x, ok := f.(sigma.Identified); ok {
+			a.ID = x.FileID()
+		}
+	case sigma.OpRemembers:
+		x, ok := f.(sigma.Rememberer)
+		a.Yes = ok && x.Remembers()
+	case sigma.OpRecall:
+		if x, ok := f.(sigma.Recaller); ok {
+			var g sigma.GetResult
+			g, a.Stop, a.Yes, err = x.Recall(r.Names, r.Offset, r.Count)
+			a.Data, a.ID, a.Size = g.Data, g.ID, g.Size
+		}
+	case sigma.OpStreams:
+		_, a.Yes = f.(sigma.FilePasser)
+	}
+	return a, err
+}
+
+func descriptor(file *os.File, err error) (a sigma.Reply, _ error) {
+	if err == nil {
+		a.Files = []*os.File{file}
+	}
+	return a, err
+}
+
+func lease(ctx context.Context, x sigma.Leaser, r sigma.Request) (a sigma.Reply, err error) {
+	switch r.Op {
+	case sigma.OpLease:
+		a.Lease, err = x.Lease(ctx, r.TTL)
+	case sigma.OpRenew:
+		err = x.Renew(ctx, r.Lease)
+	default:
+		err = x.Revoke(ctx, r.Lease)
+	}
+	return a, err
 }

@@ -24,7 +24,8 @@ func (f *fid) entries(ctx context.Context, cookie uint64, want func() int, add f
 		if one {
 			batch = 1
 		}
-		es, after, again, err := f.file.ReadDir(ctx, cookie, batch)
+		a, err := f.do(ctx, sigma.Request{Op: sigma.OpReadDir, Offset: cookie, Count: batch})
+		es, after := a.Entries, a.Next
 		one = err == nil && len(es) > 0 && es[0].Next == 0
 		switch {
 		case err != nil && some: // told when the client comes again
@@ -48,7 +49,7 @@ func (f *fid) entries(ctx context.Context, cookie uint64, want func() int, add f
 			}
 			cookie, some = e.Next, true
 		}
-		if cookie = after; !again {
+		if cookie = after; !a.More {
 			return cookie, false, nil
 		}
 	}

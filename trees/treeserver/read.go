@@ -4,6 +4,7 @@ import (
 	"context"
 	"sync"
 
+	"sigmaos.dev/sigma"
 	"sigmaos.dev/wire/sigmap"
 )
 
@@ -29,11 +30,12 @@ type readReply struct {
 func (s *server) readAt(ctx context.Context, f *fid, offset uint64, count uint32) (sigmap.Message, error) {
 	if count < largeRead {
 		buf := make([]byte, count)
-		n, err := f.file.ReadAt(ctx, buf, offset)
-		return &sigmap.Rread{Data: buf[:n]}, err
+		a, err := f.do(ctx, sigma.Request{Op: sigma.OpReadAt, Data: buf, Offset: offset})
+		return &sigmap.Rread{Data: buf[:a.N]}, err
 	}
 	room := readBuffers.Get().(*[sigmap.DataMax]byte)
-	n, err := f.file.ReadAt(ctx, room[:count], offset)
+	a, err := f.do(ctx, sigma.Request{Op: sigma.OpReadAt, Data: room[:count], Offset: offset})
+	n := a.N
 	if n >= largeRead {
 		return &readReply{&sigmap.Rread{Data: room[:n]}, room}, err
 	}

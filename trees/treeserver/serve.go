@@ -727,8 +727,7 @@ func (s *server) clunk(ctx context.Context, n uint32, publish bool) error {
 	defer s.put(f)
 	f.mu.RLock()
 	defer f.mu.RUnlock()
-	p, ok := f.file.(sigma.Publisher)
-	if !ok || !publish || !f.open || !f.mode.Writes() {
+	if !publish || !f.open || !f.mode.Writes() {
 		return nil
 	}
 	if f.fence.Name != "" {
@@ -739,7 +738,8 @@ func (s *server) clunk(ctx context.Context, n uint32, publish bool) error {
 		return err
 	}
 	defer leave(nil)
-	return p.Publish(ctx)
+	_, err = f.do(ctx, sigma.Request{Op: sigma.OpPublish})
+	return err
 }
 
 // fenced carries out one request, unless its leader has been deposed.

@@ -184,7 +184,7 @@ func (c *Client) Done() <-chan struct{} { return c.done }
 
 // Attach returns the root of the server's tree (name chooses among several, "" is the default).
 func (c *Client) Attach(ctx context.Context, name string) (sigma.File, error) {
-	r := &remote{c: c, fid: c.newFid(), epoch: c.Epoch()}
+	r := newRemote(c, c.newFid(), c.Epoch(), sigma.FileID{})
 	if c.lasts() {
 		r.epoch = anyEpoch
 	}

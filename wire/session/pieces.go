@@ -47,9 +47,9 @@ func pieces(n, size int, do func(from, to int) (got int, stop bool, err error)) 
 	return got, errs
 }
 
-// ReadAt implements sigma.File. What exceeds a message is asked for in many at once, so that it
+// readAt reads as File.ReadAt does. What exceeds a message is asked for in many at once, so that it
 // comes as fast as the connection carries it, whatever a round trip takes.
-func (r *remote) ReadAt(ctx context.Context, p []byte, offset uint64) (int, error) {
+func (r *remote) readAt(ctx context.Context, p []byte, offset uint64) (int, error) {
 	if r.id.Kind == sigma.KindPipe {
 		return r.readOnce(ctx, p[:min(len(p), sigma.PipeAtomic)], 0)
 	}
@@ -92,10 +92,10 @@ func (r *remote) readOnce(ctx context.Context, p []byte, offset uint64) (int, er
 	return copy(p, m.Data), nil
 }
 
-// WriteAt implements sigma.File. Like ReadAt it has many messages under way, unless they have to
-// come in order because each goes to the end. With an error, bytes behind the ones that are counted
-// may have been written too.
-func (r *remote) WriteAt(ctx context.Context, p []byte, offset uint64) (int, error) {
+// writeAt writes as File.WriteAt does. Like readAt it has many messages under way, unless they have
+// to come in order because each goes to the end. With an error, bytes behind the ones that are
+// counted may have been written too.
+func (r *remote) writeAt(ctx context.Context, p []byte, offset uint64) (int, error) {
 	size := r.writeMax(ctx)
 	switch {
 	case len(p) > size && sigma.OnceOf(ctx).Client != 0:

@@ -5,14 +5,14 @@ import (
 	"os"
 	"sync/atomic"
 	"syscall"
-	"time"
 
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/wire/sigmap"
 )
 
-// remote is a handle of a file at the server.
+// remote is a handle of a file at the server. Its requests become messages.
 type remote struct {
+	sigma.Stub
 	c   *Client
 	fid uint32
 	// epoch is the session's when the handle was made.
@@ -27,22 +27,186 @@ type remote struct {
 	appends, writes atomic.Bool
 }
 
-var (
-	_ sigma.File       = (*remote)(nil)
-	_ sigma.Getter     = (*remote)(nil)
-	_ sigma.Putter     = (*remote)(nil)
-	_ sigma.Watcher    = (*remote)(nil)
-	_ sigma.Leaser     = (*remote)(nil)
-	_ sigma.Finder     = (*remote)(nil)
-	_ sigma.Identified = (*remote)(nil)
-	_ sigma.Rememberer = (*remote)(nil)
-	_ sigma.Caller     = (*remote)(nil)
-	_ sigma.FilePasser = (*remote)(nil)
-	_ sigma.BulkPasser = (*remote)(nil)
-	_ sigma.Publisher  = (*remote)(nil)
+// newRemote makes the handle of a fid.
+func newRemote(c *Client, fid, epoch uint32, id sigma.FileID) *remote {
+	r := &remote{c: c, fid: fid, epoch: epoch, id: id}
+	r.Handler = r
+	return r
+}
 
-	_ sigma.Conditional = (*remote)(nil)
-)
+// Handle implements sigma.Handler. Most requests are one message; the others are methods.
+func (r *remote) Handle(ctx context.Context, q sigma.Request) (a sigma.Reply, err error) {
+	switch q.Op {
+	case sigma.OpClose:
+		r.close()
+	case sigma.OpIdentify:
+		a.ID = r.id
+	case sigma.OpRemembers, sigma.OpStreams: // the server is asked, or says that it does not
+		a.Yes = true
+	case sigma.OpRecall:
+	case sigma.OpWalk:
+		a.File, a.IDs, err = r.walk(ctx, q.Names)
+	case sigma.OpCreate:
+		a.File, err = r.create(ctx, q)
+	case sigma.OpReadAt:
+		a.N, err = r.readAt(ctx, q.Data, q.Offset)
+	case sigma.OpWriteAt:
+		a.N, err = r.writeAt(ctx, q.Data, q.Offset)
+	case sigma.OpOpen:
+		_, err = ask[*sigmap.Rlopen](ctx, r, &sigmap.Tlopen{Fid: r.fid, Flags: LinuxFlags(q.Flags)})
+		r.appends.Store(q.Flags&sigma.OpenAppend != 0)
+		r.writes.Store(err == nil && q.Flags.Writes())
+	case sigma.OpRename:
+		err = r.rename(ctx, q)
+	case sigma.OpPublish:
+		err = r.publish(ctx)
+	case sigma.OpFind:
+		a.File, err = r.find(ctx, q.Offset)
+	default:
+		var m, got sigmap.Message
+		if m, err = r.message(ctx, q); err == nil {
+			if got, a.Files, err = r.call(ctx, m, q.Files); err == nil {
+				err = answer(q, got, &a)
+			}
+		}
+		if q.Op != sigma.OpCall && q.Op != sigma.OpPassFile && q.Op != sigma.OpPassBulk || err != nil {
+			CloseFiles(a.Files)
+			a.Files = nil
+		}
+	}
+	return a, err
+}
+
+// message is the one by which a request is made.
+func (r *remote) message(ctx context.Context, q sigma.Request) (sigmap.Message, error) {
+	switch q.Op {
+	case sigma.OpStat:
+		return &sigmap.Tdescribe{Fid: r.fid}, nil
+	case sigma.OpSetStat:
+		return setattr(r.fid, q.Change), nil
+	case sigma.OpReadDir:
+		if q.Count <= 0 {
+			return nil, sigma.Errorf("session.ReadDir", sigma.KindInvalid, "a listing of %d entries was asked for",
+				q.Count)
+		}
+		return &sigmap.Tlist{Fid: r.fid, Cookie: q.Offset, Max: uint32(min(q.Count, sigmap.DataMax))}, nil
+	case sigma.OpMkdir:
+		return &sigmap.Tmkdir{Fid: r.fid, Name: q.Name, Mode: q.Perm}, nil
+	case sigma.OpSymlink:
+		return &sigmap.Tsymlink{Fid: r.fid, Name: q.Name, Target: q.Text}, nil
+	case sigma.OpReadLink:
+		return &sigmap.Treadlink{Fid: r.fid}, nil
+	case sigma.OpRemove:
+		return &sigmap.Tunlinkat{Dir: r.fid, Name: q.Name}, nil
+	case sigma.OpSpace:
+		return &sigmap.Tstatfs{Fid: r.fid}, nil
+	case sigma.OpSync:
+		return &sigmap.Tfsync{Fid: r.fid}, nil
+	case sigma.OpGet:
+		if q.Count < 0 {
+			return nil, sigma.Errorf("session.Get", sigma.KindInvalid, "%d bytes were asked for", q.Count)
+		}
+		return &sigmap.Tget{Fid: r.fid, Names: q.Names, Offset: q.Offset,
+			Count: uint32(min(q.Count, sigmap.DataMax))}, nil
+	case sigma.OpPut:
+		return &sigmap.Tput{Fid: r.fid, Names: q.Names, Options: q.Put, Data: q.Data}, fits(q, sigmap.DataMax)
+	case sigma.OpReadAtIf: // at most one message's worth, so that it is of one version
+		return &sigmap.Treadif{Fid: r.fid, Offset: q.Offset, Count: uint32(min(len(q.Data), sigmap.DataMax)),
+			Version: q.Version}, nil
+	case sigma.OpWriteAtIf:
+		return &sigmap.Twriteif{Fid: r.fid, Offset: q.Offset, Version: q.Version, Data: q.Data},
+			fits(q, sigmap.WriteMax(ctx))
+	case sigma.OpWatch:
+		return &sigmap.Twatch{Fid: r.fid, Since: q.Version}, nil
+	case sigma.OpLease:
+		return &sigmap.Tlease{Fid: r.fid, TTL: q.TTL}, nil
+	case sigma.OpRenew:
+		return &sigmap.Tlease{Fid: r.fid, ID: q.Lease, TTL: 1}, nil
+	case sigma.OpRevoke:
+		return &sigmap.Tlease{Fid: r.fid, ID: q.Lease}, nil
+	case sigma.OpCall:
+		return &sigmap.Tcall{Fid: r.fid, Method: q.Name, Payload: q.Data}, nil
+	case sigma.OpPassFile:
+		return &sigmap.Tpass{Fid: r.fid}, nil
+	case sigma.OpPassBulk:
+		return &sigmap.Tbulk{Fid: r.fid}, nil
+	}
+	return nil, sigma.Errorf("session.File", sigma.KindUnsupported, "there is no message for %v", q.Op)
+}
+
+// fits says whether the data of a request, which is not cut, goes with one message.
+func fits(q sigma.Request, most int) error {
+	if len(q.Data) > most {
+		return sigma.Errorf("session."+q.Op.String(), sigma.KindTooBig, "%d bytes do not fit one message", len(q.Data))
+	}
+	return nil
+}
+
+// answer takes what the server answered to a message.
+func answer(q sigma.Request, got sigmap.Message, a *sigma.Reply) error {
+	wrong := false
+	switch m := got.(type) {
+	case *sigmap.Rdescribe:
+		a.Stat, wrong = m.Stat, q.Op != sigma.OpStat
+	case *sigmap.Rlist:
+		a.Entries, a.Next, a.More = m.Entries, m.Next, m.More
+		wrong = q.Op != sigma.OpReadDir || len(m.Entries) > q.Count ||
+			m.More && len(m.Entries) == 0 && m.Next == q.Offset
+		for _, e := range m.Entries { // a name such as .. would mislead whoever makes paths of it
+			wrong = wrong || sigma.CheckName(e.Name) != nil
+		}
+	case *sigmap.Rreadlink:
+		a.Text, wrong = m.Target, q.Op != sigma.OpReadLink
+	case *sigmap.Rstatfs:
+		block := uint64(m.BlockSize)
+		a.Space = sigma.Space{Total: sigma.Bytes(m.Blocks * block), Free: sigma.Bytes(m.BlocksAvail * block),
+			Files: m.Files, Room: m.FilesFree}
+		wrong = q.Op != sigma.OpSpace
+	case *sigmap.Rget:
+		a.Data, a.ID, a.Size = m.Data, m.ID, m.Size
+		wrong = q.Op != sigma.OpGet || len(m.Data) > q.Count
+	case *sigmap.Rput:
+		a.ID, wrong = m.ID, q.Op != sigma.OpPut
+	case *sigmap.Rstop:
+		a.Stop = &sigma.Stopped{Walked: int(m.Walked), Kind: m.Kind, Target: m.Target}
+		wrong = q.Op != sigma.OpGet && q.Op != sigma.OpPut || int(m.Walked) > len(q.Names) ||
+			m.Kind != sigma.KindSymlink && m.Kind != sigma.KindEndpoint
+	case *sigmap.Rreadif:
+		if wrong = q.Op != sigma.OpReadAtIf || len(m.Data) > len(q.Data); !wrong {
+			a.N = copy(q.Data, m.Data)
+		}
+	case *sigmap.Rwriteif:
+		a.N, a.Version = int(m.Count), m.Version
+		wrong = q.Op != sigma.OpWriteAtIf || a.N > len(q.Data)
+	case *sigmap.Rwatch:
+		a.Version, wrong = m.Version, q.Op != sigma.OpWatch
+	case *sigmap.Rlease:
+		a.Lease, wrong = m.ID, q.Op != sigma.OpLease && q.Op != sigma.OpRenew && q.Op != sigma.OpRevoke
+	case *sigmap.Rcall:
+		a.Data, wrong = m.Payload, q.Op != sigma.OpCall
+	case *sigmap.Rpass:
+		wrong = q.Op != sigma.OpPassFile || len(a.Files) != 1
+	case *sigmap.Rbulk:
+		a.Data = m.Ticket
+		wrong = q.Op != sigma.OpPassBulk || len(a.Files) != 1 && (len(a.Files) > 1 || len(m.Ticket) == 0)
+	case *sigmap.Rmkdir:
+		wrong = q.Op != sigma.OpMkdir
+	case *sigmap.Rsymlink:
+		wrong = q.Op != sigma.OpSymlink
+	case *sigmap.Runlinkat:
+		wrong = q.Op != sigma.OpRemove
+	case *sigmap.Rfsync:
+		wrong = q.Op != sigma.OpSync
+	case *sigmap.Rsetattr:
+		wrong = q.Op != sigma.OpSetStat
+	default:
+		wrong = true
+	}
+	if wrong {
+		return unexpected(got)
+	}
+	return nil
+}
 
 // roundTrip is call for requests whose replies carry no files.
 func (r *remote) roundTrip(ctx context.Context, m sigmap.Message) (sigmap.Message, error) {
@@ -72,7 +236,7 @@ func ask[R sigmap.Message](ctx context.Context, r *remote, m sigmap.Message) (R,
 	return want, nil
 }
 
-func (r *remote) Walk(ctx context.Context, names []string) (sigma.File, []sigma.FileID, error) {
+func (r *remote) walk(ctx context.Context, names []string) (sigma.File, []sigma.FileID, error) {
 	if len(names) > sigmap.WalkMax {
 		return nil, nil, sigma.Errorf("session.Walk", sigma.KindTooBig, "more than %d names in one walk",
 			sigmap.WalkMax)
@@ -94,28 +258,11 @@ func (r *remote) Walk(ctx context.Context, names []string) (sigma.File, []sigma.
 	if n := len(m.IDs); n > 0 {
 		id = m.IDs[n-1]
 	}
-	return &remote{c: r.c, fid: fid, epoch: epoch, id: id}, m.IDs, nil
+	return newRemote(r.c, fid, epoch, id), m.IDs, nil
 }
 
-// FileID implements sigma.Identified.
-func (r *remote) FileID() sigma.FileID { return r.id }
-
-// Remembers implements sigma.Rememberer: the server is asked, or says that it does not.
-func (r *remote) Remembers() bool { return true }
-
-// FileKind is what the walk to the file said that it is.
-func (r *remote) FileKind() sigma.FileKind { return r.id.Kind }
-
-func (r *remote) Stat(ctx context.Context) (sigma.Stat, error) {
-	m, err := ask[*sigmap.Rdescribe](ctx, r, &sigmap.Tdescribe{Fid: r.fid})
-	if err != nil {
-		return sigma.Stat{}, err
-	}
-	return m.Stat, nil
-}
-
-func (r *remote) SetStat(ctx context.Context, ch sigma.StatChange) error {
-	m := &sigmap.Tsetattr{Fid: r.fid}
+func setattr(fid uint32, ch sigma.StatChange) *sigmap.Tsetattr {
+	m := &sigmap.Tsetattr{Fid: fid}
 	if ch.Perm != nil {
 		m.Valid |= sigmap.AttrSetMode
 		m.Mode = *ch.Perm
@@ -128,8 +275,7 @@ func (r *remote) SetStat(ctx context.Context, ch sigma.StatChange) error {
 		m.Valid |= sigmap.AttrSetMTime | sigmap.AttrSetMTimeTo
 		m.MTime, m.MTimeNsec = uint64(ch.Modified.Unix()), uint64(ch.Modified.Nanosecond())
 	}
-	_, err := ask[*sigmap.Rsetattr](ctx, r, m)
-	return err
+	return m
 }
 
 // unnamed is the part of O_TMPFILE that is its own: the file gets its name later, if ever.
@@ -156,22 +302,15 @@ func LinuxFlags(f sigma.OpenFlags) uint32 {
 	return l
 }
 
-func (r *remote) Open(ctx context.Context, f sigma.OpenFlags) error {
-	_, err := ask[*sigmap.Rlopen](ctx, r, &sigmap.Tlopen{Fid: r.fid, Flags: LinuxFlags(f)})
-	r.appends.Store(f&sigma.OpenAppend != 0)
-	r.writes.Store(err == nil && f.Writes())
-	return err
-}
-
-func (r *remote) Create(ctx context.Context, name string, f sigma.OpenFlags, perm uint32) (sigma.File, error) {
-	dir, _, err := r.Walk(ctx, nil) // 9P turns the directory's fid into the file's, so a second one is needed
+func (r *remote) create(ctx context.Context, q sigma.Request) (sigma.File, error) {
+	dir, _, err := r.walk(ctx, nil) // 9P turns the directory's fid into the file's, so a second one is needed
 	if err != nil {
 		return nil, err
 	}
 	d := dir.(*remote)
-	d.appends.Store(f&sigma.OpenAppend != 0)
-	created, err := ask[*sigmap.Rlcreate](ctx, d, &sigmap.Tlcreate{Fid: d.fid, Name: name, Flags: LinuxFlags(f),
-		Mode: perm})
+	d.appends.Store(q.Flags&sigma.OpenAppend != 0)
+	created, err := ask[*sigmap.Rlcreate](ctx, d, &sigmap.Tlcreate{Fid: d.fid, Name: q.Name,
+		Flags: LinuxFlags(q.Flags), Mode: q.Perm})
 	if err != nil {
 		d.Close()
 		return nil, err
@@ -199,55 +338,13 @@ func (r *remote) readInto(ctx context.Context, p []byte, offset uint64) (*sigmap
 	return m, nil
 }
 
-func (r *remote) ReadDir(ctx context.Context, cookie uint64, n int) ([]sigma.DirEntry, uint64, bool, error) {
-	if n <= 0 {
-		return nil, cookie, false, sigma.Errorf("session.ReadDir", sigma.KindInvalid,
-			"a listing of %d entries was asked for", n)
-	}
-	m, err := ask[*sigmap.Rlist](ctx, r, &sigmap.Tlist{Fid: r.fid, Cookie: cookie, Max: uint32(min(n, sigmap.DataMax))})
-	if err != nil {
-		return nil, cookie, false, err
-	}
-	if len(m.Entries) > n || m.More && len(m.Entries) == 0 && m.Next == cookie {
-		return nil, cookie, false, unexpected(m)
-	}
-	for _, e := range m.Entries {
-		if sigma.CheckName(e.Name) != nil { // a name such as .. would mislead whoever makes paths of it
-			return nil, cookie, false, unexpected(m)
-		}
-	}
-	return m.Entries, m.Next, m.More, nil
-}
-
-func (r *remote) Mkdir(ctx context.Context, name string, perm uint32) error {
-	_, err := ask[*sigmap.Rmkdir](ctx, r, &sigmap.Tmkdir{Fid: r.fid, Name: name, Mode: perm})
-	return err
-}
-
-func (r *remote) Symlink(ctx context.Context, name, target string) error {
-	_, err := ask[*sigmap.Rsymlink](ctx, r, &sigmap.Tsymlink{Fid: r.fid, Name: name, Target: target})
-	return err
-}
-
-func (r *remote) ReadLink(ctx context.Context) (string, error) {
-	m, err := ask[*sigmap.Rreadlink](ctx, r, &sigmap.Treadlink{Fid: r.fid})
-	if err != nil {
-		return "", err
-	}
-	return m.Target, nil
-}
-
-func (r *remote) Remove(ctx context.Context, name string) error {
-	_, err := ask[*sigmap.Runlinkat](ctx, r, &sigmap.Tunlinkat{Dir: r.fid, Name: name})
-	return err
-}
-
-func (r *remote) Rename(ctx context.Context, name string, newDir sigma.File, newName string) error {
+func (r *remote) rename(ctx context.Context, q sigma.Request) error {
+	newDir := q.Dir
 	if u, ok := newDir.(interface {
 		RenameTarget(ctx context.Context, name string) (sigma.File, error)
 	}); ok { // a handle of a server of ours that stands before this one, and has names of its own
 		var err error
-		if newDir, err = u.RenameTarget(ctx, newName); err != nil {
+		if newDir, err = u.RenameTarget(ctx, q.Text); err != nil {
 			return err
 		}
 	}
@@ -256,31 +353,15 @@ func (r *remote) Rename(ctx context.Context, name string, newDir sigma.File, new
 		return sigma.Errorf("session.Rename", sigma.KindUnsupported,
 			"a file cannot be renamed to another server; copy it")
 	}
-	_, err := ask[*sigmap.Rrenameat](ctx, r, &sigmap.Trenameat{OldDir: r.fid, OldName: name, NewDir: d.fid,
-		NewName: newName})
+	_, err := ask[*sigmap.Rrenameat](ctx, r, &sigmap.Trenameat{OldDir: r.fid, OldName: q.Name, NewDir: d.fid,
+		NewName: q.Text})
 	return err
 }
 
-// Space implements sigma.Spacious.
-func (r *remote) Space(ctx context.Context) (sigma.Space, error) {
-	m, err := ask[*sigmap.Rstatfs](ctx, r, &sigmap.Tstatfs{Fid: r.fid})
-	if err != nil {
-		return sigma.Space{}, err
-	}
-	block := uint64(m.BlockSize)
-	return sigma.Space{Total: sigma.Bytes(m.Blocks * block), Free: sigma.Bytes(m.BlocksAvail * block), Files: m.Files,
-		Room: m.FilesFree}, nil
-}
-
-func (r *remote) Sync(ctx context.Context) error {
-	_, err := ask[*sigmap.Rfsync](ctx, r, &sigmap.Tfsync{Fid: r.fid})
-	return err
-}
-
-// Close implements sigma.File. It tells the server without waiting for its answer; the fid is used
+// close tells the server without waiting for its answer; the fid is used
 // again only when the answer has come. A Tclunk would publish what was written; a Tremove, which
 // removes nothing here, gives up the handle without.
-func (r *remote) Close() {
+func (r *remote) close() {
 	if r.closed.Swap(true) {
 		return
 	}
@@ -292,9 +373,9 @@ func (r *remote) Close() {
 	r.c.send(context.Background(), &waiter{clunks: r.fid, epoch: r.epoch}, m, nil, false)
 }
 
-// Publish implements sigma.Publisher. It gives up the handle, too: that is how the protocol
+// publish gives up the handle, too: that is how the protocol
 // publishes without waiting for the disk.
-func (r *remote) Publish(ctx context.Context) error {
+func (r *remote) publish(ctx context.Context) error {
 	if !r.writes.Load() || r.closed.Swap(true) {
 		return nil
 	}
@@ -306,185 +387,11 @@ func (r *remote) Publish(ctx context.Context) error {
 	return err
 }
 
-func (r *remote) Get(ctx context.Context, names []string, offset uint64, count int) (sigma.GetResult, *sigma.Stopped,
-	error) {
-	if count < 0 {
-		return sigma.GetResult{}, nil, sigma.Errorf("session.Get", sigma.KindInvalid, "%d bytes were asked for", count)
-	}
-	count = min(count, sigmap.DataMax)
-	got, err := r.roundTrip(ctx, &sigmap.Tget{Fid: r.fid, Names: names, Offset: offset, Count: uint32(count)})
-	if err != nil {
-		return sigma.GetResult{}, nil, err
-	}
-	switch m := got.(type) {
-	case *sigmap.Rget:
-		if len(m.Data) > count {
-			return sigma.GetResult{}, nil, unexpected(m)
-		}
-		return sigma.GetResult{Data: m.Data, ID: m.ID, Size: m.Size}, nil, nil
-	case *sigmap.Rstop:
-		s, err := stopped(m, len(names))
-		return sigma.GetResult{}, s, err
-	}
-	return sigma.GetResult{}, nil, unexpected(got)
-}
-
-func (r *remote) Put(ctx context.Context, names []string, data []byte, o sigma.PutOptions) (sigma.FileID,
-	*sigma.Stopped, error) {
-	if len(data) > sigmap.DataMax {
-		return sigma.FileID{}, nil, sigma.Errorf("session.Put", sigma.KindTooBig, "%d bytes do not fit one message",
-			len(data))
-	}
-	got, err := r.roundTrip(ctx, &sigmap.Tput{Fid: r.fid, Names: names, Options: o, Data: data})
-	if err != nil {
-		return sigma.FileID{}, nil, err
-	}
-	switch m := got.(type) {
-	case *sigmap.Rput:
-		return m.ID, nil, nil
-	case *sigmap.Rstop:
-		s, err := stopped(m, len(names))
-		return sigma.FileID{}, s, err
-	}
-	return sigma.FileID{}, nil, unexpected(got)
-}
-
-// ReadAtIf implements sigma.Conditional. At most one message's worth is read, so that it is of one
-// version.
-func (r *remote) ReadAtIf(ctx context.Context, p []byte, offset uint64, v sigma.Version) (int, error) {
-	p = p[:min(len(p), sigmap.DataMax)]
-	m, err := ask[*sigmap.Rreadif](ctx, r, &sigmap.Treadif{Fid: r.fid, Offset: offset, Count: uint32(len(p)),
-		Version: v})
-	if err != nil {
-		return 0, err
-	}
-	if len(m.Data) > len(p) {
-		return 0, unexpected(m)
-	}
-	return copy(p, m.Data), nil
-}
-
-// WriteAtIf implements sigma.Conditional. What does not fit one message is not written at all.
-func (r *remote) WriteAtIf(ctx context.Context, p []byte, offset uint64, v sigma.Version) (int, sigma.Version, error) {
-	if len(p) > sigmap.WriteMax(ctx) {
-		return 0, 0, sigma.Errorf("session.WriteAtIf", sigma.KindTooBig, "%d bytes do not fit one message", len(p))
-	}
-	m, err := ask[*sigmap.Rwriteif](ctx, r, &sigmap.Twriteif{Fid: r.fid, Offset: offset, Version: v, Data: p})
-	if err != nil {
-		return 0, 0, err
-	}
-	if int(m.Count) > len(p) {
-		return 0, 0, unexpected(m)
-	}
-	return int(m.Count), m.Version, nil
-}
-
-func stopped(m *sigmap.Rstop, n int) (*sigma.Stopped, error) {
-	if int(m.Walked) > n || m.Kind != sigma.KindSymlink && m.Kind != sigma.KindEndpoint {
-		return nil, unexpected(m)
-	}
-	return &sigma.Stopped{Walked: int(m.Walked), Kind: m.Kind, Target: m.Target}, nil
-}
-
-func (r *remote) Watch(ctx context.Context, since sigma.Version) (sigma.Version, error) {
-	m, err := ask[*sigmap.Rwatch](ctx, r, &sigmap.Twatch{Fid: r.fid, Since: since})
-	if err != nil {
-		return 0, err
-	}
-	return m.Version, nil
-}
-
-func (r *remote) Lease(ctx context.Context, ttl time.Duration) (sigma.LeaseID, error) {
-	m, err := ask[*sigmap.Rlease](ctx, r, &sigmap.Tlease{Fid: r.fid, TTL: ttl})
-	if err != nil {
-		return 0, err
-	}
-	return m.ID, nil
-}
-
-func (r *remote) Renew(ctx context.Context, id sigma.LeaseID) error {
-	_, err := ask[*sigmap.Rlease](ctx, r, &sigmap.Tlease{Fid: r.fid, ID: id, TTL: 1})
-	return err
-}
-
-func (r *remote) Revoke(ctx context.Context, id sigma.LeaseID) error {
-	_, err := ask[*sigmap.Rlease](ctx, r, &sigmap.Tlease{Fid: r.fid, ID: id})
-	return err
-}
-
-func (r *remote) Find(ctx context.Context, path uint64) (sigma.File, error) {
+func (r *remote) find(ctx context.Context, path uint64) (sigma.File, error) {
 	fid, epoch := r.c.newFid(), r.c.Epoch()
 	if _, err := ask[*sigmap.Rfind](ctx, r, &sigmap.Tfind{Fid: r.fid, NewFid: fid, Path: path}); err != nil {
 		r.c.unmade(fid, err)
 		return nil, err
 	}
-	return &remote{c: r.c, fid: fid, epoch: epoch, id: sigma.FileID{Path: path}}, nil
-}
-
-func (r *remote) Call(ctx context.Context, method string, payload []byte, files []*os.File) ([]byte, []*os.File,
-	error) {
-	got, back, err := r.call(ctx, &sigmap.Tcall{Fid: r.fid, Method: method, Payload: payload}, files)
-	if err != nil {
-		return nil, nil, err
-	}
-	m, ok := got.(*sigmap.Rcall)
-	if !ok {
-		CloseFiles(back)
-		return nil, nil, unexpected(got)
-	}
-	return m.Payload, back, nil
-}
-
-func (r *remote) PassFile(ctx context.Context) (*os.File, error) {
-	got, files, err := r.call(ctx, &sigmap.Tpass{Fid: r.fid}, nil)
-	if err != nil {
-		return nil, err
-	}
-	if _, ok := got.(*sigmap.Rpass); !ok || len(files) != 1 {
-		CloseFiles(files)
-		return nil, unexpected(got)
-	}
-	return files[0], nil
-}
-
-// PassBulk implements sigma.BulkPasser.
-func (r *remote) PassBulk(ctx context.Context) (*os.File, error) {
-	m, files, err := r.bulk(ctx)
-	if err == nil && len(files) == 0 && len(m.Ticket) > 0 {
-		err = sigma.Errorf("session.PassBulk", sigma.KindUnsupported, "the server passes no sockets")
-	} else if err == nil && len(files) != 1 {
-		err = unexpected(m)
-	}
-	if err != nil {
-		CloseFiles(files)
-		return nil, err
-	}
-	return files[0], nil
-}
-
-// BulkTicket asks for a stream of the open file where no sockets are passed: the ticket is what to
-// say on a direct connection to the server's machine.
-func (r *remote) BulkTicket(ctx context.Context) ([]byte, error) {
-	m, files, err := r.bulk(ctx)
-	CloseFiles(files)
-	if err == nil && len(m.Ticket) == 0 {
-		err = unexpected(m)
-	}
-	if err != nil {
-		return nil, err
-	}
-	return m.Ticket, nil
-}
-
-func (r *remote) bulk(ctx context.Context) (*sigmap.Rbulk, []*os.File, error) {
-	got, files, err := r.call(ctx, &sigmap.Tbulk{Fid: r.fid}, nil)
-	if err != nil {
-		return nil, nil, err
-	}
-	m, ok := got.(*sigmap.Rbulk)
-	if !ok {
-		CloseFiles(files)
-		return nil, nil, unexpected(got)
-	}
-	return m, files, nil
+	return newRemote(r.c, fid, epoch, sigma.FileID{Path: path}), nil
 }
