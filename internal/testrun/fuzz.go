@@ -167,8 +167,8 @@ func (f *fuzzer) one(ctx context.Context, r *recorder, t fuzzTarget, each time.D
 	}
 	// Without a bound each input of interest is made smaller for up to a minute, which is all of
 	// the time there is. As go test starts it, in the package's directory, where testdata is.
-	c := command{dir: t.dir, charge: r.charge, argv: []string{program, "-test.paniconexit0", "-test.run", "^$", "-test.fuzz",
-		"^" + t.name + "$", "-test.fuzzminimizetime", "10x", "-test.parallel", "1",
+	c := command{dir: t.dir, charge: r.charge, argv: []string{program, "-test.paniconexit0", "-test.run", "^$",
+		"-test.fuzz", "^" + t.name + "$", "-test.fuzzminimizetime", "10x", "-test.parallel", "1",
 		"-test.fuzzcachedir", filepath.Join(f.cache, goModule, pkg), "-test.timeout", (each + 5*time.Minute).String(),
 		"-test.fuzztime", each.String()}}
 	out, err := c.output(ctx)

@@ -83,8 +83,8 @@ func openStores(cfg Config) (*stores, error) {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	s.remote, err = remote.New(remote.Config{Dir: cfg.Elsewhere, Cache: cfg.Cache, OpenMax: cfg.OpenMax, Check: checkEntry,
-		Dial: cfg.Dial, Board: cfg.Board, Log: log})
+	s.remote, err = remote.New(remote.Config{Dir: cfg.Elsewhere, Cache: cfg.Cache, OpenMax: cfg.OpenMax,
+		Check: checkEntry, Dial: cfg.Dial, Board: cfg.Board, Log: log})
 	return s, err
 }
 

@@ -23,7 +23,7 @@ const (
 	linearRoundsEnv = "SIGMA_LINEAR_ROUNDS"
 	linearSeedEnv   = "SIGMA_LINEAR_SEED"
 
-	// Of twelve faults, the next of which begins another run. SIGMA_LINEAR_ROUNDS=12 is all of them.
+	// Of twelve faults, from one that the seed chooses. SIGMA_LINEAR_ROUNDS=12 has all of them.
 	linearRounds    = 6
 	linearClients   = 6
 	linearPairs     = 3                     // of names, new ones in each round
