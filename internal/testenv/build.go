@@ -25,6 +25,7 @@ func BuildC(tb testing.TB, dir, source string, flags ...string) string {
 }
 
 // BuildGo compiles the Go package in the directory source into dir and returns the program's path.
+// It links no debug information, which takes as long as the rest and is for debuggers only.
 func BuildGo(tb testing.TB, dir, source string) string {
 	tb.Helper()
 	out := filepath.Join(dir, filepath.Base(source))
@@ -35,7 +36,7 @@ func BuildGo(tb testing.TB, dir, source string) string {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	cmd := []string{"-C", abs, "build", "-trimpath", "-o", out, "."}
+	cmd := []string{"-C", abs, "build", "-trimpath", "-ldflags=-w", "-o", out, "."}
 	build(tb, dir, []string{"CGO_ENABLED=0"}, "go", cmd...)
 	return out
 }

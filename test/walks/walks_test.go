@@ -104,8 +104,8 @@ func build(t *testing.T, root string) (programs string) {
 	for _, part := range []string{"kernel", "sched", "sdk", "sigma", "trees", "wire", walker} {
 		must(os.CopyFS(filepath.Join(source, part), os.DirFS(filepath.Join(root, part))))
 	}
-	args := []string{"-C", source, "build", "-trimpath", "-cover", "-covermode=atomic", "-coverpkg=sigmaos.dev/...",
-		"-o", dir + "/", "./" + walker}
+	args := []string{"-C", source, "build", "-trimpath", "-ldflags=-w", "-cover", "-covermode=atomic",
+		"-coverpkg=sigmaos.dev/...", "-o", dir + "/", "./" + walker}
 	for _, d := range daemons {
 		part := filepath.Join("cmd", d)
 		must(os.CopyFS(filepath.Join(source, part), os.DirFS(filepath.Join(root, part))))
