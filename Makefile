@@ -15,7 +15,7 @@ GOBUILD = CGO_ENABLED=0 go build -trimpath
 
 .DEFAULT_GOAL := build
 .NOTPARALLEL:
-.PHONY: help setup build demo test unit system test-vm test-store test-mount fuzz bench lint install clean
+.PHONY: help setup build demo test unit system test-vm test-store test-library test-mount fuzz bench lint install clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 10
@@ -50,6 +50,13 @@ test-vm: ## the container tests on Debian 12's kernel (6.1, cgroup v2) in qemu: 
 test-store: ## the tests of objects against a store that is built from the Go registry first (versitygw): two minutes
 	@mkdir -p bin/test && GOBIN=$(CURDIR)/bin/test go install github.com/versity/versitygw/cmd/versitygw@v1.8.0
 	SIGMA_TEST_VERSITYGW=$(CURDIR)/bin/test/versitygw go test -count=1 ./trees/s3/...
+
+test-library: ## the tests of a client library of Redis (go-redis), of commands that a cache has: two minutes
+	@rm -rf bin/test/go-redis && mkdir -p bin/test && go mod download github.com/redis/go-redis/v9
+	@cp -r "$$(go list -m -f '{{.Dir}}' github.com/redis/go-redis/v9)" bin/test/go-redis && chmod -R u+w bin/test/go-redis
+	cd bin/test/go-redis && GOFLAGS=-mod=mod go test -vet=off -c -o ../go-redis.test .
+	@rm -rf bin/test/go-redis
+	SIGMA_TEST_GOREDIS=$(CURDIR)/bin/test/go-redis.test go test -count=1 -run TestLibrarySuite -v ./apps/cache/text
 
 test-mount: build ## pjdfstest and tests of Python's library on a mount, against the list of what fails there: three minutes
 	@scripts/setup libpython3.11-testsuite

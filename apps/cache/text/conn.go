@@ -29,6 +29,7 @@ type conn struct {
 	nc     net.Conn
 	ctx    context.Context
 	id     int64
+	name   string   // by CLIENT SETNAME
 	talk   protocol // nil = it has not said anything
 
 	in   []byte

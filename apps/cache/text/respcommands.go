@@ -461,16 +461,26 @@ func (c *conn) hello(args [][]byte) {
 	c.array(0)
 }
 
+// clientNameMax bounds what CLIENT SETNAME sets.
+const clientNameMax = 200
+
 func (c *conn) client(args [][]byte) {
 	switch strings.ToUpper(clean(args[1])) {
 	case "ID":
 		c.integer(c.id)
 	case "GETNAME":
-		c.bulk(nil)
-	case "SETNAME", "SETINFO", "NO-EVICT", "NO-TOUCH":
+		c.bulk([]byte(c.name))
+	case "SETNAME":
+		if len(args) != 3 || len(args[2]) > clientNameMax || bytes.ContainsAny(args[2], " \r\n") {
+			c.fail("a client's name has no spaces, and is not long")
+			break
+		}
+		c.name = string(args[2])
+		c.simple("OK")
+	case "SETINFO", "NO-EVICT", "NO-TOUCH":
 		c.simple("OK")
 	case "INFO", "LIST":
-		c.bulk(fmt.Appendf(nil, "id=%d addr=%s cmd=client\n", c.id, c.nc.RemoteAddr()))
+		c.bulk(fmt.Appendf(nil, "id=%d addr=%s name=%s cmd=client\n", c.id, c.nc.RemoteAddr(), c.name))
 	default:
 		c.fail("unknown subcommand '" + clean(args[1]) + "'")
 	}
