@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -28,17 +29,28 @@ import (
 //
 // bytes_per_item: a server with a limit of 64 MiB gets more items of 100 bytes than fit; its
 // resident memory is divided by the items that it has then. hit_ratio: a trace by Zipf's law with
-// skew 1.01 over many more keys than fit into 16 MiB; a miss stores the item. LRU on the same trace
-// is in the test of apps/cache/store.
+// skew 1.01 over many more keys than fit into 16 MiB; a miss stores the item. hit_ratio_SKEW_of_KEYS
+// is of shorter traces in 8 MiB, beside an exact LRU that holds as many items (lru).
+//
+// clerk_: 50 goroutines of a proc share a clerk of a cache that is a proc, by calls over a ring, one
+// operation at a time each. Neither is pinned. It is beside what the other servers do unpipelined.
 //
 // Expected: unpipelined, the kernel's part is most of an operation and the same for all; pipelined,
 // what is left is parsing and finding.
 func cacheBench() Bench {
-	return Bench{Name: "cache", Question: "what does a cache do on one core, beside memcached and Redis?",
-		Metrics: []string{"100B_ops_per_s", "100B_cpu_us_per_op", "100B_p99_us", "100B_pipelined_ops_per_s",
-			"100B_pipelined_cpu_us_per_op", "4KiB_ops_per_s", "4KiB_cpu_us_per_op", "4KiB_pipelined_ops_per_s",
-			"4KiB_pipelined_cpu_us_per_op", "bytes_per_item", "hit_ratio"}, run: runCache}
+	b := Bench{Name: "cache", Question: "what does a cache do on one core, beside memcached and Redis?",
+		Metrics: slices.Clone(cacheMetrics), run: runCache}
+	for _, t := range cacheTraces() {
+		b.Metrics = append(b.Metrics, t.metric())
+	}
+	b.Metrics = append(b.Metrics, "clerk_100B_ops_per_s", "clerk_4KiB_ops_per_s")
+	return b
 }
+
+// cacheMetrics are those that servers are compared in.
+var cacheMetrics = []string{"100B_ops_per_s", "100B_cpu_us_per_op", "100B_p99_us", "100B_pipelined_ops_per_s",
+	"100B_pipelined_cpu_us_per_op", "4KiB_ops_per_s", "4KiB_cpu_us_per_op", "4KiB_pipelined_ops_per_s",
+	"4KiB_pipelined_cpu_us_per_op", "bytes_per_item", "hit_ratio"}
 
 const (
 	cacheConnections = 50
@@ -59,9 +71,9 @@ type cacheServer struct {
 }
 
 func runCache(ctx context.Context, r *Run) error {
-	blocks, millis, uses := 5, 2000, 8_000_000
+	blocks, millis, uses, short := 5, 2000, 8_000_000, 2_000_000
 	if r.Quick {
-		blocks, millis, uses = 2, 400, 1_000_000
+		blocks, millis, uses, short = 2, 300, 1_000_000, 200_000
 	}
 	local := filepath.Join(r.dir, "cache-load")
 	if err := r.make(ctx, "env", "CGO_ENABLED=0", "go", "build", "-trimpath", "-o", local,
@@ -76,6 +88,12 @@ func runCache(ctx context.Context, r *Run) error {
 	for _, s := range servers {
 		runs = append(runs, func() error { return r.measureCache(ctx, s, local, millis) })
 	}
+	clerk, err := r.clerk(ctx, local, millis)
+	if err != nil {
+		return err
+	}
+	defer clerk.s.down()
+	runs = append(runs, func() error { return clerk.measure(ctx, r) })
 	if err := interleave(blocks, runs...); err != nil {
 		return err
 	}
@@ -84,7 +102,13 @@ func runCache(ctx context.Context, r *Run) error {
 			return err
 		}
 	}
-	return r.printCaches(servers)
+	if err := r.printCaches(servers); err != nil {
+		return err
+	}
+	if err := clerk.print(r, servers); err != nil {
+		return err
+	}
+	return r.traces(ctx, servers[0], local, short)
 }
 
 // cacheServers gives ours in both protocols, each with its peer after it. A peer that is not there
@@ -291,7 +315,7 @@ func (r *Run) printCaches(servers []*cacheServer) error {
 	less := func(metric string) bool {
 		return strings.HasSuffix(metric, "_us") || strings.HasSuffix(metric, "us_per_op") || metric == "bytes_per_item"
 	}
-	for _, metric := range cacheBench().Metrics {
+	for _, metric := range cacheMetrics {
 		unit := "1/s"
 		switch {
 		case metric == "bytes_per_item":

@@ -5,10 +5,16 @@
 //	cache load PROTOCOL ADDRESS CONNECTIONS DEPTH SIZE KEYS MILLISECONDS
 //	cache fill PROTOCOL ADDRESS SIZE KEYS
 //	cache trace PROTOCOL ADDRESS SIZE KEYS SKEW USES
+//	cache lru - - ITEMS KEYS SKEW USES
+//	cache clerk - DIR GOROUTINES SIZE KEYS MILLISECONDS
+//
+// lru is what a cache of so many items that evicts the least recently used one makes of the same
+// trace. clerk is load by calls over a ring, as a proc (clerk.go).
 package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
@@ -18,6 +24,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/hashicorp/golang-lru/v2/simplelru"
 	"golang.org/x/sys/unix"
 )
 
@@ -40,7 +47,7 @@ func run(args []string) error {
 		return fmt.Errorf("too few arguments")
 	}
 	p, known := protocols[args[1]]
-	if !known {
+	if !known && args[1] != "-" {
 		return fmt.Errorf("no protocol %s", args[1])
 	}
 	n := make([]float64, len(args)-3)
@@ -58,8 +65,12 @@ func run(args []string) error {
 	case args[0] == "fill" && len(n) == 2:
 		res, err = trace(p, args[2], int(n[0]), fill(), int(n[1]))
 	case args[0] == "trace" && len(n) == 4:
-		z := rand.NewZipf(rand.New(rand.NewPCG(1, 2)), n[2], 1, uint64(n[1])-1)
-		res, err = trace(p, args[2], int(n[0]), z.Uint64, int(n[3]))
+		res, err = trace(p, args[2], int(n[0]), zipf(n[1], n[2]), int(n[3]))
+	case args[0] == "lru" && len(n) == 4:
+		res, err = lru(int(n[0]), zipf(n[1], n[2]), int(n[3]))
+	case args[0] == "clerk" && len(n) == 4:
+		res, err = clerk(context.Background(), args[2], int(n[0]), int(n[1]), int(n[2]),
+			time.Duration(n[3])*time.Millisecond)
 	default:
 		err = fmt.Errorf("no such work: %q", args)
 	}
@@ -67,6 +78,36 @@ func run(args []string) error {
 		return err
 	}
 	return json.NewEncoder(os.Stdout).Encode(res)
+}
+
+// zipf gives the keys of a trace, the same each time.
+func zipf(keys, skew float64) func() uint64 {
+	return rand.NewZipf(rand.New(rand.NewPCG(1, 2)), skew, 1, uint64(keys)-1).Uint64
+}
+
+// lru is trace of an exact LRU. As in trace, keys of one exchange are all asked for first.
+func lru(items int, key func() uint64, uses int) (res result, err error) {
+	l, err := simplelru.NewLRU[uint64, struct{}](items, nil)
+	if err != nil {
+		return res, err
+	}
+	var missing []uint64
+	for done := 0; done < uses; done += traceDepth {
+		missing = missing[:0]
+		for range traceDepth {
+			k := key()
+			if _, hit := l.Get(k); hit {
+				res.Hits++
+			} else {
+				missing = append(missing, k)
+			}
+		}
+		for _, k := range missing {
+			l.Add(k, struct{}{})
+		}
+		res.Ops += traceDepth
+	}
+	return res, nil
 }
 
 // fill gives the keys one after another.
