@@ -20,8 +20,8 @@ import (
 // programs/kv, is the client of all arms: a proc of sigmaOS, an ordinary process for the peers.
 //
 // Part one: a group of one member, beside one redis-server (Debian's, without snapshots or log)
-// over the loopback (redis) and its UNIX socket (redis_unix). Ours are three arms: clients that have
-// a clerk each, over the rings that dials give (no prefix) and over sockets (socket_); and clients
+// over the loopback (redis) and its UNIX socket (redis_unix). Ours are three arms: clients that
+// have a clerk each, over the rings that dials give (no prefix) and over sockets (socket_); and clients
 // that share the clerk of their program, as goroutines of a program do (shared_). What Redis'
 // clients share is a pool, of which each request under way has a connection, so that its clients
 // have one each. All keep what they have in memory only.
@@ -220,7 +220,8 @@ func (k *kvStores) plotClients(arms []*kvArm) error {
 	for _, a := range arms {
 		c := curve{name: a.name}
 		for _, n := range kvClients {
-			gets, puts := median(a.figures[kvMetric("", n, "get_per_s")]), median(a.figures[kvMetric("", n, "put_per_s")])
+			gets := median(a.figures[kvMetric("", n, "get_per_s")])
+			puts := median(a.figures[kvMetric("", n, "put_per_s")])
 			c.x, c.y = append(c.x, float64(n)), append(c.y, 2/(1/gets+1/puts)/1e3)
 		}
 		curves = append(curves, c)

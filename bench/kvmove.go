@@ -243,7 +243,7 @@ func limitProcessor(pid int, cores float64) error {
 		}
 		if slices.Contains(strings.Split(part[1], ","), "cpu") { // version 1
 			dir := filepath.Join("/sys/fs/cgroup/cpu", part[2])
-			if err := os.WriteFile(filepath.Join(dir, "cpu.cfs_period_us"), []byte(strconv.Itoa(period)), 0); err != nil {
+			if err := os.WriteFile(filepath.Join(dir, "cpu.cfs_period_us"), fmt.Append(nil, period), 0); err != nil {
 				return err
 			}
 			return os.WriteFile(filepath.Join(dir, "cpu.cfs_quota_us"), []byte(quota), 0)

@@ -105,11 +105,25 @@ func Goals() []Goal {
 		{"kv", "16_clients_put_per_s", "redis", AtLeast, 3},
 		{"kv", "50_clients_get_per_s", "redis", AtLeast, 3},
 		{"kv", "50_clients_put_per_s", "redis", AtLeast, 3},
+		{"kv", "shared_16_clients_get_per_s", "redis", AtLeast, 3},
+		{"kv", "shared_16_clients_put_per_s", "redis", AtLeast, 3},
+		{"kv", "shared_50_clients_get_per_s", "redis", AtLeast, 3},
+		{"kv", "shared_50_clients_put_per_s", "redis", AtLeast, 3},
+		{"kv", "three_64_clients_put_per_s", "etcd_memory", AtLeast, 2},
+		// A store that grows while clients go on.
+		{"kv", "move_longest_request_ms", "", AtMost, 200},
+		{"kv", "move_failed_requests", "", AtMost, 0},
+		{"kv", "grow_4_of_1", "", AtLeast, 3.2},
 		// A cache on one core, unpipelined.
 		{"cache", "100B_ops_per_s", "memcached", AtLeast, 1},
 		{"cache", "4KiB_ops_per_s", "memcached", AtLeast, 1},
 		{"cache", "bytes_per_item", "memcached", AtMost, 1.3},
 		{"cache", "hit_ratio", "memcached", AtLeast, 1},
+	}
+	for _, skew := range []string{"1.01", "1.1", "1.3"} {
+		for _, keys := range []string{"60k", "250k", "1000k"} {
+			all = append(all, Goal{"cache", "hit_ratio_" + skew + "_of_" + keys, "lru", AtLeast, 1})
+		}
 	}
 	// Whoever waits hears of a failure in time.
 	for _, m := range []string{"machine_killed_ms", "machine_cut_ms", "machine_paused_ms", "keeper_killed_ms"} {

@@ -108,7 +108,8 @@ func TestLibrarySuite(t *testing.T) {
 		case unsupported.MatchString(r.Failure.Message):
 			refused++
 		case differs[name] == "":
-			t.Errorf("%s %s: %s: %.500s", strings.Join(r.ContainerHierarchyTexts, " "), name, r.State, r.Failure.Message)
+			t.Errorf("%s %s: %s: %.500s", strings.Join(r.ContainerHierarchyTexts, " "), name, r.State,
+				r.Failure.Message)
 		}
 	}
 	t.Logf("%d specs pass, %d use commands that a cache does not have", passed, refused)
