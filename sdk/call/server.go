@@ -58,7 +58,7 @@ const (
 	// fewer microseconds than a hand-over to another one.
 	inlineMost = 20 * time.Microsecond
 	// A call that took longer adds slowStep to its method's score, up to slowMost, any other one
-	// takes 1 away. From slowFrom on calls get goroutines: where more than one of seven takes long,
+	// takes 1 away. From slowFrom on calls get goroutines: where one of seven or more takes long,
 	// and not where the processor was taken away in the middle of one.
 	slowStep = 6
 	slowFrom = 8
