@@ -492,7 +492,8 @@ func (c *clientConn) frameLocked(f frame) error {
 	return invalid("a server does not send frames of kind %d", f.kind)
 }
 
-// ignoreLocked returns the credit of a message that nobody wants any more.
+// ignoreLocked returns the credit of a message that nobody wants any more. A stream's message of one
+// piece took credit of its stream only, which has ended.
 func (c *conn) ignoreLocked(f frame) error {
 	if f.flags&flagFirst == 0 {
 		return nil
@@ -505,7 +506,7 @@ func (c *conn) ignoreLocked(f frame) error {
 		return err
 	}
 	total, _, err := parseFirst(f.flags, rest)
-	if err == nil {
+	if err == nil && (f.kind != frameData || lane(total) == 1) {
 		c.oweLocked(lane(total), cost(total))
 	}
 	return err
