@@ -7,9 +7,10 @@
 // no handler has seen it; errors keep their kind, message and hint; a caller whose context ends
 // returns at once and the server's handler is told; a long message delays others by two pieces at
 // most, a handler that blocks delays others of its connection by about a millisecond; a peer can
-// hurt its own connection only, of which at most some 56 MiB are held. A handler knows who called
-// as the machine knows it. It assumes that connections keep bytes and their order, and end when a
-// peer dies, as those of sdk do. Users: procs, by generated code.
+// hurt its own connection only, of which at most some 56 MiB are held, and of answers that it does
+// not read 32 MiB and eight longest messages. A handler knows who called as the machine knows it.
+// It assumes that connections keep bytes and their order, and end when a peer dies, as those of sdk
+// do. Users: procs, by generated code.
 //
 // Locks: Stream.sendMu is taken before conn.mu; Client.mu, line.mu and Server.mu are not held while
 // conn.mu is. Nothing but queueing is done under conn.mu: who writes or reads releases it.

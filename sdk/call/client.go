@@ -492,8 +492,8 @@ func (c *clientConn) frameLocked(f frame) error {
 	return invalid("a server does not send frames of kind %d", f.kind)
 }
 
-// ignoreLocked returns the credit of a message that nobody wants any more. A stream's message of one
-// piece took credit of its stream only, which has ended.
+// ignoreLocked returns the credit of a message that nobody wants any more. A stream's message of
+// one piece took credit of its stream only, which has ended.
 func (c *conn) ignoreLocked(f frame) error {
 	if f.flags&flagFirst == 0 {
 		return nil

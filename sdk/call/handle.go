@@ -175,8 +175,9 @@ func release(room *[]byte, b []byte) {
 // run handles a unary call in a goroutine of its own.
 func (c *serverCall) run() {
 	var reply []byte
-	room := buffers.Get().(*[]byte)
 	growStack()
+	counted := c.conn.expect(c)
+	room := buffers.Get().(*[]byte)
 	began := time.Now()
 	err := c.lack()
 	if err == nil {
@@ -184,8 +185,9 @@ func (c *serverCall) run() {
 	}
 	took := time.Since(began)
 	c.method.learn(took)
+	c.method.learnLength(len(reply))
 	c.method.stats.answered(took, int(c.total), len(reply), c.owner.Load() != nil, err)
-	c.answer(reply, err)
+	c.answer(reply, err, counted())
 	if n := len(reply); n > cap(*room) &&
 		n <= bufferMost { // it may be a part of the argument, so it is not kept itself
 		*room = make([]byte, 0, n)
@@ -239,14 +241,87 @@ func (c *serverCall) runStream() {
 		err = c.method.stream(c, c.stream)
 	}
 	c.method.stats.answered(time.Since(began), 0, 0, false, err)
-	c.answer(nil, err)
+	c.answer(nil, err, 0)
 }
 
-// answer ends a call that has a goroutine of its own. It waits for room for the answer.
-func (c *serverCall) answer(reply []byte, err error) {
+// Bounds of the answers of a connection that wait for credit, so that a client that makes calls and
+// reads no answers has the server hold few. No handler begins while answersMax wait, or are
+// expected of handlers that run. An expectation ends after expectMax, as the handler may block for
+// long. Answers that were not expected wait too, up to answersSpare longest messages, and fail
+// then. answerCost is what an answer takes besides its bytes: a goroutine and its call.
+const (
+	answersMax   = 2 * bulkWindow
+	answersSpare = 8
+	answerCost   = 16 << 10
+	expectMax    = 50 * time.Millisecond
+)
+
+// expect waits until the handler of a call may begin, or the call ends. It counts the bytes that
+// are expected of the answer. done ends that, and gives how many are counted still.
+func (c *serverConn) expect(call *serverCall) (done func() int64) {
+	n := call.method.length.Load()
+	if c.answers.Add(n) > answersMax {
+		c.answers.Add(-n)
+		p := c.pending()
+		defer c.recycle(p)
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		for c.answers.Load()+n > answersMax && c.blockLocked(call, &p.waiter) == nil {
+		}
+		c.answers.Add(n)
+	}
+	if n == 0 {
+		return none
+	}
+	over := time.AfterFunc(expectMax, func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.answers.Add(-n)
+		c.unblockLocked()
+	})
+	return func() int64 {
+		if over.Stop() {
+			return n
+		}
+		return 0
+	}
+}
+
+func none() int64 { return 0 }
+
+// learnLength notes how long an answer is; longer ones than usual are expected for some calls.
+func (m *method) learnLength(n int) {
+	usual := m.length.Load()
+	if usual -= usual / 8; usual < longLeast {
+		usual = 0
+	}
+	if n > longLeast {
+		usual = max(usual, int64(n))
+	}
+	if usual != m.length.Load() {
+		m.length.Store(usual)
+	}
+}
+
+// countAnswer counts bytes of an answer that waits. It fails if there are too many.
+func (c *serverConn) countAnswer(n int64) error {
+	if c.answers.Add(n) <= answersMax+answersSpare*int64(c.server.cfg.MessageMax) {
+		return nil
+	}
+	return &sigma.Error{Op: "call.Server", Kind: sigma.KindBusy, Msg: "too many answers wait for the caller to read",
+		Hint: "read answers, or use more connections"}
+}
+
+// answer ends a call that has a goroutine of its own. It waits for room for the answer, of which
+// counted bytes are counted.
+func (c *serverCall) answer(reply []byte, err error, counted int64) {
 	conn := c.conn
 	if err == nil && len(reply) > conn.server.cfg.MessageMax {
 		err = tooBig("the answer", len(reply), conn.server.cfg.MessageMax)
+	}
+	if more := int64(len(reply)) - counted; more > 0 && err == nil {
+		err = conn.countAnswer(more)
+		counted += more
 	}
 	p := conn.pending()
 	defer conn.recycle(p)
@@ -273,6 +348,10 @@ func (c *serverCall) answer(reply []byte, err error) {
 		}
 		rest := conn.queueMessageLocked(frame{kind: frameReply, call: c.id}, &opening{owner: c.owner.Load()}, reply)
 		conn.piecesLocked(c, w, c.id, rest, live)
+	}
+	if counted > 0 {
+		conn.answers.Add(-counted)
+		conn.unblockLocked()
 	}
 	conn.forgetLocked(c)
 	conn.flushLocked()

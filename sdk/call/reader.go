@@ -199,7 +199,7 @@ func (r *reader) handle(f frame) (gone bool, err error) {
 	if o.left > 0 {
 		call.at = r.now.Add(o.left)
 	}
-	if m.unary == nil || f.flags&(flagStream|flagMore) != 0 || m.slow() {
+	if m.unary == nil || f.flags&(flagStream|flagMore) != 0 || m.slow() || c.answers.Load() >= answersMax {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		r.dirty = true
@@ -233,7 +233,7 @@ func (r *reader) inline(m *method, call *serverCall, arg []byte) (gone bool, err
 	}
 	if !c.tending.busy.CompareAndSwap(seq, 0) {
 		m.stats.answered(time.Since(r.now), len(arg), len(reply), call.owner.Load() != nil, failed)
-		call.answer(reply, failed)
+		call.answer(reply, failed, 0)
 		return true, nil
 	}
 	now := time.Now()
@@ -249,11 +249,15 @@ func (r *reader) inline(m *method, call *serverCall, arg []byte) (gone bool, err
 		r.batch = appendFrame(r.batch[:r.done], failure(call.id, failed, owner))
 	default: // it has to wait for room, or goes in pieces
 		r.batch = r.batch[:r.done]
+		counted := int64(len(reply) + answerCost)
+		if busy := c.countAnswer(counted); busy != nil {
+			reply, failed = nil, busy
+		}
 		reply = append([]byte(nil), reply...)
 		c.mu.Lock()
 		c.adoptLocked(call)
 		c.mu.Unlock()
-		c.tasks.Go(func() { call.answer(reply, failed) })
+		c.tasks.Go(func() { call.answer(reply, failed, counted) })
 		return r.enough()
 	}
 	call.finish(errOver)

@@ -50,7 +50,8 @@ type method struct {
 	stream Streaming
 	stats  *methodStats
 	// score tells how often the handler took long lately, see learn.
-	score atomic.Int32
+	score  atomic.Int32
+	length atomic.Int64 // that is expected of answers, if they are long
 }
 
 const (
@@ -281,6 +282,7 @@ type serverConn struct {
 	methods map[uint16]*method     // of the reader; nil: unknown
 	calls   map[uint32]*serverCall // conn.mu; those that the reader does not run itself
 	streams int                    // conn.mu; among them
+	answers atomic.Int64           // bytes of answers that wait for credit
 
 	tending tending
 }
