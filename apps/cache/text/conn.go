@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"os"
 	"syscall"
 	"time"
 
@@ -16,11 +17,13 @@ import (
 // protocol is what differs between the two.
 type protocol interface {
 	// command executes the command that b begins with, and gives how many bytes it has. If it is
-	// not whole, used is 0 and need is how many bytes it has at least. After an error nothing of
-	// the connection can be understood; it has been answered.
+	// not whole, used is 0 and need is how many bytes it has at least; with both, used bytes are a
+	// part of it. After an error nothing of the connection can be understood; it has been answered.
 	command(c *conn, b []byte) (used, need int, err error)
 	// busy answers that there is no memory for a long command.
 	busy(c *conn)
+	// rest drops scratch memory, unless a command has begun.
+	rest()
 }
 
 // conn is a connection. All of it belongs to the goroutine that serves it.
@@ -36,19 +39,23 @@ type conn struct {
 	r, w int // in[r:w] was read and not used
 	fd   int // while runTCP reads; else -1
 	need int // bytes that the next command has at least
-	long int64
 	out  []byte
+	// What in and value have taken of Config.LongMax.
+	inLong, valueLong int64
 
-	now      int64 // ms; of the last read
+	now      int64 // ms; of the last read or long write
 	limited  bool  // there is a deadline for the rest of a command
-	unsure   bool  // there is one of runTCP
+	another  bool  // a command was whole since that was set
+	came     int   // bytes since then
+	unsure   bool  // there is one of confirmAfter
 	writable time.Time
 	value    []byte // scratch
 	op       op.Op  // scratch
 	ended    bool   // the client wants no more
 }
 
-// confirmAfter is short for a client that waits for the end, and long beside what it costs.
+// confirmAfter is the silence after which a connection is looked at once more, and gives its memory
+// back. It is short for a client that waits for the end, and long beside what it costs.
 const confirmAfter = 500 * time.Millisecond
 
 var (
@@ -70,11 +77,69 @@ func (c *conn) run() {
 		if err != nil {
 			return
 		}
+		if !c.limited && !c.unsure {
+			c.unsure = true
+			c.nc.SetReadDeadline(time.Now().Add(confirmAfter))
+			if c.server.over() {
+				return
+			}
+		}
 		n, err := c.nc.Read(room)
+		if n == 0 && c.unsure && errors.Is(err, os.ErrDeadlineExceeded) {
+			if c.rest() != nil || c.server.over() {
+				return
+			}
+			if n, err = c.nc.Read(c.in[c.w:]); n > 0 {
+				c.unsure = false
+			}
+		}
+		c.came += n
 		if c.w += n; n == 0 && err != nil || !c.serve() {
 			return
 		}
 	}
+}
+
+// rest gives back the memory of a connection that is silent, and removes its deadline.
+func (c *conn) rest() error {
+	if c.r == c.w {
+		c.r, c.w = 0, 0
+		c.shrink(0)
+		if c.talk != nil {
+			c.talk.rest()
+		}
+	}
+	return c.nc.SetReadDeadline(time.Time{})
+}
+
+// shrink drops buffers of more bytes than most, when no command has begun.
+func (c *conn) shrink(most int) {
+	if len(c.in) > max(most, bufferFirst) {
+		c.in = make([]byte, bufferFirst)
+		c.charge(&c.inLong, 0)
+	}
+	if cap(c.out) > 2*most {
+		c.out = nil
+	}
+	if cap(c.value) > most {
+		c.value = nil
+		c.charge(&c.valueLong, 0)
+	}
+}
+
+// charge has memory of this connection count for Config.LongMax, if that is long.
+func (c *conn) charge(taken *int64, bytes int) bool {
+	n := int64(0)
+	if bytes > longLeast {
+		n = int64(bytes)
+	}
+	more := n - *taken
+	if more != 0 && c.server.long.Add(more) > c.server.cfg.LongMax && more > 0 {
+		c.server.long.Add(-more)
+		return false
+	}
+	*taken = n
+	return true
 }
 
 // runTCP does the same with fewer system calls. net.Conn.Read asks the kernel before it waits,
@@ -98,7 +163,9 @@ func (c *conn) runTCP(tcp *net.TCPConn) {
 			return
 		}
 		c.unsure = false
-		err = tcp.SetReadDeadline(time.Time{})
+		if err = c.rest(); c.server.over() {
+			return
+		}
 	}
 }
 
@@ -113,6 +180,7 @@ func (c *conn) readTCP() (over bool) {
 		if err == syscall.EAGAIN {
 			return false
 		}
+		c.came += n
 		if c.w += n; n == 0 || !c.serve() {
 			return true
 		}
@@ -155,8 +223,11 @@ func (c *conn) execute() error {
 			return nil
 		}
 		c.need = 0
-		c.server.count.Add(1)
 		c.r += used
+		if need == 0 {
+			c.another = true
+			c.server.count.Add(1)
+		}
 		if c.ended {
 			return errEnd
 		}
@@ -183,10 +254,11 @@ func protocolOf(first byte) protocol {
 // limits says whether the deadline for reading has to be set or removed.
 func (c *conn) limits() bool { return c.w > c.r || c.limited }
 
-// prepare gives the room for what is read next. Who has begun a command has to go on in time.
+// prepare gives the room for what is read next. The rest of a command has to come in time, each
+// further paceBytes of a long one as well.
 func (c *conn) prepare() (room []byte, err error) {
-	if c.limits() {
-		c.limited, c.unsure = c.w > c.r, false
+	if begun := c.w > c.r; begun != c.limited || begun && (c.another || c.came >= paceBytes) {
+		c.limited, c.unsure, c.another, c.came = begun, false, false, 0
 		var at time.Time
 		if c.limited {
 			at = time.Now().Add(stallMax)
@@ -207,61 +279,66 @@ func (s *Server) over() bool {
 	return s.leaving
 }
 
-// makeRoom has the buffer have room for the command that has begun.
+// makeRoom has the buffer have room for the command that has begun. It grows when it is full, so
+// that who only announces a long command holds little.
 func (c *conn) makeRoom() error {
 	if c.r == c.w {
 		c.r, c.w = 0, 0
-		if len(c.in) > longLeast { // it was for a long command
-			c.in = make([]byte, bufferFirst)
-			c.server.long.Add(-c.long)
-			c.long = 0
-		}
-		if cap(c.out) > 2*flushAt {
-			c.out = nil
-		}
-		if cap(c.value) > longLeast {
-			c.value = nil
-		}
+		c.shrink(longLeast)
 	}
 	want := max(c.need, c.w-c.r+1)
-	switch {
-	case want <= len(c.in)-c.r && c.w < len(c.in):
+	if c.w < len(c.in) && (want <= len(c.in)-c.r || want > len(c.in)) {
 		return nil
-	case want <= len(c.in):
+	}
+	if c.r > 0 {
 		c.w = copy(c.in, c.in[c.r:c.w])
 		c.r = 0
 		return nil
 	}
-	// The buffer grows as bytes come, so that who only announces a long command holds little.
-	size := min(max(2*len(c.in), bufferFirst), max(want, 2*(c.w-c.r)))
-	if size > longLeast {
-		more := int64(size) - c.long
-		if c.server.long.Add(more) > c.server.cfg.LongMax {
-			c.server.long.Add(-more)
-			c.talk.busy(c)
-			c.flush()
-			return errEnd
-		}
-		c.long += more
+	size := 2 * len(c.in)
+	if c.need > len(c.in) {
+		size = min(size, c.need)
+	}
+	if !c.charge(&c.inLong, size) {
+		c.talk.busy(c)
+		c.flush()
+		return errEnd
 	}
 	b := make([]byte, size)
-	c.w = copy(b, c.in[c.r:c.w])
-	c.in, c.r = b, 0
+	c.w = copy(b, c.in[:c.w])
+	c.in = b
 	return nil
 }
 
 // flush sends the answers.
 func (c *conn) flush() error {
-	if len(c.out) == 0 {
+	out := c.out
+	if len(out) == 0 {
 		return nil
 	}
-	// The deadline is renewed now and then only, as that costs about as much as a command.
-	if now := time.UnixMilli(c.now); now.Add(stallMax).After(c.writable) {
-		c.writable = time.Now().Add(3 * stallMax / 2)
-		c.nc.SetWriteDeadline(c.writable)
+	c.out = out[:0]
+	return c.write(out)
+}
+
+// write sends bytes.
+func (c *conn) write(out []byte) (err error) {
+	for len(out) > 0 && err == nil {
+		part := out[:min(len(out), paceBytes)]
+		out = out[len(part):]
+		// The deadline is renewed now and then only, as that costs about as much as a command.
+		if now := time.UnixMilli(c.now); now.Add(stallMax).After(c.writable) {
+			c.writable = time.Now().Add(3 * stallMax / 2)
+			c.nc.SetWriteDeadline(c.writable)
+		}
+		err = c.writePart(part)
+		if len(part) >= flushAt { // it may have taken long
+			c.now = store.Now()
+		}
 	}
-	out := c.out
-	c.out = c.out[:0]
+	return err
+}
+
+func (c *conn) writePart(out []byte) error {
 	if c.fd >= 0 {
 		n, err := rawio.Write(c.fd, out)
 		if n == len(out) || err != nil && err != syscall.EAGAIN {
@@ -273,12 +350,28 @@ func (c *conn) flush() error {
 	return err
 }
 
-// do applies an operation; its value is in the connection's scratch memory.
+// put adds bytes to the answers. A long value is written at once, so that it is not copied. An
+// error of that ends the connection.
+func (c *conn) put(b []byte) {
+	if len(b) <= longLeast {
+		c.out = append(c.out, b...)
+	} else if c.flush() != nil || c.write(b) != nil {
+		c.ended = true
+	}
+}
+
+// do applies an operation; its value is in the connection's scratch memory. KindBusy: the value is
+// long, and other connections have too many of these.
 func (c *conn) do(o *op.Op) (op.Result, error) {
 	c.op = *o // so that callers' need no memory of the heap
 	res, err := c.server.cfg.Backend.Do(c.ctx, &c.op, c.value[:0])
 	if res.Value != nil {
 		c.value = res.Value
+		if n := cap(c.value); (n > longLeast || c.valueLong > 0) && !c.charge(&c.valueLong, n) {
+			c.value = nil
+			c.charge(&c.valueLong, 0)
+			return op.Result{}, sigma.Errorf("text.Server", sigma.KindBusy, "too many long values are on their way; try again")
+		}
 	}
 	return res, err
 }

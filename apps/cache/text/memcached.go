@@ -24,6 +24,8 @@ const (
 	monthSeconds  = 30 * 24 * 3600 // more is a time since 1970
 )
 
+func (p *memcached) rest() { p.words = nil }
+
 func (p *memcached) busy(c *conn) { c.line("SERVER_ERROR out of memory for long commands; try again") }
 
 func (c *conn) line(s string) { c.out = append(append(c.out, s...), "\r\n"...) }
@@ -32,7 +34,7 @@ func (p *memcached) command(c *conn, b []byte) (used, need int, err error) {
 	if p.skip > 0 {
 		used = min(p.skip, len(b))
 		p.skip -= used
-		return used, 0, nil
+		return used, min(p.skip, 1), nil
 	}
 	end := bytes.IndexByte(b[:min(len(b), cachedLineMax)], '\n')
 	switch {
@@ -161,8 +163,10 @@ func (c *conn) retrieve(keys [][]byte, versions bool, exptime []byte) {
 		if versions {
 			c.out = strconv.AppendUint(append(c.out, ' '), r.Version, 10)
 		}
-		c.out = append(append(append(c.out, "\r\n"...), r.Value...), "\r\n"...)
-		if len(c.out) >= flushAt && c.flush() != nil {
+		c.out = append(c.out, "\r\n"...)
+		c.put(r.Value)
+		c.out = append(c.out, "\r\n"...)
+		if c.ended || len(c.out) >= flushAt && c.flush() != nil {
 			c.ended = true
 			return
 		}
@@ -212,7 +216,7 @@ func (p *memcached) store(c *conn, w [][]byte, b []byte, end int) (used, need in
 	if n > c.server.cfg.Backend.Store().ValueMax() {
 		c.line("SERVER_ERROR object too large for cache")
 		p.skip = n + 2
-		return end, 0, nil
+		return end, 1, nil
 	}
 	if len(b) < end+n+2 {
 		return 0, end + n + 2, nil

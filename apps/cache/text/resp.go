@@ -24,6 +24,12 @@ const (
 	commandMax = 16 << 20
 )
 
+func (p *resp) rest() {
+	if p.count == 0 {
+		p.ends, p.args = nil, nil
+	}
+}
+
 func (p *resp) busy(c *conn) {
 	c.out = append(c.out, "-ERR too many long commands are on their way; try again\r\n"...)
 }
@@ -145,6 +151,11 @@ func (p *resp) execute(c *conn, args [][]byte) {
 	}
 	cmd, is := respCommands[string(name)]
 	switch {
+	case !is && (string(name) == "POST" || string(name) == "HOST:"):
+		// A browser that a web page has send a request here: its body is not to be taken for
+		// commands.
+		c.fail("Protocol error: this is not HTTP")
+		c.ended = true
 	case !is:
 		c.fail("unknown command '" + clean(args[0]) + "'")
 	case len(args) < cmd.least || cmd.most > 0 && len(args) > cmd.most:
@@ -174,7 +185,8 @@ func (c *conn) mark(m byte, n int64) {
 
 func (c *conn) bulk(b []byte) {
 	c.mark('$', int64(len(b)))
-	c.out = append(append(c.out, b...), "\r\n"...)
+	c.put(b)
+	c.out = append(c.out, "\r\n"...)
 }
 
 func (c *conn) texts(all ...string) {

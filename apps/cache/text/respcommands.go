@@ -228,7 +228,7 @@ func (c *conn) mget(args [][]byte) {
 		} else {
 			c.bulk(r.Value)
 		}
-		if len(c.out) >= flushAt && c.flush() != nil {
+		if c.ended || len(c.out) >= flushAt && c.flush() != nil {
 			c.ended = true
 			return
 		}
@@ -295,7 +295,7 @@ func (c *conn) ttl(args [][]byte, unit int64) {
 	case r.Expiry == 0:
 		c.integer(-1)
 	default:
-		c.integer((r.Expiry - c.now + unit/2) / unit)
+		c.integer(max(0, (r.Expiry-c.now+unit/2)/unit)) // the owner's clock may be behind
 	}
 }
 
@@ -329,8 +329,11 @@ func (c *conn) typeOf(args [][]byte) {
 }
 
 const (
-	scanMost   = 1000 // keys of one answer
-	patternMax = 256  // bytes
+	scanMost   = 1000     // keys of one answer
+	scanStep   = 32       // keys that are looked at between two looks at scanBytes
+	scanBytes  = 64 << 10 // of keys that are looked at for one answer, about
+	patternMax = 256      // bytes
+	configMost = 16       // patterns of CONFIG GET
 )
 
 // scan is SCAN cursor [MATCH pattern] [COUNT n] [TYPE type].
@@ -366,9 +369,13 @@ func (c *conn) scan(args [][]byte) {
 		}
 	}
 	var keys [][]byte
-	next := c.server.cfg.Backend.Store().Scan(cursor, int(min(count, scanMost)), c.now, func(key []byte) {
-		keys = append(keys, bytes.Clone(key))
-	})
+	most, size, next := int(min(count, scanMost)), 0, cursor
+	for more := true; more; more = next != 0 && len(keys) < most && size < scanBytes {
+		next = c.server.cfg.Backend.Store().Scan(next, min(most-len(keys), scanStep), c.now, func(key []byte) {
+			keys = append(keys, bytes.Clone(key))
+			size += len(key)
+		})
+	}
 	// Not while the store is locked, as a pattern may take long.
 	keys = slices.DeleteFunc(keys, func(key []byte) bool { return none || !matches(pattern, key) })
 	c.array(2)
@@ -409,6 +416,10 @@ func (c *conn) ping(args [][]byte) {
 func (c *conn) config(args [][]byte) {
 	switch strings.ToUpper(clean(args[1])) {
 	case "GET":
+		if len(args) > 2+configMost {
+			c.fail("too many patterns")
+			return
+		}
 		known := []string{"maxmemory", fmt.Sprint(c.server.cfg.Backend.Store().Stats().Limit),
 			"maxmemory-policy", "s3-fifo",
 			"maxclients", strconv.Itoa(c.server.cfg.ConnsMax), "save", "", "appendonly", "no", "databases", "1"}

@@ -28,8 +28,8 @@ type Config struct {
 	// ConnsMax bounds connections, so that as many half-open ones take about 100 MiB. More get an
 	// error. 0 = 10,000, as of Redis.
 	ConnsMax int
-	// LongMax bounds the bytes of commands of more than 64 KiB that are on their way, of all
-	// connections together. 0 = 64 MiB.
+	// LongMax bounds the bytes of commands and values of more than 64 KiB that are on their way, of
+	// all connections together. 0 = 64 MiB.
 	LongMax int64
 }
 
@@ -38,10 +38,12 @@ const (
 	longDefault  = 64 << 20
 
 	bufferFirst = 4 << 10  // of a connection that is silent
-	longLeast   = 64 << 10 // a command of more counts for LongMax
+	longLeast   = 64 << 10 // a command or value of more counts for LongMax
 	flushAt     = 64 << 10 // bytes of answers that are gathered
 	// stallMax is how long a client may take to go on with a command, or to read what it was sent.
 	stallMax = 30 * time.Second
+	// paceBytes is after how many bytes of a command or answer that time begins again.
+	paceBytes = 1 << 20
 	// drainMax is how long a server that ends waits for clients to send the rest of commands.
 	drainMax = time.Second
 )
@@ -123,7 +125,7 @@ func (s *Server) remove(c *conn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.conns, c)
-	s.long.Add(-c.long)
+	s.long.Add(-c.inLong - c.valueLong)
 	s.tasks.Done()
 }
 

@@ -109,6 +109,7 @@ func TestRESP(t *testing.T) {
 		{"CLIENT SETNAME x", "+OK"},
 		{"HELLO 3", "-NOPROTO unsupported protocol version"}, {"COMMAND DOCS", "*0"},
 		{"CONFIG GET appendonly", "*2\r\n$10\r\nappendonly\r\n$2\r\nno"},
+		{"CONFIG GET" + strings.Repeat(" *", 17), "-ERR too many patterns"},
 		{"FLUSHALL", "+OK"}, {"DBSIZE", ":0"}, {"NONE", "-ERR unknown command 'NONE'"},
 		{"GET", "-ERR wrong number of arguments for 'get' command"},
 	} {
@@ -175,6 +176,8 @@ func TestMalformed(t *testing.T) {
 			"-ERR Protocol error: invalid bulk length"},
 		"a bulk that is long": {"*1\r\n$1\r\nPING\r\n",
 			"-ERR Protocol error: a bulk string has another length than it says"},
+		"a web page":           {"POST / HTTP/1.1\r\nHost: x\r\n\r\nSET k v\r\n", "-ERR Protocol error: this is not HTTP"},
+		"its next line":        {"Host: x\r\n\r\nSET k v\r\n", "-ERR Protocol error: this is not HTTP"},
 		"an endless word":      {"P" + strings.Repeat("I", 70_000), "-ERR Protocol error: too big inline request"},
 		"an endless line":      {"get " + strings.Repeat("k", 70_000), "CLIENT_ERROR line is too long"},
 		"a value without end":  {"set k 0 0 1\r\nxyz\r\n", "CLIENT_ERROR bad data chunk"},
@@ -282,6 +285,11 @@ func TestTCP(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	c.SetReadDeadline(time.Now().Add(confirmAfter + confirmAfter/4))
+	if _, err := c.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) { // it is silent for a while
+		t.Fatal(err)
+	}
+	c.SetReadDeadline(time.Now().Add(30 * time.Second))
 	go func() {
 		io.WriteString(c, strings.Repeat(array("STRLEN", "k"), 50_000))
 		c.CloseWrite()
