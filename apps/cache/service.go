@@ -7,6 +7,7 @@ import (
 	"net"
 	"strconv"
 	"sync/atomic"
+	"time"
 
 	"sigmaos.dev/apps/cache/op"
 	"sigmaos.dev/apps/cache/store"
@@ -58,6 +59,10 @@ type MemberStats struct {
 }
 
 const hotTold = 16
+
+// callsMax is how many connections a member has besides those that text protocols may have. Half of
+// the files that text.Config leaves are for others: connections to members, and what sdk has open.
+const callsMax = 512
 
 // Alone is a cache of one member that is not in a fleet: the backend of a text server that is an
 // ordinary program.
@@ -113,6 +118,7 @@ func Open(c *sdk.Client, opts Options) (m *Member, err error) {
 		return nil, err
 	}
 	members := c.Dialer(m.fleet.Dir())
+	m.calls.ConnsMax = m.texts.ConnsMax() + callsMax
 	m.others = call.NewRouter(members.Find, call.Config{MessageMax: messageMax})
 	m.all = call.NewGroup(members.Members, call.Config{})
 	return m, nil
@@ -132,8 +138,10 @@ func (m *Member) gain(_ context.Context, r member.Range, _ []byte) error {
 	return nil
 }
 
-// handoff gives a range away, without its items.
-func (m *Member) handoff(context.Context, member.Range, string) ([]byte, error) { return nil, nil }
+// handoff gives a range away, without its items: they are not valid here any more.
+func (m *Member) handoff(ctx context.Context, r member.Range, _ string) ([]byte, error) {
+	return nil, m.gain(ctx, r, nil)
+}
 
 func (m *Member) register() error {
 	m.calls.Other = func(ctx context.Context, nc net.Conn, first []byte) { m.texts.ServeConn(ctx, nc, first) }
@@ -170,8 +178,30 @@ func (m *Member) handle(ctx context.Context, arg, reply []byte) ([]byte, error) 
 	return res.Encode(reply), nil
 }
 
-// Do implements op.Keys for the text protocols: here, or by the owner.
+// answerMax bounds the wait of a text protocol's command for another member.
+const answerMax = 10 * time.Second
+
+// ended is a context that has ended: nothing waits in it.
+var ended = func() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx
+}()
+
+// Do implements op.Keys for the text protocols: here, or by the owner. KindTimeout,
+// KindUnavailable: no member has answered for answerMax.
 func (m *Member) Do(ctx context.Context, o *op.Op, buf []byte) (op.Result, error) {
+	if done, err := m.fleet.Use(ended, rangeOf(o.Key)); err == nil {
+		defer done()
+		return op.Apply(m.items, o, store.Now(), buf)
+	}
+	ctx, cancel := context.WithTimeout(ctx, answerMax)
+	defer cancel()
+	return m.await(ctx, o, buf)
+}
+
+// await applies an operation once it is known who has the key.
+func (m *Member) await(ctx context.Context, o *op.Op, buf []byte) (op.Result, error) {
 	number := rangeOf(o.Key)
 	done, err := m.fleet.Use(ctx, number)
 	if err == nil {
@@ -194,7 +224,11 @@ func route(ctx context.Context, r *call.Router, o *op.Op, number int) (op.Result
 }
 
 // Flush implements text.Backend: all members flush.
-func (m *Member) Flush(ctx context.Context) error { return flush(ctx, m.all) }
+func (m *Member) Flush(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, answerMax)
+	defer cancel()
+	return flush(ctx, m.all)
+}
 
 func flush(ctx context.Context, all *call.Group) error {
 	answers, err := all.Call(ctx, flushMethod, nil)

@@ -20,6 +20,10 @@ import (
 	"sigmaos.dev/sigma"
 )
 
+// heapMin is what the heap may have however small the cache is: values on their way to clients need
+// it.
+const heapMin = 24 << 20
+
 // flags are what the program can be told.
 type flags struct {
 	memory string
@@ -33,7 +37,7 @@ func main() {
 	flag.StringVar(&f.memory, "memory", "64MiB", "bytes of items and what finds them; the proc needs a quarter more")
 	flag.StringVar(&f.dir, "dir", "", "directory of the members, if no fleet starts the program")
 	flag.StringVar(&f.listen, "listen", "", "serve outside of sigmaOS, at an address of the loopback")
-	flag.IntVar(&f.conns, "connections", 0, "connections of stock clients at most; 0 = 10,000")
+	flag.IntVar(&f.conns, "connections", 0, "connections of stock clients at most; 0 = 10,000, or what open files allow")
 	flag.Parse()
 	if err := run(context.Background(), f); err != nil {
 		fmt.Fprintln(os.Stderr, "cache:", err)
@@ -49,7 +53,8 @@ func run(ctx context.Context, f flags) error {
 	if err != nil {
 		return err
 	}
-	debug.SetGCPercent(400) // items are not on the heap, which is small
+	debug.SetMemoryLimit(max(heapMin, int64(memory/4/8*7))) // items are not on the heap
+	debug.SetGCPercent(400)                                 // up to the limit
 	if f.listen != "" {
 		return alone(ctx, f, memory)
 	}

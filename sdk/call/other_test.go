@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"net"
+	"sync"
 	"testing"
 	"time"
 
@@ -44,4 +45,26 @@ func TestOther(t *testing.T) {
 	}
 	silent, _ := dial(t.Context())
 	silent.Close()
+}
+
+// Goal: a server has no more connections than it may, and others when these have ended.
+func TestConnsMax(t *testing.T) {
+	s := NewServer(Config{})
+	s.ConnsMax = 1
+	for range 2 {
+		var served sync.WaitGroup
+		var clients []net.Conn
+		for _, want := range []error{nil, io.EOF} {
+			client, server := net.Pipe()
+			clients = append(clients, client)
+			served.Go(func() { s.ServeConn(t.Context(), server, sigma.Principal{}) })
+			if _, err := client.Read(make([]byte, 64)); err != want { // the hello
+				t.Errorf("got %v, want %v", err, want)
+			}
+		}
+		for _, c := range clients {
+			c.Close()
+		}
+		served.Wait()
+	}
 }

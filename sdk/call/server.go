@@ -31,6 +31,10 @@ type Server struct {
 	// connection. It closes the connection, and returns when it has ended, or soon after ctx. A
 	// connection that says nothing for 10 s is closed. Set it before Serve.
 	Other func(ctx context.Context, nc net.Conn, first []byte)
+	// ConnsMax bounds the connections at a time, those of Other too; more are closed at once. 0 =
+	// no bound. Set it before Serve.
+	ConnsMax int
+	serving  atomic.Int64 // connections
 
 	cfg   Config
 	stats stats
@@ -146,6 +150,11 @@ func (s *Server) serve(ctx context.Context, accept func() (net.Conn, sigma.Princ
 func (s *Server) ServeConn(ctx context.Context, nc net.Conn, p sigma.Principal) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	defer s.serving.Add(-1)
+	if n := s.serving.Add(1); s.ConnsMax > 0 && n > int64(s.ConnsMax) {
+		nc.Close()
+		return
+	}
 	in := input{limited: true}
 	nc.SetReadDeadline(time.Now().Add(helloMax))
 	if s.Other != nil && !s.mine(ctx, nc, &in) {

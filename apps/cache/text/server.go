@@ -8,6 +8,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"sigmaos.dev/apps/cache/op"
 	"sigmaos.dev/apps/cache/store"
 	"sigmaos.dev/sigma"
@@ -26,7 +28,8 @@ type Backend interface {
 type Config struct {
 	Backend Backend
 	// ConnsMax bounds connections, so that as many half-open ones take about 100 MiB. More get an
-	// error. 0 = 10,000, as of Redis.
+	// error. 0 = 10,000, as of Redis, or filesSpare less than the process may have files if that is
+	// less.
 	ConnsMax int
 	// LongMax bounds the bytes of commands and values of more than 64 KiB that are on their way, of
 	// all connections together. 0 = 64 MiB.
@@ -35,6 +38,7 @@ type Config struct {
 
 const (
 	connsDefault = 10_000
+	filesSpare   = 1024
 	longDefault  = 64 << 20
 
 	bufferFirst = 4 << 10  // of a connection that is silent
@@ -71,12 +75,19 @@ func New(cfg Config) (*Server, error) {
 	}
 	if cfg.ConnsMax == 0 {
 		cfg.ConnsMax = connsDefault
+		var files unix.Rlimit
+		if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err == nil && files.Cur < connsDefault+filesSpare {
+			cfg.ConnsMax = max(1, int(files.Cur)-filesSpare)
+		}
 	}
 	if cfg.LongMax == 0 {
 		cfg.LongMax = longDefault
 	}
 	return &Server{cfg: cfg, began: time.Now(), commands: len(respCommands), conns: map[*conn]bool{}}, nil
 }
+
+// ConnsMax is how many connections there may be.
+func (s *Server) ConnsMax() int { return s.cfg.ConnsMax }
 
 // Serve serves all who connect to l until it is closed, and gives its error. Connections go on.
 func (s *Server) Serve(ctx context.Context, l net.Listener) error {
