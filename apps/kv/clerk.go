@@ -133,7 +133,7 @@ func (c *Clerk) follow() {
 		text, id, err := c.realm.Get(c.life, path)
 		var now *layout.Config
 		if err == nil {
-			now, err = layout.Parse(text)
+			now, err = layout.ParseOf(c.name, text)
 		}
 		c.learn(now, err)
 		switch {

@@ -91,10 +91,18 @@ func each[T any](ctx context.Context, shards map[uint16]T, do func(context.Conte
 
 // Range lists keys of one shard in order: from first on, up to last, which is not among them ("" =
 // to the end), limit of them at most. Each page of up to 256 KiB is read at one moment.
-func (c *Clerk) Range(ctx context.Context, shard uint16, first, last string, limit int) (items []Item, err error) {
+func (c *Clerk) Range(ctx context.Context, shard uint16, first, last string, limit int) ([]Item, error) {
+	return c.pages(ctx, store.Request{Op: store.Range, Shard: shard, Value: []byte(last)}, first, limit)
+}
+
+// Keys is Range to the end without values.
+func (c *Clerk) Keys(ctx context.Context, shard uint16, first string, limit int) ([]Item, error) {
+	return c.pages(ctx, store.Request{Op: store.Range, Shard: shard, TTL: 1}, first, limit)
+}
+
+func (c *Clerk) pages(ctx context.Context, q store.Request, first string, limit int) (items []Item, err error) {
 	for len(items) < limit {
-		q := store.Request{Op: store.Range, Shard: shard, If: uint64(min(limit-len(items), store.BatchMax)),
-			Value: []byte(last)}
+		q.If = uint64(min(limit-len(items), store.BatchMax))
 		var page []store.Item
 		var bad error
 		_, err := c.do(ctx, &q, first, func(r store.Result) { page, bad = store.ParseItems(r.Value) })

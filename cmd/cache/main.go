@@ -37,7 +37,8 @@ func main() {
 	flag.StringVar(&f.memory, "memory", "64MiB", "bytes of items and what finds them; the proc needs a quarter more")
 	flag.StringVar(&f.dir, "dir", "", "directory of the members, if no fleet starts the program")
 	flag.StringVar(&f.listen, "listen", "", "serve outside of sigmaOS, at an address of the loopback")
-	flag.IntVar(&f.conns, "connections", 0, "connections of stock clients at most; 0 = 10,000, or what open files allow")
+	flag.IntVar(&f.conns, "connections", 0,
+		"connections of stock clients at most; 0 = 10,000, or what open files allow")
 	flag.Parse()
 	if err := run(context.Background(), f); err != nil {
 		fmt.Fprintln(os.Stderr, "cache:", err)

@@ -370,7 +370,8 @@ func (c *conn) do(o *op.Op) (op.Result, error) {
 		if n := cap(c.value); (n > longLeast || c.valueLong > 0) && !c.charge(&c.valueLong, n) {
 			c.value = nil
 			c.charge(&c.valueLong, 0)
-			return op.Result{}, sigma.Errorf("text.Server", sigma.KindBusy, "too many long values are on their way; try again")
+			return op.Result{}, sigma.Errorf("text.Server", sigma.KindBusy,
+				"too many long values are on their way; try again")
 		}
 	}
 	return res, err

@@ -113,7 +113,7 @@ func (b *balancer) look(ctx context.Context) (sigma.Version, error) {
 	if err != nil {
 		return 0, err
 	}
-	cfg, err := layout.Parse(text)
+	cfg, err := layout.ParseOf(b.name, text)
 	if err != nil {
 		return 0, err
 	}
@@ -247,7 +247,7 @@ func Change(ctx context.Context, c *sdk.Client, name string,
 		if err != nil {
 			return 0, err
 		}
-		cfg, err := layout.Parse(text)
+		cfg, err := layout.ParseOf(name, text)
 		if err != nil {
 			return 0, err
 		}

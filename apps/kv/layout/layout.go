@@ -24,6 +24,8 @@ const (
 	NameMax     = 24 // bytes of a store's name
 	GroupsMax   = 60
 	ReplicasMax = 5
+	// NextMax bounds the numbers of groups, all of which a balancer that begins looks at.
+	NextMax = 10_000
 	// MovesMax bounds the moves that are under way at a time.
 	MovesMax = 2
 	// SizeMax bounds the file.
@@ -90,6 +92,18 @@ func Parse(text []byte) (*Config, error) {
 	return c, nil
 }
 
+// ParseOf is Parse for the configuration of a store: one of another name is refused, since a name
+// leads to the procs and files of a store.
+func ParseOf(name string, text []byte) (*Config, error) {
+	c, err := Parse(text)
+	if err == nil && c.Name != name {
+		return nil, &sigma.Error{Op: "layout.ParseOf", Path: File(name), Kind: sigma.KindInvalid,
+			Msg:  fmt.Sprintf("the configuration of %s is that of a store %s", name, c.Name),
+			Hint: "the file config of a store is written by sigma kv and its balancers only"}
+	}
+	return c, err
+}
+
 // Text is the configuration as its file has it.
 func (c *Config) Text() []byte {
 	text, _ := json.MarshalIndent(c, "", " ") // maps of numbers and strings have no errors
@@ -112,8 +126,8 @@ func (c *Config) Check() error {
 		return wrong("a store has a power of two of shards, %d at most, not %d", store.ShardsMax, n)
 	case c.Want < 1 || c.Want > GroupsMax || len(c.Groups) > 2*GroupsMax:
 		return wrong("a store has 1 to %d groups, not %d", GroupsMax, c.Want)
-	case c.Epoch == 0 || c.Next == 0:
-		return wrong("the epoch or the next group is 0")
+	case c.Epoch == 0 || c.Next == 0 || c.Next > NextMax:
+		return wrong("the epoch or the next group is 0, or the next group is above %d", NextMax)
 	}
 	for id := range c.Groups {
 		if id == 0 || id >= c.Next {
@@ -274,7 +288,7 @@ func (c *Config) resize() (changed bool) {
 		}
 	}
 	slices.Sort(groups)
-	for ; len(groups) < c.Want; changed = true {
+	for ; len(groups) < c.Want && c.Next < NextMax; changed = true {
 		c.Groups[c.Next] = Group{}
 		groups = append(groups, c.Next)
 		c.Next++

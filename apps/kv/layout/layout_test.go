@@ -3,6 +3,8 @@ package layout
 import (
 	"math/rand/v2"
 	"testing"
+
+	"sigmaos.dev/sigma"
 )
 
 // settle lets all moves arrive until nothing is to change, and counts moves.
@@ -100,6 +102,23 @@ func TestBegin(t *testing.T) {
 	}
 	if c = c.Arrived(0, 2); c.Owners[0] != 2 || c.Epoch != 3 {
 		t.Error(c)
+	}
+}
+
+// Goal: the configuration of one store does not pass for that of another one, and the numbers of
+// groups have a bound.
+func TestParseOf(t *testing.T) {
+	text := New("orders", "/p", 4, 1, 1).Text()
+	if c, err := ParseOf("orders", text); err != nil || c.Name != "orders" {
+		t.Error(c, err)
+	}
+	if c, err := ParseOf("rm-me", text); sigma.KindOf(err) != sigma.KindInvalid {
+		t.Errorf("the configuration of another store: %v, %v", c, err)
+	}
+	many := New("orders", "/p", 4, 1, 1)
+	many.Next = NextMax + 1
+	if err := many.Check(); sigma.KindOf(err) != sigma.KindInvalid {
+		t.Errorf("%d groups: %v", many.Next, err)
 	}
 }
 

@@ -282,7 +282,7 @@ func (m *Member) config(ctx context.Context) (*layout.Config, error) {
 	if err != nil {
 		return nil, err
 	}
-	return layout.Parse(text)
+	return layout.ParseOf(m.name, text)
 }
 
 // found gives the group its first shards, if it has begun and has none yet.

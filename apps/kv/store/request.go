@@ -68,7 +68,7 @@ type Request struct {
 	Client uint64 // of the session; 0 = none
 	Seq    uint64 // grows with each request of a session
 	If     uint64 // version that the key must have for IfVersion, 0 = it must be missing; of Range: most items
-	TTL    uint64 // milliseconds after which the key is gone; 0 = never
+	TTL    uint64 // milliseconds after which the key is gone; 0 = never; of Range: other than 0 = no values
 	Key    []byte // of Range: the first
 	Value  []byte // of Range: the end, which is not part of it; empty = none
 }

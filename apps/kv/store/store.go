@@ -332,6 +332,9 @@ func (h *shard) page(q *Request, clock uint64, reply []byte) []byte {
 			return false
 		}
 		if !past(i, clock) {
+			if q.TTL != 0 {
+				i.value = ""
+			}
 			found = append(found, Item{key, i.value, i.version, i.expires})
 			size += len(key) + len(i.value) + itemLeast
 		}

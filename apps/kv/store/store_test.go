@@ -138,6 +138,11 @@ func TestRange(t *testing.T) {
 	if items, err = ParseItems(r.Value); err != nil || len(items) != 2 || items[1].Value != "99" || r.Version != 3 {
 		t.Error(items, r.Version, err)
 	}
+	r = g.do(Request{Op: Range, Key: []byte("k10"), If: 2, TTL: 1})
+	items, err = ParseItems(r.Value)
+	if err != nil || len(items) != 2 || items[0].Value != "" || items[0].Version == 0 {
+		t.Errorf("without values: %+v, %v", items, err)
+	}
 }
 
 // Goal: a watch gets all changes of its keys in order, or is told that it missed some.

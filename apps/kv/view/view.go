@@ -1,11 +1,11 @@
 // Package view is the tree of a kv store: a directory for each shard, and in it a file for each
-// key. Files can be read, written and removed; a write replaces the value when the file is closed
-// or synced.
+// key. Files can be read, written and removed; what was written replaces the value when the file is
+// closed or synced, and the error of that is the writer's. A writer that dies changes nothing.
 //
 // It promises: a file that is opened has the value that its key had then. It assumes a clerk of the
-// store. It costs a request for each file that is opened or looked at, and a listing of the shard
-// for each directory that is opened. Keys of more than 255 bytes as they are written in a path are
-// not listed. Users: apps/kv/balancer.
+// store. It costs a request for each file that is opened or looked at, and a listing of the shard,
+// without values, for each directory that is opened. Keys of more than 255 bytes as they are
+// written in a path are not listed. Users: apps/kv/balancer.
 //
 // Locks: file.mu alone.
 package view
@@ -17,7 +17,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"time"
 
 	"sigmaos.dev/apps/kv"
 	"sigmaos.dev/apps/kv/layout"
@@ -29,9 +28,6 @@ import (
 // listMax bounds the keys of one listing.
 const listMax = 65536
 
-// closeMax bounds the write of a file that is closed.
-const closeMax = 10 * time.Second
-
 // nameMax bounds a name of a path.
 const nameMax = 255
 
@@ -42,13 +38,16 @@ type Clerk interface {
 	Put(ctx context.Context, key string, value []byte, o kv.Options) (version uint64, err error)
 	PutIf(ctx context.Context, key string, version uint64, value []byte, o kv.Options) (uint64, error)
 	Delete(ctx context.Context, key string) error
-	Range(ctx context.Context, shard uint16, first, last string, limit int) ([]kv.Item, error)
+	Keys(ctx context.Context, shard uint16, first string, limit int) ([]kv.Item, error)
 }
 
 // Tree is a store as a tree.
 type Tree struct{ Clerk }
 
-var _ sigma.Tree = Tree{}
+var (
+	_ sigma.Tree      = Tree{}
+	_ sigma.Publisher = (*file)(nil)
+)
 
 // Attach implements sigma.Tree.
 func (t Tree) Attach(context.Context, sigma.Principal, string) (sigma.File, error) {
@@ -189,17 +188,14 @@ func (d *dir) Open(ctx context.Context, f sigma.OpenFlags) error {
 		}
 		return nil
 	}
-	items, err := d.clerk.Range(ctx, uint16(d.shard), "", "", listMax)
-	if err != nil {
-		return err
-	}
+	items, err := d.clerk.Keys(ctx, uint16(d.shard), "", listMax)
 	for _, i := range items {
 		if name := Name(i.Key); len(name) <= nameMax {
 			f := file{shard: d.shard, key: i.Key, version: i.Version}
 			d.list = append(d.list, sigma.DirEntry{Name: name, ID: f.FileID()})
 		}
 	}
-	return nil
+	return err
 }
 
 // ReadDir implements sigma.File.
@@ -364,6 +360,10 @@ func (f *file) WriteAt(_ context.Context, p []byte, offset uint64) (int, error) 
 	return copy(f.data[offset:], p), nil
 }
 
+// Publish implements sigma.Publisher. The handle of who wrote half of something and died is not
+// published, and the value stays.
+func (f *file) Publish(ctx context.Context) error { return f.Sync(ctx) }
+
 // Sync implements sigma.File: it puts what was written into the store.
 func (f *file) Sync(ctx context.Context) error {
 	f.mu.Lock()
@@ -380,11 +380,4 @@ func (f *file) storeLocked(ctx context.Context) error {
 		f.version, f.changed = version, false
 	}
 	return err
-}
-
-// Close implements sigma.File.
-func (f *file) Close() {
-	ctx, cancel := context.WithTimeout(context.Background(), closeMax)
-	defer cancel()
-	f.Sync(ctx)
 }

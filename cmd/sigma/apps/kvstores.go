@@ -144,7 +144,7 @@ func newKVRemoveCommand(a *app) *cobra.Command {
 			if err != nil {
 				return noStore(args[0], err)
 			}
-			cfg, err := layout.Parse(text)
+			cfg, err := layout.ParseOf(args[0], text)
 			if err != nil {
 				return err
 			}
@@ -227,7 +227,7 @@ func newKVListCommand(a *app) *cobra.Command {
 				if err != nil {
 					continue // it is being made or removed
 				}
-				if cfg, err := layout.Parse(text); err == nil {
+				if cfg, err := layout.ParseOf(e.Name, text); err == nil {
 					all = append(all, kvStore{cfg.Name, len(cfg.Groups), cfg.Replicas, len(cfg.Owners), len(cfg.Moves)})
 				}
 			}
