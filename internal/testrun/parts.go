@@ -82,7 +82,7 @@ func hasGoFiles(dir string) bool {
 
 // waitFirst are packages whose tests take longest and mostly wait. They are started first, so that
 // others have the processors meanwhile.
-var waitFirst = []string{"./trees/named", "./kernel", "./trees/s3/remote"}
+var waitFirst = []string{"./kernel", "./trees/named/member", "./trees/s3/remote", "./apps/mr"}
 
 // unitPackages is how many packages are compiled and tested at a time. It is more than there are
 // processors, because some tests wait.
