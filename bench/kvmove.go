@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
 	"os"
@@ -19,9 +20,10 @@ import (
 )
 
 const (
-	kvMoveClients = 16        // as in 000 Fig 6-2
-	kvMoveValue   = 12_500    // bytes of each of 1,000 keys of a client
-	kvMoveMemory  = sigma.GiB // of which keys may take two fifths
+	kvMoveClients = 16          // as in 000 Fig 6-2
+	kvMoveValue   = 12_500      // bytes of each of 1,000 keys of a client
+	kvMoveMemory  = sigma.GiB   // of which keys may take two fifths
+	kvMoveMax     = time.Minute // for which clients go on at most
 	kvGrowClients = 64
 	// kvGrowPart of the processors is a scaled core.
 	kvGrowPart = 16
@@ -56,9 +58,9 @@ func (s *kvSeries) between(all []float64, from, to float64) []float64 {
 // move is the part of a store that grows from one group to two while clients go on.
 func (k *kvStores) move(ctx context.Context) error {
 	const store = "move"
-	before, span := 5*time.Second, 30*time.Second
+	around := 5 * time.Second // the time that is measured before and after the move
 	if k.Quick {
-		before, span = time.Second, 6*time.Second
+		around = 1500 * time.Millisecond
 	}
 	if err := k.create(ctx, k.layout(store, 1, 1, kvMoveMemory, 300)); err != nil {
 		return err
@@ -69,22 +71,12 @@ func (k *kvStores) move(ctx context.Context) error {
 		err error
 	}
 	done := make(chan told, 1)
-	go func() { // which ends with the proc, that is with span or ctx
-		out, _, err := k.client(ctx, "follow", "ring", store, strconv.Itoa(kvMoveClients), span.String(),
+	go func() { // which ends with the proc, that is with kvMoveMax or ctx
+		out, _, err := k.client(ctx, "follow", "ring", store, strconv.Itoa(kvMoveClients), kvMoveMax.String(),
 			strconv.Itoa(kvMoveValue))
 		done <- told{out, err}
 	}()
-	began, scaled := time.Time{}, time.Time{}
-	var failed error
-	if failed = k.filled(ctx, store); failed == nil {
-		select {
-		case <-time.After(before):
-		case <-ctx.Done():
-		}
-		began = time.Now()
-		failed = k.s.command(ctx, "kv", "scale", store, "2")
-		scaled = time.Now()
-	}
+	began, scaled, failed := k.moveHalf(ctx, store, around)
 	is := <-done
 	var s kvSeries
 	if failed == nil {
@@ -120,13 +112,34 @@ func (k *kvStores) move(ctx context.Context) error {
 	return k.plotMove(&s, from, to)
 }
 
-// filled waits until the clients of a store have put all their keys.
-func (k *kvStores) filled(ctx context.Context, store string) error {
+// moveHalf has half of the keys of a store move, between two times as long as around, and then has
+// the clients stop.
+func (k *kvStores) moveHalf(ctx context.Context, store string, around time.Duration) (began, ended time.Time,
+	err error) {
 	clerk, err := kv.Open(k.s.Client, store)
 	if err != nil {
-		return err
+		return began, ended, err
 	}
 	defer clerk.Close()
+	pause := func() {
+		select {
+		case <-time.After(around):
+		case <-ctx.Done():
+		}
+	}
+	if err = k.filled(ctx, clerk); err == nil {
+		pause()
+		began = time.Now()
+		err = k.s.command(ctx, "kv", "scale", store, "2")
+		ended = time.Now()
+		pause()
+	}
+	_, stop := clerk.Put(ctx, "stop", nil, kv.Options{})
+	return began, ended, errors.Join(err, stop)
+}
+
+// filled waits until the clients of a store have put all their keys.
+func (k *kvStores) filled(ctx context.Context, clerk *kv.Clerk) error {
 	for {
 		st, err := clerk.Group(ctx, 1)
 		if err != nil || st.Bytes >= kvMoveClients*1000*kvMoveValue {

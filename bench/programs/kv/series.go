@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -23,8 +24,11 @@ const (
 	keysOfClient = 1000 // as in 000 §6.2
 )
 
-// follow has clients put and get, by turns, keys of their own until span is over. All keys have a
-// value before it begins.
+// stopKey is a key whose value ends follow.
+const stopKey = "stop"
+
+// follow has clients put and get, by turns, keys of their own until there is stopKey, or span is
+// over. All keys have a value before it begins.
 func follow(ctx context.Context, connect func(context.Context) (client, error), n, size int, span time.Duration) (
 	s series, err error) {
 	value := make([]byte, size)
@@ -52,12 +56,25 @@ func follow(ctx context.Context, connect func(context.Context) (client, error), 
 	s = series{Bucket: bucket.Seconds(), Began: float64(began.UnixMicro()) / 1e6,
 		Ops: make([]float64, int(span/bucket)+1)}
 	s.Slow = make([]float64, len(s.Ops))
+	var stopped atomic.Bool
+	looks, err := connect(ctx)
+	if err != nil {
+		return s, err
+	}
+	all.Go(func() {
+		for !stopped.Load() && time.Since(began) < span {
+			if _, err := looks.get(ctx, stopKey); err == nil {
+				stopped.Store(true)
+			}
+			time.Sleep(bucket)
+		}
+	})
 	var mu sync.Mutex // of s
 	for i, c := range clients {
 		rng := rand.New(rand.NewPCG(uint64(i), 1))
 		all.Go(func() {
 			ops, slow, failed := make([]float64, len(s.Ops)), make([]float64, len(s.Ops)), 0
-			for turn, now := 0, began; now.Sub(began) < span; turn++ {
+			for turn, now := 0, began; now.Sub(began) < span && !stopped.Load(); turn++ {
 				key := keyOf(i, rng.IntN(keysOfClient))
 				var err error
 				if turn%2 == 0 {
@@ -85,7 +102,7 @@ func follow(ctx context.Context, connect func(context.Context) (client, error), 
 		})
 	}
 	all.Wait()
-	last := len(s.Ops) - 1 // it was not over
+	last := min(int(time.Since(began)/bucket), len(s.Ops)) - 1 // which was not over
 	s.Ops, s.Slow = s.Ops[:last], s.Slow[:last]
 	return s, nil
 }
