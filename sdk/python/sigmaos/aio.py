@@ -54,9 +54,15 @@ class _Pipe:
         self.port, self.sock = port, sock
         port.transmit, port.hang_up = self.transmit, self.close
         self.loop = asyncio.get_running_loop()
-        self._open = True
-        self._writing = False
+        self._open, self._writing = True, False
         self.loop.add_reader(sock, self._readable)
+        if isinstance(port, calls.Connection) and port.server:
+            self._look(port)
+
+    def _look(self, port: calls.Connection) -> None:
+        port.look()
+        if self._open:
+            self.loop.call_later(1, self._look, port)
 
     def transmit(self) -> None:
         """Send what waits, now or when there is room."""

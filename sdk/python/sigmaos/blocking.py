@@ -79,8 +79,7 @@ class _Wait:
             now = time.monotonic()
             if (self._event is not None and self._event.happened) or (until is not None and now >= until):
                 return None
-            over = self._scope.over()
-            if over is not None:
+            if (over := self._scope.over()) is not None:
                 return over
             ends = [t - now for t in (until, self._scope.until) if t is not None]
             self._woken.wait(min(ends) if ends else None)
@@ -94,8 +93,7 @@ class _Pipe:
         self.port, self.sock = port, sock
         port.transmit, port.hang_up = self.transmit, self.hang_up
         self.thread = threading.Thread(target=self._read, name="sigmaos reader", daemon=True)
-        self._writing = threading.Lock()
-        self._crowded = False
+        self._writing, self._crowded = threading.Lock(), False
 
     def hang_up(self) -> None:
         """End the socket; its thread closes it."""
@@ -140,9 +138,12 @@ class _Pipe:
             poll = select.poll()
             poll.register(self.sock, select.POLLIN)
             more = True
+            served = self.port if isinstance(self.port, calls.Connection) and self.port.server else None
             while more:
                 poll.modify(self.sock, select.POLLIN | (select.POLLOUT if self._crowded else 0))
-                ready = poll.poll()
+                ready = poll.poll(1000 if served else None)
+                if served:
+                    served.look()
                 if self._crowded:
                     self._crowded = False
                     self.transmit()

@@ -27,10 +27,9 @@ HEAD = struct.Struct("<IBBHI")
 PIECE = 128 << 10
 BODY_MOST = PIECE + 260
 WINDOWS = (8 << 20, 16 << 20)
-MESSAGE_MOST = 4 << 20
-CALLS_MOST = 1024
-NAMES_MOST = 1024
-TRIES = 4
+MESSAGE_MOST, CALLS_MOST, NAMES_MOST, TRIES = 4 << 20, 1024, 1024, 4
+OUT_MOST, ANSWERS_MOST = 32 << 20, 64 << 20  # bytes to send, and of answers that wait for credit
+HELLO_WAIT, STALL_WAIT = 10, 30  # seconds
 
 
 def frame(kind: int, flags: int = 0, method: int = 0, call: int = 0, body: bytes = b"") -> bytes:
@@ -50,13 +49,10 @@ class Pending:
     """A call that waits for its answer."""
 
     def __init__(self, id: int) -> None:
-        self.id = id
-        self.done = Event()
-        self.reply = bytearray()
+        self.id, self.done, self.reply = id, Event(), bytearray()
         self.total = -1
         self.error: SigmaError | None = None
-        self.unseen = False
-        self.owner = ""
+        self.unseen, self.owner = False, ""
 
 
 class Call:
@@ -67,9 +63,7 @@ class Call:
         self.deadline: float | None = None
         self.trace = b""
         #: Happens when nobody wants an answer any more.
-        self.canceled = Event()
-        self.total = 0
-        self._arg = bytearray()
+        self.canceled, self.total, self._arg = Event(), 0, bytearray()
 
     @property
     def arg(self) -> bytes:
@@ -94,13 +88,10 @@ class Connection:
         self.transmit: Callable[[], None] = lambda: None
         self.hang_up: Callable[[], None] = lambda: None
         self.error: SigmaError | None = None
-        self.ended = Event()
-        self.leaving = False
-        self._greeted = False
-        self._in = bytearray()
-        self._credit = list(WINDOWS)
-        self._owed = [0, 0]
-        self._held = [0, 0]
+        self.ended, self.leaving, self._greeted, self._in = Event(), False, False, bytearray()
+        self._frames_read = self._sent = 0
+        self._seen, self._moved = [0, 0], [time.monotonic()] * 2  # by look: those two, and when they changed
+        self._credit, self._owed, self._held = list(WINDOWS), [0, 0], [0, 0]
         self._blocked: deque[tuple[int, bytes, bytes]] = deque()  # call, head, message
         self._numbers: dict[str, int] = {}
         self._names: dict[int, str] = {}
@@ -123,14 +114,11 @@ class Connection:
         if not 0 < len(name) <= 256:
             raise Invalid(f"a method's name has {len(name)} bytes")
         with self.lock:
-            if self.error is not None:
-                raise self.error
-            if self.leaving:
-                raise Unavailable("the server is leaving")
+            if self.error is not None or self.leaving:
+                raise self.error or Unavailable("the server is leaving")
             if len(self.pending) >= 4096:
                 raise Busy("too many calls are under way on this connection")
-            number = self._numbers.get(method)
-            if number is None:
+            if (number := self._numbers.get(method)) is None:
                 number = self._numbers[method] = len(self._numbers)
                 if number >= NAMES_MOST:
                     raise TooBig(f"more than {NAMES_MOST} methods on one connection")
@@ -151,10 +139,7 @@ class Connection:
                 return
             if p.total >= 0:
                 self._used(p.total)
-            queued = [x for x in self._blocked if x[0] == p.id]
-            for x in queued:
-                self._blocked.remove(x)
-            if not queued:
+            if not self._unqueue(p.id):
                 self.out += frame(CANCEL, call=p.id)
         self.transmit()
 
@@ -163,16 +148,38 @@ class Connection:
         if not isinstance(reply, SigmaError) and len(reply) > MESSAGE_MOST:
             reply = TooBig(f"the answer has {len(reply)} bytes; {MESSAGE_MOST} are possible")
         with self.lock:
-            if self.calls.pop(call.id, None) is not call or self.error is not None:
+            if self.calls.get(call.id) is not call or self.error is not None:
                 return
-            self._used(call.total)
-            if call.canceled.happened:
-                pass
-            elif isinstance(reply, SigmaError):
+            if sum(len(message) for _, _, message in self._blocked) > ANSWERS_MOST:
+                reply = Busy("too many answers wait for the caller", "", "read answers, or use more connections")
+            if isinstance(reply, SigmaError) and not call.canceled.happened:
                 self._fail_call(call.id, reply, 0)
+            if isinstance(reply, SigmaError) or call.canceled.happened:
+                self._end_call(call)
             else:
-                self._queue(call.id, HEAD.pack(0, REPLY, 0, 0, call.id), reply)
+                self._queue(call.id, HEAD.pack(0, REPLY, 0, 0, call.id), reply)  # which ends the call
+        self._send()
+
+    def _end_call(self, call: Call) -> None:
+        del self.calls[call.id]
+        self._used(call.total)
+
+    def _send(self) -> None:
+        if self.server and len(self.out) > OUT_MOST:
+            self.fail(TooBig("the peer reads nothing"))
         self.transmit()
+
+    def look(self) -> None:
+        """End the connection of a client that takes too long for its hello, half a frame, or to read."""
+        now = time.monotonic()
+        with self.lock:
+            rests = self._greeted and not self._in, not self.out
+            for i, n in enumerate((self._frames_read, self._sent)):
+                if rests[i] or n != self._seen[i]:
+                    self._seen[i], self._moved[i] = n, now
+            late = now - self._moved[0] > (STALL_WAIT if self._greeted else HELLO_WAIT)
+        if late or now - self._moved[1] > STALL_WAIT:
+            self.fail(Invalid("the client says nothing, or half, or reads nothing"))
 
     def _fail_call(self, id: int, e: SigmaError, flags: int) -> None:
         if isinstance(e, Redirected) and e.owner and not flags:
@@ -189,6 +196,10 @@ class Connection:
             self.out += frame(LEAVING)
         self.transmit()
 
+    def _unqueue(self, id: int) -> bool:
+        before, self._blocked = self._blocked, deque(x for x in self._blocked if x[0] != id)
+        return len(before) != len(self._blocked)
+
     def _queue(self, id: int, head: bytes, message: bytes) -> None:
         self._blocked.append((id, head, message))
         self._unblock()
@@ -201,6 +212,8 @@ class Connection:
                 return
             self._credit[lane] -= cost
             self._blocked.popleft()
+            if self.server:
+                self._end_call(self.calls[id])
             _, kind, flags, method, _ = HEAD.unpack_from(head)
             opening, piece, rest = head[HEAD.size :], message, b""
             flags |= FIRST
@@ -228,7 +241,7 @@ class Connection:
             return
         for p in finished:
             p.done.set()
-        self.transmit()
+        self._send()
         for call in begun:
             assert self._on_call is not None
             self._on_call(call)
@@ -240,12 +253,14 @@ class Connection:
         with self.lock:
             data = bytes(self.out)
             self.out.clear()
+            self._sent += len(data)
             return data
 
     def back(self, rest: bytes) -> None:
         """Put back what could not be sent."""
         with self.lock:
             self.out[:0] = rest
+            self._sent -= len(rest)
 
     def lost(self, cause: SigmaError | None = None) -> None:
         """Note that the socket has ended."""
@@ -279,6 +294,7 @@ class Connection:
                 break
             body = bytes(self._in[at + HEAD.size : at + HEAD.size + n])
             at += HEAD.size + n
+            self._frames_read += 1
             if not self._greeted:
                 if kind != HELLO or body != MAGIC:
                     hint = "is it a service of calls that is published there?"
@@ -290,14 +306,11 @@ class Connection:
                 self.out += frame(PONG)
             elif kind == PONG:
                 pass
-            elif self.server:
-                call = self._of_client(kind, flags, method, id, body)
-                if call is not None:
-                    begun.append(call)
-            else:
-                p = self._of_server(kind, flags, id, body)
-                if p is not None:
+            elif not self.server:
+                if (p := self._of_server(kind, flags, id, body)) is not None:
                     finished.append(p)
+            elif (call := self._of_client(kind, flags, method, id, body)) is not None:
+                begun.append(call)
         del self._in[:at]
         return begun, finished
 
@@ -335,6 +348,11 @@ class Connection:
             raise Invalid("a message in pieces that cannot be")
         return total, body[4:]
 
+    def _ignore(self, flags: int, body: bytes) -> None:
+        total, _ = self._first(flags, body)
+        self._receive(total)
+        self._used(total)
+
     def _of_server(self, kind: int, flags: int, id: int, body: bytes) -> Pending | None:
         p = self.pending.get(id)
         if kind == LEAVING:
@@ -342,11 +360,11 @@ class Connection:
             return None
         if kind == REPLY:
             owner, body = _owner(flags, body)
+            if p is None:
+                self._ignore(flags, body)
+                return None
             total, body = self._first(flags, body)
             self._receive(total)
-            if p is None:
-                self._used(total)
-                return None
             if p.total >= 0:
                 raise Invalid("a second answer")
             p.total, p.owner = total, owner
@@ -382,18 +400,18 @@ class Connection:
         if kind == CANCEL:
             if call is not None:
                 call.canceled.set()
-                if len(call._arg) < call.total:
-                    del self.calls[id]
-                    self._used(call.total)
+                if len(call._arg) < call.total or self._unqueue(id):
+                    self._end_call(call)
             return None
         if kind == DATA:
             if call is None:
+                if flags & FIRST and flags & MORE:  # of a stream that was refused, with credit of the connection
+                    self._ignore(flags, body)
                 return None
             if len(call._arg) >= call.total:
                 raise Invalid("a piece of no message")
         elif kind == CALL:
-            call = self._new_call(flags, method, id, body)
-            if call is None:
+            if (call := self._new_call(flags, method, id, body)) is None:
                 return None
             body = b""
         else:

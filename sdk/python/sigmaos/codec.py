@@ -173,8 +173,7 @@ class Struct:
     @classmethod
     def layout(cls) -> tuple[tuple[str, Codec[Any]], ...]:
         """Give the fields that are written in order, with their codecs."""
-        known = cls.__dict__.get("_known")
-        if known is None:
+        if (known := cls.__dict__.get("_known")) is None:
             fields: list[tuple[str, Codec[Any]]] = []
             for name, hint in get_type_hints(cls, include_extras=True).items():
                 if get_origin(hint) is ClassVar:

@@ -41,8 +41,7 @@ class Lease:
         self._stop = Event()
         self._ended: Event | None = None
         #: Happens when the lease is not kept any more: it was revoked, it ended, or might have.
-        self.lost = Event()
-        self.expired = False
+        self.lost, self.expired = Event(), False
 
     def keep(self) -> Op[None]:
         """Renew it in the background."""
@@ -107,8 +106,7 @@ class Membership:
         self.core, self.endpoint = core, endpoint
         self.dir = dir.rstrip("/")
         self.path = f"{self.dir}/{endpoint.proc}"
-        self._lease = 0
-        self._stop = Event()
+        self._lease, self._stop = 0, Event()
         self._ended: Event | None = None
 
     def enter(self) -> Op[None]:
@@ -196,8 +194,7 @@ class Follow:
                 if name not in now:
                     self._told.append(Change("removed", name, e))
             for name, e in now.items():
-                was = self._known.get(name)
-                if was is None:
+                if (was := self._known.get(name)) is None:
                     self._told.append(Change("created", name, e))
                 elif was.id.path != e.id.path or (e.kind != FileKind.DIR and was.id.version != e.id.version):
                     self._told.append(Change("changed", name, e))
@@ -213,8 +210,7 @@ class OpenFile:
         self.readable = flags & 3 != 1
         self.writable = flags & 3 != 0
         self.appends = bool(flags & 0o2000)
-        self.position = 0
-        self.closed = False
+        self.position, self.closed = 0, False
 
     def read(self, count: int) -> Op[bytes]:
         """Read up to count bytes at the position; none at the end of the file."""

@@ -48,9 +48,7 @@ class SigmaError(Exception):
     def __init__(self, message: str = "", path: str = "", hint: str = "", kind: int | None = None) -> None:
         super().__init__(message, path, hint)
         self.kind = self.KIND if kind is None else kind
-        self.message = message
-        self.path = path
-        self.hint = hint
+        self.message, self.path, self.hint = message, path, hint
         #: The request was certainly not sent.
         self.unsent = False
 

@@ -308,7 +308,10 @@ class _Inside(Codec[Message]):
         value.put(out)
 
     def take(self, r: Reader) -> Message:
-        return _new(r.int(1), r)
+        type = r.int(1)
+        if type == Twith.TYPE:  # before it is read, as it may have another one within it, and so on
+            raise Invalid("a message that nothing can go with")
+        return _new(type, r)
 
 
 AGAIN, SYNC, STALE = 1, 2, 4
@@ -338,8 +341,7 @@ class Twith(Message, type=144):
 
 
 def _new(type: int, r: Reader) -> Message:
-    cls = MESSAGES.get(type)
-    if cls is None:
+    if (cls := MESSAGES.get(type)) is None:
         raise Invalid(f"there is no message of type {type}")
     m = cls.take(r)
     m.check()

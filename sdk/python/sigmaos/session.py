@@ -36,8 +36,7 @@ class Event:
     """Something that happens once, and that others may wait for. Safe for threads."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._happened = False
+        self._lock, self._happened = threading.Lock(), False
         self._told: list[Callable[[], None]] = []
 
     @property
@@ -106,14 +105,11 @@ class Request(Effect):
     def __init__(self, session: Session, message: p.Message, epoch: int = ANY_EPOCH, urgent: bool = False) -> None:
         self.session, self.message, self.epoch, self.urgent = session, message, epoch, urgent
         self.tag = -1
-        self.flushed = False
-        self.answered = False
-        self.abandoned = False
+        self.flushed = self.answered = self.abandoned = False
         self.reply: p.Message | None = None
         self.fds: list[int] = []
         self.error: SigmaError | None = None
-        self.done = Event()
-        self._lock = threading.Lock()
+        self.done, self._lock = Event(), threading.Lock()
         #: Called if a reply comes that nobody waits for any more.
         self.undo: Callable[[], None] | None = None
 
@@ -177,17 +173,13 @@ class Session:
         self.hang_up: Callable[[], None] = lambda: None
         self.epoch = 0
         self.nonce: int | None = None
-        self.version = ""
-        self.usable = False
-        self.begun = False
-        self.beginning = False
+        self.version, self.usable, self.begun, self.beginning = "", False, False, False
         self.broken: SigmaError | None = None
         self.ended = Event()
         self.attached: dict[int, str] = {}
         self._pending: dict[int, Request] = {}
         self._waiting: deque[Request] = deque()
-        self._tag = 0
-        self._fid = 0
+        self._tag = self._fid = 0
         self._free_fids: list[int] = []
 
     # Requests.
@@ -293,8 +285,7 @@ class Session:
         finally:
             close_all(fds)
             for r, reply, passed in finished:
-                failure = p.error_of(reply)
-                if failure is not None:
+                if (failure := p.error_of(reply)) is not None:
                     close_all(passed)
                 r.finish(None if failure else reply, [] if failure else passed, failure)
         if again:

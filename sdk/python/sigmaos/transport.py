@@ -72,8 +72,7 @@ def _greet(sock: socket.socket, credential: str) -> None:
         raise Invalid("this is not a credential")
     sock.settimeout(CONNECT_MOST)
     sock.send(record)
-    answer = sock.recv(1025)
-    if not answer:
+    if not (answer := sock.recv(1025)):
         raise Busy("sigmaOS closed the connection before it answered", "", "try again in a moment")
     r = Reader(answer)
     good, kind, message, hint = BOOL.take(r), Int(2).take(r), STR.take(r), STR.take(r)

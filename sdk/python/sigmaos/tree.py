@@ -269,8 +269,7 @@ class Tree:
 
     def _guard(self, file: Handle, path: list[str], fenced: bool) -> Handle:
         """Give file the fence of the innermost fenced directory of path."""
-        fits = [(d, f) for d, f in self._fences if path[: len(d)] == d] if fenced else []
-        if not fits:
+        if not (fits := [(d, f) for d, f in self._fences if path[: len(d)] == d] if fenced else []):
             return file
         return replace(file, fence=max(fits, key=lambda x: len(x[0]))[1], aside=True)
 
@@ -278,8 +277,7 @@ class Tree:
         return self._at(path, lambda f, names: f.walk_to(names, follow), True, fenced)
 
     def _parent(self, path: str) -> Op[tuple[Handle, str, _Cursor]]:
-        names = parse_path(path)
-        if not names:
+        if not (names := parse_path(path)):
             raise Invalid("the root cannot be made, moved or removed", path)
         dir, c = yield from self._walk(join_path(names[:-1]))
         fence = self._guard(dir, [*c.path, names[-1]], True).fence

@@ -134,8 +134,7 @@ class Endpoint:
     def parse(text: str) -> Endpoint:
         """Read what ``str`` gives."""
         w = text.split(" ")
-        good = len(text) < 512 and len(w) == 6 and w[0] == "sigma-endpoint/1" and w[5] in ("tree", "stream")
-        if good:
+        if good := len(text) < 512 and len(w) == 6 and w[0] == "sigma-endpoint/1" and w[5] in ("tree", "stream"):
             try:
                 raw = base64.urlsafe_b64decode(w[4] + "==")
             except ValueError:

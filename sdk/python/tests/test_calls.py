@@ -11,6 +11,7 @@ import time
 import unittest
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import sigmaos
 from sigmaos import aio, blocking, calls
@@ -105,6 +106,79 @@ class TestFrames(unittest.TestCase):
         for data in (hello + calls.frame(calls.REPLY, call=1), hello + calls.frame(calls.CALL, calls.FIRST, 3, 1)):
             c = calls.Connection(lambda call: None)
             c.feed(data)
+            self.assertIsNotNone(c.error)
+
+
+class TestHostile(unittest.TestCase):
+    def setUp(self) -> None:
+        self.begun: list[sigmaos.Call] = []
+        self.c = calls.Connection(self.begun.append, frozenset(["m"]))
+        self.c.feed(calls.frame(calls.HELLO, body=calls.MAGIC) + calls.frame(calls.NAME, body=b"m"))
+
+    def test_answers_that_nobody_reads(self) -> None:
+        for id in range(1, 200):
+            self.c.feed(calls.frame(calls.CALL, calls.FIRST, 0, id))
+            self.c.answer(self.begun[-1], bytes(1 << 20))
+            if id < 16:  # it has credit, and was sent
+                self.assertNotIn(id, self.c.calls)
+        held = sum(len(x[2]) for x in self.c._blocked)
+        self.assertLessEqual(held, calls.ANSWERS_MOST + (1 << 20))
+        self.assertEqual(len(self.c.calls), len(self.c._blocked))
+        waiting = next(iter(self.c.calls))
+        self.c.feed(calls.frame(calls.CANCEL, call=waiting))
+        self.assertNotIn(waiting, self.c.calls)
+        self.c.pull()
+        while self.c.calls and self.c.error is None:
+            sent = calls.WINDOWS[1] - self.c._credit[1]
+            self.c.feed(calls.frame(calls.CREDIT, calls.BULK, body=sent.to_bytes(4, "little")))
+            self.c.pull()
+        self.assertIsNone(self.c.error)
+        self.assertEqual((len(self.c.calls), len(self.c._blocked)), (0, 0))
+
+    def test_pings_that_nobody_reads(self) -> None:
+        pings = calls.frame(calls.PING) * 100_000
+        for _ in range(calls.OUT_MOST // len(pings) + 1):
+            self.c.feed(pings)
+        self.assertIsInstance(self.c.error, sigmaos.TooBig)
+
+    def test_credit_of_refused_streams(self) -> None:
+        for id in range(1, 50):  # more than the window, if it were not returned
+            self.c.feed(calls.frame(calls.CALL, calls.FIRST | calls.STREAM, 0, id))
+            total = (1 << 20).to_bytes(4, "little")
+            self.c.feed(calls.frame(calls.DATA, calls.FIRST | calls.MORE, 0, id, total + bytes(calls.PIECE)))
+        self.assertIsNone(self.c.error)
+        self.assertEqual(self.c._held, [0, 0])
+
+    def test_slow(self) -> None:
+        with mock.patch("time.monotonic") as clock:
+            for first, wait, then, lives in (
+                (b"", 11, b"", False),
+                (calls.frame(calls.HELLO, body=calls.MAGIC), 3600, b"", True),
+                (calls.frame(calls.HELLO, body=calls.MAGIC), 3600, calls.frame(calls.PING)[:3], True),
+                (calls.frame(calls.HELLO, body=calls.MAGIC) + b"\0", 31, b"\0", False),
+            ):
+                clock.return_value = 1000.0
+                c = calls.Connection(self.begun.append)
+                c.pull()
+                if first:
+                    c.feed(first)
+                c.look()
+                clock.return_value += wait
+                c.look()
+                if then and lives:
+                    c.feed(then)
+                    c.look()
+                self.assertEqual(c.error is None, lives, (first, wait, then))
+            c = calls.Connection(self.begun.append)
+            c.feed(calls.frame(calls.HELLO, body=calls.MAGIC) + calls.frame(calls.PING))
+            for seconds in (0, 20, 20):
+                clock.return_value += seconds
+                c.back(c.pull()[1:])  # one byte was sent
+                c.look()
+            self.assertIsNone(c.error)
+            clock.return_value += 31
+            c.back(c.pull())
+            c.look()
             self.assertIsNotNone(c.error)
 
 
