@@ -110,7 +110,32 @@ func (p *proxy) run(ctx context.Context, c *sdk.Client, args []string) error {
 type relay struct {
 	max    int
 	dial   func(context.Context) (net.Conn, error)
-	failed func(error) // is told why a connection was not made; may be called at the same time
+	failed func(error) // is told why a connection was not made, once in tellEvery; may be called at the same time
+
+	mu     sync.Mutex
+	told   time.Time // mu; when failed was called last
+	untold int       // mu; failures since
+}
+
+// tellEvery bounds the lines of a proxy that many programs try to use in vain.
+const tellEvery = time.Second
+
+// tell reports a failure, unless another one was reported just now.
+func (r *relay) tell(err error) {
+	r.mu.Lock()
+	now := time.Now()
+	if now.Sub(r.told) < tellEvery {
+		r.untold++
+		r.mu.Unlock()
+		return
+	}
+	untold := r.untold
+	r.told, r.untold = now, 0
+	r.mu.Unlock()
+	if untold > 0 {
+		err = fmt.Errorf("%w (and %d more before)", err, untold)
+	}
+	r.failed(err)
 }
 
 // serve serves until ctx ends, and then ends all connections.
@@ -132,7 +157,7 @@ func (r *relay) serve(ctx context.Context, l net.Listener) error {
 		case errors.Is(err, net.ErrClosed):
 			return err
 		case err != nil:
-			r.failed(err)
+			r.tell(err)
 			select {
 			case <-ctx.Done():
 			case <-time.After(acceptPause):
@@ -147,7 +172,7 @@ func (r *relay) serve(ctx context.Context, l net.Listener) error {
 			})
 		default:
 			nc.Close()
-			r.failed(&sigma.Error{Op: "sigma.proxy", Kind: sigma.KindBusy,
+			r.tell(&sigma.Error{Op: "sigma.proxy", Kind: sigma.KindBusy,
 				Msg: fmt.Sprintf("there are %d connections already", r.max), Hint: "--connections allows more"})
 		}
 	}
@@ -161,7 +186,7 @@ func (r *relay) connect(ctx context.Context, client net.Conn) {
 	cancel()
 	if err != nil {
 		if ctx.Err() == nil {
-			r.failed(err)
+			r.tell(err)
 		}
 		return
 	}

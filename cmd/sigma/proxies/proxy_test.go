@@ -7,6 +7,7 @@ import (
 	"net"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -111,4 +112,19 @@ func TestBounds(t *testing.T) {
 	if _, err := first.Read(make([]byte, 1)); err == nil {
 		t.Error("a connection lives on after the end")
 	}
+}
+
+// Goal: many failures at a time are a line a second, which says how many it stands for.
+func TestTell(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var lines []string
+		r := relay{failed: func(err error) { lines = append(lines, err.Error()) }}
+		for range 25 {
+			r.tell(io.EOF)
+			time.Sleep(tellEvery / 10) // in the bubble's time
+		}
+		if len(lines) != 3 || lines[0] != "EOF" || lines[2] != "EOF (and 9 more before)" {
+			t.Errorf("%q", lines)
+		}
+	})
 }
