@@ -115,7 +115,7 @@ func withoutCredit(t *testing.T, size, calls, most int) {
 				body: binary.LittleEndian.AppendUint32(nil, uint32(n))}))
 		}
 	}()
-	time.Sleep(time.Second) // in the bubble's time
+	<-time.After(time.Second) // in the bubble's time
 	if n := int(ran.Load()); n > most {
 		t.Errorf("%d handlers ran, want at most %d", n, most)
 	}

@@ -116,26 +116,27 @@ func (c *conn) rest() error {
 func (c *conn) shrink(most int) {
 	if len(c.in) > max(most, bufferFirst) {
 		c.in = make([]byte, bufferFirst)
-		c.charge(&c.inLong, 0)
+		c.server.charge(&c.inLong, 0)
 	}
 	if cap(c.out) > 2*most {
 		c.out = nil
 	}
 	if cap(c.value) > most {
 		c.value = nil
-		c.charge(&c.valueLong, 0)
+		c.server.charge(&c.valueLong, 0)
 	}
 }
 
-// charge has memory of this connection count for Config.LongMax, if that is long.
-func (c *conn) charge(taken *int64, bytes int) bool {
+// charge has memory of a connection count for Config.LongMax, if that is long. taken is what it
+// counted before.
+func (s *Server) charge(taken *int64, bytes int) bool {
 	n := int64(0)
 	if bytes > longLeast {
 		n = int64(bytes)
 	}
 	more := n - *taken
-	if more != 0 && c.server.long.Add(more) > c.server.cfg.LongMax && more > 0 {
-		c.server.long.Add(-more)
+	if more != 0 && s.long.Add(more) > s.cfg.LongMax && more > 0 {
+		s.long.Add(-more)
 		return false
 	}
 	*taken = n
@@ -184,7 +185,7 @@ func (c *conn) readTCP() (over bool) {
 		if c.w += n; n == 0 || !c.serve() {
 			return true
 		}
-		if n == len(room) || c.limits() {
+		if n == len(room) || c.w > c.r || c.limited { // a deadline has to be set or removed
 			continue
 		}
 		if !c.unsure {
@@ -251,9 +252,6 @@ func protocolOf(first byte) protocol {
 	return nil
 }
 
-// limits says whether the deadline for reading has to be set or removed.
-func (c *conn) limits() bool { return c.w > c.r || c.limited }
-
 // prepare gives the room for what is read next. The rest of a command has to come in time, each
 // further paceBytes of a long one as well.
 func (c *conn) prepare() (room []byte, err error) {
@@ -299,7 +297,7 @@ func (c *conn) makeRoom() error {
 	if c.need > len(c.in) {
 		size = min(size, c.need)
 	}
-	if !c.charge(&c.inLong, size) {
+	if !c.server.charge(&c.inLong, size) {
 		c.talk.busy(c)
 		c.flush()
 		return errEnd
@@ -330,23 +328,21 @@ func (c *conn) write(out []byte) (err error) {
 			c.writable = time.Now().Add(3 * stallMax / 2)
 			c.nc.SetWriteDeadline(c.writable)
 		}
-		err = c.writePart(part)
+		rest := part
+		if c.fd >= 0 {
+			n := 0
+			if n, err = rawio.Write(c.fd, part); err == syscall.EAGAIN {
+				err = nil
+			}
+			rest = part[max(n, 0):]
+		}
+		if err == nil && len(rest) > 0 {
+			_, err = c.nc.Write(rest)
+		}
 		if len(part) >= flushAt { // it may have taken long
 			c.now = store.Now()
 		}
 	}
-	return err
-}
-
-func (c *conn) writePart(out []byte) error {
-	if c.fd >= 0 {
-		n, err := rawio.Write(c.fd, out)
-		if n == len(out) || err != nil && err != syscall.EAGAIN {
-			return err
-		}
-		out = out[max(n, 0):]
-	}
-	_, err := c.nc.Write(out)
 	return err
 }
 
@@ -367,9 +363,9 @@ func (c *conn) do(o *op.Op) (op.Result, error) {
 	res, err := c.server.cfg.Backend.Do(c.ctx, &c.op, c.value[:0])
 	if res.Value != nil {
 		c.value = res.Value
-		if n := cap(c.value); (n > longLeast || c.valueLong > 0) && !c.charge(&c.valueLong, n) {
+		if n := cap(c.value); (n > longLeast || c.valueLong > 0) && !c.server.charge(&c.valueLong, n) {
 			c.value = nil
-			c.charge(&c.valueLong, 0)
+			c.server.charge(&c.valueLong, 0)
 			return op.Result{}, sigma.Errorf("text.Server", sigma.KindBusy,
 				"too many long values are on their way; try again")
 		}
