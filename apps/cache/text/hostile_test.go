@@ -10,6 +10,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // served gives a connection with the server's side of it, which may be looked at when it waits.
@@ -127,4 +129,50 @@ func TestSlow(t *testing.T) {
 			t.Errorf("a slow reader got %d bytes, want %d", n, want)
 		}
 	})
+}
+
+// Goal: one answer of SCAN has few bytes however long keys and COUNT are, and all keys are told.
+func TestLongScan(t *testing.T) {
+	s := newServer(t, Config{})
+	const keys = 200
+	for i := range keys {
+		say(t, s, array("SET", fmt.Sprintf("%03d%s", i, strings.Repeat("k", 4000)), "v")+"QUIT\r\n")
+	}
+	told, cursor := map[string]bool{}, "0"
+	for first := true; first || cursor != "0"; first = false {
+		answer := say(t, s, array("SCAN", cursor, "COUNT", "1000")+"QUIT\r\n")
+		if len(answer) > 4*scanBytes {
+			t.Fatalf("an answer of %d bytes", len(answer))
+		}
+		lines := strings.Split(answer, "\r\n")
+		cursor = lines[2]
+		for _, line := range lines[3:] {
+			if len(line) == 4003 {
+				told[line] = true
+			}
+		}
+	}
+	if len(told) != keys {
+		t.Errorf("%d keys were told, want %d", len(told), keys)
+	}
+}
+
+// Goal: there are no more connections than the process may have files for.
+func TestConnsDefault(t *testing.T) {
+	var files unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err != nil {
+		t.Fatal(err)
+	}
+	few := files
+	few.Cur = 4096
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &few); err != nil {
+		t.Skip("the limit of files cannot be changed:", err)
+	}
+	defer unix.Setrlimit(unix.RLIMIT_NOFILE, &files)
+	if n := newServer(t, Config{}).ConnsMax(); n != 3072 {
+		t.Errorf("%d connections, want 3072", n)
+	}
+	if n := newServer(t, Config{ConnsMax: 5}).ConnsMax(); n != 5 {
+		t.Errorf("%d connections, want 5", n)
+	}
 }
