@@ -163,12 +163,25 @@ func disturb(t *testing.T, net *network, mu *sync.Mutex, all map[uint64]*site, r
 			}
 		case 2:
 			s.stop()
+			if mu.Lock(); rng.IntN(2) == 0 {
+				endedAt(all, id)
+			}
+			mu.Unlock()
 			next := net.open(t, s.cfg)
 			mu.Lock()
 			all[id] = next
 			mu.Unlock()
 		case 3:
 			s.Transfer(within(t, 100*time.Millisecond), id%3+1)
+		}
+	}
+}
+
+// endedAt tells the others that a member has ended, if they take it for the leader.
+func endedAt(all map[uint64]*site, id uint64) {
+	for other, s := range all {
+		if st := s.Status(); other != id && st.Leader == id {
+			s.Ended(id, st.Term)
 		}
 	}
 }

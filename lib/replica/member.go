@@ -49,6 +49,7 @@ type Replica struct {
 	heard    map[uint64]string // names of members that sent messages before they were known
 	mute     int               // ticks during which no vote is given
 	changing bool              // a Change is under way
+	formerly ended             // the latest leader of which Ended was told
 	news     chan struct{}     // closed when leader, members or applied index change; nil = nobody waits
 }
 
@@ -207,7 +208,7 @@ func (r *Replica) notLeaderLocked() error {
 	switch name := r.core.names[r.soft.Lead]; {
 	case r.err != nil:
 		return &sigma.Error{Op: op, Kind: sigma.KindUnavailable, Msg: "this member of the group has ended", Err: r.err}
-	case name == "" || r.soft.Lead == r.cfg.ID:
+	case name == "" || r.leaderlessLocked():
 		return &sigma.Error{Op: op, Kind: sigma.KindUnavailable, Msg: "the group has no leader now",
 			Hint: "try again; without a majority of its members a group has none"}
 	default:

@@ -83,8 +83,8 @@ func (w *proposals) failAll(err error) {
 // order.
 //
 // An error for which call.Owner gives the leader's name (call.Redirect, of KindStale, too): another
-// member leads, and the command was not taken. KindUnavailable: no leader is known; it was not
-// taken. KindBusy: too much waits; it was not taken. KindTooBig. KindStale: the session's request
+// member leads, and the command was not taken. KindUnavailable: no leader was known for two times an
+// election's time; it was not taken. KindBusy: too much waits; it was not taken. KindTooBig. KindStale: the session's request
 // was overtaken by a later one, or the session was not used for so long that it is forgotten: what
 // became of the request is unknown then. KindLost, or the error of ctx: what became of the command
 // is unknown; with a Session it can be proposed again.
@@ -103,6 +103,7 @@ func (r *Replica) Propose(ctx context.Context, s Session, data []byte) (result [
 		r.mu.Unlock()
 		return result, err
 	}
+	r.awaitLeaderLocked(ctx)
 	p := &proposal{command: command{s, data}, done: make(chan struct{}, 1)}
 	switch {
 	case !r.leads.Load():
@@ -209,6 +210,7 @@ func (r *Replica) Read(ctx context.Context) error {
 	}
 	c := make(chan error, 1)
 	r.mu.Lock()
+	r.awaitLeaderLocked(ctx)
 	if !r.leads.Load() {
 		defer r.mu.Unlock()
 		return r.notLeaderLocked()

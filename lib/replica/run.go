@@ -103,7 +103,7 @@ func (r *Replica) tick() error {
 	r.mute = max(0, r.mute-1)
 	return r.guard(func() error {
 		r.node.Tick()
-		return nil
+		return r.tickEndedLocked()
 	})
 }
 

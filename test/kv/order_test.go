@@ -272,3 +272,13 @@ func must(t *testing.T, err error) {
 		t.Fatal(err)
 	}
 }
+
+// running reports whether all of some procs run.
+func running(ctx context.Context, c *sdk.Client, procs []string) bool {
+	live := map[string]bool{}
+	all, err := c.List(ctx, false)
+	for _, p := range all {
+		live[string(p.ID)] = p.State == sigma.ProcRunning
+	}
+	return err == nil && !slices.ContainsFunc(procs, func(p string) bool { return !live[p] })
+}

@@ -67,6 +67,7 @@ type Member struct {
 	// transport reaches the other members; nil = the group has one.
 	transport *peer.Transport
 	others    *call.Router
+	leader    leader
 	full      atomic.Bool
 	joined    sync.Mutex // one Join at a time
 }
@@ -76,7 +77,7 @@ type Member struct {
 func Run(ctx context.Context, c *sdk.Client, name string, group uint32, memory int, log *slog.Logger,
 	started func() error) error {
 	m := &Member{c: c, name: name, group: group, limit: memory / 5 * 2, log: log, id: 1 + rand.Uint64N(1<<63-1),
-		store: store.New()}
+		store: store.New(), leader: newLeader()}
 	l, err := c.Listen(ctx, sigma.FormStream)
 	if err != nil {
 		return err
@@ -104,6 +105,7 @@ func Run(ctx context.Context, c *sdk.Client, name string, group uint32, memory i
 	defer cancel(nil)
 	tasks.Go(func() { cancel(m.replica.Run(ctx)) })
 	tasks.Go(func() { cancel(s.Serve(ctx, l)) })
+	tasks.Go(func() { m.watchLeader(ctx) })
 	leave, err := c.Join(ctx, layout.Members(name, group), l.Endpoint())
 	if err != nil {
 		return err

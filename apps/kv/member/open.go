@@ -22,7 +22,7 @@ func (m *Member) open(ctx context.Context, found call.Find) error {
 		return err
 	}
 	rc := replica.Config{ID: m.id, Machine: m.store, CommandMax: commandMax, Lease: true, Logger: m.log,
-		Tick: tick, ElectionTicks: electionTicks}
+		Tick: tick, ElectionTicks: electionTicks, Changed: m.leader.changed}
 	if begins {
 		rc.Peers = map[uint64]string{m.id: m.self}
 	}
