@@ -25,6 +25,8 @@ const (
 	// short, since a shard that moves is served again after some milliseconds.
 	pauseLeast = time.Millisecond
 	pauseMost  = 100 * time.Millisecond
+	// movingPause bounds the pause while nobody serves the shard, which its move ends soon.
+	movingPause = 8 * time.Millisecond
 	// messageMax bounds requests and answers.
 	messageMax = 4 << 20
 )
@@ -236,6 +238,8 @@ func (c *Clerk) ask(ctx context.Context, m *call.Method, shard uint16, arg, repl
 			return reply, r, err
 		case err != nil: // the group may be none any more
 			group = 0
+		default:
+			pause = min(pause, movingPause)
 		}
 		if c.life.Err() != nil {
 			return reply, r, errClosed

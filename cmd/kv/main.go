@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -32,9 +33,6 @@ func main() {
 var errUsage = &sigma.Error{Op: "kv", Kind: sigma.KindInvalid,
 	Msg: "usage: kv member STORE GROUP MEMORY | kv balancer STORE", Hint: "stores are made with: sigma kv create NAME"}
 
-// errEvicted ends a proc that was asked to go.
-var errEvicted = errors.New("the proc was asked to go")
-
 func run(ctx context.Context, args []string) error {
 	var group, memory uint64
 	switch {
@@ -54,19 +52,16 @@ func run(ctx context.Context, args []string) error {
 		return err
 	}
 	defer c.Close()
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	go func() {
-		err := c.WaitEvict(ctx)
-		if err == nil {
-			err = errEvicted
-		}
-		cancel(err)
-	}()
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil)).With("store", args[1])
 	if args[0] == "balancer" {
-		if err = c.Started(ctx); err == nil {
-			err = balancer.Run(ctx, c, args[1], log)
+		going, cancel := context.WithCancelCause(ctx)
+		defer cancel(nil)
+		go func() { cancel(cmp.Or(c.WaitEvict(going), member.ErrAsked)) }()
+		if err = c.Started(going); err == nil {
+			err = balancer.Run(going, c, args[1], log)
+		}
+		if context.Cause(going) == member.ErrAsked {
+			err = member.ErrAsked
 		}
 	} else {
 		debug.SetMemoryLimit(int64(memory / 8 * 7))
@@ -74,7 +69,7 @@ func run(ctx context.Context, args []string) error {
 		err = member.Run(ctx, c, args[1], uint32(group), int(memory), log.With("group", group),
 			func() error { return c.Started(ctx) })
 	}
-	if context.Cause(ctx) == errEvicted {
+	if errors.Is(err, member.ErrAsked) {
 		return c.Exited(context.WithoutCancel(ctx), sigma.Status{Code: sigma.StatusOK})
 	}
 	return err

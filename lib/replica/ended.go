@@ -9,6 +9,12 @@ import (
 	pb "go.etcd.io/raft/v3/raftpb"
 )
 
+// votes is what a member heeds beside raft's rules when it votes.
+type votes struct {
+	mute   int   // ticks during which it gives none
+	former ended // the latest leader of which Ended was told
+}
+
 // ended is a leader whose process has ended. Its zero value is none.
 type ended struct {
 	id, term uint64
@@ -32,7 +38,7 @@ func (r *Replica) Ended(id, term uint64) {
 	if turn < 0 {
 		return
 	}
-	r.formerly = ended{id, term, turn * max(2, r.cfg.ElectionTicks/4)}
+	r.votes.former = ended{id, term, turn * max(2, r.cfg.ElectionTicks/4)}
 	r.tellLocked()
 	if turn == 0 {
 		r.guard(r.succeedLocked)
@@ -46,7 +52,7 @@ func (r *Replica) Ended(id, term uint64) {
 // the leader lately. That is safe in the term of the leader that has ended: nobody else has a lease
 // of that term. In a later term another leader may have one, so that the usual rules hold.
 func (r *Replica) succeedLocked() error {
-	e, st := r.formerly, r.node.BasicStatus()
+	e, st := r.votes.former, r.node.BasicStatus()
 	switch {
 	case st.RaftState == raft.StateLeader:
 	case st.Lead == e.id && st.GetTerm() == e.term && st.RaftState == raft.StateFollower:
@@ -61,7 +67,7 @@ func (r *Replica) succeedLocked() error {
 
 // tickEndedLocked counts down to this member's turn.
 func (r *Replica) tickEndedLocked() error {
-	e := &r.formerly
+	e := &r.votes.former
 	if e.id == 0 || e.ticks == 0 {
 		return nil
 	}
@@ -75,7 +81,7 @@ func (r *Replica) tickEndedLocked() error {
 func (r *Replica) leaderlessLocked() bool {
 	lead := r.soft.Lead
 	return r.err == nil && r.node != nil && !r.leads.Load() &&
-		(r.core.names[lead] == "" || lead == r.cfg.ID || lead == r.formerly.id && r.lastTerm == r.formerly.term)
+		(r.core.names[lead] == "" || lead == r.cfg.ID || lead == r.votes.former.id && r.lastTerm == r.votes.former.term)
 }
 
 // awaitLeaderLocked waits until a leader is known, at most for the time of an election: a caller

@@ -47,10 +47,9 @@ type Replica struct {
 	lastTerm uint64            // likewise
 	noLease  uint64            // the term in which no lease counts any more
 	heard    map[uint64]string // names of members that sent messages before they were known
-	mute     int               // ticks during which no vote is given
 	changing bool              // a Change is under way
-	formerly ended             // the latest leader of which Ended was told
-	news     chan struct{}     // closed when leader, members or applied index change; nil = nobody waits
+	votes    votes
+	news     chan struct{} // closed when leader, members or applied index change; nil = nobody waits
 }
 
 // Open makes a member and, with Dir, reads its snapshot and log. It starts nothing but the log's
@@ -90,7 +89,7 @@ func (r *Replica) begin(l logged) error {
 			return err
 		}
 		if r.cfg.Lease {
-			r.mute = r.cfg.ElectionTicks
+			r.votes.mute = r.cfg.ElectionTicks
 		}
 	case goesOn: // it was to be added, and never was
 	case r.cfg.Peers != nil:

@@ -100,7 +100,7 @@ func (r *Replica) tick() error {
 	if r.node == nil {
 		return nil
 	}
-	r.mute = max(0, r.mute-1)
+	r.votes.mute = max(0, r.votes.mute-1)
 	return r.guard(func() error {
 		r.node.Tick()
 		return r.tickEndedLocked()

@@ -82,7 +82,7 @@ func (r *Replica) stepLocked(from Peer, m *pb.Message) error {
 	if r.node == nil { // of a member that was removed
 		return nil
 	}
-	if t := m.GetType(); r.mute > 0 && (t == pb.MsgVote || t == pb.MsgPreVote) {
+	if t := m.GetType(); r.votes.mute > 0 && (t == pb.MsgVote || t == pb.MsgPreVote) {
 		return nil // the leader that this member heard before it was opened anew may hold a lease
 	}
 	err := r.guard(func() error {
@@ -171,6 +171,7 @@ func (r *Replica) sendImage(ctx context.Context, to Peer, m *pb.Message, capture
 		return
 	}
 	image := *capture
+	r.cfg.Logger.Info("snapshot for a member", "to", to.ID, "index", index)
 	r.images.sending.Go(func() {
 		err := r.cfg.Transport.SendSnapshot(ctx, to, b, func(w io.Writer) error {
 			_, err := image.WriteTo(w)

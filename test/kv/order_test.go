@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"sigmaos.dev/apps/kv"
+	"sigmaos.dev/apps/kv/layout"
 	"sigmaos.dev/internal/testenv"
 	"sigmaos.dev/lib/history"
 	"sigmaos.dev/sdk"
@@ -30,6 +31,10 @@ const (
 	orderPatience = 3 * time.Second
 	// orderPause is between a client's operations, at most twice as long.
 	orderPause = 2 * time.Millisecond
+	// groupsMost is how many groups the store gets.
+	groupsMost = 3
+	// balancerPause is longer than a balancer's lease, so that another one leads.
+	balancerPause = 4 * time.Second
 	// checkMax is how long the history of a round may be checked.
 	checkMax = time.Minute
 )
@@ -55,7 +60,8 @@ type trial struct {
 }
 
 // Goal: operations on a key have one order, in which each stands between its call and its answer,
-// while members and balancers are killed, members stand still and shards move. Method: clients get,
+// while members and balancers are killed and stand still, groups are added, removed and replaced,
+// and shards move, also when their mover dies or stands still. Method: clients get,
 // put, delete, and compare and swap a few keys; after each fault the groups get whole again;
 // lib/history looks for the order. SIGMA_KV_ROUNDS rounds of SIGMA_KV_SECONDS.
 func TestOneOrder(t *testing.T) {
@@ -159,7 +165,7 @@ func (x *trial) do(ctx context.Context, rec *history.Recorder, op history.Op) (v
 func (x *trial) fault(ctx context.Context) {
 	x.t.Helper()
 	f := history.Fault{At: time.Now().UnixNano()}
-	switch x.rng.IntN(6) {
+	switch x.rng.IntN(9) {
 	case 0, 1:
 		f.Fault, f.Proc = "kill", x.member(ctx)
 		must(x.t, x.c.Kill(ctx, sigma.ProcID(f.Proc)))
@@ -167,25 +173,76 @@ func (x *trial) fault(ctx context.Context) {
 		must(x.t, err)
 	case 2, 3:
 		f.Fault, f.Proc = "pause", x.member(ctx)
-		must(x.t, x.c.Freeze(ctx, sigma.ProcID(f.Proc)))
-		retry.Pause(ctx, time.Duration(100+x.rng.IntN(2000))*time.Millisecond)
-		if err := x.c.Thaw(ctx, sigma.ProcID(f.Proc)); sigma.KindOf(err) != sigma.KindNotFound {
-			must(x.t, err)
-		}
-		f.Until = time.Now().UnixNano()
+		x.pause(ctx, f.Proc, time.Duration(100+x.rng.IntN(2000))*time.Millisecond)
 	case 4:
 		f.Fault = "kill of the balancer"
 		killLeader(x.t, x.c, x.name)
+	case 5: // another one leads meanwhile, and both are at work when it goes on
+		f.Fault, f.Proc = "pause of the balancer while groups change", x.balancer(ctx)
+		x.during(func() { x.scale(ctx) }, func() { x.pause(ctx, f.Proc, balancerPause) })
+	case 6: // wherever the mover is
+		f.Fault = "kill of the balancer while groups change"
+		after := time.Duration(x.rng.IntN(1500)) * time.Millisecond
+		x.during(func() { x.scale(ctx) }, func() {
+			retry.Pause(ctx, after)
+			killLeader(x.t, x.c, x.name)
+		})
+	case 7:
+		f.Fault = "roll"
+		x.s.Must(x.t, "kv", "roll", x.name)
 	default:
 		f.Fault = "scale"
-		x.s.Must(x.t, "kv", "scale", x.name, strconv.Itoa(1+x.rng.IntN(2)))
-		f.Until = time.Now().UnixNano()
+		x.scale(ctx)
+	}
+	if now := time.Now(); now.Sub(time.Unix(0, f.At)) > time.Millisecond {
+		f.Until = now.UnixNano()
 	}
 	f.Target = x.name
 	x.faults = append(x.faults, f)
 	began := time.Now()
 	testenv.Eventually(x.t, "all groups are whole", func() error { return x.whole(ctx) })
 	x.t.Logf("%s %s; whole again %v later", f.Fault, f.Proc, time.Since(began).Round(time.Millisecond))
+}
+
+// during does two things at a time.
+func (x *trial) during(a, b func()) {
+	var both sync.WaitGroup
+	both.Go(a)
+	b()
+	both.Wait()
+}
+
+// scale gives the store another number of groups.
+func (x *trial) scale(ctx context.Context) {
+	cfg, err := x.k.Config(ctx)
+	if err != nil {
+		x.t.Error(err)
+		return
+	}
+	x.s.Must(x.t, "kv", "scale", x.name, strconv.Itoa(1+(cfg.Want+int(cfg.Epoch)%(groupsMost-1))%groupsMost))
+}
+
+// pause has a proc stand still for a while.
+func (x *trial) pause(ctx context.Context, proc string, span time.Duration) {
+	x.t.Helper()
+	if err := x.c.Freeze(ctx, sigma.ProcID(proc)); sigma.KindOf(err) != sigma.KindNotFound {
+		must(x.t, err)
+	}
+	retry.Pause(ctx, span)
+	if err := x.c.Thaw(ctx, sigma.ProcID(proc)); sigma.KindOf(err) != sigma.KindNotFound {
+		must(x.t, err)
+	}
+}
+
+// balancer gives the balancer that leads.
+func (x *trial) balancer(ctx context.Context) (proc string) {
+	x.t.Helper()
+	testenv.Eventually(x.t, "a balancer leads", func() error {
+		text, _, err := x.c.Get(ctx, layout.Dir(x.name)+"/leader")
+		proc = string(text)
+		return err
+	})
+	return proc
 }
 
 // member draws a member of a group.

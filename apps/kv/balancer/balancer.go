@@ -1,5 +1,5 @@
 // Package balancer keeps a kv store as its configuration wants it: it has initd run the members of
-// its groups, divides shards among groups evenly, and moves them.
+// its groups and replace them, divides shards among groups evenly, and moves them.
 //
 // It promises: a move goes on when the balancer that makes it dies, whenever that is, and no key is
 // lost or served by two groups by that. One of several balancers leads; another one takes over
@@ -42,9 +42,9 @@ type balancer struct {
 	name  string
 	log   *slog.Logger
 
-	mu     sync.Mutex
-	moving map[uint64]bool // mu; moves under way, by epoch
-	tasks  sync.WaitGroup
+	mu    sync.Mutex
+	busy  map[uint64]bool // mu; moves under way, by epoch, and 0 = a roll
+	tasks sync.WaitGroup
 
 	registered map[uint32]bool   // groups whose members are registered, or were unregistered if false
 	before     map[uint16]uint64 // writes of each shard at the last look
@@ -60,7 +60,7 @@ func Run(ctx context.Context, c *sdk.Client, name string, log *slog.Logger) erro
 		}
 		defer clerk.Close()
 		ctx, cancel := context.WithCancel(ctx)
-		b := &balancer{c: c, clerk: clerk, name: name, log: log, moving: map[uint64]bool{},
+		b := &balancer{c: c, clerk: clerk, name: name, log: log, busy: map[uint64]bool{},
 			registered: map[uint32]bool{}, before: map[uint16]uint64{}}
 		defer b.tasks.Wait()
 		defer cancel()
@@ -123,6 +123,7 @@ func (b *balancer) look(ctx context.Context) (sigma.Version, error) {
 	for shard, m := range cfg.Moves {
 		b.begin(ctx, mover{groups: b.clerk, shard: shard, from: cfg.Owners[shard], to: m.To, epoch: m.Epoch})
 	}
+	b.roll(ctx, cfg)
 	if now := cfg.Step(b.load(ctx, cfg)); now != nil {
 		_, err = b.c.Put(ctx, layout.File(b.name), now.Text(), sigma.PutOptions{IfVersion: id.Version})
 		if err != nil && sigma.KindOf(err) == sigma.KindVersion {
@@ -153,21 +154,38 @@ func (b *balancer) members(ctx context.Context, cfg *layout.Config) error {
 				return err
 			}
 		}
+		if !is {
+			if err := b.unregisterSurplus(ctx, cfg, g); err != nil {
+				return err
+			}
+		}
 		b.registered[g] = is
 	}
 	return nil
 }
 
+// registration is how initd is to keep a member of a group.
+func registration(cfg *layout.Config, group uint32, i int) (sigma.Registration, error) {
+	memory, err := sigma.ParseBytes(cfg.Memory)
+	return sigma.Registration{Name: layout.MemberProc(cfg.Name, group, i),
+		Descriptor: sigma.Descriptor{Program: cfg.Program, Name: layout.GroupProcs(cfg.Name, group),
+			Class: sigma.LatencyCritical, CPU: sigma.MilliCPU(cfg.CPU), Memory: memory, Start: sigma.StartedByCall,
+			Args: []string{"member", cfg.Name, fmt.Sprint(group), fmt.Sprint(uint64(memory))}}}, err
+}
+
+// Registration is how initd is to keep a balancer of a store.
+func Registration(cfg *layout.Config, i int) sigma.Registration {
+	return sigma.Registration{Name: layout.BalancerProc(cfg.Name, i),
+		Descriptor: sigma.Descriptor{Program: cfg.Program, Name: "kv-" + cfg.Name + "-balancer",
+			Class: sigma.LatencyCritical, CPU: 10, Start: sigma.StartedByCall, Args: []string{"balancer", cfg.Name}}}
+}
+
 // Register has initd keep a member of a group, unless it does already.
 func Register(ctx context.Context, c *sdk.Client, cfg *layout.Config, group uint32, i int) error {
-	memory, err := sigma.ParseBytes(cfg.Memory)
-	if err != nil {
-		return err
+	r, err := registration(cfg, group, i)
+	if err == nil {
+		err = c.Register(ctx, r)
 	}
-	err = c.Register(ctx, sigma.Registration{Name: layout.MemberProc(cfg.Name, group, i),
-		Descriptor: sigma.Descriptor{Program: cfg.Program, Name: fmt.Sprintf("kv-%s-g%d", cfg.Name, group),
-			Class: sigma.LatencyCritical, CPU: sigma.MilliCPU(cfg.CPU), Memory: memory, Start: sigma.StartedByCall,
-			Args: []string{"member", cfg.Name, fmt.Sprint(group), fmt.Sprint(uint64(memory))}}})
 	if sigma.KindOf(err) == sigma.KindExists {
 		return nil
 	}
@@ -197,28 +215,37 @@ func (b *balancer) load(ctx context.Context, cfg *layout.Config) map[uint16]uint
 	return load
 }
 
-// begin begins a move, unless it is under way here.
-func (b *balancer) begin(ctx context.Context, m mover) {
+// once does a task, unless one of its number is under way here.
+func (b *balancer) once(number uint64, do func()) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.moving[m.epoch] {
+	if b.busy[number] {
 		return
 	}
-	b.moving[m.epoch] = true
+	b.busy[number] = true
 	b.tasks.Go(func() {
 		defer func() {
 			b.mu.Lock()
 			defer b.mu.Unlock()
-			delete(b.moving, m.epoch)
+			delete(b.busy, number)
 		}()
+		do()
+	})
+}
+
+// begin begins a move, unless it is under way here.
+func (b *balancer) begin(ctx context.Context, m mover) {
+	b.once(m.epoch, func() {
 		began := time.Now()
 		for ctx.Err() == nil {
 			err := m.move(ctx)
+			served := time.Now()
 			if err == nil {
 				err = b.arrived(ctx, m)
 			}
 			if err == nil {
-				b.log.Info("a shard has moved", "shard", m.shard, "from", m.from, "to", m.to, "took", time.Since(began))
+				b.log.Info("a shard has moved", "shard", m.shard, "from", m.from, "to", m.to, "took", time.Since(began),
+					"unserved", served.Sub(m.frozen))
 				return
 			}
 			b.log.Warn("a move is tried again", "shard", m.shard, "err", err)

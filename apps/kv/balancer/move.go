@@ -4,11 +4,13 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"time"
 
 	"sigmaos.dev/apps/kv/calls"
 	"sigmaos.dev/apps/kv/store"
 	"sigmaos.dev/sdk/call"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigma/retry"
 	"sigmaos.dev/wire/sigmap"
 )
 
@@ -24,13 +26,17 @@ type mover struct {
 	from, to uint32
 	epoch    uint64
 	attempt  uint64
-	at       uint64 // the version that the shard has where it arrives
+	at       uint64    // the version that the shard has where it arrives
+	frozen   time.Time // when nobody served the shard any more
 }
 
 const (
 	// fewChanges is how few changes of a page allow the shard to be frozen: the rest is copied
 	// while nobody serves it.
 	fewChanges = 64
+	// pacePause bounds the pause after each page. It is as long as the page took otherwise, so that
+	// copying takes half of what groups can do, and clients get the rest.
+	pacePause = 50 * time.Millisecond
 	// roundsMax bounds the pages of changes that are copied before that, for a shard that is
 	// written faster than it is copied.
 	roundsMax = 200
@@ -77,6 +83,7 @@ func (m *mover) move(ctx context.Context) error {
 			break
 		}
 	}
+	m.frozen = time.Now()
 	frozen, err := m.step(ctx, m.from, store.Request{Op: store.Freeze})
 	if err != nil {
 		return err
@@ -84,19 +91,26 @@ func (m *mover) move(ctx context.Context) error {
 	if frozen.Code != store.Done {
 		return overtaken("to freeze the shard", frozen)
 	}
-	for m.at < frozen.Version {
-		if _, err := m.copyChanges(ctx); err != nil {
-			return err
-		}
+	sessions := make(chan error, 1)
+	go func() { sessions <- m.copySessions(ctx) }()
+	for err == nil && m.at < frozen.Version {
+		_, err = m.copyChanges(ctx)
 	}
-	sessions, err := m.export(ctx, calls.ExportArg{Part: calls.Sessions})
-	if err == nil {
-		_, err = m.bring(ctx, store.ImportSessions, sessions.Value)
+	if serr := <-sessions; err == nil {
+		err = serr
 	}
 	if err != nil {
 		return err
 	}
 	return m.activate(ctx)
+}
+
+func (m *mover) copySessions(ctx context.Context) error {
+	sessions, err := m.export(ctx, calls.ExportArg{Part: calls.Sessions})
+	if err == nil {
+		_, err = m.bring(ctx, store.ImportSessions, sessions.Value)
+	}
+	return err
 }
 
 func (m *mover) activate(ctx context.Context) error {
@@ -115,6 +129,7 @@ func (m *mover) drop(ctx context.Context) error {
 
 func (m *mover) copyItems(ctx context.Context) error {
 	for after := ""; ; {
+		began := time.Now()
 		page, err := m.export(ctx, calls.ExportArg{Part: calls.Items, After: after})
 		if err != nil {
 			return err
@@ -126,6 +141,9 @@ func (m *mover) copyItems(ctx context.Context) error {
 		after = items[len(items)-1].Key
 		if _, err := m.bring(ctx, store.Import, page.Value); err != nil {
 			return err
+		}
+		if !retry.Pause(ctx, min(time.Since(began), pacePause)) {
+			return ctx.Err()
 		}
 	}
 }

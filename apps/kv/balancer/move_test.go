@@ -3,6 +3,7 @@ package balancer
 import (
 	"context"
 	"fmt"
+	"sync"
 	"testing"
 	"time"
 
@@ -17,6 +18,7 @@ import (
 // effect.
 type world struct {
 	stores [3]*store.Store // 1 and 2
+	mu     sync.Mutex      // a mover makes some calls at the same time
 	left   int
 	after  bool
 	write  func()
@@ -25,6 +27,8 @@ type world struct {
 var errKilled = sigma.Errorf("test", sigma.KindLost, "killed")
 
 func (w *world) AskGroup(ctx context.Context, group uint32, m *call.Method, arg []byte) (r store.Result, err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	if w.left--; w.left < 0 && !w.after {
 		return r, errKilled
 	}

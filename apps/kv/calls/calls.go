@@ -20,6 +20,7 @@ var (
 	Export = method("Export") // an Export
 	Watch  = method("Watch")  // a Watch
 	Join   = method("Join")   // a Join
+	Leave  = method("Leave")  // a Join of a member that is to be one no more
 	Status = method("Status") // answers with JSON of Member
 )
 

@@ -42,6 +42,8 @@ type Config struct {
 	CPU      uint32 `json:"cpu"`      // thousandths of a core that a member reserves
 	Want     int    `json:"want"`     // groups that there should be
 	Next     uint32 `json:"next"`     // the number of the next group
+	// Revision grows each time all members are to be replaced, as by those of another Program.
+	Revision uint64 `json:"revision,omitempty"`
 	// Held has Step leave shards where they are, unless their group leaves: a move was asked for.
 	Held bool `json:"held,omitempty"`
 	// Groups are the groups that there are. One that is Leaving gets no shards.
@@ -53,6 +55,20 @@ type Config struct {
 // Group is a group of a store.
 type Group struct {
 	Leaving bool `json:"leaving,omitempty"`
+	// Revision is what the group was replaced to, or is being replaced to: its members below
+	// Replaced are of that one, the others of the one before.
+	Revision uint64 `json:"revision,omitempty"`
+	Replaced int    `json:"replaced,omitempty"`
+}
+
+// Surge is how many members a group has beyond Replicas while its members are replaced, so that the
+// keys are as safe as otherwise.
+func (c *Config) Surge() int { return 1 }
+
+// Settled reports whether all members of a group are of the latest revision.
+func (c *Config) Settled(group uint32) bool {
+	g := c.Groups[group]
+	return g.Revision == c.Revision && g.Replaced >= c.Replicas
 }
 
 // Move is a move of a shard that is under way. The shard is its owner's until it has arrived.
@@ -66,8 +82,7 @@ func New(name, program string, shards, groups, replicas int) *Config {
 	c := &Config{Name: name, Epoch: 1, Program: program, Replicas: replicas, Want: groups, Next: 1,
 		Groups: map[uint32]Group{}, Owners: make([]uint32, shards)}
 	for range groups {
-		c.Groups[c.Next] = Group{}
-		c.Next++
+		c.addGroup()
 	}
 	for i := range c.Owners {
 		c.Owners[i] = uint32(1 + i%max(groups, 1))
@@ -179,6 +194,9 @@ func MemberProc(name string, group uint32, i int) string {
 }
 func BalancerProc(name string, i int) string { return "kv-" + name + "-balancer-" + strconv.Itoa(i) }
 
+// GroupProcs is the name that the procs of a group have.
+func GroupProcs(name string, group uint32) string { return "kv-" + name + "-g" + number(group) }
+
 func number(group uint32) string { return strconv.FormatUint(uint64(group), 10) }
 
 // Clone copies c.
@@ -207,6 +225,34 @@ func (c *Config) Scale(groups int) (*Config, error) {
 	now.Epoch++
 	now.Want, now.Held = groups, false
 	return now, now.Check()
+}
+
+// Roll has all members replaced by those of a program.
+func (c *Config) Roll(program string) *Config {
+	now := c.Clone()
+	now.Epoch++
+	now.Revision++
+	now.Program = program
+	return now
+}
+
+// Replace says that the first members of a group are of a revision. It gives nil if the group is
+// none any more, or another revision is wanted by now.
+func (c *Config) Replace(group uint32, revision uint64, members int) *Config {
+	g, is := c.Groups[group]
+	if !is || revision != c.Revision {
+		return nil
+	}
+	now := c.Clone()
+	now.Epoch++
+	g.Revision, g.Replaced = revision, members
+	now.Groups[group] = g
+	return now
+}
+
+func (c *Config) addGroup() {
+	c.Groups[c.Next] = Group{Revision: c.Revision, Replaced: c.Replicas}
+	c.Next++
 }
 
 // Begin begins a move that was asked for. KindInvalid: there is no such shard or group;
@@ -283,19 +329,22 @@ func (c *Config) resize() (changed bool) {
 	groups := c.staying()
 	for _, id := range slices.Sorted(maps.Keys(c.Groups)) { // those that have not left yet come first
 		if len(groups) < c.Want && c.Groups[id].Leaving {
-			c.Groups[id] = Group{}
+			g := c.Groups[id]
+			g.Leaving = false
+			c.Groups[id] = g
 			groups, changed = append(groups, id), true
 		}
 	}
 	slices.Sort(groups)
 	for ; len(groups) < c.Want && c.Next < NextMax; changed = true {
-		c.Groups[c.Next] = Group{}
 		groups = append(groups, c.Next)
-		c.Next++
+		c.addGroup()
 	}
 	for ; len(groups) > c.Want; changed = true {
 		last := groups[len(groups)-1]
-		c.Groups[last] = Group{Leaving: true}
+		g := c.Groups[last]
+		g.Leaving = true
+		c.Groups[last] = g
 		groups = groups[:len(groups)-1]
 	}
 	used := map[uint32]bool{}

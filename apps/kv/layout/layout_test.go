@@ -135,3 +135,32 @@ func FuzzParse(f *testing.F) {
 		}
 	})
 }
+
+// All groups are replaced by the members of another program; what a late balancer says of a former
+// roll has no effect.
+func TestRoll(t *testing.T) {
+	c := New("s", "/bin/kv", 4, 2, 3)
+	if !c.Settled(1) || !c.Settled(2) {
+		t.Error("a new store is to be rolled")
+	}
+	c = c.Roll("/bin/kv2")
+	if c.Settled(1) || c.Program != "/bin/kv2" || c.Revision != 1 {
+		t.Errorf("%+v", c)
+	}
+	for i := 1; i <= 3; i++ {
+		if c = c.Replace(1, 1, i); c == nil || c.Settled(1) != (i == 3) || c.Settled(2) {
+			t.Errorf("%d members: %+v", i, c)
+		}
+	}
+	if c, err := c.Scale(3); err != nil || !c.Step(nil).Settled(3) {
+		t.Error("a new group is to be rolled", err)
+	}
+	c = c.Roll("/bin/kv3")
+	if c.Settled(1) || c.Replace(1, 1, 3) != nil || c.Replace(9, 2, 1) != nil {
+		t.Errorf("%+v", c)
+	}
+	text := c.Text()
+	if again, err := Parse(text); err != nil || string(again.Text()) != string(text) {
+		t.Error(err)
+	}
+}

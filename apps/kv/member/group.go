@@ -21,7 +21,9 @@ import (
 // the leader to join. The leader has it take the place of members whose names are gone, so that a
 // group has as many members as procs. A founder whose proc ends while it is alone takes all that
 // the group has with it: then another proc, or the same one started again, replaces the file and
-// begins with nothing. The file says when the group is not one of one any more, before it grows.
+// begins with nothing. The file says when the group is not one of one any more, before it grows. A
+// group of one replica has others only while it is replaced: it begins anew when none of its procs
+// runs.
 
 // founder is what the founder's file has.
 type founder struct {
@@ -65,14 +67,19 @@ func (m *Member) begins(ctx context.Context) (bool, error) {
 	return err == nil, err
 }
 
-// founderEnded reports whether the proc that began the group has ended while it was alone.
+// founderEnded reports whether the proc that began the group has ended while it was alone, or all
+// members of a group of one replica have.
 func (m *Member) founderEnded(ctx context.Context) (bool, sigma.FileID, error) {
 	f, id, err := m.founder(ctx)
-	if err != nil || f.Grown {
+	if err != nil || f.Grown && m.replicas > 1 {
 		return false, id, err
 	}
 	procs, err := m.c.List(ctx, false)
-	running := slices.ContainsFunc(procs, func(p sigma.ProcInfo) bool { return string(p.ID) == f.Name })
+	running := slices.ContainsFunc(procs, func(p sigma.ProcInfo) bool {
+		other := p.Name == layout.GroupProcs(m.name, m.group) && string(p.ID) != m.self
+		member := p.State == sigma.ProcRunning && !p.Times.Started.IsZero()
+		return string(p.ID) == f.Name || f.Grown && other && member
+	})
 	return err == nil && !running, id, err
 }
 
@@ -153,6 +160,63 @@ func (m *Member) join(ctx context.Context, arg, reply []byte) ([]byte, error) {
 	}
 	m.log.Info("a member joins", "proc", a.Name, "members", len(members))
 	return reply, m.replica.Change(ctx, members)
+}
+
+// leave takes a member out of the group.
+func (m *Member) leave(ctx context.Context, arg, reply []byte) ([]byte, error) {
+	var a calls.JoinArg
+	if err := sigmap.Parse(arg, a.Code); err != nil {
+		return reply, err
+	}
+	if err := m.replica.Read(ctx); err != nil {
+		return reply, err
+	}
+	m.joined.Lock()
+	defer m.joined.Unlock()
+	members := maps.Clone(m.replica.Status().Members)
+	if delete(members, a.ID); a.ID == m.id || len(members) == 0 {
+		return reply, errRequest
+	}
+	m.log.Info("a member leaves", "proc", a.Name, "members", len(members))
+	return reply, m.replica.Change(ctx, members)
+}
+
+// depart hands leadership over, if the member has it, and has the others go on without it. A member
+// that is alone, or that finds no other one in time, just ends.
+func (m *Member) depart(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, departMost)
+	defer cancel()
+	arg := calls.JoinArg{ID: m.id, Name: m.self}
+	enc := sigmap.NewEncoder(nil)
+	arg.Code(enc)
+	for {
+		st := m.replica.Status()
+		if _, is := st.Members[m.id]; !is || len(st.Members) == 1 {
+			return
+		}
+		var err error
+		if st.Leads {
+			err = m.replica.Transfer(ctx, foremost(st))
+		} else if _, err = m.others.Call(ctx, calls.Leave, calls.Leader, enc.Bytes(), nil); err == nil {
+			return
+		}
+		if err != nil {
+			m.log.Debug("cannot leave the group now", "err", err)
+			if !retry.Pause(ctx, againPause) {
+				return
+			}
+		}
+	}
+}
+
+// foremost is the other member that has most of the leader's log.
+func foremost(st replica.Status) (id uint64) {
+	for other := range st.Members {
+		if other != st.ID && (id == 0 || st.Acknowledged[other] > st.Acknowledged[id]) {
+			id = other
+		}
+	}
+	return id
 }
 
 // live gives the names of procs that are published as members.

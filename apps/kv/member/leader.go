@@ -38,8 +38,8 @@ func (m *Member) watchLeader(ctx context.Context) {
 			return
 		}
 		stop()
-		var waiting context.Context
-		waiting, stop = context.WithCancel(ctx)
+		waiting, cancel := context.WithCancel(ctx)
+		stop = cancel
 		if st.LeaderName != "" && st.Leader != m.id {
 			waits.Go(func() { m.awaitEnd(waiting, st) })
 		}

@@ -14,8 +14,10 @@
 package member
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"log/slog"
 	"math/rand/v2"
 	"slices"
@@ -50,6 +52,9 @@ const (
 	goneAfter = 3 * time.Second
 	// lonelyMost is how long a member knows no leader before it ends, and its proc is started anew.
 	lonelyMost = 20 * time.Second
+	// departMost bounds what a member that is asked to go spends on going in good order. initd has
+	// it killed after five seconds.
+	departMost = 4 * time.Second
 )
 
 // Member is a replica. Make it by Run.
@@ -64,16 +69,20 @@ type Member struct {
 	self    string // the proc, by which others find it
 	store   *store.Store
 	replica *replica.Replica
-	// transport reaches the other members; nil = the group has one.
+	// transport reaches the other members. A group of one has others while it is replaced.
 	transport *peer.Transport
+	replicas  int // that the group is to have
 	others    *call.Router
 	leader    leader
 	full      atomic.Bool
 	joined    sync.Mutex // one Join at a time
 }
 
-// Run is the life of a member, until ctx ends. memory is what the proc has; started is called when
-// the member serves.
+// ErrAsked is what Run gives when the proc was asked to go.
+var ErrAsked = errors.New("the proc was asked to go")
+
+// Run is the life of a member, until ctx ends or the proc is asked to go: then it hands over and
+// leaves the group. memory is what the proc has; started is called when the member serves.
 func Run(ctx context.Context, c *sdk.Client, name string, group uint32, memory int, log *slog.Logger,
 	started func() error) error {
 	m := &Member{c: c, name: name, group: group, limit: memory / 5 * 2, log: log, id: 1 + rand.Uint64N(1<<63-1),
@@ -98,14 +107,18 @@ func Run(ctx context.Context, c *sdk.Client, name string, group uint32, memory i
 		return err
 	}
 	var tasks sync.WaitGroup
-	if m.transport != nil {
-		defer m.transport.Close()
-	}
+	defer m.transport.Close()
 	defer tasks.Wait()
 	defer cancel(nil)
 	tasks.Go(func() { cancel(m.replica.Run(ctx)) })
 	tasks.Go(func() { cancel(s.Serve(ctx, l)) })
 	tasks.Go(func() { m.watchLeader(ctx) })
+	tasks.Go(func() {
+		if err := c.WaitEvict(ctx); ctx.Err() == nil {
+			m.depart(ctx)
+			cancel(cmp.Or(err, ErrAsked))
+		}
+	})
 	leave, err := c.Join(ctx, layout.Members(name, group), l.Endpoint())
 	if err != nil {
 		return err
@@ -128,13 +141,10 @@ func (m *Member) register(s *call.Server) error {
 		m *call.Method
 		h call.Unary
 	}{{calls.Do, m.do}, {calls.Step, m.step}, {calls.Export, m.export}, {calls.Watch, m.watch},
-		{calls.Join, m.join}, {calls.Status, m.status}} {
+		{calls.Join, m.join}, {calls.Leave, m.leave}, {calls.Status, m.status}} {
 		if err := s.Handle(h.m, h.h); err != nil {
 			return err
 		}
-	}
-	if m.transport == nil {
-		return nil
 	}
 	return m.transport.Register(s, m.replica)
 }

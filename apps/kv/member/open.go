@@ -17,6 +17,7 @@ func (m *Member) open(ctx context.Context, found call.Find) error {
 	if err != nil {
 		return err
 	}
+	m.replicas = cfg.Replicas
 	begins, err := m.begins(ctx)
 	if err != nil {
 		return err
@@ -26,22 +27,20 @@ func (m *Member) open(ctx context.Context, found call.Find) error {
 	if begins {
 		rc.Peers = map[uint64]string{m.id: m.self}
 	}
-	if cfg.Replicas > 1 {
-		m.transport, err = peer.New(peer.Config{Group: fmt.Sprintf("kv/%s/%d", m.name, m.group),
-			Self: replica.Peer{ID: m.id, Name: m.self}, Realm: m.c.Info().Principal.Realm,
-			Dial: func(ctx context.Context, name string) (net.Conn, error) {
-				_, dial, err := found(ctx, name, "")
-				if err != nil {
-					return nil, err
-				}
-				return dial(ctx)
-			},
-			Is: func(p sigma.Principal, member replica.Peer) bool { return string(p.Proc) == member.Name }})
-		if err != nil {
-			return err
-		}
-		rc.Transport = m.transport
+	m.transport, err = peer.New(peer.Config{Group: fmt.Sprintf("kv/%s/%d", m.name, m.group),
+		Self: replica.Peer{ID: m.id, Name: m.self}, Realm: m.c.Info().Principal.Realm,
+		Dial: func(ctx context.Context, name string) (net.Conn, error) {
+			_, dial, err := found(ctx, name, "")
+			if err != nil {
+				return nil, err
+			}
+			return dial(ctx)
+		},
+		Is: func(p sigma.Principal, member replica.Peer) bool { return string(p.Proc) == member.Name }})
+	if err != nil {
+		return err
 	}
+	rc.Transport = m.transport
 	m.replica, err = replica.Open(rc)
 	return err
 }

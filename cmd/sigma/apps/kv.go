@@ -26,7 +26,7 @@ memory. Operations on one key are linearizable. A key has up to 1 KiB, a value u
 any bytes. Programs use a store by the package sigmaos.dev/apps/kv.`,
 		newKVCreateCommand(a), newKVRemoveCommand(a), newKVListCommand(a), newKVStatusCommand(a), newKVGetCommand(a),
 		newKVPutCommand(a), newKVCasCommand(a), newKVDelCommand(a), newKVScanCommand(a), newKVWatchCommand(a),
-		newKVMoveCommand(a), newKVScaleCommand(a))
+		newKVMoveCommand(a), newKVScaleCommand(a), newKVRollCommand(a))
 }
 
 // clerk opens a store whose name is an argument. The caller closes it.

@@ -79,10 +79,7 @@ func (a *app) createKV(ctx context.Context, cfg *layout.Config) error {
 			Hint: "use it, or remove it with: sigma kv rm " + cfg.Name}
 	}
 	for i := 0; i < balancer.Procs && err == nil; i++ {
-		err = c.Register(ctx, sigma.Registration{Name: layout.BalancerProc(cfg.Name, i),
-			Descriptor: sigma.Descriptor{Program: cfg.Program, Name: "kv-" + cfg.Name + "-balancer",
-				Class: sigma.LatencyCritical, CPU: 10, Start: sigma.StartedByCall,
-				Args: []string{"balancer", cfg.Name}}})
+		err = c.Register(ctx, balancer.Registration(cfg, i))
 	}
 	if err != nil {
 		return err
@@ -116,7 +113,7 @@ func (a *app) settleKV(ctx context.Context, clerk *kv.Clerk, epoch uint64) error
 			within, cancel := context.WithTimeout(ctx, time.Second)
 			st, err := clerk.Group(within, g)
 			cancel()
-			ready = ready && err == nil && len(st.Members) == cfg.Replicas
+			ready = ready && err == nil && len(st.Members) == cfg.Replicas && (cfg.Settled(g) || cfg.Groups[g].Leaving)
 		}
 		if ready {
 			return nil
@@ -167,7 +164,7 @@ func removeKV(ctx context.Context, c *sdk.Client, cfg *layout.Config) error {
 		names = append(names, layout.BalancerProc(cfg.Name, i))
 	}
 	for g := uint32(1); g < cfg.Next; g++ {
-		for i := range cfg.Replicas {
+		for i := range cfg.Replicas + cfg.Surge() {
 			names = append(names, layout.MemberProc(cfg.Name, g, i))
 		}
 	}
@@ -288,4 +285,40 @@ go on meanwhile. Groups that are too many give their shards to the others and en
 		})
 	}
 	return cmd
+}
+
+func newKVRollCommand(a *app) *cobra.Command {
+	return &cobra.Command{Use: "roll STORE", Short: "Replace the members of a store by those of the program beside sigma",
+		Long: `Replace all members of a store, one after another, and its balancers by procs of the program kv that
+lies beside sigma, and wait until that is done. A group has a member more meanwhile. Clients go on; a
+member that leads hands over before it ends.`,
+		Example: "  sudo sigma kv roll orders", Args: cli.Between(1, 1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			ctx := cmd.Context()
+			if err := layout.CheckName(args[0]); err != nil {
+				return cli.WithCode(cli.ExitUsage, err)
+			}
+			c, err := a.Client(ctx)
+			if err != nil {
+				return err
+			}
+			local, err := programs.Beside("kv")
+			if err != nil {
+				return err
+			}
+			defer local.Close()
+			program, err := programs.Put(ctx, a.App, c, local)
+			if err != nil {
+				return err
+			}
+			var last *layout.Config
+			err = a.changeKV(cmd, args[0], func(cfg *layout.Config) (*layout.Config, error) {
+				last = cfg.Roll(program)
+				return last, nil
+			})
+			for i := 0; i < balancer.Procs && err == nil; i++ {
+				err = c.Replace(ctx, balancer.Registration(last, i))
+			}
+			return err
+		}}
 }
