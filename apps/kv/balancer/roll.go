@@ -113,11 +113,11 @@ func (b *balancer) procs(ctx context.Context, g uint32) (procs []sigma.ProcID, e
 	dir := layout.Members(b.name, g)
 	entries, err := b.c.ReadDir(sigma.WithSync(ctx), dir)
 	for _, e := range entries {
-		text, _, gerr := b.c.Get(ctx, dir+"/"+e.Name)
+		text, gerr := b.c.ReadLink(ctx, dir+"/"+e.Name)
 		if gerr != nil {
 			continue // it has just gone
 		}
-		if at, perr := sigma.ParseEndpoint(string(text)); perr == nil {
+		if at, perr := sigma.ParseEndpoint(text); perr == nil {
 			procs = append(procs, at.Proc)
 		}
 	}
