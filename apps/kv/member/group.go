@@ -240,6 +240,9 @@ func (m *Member) tend(ctx context.Context) error {
 	for retry.Pause(ctx, tendEvery) {
 		m.full.Store(m.store.Bytes() > m.limit)
 		st := m.replica.Status()
+		if err := excluded(st); err != nil {
+			return err
+		}
 		if st.Leader != 0 {
 			led = time.Now()
 		} else if time.Since(led) > lonelyMost {
@@ -257,7 +260,7 @@ func (m *Member) tend(ctx context.Context) error {
 		}
 		if err == nil && len(st.Members) > 1 && time.Since(looked) > time.Second {
 			looked = time.Now()
-			err = m.removeDead(ctx, st, missing)
+			err = m.removeDead(ctx, missing)
 		}
 		if _, redirected := call.Owner(err); err != nil && !redirected && ctx.Err() == nil {
 			m.log.Debug("cannot tend the group now", "err", err)
@@ -266,19 +269,48 @@ func (m *Member) tend(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
+// excluded returns a KindStale error if the member was removed from its group. Such a member stands
+// for no election and keeps the leader that it knew last. Its proc ends, and joins with a new ID.
+func excluded(st replica.Status) error {
+	if st.Members[st.ID] != "" || st.Learners[st.ID] != "" {
+		return nil
+	}
+	return &sigma.Error{Op: "kv.member", Kind: sigma.KindStale, Msg: "this member was taken out of its group",
+		Hint: "initd starts its proc again, which joins the group anew"}
+}
+
 // removeDead takes members out of the group whose names are missing for a while, if those that are
-// left are a majority.
-func (m *Member) removeDead(ctx context.Context, st replica.Status, missing map[uint64]time.Time) error {
+// left are a majority. It does nothing while another one joins.
+func (m *Member) removeDead(ctx context.Context, missing map[uint64]time.Time) error {
+	if !m.joined.TryLock() {
+		return nil
+	}
+	defer m.joined.Unlock()
 	live, err := m.live(ctx)
 	if err != nil {
 		return err
 	}
-	now := time.Now()
-	left := maps.Clone(st.Members)
-	for id, name := range st.Members {
+	members := m.replica.Status().Members
+	left := remaining(members, m.id, live, missing, time.Now())
+	if len(left) == len(members) || 2*len(left) <= len(members) {
+		return nil
+	}
+	within, cancel := context.WithTimeout(ctx, lonelyMost)
+	defer cancel()
+	m.log.Info("members have ended", "left", len(left))
+	return m.replica.Change(within, left)
+}
+
+// remaining gives those members whose names are live, or were at any time in the last goneAfter.
+// missing is since when the others' names are missing; remaining brings it up to date.
+func remaining(members map[uint64]string, self uint64, live map[string]bool, missing map[uint64]time.Time,
+	now time.Time) map[uint64]string {
+	maps.DeleteFunc(missing, func(id uint64, _ time.Time) bool { return members[id] == "" })
+	left := maps.Clone(members)
+	for id, name := range members {
 		since, is := missing[id]
 		switch {
-		case live[name] || id == m.id:
+		case live[name] || id == self:
 			delete(missing, id)
 		case !is:
 			missing[id] = now
@@ -286,13 +318,5 @@ func (m *Member) removeDead(ctx context.Context, st replica.Status, missing map[
 			delete(left, id)
 		}
 	}
-	if len(left) == len(st.Members) || 2*len(left) <= len(st.Members) {
-		return nil
-	}
-	m.joined.Lock()
-	defer m.joined.Unlock()
-	within, cancel := context.WithTimeout(ctx, lonelyMost)
-	defer cancel()
-	m.log.Info("members have ended", "left", len(left))
-	return m.replica.Change(within, left)
+	return left
 }
