@@ -25,8 +25,8 @@ type Event struct {
 const waitEach = 10 * time.Second
 
 // Watch gives the changes of a key from now on, until ctx ends; the error comes last. ready, unless
-// nil, is called when changes from then on are seen. KindStale: there were more changes than the
-// store keeps, 1,024 of a shard, before they were read.
+// nil, is called when changes from then on are seen. KindStale: the reader was behind by more changes
+// than the store keeps, 1,024 of a shard or 1 MiB of them.
 func (c *Clerk) Watch(ctx context.Context, key string, ready func()) iter.Seq2[Event, error] {
 	return c.watch(ctx, key, true, ready)
 }

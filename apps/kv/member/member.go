@@ -247,16 +247,15 @@ func (m *Member) watch(ctx context.Context, arg, reply []byte) ([]byte, error) {
 	if fresh != nil {
 		return append(reply, store.EncodeNews(fresh)...), nil
 	}
+	began := slices.Clone(a.Places)
 	timer := time.NewTimer(min(max(a.Wait, 0), calls.WaitMost))
 	defer timer.Stop()
 	look := time.NewTicker(time.Second) // whether the member still leads
 	defer look.Stop()
 	for over := a.Wait <= 0; ; {
-		news := m.store.Since(w, a.Places)
-		if over || slices.ContainsFunc(news, func(n store.News) bool {
-			return len(n.Changes) > 0 || n.Code != store.Done
-		}) {
-			return append(reply, store.EncodeNews(news)...), nil
+		news := advance(a.Places, m.store.Since(w, a.Places))
+		if over || len(news) > 0 {
+			return append(reply, store.EncodeNews(append(passed(began, a.Places), news...))...), nil
 		}
 		select {
 		case <-w.Woken:
@@ -270,6 +269,32 @@ func (m *Member) watch(ctx context.Context, arg, reply []byte) ([]byte, error) {
 			return reply, ctx.Err()
 		}
 	}
+}
+
+// advance moves places past changes that the caller does not want, and gives the other news. News
+// are in the order of places.
+func advance(places []store.At, news []store.News) []store.News {
+	i := 0
+	return slices.DeleteFunc(news, func(n store.News) bool {
+		for places[i].Shard != n.Shard {
+			i++
+		}
+		skipped := n.Code == store.Done && len(n.Changes) == 0
+		if skipped {
+			places[i] = n.At
+		}
+		return skipped
+	})
+}
+
+// passed gives the places that have moved, as news without changes.
+func passed(began, places []store.At) (news []store.News) {
+	for i, at := range places {
+		if at != began[i] {
+			news = append(news, store.News{At: at})
+		}
+	}
+	return news
 }
 
 // status tells of the group.

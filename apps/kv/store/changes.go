@@ -21,6 +21,8 @@ type changes struct {
 	head  int
 	base  uint64 // the version before the first
 	bytes int
+	// unseen is about how much has changed since all waiters were woken last, in bytes.
+	unseen int
 }
 
 // tell adds a change, and wakes those who wait for it.
@@ -47,8 +49,14 @@ func (h *shard) tell(c Change) {
 		clear(l.all[n:])
 		l.all, l.head = l.all[:n], 0
 	}
+	// Waiters also see changes of other keys before they are dropped, and go on behind them.
+	l.unseen += len(c.Key) + len(c.Value) + changesBytes/changesMax
+	all := l.unseen >= changesBytes/4
+	if all {
+		l.unseen = 0
+	}
 	for w := range h.waiters {
-		if w.wants(c.Key) {
+		if all || w.wants(c.Key) {
 			w.wake()
 		}
 	}
@@ -115,8 +123,10 @@ type News struct {
 	Changes []Change
 }
 
-// Since gives the changes of shards after places, of the keys that w wants. A shard without news is
-// left out. Call Await before, so that no change is missed.
+// Since gives the changes of shards after places, of the keys that w wants, in the order of places.
+// News without changes has only a place to go on from. A shard where nothing has changed is left
+// out. If a shard has further changes and none of these is wanted, w is woken. Call Await before, so
+// that no change is missed.
 func (s *Store) Since(w *Waiter, places []At) (news []News) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -141,6 +151,9 @@ func (s *Store) Since(w *Waiter, places []At) (news []News) {
 				n.Changes = append(n.Changes, c)
 				size += len(c.Key) + len(c.Value) + itemLeast
 			}
+		}
+		if len(n.Changes) == 0 && n.Version < h.rev {
+			w.wake()
 		}
 		news = append(news, n)
 	}
