@@ -208,10 +208,11 @@ func (c *Clerk) ask(ctx context.Context, m *call.Method, shard uint16, arg, repl
 	error) {
 	group, epoch := uint32(0), uint64(0) // where a member has sent the request, and the configuration then
 	pause := pauseLeast
+	tried := false // a member may have taken the request
 	for hop := 0; ; hop++ {
 		cfg, err := c.config(ctx)
 		if err != nil {
-			return reply, store.Result{}, err
+			return reply, store.Result{}, unanswered(tried, err)
 		}
 		if int(shard) >= len(cfg.Owners) {
 			return reply, store.Result{}, sigma.Errorf("kv.Clerk", sigma.KindInvalid, "there is no shard %d", shard)
@@ -226,6 +227,7 @@ func (c *Clerk) ask(ctx context.Context, m *call.Method, shard uint16, arg, repl
 				return out, r, nil
 			}
 		}
+		tried = tried || err != nil && err != errClosed
 		switch {
 		case ctx.Err() != nil:
 			return reply, r, sigma.Wrap("kv.Clerk", c.name, context.Cause(ctx))
@@ -242,13 +244,23 @@ func (c *Clerk) ask(ctx context.Context, m *call.Method, shard uint16, arg, repl
 			pause = min(pause, movingPause)
 		}
 		if c.life.Err() != nil {
-			return reply, r, errClosed
+			return reply, r, unanswered(tried, errClosed)
 		}
 		if !retry.Pause(ctx, pause) {
 			return reply, r, sigma.Wrap("kv.Clerk", c.name, context.Cause(ctx))
 		}
 		pause = min(2*pause, pauseMost)
 	}
+}
+
+// unanswered is the error of a request that ends by err. Once a member may have taken the request, a
+// kind that promises that it was not applied becomes KindLost.
+func unanswered(tried bool, err error) error {
+	if !tried || !sigma.KindOf(err).Retryable() {
+		return err
+	}
+	return &sigma.Error{Op: "kv.Clerk", Kind: sigma.KindLost, Msg: "the store did not answer", Err: err,
+		Hint: "a write may have taken effect: get the key"}
 }
 
 func (c *Clerk) askGroup(ctx context.Context, m *call.Method, group uint32, arg, reply []byte) ([]byte, error) {

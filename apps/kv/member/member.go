@@ -168,6 +168,12 @@ func (m *Member) do(ctx context.Context, arg, reply []byte) ([]byte, error) {
 	case q.Op > store.Delete:
 		return reply, errRequest
 	case q.Op == store.Put && m.full.Load():
+		if err := m.replica.Read(ctx); err != nil {
+			return reply, err
+		}
+		if r := m.store.Answered(&q); r != nil { // it was applied when there was room
+			return r.Append(reply), nil
+		}
 		return reply, m.errFull()
 	}
 	return m.propose(ctx, arg, reply)

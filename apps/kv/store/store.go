@@ -145,23 +145,35 @@ func elsewhere(h *shard) *Result {
 }
 
 func (s *Store) write(h *shard, q *Request) Result {
-	if r := elsewhere(h); r != nil {
+	if r := h.answered(q); r != nil {
 		return *r
-	}
-	if q.Client != 0 {
-		switch last := h.sessions.of(q.Client); {
-		case last == nil:
-		case last.Seq == q.Seq:
-			return Result{Code: last.Code, Version: last.Version}
-		case last.Seq > q.Seq:
-			return Result{Code: Old}
-		}
 	}
 	r := h.change(q, s.clock)
 	if q.Client != 0 {
 		h.sessions.put(Session{Client: q.Client, Seq: q.Seq, Code: r.Code, Version: r.Version})
 	}
 	return r
+}
+
+// Answered gives the result of a write that needs no room: its session has made it before, or a
+// later one, or its shard is not served here. It is nil for any other.
+func (s *Store) Answered(q *Request) *Result {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.shards[q.Shard].answered(q)
+}
+
+func (h *shard) answered(q *Request) *Result {
+	if r := elsewhere(h); r != nil || q.Client == 0 {
+		return r
+	}
+	switch last := h.sessions.of(q.Client); {
+	case last == nil || last.Seq < q.Seq:
+		return nil
+	case last.Seq == q.Seq:
+		return &Result{Code: last.Code, Version: last.Version}
+	}
+	return &Result{Code: Old}
 }
 
 // change makes a Put or Delete whose condition holds.

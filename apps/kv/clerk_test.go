@@ -1,0 +1,92 @@
+package kv
+
+import (
+	"context"
+	"net"
+	"testing"
+	"time"
+
+	"sigmaos.dev/apps/kv/calls"
+	"sigmaos.dev/apps/kv/layout"
+	"sigmaos.dev/apps/kv/store"
+	"sigmaos.dev/sdk/call"
+	"sigmaos.dev/sigma"
+)
+
+// member is a realm with a store of one group, and its member: do answers requests.
+type member struct {
+	cfg  *layout.Config
+	do   func(context.Context, *store.Request) (store.Result, error)
+	dial func(context.Context) (net.Conn, error)
+}
+
+func (m *member) Get(context.Context, string) ([]byte, sigma.FileID, error) {
+	return m.cfg.Text(), sigma.FileID{Version: 1}, nil
+}
+
+func (m *member) Watch(ctx context.Context, _ string, _ sigma.Version) (sigma.Version, error) {
+	<-ctx.Done()
+	return 0, ctx.Err()
+}
+
+func (m *member) WaitFor(ctx context.Context, _ string) error { return nil }
+
+func (m *member) Find(string) call.Find {
+	return func(context.Context, string, string) (string, func(context.Context) (net.Conn, error), error) {
+		return "a", m.dial, nil
+	}
+}
+
+// newClerk gives a clerk of a store with some shards whose only member answers by do.
+func newClerk(t *testing.T, shards int, do func(context.Context, *store.Request) (store.Result, error)) (*Clerk,
+	*member) {
+	cfg := layout.New("s", "p", shards, 1, 1)
+	m := &member{cfg: cfg, do: do}
+	s := call.NewServer(call.Config{MessageMax: messageMax})
+	if err := s.Handle(calls.Do, func(ctx context.Context, arg, reply []byte) ([]byte, error) {
+		var q store.Request
+		if err := q.Parse(arg); err != nil {
+			return reply, err
+		}
+		r, err := m.do(ctx, &q)
+		return r.Append(reply), err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	m.dial = func(context.Context) (net.Conn, error) {
+		client, server := net.Pipe()
+		go s.ServeConn(context.WithoutCancel(t.Context()), server, sigma.Principal{})
+		return client, nil
+	}
+	c, err := OpenBy(m, "s")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		c.Close()
+		s.Close()
+	})
+	return c, m
+}
+
+// Goal: a write that a member may have applied never fails with a kind that promises it was not.
+func TestCloseDuringPut(t *testing.T) {
+	taken := make(chan struct{})
+	c, _ := newClerk(t, 1, func(ctx context.Context, _ *store.Request) (store.Result, error) {
+		close(taken)
+		<-ctx.Done()
+		return store.Result{}, ctx.Err()
+	})
+	go func() {
+		<-taken
+		c.Close()
+	}()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if _, err := c.Put(ctx, "k", nil, Options{}); sigma.KindOf(err) != sigma.KindLost {
+		t.Errorf("got %v, want KindLost", err)
+	}
+	if _, err := c.Put(ctx, "k", nil, Options{}); sigma.KindOf(err) != sigma.KindUnavailable {
+		t.Errorf("after Close: got %v, want KindUnavailable", err)
+	}
+}

@@ -1,0 +1,33 @@
+package member
+
+import (
+	"testing"
+
+	"sigmaos.dev/apps/kv/store"
+	"sigmaos.dev/sigma"
+)
+
+// Goal: a member without room refuses new keys only: a write that it has applied has its result
+// again, and one of a shard that is elsewhere is sent there.
+func TestRepeatedWhenFull(t *testing.T) {
+	m := newAlone(t, 3)
+	do := func(t *testing.T, arg []byte) ([]byte, error) { return m.do(t.Context(), arg, nil) }
+	put := store.Request{Op: store.Put, Shard: 3, Client: 1, Seq: 1, Key: []byte("k"), Value: []byte("v")}
+	first := m.ask(t, do, put)
+	m.full.Store(true)
+	if again := m.ask(t, do, put); again.Code != store.Done || again.Version != first.Version {
+		t.Errorf("the repeated write has %+v, not %+v", again, first)
+	}
+	there := put
+	if there.Shard = 4; m.ask(t, do, there).Code != store.NotHere {
+		t.Error("a write of a shard that is not served here was not sent on")
+	}
+	put.Seq = 2
+	b, err := put.Append(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := do(t, b); sigma.KindOf(err) != sigma.KindNoSpace {
+		t.Errorf("got %v, want KindNoSpace", err)
+	}
+}
