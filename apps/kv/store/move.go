@@ -11,8 +11,9 @@ package store
 // From Mark on the shard's changes are kept. Pages of keys are read while writes go on, and changes
 // after Mark are imported in their order, so that keys that were read early get their latest value.
 // After Freeze there are no further changes. A mover that begins anew does so by Mark and Prepare
-// with an attempt of its own, and then the earlier one's commands are refused. Only Freeze and
-// Activate count: between them nobody serves the shard.
+// with an attempt of its own, and then the earlier one's commands are refused. Within an attempt a
+// command may come again, and late: Prepare then changes nothing, and Import is refused after the
+// first ImportChanges. Only Freeze and Activate count: between them nobody serves the shard.
 
 // away applies the commands of the group that a shard leaves.
 func (s *Store) away(h *shard, q *Request) Result {
@@ -61,8 +62,11 @@ func (s *Store) arrive(h *shard, q *Request) Result {
 	switch q.Op {
 	case Import:
 		items, err := ParseItems(q.Value)
-		if err != nil {
+		switch {
+		case err != nil:
 			return Result{Code: Bad}
+		case h.followed:
+			return Result{Code: Refused}
 		}
 		for _, i := range items {
 			h.set(i.Key, item{i.Value, i.Version, i.Expires})
@@ -72,6 +76,7 @@ func (s *Store) arrive(h *shard, q *Request) Result {
 		if err != nil {
 			return Result{Code: Bad}
 		}
+		h.followed = h.followed || len(all) > 0
 		for _, c := range all {
 			h.follow(c)
 		}
@@ -97,13 +102,16 @@ func (s *Store) prepare(h *shard, q *Request) Result {
 	if h != nil {
 		again, newer := q.Client == h.move.Epoch, q.Client > h.move.Epoch
 		switch h.state {
+		case Arriving:
+			if h.move.same(q) {
+				return Result{Version: h.rev}
+			}
+			newer = newer || again
 		case Serving:
 			if again && h.move.Other == 0 {
 				return Result{Code: Already, Version: h.rev}
 			}
 			return Result{Code: Refused}
-		case Arriving:
-			newer = newer || again
 		}
 		if !newer {
 			return Result{Code: Refused}
@@ -133,12 +141,6 @@ func (h *shard) follow(c Change) {
 		h.set(c.Key, item{c.Value, c.Version, c.Expires})
 	}
 	h.tell(c)
-}
-
-// Page is a part of a shard for a move.
-type Page struct {
-	Items    []Item
-	Sessions []Session
 }
 
 // Export gives a page of a shard's keys after a key, "" = from the first on, expired ones included.

@@ -327,6 +327,30 @@ func TestMoveOvertaken(t *testing.T) {
 	}
 }
 
+// Goal: commands of a move that come a second time, and late, change nothing.
+func TestMoveRepeated(t *testing.T) {
+	from, to := newGroup(t, 5), newGroup(t)
+	from.put(5, "kept", "1")
+	from.put(5, "deleted", "1")
+	prepare := Request{Op: Prepare, Shard: 5, Client: 4, Seq: 1, If: from.shards[5].rev}
+	items, _ := from.Export(5, "")
+	page := Request{Op: Import, Shard: 5, Client: 4, Seq: 1, Value: EncodeItems(items)}
+	move(t, from, to, 5, 4, 1, func(step int) bool {
+		switch step {
+		case 2:
+			to.want(to.do(prepare), Done, "")
+			from.put(5, "kept", "2")
+			from.do(Request{Op: Delete, Shard: 5, Key: []byte("deleted")})
+		case 3:
+			to.want(to.do(page), Refused, "")
+			to.want(to.do(prepare), Done, "")
+		}
+		return true
+	})
+	to.want(to.get(5, "kept"), Done, "2")
+	to.want(to.get(5, "deleted"), Missing, "")
+}
+
 // Goal: a snapshot has everything, and writes after it are not in it.
 func TestSnapshot(t *testing.T) {
 	g := newGroup(t, 1, 2)
