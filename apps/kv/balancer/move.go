@@ -64,8 +64,11 @@ func (m *mover) move(ctx context.Context) error {
 	switch {
 	case err != nil:
 		return err
-	case prepared.Code == store.Already:
+	case prepared.Code == store.Already && mark.Code == store.Already:
 		return nil
+	case prepared.Code == store.Already: // it may be served by a group that has begun anew since
+		_, err := m.freeze(ctx)
+		return err
 	case prepared.Code != store.Done:
 		return overtaken("to take the shard", prepared)
 	case mark.Code == store.Already: // it has arrived before, and the group has lost it since
@@ -83,13 +86,9 @@ func (m *mover) move(ctx context.Context) error {
 			break
 		}
 	}
-	m.frozen = time.Now()
-	frozen, err := m.step(ctx, m.from, store.Request{Op: store.Freeze})
+	frozen, err := m.freeze(ctx)
 	if err != nil {
 		return err
-	}
-	if frozen.Code != store.Done {
-		return overtaken("to freeze the shard", frozen)
 	}
 	sessions := make(chan error, 1)
 	go func() { sessions <- m.copySessions(ctx) }()
@@ -103,6 +102,16 @@ func (m *mover) move(ctx context.Context) error {
 		return err
 	}
 	return m.activate(ctx)
+}
+
+// freeze has the group that the shard leaves serve it no more.
+func (m *mover) freeze(ctx context.Context) (store.Result, error) {
+	m.frozen = time.Now()
+	frozen, err := m.step(ctx, m.from, store.Request{Op: store.Freeze})
+	if err == nil && frozen.Code != store.Done {
+		err = overtaken("to freeze the shard", frozen)
+	}
+	return frozen, err
 }
 
 func (m *mover) copySessions(ctx context.Context) error {

@@ -64,6 +64,17 @@ func export(s *store.Store, a calls.ExportArg) store.Result {
 	return store.Result{Code: code, Value: store.EncodeSessions(all)}
 }
 
+// begin has group i begin, with nothing but empty shards.
+func (w *world) begin(t *testing.T, i int, shards ...uint16) {
+	w.stores[i] = store.New()
+	q := store.Request{Op: store.Found, Value: store.EncodeShards(shards)}
+	b, err := q.Append(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.stores[i].Apply(0, b)
+}
+
 // do makes a request of whichever group serves the shard, and reports how many do.
 func (w *world) do(t *testing.T, q store.Request) (r store.Result, serve int) {
 	t.Helper()
@@ -95,17 +106,8 @@ func TestMoverKilled(t *testing.T) {
 	for _, after := range []bool{false, true} {
 		for kill := 0; kill < 200; kill++ {
 			w := &world{after: after, left: kill}
-			for i := range w.stores {
-				w.stores[i] = store.New()
-			}
-			for i, shards := range [][]uint16{{7}, {}} {
-				q := store.Request{Op: store.Found, Value: store.EncodeShards(shards)}
-				b, err := q.Append(nil)
-				if err != nil {
-					t.Fatal(err)
-				}
-				w.stores[1+i].Apply(0, b)
-			}
+			w.begin(t, 1, 7)
+			w.begin(t, 2)
 			model := map[string]string{}
 			n := 0
 			w.write = func() {
@@ -148,5 +150,41 @@ func TestMoverKilled(t *testing.T) {
 				break
 			}
 		}
+	}
+}
+
+// Goal: a group of one that began anew after the shard had gone to another group, and before the
+// configuration said so, does not serve it beside that group, and can get it back.
+func TestMoveBackAfterRestart(t *testing.T) {
+	w := &world{left: 1 << 30}
+	w.begin(t, 1, 7)
+	w.begin(t, 2)
+	put := func(value string) {
+		t.Helper()
+		r, serve := w.do(t, store.Request{Op: store.Put, Shard: 7, Key: []byte("k"), Value: []byte(value)})
+		if serve != 1 || r.Code != store.Done {
+			t.Fatalf("%d serve, %v", serve, r.Code)
+		}
+	}
+	move := func(m mover) {
+		t.Helper()
+		if err := m.move(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put("1")
+	there := mover{groups: w, shard: 7, from: 1, to: 2, epoch: 3}
+	move(there)
+	w.begin(t, 1, 7) // the owner, as far as the configuration says
+	move(there)
+	put("2")
+	if err := there.drop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	w.begin(t, 1, 7) // by a configuration that it had read before
+	move(mover{groups: w, shard: 7, from: 2, to: 1, epoch: 5})
+	r, serve := w.do(t, store.Request{Op: store.Get, Shard: 7, Key: []byte("k")})
+	if serve != 1 || string(r.Value) != "2" {
+		t.Errorf("%d serve, the value is %q", serve, r.Value)
 	}
 }

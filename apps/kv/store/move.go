@@ -97,7 +97,9 @@ func (s *Store) arrive(h *shard, q *Request) Result {
 	return Result{Version: h.rev}
 }
 
-// prepare begins an arrival, with nothing of an earlier attempt.
+// prepare begins an arrival, with nothing of an earlier attempt. A shard that is served here since
+// an earlier epoch is replaced: a later move brings it from its owner, so this group is not the
+// owner. A group of one that began anew has such shards.
 func (s *Store) prepare(h *shard, q *Request) Result {
 	if h != nil {
 		again, newer := q.Client == h.move.Epoch, q.Client > h.move.Epoch
@@ -111,7 +113,6 @@ func (s *Store) prepare(h *shard, q *Request) Result {
 			if again && h.move.Other == 0 {
 				return Result{Code: Already, Version: h.rev}
 			}
-			return Result{Code: Refused}
 		}
 		if !newer {
 			return Result{Code: Refused}
@@ -121,6 +122,7 @@ func (s *Store) prepare(h *shard, q *Request) Result {
 	now.move, now.rev = Move{Epoch: q.Client, Attempt: q.Seq}, q.If
 	if h != nil {
 		now.waiters = h.waiters
+		now.wakeAll()
 	}
 	s.shards[q.Shard] = now
 	return Result{Version: now.rev}
