@@ -3,6 +3,8 @@ package kv
 import (
 	"context"
 	"net"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -88,5 +90,58 @@ func TestCloseDuringPut(t *testing.T) {
 	}
 	if _, err := c.Put(ctx, "k", nil, Options{}); sigma.KindOf(err) != sigma.KindUnavailable {
 		t.Errorf("after Close: got %v, want KindUnavailable", err)
+	}
+}
+
+// newServed gives a clerk of a store of one group without bounds on its memory.
+func newServed(t *testing.T, shards int) (*Clerk, *store.Store) {
+	s := store.New()
+	c, m := newClerk(t, shards, func(_ context.Context, q *store.Request) (r store.Result, err error) {
+		if q.Op.Reads() {
+			err = r.Parse(s.Read(q, time.Now(), nil))
+			return r, err
+		}
+		b, err := q.Append(nil)
+		if err == nil {
+			err = r.Parse(s.Apply(0, b))
+		}
+		return r, err
+	})
+	found := store.Request{Op: store.Found, Value: store.EncodeShards(m.cfg.Of(1))}
+	if _, err := m.do(t.Context(), &found); err != nil {
+		t.Fatal(err)
+	}
+	return c, s
+}
+
+// Goal: a listing goes on behind a page that ends with a key of the largest size.
+func TestRangeLongKeys(t *testing.T) {
+	c, _ := newServed(t, 1)
+	var want []string
+	for i := range 5 {
+		key := string(byte('a'+i)) + strings.Repeat("\xff", store.KeyMax-1)
+		if i == 4 {
+			key = strings.Repeat("\xff", store.KeyMax)
+		}
+		want = append(want, key)
+		if _, err := c.Put(t.Context(), key, make([]byte, store.PageMax), Options{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, list := range map[string]func() ([]Item, error){
+		"Range": func() ([]Item, error) { return c.Range(t.Context(), 0, "", "", 10) },
+		"Scan":  func() ([]Item, error) { return c.Scan(t.Context(), "", 10) },
+	} {
+		items, err := list()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, i := range items {
+			got = append(got, i.Key)
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("%s gives %d keys, want %d", name, len(got), len(want))
+		}
 	}
 }

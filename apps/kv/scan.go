@@ -118,8 +118,7 @@ func (c *Clerk) pages(ctx context.Context, q store.Request, first string, limit 
 		for _, i := range page {
 			items = append(items, item(i))
 		}
-		first = page[len(page)-1].Key + "\x00"
-		if len(first) > store.KeyMax {
+		if first = next(page[len(page)-1].Key); first == "" {
 			break
 		}
 	}
@@ -151,6 +150,15 @@ func (c *Clerk) Scan(ctx context.Context, prefix string, limit int) ([]Item, err
 	}
 	slices.SortFunc(all, func(a, b Item) int { return strings.Compare(a.Key, b.Key) })
 	return all[:min(len(all), limit)], nil
+}
+
+// next is the first key behind a key; "" = there is none. A key that has no room for a longer one is
+// a prefix of itself only.
+func next(key string) string {
+	if len(key) < store.KeyMax {
+		return key + "\x00"
+	}
+	return after(key)
 }
 
 // after is the first key behind all with a prefix; "" = there is none.
