@@ -27,8 +27,10 @@ import (
 const (
 	// lookEvery is the time between two looks at the groups.
 	lookEvery = 2 * time.Second
-	// againPause is the time before a move that failed is tried again.
+	// againPause is the time before a move that failed is tried again, againMost that after it has
+	// failed some times: the group it goes to may have no room.
 	againPause = 200 * time.Millisecond
+	againMost  = 5 * time.Second
 	// Procs is how many balancers a store has.
 	Procs = 2
 	// leaseTTL is after what time a silent balancer is replaced.
@@ -237,7 +239,7 @@ func (b *balancer) once(number uint64, do func()) {
 func (b *balancer) begin(ctx context.Context, m mover) {
 	b.once(m.epoch, func() {
 		began := time.Now()
-		for ctx.Err() == nil {
+		for pause := againPause; ctx.Err() == nil; pause = min(2*pause, againMost) {
 			err := m.move(ctx)
 			served := time.Now()
 			if err == nil {
@@ -249,7 +251,7 @@ func (b *balancer) begin(ctx context.Context, m mover) {
 				return
 			}
 			b.log.Warn("a move is tried again", "shard", m.shard, "err", err)
-			retry.Pause(ctx, againPause)
+			retry.Pause(ctx, pause)
 		}
 	})
 }

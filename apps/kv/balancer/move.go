@@ -52,6 +52,10 @@ func overtaken(what string, r store.Result) error {
 // after it has failed at any point; what an earlier attempt copied is copied again.
 func (m *mover) move(ctx context.Context) error {
 	m.attempt = rand.Uint64() | 1
+	// From Mark on the group from keeps all changes, so the other one has to run before.
+	if _, err := m.ask(ctx, m.to, calls.ExportArg{Part: calls.Sessions}); err != nil {
+		return err
+	}
 	mark, err := m.step(ctx, m.from, store.Request{Op: store.Mark, If: uint64(m.to)})
 	switch {
 	case err != nil:
@@ -192,11 +196,16 @@ func (m *mover) bring(ctx context.Context, op store.Op, value []byte) (store.Res
 	return r, err
 }
 
-func (m *mover) export(ctx context.Context, a calls.ExportArg) (store.Result, error) {
+// ask asks a group for a part of the shard.
+func (m *mover) ask(ctx context.Context, group uint32, a calls.ExportArg) (store.Result, error) {
 	a.Shard = m.shard
 	enc := sigmap.NewEncoder(nil)
 	a.Code(enc)
-	r, err := m.AskGroup(ctx, m.from, calls.Export, enc.Bytes())
+	return m.AskGroup(ctx, group, calls.Export, enc.Bytes())
+}
+
+func (m *mover) export(ctx context.Context, a calls.ExportArg) (store.Result, error) {
+	r, err := m.ask(ctx, m.from, a)
 	if err == nil && r.Code != store.Done {
 		err = overtaken(fmt.Sprintf("part %d of the shard", a.Part), r)
 	}

@@ -3,6 +3,7 @@ package balancer
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -186,5 +187,31 @@ func TestMoveBackAfterRestart(t *testing.T) {
 	r, serve := w.do(t, store.Request{Op: store.Get, Shard: 7, Key: []byte("k")})
 	if serve != 1 || string(r.Value) != "2" {
 		t.Errorf("%d serve, the value is %q", serve, r.Value)
+	}
+}
+
+// halted is groups of which one does not run.
+type halted struct {
+	*world
+	group uint32
+	asked []uint32
+}
+
+func (h *halted) AskGroup(ctx context.Context, group uint32, m *call.Method, arg []byte) (store.Result, error) {
+	h.asked = append(h.asked, group)
+	if group == h.group {
+		return store.Result{}, errKilled
+	}
+	return h.world.AskGroup(ctx, group, m, arg)
+}
+
+// Goal: while the group that a shard goes to does not run, the other one is asked for nothing: it
+// would keep changes for the move.
+func TestMoveToNobody(t *testing.T) {
+	h := &halted{world: &world{left: 1 << 30}, group: 2}
+	h.begin(t, 1, 7)
+	m := mover{groups: h, shard: 7, from: 1, to: 2, epoch: 3}
+	if err := m.move(t.Context()); err != errKilled || slices.Contains(h.asked, 1) {
+		t.Errorf("groups %v were asked: %v", h.asked, err)
 	}
 }

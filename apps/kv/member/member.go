@@ -62,7 +62,7 @@ type Member struct {
 	c     *sdk.Client
 	name  string // of the store
 	group uint32
-	limit int // bytes of keys
+	limit int // bytes of the store
 	log   *slog.Logger
 
 	id      uint64
@@ -181,7 +181,7 @@ func (m *Member) do(ctx context.Context, arg, reply []byte) ([]byte, error) {
 
 func (m *Member) errFull() error {
 	return &sigma.Error{Op: "kv.Put", Kind: sigma.KindNoSpace,
-		Msg:  "the group's keys take " + sigma.Bytes(m.limit).String() + ", which is all that they may",
+		Msg:  "the group's keys and sessions take " + sigma.Bytes(m.limit).String() + ", which is all that they may",
 		Hint: "delete keys, or give the store more groups: sigma kv scale NAME GROUPS"}
 }
 
@@ -193,7 +193,7 @@ func (m *Member) propose(ctx context.Context, request, reply []byte) ([]byte, er
 	return append(reply, result...), err
 }
 
-// step applies a step of a move.
+// step applies a step of a move. KindNoSpace: the group has no room for the shard.
 func (m *Member) step(ctx context.Context, arg, reply []byte) ([]byte, error) {
 	var q store.Request
 	if err := q.Parse(arg); err != nil {
@@ -201,6 +201,14 @@ func (m *Member) step(ctx context.Context, arg, reply []byte) ([]byte, error) {
 	}
 	if q.Op < store.Mark {
 		return reply, errRequest
+	}
+	if (q.Op == store.Import || q.Op == store.Prepare) && m.store.Bytes() > m.limit {
+		if err := m.replica.Read(ctx); err != nil {
+			return reply, err
+		}
+		if q.Op == store.Import || m.store.Bytes()-m.store.Copied(q.Shard) > m.limit {
+			return reply, m.errFull()
+		}
 	}
 	return m.propose(ctx, arg, reply)
 }

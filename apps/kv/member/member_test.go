@@ -1,6 +1,7 @@
 package member
 
 import (
+	"strings"
 	"testing"
 
 	"sigmaos.dev/apps/kv/store"
@@ -29,5 +30,36 @@ func TestRepeatedWhenFull(t *testing.T) {
 	}
 	if _, err := do(t, b); sigma.KindOf(err) != sigma.KindNoSpace {
 		t.Errorf("got %v, want KindNoSpace", err)
+	}
+}
+
+// Goal: a move does not bring a group more than it has room for, and what it brought is no reason to
+// refuse the next attempt.
+func TestMoveWhenFull(t *testing.T) {
+	m := newAlone(t)
+	m.limit = 1 << 20
+	page := store.EncodeItems([]store.Item{{Key: "k", Value: strings.Repeat("x", 1<<20), Version: 1}})
+	for _, c := range []struct {
+		op      store.Op
+		shard   uint16
+		attempt uint64
+		want    sigma.Kind
+	}{
+		{store.Prepare, 3, 1, sigma.KindOther},
+		{store.Import, 3, 1, sigma.KindOther},
+		{store.Import, 3, 1, sigma.KindNoSpace},
+		{store.Prepare, 4, 1, sigma.KindNoSpace},
+		{store.Prepare, 3, 2, sigma.KindOther},
+		{store.Prepare, 4, 1, sigma.KindOther},
+	} {
+		q := store.Request{Op: c.op, Shard: c.shard, Client: 1, Seq: c.attempt, Value: page}
+		b, err := q.Append(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := m.step(t.Context(), b, nil); err != nil && sigma.KindOf(err) != c.want ||
+			err == nil && c.want != sigma.KindOther {
+			t.Errorf("%+v: %v", c, err)
+		}
 	}
 }

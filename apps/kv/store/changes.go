@@ -6,10 +6,12 @@ import (
 	"sigmaos.dev/wire/sigmap"
 )
 
-// Bounds of the changes that a shard keeps: for watches, and for a move that is under way.
+// Bounds of the changes that a shard keeps: for watches, and for a move that is under way. Of a
+// store with a limit all watches together have a fourth of it, and each move an eighth.
 const (
 	changesMax     = 1024
 	changesBytes   = 1 << 20
+	changesLeast   = 16 << 10 // bytes of a shard, however many shards there are
 	movingMax      = 1 << 20
 	movingBytes    = 256 << 20
 	changesAtATime = 512
@@ -21,25 +23,52 @@ type changes struct {
 	head  int
 	base  uint64 // the version before the first
 	bytes int
-	// unseen is about how much has changed since all waiters were woken last, in bytes.
-	unseen int
+	// unseen are how many changes there were since all waiters were woken last, unseenBytes what
+	// they take.
+	unseen, unseenBytes int
 }
 
-// tell adds a change, and wakes those who wait for it.
+// size is what a change takes in memory.
+func (c *Change) size() int { return len(c.Key) + len(c.Value) + keyCost }
+
+// tell adds a change, and wakes those who wait for it. The caller calls trim after its last change.
 func (h *shard) tell(c Change) {
 	l := &h.log
 	if len(l.all) == l.head {
 		l.all, l.head, l.base = l.all[:0], 0, c.Version-1
 	}
 	l.all = append(l.all, c)
-	l.bytes += len(c.Key) + len(c.Value)
+	l.bytes += c.size()
+	l.unseen++
+	l.unseenBytes += c.size()
+	for w := range h.waiters {
+		if w.wants(c.Key) {
+			w.wake()
+		}
+	}
+}
+
+// trim drops changes beyond the bounds. Before that waiters see changes of other keys, too, and go
+// on behind them.
+func (s *Store) trim(h *shard) {
+	l := &h.log
 	most, bytes := changesMax, changesBytes
-	if h.move.Epoch != 0 && h.move.Other != 0 && h.state == Serving || h.state == Arriving {
+	if s.limit > 0 {
+		bytes = min(bytes, max(s.limit/4/len(s.shards), changesLeast))
+	}
+	if l.unseen >= most/4 || l.unseenBytes >= bytes/4 {
+		l.unseen, l.unseenBytes = 0, 0
+		h.wakeAll()
+	}
+	if h.move.Other != 0 && (h.state == Serving || h.state == Frozen) || h.state == Arriving {
 		most, bytes = movingMax, movingBytes
+		if s.limit > 0 {
+			bytes = min(bytes, s.limit/8)
+		}
 	}
 	for n := len(l.all) - l.head; n > most || l.bytes > bytes && n > 1; n-- {
 		old := &l.all[l.head]
-		l.bytes -= len(old.Key) + len(old.Value)
+		l.bytes -= old.size()
 		*old = Change{}
 		l.head++
 		l.base++
@@ -48,17 +77,6 @@ func (h *shard) tell(c Change) {
 		n := copy(l.all, l.all[l.head:])
 		clear(l.all[n:])
 		l.all, l.head = l.all[:n], 0
-	}
-	// Waiters also see changes of other keys before they are dropped, and go on behind them.
-	l.unseen += len(c.Key) + len(c.Value) + changesBytes/changesMax
-	all := l.unseen >= changesBytes/4
-	if all {
-		l.unseen = 0
-	}
-	for w := range h.waiters {
-		if all || w.wants(c.Key) {
-			w.wake()
-		}
 	}
 }
 

@@ -6,6 +6,9 @@ import "container/list"
 // forgotten. A request of a forgotten client that is repeated takes effect again.
 const sessionsMax = 4096
 
+// sessionCost is what a session takes in memory.
+const sessionCost = 160
+
 // sessions are the latest writes of clients.
 type sessions struct {
 	byClient map[uint64]*list.Element // of *Session

@@ -62,6 +62,7 @@ const keyCost = 100
 
 // Store is the state of one group. Safe for concurrent use.
 type Store struct {
+	limit  int // bytes that all together may take; 0 = any
 	mu     sync.RWMutex
 	shards map[uint16]*shard // mu
 	clock  uint64            // mu; the latest of the leaders' clocks
@@ -70,6 +71,10 @@ type Store struct {
 
 // New makes a store without shards.
 func New() *Store { return &Store{shards: map[uint16]*shard{}} }
+
+// SetLimit says how many bytes the store may take: it keeps fewer changes for watches and moves
+// then. It refuses nothing. Call it before the store is used.
+func (s *Store) SetLimit(bytes int) { s.limit = bytes }
 
 // Founded reports whether Found has been applied.
 func (s *Store) Founded() bool {
@@ -98,7 +103,14 @@ func (s *Store) applyLocked(q *Request) Result {
 	if q.Op == Found {
 		return s.foundLocked(q)
 	}
-	h := s.shards[q.Shard]
+	r := s.changeLocked(s.shards[q.Shard], q)
+	if h := s.shards[q.Shard]; h != nil {
+		s.trim(h)
+	}
+	return r
+}
+
+func (s *Store) changeLocked(h *shard, q *Request) Result {
 	switch q.Op {
 	case Put, Delete:
 		return s.write(h, q)
@@ -378,12 +390,24 @@ func (s *Store) Shards() (all []ShardInfo) {
 	return all
 }
 
-// Bytes is what all keys take.
+// Bytes is what keys, the changes that are kept and sessions take.
 func (s *Store) Bytes() (n int) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	for _, h := range s.shards {
-		n += h.bytes
+		n += h.size()
 	}
 	return n
 }
+
+// Copied is what an arriving shard takes, which a further Prepare frees; 0 of any other.
+func (s *Store) Copied(shard uint16) int {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if h := s.shards[shard]; h != nil && h.state == Arriving {
+		return h.size()
+	}
+	return 0
+}
+
+func (h *shard) size() int { return h.bytes + h.log.bytes + len(h.sessions.byClient)*sessionCost }

@@ -327,6 +327,40 @@ func TestMoveOvertaken(t *testing.T) {
 	}
 }
 
+// Goal: sessions and the changes that are kept count, and the changes have a part of the limit, also
+// while a move keeps them; a mover that was too slow is told.
+func TestBytes(t *testing.T) {
+	const limit, shards = 8 << 20, 16
+	from, to := New(), newGroup(t)
+	from.SetLimit(limit)
+	g := &group{t, from, time.UnixMilli(1_000_000)}
+	var ids []uint16
+	for id := range uint16(shards) {
+		ids = append(ids, id)
+	}
+	g.do(Request{Op: Found, Value: EncodeShards(ids)})
+	for i := range 100 * shards {
+		g.do(Request{Op: Put, Shard: uint16(i % shards), Client: uint64(1 + i), Seq: 1, Key: []byte("k"),
+			Value: make([]byte, 8<<10)})
+	}
+	keys := shards * (8<<10 + keyCost + 1)
+	if n := g.Bytes() - keys - 100*shards*sessionCost; n > limit/4 || n < limit/8 {
+		t.Errorf("the changes take %d of %d bytes", n, limit)
+	}
+	mark := Request{Op: Mark, Shard: 3, Client: 1, Seq: 1, If: 2}
+	at := g.want(g.do(mark), Done, "").Version
+	to.want(to.do(Request{Op: Prepare, Shard: 3, Client: 1, Seq: 1, If: at}), Done, "")
+	for range limit / (8 << 10) {
+		g.put(3, "k", string(make([]byte, 8<<10)))
+	}
+	if n := from.shards[3].log.bytes; n > limit/8 || n < limit/16 {
+		t.Errorf("the changes of a shard that moves take %d of %d bytes", n, limit)
+	}
+	if _, code := g.ExportChanges(3, at); code != Trimmed {
+		t.Errorf("a mover that was too slow is answered by %v", code)
+	}
+}
+
 // Goal: commands of a move that come a second time, and late, change nothing.
 func TestMoveRepeated(t *testing.T) {
 	from, to := newGroup(t, 5), newGroup(t)
