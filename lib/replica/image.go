@@ -127,9 +127,13 @@ func check(s stored) error {
 	return nil
 }
 
-// restore takes the state of a snapshot whose checksum is right.
+// restore takes the state of a snapshot whose checksum is right. One in memory is gone then.
 func (c *core) restore(meta *pb.SnapshotMetadata, s stored) error {
-	in := bufio.NewReaderSize(io.NewSectionReader(s, 0, s.Size()-4), 64<<10)
+	var whole io.Reader = io.NewSectionReader(s, 0, s.Size()-4)
+	if c, is := s.(*chunks); is { // which grows smaller as the state grows
+		whole = c.drain(s.Size() - 4)
+	}
+	in := bufio.NewReaderSize(whole, 64<<10)
 	magic := make([]byte, len(imageMagic))
 	if _, err := io.ReadFull(in, magic); err != nil || string(magic) != imageMagic {
 		return damaged("it does not begin as one")

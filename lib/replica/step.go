@@ -1,7 +1,6 @@
 package replica
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -228,13 +227,13 @@ func (r *Replica) StepSnapshot(_ context.Context, from Peer, message []byte, sta
 
 // read reads a snapshot into a file, or memory.
 func (r *Replica) read(state io.Reader) (in *incoming, err error) {
-	in = &incoming{state: bytes.NewReader(nil)}
+	in = &incoming{state: &chunks{}}
 	limited := io.LimitReader(state, r.cfg.SnapshotMax+1)
 	var n int64
 	if r.cfg.Dir == "" {
-		var b bytes.Buffer
+		b := &chunks{}
 		n, err = b.ReadFrom(limited)
-		in.state = bytes.NewReader(b.Bytes())
+		in.state = b
 	} else {
 		in.temp = inTemp
 		n, err = r.disk.spool(inTemp, func(w io.Writer) (int64, error) { return io.Copy(w, limited) })
