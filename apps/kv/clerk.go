@@ -61,6 +61,7 @@ type Clerk struct {
 	tasks sync.WaitGroup
 
 	now  atomic.Pointer[layout.Config]
+	file uint64    // sigma.FileID.Path of now's, of follow alone
 	once sync.Once // follow has begun
 
 	mu      sync.Mutex
@@ -137,7 +138,7 @@ func (c *Clerk) follow() {
 		if err == nil {
 			now, err = layout.ParseOf(c.name, text)
 		}
-		c.learn(now, err)
+		c.learn(now, id.Path, err)
 		switch {
 		case err == nil:
 			if _, err := c.realm.Watch(c.life, path, id.Version); err == nil {
@@ -152,10 +153,12 @@ func (c *Clerk) follow() {
 	}
 }
 
-// learn takes a configuration, or why there is none.
-func (c *Clerk) learn(now *layout.Config, err error) {
-	if old := c.now.Load(); now != nil && (old == nil || now.Epoch >= old.Epoch || now.Name != old.Name) {
+// learn takes a configuration and the number of its file, or why there is none. Another file is that
+// of a store that was removed and made again, whose epochs begin anew.
+func (c *Clerk) learn(now *layout.Config, file uint64, err error) {
+	if old := c.now.Load(); now != nil && (old == nil || now.Epoch >= old.Epoch || file != c.file) {
 		c.now.Store(now)
+		c.file = file
 	}
 	if err != nil && sigma.KindOf(err) == sigma.KindNotFound {
 		err = &sigma.Error{Op: "kv.Clerk", Path: layout.Dir(c.name), Kind: sigma.KindNotFound,

@@ -15,11 +15,14 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// member is a realm with a store of one group, and its member: do answers requests.
+// member is a realm with a store of one group, and its member: do answers requests. watched has a
+// value when a watch has come, which waits until ended is closed.
 type member struct {
 	cfg  *layout.Config
 	do   func(context.Context, *store.Request) (store.Result, error)
 	dial func(context.Context) (net.Conn, error)
+
+	watched, ended chan struct{}
 }
 
 func (m *member) Get(context.Context, string) ([]byte, sigma.FileID, error) {
@@ -43,7 +46,7 @@ func (m *member) Find(string) call.Find {
 func newClerk(t *testing.T, shards int, do func(context.Context, *store.Request) (store.Result, error)) (*Clerk,
 	*member) {
 	cfg := layout.New("s", "p", shards, 1, 1)
-	m := &member{cfg: cfg, do: do}
+	m := &member{cfg: cfg, do: do, watched: make(chan struct{}, 1), ended: make(chan struct{})}
 	s := call.NewServer(call.Config{MessageMax: messageMax})
 	if err := s.Handle(calls.Do, func(ctx context.Context, arg, reply []byte) ([]byte, error) {
 		var q store.Request
@@ -52,6 +55,16 @@ func newClerk(t *testing.T, shards int, do func(context.Context, *store.Request)
 		}
 		r, err := m.do(ctx, &q)
 		return r.Append(reply), err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Handle(calls.Watch, func(_ context.Context, _, reply []byte) ([]byte, error) {
+		select {
+		case m.watched <- struct{}{}:
+		default:
+		}
+		<-m.ended
+		return reply, sigma.Errorf("test", sigma.KindStale, "the member leads no more")
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -94,7 +107,7 @@ func TestCloseDuringPut(t *testing.T) {
 }
 
 // newServed gives a clerk of a store of one group without bounds on its memory.
-func newServed(t *testing.T, shards int) (*Clerk, *store.Store) {
+func newServed(t *testing.T, shards int) (*Clerk, *member) {
 	s := store.New()
 	c, m := newClerk(t, shards, func(_ context.Context, q *store.Request) (r store.Result, err error) {
 		if q.Op.Reads() {
@@ -111,7 +124,7 @@ func newServed(t *testing.T, shards int) (*Clerk, *store.Store) {
 	if _, err := m.do(t.Context(), &found); err != nil {
 		t.Fatal(err)
 	}
-	return c, s
+	return c, m
 }
 
 // Goal: a listing goes on behind a page that ends with a key of the largest size.
@@ -143,5 +156,35 @@ func TestRangeLongKeys(t *testing.T) {
 		if !slices.Equal(got, want) {
 			t.Errorf("%s gives %d keys, want %d", name, len(got), len(want))
 		}
+	}
+}
+
+// Goal: a clerk follows a store that was removed and made again while the clerk did not look, with
+// smaller epochs and fewer shards; its watches end.
+func TestStoreMadeAgain(t *testing.T) {
+	c, m := newServed(t, 4)
+	before := m.cfg.Clone()
+	before.Epoch = 9
+	c.learn(before, 1, nil)
+	ended := make(chan error, 1)
+	go func() {
+		for _, err := range c.WatchPrefix(t.Context(), "", nil) {
+			ended <- err
+		}
+	}()
+	<-m.watched
+	late := m.cfg.Clone()
+	late.Epoch = 8
+	c.learn(late, 1, nil)
+	if cfg, err := c.Config(t.Context()); err != nil || cfg.Epoch != 9 {
+		t.Errorf("an earlier configuration of the same file was taken: %v", err)
+	}
+	c.learn(layout.New("s", "p", 2, 1, 1), 2, nil)
+	if cfg, err := c.Config(t.Context()); err != nil || len(cfg.Owners) != 2 {
+		t.Errorf("the new store's configuration was not taken: %v", err)
+	}
+	close(m.ended)
+	if err := <-ended; sigma.KindOf(err) != sigma.KindStale {
+		t.Errorf("the watch ended by %v", err)
 	}
 }

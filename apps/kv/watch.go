@@ -47,7 +47,7 @@ func (c *Clerk) watch(ctx context.Context, prefix string, exact bool, ready func
 			return
 		}
 		ctx, cancel := context.WithCancelCause(ctx)
-		w := &watcher{c: c, prefix: prefix, exact: exact, out: make(chan []store.Change), ready: ready,
+		w := &watcher{c: c, shards: len(cfg.Owners), prefix: prefix, exact: exact, out: make(chan []store.Change), ready: ready,
 			places: map[uint16]uint64{}, moved: map[uint16]uint32{}}
 		for s := range cfg.Owners {
 			if !exact || Shard(prefix, len(cfg.Owners)) == uint16(s) {
@@ -79,6 +79,7 @@ func (c *Clerk) watch(ctx context.Context, prefix string, exact bool, ready func
 // again.
 type watcher struct {
 	c      *Clerk
+	shards int // of the store
 	prefix string
 	exact  bool
 	out    chan []store.Change
@@ -96,6 +97,9 @@ func (w *watcher) run(ctx context.Context) error {
 		cfg, err := w.c.config(ctx)
 		if err != nil {
 			return err
+		}
+		if len(cfg.Owners) != w.shards {
+			return errOther
 		}
 		groups := map[uint32][]store.At{}
 		w.mu.Lock()
@@ -123,6 +127,10 @@ func (w *watcher) run(ctx context.Context) error {
 	}
 	return context.Cause(ctx)
 }
+
+// errOther is the error of a watch of a store that was removed, and made again otherwise.
+var errOther = &sigma.Error{Op: "kv.Watch", Kind: sigma.KindStale, Msg: "the store was made again",
+	Hint: "list the keys, and watch again"}
 
 // errRound ends a round: the shards are divided among groups anew.
 var errRound = sigma.Errorf("kv.Watch", sigma.KindStale, "a shard has moved")
