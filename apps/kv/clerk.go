@@ -369,20 +369,38 @@ func (c *Clerk) Get(ctx context.Context, key string) (value []byte, version uint
 
 // Options change what a write does. The zero value is none of them.
 type Options struct {
-	// TTL is after how long the key is gone, in whole milliseconds; 0 = never.
+	// TTL is after how long the key is gone, in whole milliseconds; 0 = never. One that is negative
+	// or under a millisecond is KindInvalid.
 	TTL time.Duration
+}
+
+// millis gives the TTL as requests have it.
+func (o Options) millis() (uint64, error) {
+	if o.TTL != 0 && o.TTL < time.Millisecond {
+		return 0, &sigma.Error{Op: "kv.Put", Kind: sigma.KindInvalid, Msg: fmt.Sprintf("a key cannot expire after %v", o.TTL),
+			Hint: "a TTL is a millisecond at least, or 0 for a key that stays"}
+	}
+	return uint64(o.TTL.Milliseconds()), nil
 }
 
 // Put sets a key's value, and gives its version.
 func (c *Clerk) Put(ctx context.Context, key string, value []byte, o Options) (version uint64, err error) {
-	return c.write(ctx, "kv.Put", key, store.Request{Op: store.Put, Value: value, TTL: uint64(o.TTL.Milliseconds())})
+	ttl, err := o.millis()
+	if err != nil {
+		return 0, err
+	}
+	return c.write(ctx, "kv.Put", key, store.Request{Op: store.Put, Value: value, TTL: ttl})
 }
 
 // PutIf is Put of a key that has a version, 0 = there is no such key. KindVersion: it has another
 // one, which PutIf gives.
 func (c *Clerk) PutIf(ctx context.Context, key string, version uint64, value []byte, o Options) (uint64, error) {
+	ttl, err := o.millis()
+	if err != nil {
+		return 0, err
+	}
 	return c.write(ctx, "kv.PutIf", key, store.Request{Op: store.Put, Cond: store.IfVersion, If: version, Value: value,
-		TTL: uint64(o.TTL.Milliseconds())})
+		TTL: ttl})
 }
 
 // Delete removes a key. KindNotFound if there is none.

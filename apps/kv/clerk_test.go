@@ -2,6 +2,7 @@ package kv
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"slices"
 	"strings"
@@ -186,5 +187,34 @@ func TestStoreMadeAgain(t *testing.T) {
 	close(m.ended)
 	if err := <-ended; sigma.KindOf(err) != sigma.KindStale {
 		t.Errorf("the watch ended by %v", err)
+	}
+}
+
+// Goal: any number of long keys of one shard can be read at once.
+func TestGetManyLongKeys(t *testing.T) {
+	c, _ := newServed(t, 1)
+	var keys []string
+	for i := range 2000 {
+		keys = append(keys, fmt.Sprintf("%0*d", store.KeyMax, i))
+	}
+	for _, key := range []string{keys[0], keys[len(keys)-1]} {
+		if _, err := c.Put(t.Context(), key, nil, Options{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if found, err := c.GetMany(t.Context(), keys...); err != nil || len(found) != 2 {
+		t.Errorf("%d keys are found, %v", len(found), err)
+	}
+}
+
+// Goal: a TTL that cannot be meant is refused; it would be one of centuries, or none.
+func TestTTLRefused(t *testing.T) {
+	c, _ := newServed(t, 1)
+	for _, ttl := range []time.Duration{-time.Second, -1, time.Microsecond} {
+		_, err := c.Put(t.Context(), "k", nil, Options{TTL: ttl})
+		_, errIf := c.PutIf(t.Context(), "k", 0, nil, Options{TTL: ttl})
+		if sigma.KindOf(err) != sigma.KindInvalid || sigma.KindOf(errIf) != sigma.KindInvalid {
+			t.Errorf("%v: %v, %v", ttl, err, errIf)
+		}
 	}
 }

@@ -41,7 +41,7 @@ func (c *Clerk) GetMany(ctx context.Context, keys ...string) (map[string]Item, e
 	var mu sync.Mutex
 	err = each(ctx, shards, func(ctx context.Context, s uint16, keys []string) error {
 		for len(keys) > 0 {
-			some := keys[:min(len(keys), store.BatchMax)]
+			some := batch(keys)
 			q := store.Request{Op: store.GetMany, Shard: s, Value: store.EncodeKeys(some)}
 			var items []store.Item
 			var bad error
@@ -65,6 +65,16 @@ func (c *Clerk) GetMany(ctx context.Context, keys ...string) (map[string]Item, e
 		return nil, err
 	}
 	return found, nil
+}
+
+// batch gives the first keys that fit one request.
+func batch(keys []string) []string {
+	n, size := 0, 0
+	for n < min(len(keys), store.BatchMax) && (n == 0 || size+len(keys[n]) <= store.PageMax) {
+		size += len(keys[n])
+		n++
+	}
+	return keys[:n]
 }
 
 // each calls do for each shard, for some at a time, until one fails.
