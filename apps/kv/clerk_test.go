@@ -16,14 +16,12 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// member is a realm with a store of one group, and its member: do answers requests. watched has a
-// value when a watch has come, which waits until ended is closed.
+// member is a realm with a store of one group, and its member: do and watch answer requests.
 type member struct {
-	cfg  *layout.Config
-	do   func(context.Context, *store.Request) (store.Result, error)
-	dial func(context.Context) (net.Conn, error)
-
-	watched, ended chan struct{}
+	cfg   *layout.Config
+	do    func(context.Context, *store.Request) (store.Result, error)
+	watch func() ([]store.News, error)
+	dial  func(context.Context) (net.Conn, error)
 }
 
 func (m *member) Get(context.Context, string) ([]byte, sigma.FileID, error) {
@@ -47,7 +45,7 @@ func (m *member) Find(string) call.Find {
 func newClerk(t *testing.T, shards int, do func(context.Context, *store.Request) (store.Result, error)) (*Clerk,
 	*member) {
 	cfg := layout.New("s", "p", shards, 1, 1)
-	m := &member{cfg: cfg, do: do, watched: make(chan struct{}, 1), ended: make(chan struct{})}
+	m := &member{cfg: cfg, do: do}
 	s := call.NewServer(call.Config{MessageMax: messageMax})
 	if err := s.Handle(calls.Do, func(ctx context.Context, arg, reply []byte) ([]byte, error) {
 		var q store.Request
@@ -60,12 +58,8 @@ func newClerk(t *testing.T, shards int, do func(context.Context, *store.Request)
 		t.Fatal(err)
 	}
 	if err := s.Handle(calls.Watch, func(_ context.Context, _, reply []byte) ([]byte, error) {
-		select {
-		case m.watched <- struct{}{}:
-		default:
-		}
-		<-m.ended
-		return reply, sigma.Errorf("test", sigma.KindStale, "the member leads no more")
+		news, err := m.watch()
+		return append(reply, store.EncodeNews(news)...), err
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -164,6 +158,15 @@ func TestRangeLongKeys(t *testing.T) {
 // smaller epochs and fewer shards; its watches end.
 func TestStoreMadeAgain(t *testing.T) {
 	c, m := newServed(t, 4)
+	watched, over := make(chan struct{}, 1), make(chan struct{})
+	m.watch = func() ([]store.News, error) {
+		select {
+		case watched <- struct{}{}:
+		default:
+		}
+		<-over
+		return nil, sigma.Errorf("test", sigma.KindStale, "the member leads no more")
+	}
 	before := m.cfg.Clone()
 	before.Epoch = 9
 	c.learn(before, 1, nil)
@@ -173,7 +176,7 @@ func TestStoreMadeAgain(t *testing.T) {
 			ended <- err
 		}
 	}()
-	<-m.watched
+	<-watched
 	late := m.cfg.Clone()
 	late.Epoch = 8
 	c.learn(late, 1, nil)
@@ -184,7 +187,7 @@ func TestStoreMadeAgain(t *testing.T) {
 	if cfg, err := c.Config(t.Context()); err != nil || len(cfg.Owners) != 2 {
 		t.Errorf("the new store's configuration was not taken: %v", err)
 	}
-	close(m.ended)
+	close(over)
 	if err := <-ended; sigma.KindOf(err) != sigma.KindStale {
 		t.Errorf("the watch ended by %v", err)
 	}
@@ -216,5 +219,27 @@ func TestTTLRefused(t *testing.T) {
 		if sigma.KindOf(err) != sigma.KindInvalid || sigma.KindOf(errIf) != sigma.KindInvalid {
 			t.Errorf("%v: %v, %v", ttl, err, errIf)
 		}
+	}
+}
+
+// Goal: a watch asks less and less often for a shard that no group serves.
+func TestWatchUnserved(t *testing.T) {
+	c, m := newServed(t, 1)
+	asked := 0
+	began := time.Now()
+	m.watch = func() ([]store.News, error) {
+		if asked++; time.Since(began) < 3*pauseMost {
+			return []store.News{{Code: store.NotHere}}, nil
+		}
+		return []store.News{{At: store.At{Version: 1}, Changes: []store.Change{{Item: store.Item{Key: "k"}}}}}, nil
+	}
+	for e, err := range c.Watch(t.Context(), "k", nil) {
+		if err != nil || e.Key != "k" {
+			t.Errorf("%+v, %v", e, err)
+		}
+		break
+	}
+	if asked > 12 { // 7 pauses double, then each is the longest
+		t.Errorf("%d questions in %v", asked, time.Since(began))
 	}
 }

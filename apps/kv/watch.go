@@ -93,7 +93,7 @@ type watcher struct {
 
 // run asks until ctx ends or changes were missed.
 func (w *watcher) run(ctx context.Context) error {
-	for ctx.Err() == nil {
+	for pause := pauseLeast; ctx.Err() == nil; {
 		cfg, err := w.c.config(ctx)
 		if err != nil {
 			return err
@@ -112,6 +112,7 @@ func (w *watcher) run(ctx context.Context) error {
 		}
 		clear(w.moved)
 		w.mu.Unlock()
+		began := time.Now()
 		round, cancel := context.WithCancelCause(ctx)
 		var all sync.WaitGroup
 		for g, places := range groups {
@@ -124,6 +125,12 @@ func (w *watcher) run(ctx context.Context) error {
 		if err != nil && err != errRound && ctx.Err() == nil {
 			return err
 		}
+		// A shard that nobody serves ends one round after another.
+		if time.Since(began) > pauseMost {
+			pause = pauseLeast
+		}
+		retry.Pause(ctx, pause)
+		pause = min(2*pause, pauseMost)
 	}
 	return context.Cause(ctx)
 }
@@ -146,9 +153,7 @@ func (w *watcher) ask(ctx context.Context, cfg *layout.Config, group uint32, pla
 			news, err = store.ParseNews(out)
 		}
 		if err == nil {
-			if err = w.take(ctx, places, news); err == errRound {
-				retry.Pause(ctx, pause)
-			}
+			err = w.take(ctx, places, news)
 		}
 		switch {
 		case err == nil:
