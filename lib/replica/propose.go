@@ -200,7 +200,7 @@ func (r *Replica) Read(ctx context.Context) error {
 	}
 	if r.cfg.Lease {
 		left := r.leased.Load() - int64(time.Since(r.began))
-		if left > int64(r.cfg.election()/4) {
+		if left > int64(r.cfg.lease()/3) {
 			return nil
 		}
 		if left > 0 {
@@ -270,7 +270,7 @@ func (r *Replica) answerLocked(states []raft.ReadState) {
 			c <- nil
 		}
 		if r.cfg.Lease && r.noLease != r.lastTerm && r.leads.Load() {
-			r.leased.Store(max(r.leased.Load(), int64(x.began+r.cfg.election()*3/4)))
+			r.leased.Store(max(r.leased.Load(), int64(x.began+r.cfg.lease())))
 		}
 	}
 }

@@ -74,8 +74,10 @@ type Config struct {
 	// up to twice as many by chance. Fewer mean fewer seconds without a leader and more elections
 	// on a busy machine. 0 = 10
 	ElectionTicks int
-	// Lease answers reads without a round to the other members, for three fourths of the time of
-	// an election since the last round. It needs clocks whose rates differ by less than a fourth.
+	// Lease answers reads without a round to the other members, for three fourths of
+	// ElectionTicks - 2 ticks since the last round: a member waits for its leader longer than these
+	// ticks, the first and last of which may be short. It needs clocks whose rates differ by less
+	// than a fourth.
 	Lease bool
 	// SnapshotEvery is how many bytes of log a durable member writes between two snapshots, or as
 	// many as the last snapshot had. 0 = 64 MiB
@@ -133,6 +135,9 @@ func (c *Config) fill() error {
 
 // election is how long a member waits for its leader at least.
 func (c *Config) election() time.Duration { return time.Duration(c.ElectionTicks) * c.Tick }
+
+// lease is how long reads need no round after one.
+func (c *Config) lease() time.Duration { return time.Duration(c.ElectionTicks-2) * c.Tick * 3 / 4 }
 
 // Status is what a member knows of its group.
 type Status struct {

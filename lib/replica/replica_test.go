@@ -288,3 +288,14 @@ func TestBehind(t *testing.T) {
 		wait(t, "the member", func() bool { return away.machine.get("k") == "299" })
 	}
 }
+
+// Goal: with clocks that differ by a fourth a lease is over before a follower can vote for another
+// leader. It counts ElectionTicks ticks, the first and last of which may take no time.
+func TestLeaseBeforeElection(t *testing.T) {
+	for ticks := 3; ticks <= 1000; ticks++ {
+		c := Config{ElectionTicks: ticks, Tick: 8 * time.Millisecond}
+		if waits := time.Duration(ticks-2) * c.Tick; c.lease()*4 > waits*3 || c.lease() <= 0 {
+			t.Errorf("%d ticks: a lease of %v, and a follower waits %v", ticks, c.lease(), waits)
+		}
+	}
+}
