@@ -19,7 +19,7 @@ type core struct {
 	names    map[uint64]string // of all members, those that leave or learn included
 }
 
-// apply applies a command. The error is the command's, and that of all members.
+// apply applies a command. All members get the same error.
 func (c *core) apply(s Session, command []byte) ([]byte, error) {
 	result, done, err := c.sessions.find(s)
 	if done || err != nil {
@@ -27,8 +27,12 @@ func (c *core) apply(s Session, command []byte) ([]byte, error) {
 	}
 	c.commands++
 	result = c.machine.Apply(c.commands, command)
-	c.sessions.add(s, result)
-	return result, nil
+	if s == (Session{}) {
+		return result, nil
+	}
+	k := newKept(s, result)
+	c.sessions.add(k)
+	return k.answer()
 }
 
 // reconfigure takes a new configuration. names, unless nil, are those of its members.
@@ -54,8 +58,8 @@ func (c *core) named(ids []uint64) map[uint64]string {
 	return m
 }
 
-// voters are the ids of the members that vote. While members change, a majority of those before and
-// one of those after is needed, so both are voters.
+// voters are the ids of the members that vote. In a joint configuration a majority of the old voters
+// and one of the new is needed, so both count.
 func (c *core) voters() []uint64 {
 	all := slices.Concat(c.conf.Voters, c.conf.VotersOutgoing)
 	slices.Sort(all)

@@ -5,9 +5,10 @@
 // It promises: a command whose Propose returned without an error was applied once and is not lost
 // as long as a majority of the members keeps its memory, or with Config.Dir its disk. A Read that
 // returned nil comes after all commands that were acknowledged before it began. A command that was
-// proposed again with the same Session is applied once, and has the same result. When the leader
-// dies, another member leads after 0.5 to 1.5 s, or at once if Ended is called. Who asks a member
-// that knows of no leader waits for one for two times an election's time at most.
+// proposed again with the same Session is applied once, and has the same result, as long as the
+// group remembers the client (type Session). When the leader dies, another member leads after 0.5
+// to 1.5 s, or at once if Ended is called. Who asks a member that knows of no leader waits for one
+// for two times an election's time at most.
 //
 // It assumes: a member's ID is never used again in its group unless the member goes on from its
 // Dir. A member that loses its memory or disk comes back by Change, with a new ID. Machines are

@@ -44,13 +44,17 @@ func codeHead(c *sigmap.Coder, commands *uint64, names *map[uint64]string) {
 	codeNames(c, names)
 }
 
+// keptCost is what a session takes in a snapshot beside its result.
+const keptCost = 8 + 8 + 4 + 1
+
 func (k *kept) code(c *sigmap.Coder) {
 	c.U64(&k.client)
 	c.U64(&k.seq)
 	c.Data(&k.result)
+	c.Bool(&k.tooBig)
 }
 
-// WriteTo writes the snapshot. It can be called once.
+// WriteTo writes the snapshot. Copies of m can be written at the same time.
 func (m *image) WriteTo(w io.Writer) (int64, error) {
 	sum := &summing{w: w, sum: crc32.New(castagnoli)}
 	out := bufio.NewWriterSize(sum, 64<<10)
@@ -158,7 +162,7 @@ func (c *core) restore(meta *pb.SnapshotMetadata, s stored) error {
 		default:
 			var k kept
 			if err = decode(record, k.code); err == nil && k.client|k.seq != 0 {
-				table.add(Session{k.client, k.seq}, k.result)
+				table.add(k)
 			}
 		}
 		if err != nil {
@@ -177,7 +181,7 @@ func readRecord(in io.Reader) ([]byte, error) {
 	if n == 0 {
 		return nil, nil
 	}
-	if n > resultMax+commandCost {
+	if n > resultMax+keptCost {
 		return nil, damaged("a record is too long")
 	}
 	var b bytes.Buffer // grows with what is there, whatever the length says

@@ -56,7 +56,7 @@ func (w *proposals) next() (batch []*proposal, size int) {
 	return batch, size
 }
 
-// finish ends the i-th command of a batch.
+// finish gives p its result, and takes its bytes from those that wait.
 func (w *proposals) finish(p *proposal, result []byte, err error) {
 	w.bytes -= p.size()
 	p.finish(result, err)
@@ -84,10 +84,11 @@ func (w *proposals) failAll(err error) {
 //
 // An error for which call.Owner gives the leader's name (call.Redirect, of KindStale, too): another
 // member leads, and the command was not taken. KindUnavailable: no leader was known for two times
-// an election's time; it was not taken. KindBusy: too much waits; it was not taken. KindTooBig.
-// KindStale: the session's request was overtaken by a later one, or the session was not used for so
-// long that it is forgotten: what became of the request is unknown then. KindLost, or the error of
-// ctx: what became of the command is unknown; with a Session it can be proposed again.
+// an election's time; it was not taken. KindBusy: too much waits; it was not taken. KindTooBig: the
+// command is too long, and was not taken; or its result is too long for its session, and it was
+// applied. KindStale: the session's request was overtaken by a later one, or the session was not
+// used for so long that it is forgotten: what became of the request is unknown then. KindLost, or
+// the error of ctx: what became of the command is unknown; with a Session it can be proposed again.
 func (r *Replica) Propose(ctx context.Context, s Session, data []byte) (result []byte, err error) {
 	if len(data) > r.cfg.CommandMax {
 		return nil, &sigma.Error{Op: "replica.Propose", Kind: sigma.KindTooBig, Msg: "the command is too long",

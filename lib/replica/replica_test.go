@@ -1,11 +1,14 @@
 package replica
 
 import (
+	"bytes"
 	"fmt"
 	"maps"
 	"sync"
 	"testing"
 	"time"
+
+	pb "go.etcd.io/raft/v3/raftpb"
 
 	"sigmaos.dev/sdk/call"
 	"sigmaos.dev/sigma"
@@ -99,15 +102,15 @@ func TestSessions(t *testing.T) {
 func TestSessionsAreBounded(t *testing.T) {
 	table := newSessions()
 	for i := range uint64(sessionsMax + 5) {
-		table.add(Session{i + 1, 1}, nil)
+		table.add(kept{client: i + 1, seq: 1})
 	}
 	if n := len(table.all()); n != sessionsMax || table.all()[0].client != 6 {
 		t.Errorf("got %d, the oldest %v", n, table.all()[0])
 	}
 	table = newSessions()
 	for i := range uint64(10) {
-		table.add(Session{i + 1, 1}, make([]byte, sessionBytesMax/4))
-		table.add(Session{i + 1, 2}, make([]byte, sessionBytesMax/4))
+		table.add(newKept(Session{i + 1, 1}, make([]byte, sessionBytesMax/4)))
+		table.add(newKept(Session{i + 1, 2}, make([]byte, sessionBytesMax/4)))
 	}
 	if n := len(table.all()); n != 4 || table.bytes != sessionBytesMax {
 		t.Errorf("got %d with %d bytes", n, table.bytes)
@@ -296,6 +299,50 @@ func TestLeaseBeforeElection(t *testing.T) {
 		c := Config{ElectionTicks: ticks, Tick: 8 * time.Millisecond}
 		if waits := time.Duration(ticks-2) * c.Tick; c.lease()*4 > waits*3 || c.lease() <= 0 {
 			t.Errorf("%d ticks: a lease of %v, and a follower waits %v", ticks, c.lease(), waits)
+		}
+	}
+}
+
+// talker is a machine whose results have as many bytes as it was told.
+type talker struct {
+	*ledger
+	size int
+}
+
+func (m talker) Apply(index uint64, command []byte) []byte {
+	m.ledger.Apply(index, command)
+	return make([]byte, m.size)
+}
+
+// Goal: a result that no session can keep is an error, each time, and snapshots can be read.
+func TestResultTooBig(t *testing.T) {
+	for _, size := range []int{resultMax, resultMax + 1} {
+		c := core{machine: talker{newLedger(), size}, sessions: newSessions()}
+		c.reconfigure(&pb.ConfState{Voters: []uint64{1}}, map[uint64]string{1: "a"})
+		again := func(c *core) {
+			t.Helper()
+			got, err := c.apply(Session{1, 1}, []byte("k=v"))
+			if kept := size == resultMax; kept && (err != nil || len(got) != size) ||
+				!kept && sigma.KindOf(err) != sigma.KindTooBig {
+				t.Errorf("a result of %d bytes: got %d, %v", size, len(got), err)
+			}
+		}
+		again(&c)
+		again(&c)
+		m, err := c.snapshot()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var b bytes.Buffer
+		if _, err := m.WriteTo(&b); err != nil {
+			t.Fatal(err)
+		}
+		to := core{machine: talker{newLedger(), size}, sessions: newSessions()}
+		if err := to.restore(m.Meta, bytes.NewReader(b.Bytes())); err != nil {
+			t.Fatal(err)
+		}
+		if again(&to); to.commands != 1 {
+			t.Errorf("the command was applied %d times", to.commands)
 		}
 	}
 }

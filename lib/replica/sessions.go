@@ -10,13 +10,24 @@ import (
 const (
 	sessionsMax     = 100_000
 	sessionBytesMax = 64 << 20
-	resultMax       = 16 << 20 // of one result, in a snapshot
+	resultMax       = 16 << 20 // of one result
 )
 
 // kept is the last request of a client.
 type kept struct {
 	client, seq uint64
 	result      []byte
+	tooBig      bool // the result was, and is not kept
+}
+
+// answer is what a request that is made again gets.
+func (k kept) answer() ([]byte, error) {
+	if k.tooBig {
+		return nil, &sigma.Error{Op: "replica.Propose", Kind: sigma.KindTooBig,
+			Msg:  "the command was applied, and its result is too long to be kept for its session",
+			Hint: "the results of commands with a Session have up to 16 MiB"}
+	}
+	return k.result, nil
 }
 
 // sessions remembers each client's last request and its result. What it forgets depends on the
@@ -40,7 +51,8 @@ func (t *sessions) find(s Session) (result []byte, done bool, err error) {
 	k, known := t.lru.Get(s.Client)
 	switch {
 	case known && s.Seq == k.seq:
-		return k.result, true, nil
+		result, err := k.answer()
+		return result, true, err
 	case known && s.Seq < k.seq:
 		return nil, false, &sigma.Error{Op: "replica.Propose", Kind: sigma.KindStale,
 			Msg: "the client has made a later request", Hint: "make one request at a time with each Session.Client"}
@@ -51,16 +63,21 @@ func (t *sessions) find(s Session) (result []byte, done bool, err error) {
 	return nil, false, nil
 }
 
-// add remembers the result of a request.
-func (t *sessions) add(s Session, result []byte) {
-	if s == (Session{}) {
-		return
+// newKept gives the result of a request as it is remembered.
+func newKept(s Session, result []byte) kept {
+	if len(result) > resultMax {
+		return kept{s.Client, s.Seq, nil, true}
 	}
-	if old, ok := t.lru.Peek(s.Client); ok {
+	return kept{s.Client, s.Seq, result, false}
+}
+
+// add remembers a request.
+func (t *sessions) add(k kept) {
+	if old, ok := t.lru.Peek(k.client); ok {
 		t.bytes -= len(old.result)
 	}
-	t.bytes += len(result)
-	t.lru.Add(s.Client, kept{s.Client, s.Seq, result})
+	t.bytes += len(k.result)
+	t.lru.Add(k.client, k)
 	for t.bytes > sessionBytesMax && t.lru.Len() > 1 {
 		t.lru.RemoveOldest()
 	}

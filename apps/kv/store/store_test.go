@@ -401,6 +401,10 @@ func TestSnapshot(t *testing.T) {
 	if err := write(&b); err != nil {
 		t.Fatal(err)
 	}
+	var again bytes.Buffer // two members may need it
+	if err := write(&again); err != nil || !bytes.Equal(again.Bytes(), b.Bytes()) {
+		t.Errorf("written again, the snapshot differs: %v", err)
+	}
 	now := &group{t, New(), g.now}
 	if err := now.Restore(bytes.NewReader(b.Bytes())); err != nil {
 		t.Fatal(err)
