@@ -153,8 +153,8 @@ func (c *Clerk) follow() {
 	}
 }
 
-// learn takes a configuration and the number of its file, or why there is none. Another file is that
-// of a store that was removed and made again, whose epochs begin anew.
+// learn takes a configuration and the number of its file, or why there is none. Another file is
+// that of a store that was removed and made again, whose epochs begin anew.
 func (c *Clerk) learn(now *layout.Config, file uint64, err error) {
 	if old := c.now.Load(); now != nil && (old == nil || now.Epoch >= old.Epoch || file != c.file) {
 		c.now.Store(now)
@@ -256,8 +256,8 @@ func (c *Clerk) ask(ctx context.Context, m *call.Method, shard uint16, arg, repl
 	}
 }
 
-// unanswered is the error of a request that ends by err. Once a member may have taken the request, a
-// kind that promises that it was not applied becomes KindLost.
+// unanswered is the error of a request that ends by err. Once a member may have taken the request,
+// a kind that promises that it was not applied becomes KindLost.
 func unanswered(tried bool, err error) error {
 	if !tried || !sigma.KindOf(err).Retryable() {
 		return err
@@ -377,7 +377,8 @@ type Options struct {
 // millis gives the TTL as requests have it.
 func (o Options) millis() (uint64, error) {
 	if o.TTL != 0 && o.TTL < time.Millisecond {
-		return 0, &sigma.Error{Op: "kv.Put", Kind: sigma.KindInvalid, Msg: fmt.Sprintf("a key cannot expire after %v", o.TTL),
+		return 0, &sigma.Error{Op: "kv.Put", Kind: sigma.KindInvalid,
+			Msg:  fmt.Sprintf("a key cannot expire after %v", o.TTL),
 			Hint: "a TTL is a millisecond at least, or 0 for a key that stays"}
 	}
 	return uint64(o.TTL.Milliseconds()), nil

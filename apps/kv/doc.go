@@ -4,8 +4,8 @@
 // It promises: operations on one key are linearizable. A write that returned without an error took
 // effect once. One that failed by its context, or with KindLost, may have taken effect or take it
 // later, once at most. A shard that moves delays its keys by some milliseconds, and no operation
-// fails by it. A watch gets all changes of its keys in order of each key, or an error that says that
-// it missed some. What a store keeps when procs end is its groups' matter (package member).
+// fails by it. A watch gets all changes of its keys in order of each key, or an error that says
+// that it missed some. What a store keeps when procs end is its groups' matter (package member).
 //
 // It assumes that the store's directory is kept by named. Clerks are of the same version as the
 // store or older.

@@ -162,8 +162,8 @@ func (c *Clerk) Scan(ctx context.Context, prefix string, limit int) ([]Item, err
 	return all[:min(len(all), limit)], nil
 }
 
-// next is the first key behind a key; "" = there is none. A key that has no room for a longer one is
-// a prefix of itself only.
+// next is the first key behind a key; "" = there is none. A key that has no room for a longer one
+// is a prefix of itself only.
 func next(key string) string {
 	if len(key) < store.KeyMax {
 		return key + "\x00"

@@ -25,8 +25,8 @@ type Event struct {
 const waitEach = 10 * time.Second
 
 // Watch gives the changes of a key from now on, until ctx ends; the error comes last. ready, unless
-// nil, is called when changes from then on are seen. KindStale: the reader was behind by more changes
-// than the store keeps, 1,024 of a shard or 1 MiB of them.
+// nil, is called when changes from then on are seen. KindStale: the reader was behind by more
+// changes than the store keeps, 1,024 of a shard and 1 MiB of them at most.
 func (c *Clerk) Watch(ctx context.Context, key string, ready func()) iter.Seq2[Event, error] {
 	return c.watch(ctx, key, true, ready)
 }
@@ -47,8 +47,8 @@ func (c *Clerk) watch(ctx context.Context, prefix string, exact bool, ready func
 			return
 		}
 		ctx, cancel := context.WithCancelCause(ctx)
-		w := &watcher{c: c, shards: len(cfg.Owners), prefix: prefix, exact: exact, out: make(chan []store.Change), ready: ready,
-			places: map[uint16]uint64{}, moved: map[uint16]uint32{}}
+		w := &watcher{c: c, shards: len(cfg.Owners), prefix: prefix, exact: exact, ready: ready,
+			out: make(chan []store.Change), places: map[uint16]uint64{}, moved: map[uint16]uint32{}}
 		for s := range cfg.Owners {
 			if !exact || Shard(prefix, len(cfg.Owners)) == uint16(s) {
 				w.places[uint16(s)] = calls.Now

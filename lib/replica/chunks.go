@@ -5,8 +5,8 @@ import "io"
 // chunkSize is the size of the pieces in which a snapshot is kept in memory.
 const chunkSize = 256 << 10
 
-// chunks is a snapshot in memory. In pieces it takes no more than its size, and can be freed while it
-// is read.
+// chunks is a snapshot in memory. In pieces it takes no more than its size, and can be freed while
+// it is read.
 type chunks struct {
 	all  [][]byte // chunkSize each, but the last; nil = freed
 	size int64

@@ -58,8 +58,8 @@ func (c *core) named(ids []uint64) map[uint64]string {
 	return m
 }
 
-// voters are the ids of the members that vote. In a joint configuration a majority of the old voters
-// and one of the new is needed, so both count.
+// voters are the ids of the members that vote. In a joint configuration a majority of the old
+// voters and one of the new is needed, so both count.
 func (c *core) voters() []uint64 {
 	all := slices.Concat(c.conf.Voters, c.conf.VotersOutgoing)
 	slices.Sort(all)

@@ -276,8 +276,8 @@ func (r *Replica) statusLocked() Status {
 	return s
 }
 
-// until waits for the next change, at most for a tick: raft tells of nothing else. It is false when
-// ctx or the member has ended.
+// until waits for the next change, since raft tells of nothing else, at most a tick. It returns
+// ctx's error; the caller looks at r.err.
 func (r *Replica) until(ctx context.Context, news <-chan struct{}) error {
 	t := time.NewTimer(r.cfg.Tick)
 	defer t.Stop()

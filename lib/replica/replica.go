@@ -18,8 +18,8 @@ type Machine interface {
 	// changes it. The result must not change afterwards. index is the command's number among those
 	// that were ever applied: 1 for the first, and one more with each call.
 	Apply(index uint64, command []byte) (result []byte)
-	// Snapshot gives a function that writes the state as it is now. The function is called any number
-	// of times, on other goroutines, also at the same time, while commands are applied.
+	// Snapshot gives a function that writes the state as it is now. The function is called any
+	// number of times, on other goroutines, also at the same time, while commands are applied.
 	Snapshot() (write func(io.Writer) error, err error)
 	// Restore takes the place of all state by what a function of Snapshot wrote. After an error the
 	// replica ends.
@@ -31,8 +31,8 @@ type Machine interface {
 //
 // A client makes one request at a time. A program that makes several at a time is several clients.
 // The table of sessions is part of the replicated state. It keeps the 100,000 clients, and at most
-// 64 MiB of results, that were used last. A first request, of Seq 1, that is repeated after its client
-// was forgotten is applied again; a later one is KindStale. Results have at most 16 MiB.
+// 64 MiB of results, that were used last. A first request, of Seq 1, that is repeated after its
+// client was forgotten is applied again; a later one is KindStale. Results have at most 16 MiB.
 type Session struct {
 	Client uint64 // a random number that the client chose
 	Seq    uint64 // of the request: 1, 2, 3 and so on; the same when a request is made again

@@ -353,7 +353,8 @@ func (r *Replica) send(ctx context.Context, all []*pb.Message, capture *image, e
 			r.sendImage(ctx, to, m, capture)
 			continue
 		}
-		if to.Name == "" || !messages[m.GetType()] { // who left a moment ago; what followers pass on
+		// To a member that has just been removed; or a kind that members do not send.
+		if to.Name == "" || !messages[m.GetType()] {
 			continue
 		}
 		b, err := proto.Marshal(m)

@@ -17,10 +17,10 @@ import (
 var (
 	Do     = method("Do")     // a store.Request of a clerk
 	Step   = method("Step")   // a store.Request of a move
-	Export = method("Export") // an Export
-	Watch  = method("Watch")  // a Watch
-	Join   = method("Join")   // a Join
-	Leave  = method("Leave")  // a Join of a member that is to be one no more
+	Export = method("Export") // an ExportArg
+	Watch  = method("Watch")  // a WatchArg
+	Join   = method("Join")   // a JoinArg
+	Leave  = method("Leave")  // a JoinArg of a member that is to be one no more
 	Status = method("Status") // answers with JSON of Member
 )
 
@@ -61,8 +61,8 @@ func (a *ExportArg) Code(c *sigmap.Coder) {
 // WaitMost bounds how long a Watch waits for changes.
 const WaitMost = 20 * time.Second
 
-// WatchArg asks for the changes after places, of one key or of those with a prefix. Without places
-// it asks for the present places of Shards. The answer is a WatchReply.
+// WatchArg asks for the changes after places, of one key or of those with a prefix. A place at
+// version Now asks for the shard's present version. The answer is a list of store.News.
 type WatchArg struct {
 	Prefix string
 	Exact  bool

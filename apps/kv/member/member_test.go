@@ -33,8 +33,8 @@ func TestRepeatedWhenFull(t *testing.T) {
 	}
 }
 
-// Goal: a move does not bring a group more than it has room for, and what it brought is no reason to
-// refuse the next attempt.
+// Goal: a move does not bring a group more than it has room for, and what it brought is no reason
+// to refuse the next attempt.
 func TestMoveWhenFull(t *testing.T) {
 	m := newAlone(t)
 	m.limit = 1 << 20

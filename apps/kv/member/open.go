@@ -24,8 +24,8 @@ func (m *Member) open(ctx context.Context, found call.Find) error {
 	}
 	rc := replica.Config{ID: m.id, Machine: m.store, CommandMax: commandMax, Lease: true, Logger: m.log,
 		Tick: tick, ElectionTicks: electionTicks, Changed: m.leader.changed}
-	// The limit is two fifths of the proc's memory. A snapshot is in memory while the store is built
-	// of it, and shrinks meanwhile.
+	// The limit is two fifths of the proc's memory. A snapshot is in memory while the store is
+	// built of it, and shrinks meanwhile.
 	m.store.SetLimit(m.limit)
 	rc.SnapshotMax, rc.PendingMax = int64(m.limit)/2*3, min(int64(m.limit)/8, 64<<20)
 	if begins {

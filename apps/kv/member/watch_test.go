@@ -58,7 +58,8 @@ func testWatchQuietKey(t *testing.T) {
 	}
 	ask := func(at uint64, wait time.Duration) []store.News {
 		enc := sigmap.NewEncoder(nil)
-		(&calls.WatchArg{Prefix: "quiet", Exact: true, Wait: wait, Places: []store.At{{Shard: 3, Version: at}}}).Code(enc)
+		places := []store.At{{Shard: 3, Version: at}}
+		(&calls.WatchArg{Prefix: "quiet", Exact: true, Wait: wait, Places: places}).Code(enc)
 		out, err := m.watch(t.Context(), enc.Bytes(), nil)
 		if err != nil {
 			t.Fatal(err)

@@ -143,8 +143,8 @@ type News struct {
 
 // Since gives the changes of shards after places, of the keys that w wants, in the order of places.
 // News without changes has only a place to go on from. A shard where nothing has changed is left
-// out. If a shard has further changes and none of these is wanted, w is woken. Call Await before, so
-// that no change is missed.
+// out. If a shard has further changes and none of these is wanted, w is woken. Call Await before,
+// so that no change is missed.
 func (s *Store) Since(w *Waiter, places []At) (news []News) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()

@@ -376,7 +376,7 @@ type ShardInfo struct {
 	Is      string `json:"state"`
 	Keys    int    `json:"keys"`
 	Bytes   int    `json:"bytes"`
-	Ops     uint64 `json:"ops"` // writes since the replica began
+	Ops     uint64 `json:"ops"` // puts and deletes since this copy was made: start, snapshot or arrival
 	Version uint64 `json:"version"`
 }
 

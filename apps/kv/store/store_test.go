@@ -327,8 +327,8 @@ func TestMoveOvertaken(t *testing.T) {
 	}
 }
 
-// Goal: sessions and the changes that are kept count, and the changes have a part of the limit, also
-// while a move keeps them; a mover that was too slow is told.
+// Goal: sessions and the changes that are kept count, and the changes have a part of the limit,
+// also while a move keeps them; a mover that was too slow is told.
 func TestBytes(t *testing.T) {
 	const limit, shards = 8 << 20, 16
 	from, to := New(), newGroup(t)

@@ -10,6 +10,6 @@
 //
 // It costs: a connection and a goroutine for each member that is sent to.
 //
-// Locks: Transport.mu guards the table of lines, line.mu a line's queue; neither is held while the
-// other is, nor while anything is sent.
+// Locks: Transport.mu guards the table of lines, line.mu a line's queue. line.mu is taken after
+// Transport.mu; neither is held while anything is sent.
 package peer
