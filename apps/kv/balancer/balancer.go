@@ -45,7 +45,7 @@ type balancer struct {
 	log   *slog.Logger
 
 	mu    sync.Mutex
-	busy  map[uint64]bool // mu; moves under way, by epoch, and 0 = a roll
+	busy  map[task]bool // mu; moves under way, and task{} = a roll
 	tasks sync.WaitGroup
 
 	registered map[uint32]bool   // groups whose members are registered, or were unregistered if false
@@ -62,7 +62,7 @@ func Run(ctx context.Context, c *sdk.Client, name string, log *slog.Logger) erro
 		}
 		defer clerk.Close()
 		ctx, cancel := context.WithCancel(ctx)
-		b := &balancer{c: c, clerk: clerk, name: name, log: log, busy: map[uint64]bool{},
+		b := &balancer{c: c, clerk: clerk, name: name, log: log, busy: map[task]bool{},
 			registered: map[uint32]bool{}, before: map[uint16]uint64{}}
 		defer b.tasks.Wait()
 		defer cancel()
@@ -217,19 +217,25 @@ func (b *balancer) load(ctx context.Context, cfg *layout.Config) map[uint16]uint
 	return load
 }
 
-// once does a task, unless one of its number is under way here.
-func (b *balancer) once(number uint64, do func()) {
+// task names a move. Moves that one configuration begins have the same epoch.
+type task struct {
+	shard uint16
+	epoch uint64
+}
+
+// once does a task, unless it is under way here.
+func (b *balancer) once(which task, do func()) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.busy[number] {
+	if b.busy[which] {
 		return
 	}
-	b.busy[number] = true
+	b.busy[which] = true
 	b.tasks.Go(func() {
 		defer func() {
 			b.mu.Lock()
 			defer b.mu.Unlock()
-			delete(b.busy, number)
+			delete(b.busy, which)
 		}()
 		do()
 	})
@@ -237,7 +243,7 @@ func (b *balancer) once(number uint64, do func()) {
 
 // begin begins a move, unless it is under way here.
 func (b *balancer) begin(ctx context.Context, m mover) {
-	b.once(m.epoch, func() {
+	b.once(task{m.shard, m.epoch}, func() {
 		began := time.Now()
 		for pause := againPause; ctx.Err() == nil; pause = min(2*pause, againMost) {
 			err := m.move(ctx)

@@ -26,7 +26,7 @@ func (b *balancer) roll(ctx context.Context, cfg *layout.Config) {
 		if group, is := cfg.Groups[g]; !is || group.Leaving || cfg.Settled(g) {
 			continue
 		}
-		b.once(0, func() {
+		b.once(task{}, func() {
 			began := time.Now()
 			err := b.rollGroup(ctx, cfg, g)
 			if err != nil {
