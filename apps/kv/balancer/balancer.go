@@ -67,8 +67,11 @@ func Run(ctx context.Context, c *sdk.Client, name string, log *slog.Logger) erro
 		defer b.tasks.Wait()
 		defer cancel()
 		b.tasks.Go(func() {
-			if err := b.serveKeys(ctx); ctx.Err() == nil {
-				b.log.Warn("the tree of keys is not served", "err", err)
+			for ctx.Err() == nil {
+				if err := b.serveKeys(ctx); ctx.Err() == nil {
+					b.log.Warn("the tree of keys is served again", "err", err)
+					retry.Pause(ctx, time.Second)
+				}
 			}
 		})
 		return b.run(ctx)
@@ -249,6 +252,9 @@ func (b *balancer) begin(ctx context.Context, m mover) {
 			err := m.move(ctx)
 			served := time.Now()
 			if err == nil {
+				err = m.drop(ctx)
+			}
+			if err == nil {
 				err = b.arrived(ctx, m)
 			}
 			if err == nil {
@@ -262,15 +268,13 @@ func (b *balancer) begin(ctx context.Context, m mover) {
 	})
 }
 
-// arrived publishes that a shard has moved, and has its former group forget it.
+// arrived publishes that a shard has moved. Its former group has forgotten it: nobody would do that
+// later, and the group may be none any more then.
 func (b *balancer) arrived(ctx context.Context, m mover) error {
 	_, err := Change(ctx, b.c, b.name, func(cfg *layout.Config) (*layout.Config, error) {
 		return cfg.Arrived(m.shard, m.epoch), nil
 	})
-	if err != nil {
-		return err
-	}
-	return m.drop(ctx)
+	return err
 }
 
 // Change changes a store's configuration by f, which gives nil if there is nothing to change. It

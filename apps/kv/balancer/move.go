@@ -134,9 +134,13 @@ func (m *mover) activate(ctx context.Context) error {
 	return err
 }
 
-// drop has the group that the shard has left forget its keys.
+// drop has the group that the shard has left forget its keys. It can be called again after move.
+// KindStale: the group has begun anew since move, and serves the shard.
 func (m *mover) drop(ctx context.Context) error {
-	_, err := m.step(ctx, m.from, store.Request{Op: store.Drop})
+	r, err := m.step(ctx, m.from, store.Request{Op: store.Drop})
+	if err == nil && r.Code != store.Done {
+		err = overtaken("to forget the shard", r)
+	}
 	return err
 }
 

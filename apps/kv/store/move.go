@@ -36,7 +36,7 @@ func (s *Store) away(h *shard, q *Request) Result {
 		h.state = Frozen
 		h.wakeAll()
 	case Drop:
-		if h.state != Frozen || h.move.Epoch != q.Client {
+		if h.state != Frozen && h.state != Gone || h.move.Epoch != q.Client {
 			return Result{Code: Refused}
 		}
 		waiters := h.waiters
