@@ -240,7 +240,7 @@ func (m *Member) tend(ctx context.Context) error {
 	for retry.Pause(ctx, tendEvery) {
 		m.full.Store(m.store.Bytes() > m.limit)
 		st := m.replica.Status()
-		if err := excluded(st); err != nil {
+		if err := excluded(st); err != nil && !m.departing.Load() {
 			return err
 		}
 		if st.Leader != 0 {

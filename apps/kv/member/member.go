@@ -75,6 +75,7 @@ type Member struct {
 	others    *call.Router
 	leader    leader
 	full      atomic.Bool
+	departing atomic.Bool // the member leaves its group, and ends then
 	joined    sync.Mutex // one Join at a time
 }
 
@@ -115,6 +116,7 @@ func Run(ctx context.Context, c *sdk.Client, name string, group uint32, memory i
 	tasks.Go(func() { m.watchLeader(ctx) })
 	tasks.Go(func() {
 		if err := c.WaitEvict(ctx); ctx.Err() == nil {
+			m.departing.Store(true)
 			m.depart(ctx)
 			cancel(cmp.Or(err, ErrAsked))
 		}
