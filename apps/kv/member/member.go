@@ -76,7 +76,7 @@ type Member struct {
 	leader    leader
 	full      atomic.Bool
 	departing atomic.Bool // the member leaves its group, and ends then
-	joined    sync.Mutex // one Join at a time
+	joined    sync.Mutex  // one Join at a time
 }
 
 // ErrAsked is what Run gives when the proc was asked to go.
