@@ -71,6 +71,8 @@ type Handle interface {
 	io.ReaderAt
 	io.WriterAt
 	Stat() (Stat, error)
+	// Sync makes what was written durable (File.Sync).
+	Sync() error
 	// File returns a file descriptor with the file's bytes if the server passes one, else
 	// KindUnsupported: for reading, or for writing too if nobody else sees the file yet
 	// (OpenHidden), which is then to be closed before the handle is used again or closed

@@ -1,40 +1,46 @@
 package replica
 
 import (
-	"encoding/binary"
-	"errors"
+	"bufio"
+	"context"
 	"fmt"
 	"io"
-	"os"
-	"path/filepath"
-	"strings"
+	"time"
 
-	"go.etcd.io/etcd/client/pkg/v3/fileutil"
-	"go.etcd.io/etcd/server/v3/storage/wal"
-	"go.etcd.io/etcd/server/v3/storage/wal/walpb"
 	"go.etcd.io/raft/v3"
 	pb "go.etcd.io/raft/v3/raftpb"
+	"google.golang.org/protobuf/proto"
 
+	"sigmaos.dev/lib/replica/wal"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/wire/sigmap"
 )
 
-// A member's directory has
+// A member's directory has segments of the log (package wal), and snapshots:
 //
-//	lock          held by the program that has the directory open
-//	log/          etcd's write-ahead log: entries, votes, and which snapshots there are
-//	TERM-INDEX    a snapshot, in hexadecimal digits, that the log names
-//	*.tmp         a snapshot that was not finished
+//	N.log      what follows snapshot N. Its first record says which state that is, and has all
+//	           entries after it that the log had when the segment began
+//	N.state    snapshot N, made whole: a hidden file until then
 //
-// A snapshot counts when the log names it, which it does when the file is on disk.
+// N is a number in 16 hexadecimal digits. The member goes on from the latest snapshot and all
+// segments from its number on. A segment is begun before its snapshot is written, and may lack it:
+// then it goes on where the segment before it ended.
 
-// disk is a member's directory.
+// disk is a member's directory. Run's goroutine uses it; spool may be called beside it.
 type disk struct {
+	files sigma.Namespace
 	dir   string
-	lock  *fileutil.LockedFile
-	log   *wal.WAL
-	base  *pb.SnapshotMetadata // the latest snapshot; index 0 = none
-	size  int64                // that snapshot's
+	id    uint64
+	log   *wal.Log
+	hard  *pb.HardState        // as it was written last
+	next  uint64               // number of the next segment or snapshot
+	from  uint64               // number of the latest snapshot; 0 = none
+	base  *pb.SnapshotMetadata // that snapshot's; index 0 = none
+	size  int64                // likewise
 	bytes int64                // of log since then
+	full  bool                 // the log cannot grow
+	again time.Time            // when it is tried to grow again
+	image time.Time            // before which no snapshot is tried again
 }
 
 // logged is what a directory held.
@@ -43,106 +49,171 @@ type logged struct {
 	entries []*pb.Entry
 }
 
-// openDisk opens a directory, or makes it. The id is the member's.
-func openDisk(dir string, id uint64) (d *disk, l logged, err error) {
-	d = &disk{dir: dir, base: pb.EnsureSnapshotMetadata(nil)}
-	defer func() {
-		if err != nil {
-			d.close()
-			err = sigma.Wrap("replica.Open", dir, err)
-		}
-	}()
-	if err = os.MkdirAll(dir, 0o700); err != nil {
-		return d, l, err
+// put adds entries as raft appends them: those that it had from the first one's index on are void.
+func (l *logged) put(entries []*pb.Entry, after uint64) error {
+	if len(entries) == 0 {
+		return nil
 	}
-	d.lock, err = fileutil.TryLockFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
-	if errors.Is(err, fileutil.ErrLocked) {
-		return d, l, &sigma.Error{Op: "replica.Open", Path: dir, Kind: sigma.KindBusy,
-			Msg: "another program has the directory open", Hint: "each member has a directory of its own"}
+	at := entries[0].GetIndex()
+	for len(l.entries) > 0 && l.entries[len(l.entries)-1].GetIndex() >= at {
+		l.entries = l.entries[:len(l.entries)-1]
 	}
-	if err != nil {
-		return d, l, err
+	if n := len(l.entries); n > 0 {
+		after = l.entries[n-1].GetIndex()
 	}
-	metadata := binary.LittleEndian.AppendUint64(nil, id)
-	if !wal.Exist(d.logDir()) {
-		d.log, err = wal.Create(nil, d.logDir(), metadata)
-		return d, l, err
+	if at != after+1 {
+		return sigma.Errorf("replica.Open", sigma.KindInvalid, "the log is damaged: entry %d follows %d", at, after)
 	}
-	if err = d.findBase(); err != nil {
-		return d, l, err
-	}
-	owner, l, err := d.read()
-	if err == nil && string(owner) != string(metadata) {
-		err = sigma.Errorf("replica.Open", sigma.KindInvalid, "the directory is that of another member")
-	}
-	return d, l, err
-}
-
-func (d *disk) logDir() string { return filepath.Join(d.dir, "log") }
-
-func (d *disk) path(m *pb.SnapshotMetadata) string {
-	return filepath.Join(d.dir, fmt.Sprintf("%016x-%016x", m.GetTerm(), m.GetIndex()))
-}
-
-// findBase finds the latest snapshot that the log names.
-func (d *disk) findBase() error {
-	all, err := wal.ValidSnapshotEntries(nil, d.logDir())
-	if err != nil {
-		return unreadable(err)
-	}
-	for _, s := range all {
-		if s.GetIndex() >= d.base.GetIndex() {
-			d.base = &pb.SnapshotMetadata{Index: new(s.GetIndex()), Term: new(s.GetTerm()),
-				ConfState: pb.EnsureConfState(s.ConfState)}
-		}
-	}
+	l.entries = append(l.entries, entries...)
 	return nil
 }
 
-// read reads the log after the snapshot, and makes it ready to be written. What a crash left
-// unfinished at its end was acknowledged to nobody, and is cut off.
-func (d *disk) read() (owner []byte, l logged, err error) {
-	at := &walpb.Snapshot{Index: new(d.base.GetIndex()), Term: new(d.base.GetTerm())}
-	for repaired := false; ; repaired = true {
-		if d.log, err = wal.Open(nil, d.logDir(), at); err != nil {
-			return nil, l, unreadable(err)
-		}
-		owner, l.hard, l.entries, err = d.log.ReadAll()
-		if err == nil {
-			break
-		}
-		d.log.Close()
-		d.log = nil
-		if repaired || !errors.Is(err, io.ErrUnexpectedEOF) || !wal.Repair(nil, d.logDir()) {
-			return nil, l, unreadable(err)
-		}
-	}
-	for i, e := range l.entries {
-		// What the member had when the leader's snapshot came, and the snapshot took the place of.
-		if e.GetTerm() < d.base.GetTerm() {
-			l.entries = l.entries[:i]
-			break
-		}
-		d.bytes += entrySize(e)
-	}
-	return owner, l, nil
+// logRecord is a record of the log.
+type logRecord struct {
+	id      uint64 // the member's
+	hard    pb.HardState
+	base    pb.SnapshotMetadata // of the first record of a segment
+	entries []*pb.Entry
 }
 
+const recordForm = 1
+
+func (x *logRecord) code(c *sigmap.Coder) {
+	form := uint8(recordForm)
+	if c.U8(&form); form != recordForm {
+		c.Fail("a record of the log has a form that this program does not know")
+	}
+	c.U64(&x.id)
+	codeMessage(c, &x.hard)
+	codeMessage(c, &x.base)
+	sigmap.List(c, &x.entries, 4, func(e **pb.Entry) {
+		if *e == nil {
+			*e = &pb.Entry{}
+		}
+		codeMessage(c, *e)
+	})
+}
+
+func codeMessage(c *sigmap.Coder, m proto.Message) {
+	var b []byte
+	if !c.Decoding() {
+		b, _ = proto.Marshal(m) // raft's own, which has no errors
+	}
+	if c.Data(&b); c.Decoding() && proto.Unmarshal(b, m) != nil {
+		c.Fail("a record of the log has a part that raft does not know")
+	}
+}
+
+// openDisk opens a directory, or makes it. The id is the member's. reserve is the room that the
+// log keeps.
+func openDisk(ctx context.Context, cfg *Config, reserve int64) (d *disk, l logged, err error) {
+	d = &disk{files: cfg.Files, dir: cfg.Dir, id: cfg.ID, hard: &pb.HardState{}, base: pb.EnsureSnapshotMetadata(nil)}
+	defer func() {
+		if err != nil {
+			d.close()
+			err = sigma.Wrap("replica.Open", d.dir, err)
+		}
+	}()
+	if err = d.files.MkdirAll(ctx, d.dir, 0o700); err != nil {
+		return d, l, err
+	}
+	entries, err := d.files.ReadDir(ctx, d.dir)
+	if err != nil {
+		return d, l, err
+	}
+	for _, e := range entries {
+		n, isState := wal.Number(e.Name, ".state")
+		if isState {
+			d.from = max(d.from, n)
+		}
+		m, _ := wal.Number(e.Name, ".log")
+		d.next = max(d.next, n, m)
+	}
+	first := true
+	d.log, err = wal.Open(ctx, wal.Config{Files: d.files, Dir: d.dir, Reserve: reserve}, d.from,
+		func(segment uint64, record []byte) error {
+			var x logRecord
+			if err := decode(record, x.code); err != nil {
+				return unreadable(err)
+			}
+			if x.id != d.id {
+				return sigma.Errorf("replica.Open", sigma.KindInvalid, "the directory is that of another member")
+			}
+			if first && segment == d.from {
+				d.base = pb.EnsureSnapshotMetadata(proto.CloneOf(&x.base))
+			}
+			if first = false; !raft.IsEmptyHardState(&x.hard) {
+				d.hard = proto.CloneOf(&x.hard)
+			}
+			for _, e := range x.entries {
+				d.bytes += entrySize(e)
+			}
+			return l.put(x.entries, d.base.GetIndex())
+		})
+	if err != nil {
+		return d, l, unreadable(err)
+	}
+	if d.from > 0 && d.base.GetIndex() == 0 {
+		return d, l, unreadable(sigma.Errorf("replica.Open", sigma.KindInvalid, "no log follows the latest snapshot"))
+	}
+	l.hard = proto.CloneOf(d.hard)
+	// A request of the program that had the directory before may still be under way. It writes to
+	// the segment that ends here.
+	if err = d.cut(ctx, d.number(), nil, nil); sigma.KindOf(err) == sigma.KindNoSpace && d.log.Segment() > 0 {
+		err = nil
+	}
+	d.grow(time.Now())
+	return d, l, err
+}
+
+// unreadable tells what to do about a log that cannot be read. Errors of the way to it stay as they
+// are.
 func unreadable(err error) error {
+	if err == nil || sigma.KindOf(err) != sigma.KindInvalid {
+		return err
+	}
 	return &sigma.Error{Op: "replica.Open", Kind: sigma.KindInvalid, Msg: "the log cannot be read", Err: err,
 		Hint: "remove the member's directory and add the member again, with a new id"}
 }
 
+func (d *disk) number() uint64 { d.next++; return d.next }
+
+func (d *disk) state(number uint64) string { return fmt.Sprintf("%s/%016x.state", d.dir, number) }
+
+// cut begins the segment after a snapshot, with the entries after that, or with base nil one that
+// goes on.
+func (d *disk) cut(ctx context.Context, number uint64, base *pb.SnapshotMetadata, entries []*pb.Entry) error {
+	b, err := d.record(base, entries)
+	if err != nil {
+		return err
+	}
+	return d.log.Cut(ctx, number, b)
+}
+
+func (d *disk) record(base *pb.SnapshotMetadata, entries []*pb.Entry) ([]byte, error) {
+	size := 256
+	for _, e := range entries {
+		size += int(entrySize(e))
+	}
+	x := logRecord{id: d.id, entries: entries}
+	proto.Merge(&x.hard, d.hard)
+	if base != nil {
+		proto.Merge(&x.base, base)
+	}
+	return encode(x.code, size)
+}
+
 // file is a snapshot in a file.
 type file struct {
-	*os.File
+	sigma.Handle
 	size int64
 }
 
 func (f file) Size() int64 { return f.size }
 
-func openFile(path string) (file, error) {
-	f, err := os.Open(path)
+// open opens a snapshot that is whole.
+func (d *disk) open(ctx context.Context, number uint64) (file, error) {
+	f, err := d.files.Open(ctx, d.state(number), sigma.OpenRead)
 	if err != nil {
 		return file{}, err
 	}
@@ -151,14 +222,14 @@ func openFile(path string) (file, error) {
 		f.Close()
 		return file{}, err
 	}
-	return file{f, st.Size()}, nil
+	return file{f, int64(st.Size)}, nil
 }
 
 // restore gives the state of the latest snapshot to c.
-func (d *disk) restore(c *core) error {
-	f, err := openFile(d.path(d.base))
+func (d *disk) restore(ctx context.Context, c *core) error {
+	f, err := d.open(ctx, d.from)
 	if err != nil {
-		return sigma.Wrap("replica.Open", d.path(d.base), err)
+		return sigma.Wrap("replica.Open", d.state(d.from), err)
 	}
 	defer f.Close()
 	if err := check(f); err != nil {
@@ -168,79 +239,108 @@ func (d *disk) restore(c *core) error {
 	return c.restore(d.base, f)
 }
 
+// Bounds of the entries in one record of save.
+const (
+	recordEntries = 8 << 20 // bytes, unless one entry has more
+	recordCount   = 60_000  // a list has at most 65,535
+)
+
 // save writes entries and votes, and returns when they are on disk.
 func (d *disk) save(hard *pb.HardState, entries []*pb.Entry) error {
-	for _, e := range entries {
-		d.bytes += entrySize(e)
+	if raft.IsEmptyHardState(hard) && len(entries) == 0 {
+		return nil
 	}
-	if raft.IsEmptyHardState(hard) {
-		hard = &pb.HardState{}
+	if !raft.IsEmptyHardState(hard) {
+		d.hard = proto.CloneOf(hard)
 	}
-	return d.log.Save(hard, entries)
-}
-
-// spool writes a snapshot into a file that does not count yet, and gives its size.
-func (d *disk) spool(name string, write func(io.Writer) (int64, error)) (int64, error) {
-	f, err := os.OpenFile(filepath.Join(d.dir, name), os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
-	if err != nil {
-		return 0, err
-	}
-	n, err := write(f)
-	if err == nil {
-		err = fileutil.Fsync(f)
-	}
-	return n, errors.Join(err, f.Close())
-}
-
-// install makes a spooled snapshot count.
-func (d *disk) install(name string, meta *pb.SnapshotMetadata) error {
-	if err := os.Rename(filepath.Join(d.dir, name), d.path(meta)); err != nil {
-		return err
-	}
-	dir, err := fileutil.OpenDir(d.dir)
-	if err != nil {
-		return err
-	}
-	err = errors.Join(fileutil.Fsync(dir), dir.Close())
-	if err != nil {
-		return err
-	}
-	return d.log.SaveSnapshot(&walpb.Snapshot{Index: meta.Index, Term: meta.Term, ConfState: meta.ConfState})
-}
-
-// tidy removes what the snapshot meta makes needless. What cannot be removed is left to the next
-// time.
-func (d *disk) tidy(meta *pb.SnapshotMetadata) {
-	if d.log.ReleaseLockTo(meta.GetIndex()) != nil {
-		return
-	}
-	keep := filepath.Base(d.path(meta))
-	all, _ := os.ReadDir(d.dir)
-	for _, e := range all {
-		if name := e.Name(); len(name) == len(keep) && name < keep && !strings.HasSuffix(name, ".tmp") {
-			os.Remove(filepath.Join(d.dir, name))
+	for more := true; more; more = len(entries) > 0 {
+		n, size := 0, int64(0)
+		for n < len(entries) && n < recordCount && (n == 0 || size+entrySize(entries[n]) <= recordEntries) {
+			size += entrySize(entries[n])
+			n++
 		}
-	}
-	segments, _ := filepath.Glob(filepath.Join(d.logDir(), "*.wal")) // the oldest first
-	for _, s := range segments {
-		l, err := fileutil.TryLockFile(s, os.O_WRONLY, 0o600)
+		b, err := d.record(nil, entries[:n])
+		if err == nil {
+			err = d.log.Append(b)
+		}
 		if err != nil {
-			return // the log holds it, and all later ones
+			return err
 		}
-		os.Remove(s)
-		l.Close()
+		d.bytes += size
+		entries = entries[n:]
 	}
+	return nil
 }
 
-func (d *disk) close() error {
-	var err error
-	if d.log != nil {
-		err = d.log.Close()
-		d.log = nil
+// What failed for want of space is tried again after a while. A snapshot costs the more.
+const (
+	growPause  = time.Second
+	imagePause = 30 * time.Second
+)
+
+// grow has the log make room in advance, and notes whether it could.
+func (d *disk) grow(now time.Time) error {
+	if now.Before(d.again) {
+		return nil
 	}
-	if d.lock != nil {
-		err = errors.Join(err, d.lock.Close())
-		d.lock = nil
+	err := d.log.Grow()
+	if d.full = sigma.KindOf(err) == sigma.KindNoSpace; d.full {
+		d.again = now.Add(growPause)
+		return nil
 	}
 	return err
+}
+
+// spool makes the file of a snapshot, which nobody sees until it is closed, and gives its size.
+func (d *disk) spool(ctx context.Context, number uint64, write func(io.Writer) (int64, error)) (file, error) {
+	f, err := d.files.Create(ctx, d.state(number), sigma.OpenReadWrite|sigma.OpenHidden, 0o600)
+	if err != nil {
+		return file{}, err
+	}
+	out := bufio.NewWriterSize(f, 1<<20)
+	n, err := write(out)
+	if err == nil {
+		err = out.Flush()
+	}
+	if err != nil {
+		f.Discard()
+		return file{}, err
+	}
+	return file{f, n}, nil
+}
+
+// based notes that a snapshot is the one to go on from, and removes what it makes needless. What
+// cannot be removed is left to the next time.
+func (d *disk) based(ctx context.Context, number uint64, meta *pb.SnapshotMetadata, size int64) {
+	d.from, d.base, d.size = number, meta, size
+	d.log.Trim(ctx, number)
+	entries, _ := d.files.ReadDir(ctx, d.dir)
+	for _, e := range entries {
+		if n, is := wal.Number(e.Name, ".state"); is && n < number {
+			d.files.Remove(ctx, d.state(n))
+		}
+	}
+}
+
+// install makes a snapshot of the leader's the one to go on from. The segment is there first, since
+// the snapshot needs it.
+func (d *disk) install(ctx context.Context, in *incoming, meta *pb.SnapshotMetadata) error {
+	if err := d.cut(ctx, in.number, meta, nil); err != nil {
+		return err
+	}
+	if err := in.state.(file).Close(); err != nil {
+		return err
+	}
+	f, err := d.open(ctx, in.number)
+	if err == nil {
+		in.state, in.whole = f, true
+		d.bytes = 0
+	}
+	return err
+}
+
+func (d *disk) close() {
+	if d.log != nil {
+		d.log.Close()
+	}
 }

@@ -1,6 +1,6 @@
 // Package replica keeps a state on several procs by state machine replication: a group agrees on
 // an order of commands, and each member applies them to its own copy. The agreement is that of
-// go.etcd.io/raft, the durable log that of etcd.
+// go.etcd.io/raft, the durable log that of package wal.
 //
 // It promises: a command whose Propose returned without an error was applied once and is not lost
 // as long as a majority of the members keeps its memory, or with Config.Dir its disk. A Read that
@@ -17,7 +17,11 @@
 // It costs: a command of a group of one in memory takes one mutex and the session table. Otherwise
 // a command takes one round to a majority and, with Dir, one fsync at each member; all commands
 // that wait share both. Memory holds Config.LogKeep bytes of log beside the state. A directory
-// holds two preallocated log segments of 64 MB (wal.SegmentSizeBytes, which a command may lower).
+// holds up to two snapshots and Config.SnapshotEvery bytes of log, twice that while a snapshot is
+// written, and some megabytes of zeros before what comes next.
+//
+// On a full disk a durable member answers reads, and refuses commands that do not fit the room that
+// its log has; it goes on when there is space (room.go).
 //
 // Users: apps/kv, and any service whose state is to outlive its proc.
 //

@@ -31,7 +31,8 @@ func FuzzStep(f *testing.F) {
 	f.Add(message(&pb.Message{Type: pb.MsgSnap.Enum(), Snapshot: &pb.Snapshot{Metadata: &pb.SnapshotMetadata{
 		Index: new(uint64(7)), Term: new(uint64(5)), ConfState: &pb.ConfState{Voters: []uint64{1, 2}}}}}))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		r, err := Open(Config{ID: 1, Peers: map[uint64]string{1: "a", 2: "b", 3: "c"}, Machine: newLedger(),
+		r, err := Open(t.Context(), Config{ID: 1, Machine: newLedger(),
+			Peers:     map[uint64]string{1: "a", 2: "b", 3: "c"},
 			Transport: nowhere{}})
 		if err != nil {
 			t.Fatal(err)

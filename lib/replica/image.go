@@ -118,7 +118,7 @@ func check(s stored) error {
 		return damaged("it is cut off")
 	}
 	sum := crc32.New(castagnoli)
-	if _, err := io.Copy(sum, io.NewSectionReader(s, 0, size)); err != nil {
+	if _, err := io.CopyBuffer(sum, io.NewSectionReader(s, 0, size), make([]byte, 1<<20)); err != nil {
 		return sigma.Wrap("replica.Restore", "", err)
 	}
 	var want [4]byte
@@ -137,7 +137,7 @@ func (c *core) restore(meta *pb.SnapshotMetadata, s stored) error {
 	if c, is := s.(*chunks); is { // which grows smaller as the state grows
 		whole = c.drain(s.Size() - 4)
 	}
-	in := bufio.NewReaderSize(whole, 64<<10)
+	in := bufio.NewReaderSize(whole, 1<<20)
 	magic := make([]byte, len(imageMagic))
 	if _, err := io.ReadFull(in, magic); err != nil || string(magic) != imageMagic {
 		return damaged("it does not begin as one")

@@ -1,17 +1,19 @@
 package replica
 
 import (
+	"bytes"
 	"fmt"
 	"math"
 	"math/rand/v2"
 	"os"
-	"path/filepath"
 	"strconv"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/anishathalye/porcupine"
+
+	"sigmaos.dev/sigma"
 )
 
 // rounds is how often a test is to be repeated, by SIGMA_REPLICA_ROUNDS; each round has its own
@@ -194,17 +196,14 @@ func TestCrash(t *testing.T) {
 	acknowledged := map[string]bool{}
 	for round := range n {
 		crashRound(t, dir, round, time.Duration(100+rng.IntN(400))*time.Millisecond, acknowledged)
-		net := newNetwork(t, seed)
-		all := net.group(t, 3, dir, nil)
-		l := leader(t, all)
-		for k := range acknowledged {
-			if l.machine.Count[k] != 1 {
-				t.Fatalf("round %d: %s was acknowledged, and is there %d times", round, k, l.machine.Count[k])
+		t.Run(fmt.Sprint("round=", round), func(t *testing.T) {
+			l := leader(t, newNetwork(t, seed).group(t, 3, dir, nil))
+			for k := range acknowledged {
+				if l.machine.Count[k] != 1 {
+					t.Fatalf("%s was acknowledged, and is there %d times", k, l.machine.Count[k])
+				}
 			}
-		}
-		for _, s := range all {
-			s.stop()
-		}
+		})
 	}
 	if len(acknowledged) == 0 {
 		t.Error("nothing was acknowledged")
@@ -248,23 +247,32 @@ func TestDamage(t *testing.T) {
 		propose(t, all, Session{}, fmt.Sprint("k=", i))
 	}
 	all[1].stop()
-	own := filepath.Join(dir, "m1")
-	for _, name := range []string{"own.tmp", "in.tmp", "ffffffffffffffff-ffffffffffffffff"} {
-		if err := os.WriteFile(filepath.Join(own, name), []byte("x"), 0o600); err != nil {
+	for _, name := range []string{"own.tmp", "0.log", "ffffffffffffffff-ffffffffffffffff"} {
+		if _, err := net.files.Put(t.Context(), "/m1/"+name, []byte("x"), sigma.PutOptions{}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	m := newLedger()
-	r, err := Open(Config{ID: 1, Dir: own, Machine: m})
+	open := func() (*Replica, *ledger, error) {
+		m := newLedger()
+		r, err := Open(t.Context(), Config{ID: 1, Files: net.files, Dir: "/m1", Machine: m})
+		return r, m, err
+	}
+	r, m, err := open()
+	if err != nil || m.Last == 0 {
+		t.Fatal(m.Last, err)
+	}
+	base := r.disk.state(r.disk.from)
+	r.Close()
+	whole, _, err := net.files.Get(t.Context(), base)
 	if err != nil {
 		t.Fatal(err)
 	}
-	base := r.disk.path(r.disk.base)
-	r.Close()
-	if err := os.Truncate(base, 20); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := Open(Config{ID: 1, Dir: own, Machine: newLedger()}); err == nil {
-		t.Error("a damaged snapshot was taken")
+	for _, content := range [][]byte{whole[:20], nil, append(bytes.Clone(whole[:30]), whole[31:]...)} {
+		if _, err := net.files.Put(t.Context(), base, content, sigma.PutOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := open(); sigma.KindOf(err) != sigma.KindInvalid {
+			t.Errorf("a damaged snapshot was taken: %v", err)
+		}
 	}
 }

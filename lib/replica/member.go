@@ -2,7 +2,6 @@ package replica
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -52,10 +51,10 @@ type Replica struct {
 	news     chan struct{} // closed when leader, members or applied index change; nil = nobody waits
 }
 
-// Open makes a member and, with Dir, reads its snapshot and log. It starts nothing but the log's
-// preparation of files. Call Run, then Close. KindInvalid: the Config makes no sense, or Dir holds
-// what no member wrote; KindBusy: another program has Dir open.
-func Open(cfg Config) (*Replica, error) {
+// Open makes a member and, with Dir, reads its snapshot and log. It starts nothing. Call Run, then
+// Close. KindInvalid: the Config makes no sense, or Dir holds what this member has not written, or
+// what was damaged since. KindNoSpace: there is no room for a log that begins.
+func Open(ctx context.Context, cfg Config) (*Replica, error) {
 	if err := cfg.fill(); err != nil {
 		return nil, err
 	}
@@ -67,25 +66,29 @@ func Open(cfg Config) (*Replica, error) {
 	var l logged
 	if cfg.Dir != "" {
 		var err error
-		if r.disk, l, err = openDisk(cfg.Dir, cfg.ID); err != nil {
+		if r.disk, l, err = openDisk(ctx, &cfg, int64(cfg.CommandMax)+2*batchBytes+spare); err != nil {
 			return nil, err
 		}
 	}
-	if err := r.begin(l); err != nil {
-		if r.disk != nil {
-			err = errors.Join(err, r.disk.close())
-		}
+	err := r.begin(ctx, l)
+	if err == nil {
+		err = r.makeRoom()
+	}
+	if err != nil && r.disk != nil {
+		r.disk.close()
+	}
+	if err != nil {
 		return nil, err
 	}
 	return r, nil
 }
 
 // begin gives the member its first state.
-func (r *Replica) begin(l logged) error {
+func (r *Replica) begin(ctx context.Context, l logged) error {
 	goesOn := r.disk != nil && (r.disk.base.GetIndex() > 0 || len(l.entries) > 0 || !raft.IsEmptyHardState(l.hard))
 	switch {
 	case goesOn && r.disk.base.GetIndex() > 0:
-		if err := r.disk.restore(&r.core); err != nil {
+		if err := r.disk.restore(ctx, &r.core); err != nil {
 			return err
 		}
 		if r.cfg.Lease {
@@ -99,7 +102,7 @@ func (r *Replica) begin(l logged) error {
 		r.core.reconfigure(&pb.ConfState{Voters: ids}, r.cfg.Peers)
 		l.hard = &pb.HardState{Term: new(uint64(1)), Commit: new(uint64(1)), Vote: new(uint64(0))}
 		if r.disk != nil {
-			if err := r.firstImage(l.hard); err != nil {
+			if err := r.firstImage(ctx, l.hard); err != nil {
 				return sigma.Wrap("replica.Open", r.cfg.Dir, err)
 			}
 		}
@@ -114,19 +117,24 @@ func (r *Replica) begin(l logged) error {
 }
 
 // firstImage makes a durable group's first state its first snapshot.
-func (r *Replica) firstImage(hard *pb.HardState) error {
+func (r *Replica) firstImage(ctx context.Context, hard *pb.HardState) error {
 	m, err := r.core.snapshot()
 	if err != nil {
 		return err
 	}
-	if _, err = r.disk.spool(ownTemp, m.WriteTo); err != nil {
+	number := r.disk.number()
+	r.disk.hard = hard
+	if err = r.disk.cut(ctx, number, m.Meta, nil); err != nil {
 		return err
 	}
-	if err = r.disk.install(ownTemp, m.Meta); err != nil {
-		return err
+	f, err := r.disk.spool(ctx, number, m.WriteTo)
+	if err == nil {
+		err = f.Close()
 	}
-	r.disk.base = m.Meta
-	return r.disk.save(hard, nil)
+	if err == nil {
+		r.disk.based(ctx, number, m.Meta, f.size)
+	}
+	return err
 }
 
 // raft makes the node, which goes on from the core's state and what is logged after it.
@@ -241,10 +249,10 @@ func (r *Replica) tellLocked() {
 // Close ends the member: Run returns, and files are closed.
 func (r *Replica) Close() error {
 	r.fail(sigma.Errorf("replica.Run", sigma.KindCanceled, "the member was closed"))
-	if r.running.Load() || r.disk == nil {
-		return nil // Run closes files
+	if !r.running.Load() && r.disk != nil { // else Run closes files
+		r.disk.close()
 	}
-	return r.disk.close()
+	return nil
 }
 
 // Leads tells whether this member leads, as far as it knows. It costs next to nothing.

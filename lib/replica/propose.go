@@ -56,6 +56,11 @@ func (w *proposals) next() (batch []*proposal, size int) {
 	return batch, size
 }
 
+// nextSize is about what next would take.
+func (w *proposals) nextSize() int64 {
+	return min(int64(len(w.queue[0].data))+batchBytes, w.bytes) + entryCost
+}
+
 // finish gives p its result, and takes its bytes from those that wait.
 func (w *proposals) finish(p *proposal, result []byte, err error) {
 	w.bytes -= p.size()
@@ -64,10 +69,7 @@ func (w *proposals) finish(p *proposal, result []byte, err error) {
 
 // failAll fails all: those in the queue with err, since they were not taken.
 func (w *proposals) failAll(err error) {
-	for _, p := range w.queue {
-		w.finish(p, nil, err)
-	}
-	w.queue = nil
+	w.failQueue(err)
 	for _, batch := range w.batches {
 		for _, p := range batch {
 			w.finish(p, nil, &sigma.Error{Op: "replica.Propose", Kind: sigma.KindLost,
@@ -78,17 +80,26 @@ func (w *proposals) failAll(err error) {
 	clear(w.batches)
 }
 
+// failQueue fails those that were not taken.
+func (w *proposals) failQueue(err error) {
+	for _, p := range w.queue {
+		w.finish(p, nil, err)
+	}
+	w.queue = nil
+}
+
 // Propose has a command applied, and gives its result. It keeps command, which must not change
 // afterwards. Safe for concurrent use; commands that are proposed concurrently are applied in any
 // order.
 //
 // An error for which call.Owner gives the leader's name (call.Redirect, of KindStale, too): another
 // member leads, and the command was not taken. KindUnavailable: no leader was known for two times
-// an election's time; it was not taken. KindBusy: too much waits; it was not taken. KindTooBig: the
-// command is too long, and was not taken; or its result is too long for its session, and it was
-// applied. KindStale: the session's request was overtaken by a later one, or the session was not
-// used for so long that it is forgotten: what became of the request is unknown then. KindLost, or
-// the error of ctx: what became of the command is unknown; with a Session it can be proposed again.
+// an election's time; it was not taken. KindBusy: too much waits; it was not taken. KindNoSpace:
+// the leader's disk is full; it was not taken. KindTooBig: the command is too long, and was not
+// taken; or its result is too long for its session, and it was applied. KindStale: the session's
+// request was overtaken by a later one, or the session was not used for so long that it is
+// forgotten: what became of the request is unknown then. KindLost, or the error of ctx: what became
+// of the command is unknown; with a Session it can be proposed again.
 func (r *Replica) Propose(ctx context.Context, s Session, data []byte) (result []byte, err error) {
 	if len(data) > r.cfg.CommandMax {
 		return nil, &sigma.Error{Op: "replica.Propose", Kind: sigma.KindTooBig, Msg: "the command is too long",
@@ -134,7 +145,14 @@ func (r *Replica) Propose(ctx context.Context, s Session, data []byte) (result [
 func (r *Replica) appendQueueLocked() {
 	w := &r.proposed
 	for len(w.queue) > 0 && r.soft.RaftState == raft.StateLeader {
+		if !r.store.room.has(w.nextSize()) {
+			if r.store.room.full {
+				w.failQueue(errNoRoom())
+			}
+			return // the log grows, and the next turn goes on
+		}
 		batch, size := w.next()
+		r.store.room.spent += int64(size) + entryCost
 		w.last++
 		e := entry{origin: r.origin, batch: w.last, commands: make([]command, len(batch))}
 		for i, p := range batch {

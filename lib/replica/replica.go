@@ -59,8 +59,12 @@ type Transport interface {
 type Config struct {
 	// ID is this member's, not 0, and never used twice in a group.
 	ID uint64
-	// Dir holds log and snapshots, and belongs to this member alone; it is made. "" = in memory.
+	// Dir holds log and snapshots; it is made. It is a path below /ux, where files are as durable
+	// as the machine's disk, and belongs to this member alone: the caller makes sure that nobody
+	// else has the directory open. "" = in memory.
 	Dir string
+	// Files is where Dir is: an sdk.Client. nil in memory.
+	Files sigma.Namespace
 	// Peers are the members of a group that begins: the same at all of them, this one included.
 	// nil = go on from Dir or, if that is empty, wait to be added by another member's Change. A Dir
 	// that has a log wins over Peers.
@@ -116,6 +120,8 @@ func (c *Config) fill() error {
 	switch {
 	case c.ID == 0 || c.ID >= 1<<63:
 		return sigma.Errorf(op, sigma.KindInvalid, "a member's id is %d; ids are 1 to 2^63-1", c.ID)
+	case c.Dir != "" && c.Files == nil:
+		return sigma.Errorf(op, sigma.KindInvalid, "a member with a directory needs files")
 	case c.Machine == nil:
 		return sigma.Errorf(op, sigma.KindInvalid, "a member needs a machine")
 	case c.Tick < time.Millisecond || c.ElectionTicks < 3 || c.ElectionTicks > 1000:

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"encoding/binary"
-	"errors"
 	"math"
 	"time"
 
@@ -32,7 +31,7 @@ func (r *Replica) Run(ctx context.Context) error {
 	r.fail(err)
 	r.images.sending.Wait()
 	if r.disk != nil {
-		err = errors.Join(err, r.disk.close())
+		r.disk.close()
 	}
 	return sigma.Wrap("replica.Run", r.cfg.Dir, err)
 }
@@ -68,8 +67,11 @@ func (r *Replica) work(ctx context.Context) error {
 			if err := r.tick(); err != nil {
 				return err
 			}
+			if err := r.makeRoom(); err != nil {
+				return err
+			}
 		case done := <-r.images.written():
-			if err := r.wroteImage(done); err != nil {
+			if err := r.wroteImage(ctx, done); err != nil {
 				return err
 			}
 		}
@@ -119,6 +121,7 @@ func (r *Replica) turn(ctx context.Context) (again bool, err error) {
 			r.askLocked()
 			if again = r.node.HasReady(); again {
 				rd = r.node.Ready()
+				r.store.room.writing()
 				leads = r.node.BasicStatus().RaftState == raft.StateLeader
 			}
 			r.goSoloLocked()
@@ -141,7 +144,7 @@ func (r *Replica) turn(ctx context.Context) (again bool, err error) {
 	if leads {
 		late = r.send(ctx, rd.Messages, capture, true)
 	}
-	in, err := r.persist(&rd)
+	in, err := r.persist(ctx, &rd)
 	if err != nil {
 		return false, err
 	}
@@ -149,12 +152,12 @@ func (r *Replica) turn(ctx context.Context) (again bool, err error) {
 		return false, err
 	}
 	r.send(ctx, late, capture, false)
-	return true, r.writeImage()
+	return true, r.writeImage(ctx)
 }
 
 // persist writes what must be on disk before anybody learns of it. in is the snapshot that the
 // leader sent, if there is one.
-func (r *Replica) persist(rd *raft.Ready) (in *incoming, err error) {
+func (r *Replica) persist(ctx context.Context, rd *raft.Ready) (in *incoming, err error) {
 	if !raft.IsEmptySnap(rd.Snapshot) {
 		if in, err = r.arrived(rd.Snapshot.Metadata); err != nil {
 			return nil, err
@@ -164,19 +167,18 @@ func (r *Replica) persist(rd *raft.Ready) (in *incoming, err error) {
 		return in, nil
 	}
 	if in != nil {
-		if err := r.disk.install(in.temp, rd.Snapshot.Metadata); err != nil {
+		if err := r.disk.install(ctx, in, rd.Snapshot.Metadata); err != nil {
 			return nil, err
 		}
-		r.disk.base, r.disk.size, r.disk.bytes = rd.Snapshot.Metadata, in.state.Size(), 0
 	}
 	if err := r.disk.save(rd.HardState, rd.Entries); err != nil {
 		return nil, &sigma.Error{Op: "replica.Run", Kind: sigma.KindOf(err), Msg: "the log cannot be written", Err: err,
 			Hint: "the member ends, as what is on disk is unknown; open it again when the disk has space"}
 	}
 	if in != nil {
-		r.disk.tidy(rd.Snapshot.Metadata)
+		r.disk.based(ctx, in.number, rd.Snapshot.Metadata, in.state.Size())
 	}
-	return in, nil
+	return in, r.makeRoom()
 }
 
 // take changes the state in memory by what was persisted.

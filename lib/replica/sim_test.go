@@ -8,20 +8,14 @@ import (
 	"io"
 	"maps"
 	"math/rand/v2"
-	"path/filepath"
 	"sync"
 	"testing"
 	"time"
 
-	"go.etcd.io/etcd/server/v3/storage/wal"
-
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/trees/resolve"
+	"sigmaos.dev/trees/ux"
 )
-
-func TestMain(m *testing.M) {
-	wal.SegmentSizeBytes = 1 << 20 // of many small logs
-	m.Run()
-}
 
 // ledger is a machine for tests: a list of commands, of which "get N" and "inc" have results.
 type ledger struct {
@@ -81,6 +75,7 @@ type network struct {
 	twice   float64            // repeated, later
 	wg      sync.WaitGroup
 	quit    chan struct{}
+	files   sigma.Namespace
 }
 
 func newNetwork(t testing.TB, seed uint64) *network {
@@ -91,6 +86,21 @@ func newNetwork(t testing.TB, seed uint64) *network {
 		n.wg.Wait()
 	})
 	return n
+}
+
+// disks makes a machine's scratch storage in a directory.
+func disks(t testing.TB, dir string, quota sigma.Bytes) sigma.Namespace {
+	t.Helper()
+	tree, err := ux.New(ux.Config{Dir: dir, QuotaBytes: quota})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { tree.Close() })
+	root, err := tree.Attach(t.Context(), sigma.Principal{Realm: "r"}, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resolve.New(resolve.Config{Root: root})
 }
 
 // port is the Transport of one member.
@@ -174,11 +184,14 @@ func (n *network) open(t testing.TB, cfg Config) *site {
 	t.Helper()
 	s := &site{machine: newLedger(), cfg: cfg}
 	cfg.Machine = s.machine
+	if cfg.Dir != "" {
+		cfg.Files = n.files
+	}
 	if cfg.Tick == 0 {
 		cfg.Tick = 10 * time.Millisecond
 	}
 	cfg.Transport = n.port(cfg.ID)
-	r, err := Open(cfg)
+	r, err := Open(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -211,6 +224,9 @@ func (n *network) open(t testing.TB, cfg Config) *site {
 func (n *network) group(t testing.TB, count int, dir string, change func(*Config)) map[uint64]*site {
 	t.Helper()
 	peers := map[uint64]string{}
+	if dir != "" && n.files == nil {
+		n.files = disks(t, dir, 0)
+	}
 	for id := range uint64(count) {
 		peers[id+1] = fmt.Sprint("m", id+1)
 	}
@@ -218,7 +234,7 @@ func (n *network) group(t testing.TB, count int, dir string, change func(*Config
 	for id := range peers {
 		cfg := Config{ID: id, Peers: maps.Clone(peers)}
 		if dir != "" {
-			cfg.Dir = filepath.Join(dir, peers[id])
+			cfg.Dir = "/" + peers[id]
 		}
 		if change != nil {
 			change(&cfg)

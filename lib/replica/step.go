@@ -5,9 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
-	"path/filepath"
+	"math"
 	"sync"
+	"time"
 
 	"go.etcd.io/raft/v3"
 	pb "go.etcd.io/raft/v3/raftpb"
@@ -84,6 +84,9 @@ func (r *Replica) stepLocked(from Peer, m *pb.Message) error {
 	if t := m.GetType(); r.votes.mute > 0 && (t == pb.MsgVote || t == pb.MsgPreVote) {
 		return nil // the leader that this member heard before it was opened anew may hold a lease
 	}
+	if !r.store.room.take(m.GetEntries()) {
+		return nil // as if it were lost: the leader sends it again
+	}
 	err := r.guard(func() error {
 		defer func() { // whatever a message makes raft do
 			if p := recover(); p != nil {
@@ -99,12 +102,6 @@ func (r *Replica) stepLocked(from Peer, m *pb.Message) error {
 	return sigma.Wrap("replica.Step", "", err)
 }
 
-// ownTemp and inTemp are files of snapshots that are being written.
-const (
-	ownTemp = "own.tmp"
-	inTemp  = "in.tmp"
-)
-
 // images are the snapshots that are on their way.
 type images struct {
 	captured *image         // that raft was told of, for the next messages
@@ -119,21 +116,27 @@ func (x *images) written() <-chan written { return x.done }
 
 // written is a snapshot of this member's own that was written, or was not.
 type written struct {
-	meta *pb.SnapshotMetadata
-	size int64
-	err  error
+	number uint64
+	meta   *pb.SnapshotMetadata
+	size   int64
+	err    error
 }
 
 // incoming is a snapshot that the leader sent.
 type incoming struct {
-	state stored
-	temp  string // the file's name; "" = in memory
-	meta  *pb.SnapshotMetadata
+	state  stored
+	number uint64 // of the file; 0 = in memory
+	whole  bool   // the file is there for all to see
+	meta   *pb.SnapshotMetadata
 }
 
 func (in *incoming) close() {
-	if c, ok := in.state.(io.Closer); ok {
-		c.Close()
+	f, is := in.state.(file)
+	switch {
+	case is && in.whole:
+		f.Close()
+	case is:
+		f.Discard()
 	}
 }
 
@@ -188,7 +191,7 @@ func (r *Replica) sendImage(ctx context.Context, to Peer, m *pb.Message, capture
 // StepSnapshot takes what Transport.SendSnapshot of member from sent: the message, and what was
 // written after it.
 // KindBusy: another snapshot is coming in.
-func (r *Replica) StepSnapshot(_ context.Context, from Peer, message []byte, state io.Reader) (err error) {
+func (r *Replica) StepSnapshot(ctx context.Context, from Peer, message []byte, state io.Reader) (err error) {
 	const op = "replica.StepSnapshot"
 	m, err := parseMessage(message, from.ID, r.cfg.ID)
 	if err == nil && (m.GetType() != pb.MsgSnap || raft.IsEmptySnap(m.GetSnapshot())) {
@@ -210,7 +213,7 @@ func (r *Replica) StepSnapshot(_ context.Context, from Peer, message []byte, sta
 	if err != nil {
 		return err
 	}
-	in, err := r.read(state)
+	in, err := r.read(ctx, state)
 	if err == nil {
 		err = check(in.state)
 	}
@@ -226,7 +229,7 @@ func (r *Replica) StepSnapshot(_ context.Context, from Peer, message []byte, sta
 }
 
 // read reads a snapshot into a file, or memory.
-func (r *Replica) read(state io.Reader) (in *incoming, err error) {
+func (r *Replica) read(ctx context.Context, state io.Reader) (in *incoming, err error) {
 	in = &incoming{state: &chunks{}}
 	limited := io.LimitReader(state, r.cfg.SnapshotMax+1)
 	var n int64
@@ -235,10 +238,12 @@ func (r *Replica) read(state io.Reader) (in *incoming, err error) {
 		n, err = b.ReadFrom(limited)
 		in.state = b
 	} else {
-		in.temp = inTemp
-		n, err = r.disk.spool(inTemp, func(w io.Writer) (int64, error) { return io.Copy(w, limited) })
-		if err == nil {
-			in.state, err = openFile(filepath.Join(r.cfg.Dir, inTemp))
+		r.mu.Lock()
+		in.number = r.disk.number()
+		r.mu.Unlock()
+		f, failed := r.disk.spool(ctx, in.number, func(w io.Writer) (int64, error) { return io.Copy(w, limited) })
+		if err = failed; err == nil {
+			in.state, n = f, f.size
 		}
 	}
 	if err == nil && n > r.cfg.SnapshotMax {
@@ -261,41 +266,68 @@ func (r *Replica) arrived(meta *pb.SnapshotMetadata) (*incoming, error) {
 }
 
 // writeImage begins a snapshot of a durable member when its log has grown enough.
-func (r *Replica) writeImage() error {
-	if r.disk == nil || r.images.done != nil || r.disk.bytes < max(r.cfg.SnapshotEvery, r.disk.size) {
+func (r *Replica) writeImage(ctx context.Context) error {
+	if r.disk == nil || r.images.done != nil || r.disk.bytes < max(r.cfg.SnapshotEvery, r.disk.size) ||
+		time.Now().Before(r.disk.image) {
 		return nil
 	}
 	r.mu.Lock()
+	if r.images.arriving || r.images.incoming != nil {
+		r.mu.Unlock()
+		return nil // the leader's may be newer
+	}
+	number := r.disk.number()
 	m, err := r.core.snapshot()
+	var entries []*pb.Entry
+	if last, _ := r.store.LastIndex(); err == nil && last > r.core.index {
+		entries, err = r.store.Entries(r.core.index+1, last+1, math.MaxUint64)
+	}
 	r.mu.Unlock()
-	if err != nil {
+	if err != nil || len(entries) > recordCount { // a segment begins with all of them, in one record
 		return err
 	}
+	if err := r.disk.cut(ctx, number, m.Meta, entries); err != nil {
+		return r.imageFailed(err)
+	}
 	r.disk.bytes = 0
+	for _, e := range entries {
+		r.disk.bytes += entrySize(e)
+	}
 	done := make(chan written, 1)
 	r.images.done = done
 	r.images.sending.Go(func() {
-		n, err := r.disk.spool(ownTemp, m.WriteTo)
-		done <- written{m.Meta, n, err}
+		f, err := r.disk.spool(ctx, number, m.WriteTo)
+		if err == nil {
+			err = f.Close()
+		}
+		done <- written{number, m.Meta, f.size, err}
 	})
+	return r.makeRoom()
+}
+
+// imageFailed has a snapshot that lacks space be tried again later: the log has all until then.
+func (r *Replica) imageFailed(err error) error {
+	if sigma.KindOf(err) != sigma.KindNoSpace {
+		return &sigma.Error{Op: "replica.Run", Kind: sigma.KindOf(err), Err: err,
+			Msg: "a snapshot cannot be written", Hint: "the member ends; open it again when its files can be written"}
+	}
+	r.cfg.Logger.Warn("there is no space for a snapshot, so the log grows on", "err", err)
+	r.disk.bytes += max(r.cfg.SnapshotEvery, r.disk.size)
+	r.disk.image = time.Now().Add(imagePause)
 	return nil
 }
 
-// wroteImage makes a snapshot that was written count, unless the leader's came first.
-func (r *Replica) wroteImage(w written) error {
+// wroteImage makes a snapshot that was written the one to go on from, unless the leader's came
+// first.
+func (r *Replica) wroteImage(ctx context.Context, w written) error {
 	r.images.done = nil
-	if w.err != nil {
-		return &sigma.Error{Op: "replica.Run", Kind: sigma.KindOf(w.err), Err: w.err,
-			Msg: "a snapshot cannot be written", Hint: "the member ends; open it again when the disk has space"}
+	switch {
+	case w.err != nil:
+		return r.imageFailed(w.err)
+	case w.number < r.disk.from:
+		r.disk.files.Remove(ctx, r.disk.state(w.number)) // or the next time
+	default:
+		r.disk.based(ctx, w.number, w.meta, w.size)
 	}
-	if w.meta.GetIndex() <= r.disk.base.GetIndex() {
-		os.Remove(filepath.Join(r.cfg.Dir, ownTemp))
-		return nil
-	}
-	if err := r.disk.install(ownTemp, w.meta); err != nil {
-		return err
-	}
-	r.disk.base, r.disk.size = w.meta, w.size
-	r.disk.tidy(w.meta)
 	return nil
 }

@@ -14,6 +14,7 @@ type storage struct {
 	*raft.MemoryStorage
 	snapshot func() (*pb.Snapshot, error) // the state as it is now
 	bytes    int64                        // of entries, about
+	room     room
 }
 
 // entryCost is what an entry takes in memory beside its data.

@@ -163,6 +163,15 @@ func (h *handle) Stat() (sigma.Stat, error) {
 	return st, withPathOrNil(err, h.path)
 }
 
+// Sync implements sigma.Handle.
+func (h *handle) Sync() error {
+	err := h.settle()
+	if err == nil {
+		err = h.file.Sync(h.ctx)
+	}
+	return withPathOrNil(err, h.path)
+}
+
 func (h *handle) File() (*os.File, error) {
 	h.giveBack()
 	f, err := h.pass()

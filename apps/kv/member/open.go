@@ -45,6 +45,6 @@ func (m *Member) open(ctx context.Context, found call.Find) error {
 		return err
 	}
 	rc.Transport = m.transport
-	m.replica, err = replica.Open(rc)
+	m.replica, err = replica.Open(ctx, rc)
 	return err
 }

@@ -79,7 +79,7 @@ func member(ctx context.Context, c *sdk.Client, self replica.Peer) error {
 		return err
 	}
 	defer t.Close()
-	r, err := replica.Open(replica.Config{ID: self.ID, Peers: members, Machine: &counter{}, Transport: t})
+	r, err := replica.Open(ctx, replica.Config{ID: self.ID, Peers: members, Machine: &counter{}, Transport: t})
 	if err != nil {
 		return err
 	}

@@ -81,7 +81,8 @@ func (h *host) member(t *testing.T, id uint64, peers map[uint64]string) (*replic
 		t.Fatal(err)
 	}
 	m := &text{}
-	r, err := replica.Open(replica.Config{ID: id, Peers: peers, Machine: m, Transport: tr, Tick: 10 * time.Millisecond})
+	r, err := replica.Open(t.Context(), replica.Config{ID: id, Peers: peers, Machine: m, Transport: tr,
+		Tick: 10 * time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,0 +1,67 @@
+package replica
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"sigmaos.dev/sigma"
+)
+
+// While the disk of a group is full, writes are refused, reads go on, and members can be opened
+// anew. With room it goes on; no acknowledged command is lost.
+func TestFullDisk(t *testing.T) {
+	for _, count := range []int{1, 3} {
+		t.Run(fmt.Sprint("members=", count), func(t *testing.T) {
+			n := newNetwork(t, 1)
+			n.files = disks(t, t.TempDir(), 48<<20)
+			if _, err := n.files.Put(t.Context(), "/ballast", make([]byte, 16<<20), sigma.PutOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			all := n.group(t, count, "/", func(c *Config) { c.SnapshotEvery = 1 << 40 })
+			acknowledged, refused := map[string]bool{}, error(nil)
+			padding := make([]byte, 400<<10)
+			for i := 0; refused == nil && i < 200; i++ {
+				k := fmt.Sprintf("%d=%s", i, padding)
+				l := leader(t, all)
+				switch _, err := l.Propose(within(t, 5*time.Second), Session{}, []byte(k)); sigma.KindOf(err) {
+				case sigma.KindNoSpace:
+					refused = err
+				default:
+					if err != nil && count == 1 {
+						t.Fatal(err)
+					}
+					acknowledged[fmt.Sprint(i)] = err == nil
+				}
+			}
+			if refused == nil {
+				t.Fatal("no command was refused")
+			}
+			t.Logf("%d commands, then: %v", len(acknowledged), refused)
+			for id, s := range all {
+				s.stop()
+				all[id] = n.open(t, s.cfg)
+			}
+			l := leader(t, all)
+			_, err := l.Propose(within(t, 5*time.Second), Session{}, padding)
+			if sigma.KindOf(err) != sigma.KindNoSpace {
+				t.Errorf("after they were opened anew: %v", err)
+			}
+			for k, is := range acknowledged {
+				if is && l.machine.Count[k+"="+string(padding)] != 1 {
+					t.Errorf("%s is not there", k)
+				}
+			}
+			if err := n.files.Remove(t.Context(), "/ballast"); err != nil {
+				t.Fatal(err)
+			}
+			wait(t, "room", func() bool {
+				_, err := leader(t, all).Propose(within(t, 5*time.Second), Session{}, []byte("a=b"))
+				if err != nil && sigma.KindOf(err) != sigma.KindNoSpace {
+					t.Error(err)
+				}
+				return err == nil
+			})
+		})
+	}
+}
