@@ -37,15 +37,28 @@ func (c *Client) Join(ctx context.Context, dir string, e sigma.Endpoint) (leave 
 	return c.JoinAfter(ctx, dir, e, atOnce)
 }
 
+// JoinAs is Join under a name of the program's own, by which a proc that is started again takes the
+// place that it had. The name replaces that of another proc.
+func (c *Client) JoinAs(ctx context.Context, dir, name string, e sigma.Endpoint) (leave func(context.Context) error,
+	err error) {
+	return c.join(ctx, dir, name, e, atOnce)
+}
+
 // JoinAfter is Join for a server that waits for something before clients may come. ready waits for
 // it, while the names grant the lease. If ready fails, JoinAfter returns its error.
 func (c *Client) JoinAfter(ctx context.Context, dir string, e sigma.Endpoint,
+	ready func(context.Context) error) (leave func(context.Context) error, err error) {
+	return c.join(ctx, dir, string(e.Proc), e, ready)
+}
+
+func (c *Client) join(ctx context.Context, dir, name string, e sigma.Endpoint,
 	ready func(context.Context) error) (leave func(context.Context) error, err error) {
 	leases, ok := c.root.(sigma.Leaser)
 	if !ok {
 		return nil, sigma.Errorf("sdk.Join", sigma.KindUnsupported, "this tree grants no leases")
 	}
-	m := &membership{tree: c.Tree, leases: leases, done: c.session.Done(), dir: dir, endpoint: e,
+	m := &membership{tree: c.Tree, leases: leases, done: c.session.Done(), path: strings.TrimSuffix(dir, "/") + "/" + name,
+		dir: dir, endpoint: e,
 		ended: make(chan struct{})}
 	return m.join(ctx, ready)
 }
@@ -59,6 +72,7 @@ type membership struct {
 	leases   sigma.Leaser
 	done     <-chan struct{} // closed when the session to the names' server ends for good
 	dir      string
+	path     string // of the name
 	endpoint sigma.Endpoint
 
 	lease sigma.LeaseID // 0 = it is no member now; of keep until ended is closed
@@ -78,10 +92,6 @@ func (m *membership) join(ctx context.Context, ready func(context.Context) error
 		<-m.ended
 		return m.leave(ctx)
 	}, nil
-}
-
-func (m *membership) path() string {
-	return strings.TrimSuffix(m.dir, "/") + "/" + string(m.endpoint.Proc)
 }
 
 // enter publishes the endpoint under a new lease, after ready. A file that is there already becomes
@@ -113,7 +123,7 @@ func (m *membership) enter(ctx context.Context, ready func(context.Context) erro
 // put publishes the endpoint. The directory is made only if it is missing, which is rare.
 func (m *membership) put(ctx context.Context, id sigma.LeaseID) error {
 	for missing := false; ; missing = true {
-		_, err := m.tree.Put(ctx, m.path(), []byte(m.endpoint.String()), sigma.PutOptions{Kind: sigma.KindEndpoint,
+		_, err := m.tree.Put(ctx, m.path, []byte(m.endpoint.String()), sigma.PutOptions{Kind: sigma.KindEndpoint,
 			Lease: id})
 		if missing || err == nil || sigma.KindOf(err) != sigma.KindNotFound {
 			return err
@@ -168,7 +178,7 @@ func (m *membership) leave(ctx context.Context) error {
 		err = m.leases.Revoke(ctx, m.lease)
 	}
 	if m.lease == 0 || err != nil && sigma.KindOf(err) == sigma.KindNotFound {
-		err = m.tree.Remove(ctx, m.path())
+		err = m.tree.Remove(ctx, m.path)
 	}
 	if err != nil && sigma.KindOf(err) == sigma.KindNotFound {
 		return nil

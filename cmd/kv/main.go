@@ -31,17 +31,18 @@ func main() {
 }
 
 var errUsage = &sigma.Error{Op: "kv", Kind: sigma.KindInvalid,
-	Msg: "usage: kv member STORE GROUP MEMORY | kv balancer STORE", Hint: "stores are made with: sigma kv create NAME"}
+	Msg: "usage: kv member STORE GROUP INDEX MEMORY | kv balancer STORE", Hint: "stores are made with: sigma kv create NAME"}
 
 func run(ctx context.Context, args []string) error {
-	var group, memory uint64
+	var group, index, memory uint64
 	switch {
 	case len(args) == 2 && args[0] == "balancer":
-	case len(args) == 4 && args[0] == "member":
-		var err1, err2 error
+	case len(args) == 5 && args[0] == "member":
+		var err1, err2, err3 error
 		group, err1 = strconv.ParseUint(args[2], 10, 32)
-		memory, err2 = strconv.ParseUint(args[3], 10, 62)
-		if err1 != nil || err2 != nil || memory == 0 {
+		index, err2 = strconv.ParseUint(args[3], 10, 8)
+		memory, err3 = strconv.ParseUint(args[4], 10, 62)
+		if err1 != nil || err2 != nil || err3 != nil || memory == 0 {
 			return errUsage
 		}
 	default:
@@ -66,8 +67,8 @@ func run(ctx context.Context, args []string) error {
 	} else {
 		debug.SetMemoryLimit(int64(memory / 8 * 7))
 		debug.SetGCPercent(400) // up to the limit
-		err = member.Run(ctx, c, args[1], uint32(group), int(memory), log.With("group", group),
-			func() error { return c.Started(ctx) })
+		err = member.Run(ctx, c, member.Place{Store: args[1], Group: uint32(group), Index: int(index)}, int(memory),
+			log.With("group", group), func() error { return c.Started(ctx) })
 	}
 	if errors.Is(err, member.ErrAsked) {
 		return c.Exited(context.WithoutCancel(ctx), sigma.Status{Code: sigma.StatusOK})

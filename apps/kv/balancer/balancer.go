@@ -175,7 +175,7 @@ func registration(cfg *layout.Config, group uint32, i int) (sigma.Registration, 
 	return sigma.Registration{Name: layout.MemberProc(cfg.Name, group, i),
 		Descriptor: sigma.Descriptor{Program: cfg.Program, Name: layout.GroupProcs(cfg.Name, group),
 			Class: sigma.LatencyCritical, CPU: sigma.MilliCPU(cfg.CPU), Memory: memory, Start: sigma.StartedByCall,
-			Args: []string{"member", cfg.Name, fmt.Sprint(group), fmt.Sprint(uint64(memory))}}}, err
+			Args: []string{"member", cfg.Name, fmt.Sprint(group), fmt.Sprint(i), fmt.Sprint(uint64(memory))}}}, err
 }
 
 // Registration is how initd is to keep a balancer of a store.

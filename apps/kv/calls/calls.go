@@ -100,6 +100,7 @@ func (a *JoinArg) Code(c *sigmap.Coder) {
 type Member struct {
 	Leader  string            `json:"leader"`
 	Members []string          `json:"members"`
+	Durable bool              `json:"durable"` // the group's log is on disk
 	Term    uint64            `json:"term"`
 	Bytes   int               `json:"bytes"`
 	Limit   int               `json:"limit"`

@@ -38,10 +38,12 @@ type Config struct {
 	Epoch    uint64 `json:"epoch"`    // grows with each change
 	Program  string `json:"program"`  // path of the realm of the members' program
 	Replicas int    `json:"replicas"` // members of each group
-	Memory   string `json:"memory"`   // of each member, as in 256MiB
-	CPU      uint32 `json:"cpu"`      // thousandths of a core that a member reserves
-	Want     int    `json:"want"`     // groups that there should be
-	Next     uint32 `json:"next"`     // the number of the next group
+	// Durable has members write a log that survives them.
+	Durable bool   `json:"durable,omitempty"`
+	Memory  string `json:"memory"` // of each member, as in 256MiB
+	CPU     uint32 `json:"cpu"`    // thousandths of a core that a member reserves
+	Want    int    `json:"want"`   // groups that there should be
+	Next    uint32 `json:"next"`   // the number of the next group
 	// Revision grows each time all members are to be replaced, as by those of another Program.
 	Revision uint64 `json:"revision,omitempty"`
 	// Held has Step leave shards where they are, unless their group leaves: a move was asked for.
@@ -62,8 +64,13 @@ type Group struct {
 }
 
 // Surge is how many members a group has beyond Replicas while its members are replaced, so that the
-// keys are as safe as otherwise.
-func (c *Config) Surge() int { return 1 }
+// keys are as safe as otherwise. Members of a durable group go on with the logs of those before.
+func (c *Config) Surge() int {
+	if c.Durable {
+		return 0
+	}
+	return 1
+}
 
 // Settled reports whether all members of a group are of the latest revision.
 func (c *Config) Settled(group uint32) bool {
@@ -184,6 +191,16 @@ func Members(name string, group uint32) string { return Dir(name) + "/groups/" +
 
 // Founder is the file that says which member began a group.
 func Founder(name string, group uint32) string { return Dir(name) + "/founders/" + number(group) }
+
+// Slot is the file that says where the log of the i-th member of a durable group is.
+func Slot(name string, group uint32, i int) string {
+	return Dir(name) + "/slots/" + number(group) + "-" + strconv.Itoa(i)
+}
+
+// Logs is where a durable store's logs are on a machine.
+func Logs(machine sigma.MachineID, name string) string {
+	return "/ux/" + string(machine) + "/kv/" + name
+}
 
 // Keys is where the store is a tree: the endpoint of the balancer that leads.
 func Keys(name string) string { return Dir(name) + "/keys" }

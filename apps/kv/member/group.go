@@ -56,6 +56,10 @@ func (m *Member) begins(ctx context.Context) (bool, error) {
 	if err == nil || sigma.KindOf(err) != sigma.KindExists {
 		return err == nil, err
 	}
+	if m.durable { // what it has begun is in its log
+		f, _, err := m.founder(ctx)
+		return err == nil && f.ID == m.id, err
+	}
 	over, id, err := m.founderEnded(ctx)
 	if err != nil || !over {
 		return false, err
@@ -117,7 +121,7 @@ func (m *Member) enter(ctx context.Context) error {
 		}
 		if err != nil {
 			m.log.Debug("waits to be a member", "err", err)
-			if over, _, err := m.founderEnded(ctx); over && err == nil {
+			if over, _, err := m.founderEnded(ctx); over && err == nil && !m.durable {
 				return sigma.Errorf("kv.member", sigma.KindStale, "the group has ended before it grew: it begins anew")
 			}
 		}
@@ -153,7 +157,9 @@ func (m *Member) join(ctx context.Context, arg, reply []byte) ([]byte, error) {
 	if !live[a.Name] {
 		return reply, sigma.Errorf("kv.Join", sigma.KindUnavailable, "no endpoint of %.80s is published", a.Name)
 	}
-	maps.DeleteFunc(members, func(id uint64, name string) bool { return id != m.id && (!live[name] || name == a.Name) })
+	maps.DeleteFunc(members, func(id uint64, name string) bool {
+		return id != m.id && (!m.durable && !live[name] || name == a.Name)
+	})
 	members[a.ID] = a.Name
 	if err := m.grow(ctx); err != nil {
 		return reply, err
@@ -182,7 +188,8 @@ func (m *Member) leave(ctx context.Context, arg, reply []byte) ([]byte, error) {
 }
 
 // depart hands leadership over, if the member has it, and has the others go on without it. A member
-// that is alone, or that finds no other one in time, just ends.
+// that is alone, or that finds no other one in time, just ends. So does a durable one that does not
+// lead: the proc that is started in its place goes on with its log.
 func (m *Member) depart(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, departMost)
 	defer cancel()
@@ -191,7 +198,7 @@ func (m *Member) depart(ctx context.Context) {
 	arg.Code(enc)
 	for {
 		st := m.replica.Status()
-		if _, is := st.Members[m.id]; !is || len(st.Members) == 1 {
+		if _, is := st.Members[m.id]; !is || len(st.Members) == 1 || m.durable && !st.Leads {
 			return
 		}
 		var err error
@@ -258,7 +265,7 @@ func (m *Member) tend(ctx context.Context) error {
 		if err == nil {
 			err = m.expire(ctx)
 		}
-		if err == nil && len(st.Members) > 1 && time.Since(looked) > time.Second {
+		if err == nil && len(st.Members) > 1 && !m.durable && time.Since(looked) > time.Second {
 			looked = time.Now()
 			err = m.removeDead(ctx, missing)
 		}

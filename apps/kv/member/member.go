@@ -57,16 +57,25 @@ const (
 	departMost = 4 * time.Second
 )
 
+// Place is which member of which group a proc is.
+type Place struct {
+	Store string
+	Group uint32
+	Index int // 0 is the first
+}
+
 // Member is a replica. Make it by Run.
 type Member struct {
 	c     *sdk.Client
 	name  string // of the store
 	group uint32
+	index int
 	limit int // bytes of the store
 	log   *slog.Logger
 
 	id      uint64
-	self    string // the proc, by which others find it
+	durable bool
+	self    string // by which others find it: the proc or, of a durable group, its slot
 	store   *store.Store
 	replica *replica.Replica
 	// transport reaches the other members. A group of one has others while it is replaced.
@@ -82,12 +91,13 @@ type Member struct {
 // ErrAsked is what Run gives when the proc was asked to go.
 var ErrAsked = errors.New("the proc was asked to go")
 
-// Run is the life of a member, until ctx ends or the proc is asked to go: then it hands over and
-// leaves the group. memory is what the proc has; started is called when the member serves.
-func Run(ctx context.Context, c *sdk.Client, name string, group uint32, memory int, log *slog.Logger,
-	started func() error) error {
-	m := &Member{c: c, name: name, group: group, limit: memory / 5 * 2, log: log, id: 1 + rand.Uint64N(1<<63-1),
-		store: store.New(), leader: newLeader()}
+// Run is the life of a member, until ctx ends or the proc is asked to go: then it hands over and,
+// unless its log stays, leaves the group. memory is what the proc has; started is called when the
+// member serves.
+func Run(ctx context.Context, c *sdk.Client, at Place, memory int, log *slog.Logger, started func() error) error {
+	name, group := at.Store, at.Group
+	m := &Member{c: c, name: name, group: group, index: at.Index, limit: memory / 5 * 2, log: log,
+		id: 1 + rand.Uint64N(1<<63-1), store: store.New(), leader: newLeader()}
 	l, err := c.Listen(ctx, sigma.FormStream)
 	if err != nil {
 		return err
@@ -121,7 +131,7 @@ func Run(ctx context.Context, c *sdk.Client, name string, group uint32, memory i
 			cancel(cmp.Or(err, ErrAsked))
 		}
 	})
-	leave, err := c.Join(ctx, layout.Members(name, group), l.Endpoint())
+	leave, err := c.JoinAs(ctx, layout.Members(name, group), m.self, l.Endpoint())
 	if err != nil {
 		return err
 	}
@@ -319,7 +329,7 @@ func (m *Member) status(ctx context.Context, _, reply []byte) ([]byte, error) {
 		return reply, err
 	}
 	st := m.replica.Status()
-	out := calls.Member{Leader: m.self, Term: st.Term, Bytes: m.store.Bytes(), Limit: m.limit, Shards: m.store.Shards()}
+	out := calls.Member{Leader: m.self, Durable: m.durable, Term: st.Term, Bytes: m.store.Bytes(), Limit: m.limit, Shards: m.store.Shards()}
 	for _, name := range st.Members {
 		out.Members = append(out.Members, name)
 	}

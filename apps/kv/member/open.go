@@ -18,6 +18,12 @@ func (m *Member) open(ctx context.Context, found call.Find) error {
 		return err
 	}
 	m.replicas = cfg.Replicas
+	var s *slot
+	if m.durable = cfg.Durable; m.durable {
+		if s, err = m.claim(ctx, cfg.Replicas); err != nil {
+			return err
+		}
+	}
 	begins, err := m.begins(ctx)
 	if err != nil {
 		return err
@@ -40,11 +46,16 @@ func (m *Member) open(ctx context.Context, found call.Find) error {
 			}
 			return dial(ctx)
 		},
-		Is: func(p sigma.Principal, member replica.Peer) bool { return string(p.Proc) == member.Name }})
+		Is: func(p sigma.Principal, member replica.Peer) bool { return m.is(ctx, p, member.Name) }})
 	if err != nil {
 		return err
 	}
 	rc.Transport = m.transport
-	m.replica, err = replica.Open(ctx, rc)
+	if s != nil {
+		rc.Dir, rc.Files = m.dir(s), m.c
+	}
+	if m.replica, err = replica.Open(ctx, rc); err == nil && s != nil {
+		err = m.opened(ctx, s)
+	}
 	return err
 }

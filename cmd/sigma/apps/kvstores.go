@@ -22,19 +22,21 @@ import (
 const kvPause = 50 * time.Millisecond
 
 func newKVCreateCommand(a *app) *cobra.Command {
-	shards, groups, replicas, memory, cores := 64, 1, 1, "256MiB", 0.1
+	shards, groups, replicas, memory, cores, durable := 64, 1, 1, "256MiB", 0.1, false
 	cmd := &cobra.Command{
-		Use:   "create [--groups N] [--replicas N] [--shards N] [-m SIZE] [--lc CORES] STORE",
+		Use:   "create [--durable] [--groups N] [--replicas N] [--shards N] [-m SIZE] [--lc CORES] STORE",
 		Short: "Make a store",
 		Long: `Make a store, and wait until it serves. Each group has one, three or five members, which are
 procs that initd keeps. Keys are in the memory of members: a group of one whose member ends begins
-again with nothing, a larger one keeps its keys as long as most of its members live. The program
-kv, which members run, must lie beside sigma.`,
-		Example: "  sudo sigma kv create orders\n  sudo sigma kv create --groups 2 --replicas 3 orders",
-		Args:    cli.Between(1, 1),
+again with nothing, a larger one keeps its keys as long as most of its members live. With --durable
+each write is on the disks of most members before it is acknowledged, and survives all of them.
+The program kv, which members run, must lie beside sigma.`,
+		Example: "  sudo sigma kv create orders\n  sudo sigma kv create --groups 2 --replicas 3 orders\n" +
+			"  sudo sigma kv create --durable --replicas 3 ledger",
+		Args: cli.Between(1, 1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			cfg := layout.New(args[0], cli.BinDir+"/kv", max(shards, 1), groups, replicas)
-			cfg.Memory, cfg.CPU = memory, uint32(cores*1000)
+			cfg.Memory, cfg.CPU, cfg.Durable = memory, uint32(cores*1000), durable
 			size, err := sigma.ParseBytes(memory)
 			if err == nil {
 				err = cfg.Check()
@@ -49,6 +51,7 @@ kv, which members run, must lie beside sigma.`,
 		},
 	}
 	f := cmd.Flags()
+	f.BoolVar(&durable, "durable", false, "keep a log of all writes on the disks of the members' machines")
 	f.IntVar(&groups, "groups", groups, "`N` groups")
 	f.IntVar(&replicas, "replicas", replicas, "`N` members of each group: 1, 3 or 5")
 	f.IntVar(&shards, "shards", shards, "`N` shards, a power of two: how many groups there can be at most")
@@ -173,7 +176,23 @@ func removeKV(ctx context.Context, c *sdk.Client, cfg *layout.Config) error {
 			return err
 		}
 	}
+	if cfg.Durable {
+		if err := removeLogs(ctx, c, cfg.Name); err != nil {
+			return err
+		}
+	}
 	return removeTree(ctx, c, layout.Dir(cfg.Name))
+}
+
+// removeLogs removes what the members of a durable store have on disks.
+func removeLogs(ctx context.Context, c *sdk.Client, name string) error {
+	machines, err := c.ReadDir(ctx, "/ux")
+	for _, m := range machines {
+		if err == nil {
+			err = c.RemoveAll(ctx, layout.Logs(sigma.MachineID(m.Name), name))
+		}
+	}
+	return err
 }
 
 // removeTree removes a directory of names. Names of procs that have just ended may go meanwhile.
@@ -201,6 +220,7 @@ type kvStore struct {
 	Name     string `json:"name"`
 	Groups   int    `json:"groups"`
 	Replicas int    `json:"replicas"`
+	Durable  bool   `json:"durable"`
 	Shards   int    `json:"shards"`
 	Moves    int    `json:"moves"`
 }
@@ -225,7 +245,8 @@ func newKVListCommand(a *app) *cobra.Command {
 					continue // it is being made or removed
 				}
 				if cfg, err := layout.ParseOf(e.Name, text); err == nil {
-					all = append(all, kvStore{cfg.Name, len(cfg.Groups), cfg.Replicas, len(cfg.Owners), len(cfg.Moves)})
+					all = append(all, kvStore{cfg.Name, len(cfg.Groups), cfg.Replicas, cfg.Durable, len(cfg.Owners),
+						len(cfg.Moves)})
 				}
 			}
 			return all, err
