@@ -4,6 +4,7 @@ package kv
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -16,6 +17,7 @@ import (
 	"time"
 
 	"sigmaos.dev/apps/kv"
+	"sigmaos.dev/apps/kv/layout"
 	"sigmaos.dev/internal/testenv"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
@@ -140,6 +142,127 @@ func TestDurableKilled(t *testing.T) {
 		longest.Round(time.Millisecond))
 }
 
+// Goal: a member whose log was removed is replaced by one with another ID, and nothing is lost.
+func TestDurableLogGone(t *testing.T) {
+	s := shared.Get(t)
+	ctx := testContext(t)
+	c := s.Connect(ctx, t, sigma.DefaultRealm)
+	k := store(t, s, c, "gone", "--durable", "--replicas", "3", "--shards", "4")
+	l := write(ctx, k, 2)
+	slots := func() (text string) {
+		for i := range 3 {
+			b, _, err := c.Get(ctx, layout.Slot("gone", 1, i))
+			if err != nil {
+				t.Fatal(err)
+			}
+			text += string(b)
+		}
+		return text
+	}
+	before := slots()
+	logs, err := c.ReadDir(ctx, layout.Logs("~local", "gone"))
+	if err != nil || len(logs) != 3 {
+		t.Fatal(logs, err)
+	}
+	_, id, _ := strings.Cut(logs[0].Name, "-")
+	n, err := strconv.ParseUint(id, 16, 64)
+	if err != nil || !strings.Contains(before, fmt.Sprintf(`"id":%d,`, n)) {
+		t.Fatalf("%q is in no slot: %s", id, before)
+	}
+	if err := c.RemoveAll(ctx, layout.Logs("~local", "gone")+"/"+logs[0].Name); err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, "the member has a new ID", func() error {
+		ids, err := members(ctx, c, "gone")
+		if err != nil || strings.Contains(slots(), fmt.Sprintf(`"id":%d,`, n)) {
+			for _, id := range ids {
+				for i := range 3 {
+					var s struct {
+						ID   uint64
+						Proc sigma.ProcID
+					}
+					b, _, _ := c.Get(ctx, layout.Slot("gone", 1, i))
+					if json.Unmarshal(b, &s) == nil && s.ID == n && s.Proc == id {
+						c.Kill(ctx, id)
+					}
+				}
+			}
+			return fmt.Errorf("%v %s", err, slots())
+		}
+		st, err := k.Group(ctx, 1)
+		if err == nil && len(st.Members) != 3 {
+			err = fmt.Errorf("%v", st.Members)
+		}
+		return err
+	})
+	l.stop()
+	l.all.Wait()
+	if lost, err := l.lost(ctx, k); err != nil || len(lost) > 0 {
+		t.Errorf("%v, lost: %s", err, strings.Join(lost, "; "))
+	}
+}
+
+// Goal: a store is saved while it is written to, and restored as it was; a file that is damaged, or
+// none of a store, makes no store.
+func TestSnapshot(t *testing.T) {
+	s := shared.Get(t)
+	ctx := testContext(t)
+	c := s.Connect(ctx, t, sigma.DefaultRealm)
+	k := store(t, s, c, "saved", "--groups", "2", "--shards", "8")
+	want := map[string]string{}
+	for i := range 600 {
+		key, value := fmt.Sprint("key-", i), strings.Repeat("v", i*7)
+		if _, err := k.Put(ctx, key, []byte(value), kv.Options{}); err != nil {
+			t.Fatal(err)
+		}
+		want[key] = value
+	}
+	l := write(ctx, k, 2)
+	if err := c.MkdirAll(ctx, "/s3/kvtest", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	const path = "/s3/kvtest/saved"
+	t.Log(s.Must(t, "kv", "snapshot", "saved", path))
+	l.stop()
+	l.all.Wait()
+	if _, said, code := s.CLI(t, "kv", "snapshot", "saved", path); code == 0 || !strings.Contains(said, "already") {
+		t.Errorf("a second file of the name: %d %q", code, said)
+	}
+	t.Log(s.Must(t, "kv", "restore", "again", path))
+	t.Cleanup(func() { s.Must(t, "kv", "rm", "again") })
+	again, err := kv.Open(c, "again")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer again.Close()
+	all, err := again.Scan(ctx, "key-", 1000)
+	if err != nil || len(all) != len(want) {
+		t.Fatal(len(all), err)
+	}
+	for _, i := range all {
+		if string(i.Value) != want[i.Key] {
+			t.Errorf("%s has %d bytes", i.Key, len(i.Value))
+		}
+	}
+	content, _, err := c.Get(ctx, path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	content[len(content)/2] ^= 1
+	for name, content := range map[string][]byte{"damaged": content, "short": content[:1000], "foreign": []byte("hello")} {
+		if _, err := c.Put(ctx, "/s3/kvtest/"+name, content, sigma.PutOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		_, said, code := s.CLI(t, "kv", "restore", name, "/s3/kvtest/"+name)
+		if code == 0 || !strings.Contains(said, "the file cannot be read") {
+			t.Errorf("%s: %d %q", name, code, said)
+		}
+		if _, err := c.Stat(ctx, layout.Dir(name)); sigma.KindOf(err) != sigma.KindNotFound {
+			t.Errorf("%s: a store was made: %v", name, err)
+		}
+	}
+}
+
 // Goal: a durable store is there again with all that was acknowledged after kill -9 of sigmad, and
 // after sigmaOS went down and up.
 func TestDurableRestart(t *testing.T) {
@@ -167,6 +290,12 @@ func TestDurableRestart(t *testing.T) {
 		l.stop()
 		l.all.Wait()
 		k.Close()
+		testenv.Eventually(t, "sigmad answers", func() error {
+			if _, said, code := s.CLI(t, "ls", "/"); code != 0 {
+				return errors.New(said)
+			}
+			return nil
+		})
 		if k, err = kv.Open(s.Connect(ctx, t, sigma.DefaultRealm), "kept"); err != nil {
 			t.Fatal(err)
 		}

@@ -36,6 +36,9 @@ const (
 	Items = iota
 	Changes
 	Sessions
+	// Saved are items as they were at one moment. The first page is asked for with version 0, and
+	// tells which picture it is of; the others with that as the version.
+	Saved
 	partEnd
 )
 

@@ -106,6 +106,7 @@ func (m *Member) enter(ctx context.Context) error {
 	arg := calls.JoinArg{ID: m.id, Name: m.self}
 	enc := sigmap.NewEncoder(nil)
 	arg.Code(enc)
+	led := time.Now() // when the group had a leader last
 	for {
 		err := error(nil)
 		if m.replica.Leads() {
@@ -124,11 +125,35 @@ func (m *Member) enter(ctx context.Context) error {
 			if over, _, err := m.founderEnded(ctx); over && err == nil && !m.durable {
 				return sigma.Errorf("kv.member", sigma.KindStale, "the group has ended before it grew: it begins anew")
 			}
+			if m.hasLeader(ctx) {
+				led = time.Now()
+			} else if time.Since(led) > lonelyMost {
+				return m.errNoMajority()
+			}
 		}
 		if !retry.Pause(ctx, againPause) {
 			return context.Cause(ctx)
 		}
 	}
+}
+
+// hasLeader asks whether a member leads the group.
+func (m *Member) hasLeader(ctx context.Context) bool {
+	within, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	_, err := m.others.Call(within, calls.Status, calls.Leader, nil, nil)
+	return err == nil
+}
+
+// errNoMajority is why a proc ends that cannot become a member: nobody can take it in.
+func (m *Member) errNoMajority() error {
+	e := &sigma.Error{Op: "kv.member", Kind: sigma.KindUnavailable, Msg: "most members of the group do not run",
+		Hint: "they go on from their logs as soon as their machines are up"}
+	if !m.durable {
+		e.Kind, e.Msg = sigma.KindLost, "most members of the group have ended, and its keys with them"
+		e.Hint = "remove the store and make it again: sigma kv rm, then sigma kv create or restore"
+	}
+	return e
 }
 
 // join makes a new proc a member. The leader answers it when the new one has all that the others

@@ -83,6 +83,7 @@ type Member struct {
 	replicas  int // that the group is to have
 	others    *call.Router
 	leader    leader
+	pictures  pictures
 	full      atomic.Bool
 	departing atomic.Bool // the member leaves its group, and ends then
 	joined    sync.Mutex  // one Join at a time
@@ -245,6 +246,8 @@ func (m *Member) export(ctx context.Context, arg, reply []byte) ([]byte, error) 
 	case calls.Sessions:
 		all, code := m.store.ExportSessions(a.Shard)
 		r = store.Result{Code: code, Value: store.EncodeSessions(all)}
+	case calls.Saved:
+		r = m.pictures.page(m.store, a)
 	}
 	return r.Append(reply), nil
 }

@@ -16,7 +16,7 @@ import (
 func newAlone(t *testing.T, shards ...uint16) *Member {
 	m := &Member{id: 1, self: "a", store: store.New(), limit: 1 << 30}
 	var err error
-	m.replica, err = replica.Open(replica.Config{ID: 1, Machine: m.store, Peers: map[uint64]string{1: "a"},
+	m.replica, err = replica.Open(t.Context(), replica.Config{ID: 1, Machine: m.store, Peers: map[uint64]string{1: "a"},
 		CommandMax: commandMax})
 	if err != nil {
 		t.Fatal(err)

@@ -1,5 +1,7 @@
 package store
 
+import "github.com/tidwall/btree"
+
 // A move of a shard from one group to another is a sequence of commands, of which each can be
 // repeated. The mover decides their order (apps/kv/balancer); the groups refuse what is out of
 // order, by the move's epoch and attempt:
@@ -154,8 +156,13 @@ func (s *Store) Export(id uint16, after string) (items []Item, code Code) {
 	if h == nil || h.state == Gone || h.state == Arriving {
 		return nil, NotHere
 	}
+	return page(&h.keys, after), Done
+}
+
+// page gives the items after a key, up to PageMax or BatchMax.
+func page(keys *btree.Map[string, item], after string) (items []Item) {
 	size := 0
-	h.keys.Ascend(after, func(key string, i item) bool {
+	keys.Ascend(after, func(key string, i item) bool {
 		if key == after {
 			return true
 		}
@@ -166,8 +173,25 @@ func (s *Store) Export(id uint16, after string) (items []Item, code Code) {
 		size += len(key) + len(i.value) + itemLeast
 		return true
 	})
-	return items, Done
+	return items
 }
+
+// Picture is a shard as it was at one moment.
+type Picture struct{ keys *btree.Map[string, item] }
+
+// Picture gives a shard that is served here.
+func (s *Store) Picture(id uint16) (*Picture, Code) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	h := s.shards[id]
+	if h == nil || h.state != Serving {
+		return nil, NotHere
+	}
+	return &Picture{h.keys.Copy()}, Done
+}
+
+// Page gives the items after a key; none at the end.
+func (p *Picture) Page(after string) []Item { return page(p.keys, after) }
 
 // ExportChanges gives a page of changes after a version, for a move.
 func (s *Store) ExportChanges(id uint16, after uint64) ([]Change, Code) {

@@ -26,7 +26,8 @@ memory. Operations on one key are linearizable. A key has up to 1 KiB, a value u
 any bytes. Programs use a store by the package sigmaos.dev/apps/kv.`,
 		newKVCreateCommand(a), newKVRemoveCommand(a), newKVListCommand(a), newKVStatusCommand(a), newKVGetCommand(a),
 		newKVPutCommand(a), newKVCasCommand(a), newKVDelCommand(a), newKVScanCommand(a), newKVWatchCommand(a),
-		newKVMoveCommand(a), newKVScaleCommand(a), newKVRollCommand(a))
+		newKVMoveCommand(a), newKVScaleCommand(a), newKVRollCommand(a), newKVSnapshotCommand(a),
+		newKVRestoreCommand(a))
 }
 
 // clerk opens a store whose name is an argument. The caller closes it.
@@ -305,6 +306,9 @@ func kvGroups(ctx context.Context, c *kv.Clerk, cfg *layout.Config) (all []kvGro
 		var err error
 		if row.Member, err = c.Group(ctx, g); err != nil {
 			row.Error = "no leader"
+			if !cfg.Durable && cfg.Replicas > 1 {
+				row.Error = "no leader: if this lasts, its keys are lost; make the store again"
+			}
 		}
 		all = append(all, row)
 	}

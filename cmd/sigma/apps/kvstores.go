@@ -65,29 +65,7 @@ func (a *app) createKV(ctx context.Context, cfg *layout.Config) error {
 	if err != nil {
 		return err
 	}
-	local, err := programs.Beside("kv")
-	if err != nil {
-		return err
-	}
-	defer local.Close()
-	if cfg.Program, err = programs.Put(ctx, a.App, c, local); err != nil {
-		return err
-	}
-	if err := c.MkdirAll(ctx, layout.Dir(cfg.Name), 0o755); err != nil {
-		return err
-	}
-	_, err = c.Put(ctx, layout.File(cfg.Name), cfg.Text(), sigma.PutOptions{MustMake: true})
-	if sigma.KindOf(err) == sigma.KindExists {
-		return &sigma.Error{Op: "sigma.kv", Kind: sigma.KindExists, Msg: "there is a store " + cfg.Name + " already",
-			Hint: "use it, or remove it with: sigma kv rm " + cfg.Name}
-	}
-	for i := 0; i < balancer.Procs && err == nil; i++ {
-		err = c.Register(ctx, balancer.Registration(cfg, i))
-	}
-	if err != nil {
-		return err
-	}
-	clerk, err := kv.Open(c, cfg.Name)
+	clerk, err := a.beginKV(ctx, c, cfg)
 	if err != nil {
 		return err
 	}
@@ -101,6 +79,33 @@ func (a *app) createKV(ctx context.Context, cfg *layout.Config) error {
 	_, err = fmt.Fprintf(a.Out, "store %s: %s of %s, %s\n", cfg.Name, cli.Count(cfg.Want, "group"),
 		cli.Count(cfg.Replicas, "member"), cli.Count(len(cfg.Owners), "shard"))
 	return err
+}
+
+// beginKV has the procs of a store started, and gives a clerk.
+func (a *app) beginKV(ctx context.Context, c *sdk.Client, cfg *layout.Config) (*kv.Clerk, error) {
+	local, err := programs.Beside("kv")
+	if err != nil {
+		return nil, err
+	}
+	defer local.Close()
+	if cfg.Program, err = programs.Put(ctx, a.App, c, local); err != nil {
+		return nil, err
+	}
+	if err := c.MkdirAll(ctx, layout.Dir(cfg.Name), 0o755); err != nil {
+		return nil, err
+	}
+	_, err = c.Put(ctx, layout.File(cfg.Name), cfg.Text(), sigma.PutOptions{MustMake: true})
+	if sigma.KindOf(err) == sigma.KindExists {
+		return nil, &sigma.Error{Op: "sigma.kv", Kind: sigma.KindExists, Msg: "there is a store " + cfg.Name + " already",
+			Hint: "use it, or remove it with: sigma kv rm " + cfg.Name}
+	}
+	for i := 0; i < balancer.Procs && err == nil; i++ {
+		err = c.Register(ctx, balancer.Registration(cfg, i))
+	}
+	if err != nil {
+		return nil, err
+	}
+	return kv.Open(c, cfg.Name)
 }
 
 // settleKV waits for a configuration, and until all groups have all members and no shard moves or
