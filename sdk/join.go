@@ -57,9 +57,8 @@ func (c *Client) join(ctx context.Context, dir, name string, e sigma.Endpoint,
 	if !ok {
 		return nil, sigma.Errorf("sdk.Join", sigma.KindUnsupported, "this tree grants no leases")
 	}
-	m := &membership{tree: c.Tree, leases: leases, done: c.session.Done(), path: strings.TrimSuffix(dir, "/") + "/" + name,
-		dir: dir, endpoint: e,
-		ended: make(chan struct{})}
+	m := &membership{tree: c.Tree, leases: leases, done: c.session.Done(), dir: dir,
+		path: strings.TrimSuffix(dir, "/") + "/" + name, endpoint: e, ended: make(chan struct{})}
 	return m.join(ctx, ready)
 }
 

@@ -172,8 +172,8 @@ func (r *reader) damaged(msg string) error {
 	if r.err != nil && r.err != io.EOF && r.err != io.ErrUnexpectedEOF {
 		return sigma.Wrap("archive.Read", r.path, r.err)
 	}
-	return &sigma.Error{Op: "archive.Read", Path: r.path, Kind: sigma.KindInvalid, Msg: "the file cannot be read: " + msg,
-		Hint: "nothing of it was used; choose another file"}
+	return &sigma.Error{Op: "archive.Read", Path: r.path, Kind: sigma.KindInvalid,
+		Msg: "the file cannot be read: " + msg, Hint: "nothing of it was used; choose another file"}
 }
 
 // end checks what follows the last record.

@@ -2,6 +2,7 @@ package replica
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -64,4 +65,32 @@ func TestFullDisk(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A member in memory that comes back with its ID and without its memory ends, and says what to do.
+func TestForgot(t *testing.T) {
+	n := newNetwork(t, 1)
+	all := n.group(t, 3, "", nil)
+	for i := range 20 {
+		propose(t, all, Session{}, fmt.Sprint("k=", i))
+	}
+	l := leader(t, all)
+	id := l.cfg.ID%3 + 1
+	wait(t, "the member to have all", func() bool { return l.Status().Acknowledged[id] == l.Status().Committed })
+	all[id].stop()
+	cfg := all[id].cfg
+	cfg.Machine, cfg.Transport, cfg.Tick = newLedger(), n.port(id), 10*time.Millisecond
+	r, err := Open(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.mu.Lock()
+	n.members[id] = r
+	n.mu.Unlock()
+	err = r.Run(within(t, time.Minute))
+	if sigma.KindOf(err) != sigma.KindInvalid || !strings.Contains(sigma.HintOf(err), "with a new id") {
+		t.Errorf("got %v, hint %q", err, sigma.HintOf(err))
+	}
+	delete(all, id)
+	propose(t, all, Session{}, "k=last")
 }

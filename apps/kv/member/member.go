@@ -332,7 +332,8 @@ func (m *Member) status(ctx context.Context, _, reply []byte) ([]byte, error) {
 		return reply, err
 	}
 	st := m.replica.Status()
-	out := calls.Member{Leader: m.self, Durable: m.durable, Term: st.Term, Bytes: m.store.Bytes(), Limit: m.limit, Shards: m.store.Shards()}
+	out := calls.Member{Leader: m.self, Durable: m.durable, Term: st.Term,
+		Bytes: m.store.Bytes(), Limit: m.limit, Shards: m.store.Shards()}
 	for _, name := range st.Members {
 		out.Members = append(out.Members, name)
 	}

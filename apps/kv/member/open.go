@@ -5,8 +5,10 @@ import (
 	"fmt"
 	"net"
 
+	"sigmaos.dev/apps/kv/layout"
 	"sigmaos.dev/lib/replica"
 	"sigmaos.dev/lib/replica/peer"
+	"sigmaos.dev/lib/replica/slot"
 	"sigmaos.dev/sdk/call"
 	"sigmaos.dev/sigma"
 )
@@ -18,7 +20,7 @@ func (m *Member) open(ctx context.Context, found call.Find) error {
 		return err
 	}
 	m.replicas = cfg.Replicas
-	var s *slot
+	var s *slot.Slot
 	if m.durable = cfg.Durable; m.durable {
 		if s, err = m.claim(ctx, cfg.Replicas); err != nil {
 			return err
@@ -52,10 +54,40 @@ func (m *Member) open(ctx context.Context, found call.Find) error {
 	}
 	rc.Transport = m.transport
 	if s != nil {
-		rc.Dir, rc.Files = m.dir(s), m.c
+		rc.Dir, rc.Files = s.Dir(), m.c
 	}
 	if m.replica, err = replica.Open(ctx, rc); err == nil && s != nil {
-		err = m.opened(ctx, s)
+		err = s.NoteOpened(ctx)
 	}
 	return err
+}
+
+// claim takes the slot of a durable member. The member is found by the slot's name, which stays.
+func (m *Member) claim(ctx context.Context, replicas int) (*slot.Slot, error) {
+	m.self = fmt.Sprint("m", m.index)
+	if err := m.c.MkdirAll(ctx, layout.Dir(m.name)+"/slots", 0o755); err != nil {
+		return nil, err
+	}
+	s, err := slot.Claim(ctx, slot.Config{Realm: m.c, File: layout.Slot(m.name, m.group, m.index),
+		Self: m.c.Info().Principal, Alone: replicas == 1,
+		Logs: func(on sigma.MachineID) string { return fmt.Sprintf("%s/%d", layout.Logs(on, m.name), m.group) }})
+	if err == nil {
+		m.id = s.ID
+	}
+	return s, err
+}
+
+// is reports whether a proc is the member of a name.
+func (m *Member) is(ctx context.Context, p sigma.Principal, name string) bool {
+	if !m.durable {
+		return string(p.Proc) == name
+	}
+	ctx, cancel := context.WithTimeout(ctx, lonelyMost)
+	defer cancel()
+	text, err := m.c.ReadLink(sigma.WithSync(ctx), layout.Members(m.name, m.group)+"/"+name)
+	if err != nil {
+		return false
+	}
+	e, err := sigma.ParseEndpoint(text)
+	return err == nil && e.Proc == p.Proc
 }

@@ -24,7 +24,8 @@ const kvPause = 50 * time.Millisecond
 func newKVCreateCommand(a *app) *cobra.Command {
 	shards, groups, replicas, memory, cores, durable := 64, 1, 1, "256MiB", 0.1, false
 	cmd := &cobra.Command{
-		Use:   "create [--durable] [--groups N] [--replicas N] [--shards N] [-m SIZE] [--lc CORES] STORE",
+		Use: "create [--durable] [--groups N] [--replicas N] [--shards N] [-m SIZE] [--lc CORES] " +
+			"STORE",
 		Short: "Make a store",
 		Long: `Make a store, and wait until it serves. Each group has one, three or five members, which are
 procs that initd keeps. Keys are in the memory of members: a group of one whose member ends begins
@@ -96,8 +97,8 @@ func (a *app) beginKV(ctx context.Context, c *sdk.Client, cfg *layout.Config) (*
 	}
 	_, err = c.Put(ctx, layout.File(cfg.Name), cfg.Text(), sigma.PutOptions{MustMake: true})
 	if sigma.KindOf(err) == sigma.KindExists {
-		return nil, &sigma.Error{Op: "sigma.kv", Kind: sigma.KindExists, Msg: "there is a store " + cfg.Name + " already",
-			Hint: "use it, or remove it with: sigma kv rm " + cfg.Name}
+		return nil, &sigma.Error{Op: "sigma.kv", Kind: sigma.KindExists,
+			Msg: "there is a store " + cfg.Name + " already", Hint: "use it, or remove it with: sigma kv rm " + cfg.Name}
 	}
 	for i := 0; i < balancer.Procs && err == nil; i++ {
 		err = c.Register(ctx, balancer.Registration(cfg, i))
