@@ -212,6 +212,78 @@ func TestDurableLogGone(t *testing.T) {
 	}
 }
 
+// Goal: when the realm's scratch storage is used up, writes of a durable store are refused with a
+// reason, reads go on, and so do writes when there is room.
+func TestDurableFull(t *testing.T) {
+	s := shared.Get(t)
+	ctx := testContext(t)
+	realm := sigma.RealmID("full")
+	s.Must(t, "realm", "create", string(realm))
+	t.Cleanup(func() { s.Must(t, "realm", "rm", "--force", string(realm)) })
+	s.Must(t, "realm", "set", "--limit-scratch", "32M", string(realm))
+	s.Must(t, "kv", "create", "--realm", string(realm), "--durable", "--replicas", "3", "--shards", "4", "full")
+	k, err := kv.Open(s.Connect(ctx, t, realm), "full")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer k.Close()
+	value, last := make([]byte, 500<<10), 0
+	for last = range 200 {
+		within, cancel := context.WithTimeout(ctx, 20*time.Second)
+		_, err = k.Put(within, fmt.Sprint("key-", last), value, kv.Options{})
+		cancel()
+		if err != nil {
+			break
+		}
+	}
+	if sigma.KindOf(err) != sigma.KindNoSpace || last == 0 {
+		t.Fatalf("write %d: %v", last, err)
+	}
+	for i := range last {
+		if got, _, err := k.Get(ctx, fmt.Sprint("key-", i)); err != nil || len(got) != len(value) {
+			t.Fatalf("key %d: %d bytes, %v", i, len(got), err)
+		}
+	}
+	s.Must(t, "realm", "set", "--limit-scratch", "1G", string(realm))
+	testenv.Eventually(t, "writes go on", func() error { return put(ctx, k, "more", value) })
+	t.Logf("%d writes were taken, then: %v", last, err)
+}
+
+// Goal: who lost a group in memory is told so, and what to do.
+func TestMajorityGone(t *testing.T) {
+	s := shared.Get(t)
+	ctx := testContext(t)
+	c := s.Connect(ctx, t, sigma.DefaultRealm)
+	k := store(t, s, c, "memory", "--replicas", "3")
+	if err := put(ctx, k, "key", nil); err != nil {
+		t.Fatal(err)
+	}
+	ids, err := members(ctx, c, "memory")
+	if err != nil || len(ids) != 3 {
+		t.Fatal(ids, err)
+	}
+	for _, id := range ids {
+		if err := c.Kill(ctx, id); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if said := s.Must(t, "kv", "status", "memory"); !strings.Contains(said, "its keys are lost") {
+		t.Errorf("status prints %q", said)
+	}
+	var next []sigma.ProcID
+	testenv.Eventually(t, "a new proc says why it ends", func() (err error) {
+		if next == nil {
+			next, err = members(ctx, c, "memory")
+		}
+		for _, id := range next {
+			if out, _, _ := c.Get(ctx, "/proc/"+string(id)+"/stderr"); strings.Contains(string(out), "make it again") {
+				return nil
+			}
+		}
+		return fmt.Errorf("%v, %v", next, err)
+	})
+}
+
 // Goal: a store is saved while it is written to, and restored as it was; a file that is damaged, or
 // none of a store, makes no store.
 func TestSnapshot(t *testing.T) {

@@ -127,7 +127,7 @@ func (m *Member) enter(ctx context.Context) error {
 			}
 			if m.hasLeader(ctx) {
 				led = time.Now()
-			} else if time.Since(led) > lonelyMost {
+			} else if time.Since(led) > lostAfter {
 				return m.errNoMajority()
 			}
 		}
