@@ -57,26 +57,6 @@ type DirEntry struct {
 	Next uint64 // cookie to go on after this entry; 0 = only the one that ReadDir returns is known
 }
 
-// OpenFlags say what a handle is opened for.
-type OpenFlags uint32
-
-// Open flags. OpenRead is the zero value.
-const (
-	OpenRead      OpenFlags = 0
-	OpenWrite     OpenFlags = 1 << iota // 2: write only, unless OpenReadWrite
-	OpenReadWrite                       // 4
-	OpenTruncate                        // 8: cut to 0 bytes first
-	OpenAppend                          // 16: every write goes to the end
-	OpenExclusive                       // 32: with Create: fail with KindExists if the name is taken
-	// OpenHidden (64), with Create: the file is nobody's but this handle's until it is published
-	// (Publisher), which gives it its name, or takes the place of the file of that name unless
-	// OpenExclusive is set. KindUnsupported where files are seen at once.
-	OpenHidden
-)
-
-// Writes reports whether f opens for writing.
-func (f OpenFlags) Writes() bool { return f&(OpenWrite|OpenReadWrite|OpenTruncate|OpenAppend) != 0 }
-
 // Principal is on whose behalf a request is made. It is stamped by the machine from the descriptor
 // the request came through, never claimed by a message.
 type Principal struct {
