@@ -98,7 +98,8 @@ func (a *app) beginKV(ctx context.Context, c *sdk.Client, cfg *layout.Config) (*
 	_, err = c.Put(ctx, layout.File(cfg.Name), cfg.Text(), sigma.PutOptions{MustMake: true})
 	if sigma.KindOf(err) == sigma.KindExists {
 		return nil, &sigma.Error{Op: "sigma.kv", Kind: sigma.KindExists,
-			Msg: "there is a store " + cfg.Name + " already", Hint: "use it, or remove it with: sigma kv rm " + cfg.Name}
+			Msg:  "there is a store " + cfg.Name + " already",
+			Hint: "use it, or remove it with: sigma kv rm " + cfg.Name}
 	}
 	for i := 0; i < balancer.Procs && err == nil; i++ {
 		err = c.Register(ctx, balancer.Registration(cfg, i))
