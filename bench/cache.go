@@ -30,8 +30,8 @@ import (
 // bytes_per_item: a server with a limit of 64 MiB gets more items of 100 bytes than fit; its
 // resident memory is divided by the items that it has then. hit_ratio: a trace by Zipf's law with
 // skew 1.01 over many more keys than fit into 16 MiB; a miss stores the item.
-// hit_ratio_SKEW_of_KEYS is of shorter traces in 8 MiB, beside an exact LRU that holds as many items
-// (lru).
+// hit_ratio_SKEW_of_KEYS is of shorter traces in 8 MiB, beside an exact LRU that holds as many
+// items (lru).
 //
 // clerk_: 50 goroutines of a proc share a clerk of a cache that is a proc, by calls over a ring,
 // one operation at a time each. Neither is pinned. It is beside what the other servers do

@@ -21,8 +21,8 @@ import (
 //
 // Part one: a group of one member, beside one redis-server (Debian's, without snapshots or log)
 // over the loopback (redis) and its UNIX socket (redis_unix). Ours are three arms: clients that
-// have a clerk each, over the rings that dials give (no prefix) and over sockets (socket_); and clients
-// that share the clerk of their program, as goroutines of a program do (shared_). What Redis'
+// have a clerk each, over the rings that dials give (no prefix) and over sockets (socket_); and
+// clients that share the clerk of their program, as goroutines do (shared_). What Redis'
 // clients share is a pool, of which each request under way has a connection, so that its clients
 // have one each. All keep what they have in memory only.
 //

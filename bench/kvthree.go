@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"sigmaos.dev/apps/kv/layout"
 )
 
 // memoryDir is a tmpfs that every Linux has: what is synced there is synced at once.
@@ -16,19 +18,23 @@ const memoryDir = "/dev/shm"
 
 // three is the part of groups of three members.
 func (k *kvStores) three(ctx context.Context) error {
-	const store = "three"
-	if err := k.create(ctx, k.layout(store, 1, 3, kvMemory, 300)); err != nil {
-		return err
-	}
-	defer k.drop(ctx, store)
-	ours := k.arm("sigma_three", "shared", store)
-	arms := []*kvArm{ours}
 	dir, err := os.MkdirTemp(memoryDir, "sigma-bench-")
 	if err != nil {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	etcd, end, err := k.etcd(ctx, "etcd_memory", dir)
+	return k.besideEtcd(ctx, kvThreePrefix, k.layout("three", 1, 3, kvMemory, 300), "etcd_memory", dir)
+}
+
+// besideEtcd measures a store of one group of three beside an etcd that has its log in dir.
+func (k *kvStores) besideEtcd(ctx context.Context, prefix string, cfg *layout.Config, peer, dir string) error {
+	if err := k.create(ctx, cfg); err != nil {
+		return err
+	}
+	defer k.drop(ctx, cfg.Name)
+	ours := k.arm("sigma_"+cfg.Name, "shared", cfg.Name)
+	arms := []*kvArm{ours}
+	etcd, end, err := k.etcd(ctx, peer, dir)
 	if err != nil {
 		k.note("etcd is skipped: %v", err)
 	} else {
@@ -38,7 +44,7 @@ func (k *kvStores) three(ctx context.Context) error {
 	if err := k.measureAll(ctx, arms, kvThreeClients); err != nil {
 		return err
 	}
-	return k.printKV(kvThreePrefix, kvThreeClients, ours, arms[1:])
+	return k.printKV(prefix, kvThreeClients, ours, arms[1:])
 }
 
 // etcd starts an etcd of three members, each a process that keeps its log in a directory of dir.
