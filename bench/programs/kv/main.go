@@ -4,7 +4,7 @@
 //	kv run redis NETWORK:ADDRESS CLIENTS SPAN       measures a Redis
 //	kv run etcd ADDRESS,... CLIENTS SPAN            measures an etcd
 //	kv follow KIND STORE CLIENTS SPAN SIZE          measures in the course of time (series.go)
-//	kv member STORE GROUP MEMORY                    is a member of a store, as a proc
+//	kv member STORE GROUP INDEX MEMORY              is a member of a store, as a proc
 //	kv balancer STORE                               is a balancer of a store, as a proc
 //
 // Each client makes one request at a time: for one SPAN puts, then for one SPAN gets, of values of
@@ -117,11 +117,15 @@ func serve(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	memory, err := strconv.Atoi(args[3])
+	index, err := strconv.Atoi(args[3])
 	if err != nil {
 		return err
 	}
-	return member.Run(ctx, c, args[1], uint32(group), memory, log, started)
+	memory, err := strconv.Atoi(args[4])
+	if err != nil {
+		return err
+	}
+	return member.Run(ctx, c, member.Place{Store: args[1], Group: uint32(group), Index: index}, memory, log, started)
 }
 
 // sigmaClient connects clerks to a store.
