@@ -54,3 +54,14 @@ func TestExcluded(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// Goal: no proc passes for a member of another name.
+func TestOwns(t *testing.T) {
+	m := newAlone(t)
+	for p, want := range map[replica.Peer]bool{{ID: 1, Name: "a"}: true, {ID: 1, Name: "b"}: false,
+		{ID: 2, Name: "b"}: true} {
+		if m.owns(p) != want {
+			t.Errorf("%+v: got %v", p, !want)
+		}
+	}
+}

@@ -1,6 +1,7 @@
 package member
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net"
@@ -48,7 +49,7 @@ func (m *Member) open(ctx context.Context, found call.Find) error {
 			}
 			return dial(ctx)
 		},
-		Is: func(p sigma.Principal, member replica.Peer) bool { return m.is(ctx, p, member.Name) }})
+		Is: func(p sigma.Principal, member replica.Peer) bool { return m.owns(member) && m.is(ctx, p, member.Name) }})
 	if err != nil {
 		return err
 	}
@@ -75,6 +76,13 @@ func (m *Member) claim(ctx context.Context, replicas int) (*slot.Slot, error) {
 		m.id = s.ID
 	}
 	return s, err
+}
+
+// owns reports whether an ID is not that of a member of another name, as far as is known here.
+func (m *Member) owns(p replica.Peer) bool {
+	st := m.replica.Status()
+	name := cmp.Or(st.Members[p.ID], st.Learners[p.ID])
+	return name == "" || name == p.Name
 }
 
 // is reports whether a proc is the member of a name.
