@@ -50,7 +50,8 @@ const (
 	messageMax = commandMax + 2<<20
 	// goneAfter is how long a member's name is missing before the leader takes it out of the group.
 	goneAfter = 3 * time.Second
-	// lostAfter is how long a new member finds no leader before it ends. An election takes a second.
+	// lostAfter is how long a new member finds no leader before it ends. An election takes one
+	// second.
 	lostAfter = 8 * time.Second
 	// lonelyMost is how long a member knows no leader before it ends, and its proc is started anew.
 	lonelyMost = 20 * time.Second
