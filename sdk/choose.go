@@ -42,7 +42,7 @@ type snapshot struct {
 	news    chan struct{}    // closed when another snapshot takes its place, or none
 }
 
-// prepare makes what choices need, once the policy and the members are there.
+// prepare computes the tables of the policy's choices from the policy and the members.
 func (s *snapshot) prepare() {
 	switch s.policy.Choice {
 	case ChoiceHash:

@@ -57,9 +57,7 @@ func (c *Client) join(ctx context.Context, dir, name string, e sigma.Endpoint,
 	if !ok {
 		return nil, sigma.Errorf("sdk.Join", sigma.KindUnsupported, "this tree grants no leases")
 	}
-	m := &membership{tree: c.Tree, leases: leases, done: c.session.Done(), dir: dir,
-		path: strings.TrimSuffix(dir, "/") + "/" + name, endpoint: e, ended: make(chan struct{})}
-	return m.join(ctx, ready)
+	return newMembership(c.Tree, leases, c.session.Done(), dir, name, e).join(ctx, ready)
 }
 
 func atOnce(context.Context) error { return nil }
@@ -76,6 +74,12 @@ type membership struct {
 
 	lease sigma.LeaseID // 0 = it is no member now; of keep until ended is closed
 	ended chan struct{}
+}
+
+func newMembership(tree *resolve.Tree, leases sigma.Leaser, done <-chan struct{}, dir, name string,
+	e sigma.Endpoint) *membership {
+	return &membership{tree: tree, leases: leases, done: done, dir: dir,
+		path: strings.TrimSuffix(dir, "/") + "/" + name, endpoint: e, ended: make(chan struct{})}
 }
 
 // join is JoinAfter.
@@ -170,14 +174,17 @@ func (m *membership) renew(ctx context.Context) error {
 }
 
 // leave ends the lease, and with it the file. A sigmad that was started again may not know the
-// lease as this proc's: then the file is removed by its path.
+// lease as this proc's: then the file is removed by its path, unless it is another proc's by now.
 func (m *membership) leave(ctx context.Context) error {
 	var err error
 	if m.lease != 0 {
 		err = m.leases.Revoke(ctx, m.lease)
 	}
 	if m.lease == 0 || err != nil && sigma.KindOf(err) == sigma.KindNotFound {
-		err = m.tree.Remove(ctx, m.path)
+		var text string
+		if text, err = m.tree.ReadLink(ctx, m.path); err == nil && text == m.endpoint.String() {
+			err = m.tree.Remove(ctx, m.path)
+		}
 	}
 	if err != nil && sigma.KindOf(err) == sigma.KindNotFound {
 		return nil

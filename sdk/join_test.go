@@ -13,8 +13,7 @@ import (
 // memberOf makes v a member of /svc/web, which is made by that.
 func memberOf(t *testing.T, v *voter) (*membership, func(context.Context) error) {
 	t.Helper()
-	m := &membership{tree: v.tree, leases: v.root.(sigma.Leaser), dir: "/svc/web/", endpoint: endpoint(1),
-		ended: make(chan struct{})}
+	m := newMembership(v.tree, v.root.(sigma.Leaser), nil, "/svc/web/", string(endpoint(1).Proc), endpoint(1))
 	leave, err := m.join(t.Context(), atOnce)
 	if err != nil {
 		t.Fatal(err)
@@ -76,6 +75,37 @@ func TestJoinAgain(t *testing.T) {
 			t.Errorf("a member whose lease is not known leaves: %v", err)
 		}
 		is("after it left without being known", false)
+	})
+}
+
+// Goal: a proc that leaves a name does not remove it when another proc has it meanwhile, also if
+// its own lease is not known any more.
+func TestLeaveWithoutTheName(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, tree := t.Context(), memfs.New(memfs.Config{})
+		defer tree.Close()
+		v := newVoter(t, tree)
+		var members []*membership
+		var leaves []func(context.Context) error
+		for i := range 3 {
+			m := newMembership(v.tree, v.root.(sigma.Leaser), nil, "/svc/web", "first", endpoint(i+1))
+			leave, err := m.join(ctx, atOnce)
+			if err != nil {
+				t.Fatal(err)
+			}
+			members, leaves = append(members, m), append(leaves, leave)
+		}
+		members[0].leases = strange{members[0].leases}
+		for i, leave := range leaves {
+			if err := leave(ctx); err != nil {
+				t.Error(err)
+			}
+			text, err := v.tree.ReadLink(ctx, "/svc/web/first")
+			gone := sigma.KindOf(err) == sigma.KindNotFound
+			if last := i == 2; last && !gone || !last && text != endpoint(3).String() {
+				t.Errorf("after leave %d the name is %q, %v", i, text, err)
+			}
+		}
 	})
 }
 

@@ -75,8 +75,7 @@ func (c *Clerk) watch(ctx context.Context, prefix string, exact bool, ready func
 	}
 }
 
-// watcher asks the groups for changes: one call to each group that has shards of it, again and
-// again.
+// watcher repeats one call to each group that has shards of the watch.
 type watcher struct {
 	c      *Clerk
 	shards int // of the store

@@ -29,7 +29,7 @@ type uses struct {
 // opened is what all handles of open files are.
 type opened interface{ of() *open }
 
-// open is an open file, whose data goes through the kernel's cache or, with FOPEN_DIRECT_IO, not.
+// open is an open file. Its data goes through the kernel's cache, unless FOPEN_DIRECT_IO is set.
 type open struct {
 	n      *node
 	flags  sigma.OpenFlags

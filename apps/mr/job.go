@@ -379,7 +379,7 @@ func (c *Client) jobProcs(ctx context.Context, dir jobDir, all bool) ([]sigma.Pr
 	}), err
 }
 
-// endWait bounds the tidying of End.
+// endWait bounds the time in which End removes what a job left.
 const endWait = 20 * time.Second
 
 // End ends a job at any time. Nothing of it is left, and no output.

@@ -146,10 +146,10 @@ const (
 // They run when nothing else does.
 var (
 	testsAlone = []string{"TestBestEffortStandsAside", "TestChaos", "TestLatencyCriticalWeighsItsReservation",
-		"TestPaperBestEffortUsesReservedProcessorsThatAreIdle",
+		"TestMoveInterruption", "TestPaperBestEffortUsesReservedProcessorsThatAreIdle",
 		"TestOutagesAreTold", "TestPaperNetworkPriority", "TestPolicyEverywhere", "TestSharesAndLatencyBesideLoad",
 		"TestSimPredictsWaits"}
-	packagesAlone = []string{"./test/cluster", "./test/fleet", "./test/machine"}
+	packagesAlone = []string{"./test/cluster", "./test/fleet", "./test/kv", "./test/machine"}
 )
 
 func namesAlone() string { return "^(" + strings.Join(testsAlone, "|") + ")$" }

@@ -114,7 +114,7 @@ func (x *Proxy) Pool(p sigma.Principal, ask sigmap.PoolAsk) (*Batch, error) {
 	return x.grantLocked(p, l, ask, ps, fresh)
 }
 
-// pairs are sockets that are being handed out; of a new pool the first is for the line.
+// pairs are sockets that are being handed out. The first pair of a new pool is its line.
 type pairs []pair
 
 type pair struct {

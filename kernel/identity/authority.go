@@ -65,8 +65,8 @@ func (a *Authority) Certificate() []byte { return a.cert.Raw }
 func (a *Authority) Fingerprint() Fingerprint { return sha256.Sum256(a.cert.Raw) }
 
 // Issue certifies that the holder of key is s.Machine in the life s.Incarnation, for Lifetime from
-// now, less SkewMax so that a clock that is behind takes it too. Who asks, and whether it may, is
-// the caller's to check.
+// now, less SkewMax so that a clock that is behind takes it too. The caller checks the requester
+// and its right.
 func (a *Authority) Issue(now time.Time, s Subject, key ed25519.PublicKey) ([]byte, error) {
 	const op = "identity.Issue"
 	if err := s.Machine.Check(); err != nil {

@@ -63,7 +63,8 @@ func (l *Log) code(c *sigmap.Coder) {
 	l.budget.memory.Add(stampBytes * int64(len(stamps)))
 }
 
-// found is how much was written to the stream that the log's file is of; false if there is none.
+// found gives how many bytes were written to the log's stream, as its file says. created is false
+// if there is no file.
 func (l *Log) found() (size uint64, created bool) {
 	f, err := os.Open(l.path)
 	if err != nil {

@@ -32,7 +32,7 @@ type Config struct {
 	Carry func(core *schedd.Core, f schedd.Effect)
 	// MaySpawn says why nothing can be spawned in a realm now; nil = something can.
 	MaySpawn func(realm sigma.RealmID) error
-	// Launch starts a proc that was placed here. It does not wait for the end of that.
+	// Launch begins to start a proc that was placed here. It returns before the proc runs.
 	Launch func(s Start)
 }
 

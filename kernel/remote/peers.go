@@ -81,7 +81,7 @@ type debt struct {
 	in  map[sigma.ProcID]bool
 }
 
-// New makes a Remote without debts to other machines, and registers the calls that it answers.
+// New makes a Remote that owes no message to any machine, and registers the calls that it answers.
 func New(cfg Config) *Remote {
 	x := &Remote{cfg: cfg, owed: map[sigma.Life]*debt{}, synced: map[sigma.Life]bool{},
 		waits: map[sigma.RealmID]int{}, finds: make(chan struct{}, findsMost), ComeBack: comeBackMax}

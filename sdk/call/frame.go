@@ -67,7 +67,7 @@ const (
 	// be queued without end.
 	messageCost = 64
 	// smallWindow and bulkWindow are how many bytes of messages of one and of several pieces may be
-	// under way in one direction of a connection, which is what a hostile peer can make us hold.
+	// under way in one direction of a connection. A hostile peer can have that much held.
 	// The first is 64 calls of 64 KiB and as many again.
 	smallWindow = 8 << 20
 	bulkWindow  = 16 << 20

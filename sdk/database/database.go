@@ -384,8 +384,8 @@ func (r *rows) Columns() []string {
 // ColumnTypeDatabaseTypeName implements driver.RowsColumnTypeDatabaseTypeName.
 func (r *rows) ColumnTypeDatabaseTypeName(i int) string { return r.a.Columns()[i].Type }
 
-// Close implements driver.Rows. Rows that nobody read are dropped, since they would keep what they
-// are read from.
+// Close implements driver.Rows. It has the server drop the rows that were not read, which would
+// keep the connection busy.
 func (r *rows) Close() error {
 	if r.c.whole || r.c.broken || r.a.End() != nil {
 		return nil

@@ -49,13 +49,14 @@ func moveInterruption(t *testing.T, replicas int) {
 	megabytes := int(number("SIGMA_KV_MEGABYTES", interruptMegabytes))
 	keys := fill(ctx, t, k, megabytes<<20)
 	other := keyOf(1)
+	stalls := testenv.WatchStalls(t)
 	for _, to := range []string{"2", "1"} {
 		if to == "1" {
 			s.Must(t, "kv", "move", name, "1", "1") // so that shards of both groups are used
 		}
-		quiet := interruption(ctx, t, k, keys, other, func() { retry.Pause(ctx, 2*time.Second) })
+		quiet := interruption(ctx, t, stalls, k, keys, other, func() { retry.Pause(ctx, 2*time.Second) })
 		began := time.Now()
-		longest := interruption(ctx, t, k, keys, other, func() { s.Must(t, "kv", "move", name, "0", to) })
+		longest := interruption(ctx, t, stalls, k, keys, other, func() { s.Must(t, "kv", "move", name, "0", to) })
 		t.Logf("%d MB moved in %v: the longest operations took %v; without a move %v", megabytes,
 			time.Since(began).Round(time.Millisecond), longest, quiet)
 		if most := slices.Max(longest); most > interruptMost*testenv.Slow() {
@@ -116,16 +117,19 @@ func fill(ctx context.Context, t *testing.T, k *kv.Clerk, bytes int) (keys []str
 	return keys
 }
 
+// operation is when an operation was under way.
+type operation struct{ from, to time.Time }
+
 // interruption has clients write and read keys while do is done, and gives each one's longest
-// operation. The last one uses the key other.
-func interruption(ctx context.Context, t *testing.T, k *kv.Clerk, keys []string, other string,
+// operation, without the time in which the host stood still. The last one uses the key other.
+func interruption(ctx context.Context, t *testing.T, stalls *testenv.Stalls, k *kv.Clerk, keys []string, other string,
 	do func()) []time.Duration {
 	t.Helper()
 	working, stop := context.WithCancel(ctx)
-	longest := make([]time.Duration, interruptClients+1)
+	made := make([][]operation, interruptClients+1)
 	value := make([]byte, interruptValue)
 	var all sync.WaitGroup
-	for i := range longest {
+	for i := range made {
 		all.Go(func() {
 			for working.Err() == nil {
 				key := other
@@ -134,7 +138,7 @@ func interruption(ctx context.Context, t *testing.T, k *kv.Clerk, keys []string,
 				}
 				began := time.Now()
 				err := put(ctx, k, key, value)
-				written := time.Since(began)
+				written := time.Now()
 				if err == nil {
 					_, _, err = k.Get(ctx, key)
 				}
@@ -142,7 +146,7 @@ func interruption(ctx context.Context, t *testing.T, k *kv.Clerk, keys []string,
 					t.Error(err)
 					return
 				}
-				longest[i] = max(longest[i], written, time.Since(began)-written)
+				made[i] = append(made[i], operation{began, written}, operation{written, time.Now()})
 				retry.Pause(working, time.Millisecond)
 			}
 		})
@@ -150,8 +154,11 @@ func interruption(ctx context.Context, t *testing.T, k *kv.Clerk, keys []string,
 	do()
 	stop()
 	all.Wait()
-	for i := range longest {
-		longest[i] = longest[i].Round(time.Millisecond)
+	longest := make([]time.Duration, len(made))
+	for i := range made {
+		for _, o := range made[i] {
+			longest[i] = max(longest[i], (o.to.Sub(o.from) - stalls.Between(o.from, o.to)).Round(time.Millisecond))
+		}
 	}
 	return longest
 }

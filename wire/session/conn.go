@@ -494,8 +494,8 @@ func (s *Sender) Flush() error {
 	}
 }
 
-// FlushAfter is Flush that calls before first, while others put messages in line and leave them to
-// it.
+// FlushAfter calls before, and then does what Flush does. Messages that others put in line
+// meanwhile go with it.
 func (s *Sender) FlushAfter(before func()) error {
 	if !s.turn.TryLock() {
 		return nil

@@ -20,8 +20,8 @@ func (l *Lane) Next() sigma.Once {
 // Last is the number of the change before.
 func (l *Lane) Last() sigma.Once { return l.last }
 
-// Lanes are those that nobody uses. There are as many as there ever were changes at once. Safe for
-// concurrent use; a zero one is empty.
+// Lanes has the lanes that are not in use. There are as many lanes as there ever were changes at
+// the same time. Safe for concurrent use; the zero value is empty.
 type Lanes struct {
 	mu   sync.Mutex
 	free []*Lane // mu

@@ -3,8 +3,8 @@ package sigmap
 import "sigmaos.dev/sigma"
 
 // AsOwner, after a realm's id in the name of an attach, makes a System principal act as the owner
-// of the realm's files, whom modes keep out (treeserver.Right), and not as the provider, who passes
-// always. For what it asks for the realm's programs.
+// of the realm's files. File modes bind the owner (treeserver.Right), and not the provider. sigmad
+// attaches so for requests of the realm's programs.
 const AsOwner = "/owner"
 
 // What a machine asks of named for its cache of names: calls of a realm's root, which named answers

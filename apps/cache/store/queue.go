@@ -64,8 +64,8 @@ func (sh *shard) roomLocked(q *queue, size int, now int64) (at uint32, err error
 	}
 }
 
-// manyDeadLocked says whether so many records are dead that live ones are moved together, rather
-// than evicted.
+// manyDeadLocked reports whether dead records take more than one part in deadPart of the budget.
+// Then live records are moved together, and none is evicted.
 func (sh *shard) manyDeadLocked() bool { return (sh.small.dead+sh.main.dead)*deadPart > sh.budget }
 
 // extendLocked gives room at the end of a queue, if there is some without evicting. keep is how

@@ -68,12 +68,12 @@ func (sh *shard) init(s *Store, budget int) (err error) {
 	return err
 }
 
-// usedLocked is what the shard has taken of its budget, but spare segments.
+// usedLocked gives how many bytes of its budget the shard uses. Spare segments do not count.
 func (sh *shard) usedLocked() int {
 	return sh.inUse*sh.segBytes + sh.largeBytes + len(sh.index) + len(sh.ghost.slots)
 }
 
-// sampleLocked looks at some uses.
+// sampleLocked counts a use, and gives one use in hotSample to the statistics of hot keys.
 func (sh *shard) sampleLocked(key []byte, tag uint32) {
 	if sh.uses++; sh.uses%hotSample == 0 {
 		sh.hot.see(key, tag)

@@ -213,8 +213,9 @@ func (m *Member) leave(ctx context.Context, arg, reply []byte) ([]byte, error) {
 }
 
 // depart hands leadership over, if the member has it, and has the others go on without it. A member
-// that is alone, or that finds no other one in time, just ends. So does a durable one that does not
-// lead: the proc that is started in its place goes on with its log.
+// that is alone, or that finds no other one in time, just ends. So does a durable one that cannot
+// hand over at once, as when all are asked to go: the proc that is started in its place goes on
+// with its log.
 func (m *Member) depart(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, departMost)
 	defer cancel()
@@ -228,7 +229,9 @@ func (m *Member) depart(ctx context.Context) {
 		}
 		var err error
 		if st.Leads {
-			err = m.replica.Transfer(ctx, foremost(st))
+			if err = m.replica.Transfer(ctx, foremost(st)); m.durable {
+				return
+			}
 		} else if _, err = m.others.Call(ctx, calls.Leave, calls.Leader, enc.Bytes(), nil); err == nil {
 			return
 		}

@@ -3,6 +3,8 @@ package apps
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"strconv"
 	"time"
 
@@ -111,22 +113,31 @@ func (a *app) beginKV(ctx context.Context, c *sdk.Client, cfg *layout.Config) (*
 }
 
 // settleKV waits for a configuration, and until all groups have all members and no shard moves or
-// is to move.
+// is to move. It remarks from time to time on what it waits for.
 func (a *app) settleKV(ctx context.Context, clerk *kv.Clerk, epoch uint64) error {
-	for {
+	for remark := time.Now().Add(kvTellEvery); ; {
 		cfg, err := clerk.Config(ctx)
 		if err != nil {
 			return err
 		}
 		ready := cfg.Epoch >= epoch && len(cfg.Moves) == 0 && cfg.Step(nil) == nil
-		for g := range cfg.Groups {
+		late := time.Now().After(remark)
+		for _, g := range slices.Sorted(maps.Keys(cfg.Groups)) {
 			within, cancel := context.WithTimeout(ctx, time.Second)
 			st, err := clerk.Group(within, g)
 			cancel()
-			ready = ready && err == nil && len(st.Members) == cfg.Replicas && (cfg.Settled(g) || cfg.Groups[g].Leaving)
+			whole := err == nil && len(st.Members) == cfg.Replicas
+			if late && !whole {
+				a.Remark("sigma: group %d has %d of %s; sigma init log %s tells more", g, len(st.Members),
+					cli.Count(cfg.Replicas, "member"), layout.MemberProc(cfg.Name, g, 0))
+			}
+			ready = ready && whole && (cfg.Settled(g) || cfg.Groups[g].Leaving)
 		}
 		if ready {
 			return nil
+		}
+		if late {
+			remark = time.Now().Add(kvTellEvery)
 		}
 		if !retry.Pause(ctx, kvPause) {
 			return ctx.Err()

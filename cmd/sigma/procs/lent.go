@@ -132,7 +132,7 @@ func usesOf(before, now []report.Load) []machineUse {
 	return out
 }
 
-// sampledAt tells of each machine of a read of /sys/load when it was taken there.
+// sampledAt gives the time of measurement of each machine in a read of /sys/load.
 func sampledAt(all []report.Load) map[string]float64 {
 	out := map[string]float64{}
 	for _, l := range all {

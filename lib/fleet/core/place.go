@@ -119,7 +119,8 @@ func (f *Fleet) start(s Spawn) {
 	f.do(s)
 }
 
-// came notes where a member is, and that the machine where it should be had no room.
+// came notes the machine of a member. If the member was wanted on another machine, that one had no
+// room.
 func (f *Fleet) came(m *member, machine sigma.MachineID) {
 	if machine == "" || m.Machine == machine {
 		return

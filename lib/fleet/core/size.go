@@ -64,8 +64,8 @@ type search struct {
 
 func (s *size) start(now time.Time) { s.active = now }
 
-// demand is how many members the load would keep as busy as the target says, and whether they are
-// so busy that it may be more.
+// demand gives the number of members at which the load is at the target. full: the members are so
+// busy that the load may be larger than was measured.
 func (f *Fleet) demand() (n float64, full bool) {
 	var sum fleet.Load
 	known := 0
