@@ -14,6 +14,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -107,13 +108,18 @@ func TestStockClients(t *testing.T) {
 	start(ctx, t, s, c, "stock", 2)
 	address := proxy(ctx, t, s, "stock")
 	t.Run("redis-cli", func(t *testing.T) {
-		for _, x := range [][2]string{{"ping", "PONG"}, {"set k v ex 100", "OK"}, {"get k", "v"}, {"ttl k", "100"},
+		began := time.Now()
+		for _, x := range [][2]string{{"ping", "PONG"}, {"set k v ex 100", "OK"}, {"get k", "v"}, {"ttl none", "-2"},
 			{"incrby n 5", "5"},
 			{"mset a 1 b 2 c 3", "OK"}, {"mget a b none c", "1\n2\n\n3"}, {"del a b none", "2"},
 			{"select 3", "ERR DB index is out of range: there is 0 only"}} {
 			if got := strings.TrimSpace(tool(ctx, t, address, "redis-cli", strings.Fields(x[0])...)); got != x[1] {
 				t.Errorf("%s: %q, want %q", x[0], got, x[1])
 			}
+		}
+		ttl, err := strconv.Atoi(strings.TrimSpace(tool(ctx, t, address, "redis-cli", "ttl", "k")))
+		if err != nil || ttl > 100 || ttl < 100-int(time.Since(began)/time.Second)-1 {
+			t.Errorf("ttl k: %d, %v", ttl, err)
 		}
 		if info := tool(ctx, t, address, "redis-cli", "info"); !strings.Contains(info, "maxmemory_policy:s3-fifo") {
 			t.Error(info)

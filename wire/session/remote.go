@@ -34,7 +34,9 @@ func newRemote(c *Client, fid, epoch uint32, id sigma.FileID) *remote {
 	return r
 }
 
-// Handle implements sigma.Handler. Most requests are one message; the others are methods.
+// Handle implements sigma.Handler. Most requests are one message; the others are methods. Call and
+// Watch may wait for long, and many at a time: as methods of their own they keep no Request and no
+// Reply on their goroutines' stacks, which stay below 4 KiB.
 func (r *remote) Handle(ctx context.Context, q sigma.Request) (a sigma.Reply, err error) {
 	switch q.Op {
 	case sigma.OpClose:
@@ -56,6 +58,10 @@ func (r *remote) Handle(ctx context.Context, q sigma.Request) (a sigma.Reply, er
 		_, err = ask[*sigmap.Rlopen](ctx, r, &sigmap.Tlopen{Fid: r.fid, Flags: LinuxFlags(q.Flags)})
 		r.appends.Store(q.Flags&sigma.OpenAppend != 0)
 		r.writes.Store(err == nil && q.Flags.Writes())
+	case sigma.OpCall:
+		a.Data, a.Files, err = r.Call(ctx, q.Name, q.Data, q.Files)
+	case sigma.OpWatch:
+		a.Version, err = r.Watch(ctx, q.Version)
 	case sigma.OpRename:
 		err = r.rename(ctx, q)
 	case sigma.OpPublish:
@@ -65,11 +71,11 @@ func (r *remote) Handle(ctx context.Context, q sigma.Request) (a sigma.Reply, er
 	default:
 		var m, got sigmap.Message
 		if m, err = r.message(ctx, q); err == nil {
-			if got, a.Files, err = r.call(ctx, m, q.Files); err == nil {
+			if got, a.Files, err = r.call(ctx, m, nil); err == nil {
 				err = answer(q, got, &a)
 			}
 		}
-		if q.Op != sigma.OpCall && q.Op != sigma.OpPassFile && q.Op != sigma.OpPassBulk || err != nil {
+		if q.Op != sigma.OpPassFile && q.Op != sigma.OpPassBulk || err != nil {
 			CloseFiles(a.Files)
 			a.Files = nil
 		}
@@ -116,16 +122,12 @@ func (r *remote) message(ctx context.Context, q sigma.Request) (sigmap.Message, 
 	case sigma.OpWriteAtIf:
 		return &sigmap.Twriteif{Fid: r.fid, Offset: q.Offset, Version: q.Version, Data: q.Data},
 			fits(q, sigmap.WriteMax(ctx))
-	case sigma.OpWatch:
-		return &sigmap.Twatch{Fid: r.fid, Since: q.Version}, nil
 	case sigma.OpLease:
 		return &sigmap.Tlease{Fid: r.fid, TTL: q.TTL}, nil
 	case sigma.OpRenew:
 		return &sigmap.Tlease{Fid: r.fid, ID: q.Lease, TTL: 1}, nil
 	case sigma.OpRevoke:
 		return &sigmap.Tlease{Fid: r.fid, ID: q.Lease}, nil
-	case sigma.OpCall:
-		return &sigmap.Tcall{Fid: r.fid, Method: q.Name, Payload: q.Data}, nil
 	case sigma.OpPassFile:
 		return &sigmap.Tpass{Fid: r.fid}, nil
 	case sigma.OpPassBulk:
@@ -178,12 +180,8 @@ func answer(q sigma.Request, got sigmap.Message, a *sigma.Reply) error {
 	case *sigmap.Rwriteif:
 		a.N, a.Version = int(m.Count), m.Version
 		wrong = q.Op != sigma.OpWriteAtIf || a.N > len(q.Data)
-	case *sigmap.Rwatch:
-		a.Version, wrong = m.Version, q.Op != sigma.OpWatch
 	case *sigmap.Rlease:
 		a.Lease, wrong = m.ID, q.Op != sigma.OpLease && q.Op != sigma.OpRenew && q.Op != sigma.OpRevoke
-	case *sigmap.Rcall:
-		a.Data, wrong = m.Payload, q.Op != sigma.OpCall
 	case *sigmap.Rpass:
 		wrong = q.Op != sigma.OpPassFile || len(a.Files) != 1
 	case *sigmap.Rbulk:
@@ -206,6 +204,29 @@ func answer(q sigma.Request, got sigmap.Message, a *sigma.Reply) error {
 		return unexpected(got)
 	}
 	return nil
+}
+
+// Call implements sigma.Caller.
+func (r *remote) Call(ctx context.Context, method string, payload []byte, files []*os.File) ([]byte, []*os.File, error) {
+	got, back, err := r.call(ctx, &sigmap.Tcall{Fid: r.fid, Method: method, Payload: payload}, files)
+	if err != nil {
+		return nil, nil, err
+	}
+	m, ok := got.(*sigmap.Rcall)
+	if !ok {
+		CloseFiles(back)
+		return nil, nil, unexpected(got)
+	}
+	return m.Payload, back, nil
+}
+
+// Watch implements sigma.Watcher.
+func (r *remote) Watch(ctx context.Context, since sigma.Version) (sigma.Version, error) {
+	m, err := ask[*sigmap.Rwatch](ctx, r, &sigmap.Twatch{Fid: r.fid, Since: since})
+	if err != nil {
+		return 0, err
+	}
+	return m.Version, nil
 }
 
 // roundTrip is call for requests whose replies carry no files.
