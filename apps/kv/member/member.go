@@ -20,6 +20,7 @@ import (
 	"errors"
 	"log/slog"
 	"math/rand/v2"
+	"net"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -108,12 +109,12 @@ func Run(ctx context.Context, c *sdk.Client, at Place, memory int, log *slog.Log
 	}
 	defer l.Close()
 	m.self = string(l.Endpoint().Proc)
-	found := c.Dialer(layout.Members(name, group)).Find
-	m.others = call.NewRouter(found, call.Config{})
+	members := c.Dialer(layout.Members(name, group))
+	m.others = call.NewRouter(m.other(members), call.Config{})
 	defer m.others.Close()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	if err := m.open(ctx, found); err != nil {
+	if err := m.open(ctx, members.Find); err != nil {
 		return err
 	}
 	defer m.replica.Close()
@@ -149,6 +150,26 @@ func Run(ctx context.Context, c *sdk.Client, at Place, memory int, log *slog.Log
 	tasks.Go(func() { cancel(m.tend(ctx)) })
 	<-ctx.Done()
 	return context.Cause(ctx)
+}
+
+// other finds the member of a name, and with no name any other one: this member knows itself what it
+// could answer.
+func (m *Member) other(members *sdk.Dialer) call.Find {
+	return func(ctx context.Context, name, key string) (string, func(context.Context) (net.Conn, error), error) {
+		if name != "" {
+			return members.Find(ctx, name, key)
+		}
+		all, err := members.Members(ctx)
+		for name, dial := range all {
+			if name != m.self {
+				return name, dial, nil
+			}
+		}
+		if err == nil {
+			err = sigma.Errorf("kv.member", sigma.KindUnavailable, "no other member of the group is published")
+		}
+		return "", nil, err
+	}
 }
 
 // register gives the server the member's methods.
