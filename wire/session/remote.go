@@ -207,7 +207,8 @@ func answer(q sigma.Request, got sigmap.Message, a *sigma.Reply) error {
 }
 
 // Call implements sigma.Caller.
-func (r *remote) Call(ctx context.Context, method string, payload []byte, files []*os.File) ([]byte, []*os.File, error) {
+func (r *remote) Call(ctx context.Context, method string, payload []byte, files []*os.File) ([]byte, []*os.File,
+	error) {
 	got, back, err := r.call(ctx, &sigmap.Tcall{Fid: r.fid, Method: method, Payload: payload}, files)
 	if err != nil {
 		return nil, nil, err

@@ -121,7 +121,7 @@ func (m *mover) freeze(ctx context.Context) (store.Result, error) {
 func (m *mover) copySessions(ctx context.Context) error {
 	sessions, err := m.export(ctx, calls.ExportArg{Part: calls.Sessions})
 	if err == nil {
-		_, err = m.bring(ctx, store.ImportSessions, sessions.Value)
+		_, err = m.bring(ctx, store.Request{Op: store.ImportSessions, Value: sessions.Value})
 	}
 	return err
 }
@@ -145,7 +145,8 @@ func (m *mover) drop(ctx context.Context) error {
 }
 
 func (m *mover) copyItems(ctx context.Context) error {
-	for after := ""; ; {
+	after := ""
+	for n := uint64(1); ; n++ {
 		began := time.Now()
 		page, err := m.export(ctx, calls.ExportArg{Part: calls.Items, After: after})
 		if err != nil {
@@ -156,7 +157,10 @@ func (m *mover) copyItems(ctx context.Context) error {
 			return err
 		}
 		after = items[len(items)-1].Key
-		if _, err := m.bring(ctx, store.Import, page.Value); err != nil {
+		if _, err := m.bring(ctx, store.Request{Op: store.Import, If: n, Value: page.Value}); err != nil {
+			return err
+		}
+		if _, err := m.copyChanges(ctx); err != nil { // the group keeps a part of its memory of them
 			return err
 		}
 		if !retry.Pause(ctx, min(time.Since(began), pacePause)) {
@@ -175,7 +179,7 @@ func (m *mover) copyChanges(ctx context.Context) (int, error) {
 	if err != nil || len(all) == 0 {
 		return 0, err
 	}
-	r, err := m.bring(ctx, store.ImportChanges, page.Value)
+	r, err := m.bring(ctx, store.Request{Op: store.ImportChanges, Value: page.Value})
 	if err == nil && r.Version <= m.at {
 		err = overtaken("changes", r)
 	}
@@ -192,8 +196,8 @@ func (m *mover) step(ctx context.Context, group uint32, q store.Request) (store.
 	return m.AskGroup(ctx, group, calls.Step, b)
 }
 
-func (m *mover) bring(ctx context.Context, op store.Op, value []byte) (store.Result, error) {
-	r, err := m.step(ctx, m.to, store.Request{Op: op, Value: value})
+func (m *mover) bring(ctx context.Context, q store.Request) (store.Result, error) {
+	r, err := m.step(ctx, m.to, q)
 	if err == nil && r.Code != store.Done {
 		err = overtaken("a part of the shard", r)
 	}

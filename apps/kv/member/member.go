@@ -152,8 +152,8 @@ func Run(ctx context.Context, c *sdk.Client, at Place, memory int, log *slog.Log
 	return context.Cause(ctx)
 }
 
-// other finds the member of a name, and with no name any other one: this member knows itself what it
-// could answer.
+// other finds the member of a name, and with no name any other one: this member knows what it could
+// answer itself.
 func (m *Member) other(members *sdk.Dialer) call.Find {
 	return func(ctx context.Context, name, key string) (string, func(context.Context) (net.Conn, error), error) {
 		if name != "" {

@@ -43,16 +43,17 @@ func TestMoveWhenFull(t *testing.T) {
 		op      store.Op
 		shard   uint16
 		attempt uint64
+		page    uint64
 		want    sigma.Kind
 	}{
-		{store.Prepare, 3, 1, sigma.KindOther},
-		{store.Import, 3, 1, sigma.KindOther},
-		{store.Import, 3, 1, sigma.KindNoSpace},
-		{store.Prepare, 4, 1, sigma.KindNoSpace},
-		{store.Prepare, 3, 2, sigma.KindOther},
-		{store.Prepare, 4, 1, sigma.KindOther},
+		{store.Prepare, 3, 1, 0, sigma.KindOther},
+		{store.Import, 3, 1, 1, sigma.KindOther},
+		{store.Import, 3, 1, 2, sigma.KindNoSpace},
+		{store.Prepare, 4, 1, 0, sigma.KindNoSpace},
+		{store.Prepare, 3, 2, 0, sigma.KindOther},
+		{store.Prepare, 4, 1, 0, sigma.KindOther},
 	} {
-		q := store.Request{Op: c.op, Shard: c.shard, Client: 1, Seq: c.attempt, Value: page}
+		q := store.Request{Op: c.op, Shard: c.shard, Client: 1, Seq: c.attempt, If: c.page, Value: page}
 		b, err := q.Append(nil)
 		if err != nil {
 			t.Fatal(err)

@@ -6,16 +6,17 @@ import "github.com/tidwall/btree"
 // repeated. The mover decides their order (apps/kv/balancer); the groups refuse what is out of
 // order, by the move's epoch and attempt:
 //
-//	from: Mark .......................... Freeze ................... Drop
-//	to:          Prepare, Import, ImportChanges   ImportChanges,
-//	                                              ImportSessions, Activate
+//	from: Mark ............................ Freeze ................... Drop
+//	to:          Prepare, (Import,                  ImportChanges,
+//	                       ImportChanges) ...       ImportSessions, Activate
 //
 // From Mark on the shard's changes are kept. Pages of keys are read while writes go on, and changes
 // after Mark are imported in their order, so that keys that were read early get their latest value.
-// After Freeze there are no further changes. A mover that begins anew does so by Mark and Prepare
-// with an attempt of its own, and then the earlier one's commands are refused. Within an attempt a
-// command may come again, and late: Prepare then changes nothing, and Import is refused after the
-// first ImportChanges. Only Freeze and Activate count: between them nobody serves the shard.
+// A page that is read after changes were is later than these. After Freeze there are no further
+// changes. A mover that begins anew does so by Mark and Prepare with an attempt of its own, and
+// then the earlier one's commands are refused. Within an attempt a command may come again, and
+// late: it then changes nothing, since pages have numbers and changes versions. Only Freeze and
+// Activate count: between them nobody serves the shard.
 
 // away applies the commands of the group that a shard leaves.
 func (s *Store) away(h *shard, q *Request) Result {
@@ -67,9 +68,12 @@ func (s *Store) arrive(h *shard, q *Request) Result {
 		switch {
 		case err != nil:
 			return Result{Code: Bad}
-		case h.followed:
+		case q.If <= h.pages:
+			return Result{Version: h.rev}
+		case q.If != h.pages+1:
 			return Result{Code: Refused}
 		}
+		h.pages++
 		for _, i := range items {
 			h.set(i.Key, item{i.Value, i.Version, i.Expires})
 		}
@@ -78,7 +82,6 @@ func (s *Store) arrive(h *shard, q *Request) Result {
 		if err != nil {
 			return Result{Code: Bad}
 		}
-		h.followed = h.followed || len(all) > 0
 		for _, c := range all {
 			h.follow(c)
 		}

@@ -36,7 +36,7 @@ func (s *Store) Snapshot() (write func(io.Writer) error, err error) {
 	var all []picture
 	for _, id := range slices.Sorted(maps.Keys(s.shards)) {
 		h := s.shards[id]
-		all = append(all, picture{shard{id: h.id, state: h.state, move: h.move, followed: h.followed, rev: h.rev},
+		all = append(all, picture{shard{id: h.id, state: h.state, move: h.move, pages: h.pages, rev: h.rev},
 			h.keys.Copy(), h.sessions.all()})
 	}
 	return func(w io.Writer) error {
@@ -65,7 +65,7 @@ func (h *shard) codeHead(c *sigmap.Coder) {
 	c.U64(&h.move.Epoch)
 	c.U64(&h.move.Attempt)
 	c.U32(&h.move.Other)
-	c.Bool(&h.followed)
+	c.U64(&h.pages)
 	c.U64(&h.rev)
 	if h.id >= ShardsMax || h.state >= stateEnd {
 		c.Fail("this is no shard")

@@ -44,11 +44,11 @@ type shard struct {
 	id    uint16
 	state State
 	move  Move // the latest
-	// followed is whether an arriving shard has imported changes, which are later than all items.
-	followed bool
-	rev      uint64
-	bytes    int
-	keys     btree.Map[string, item]
+	// pages is how many pages of keys an arriving shard has imported.
+	pages uint64
+	rev   uint64
+	bytes int
+	keys  btree.Map[string, item]
 	// due are the keys that expire, each behind the eight bytes of its time.
 	due      btree.Map[string, struct{}]
 	sessions sessions

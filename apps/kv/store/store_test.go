@@ -187,22 +187,6 @@ func move(t *testing.T, from, to *group, shard uint16, epoch, attempt uint64, be
 	if !between(1) {
 		return
 	}
-	for after := ""; ; {
-		items, code := from.Export(shard, after)
-		if code != Done {
-			t.Fatal(code)
-		}
-		if len(items) == 0 {
-			break
-		}
-		after = items[len(items)-1].Key
-		r := q(Import)
-		r.Value = EncodeItems(items)
-		to.want(to.do(r), Done, "")
-		if !between(2) {
-			return
-		}
-	}
 	delta := func() {
 		for {
 			all, code := from.ExportChanges(shard, at)
@@ -215,6 +199,24 @@ func move(t *testing.T, from, to *group, shard uint16, epoch, attempt uint64, be
 			r := q(ImportChanges)
 			r.Value = EncodeChanges(all)
 			at = to.want(to.do(r), Done, "").Version
+		}
+	}
+	after := ""
+	for page := uint64(1); ; page++ {
+		items, code := from.Export(shard, after)
+		if code != Done {
+			t.Fatal(code)
+		}
+		if len(items) == 0 {
+			break
+		}
+		after = items[len(items)-1].Key
+		r := q(Import)
+		r.If, r.Value = page, EncodeItems(items)
+		to.want(to.do(r), Done, "")
+		delta()
+		if !between(2) {
+			return
 		}
 	}
 	delta()
@@ -368,7 +370,7 @@ func TestMoveRepeated(t *testing.T) {
 	from.put(5, "deleted", "1")
 	prepare := Request{Op: Prepare, Shard: 5, Client: 4, Seq: 1, If: from.shards[5].rev}
 	items, _ := from.Export(5, "")
-	page := Request{Op: Import, Shard: 5, Client: 4, Seq: 1, Value: EncodeItems(items)}
+	page := Request{Op: Import, Shard: 5, Client: 4, Seq: 1, If: 1, Value: EncodeItems(items)}
 	move(t, from, to, 5, 4, 1, func(step int) bool {
 		switch step {
 		case 2:
@@ -376,7 +378,7 @@ func TestMoveRepeated(t *testing.T) {
 			from.put(5, "kept", "2")
 			from.do(Request{Op: Delete, Shard: 5, Key: []byte("deleted")})
 		case 3:
-			to.want(to.do(page), Refused, "")
+			to.want(to.do(page), Done, "")
 			to.want(to.do(prepare), Done, "")
 		}
 		return true
