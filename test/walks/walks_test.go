@@ -61,8 +61,6 @@ var walks = []walk{
 // on. So what the machine does beside does not count, nor what is done once for many acts.
 func TestWalks(t *testing.T) {
 	testenv.RequireRoot(t)
-	ctx, cancel := context.WithTimeout(t.Context(), testMax*testenv.Slow())
-	defer cancel()
 	root, err := testenv.Root()
 	if err != nil {
 		t.Fatal(err)
@@ -71,7 +69,9 @@ func TestWalks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	programs := build(t, root)
+	programs := build(t, root) // which takes minutes where others compile too
+	ctx, cancel := context.WithTimeout(t.Context(), testMax*testenv.Slow())
+	defer cancel()
 	s := testenv.Boot(t, testenv.Options{})
 	c := s.Connect(ctx, t, sigma.DefaultRealm)
 	m := &measure{ctx: ctx, s: s, c: c, root: root, entries: map[string]map[string]bool{}, pids: map[string]int{},
