@@ -80,6 +80,14 @@ func (s *Store) trim(h *shard) {
 	}
 }
 
+// kept is the version after which all changes are kept.
+func (h *shard) kept() uint64 {
+	if len(h.log.all) == h.log.head {
+		return h.rev
+	}
+	return h.log.base
+}
+
 // since gives changes after a version, as many as one page has; ok is false if they are not kept.
 func (h *shard) since(version uint64) (some []Change, ok bool) {
 	l := &h.log

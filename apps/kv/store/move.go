@@ -10,13 +10,14 @@ import "github.com/tidwall/btree"
 //	to:          Prepare, (Import,                  ImportChanges,
 //	                       ImportChanges) ...       ImportSessions, Activate
 //
-// From Mark on the shard's changes are kept. Pages of keys are read while writes go on, and changes
-// after Mark are imported in their order, so that keys that were read early get their latest value.
-// A page that is read after changes were is later than these. After Freeze there are no further
-// changes. A mover that begins anew does so by Mark and Prepare with an attempt of its own, and
-// then the earlier one's commands are refused. Within an attempt a command may come again, and
-// late: it then changes nothing, since pages have numbers and changes versions. Only Freeze and
-// Activate count: between them nobody serves the shard.
+// From Mark on the shard's changes are kept. Mark gives the version from which on there are changes,
+// so that those are imported too which watches may not have seen yet. Pages of keys are read while
+// writes go on, and changes are imported in their order, so that keys that were read early get
+// their latest value. A page that is read after changes were is later than these. After Freeze
+// there are no further changes. A mover that begins anew does so by Mark and Prepare with an
+// attempt of its own, and then the earlier one's commands are refused. Within an attempt a command
+// may come again, and late: it then changes nothing, since pages have numbers and changes versions.
+// Only Freeze and Activate count: between them nobody serves the shard.
 
 // away applies the commands of the group that a shard leaves.
 func (s *Store) away(h *shard, q *Request) Result {
@@ -32,6 +33,7 @@ func (s *Store) away(h *shard, q *Request) Result {
 			return Result{Code: Refused}
 		}
 		h.move = Move{Epoch: q.Client, Attempt: q.Seq, Other: uint32(q.If)}
+		return Result{Version: h.kept()}
 	case Freeze:
 		if h.state != Serving && h.state != Frozen || !h.move.same(q) || h.move.Other == 0 {
 			return Result{Code: Refused}

@@ -175,6 +175,26 @@ func TestSince(t *testing.T) {
 	}
 }
 
+// Goal: a watch that is behind when a shard begins to move gets all changes where the shard arrives.
+func TestSinceAfterMove(t *testing.T) {
+	from, to := newGroup(t, 5), newGroup(t)
+	at := from.Versions([]uint16{5})
+	for i := range 10 {
+		from.put(5, "a", fmt.Sprint(i))
+	}
+	move(t, from, to, 5, 4, 1, whole)
+	to.put(5, "a", "10")
+	news := to.Since(NewWaiter("a", true), at)
+	if len(news) != 1 || news[0].Code != Done || len(news[0].Changes) != 11 {
+		t.Fatalf("%+v", news)
+	}
+	for i, c := range news[0].Changes {
+		if c.Value != fmt.Sprint(i) {
+			t.Errorf("change %d is %q", i, c.Value)
+		}
+	}
+}
+
 // move moves a shard from one group to another, with writes in between, as the mover does.
 func move(t *testing.T, from, to *group, shard uint16, epoch, attempt uint64, between func(step int) (goOn bool)) {
 	q := func(op Op) Request { return Request{Op: op, Shard: shard, Client: epoch, Seq: attempt} }
