@@ -10,8 +10,8 @@ import "github.com/tidwall/btree"
 //	to:          Prepare, (Import,                  ImportChanges,
 //	                       ImportChanges) ...       ImportSessions, Activate
 //
-// From Mark on the shard's changes are kept. Mark gives the version from which on there are changes,
-// so that those are imported too which watches may not have seen yet. Pages of keys are read while
+// From Mark on the shard's changes are kept. Mark gives the version after which there are changes:
+// those are imported too which watches may not have seen yet. Pages of keys are read while
 // writes go on, and changes are imported in their order, so that keys that were read early get
 // their latest value. A page that is read after changes were is later than these. After Freeze
 // there are no further changes. A mover that begins anew does so by Mark and Prepare with an

@@ -175,7 +175,8 @@ func TestSince(t *testing.T) {
 	}
 }
 
-// Goal: a watch that is behind when a shard begins to move gets all changes where the shard arrives.
+// Goal: a watch that is behind when a shard begins to move gets all changes where the shard
+// arrives.
 func TestSinceAfterMove(t *testing.T) {
 	from, to := newGroup(t, 5), newGroup(t)
 	at := from.Versions([]uint16{5})
