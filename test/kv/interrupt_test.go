@@ -25,8 +25,8 @@ const (
 	// interruptMost is how much longer than without a move an operation may take during one.
 	interruptMost = 200 * time.Millisecond
 	// interruptMegabytes of values are in the shard that moves, of groups of one. With
-	// SIGMA_KV_MEGABYTES=100, which is what is promised, there are groups of three too, and it takes
-	// two minutes.
+	// SIGMA_KV_MEGABYTES=100, which is what is promised, there are groups of three too, and it
+	// takes two minutes.
 	interruptMegabytes = 25
 	interruptValue     = 4 << 10
 	interruptClients   = 4
