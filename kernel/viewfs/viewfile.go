@@ -15,8 +15,8 @@ import (
 )
 
 // viewFile is a file as a proc with a view sees it: a file of the realm with the rights of the
-// entry by which it was reached, or a directory that is there only because entries are below it. It
-// is its own Gate.
+// entry by which it was reached, or a directory that is there only because entries are below it.
+// Its Handle decides about all requests.
 type viewFile struct {
 	sigma.Stub
 	next    sigma.File // a hollow where the directory is made up

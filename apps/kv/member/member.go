@@ -3,11 +3,12 @@
 //
 // It promises: what it acknowledged is kept as lib/replica promises; a read sees all writes that
 // were acknowledged before it began; what is not its group's is refused with a hint of where it is.
-// A member that starts joins its group, and takes the place of members whose procs have ended. It
-// refuses writes when the keys take more than its part of the proc's memory.
+// A member that starts joins its group, and takes the place of members whose procs have ended; one
+// of a durable group goes on with its log. It refuses writes when keys, sessions and
+// changes take more than their part of the proc's memory.
 //
-// It assumes that initd keeps the procs of the group running, and that a group of one replica whose
-// proc ends may begin again with nothing. Users: cmd/kv.
+// It assumes that initd keeps the procs of the group running, and that a group of one replica in
+// memory whose proc ends may begin again with nothing. Users: cmd/kv.
 //
 // It costs: a call of a group of one takes one decoding, two mutexes and the map. It starts some
 // five goroutines.
